@@ -1,9 +1,11 @@
-"""Training on JPEG files of CIFAR-10 from the command line, beside the same on timm's library: `python benchmarks/end_to_end.py`.
+"""Training on JPEG files of CIFAR-10 from the command line, beside the same on timm's library: `python
+benchmarks/end_to_end.py`.
 
-A ViT of 4 layers and 128 channels, 32 pixels in patches of 4, AdamW, cosine, Inception crops. Ours is `vitctl pretrain` as typed, on
-shards of the files; the peer (peers/timm_cifar.py) reads the files. One thread and one worker each. Compared are images/s of
-the training steps, the median of the log, and seconds from the start of the command to the first evaluation with the accuracy
-asked for, imports, data and evaluations included. `loss` and `accuracy` of the last evaluation show that both learn the same.
+A ViT of 4 layers and 128 channels, 32 pixels in patches of 4, AdamW, cosine, Inception crops. Ours is `vitctl
+pretrain` as typed, on shards of the files; the peer (peers/timm_cifar.py) reads the files. One thread and one
+worker each. Compared are images/s of the training steps, the median of the log, and seconds from the start of
+the command to the first evaluation with the accuracy asked for, imports, data and evaluations included.
+`loss` and `accuracy` of the last evaluation show that both learn the same.
 """
 
 import argparse
@@ -21,7 +23,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from measure import Machine, Numbers, Row, Side, decode_rate, matrix_rates, our_linear, report, take_turns
+from measure import (
+    Machine,
+    Numbers,
+    Row,
+    Side,
+    decode_rate,
+    matrix_rates,
+    our_linear,
+    report,
+    script_options,
+    take_turns,
+)
 
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar10-jpeg.tar"
 PEER = Path(__file__).resolve().parent / "peers" / "timm_cifar.py"
@@ -31,8 +44,10 @@ LR, WEIGHT_DECAY = 2e-3, 0.05
 
 def main() -> None:
     """Measure, print, and write results/end_to_end.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--photos", type=Path, default=PHOTOS, help="a tar of train/CLASS/*.jpg and test/CLASS/*.jpg")
+    parser = script_options(__doc__, rounds=3)
+    parser.add_argument(
+        "--photos", type=Path, default=PHOTOS, help="a tar of train/CLASS/*.jpg and test/CLASS/*.jpg"
+    )
     parser.add_argument("--train", type=int, default=20_000, help="images of the training split")
     parser.add_argument("--test", type=int, default=1_000, help="images that are scored")
     parser.add_argument("--steps", type=int, default=300)
@@ -40,8 +55,6 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--accuracy", type=float, default=0.3)
     parser.add_argument("--precision", choices=("bf16", "float32"), default="float32")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent / "results")
     given = parser.parse_args()
     if not given.photos.is_file():
         sys.exit(f"{given.photos}: not there; give a tar of JPEG files with --photos")
@@ -57,8 +70,13 @@ def main() -> None:
 
 def rows(found: dict[str, list[Numbers]], given: argparse.Namespace) -> list[Row]:
     """Both figures; without the second where a run did not get that far."""
-    peer = f"create_loader, 1 worker, AdamW fused, {'autocast bf16' if given.precision == 'bf16' else 'float32'}"
-    own, other = Side(f"`vitctl pretrain`, {given.precision}, 1 worker", found["ours"]), Side(peer, found["theirs"])
+    peer = (
+        f"create_loader, 1 worker, AdamW fused, {'autocast bf16' if given.precision == 'bf16' else 'float32'}"
+    )
+    own, other = (
+        Side(f"`vitctl pretrain`, {given.precision}, 1 worker", found["ours"]),
+        Side(peer, found["theirs"]),
+    )
     what = f"CIFAR-10 JPEG, ViT of 4 x 128, batch {given.batch_size}, {given.steps} steps"
     of_all = [Row(what, "images/s", "more", own, other, 1.5)]
     if all(math.isfinite(one["seconds to accuracy"]) for side in found.values() for one in side):
@@ -127,7 +145,9 @@ def numbers(lines: Sequence[str], began: float, accuracy: float) -> Numbers:
     """From the lines of a log. A run that never reaches the accuracy counts as infinitely slow."""
     records: list[dict[str, Any]] = [json.loads(line) for line in lines if line.startswith("{")]
     rates = [record["images_per_second"] for record in records if record["kind"] == "train"]
-    scores = [(record["time"] - began, record["accuracy"]) for record in records if record["kind"] == "evaluate"]
+    scores = [
+        (record["time"] - began, record["accuracy"]) for record in records if record["kind"] == "evaluate"
+    ]
     reached = [seconds for seconds, score in scores if score >= accuracy]
     return {
         "images/s": statistics.median(rates[1:] or rates),

@@ -1,12 +1,12 @@
 """How cost grows, plotted on logarithmic axes with the slope: `python benchmarks/growth.py`.
 
-Slope 1 is in proportion, 0 is constant. Images: the writer of shards, on small images in memory. Tokens: forward and backward
-of ViT-S/16 in float32, resolutions 224 to 518. Processes: `vitctl pretrain --synthetic` with one global batch, seconds per step
-from its log. Shards: opening the index of 10 million images and asking for a batch of numbers; the shards are empty files. Runs:
-`vitctl sweep --print`, which prepares the folder of each run. Medians of several rounds, sizes in turns.
+Slope 1 is in proportion, 0 is constant. Images: the writer of shards, on small images in memory. Tokens:
+forward and backward of ViT-S/16 in float32, resolutions 224 to 518. Processes: `vitctl pretrain --synthetic`
+with one global batch, seconds per step from its log. Shards: opening the index of 10 million images and
+asking for a batch of numbers; the shards are empty files. Runs: `vitctl sweep --print`, which prepares the
+folder of each run. Medians of several rounds, sizes in turns.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import Machine, Numbers, matrix_rates, take_turns
-from order import BATCH, synthesise
+from measure import Machine, Numbers, matrix_rates, script_options, take_turns
 
-from vitctl.data.shards.index import read_index
+from vitctl.data.shards.index import FORMAT, read_index
+from vitctl.data.shards.scan import ROW
 from vitctl.data.source.order import Order
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.system.figures import BLUE, GREY, PALE, new_figure, plain_axes, save_figure
 
 LIBRARIES = ("vitctl", "torch", "numpy")
-NUM_SAMPLES = 10_000_000
+NUM_SAMPLES, BATCH = 10_000_000, 512
 Measure = Callable[[int], float]
 CURVES: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "images": ("images written to shards", "seconds", (1_000, 3_000, 10_000)),
@@ -42,11 +42,9 @@ CURVES: dict[str, tuple[str, str, tuple[int, ...]]] = {
 
 def main() -> None:
     """Measure, plot, and write results/growth.json and growth.png."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = script_options(__doc__, rounds=3)
     parser.add_argument("--only", nargs="+", choices=CURVES, default=list(CURVES))
     parser.add_argument("--largest", type=int, default=0, help="leave out sizes above this")
-    parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent / "results")
     given = parser.parse_args()
     machine = Machine()
     with tempfile.TemporaryDirectory() as folder:
@@ -75,8 +73,15 @@ def curve(name: str, folder: Path, rounds: int, largest: int) -> dict[str, Any]:
         str(size): (lambda size=size: {"seconds": measure(size)})  # type: ignore[misc]
         for size in sizes
     }
-    seconds = [statistics.median(n["seconds"] for n in numbers) for numbers in take_turns(sides, rounds).values()]
-    return {"sizes": sizes, "seconds": seconds, "slope": slope(sizes, seconds), "last": slope(sizes[-2:], seconds[-2:])}
+    seconds = [
+        statistics.median(n["seconds"] for n in numbers) for numbers in take_turns(sides, rounds).values()
+    ]
+    return {
+        "sizes": sizes,
+        "seconds": seconds,
+        "slope": slope(sizes, seconds),
+        "last": slope(sizes[-2:], seconds[-2:]),
+    }
 
 
 def slope(sizes: Sequence[float], seconds: Sequence[float]) -> float | None:
@@ -101,7 +106,9 @@ def plot(found: dict[str, dict[str, Any]]) -> Any:
         # Attention aside, tokens and with them the work grow with the square of the image size.
         power = {"tokens": 2, "processes": -1}.get(name, 1)
         axes.loglog(sizes, seconds[0] * (sizes / sizes[0]) ** power, color=GREY, lw=1, label=f"slope {power}")
-        axes.loglog(sizes, seconds, "o-", color=BLUE, ms=4, label=f"measured, slope {number_text(one['slope'])}")
+        axes.loglog(
+            sizes, seconds, "o-", color=BLUE, ms=4, label=f"measured, slope {number_text(one['slope'])}"
+        )
         x, y, _ = CURVES[name]
         axes.set_xlabel(x, fontsize=8, color=PALE)
         axes.set_ylabel(y, fontsize=8, color=PALE)
@@ -130,7 +137,7 @@ def write_images(folder: Path, number: int) -> float:
 @cache
 def small_image() -> bytes:
     """A picture of 32 x 32 random pixels."""
-    from vitctl.data.datasets.readers.png import encode_png
+    from vitctl.data.datasets.readers.arrays import encode_png
 
     return encode_png(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8))
 
@@ -158,7 +165,9 @@ def network(image_size: int) -> Any:
 def run_processes(folder: Path, processes: int) -> float:
     """Seconds per step of a run, the median of its log after the first three."""
     out = folder / str(time.monotonic_ns())
-    model = "--set model.depth=4 --set checkpoint.every_steps=100 --set log.every_steps=1 --set machine.workers=0"
+    model = (
+        "--set model.depth=4 --set checkpoint.every_steps=100 --set log.every_steps=1 --set machine.workers=0"
+    )
     sizes = f"--res 128 --batch-size 16 --steps 8 --precision float32 --processes {processes}"
     words = f"pretrain --recipe in1k_b16 --synthetic --set model.name=S/16 {model} {sizes} --out {out}"
     command = [sys.executable, "-m", "vitctl", *words.split()]
@@ -180,6 +189,27 @@ def open_index(folder: Path, shards: int) -> float:
     source = ShardSource(read_index(place))
     Order(len(source), 0).at(np.arange(BATCH))
     return time.perf_counter() - began
+
+
+def synthesise(folder: Path, num_samples: int, num_shards: int) -> None:
+    """An index whose shards are empty files, and whose table of samples is a hole on the disk."""
+    sizes = np.full(num_shards, num_samples // num_shards)
+    sizes[: num_samples % num_shards] += 1
+    shards = [
+        {"name": f"shard-{number:06d}.tar", "num_samples": size, "num_bytes": 0, "sha256": "0" * 64}
+        for number, size in enumerate(sizes.tolist())
+    ]
+    for shard in shards:
+        (folder / str(shard["name"])).touch()
+    fields = {
+        "format": FORMAT,
+        "class_names": ["any"],
+        "num_samples": num_samples,
+        "shards": shards,
+        "source": "none",
+    }
+    (folder / "index.json").write_text(json.dumps(fields))
+    np.lib.format.open_memmap(folder / "samples.npy", "w+", ROW, (num_samples,))
 
 
 def prepare_sweep(folder: Path, runs: int) -> float:

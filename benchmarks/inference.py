@@ -1,13 +1,13 @@
 """Inference of ViT-S/16 and B/16 at 224 on a CPU beside timm's: `python benchmarks/inference.py`.
 
-Both sides have the same weights, random ones that timm drew and stored, and the same images. Ours in torch is the network of
-`vitctl predict`, and our ONNX file that of `vitctl export`, as `vitctl predict model.onnx` runs it; both take uint8 images and
-normalise them. timm gets normalised images. Its ONNX file is that of its own `timm.utils.onnx_export`, in onnxruntime with the
-same threads. Logits of all sides are compared before anything is measured. Of the larger model only the settings are tried that
-were best for the smaller one, unless `--thorough`.
+Both sides have the same weights, random ones that timm drew and stored, and the same images. Ours in torch is
+the network of `vitctl predict`, and our ONNX file that of `vitctl export`, as `vitctl predict model.onnx`
+runs it; both take uint8 images and normalise them. timm gets normalised images. Its ONNX file is that of its
+own `timm.utils.onnx_export`, in onnxruntime with the same threads. Logits of all sides are compared before
+anything is measured. Of the larger model only the settings are tried that were best for the smaller one,
+unless `--thorough`.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -21,7 +21,6 @@ import measure
 import numpy as np
 from measure import (
     DEFAULT,
-    RESULTS,
     Choices,
     Machine,
     Numbers,
@@ -31,8 +30,9 @@ from measure import (
     matrix_rates,
     question,
     report,
+    script_options,
 )
-from sides import TIMM_NAMES
+from step import TIMM_NAMES
 
 LIBRARIES = ("torch", "timm", "onnx", "onnxruntime", "onnxscript")
 GOAL = 1.2
@@ -82,17 +82,17 @@ def main() -> None:
     if asked := question():
         answer_turns(partial(prepare, **asked))
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_options(__doc__, rounds=5)
     parser.add_argument("--models", nargs="+", default=["S/16", "B/16"])
     parser.add_argument("--precisions", nargs="+", default=["bf16", "float32"], choices=["bf16", "float32"])
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--number", default="cpu", choices=["cpu", "wall"])
     parser.add_argument("--thorough", action="store_true", help="try all settings for every model")
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out, which takes a minute each")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--no-compile", action="store_true", help="leave torch.compile out, which takes a minute each"
+    )
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(given.threads)  # of all processes
     machine, limits = Machine(), matrix_rates()
@@ -106,16 +106,24 @@ def main() -> None:
             asked = {"folder": folder, "model": model, "size": given.image_size, "batch": given.batch}
             for precision in given.precisions:
                 found = measure.compare(
-                    __file__, {**asked, "precision": precision}, choices[precision], given.number, given.rounds
+                    __file__,
+                    {**asked, "precision": precision},
+                    choices[precision],
+                    given.number,
+                    given.rounds,
                 )
                 differences = compare_logits(Path(folder), precision)
                 figure = f"inference, {model} at {given.image_size}, {given.batch} images, {precision}"
                 for first, second, goal in PAIRS[precision]:
-                    row = found.row(f"{figure}, {first} and {second}", given.number, goal, sides=(first, second))
+                    row = found.row(
+                        f"{figure}, {first} and {second}", given.number, goal, sides=(first, second)
+                    )
                     rows.append(row)
                     row.notes["largest_differences"] = differences
                 if not given.thorough:
-                    choices[precision] = {side: found.narrowed(side, own) for side, own in choices[precision].items()}
+                    choices[precision] = {
+                        side: found.narrowed(side, own) for side, own in choices[precision].items()
+                    }
     report("inference", rows, machine, limits, LIBRARIES, given.results)
 
 
@@ -186,11 +194,15 @@ def timm_model(weights: Path, model: str, size: int, *, exportable: bool = False
     import timm
 
     file = str(weights / "model.safetensors")
-    return timm.create_model(TIMM_NAMES[model], img_size=size, checkpoint_path=file, exportable=exportable).eval()
+    return timm.create_model(
+        TIMM_NAMES[model], img_size=size, checkpoint_path=file, exportable=exportable
+    ).eval()
 
 
 def timm_network(weights: Path, model: str, settings: Mapping[str, Any], shown: Any) -> Forward:
-    """timm's model in torch, as its benchmark.py runs it: autocast or bf16 weights, torch.compile; without gradients."""
+    """timm's model in torch, as its benchmark.py runs it: autocast or bf16 weights, torch.compile; without
+    gradients.
+    """
     import torch
     from timm.layers import set_fused_attn
 
@@ -219,7 +231,9 @@ def timm_onnx(folder: Path, model: str, settings: Mapping[str, Any], shown: Any)
 
     file = folder / f"timm-{settings['dynamo']}.onnx"
     network = timm_model(folder / "timm", model, shown.shape[-1], exportable=True)
-    onnx_export(network, str(file), example_input=shown, use_dynamo=settings["dynamo"], input_names=["images"])
+    onnx_export(
+        network, str(file), example_input=shown, use_dynamo=settings["dynamo"], input_names=["images"]
+    )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = int(os.environ["OMP_NUM_THREADS"])
     options.log_severity_level = 3
@@ -234,13 +248,19 @@ def timm_onnx(folder: Path, model: str, settings: Mapping[str, Any], shown: Any)
 
 
 def compare_logits(folder: Path, precision: str) -> dict[str, float]:
-    """The largest difference of each side's logits from ours in torch, in standard deviations; ends where one is too large."""
-    logits = {path.stem.rpartition(",")[0]: np.load(path) for path in sorted(folder.glob(f"{precision} *.npy"))}
+    """The largest difference of each side's logits from ours in torch, in standard deviations; ends where one
+    is too large.
+    """
+    logits = {
+        path.stem.rpartition(",")[0]: np.load(path) for path in sorted(folder.glob(f"{precision} *.npy"))
+    }
     own = logits[f"{precision} ours in torch"]
     found = {name: float(np.abs(other - own).max() / own.std()) for name, other in logits.items()}
     for name, difference in found.items():
         if not difference <= MOST_DIFFERENT[precision]:
-            sys.exit(f"{name} differs from ours in torch by {difference:.2g} standard deviations of the logits")
+            sys.exit(
+                f"{name} differs from ours in torch by {difference:.2g} standard deviations of the logits"
+            )
     return found
 
 

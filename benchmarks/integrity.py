@@ -1,4 +1,5 @@
-"""What it costs to hold shards against their digests beside a loader that reads and decodes them, and tables when they are opened.
+"""What it costs to hold shards against their digests beside a loader that reads and decodes them, and tables
+when they are opened.
 
     python benchmarks/integrity.py --out /tmp/integrity
     python benchmarks/integrity.py --out /tmp/integrity --rows 1281167
@@ -20,13 +21,14 @@ import numpy as np
 
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
-from vitctl.data.shards import tables
-from vitctl.data.shards.index import FORMAT, read_index
+from vitctl.data.shards import index as shard_index
+from vitctl.data.shards.index import FORMAT, SAMPLES, read_index
+from vitctl.data.shards.make_index import write_table
 from vitctl.data.shards.scan import ROW
-from vitctl.data.shards.tables import SAMPLES, write_table
-from vitctl.data.source.integrity import Verification
 from vitctl.data.source.order import Order
-from vitctl.data.source.read import ShardSource, SyntheticSource
+from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.verification import Verification
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 
@@ -35,14 +37,20 @@ BATCH = 64
 
 def main() -> None:
     """Print the medians as a line of a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=400, help="different ones; each is stored --copies times")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--images", type=int, default=400, help="different ones; each is stored --copies times"
+    )
     parser.add_argument("--copies", type=int, default=20)
     parser.add_argument("--batches", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=0, help="time the opening of a split of so many samples instead")
+    parser.add_argument(
+        "--rows", type=int, default=0, help="time the opening of a split of so many samples instead"
+    )
     given = parser.parse_args()
     if given.rows:
         print_opening(given.out / f"{given.rows}", given.rows)
@@ -50,9 +58,12 @@ def main() -> None:
     noise = SyntheticSource(given.images, 10, 256)
     pictures = [noise.read(number) for number in range(given.images)]
     items = [
-        Item(f"{n}", n % 10, partial(bytes, pictures[n % given.images])) for n in range(given.images * given.copies)
+        Item(f"{n}", n % 10, partial(bytes, pictures[n % given.images]))
+        for n in range(given.images * given.copies)
     ]
-    index = write_split(items, given.out / "train", noise.class_names, seed=0, source_text="noise", max_bytes=32 << 20)
+    index = write_split(
+        items, given.out / "train", noise.class_names, seed=0, source_text="noise", max_bytes=32 << 20
+    )
     source, size = ShardSource(index), sum(shard.num_bytes for shard in index.shards)
     hashing, alone, beside, share = [], [], [], []
     for _ in range(given.repeats):
@@ -66,11 +77,12 @@ def main() -> None:
             begun = Verification([source], Path(folder))
             beside.append(images_per_second(source, given))
             share.append(begun.found().share)
-            begun.stop()
+            begun.finish(0)
     shutil.rmtree(given.out)
     one, both = statistics.median(alone), statistics.median(beside)
     print(
-        f"| {size / 1e6:.0f} MB in {len(index.shards)} | {statistics.median(hashing) / 1e6:.0f} MB/s | {one:.0f} | {both:.0f} "
+        f"| {size / 1e6:.0f} MB in {len(index.shards)} | {statistics.median(hashing) / 1e6:.0f} MB/s | "
+        f"{one:.0f} | {both:.0f} "
         f"| {both / one - 1:+.1%} | {statistics.median(share):.0%} |"
     )
 
@@ -81,9 +93,17 @@ def print_opening(folder: Path, num_rows: int) -> None:
     (folder / "shard.tar").write_bytes(b"x")
     noted = write_table(folder / SAMPLES, np.zeros(num_rows, ROW))
     shard = {"name": "shard.tar", "num_samples": num_rows, "num_bytes": 1, "sha256": "0" * 64}
-    fields = {"format": FORMAT, "class_names": ["a"], "num_samples": num_rows, "shards": [shard], "source": ""}
+    fields = {
+        "format": FORMAT,
+        "class_names": ["a"],
+        "num_samples": num_rows,
+        "shards": [shard],
+        "source": "",
+    }
     before, after = (opening(folder, {**fields, **own}) for own in ({}, {"tables": {SAMPLES: noted}}))
-    print(f"| {num_rows:,} | {noted['num_bytes'] / 1e6:.1f} MB | {before * 1e3:.2f} ms | {after * 1e3:.2f} ms |")
+    print(
+        f"| {num_rows:,} | {noted['num_bytes'] / 1e6:.1f} MB | {before * 1e3:.2f} ms | {after * 1e3:.2f} ms |"
+    )
 
 
 def opening(folder: Path, fields: dict[str, Any]) -> float:
@@ -91,7 +111,7 @@ def opening(folder: Path, fields: dict[str, Any]) -> float:
     (folder / "index.json").write_text(json.dumps(fields))
     seconds = []
     for _ in range(9):
-        tables._hashed.cache_clear()
+        shard_index._hashed.cache_clear()
         began = time.process_time()
         read_index(folder)
         seconds.append(time.process_time() - began)

@@ -1,4 +1,5 @@
-"""Time the kernels that machine.attention and machine.linear choose from. The rule of "auto" (vitctl/models/kernels/) follows this table.
+"""Time the kernels that machine.attention and machine.linear choose from. The rule of "auto"
+(vitctl/models/kernels/) follows this table.
 
     python benchmarks/kernels.py [--device cuda] [--rounds 5]
 
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitctl.engine.distributed.exact import processor
+from vitctl.engine.computation import processor
 from vitctl.models.kernels.attention import attend, attention_rule, set_attention
 from vitctl.models.kernels.linear import Linear, onednn_problem, set_linear
 
@@ -31,7 +32,10 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device(options.device)
     print(f"{processor(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}\n")
-    print("| precision | heads | tokens | fused ms | math ms | fused / math | rule |\n|---|---|---|---|---|---|---|")
+    print(
+        "| precision | heads | tokens | fused ms | math ms | fused / math | rule "
+        "|\n|---|---|---|---|---|---|---|"
+    )
     for dtype in DTYPES:
         for heads in HEADS:
             for tokens in TOKENS:
@@ -41,7 +45,8 @@ def main() -> None:
                 )
                 rule = attention_rule(device, dtype, tokens)
                 print(
-                    f"| {name(dtype)} | {heads} | {tokens} | {fused:.1f} | {plain:.1f} | {fused / plain:.2f} | {rule} |",
+                    f"| {name(dtype)} | {heads} | {tokens} | {fused:.1f} | {plain:.1f} | {fused / plain:.2f} "
+                    f"| {rule} |",
                     flush=True,
                 )
     print("\n| precision | width | torch ms | onednn ms | torch / onednn |\n|---|---|---|---|---|")
@@ -50,7 +55,9 @@ def main() -> None:
             continue
         for width in WIDTHS:
             first, second = in_turns(linear(width, dtype), set_linear, ("torch", "onednn"), options.rounds)
-            print(f"| {name(dtype)} | {width} | {first:.1f} | {second:.1f} | {first / second:.2f} |", flush=True)
+            print(
+                f"| {name(dtype)} | {width} | {first:.1f} | {second:.1f} | {first / second:.2f} |", flush=True
+            )
 
 
 def name(dtype: torch.dtype) -> str:

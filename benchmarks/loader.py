@@ -1,21 +1,22 @@
-"""Our loader beside those of timm, torchvision, webdataset and Hugging Face over the same photographs: `python benchmarks/loader.py`.
+"""Our loader beside those of timm, torchvision, webdataset and Hugging Face over the same photographs:
+`python benchmarks/loader.py`.
 
-All crop at random, resize to 224 by bilinear interpolation, flip, and hand over uint8 batches. Every measurement is a process
-of its own; the sides take turns. Wall time counts whatever else the machine does; CPU time, of the workers and of the
-process that receives their batches, much less so: images per CPU second are compared. Memory is proportional (PSS): pages that a
-worker shares with its parent are counted by halves, on all sides alike.
+All crop at random, resize to 224 by bilinear interpolation, flip, and hand over uint8 batches. Every
+measurement is a process of its own; the sides take turns. Wall time counts whatever else the machine does;
+CPU time, of the workers and of the process that receives their batches, much less so: images per CPU second
+are compared. Memory is proportional (PSS): pages that a worker shares with its parent are counted by halves,
+on all sides alike.
 
-`vitctl` resizes as our recipes do, `vitctl-antialias` with the filter that Pillow applies, and with it timm, webdataset and
-datasets; `vitctl-scaled` decodes to a fraction where the crop allows it. torchvision decodes by `decode_image` to tensors, as its
-documentation of v2 advises for speed. Hugging Face `datasets` needs `--datasets-python`, the Python of an environment that has it.
+`vitctl` resizes as our recipes do, `vitctl-antialias` with the filter that Pillow applies, and with it timm,
+webdataset and datasets; `vitctl-scaled` decodes to a fraction where the crop allows it. torchvision decodes
+by `decode_image` to tensors, as its documentation of v2 advises for speed. Hugging Face `datasets` needs
+`--datasets-python`, the Python of an environment that has it.
 """
 
-import argparse
 import io
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -27,7 +28,19 @@ from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
-from measure import Machine, Numbers, Row, Side, decode_rate, installed, question, report, take_turns
+from measure import (
+    Machine,
+    Numbers,
+    Row,
+    Side,
+    decode_rate,
+    in_fresh_process,
+    installed,
+    question,
+    report,
+    script_options,
+    take_turns,
+)
 
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet-500.tar"
 SIZE, BATCH, WARM_UP_BATCHES, PER_SHARD = 224, 50, 10, 64
@@ -47,15 +60,17 @@ def main() -> None:
     if asked:
         print(json.dumps(measure(asked["side"], asked["workers"], Path(asked["folder"]), asked["images"])))
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_options(__doc__, rounds=3)
     parser.add_argument("--photos", type=Path, default=PHOTOS, help="a tar of JPEG files")
     parser.add_argument("--images", type=int, default=1500, help="per measurement")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--sides", nargs="+", choices=[*OURS, *PEERS], default=[*OURS, *PEERS])
-    parser.add_argument("--datasets-python", default="", help="Python of an environment with datasets and torchvision")
-    parser.add_argument("--enlarge", type=int, default=1, help="times that the photographs are enlarged first")
-    parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent / "results")
+    parser.add_argument(
+        "--datasets-python", default="", help="Python of an environment with datasets and torchvision"
+    )
+    parser.add_argument(
+        "--enlarge", type=int, default=1, help="times that the photographs are enlarged first"
+    )
     given = parser.parse_args()
     if not given.photos.is_file():
         sys.exit(f"{given.photos}: not there; give a tar of JPEG files with --photos")
@@ -68,14 +83,22 @@ def main() -> None:
         contents = unpack(given.photos, Path(folder), given.enlarge)
         asks = {"workers": given.workers, "folder": folder, "images": given.images}
         found = take_turns(
-            {name: partial(answer, pythons[name], {"side": name, **asks}) for name in sides}, given.rounds
+            {
+                name: partial(in_fresh_process, __file__, {"side": name, **asks}, pythons[name])
+                for name in sides
+            },
+            given.rounds,
         )
-        limits = {f"{key}, whole pictures, one core": value for key, value in decode_rate(contents[:100]).items()}
+        limits = {
+            f"{key}, whole pictures, one core": value for key, value in decode_rate(contents[:100]).items()
+        }
     report("loader", rows(found, given.workers), machine, limits, LIBRARIES, given.results)
 
 
 def rows(found: dict[str, list[Numbers]], workers: int) -> list[Row]:
-    """Each of ours against each peer; the goal is that of exact pixels against timm, both with Pillow's filter."""
+    """Each of ours against each peer; the goal is that of exact pixels against timm, both with Pillow's
+    filter.
+    """
     what = f"photographs to batches of {BATCH} x {SIZE} x {SIZE}, {workers} workers"
     own = {
         "vitctl": "train_batches, decode exact, bilinear of four pixels, as the authors' code",
@@ -87,14 +110,6 @@ def rows(found: dict[str, list[Numbers]], workers: int) -> list[Row]:
             2.0 if peer == "timm" and ours == "vitctl-antialias" else None)
         for peer in PEERS for ours in OURS if ours in found and peer in found
     ]  # fmt: skip
-
-
-def answer(python: str, asked: dict[str, Any]) -> Numbers:
-    """As `in_fresh_process`, by the Python of another environment."""
-    command = [python, __file__, "--answer", json.dumps(asked)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    numbers: Numbers = json.loads(done.stdout.splitlines()[-1])
-    return numbers
 
 
 def measure(side: str, workers: int, folder: Path, num_images: int) -> Numbers:
@@ -114,7 +129,9 @@ def measure(side: str, workers: int, folder: Path, num_images: int) -> Numbers:
         assert images.shape == (BATCH, 3, SIZE, SIZE) and images.dtype == torch.uint8
         seen += len(images)
     wall, busy = time.perf_counter() - began, sum(map(cpu_seconds, pids)) - busy
-    memory = statistics.median(pss_mib(pid) for _ in range(3) if next(batches) is not None for pid in pids[1:])
+    memory = statistics.median(
+        pss_mib(pid) for _ in range(3) if next(batches) is not None for pid in pids[1:]
+    )
     return {"per second": seen / wall, "per CPU second": seen / busy, "PSS per worker, MiB": memory}
 
 
@@ -124,12 +141,14 @@ def our_batches(folder: Path, workers: int, **choices: Any) -> Iterator[Any]:
     from vitctl.data.loader.batches import train_batches
     from vitctl.data.shards.index import read_index
     from vitctl.data.source.order import Order
-    from vitctl.data.source.read import ShardSource
+    from vitctl.data.source.shard_source import ShardSource
 
     source = ShardSource(read_index(folder / "shards"))
     transform = TrainTransform(SIZE, area_range=(0.08, 1.0), **choices)
     sizes = {"batch_size": BATCH, "micro_batch": BATCH, "rank": 0, "num_processes": 1, "first_step": 0}
-    for batch in train_batches(source, Order(len(source), 0), transform, seed=0, num_workers=workers, **sizes):
+    for batch in train_batches(
+        source, Order(len(source), 0), transform, seed=0, num_workers=workers, **sizes
+    ):
         assert not batch.bad
         yield batch.images
 
@@ -175,7 +194,13 @@ def webdataset_batches(folder: Path, workers: int) -> Iterator[Any]:
     shards = sorted(str(path) for path in (folder / "shards").glob("*.tar"))
     assert len(shards) >= workers
     data = wds.WebDataset(shards, shardshuffle=len(shards), nodesplitter=wds.split_by_node, seed=0)
-    data = data.shuffle(500).decode("pil").to_tuple("jpg", "cls").map_tuple(crop_and_flip(pil=True), int).repeat()
+    data = (
+        data.shuffle(500)
+        .decode("pil")
+        .to_tuple("jpg", "cls")
+        .map_tuple(crop_and_flip(pil=True), int)
+        .repeat()
+    )
     loader = wds.WebLoader(
         data.batched(BATCH, collation_fn=default_collate, partial=False), batch_size=None, num_workers=workers
     )
@@ -193,7 +218,9 @@ def datasets_batches(folder: Path, workers: int) -> Iterator[Any]:
     def transformed(rows: dict[str, Any]) -> dict[str, Any]:
         return {"image": [apply(image.convert("RGB")) for image in rows["image"]]}
 
-    data = load_dataset("imagefolder", data_dir=str(folder / "photos"), split="train").with_transform(transformed)
+    data = load_dataset("imagefolder", data_dir=str(folder / "photos"), split="train").with_transform(
+        transformed
+    )
     yield from endless(data, workers, itemwise=False)
 
 
@@ -228,7 +255,9 @@ def unpack(photos: Path, folder: Path, enlarge: int) -> list[bytes]:
     place.mkdir(parents=True)
     for number, data in enumerate(contents):
         (place / f"{number}.jpg").write_bytes(data)
-    reads: list[Callable[[], bytes]] = [(place / f"{number}.jpg").read_bytes for number in range(len(contents))]
+    reads: list[Callable[[], bytes]] = [
+        (place / f"{number}.jpg").read_bytes for number in range(len(contents))
+    ]
     items = [Item(str(number), 0, read) for number, read in enumerate(reads)]
     write_split(items, folder / "shards", ("any",), seed=0, source_text="photographs", max_samples=PER_SHARD)
     return contents

@@ -1,11 +1,13 @@
-"""What the scripts that compare sides share: rounds in which they take turns, ratios, the machine and its limits, JSON.
+"""What the scripts that compare sides share: rounds in which they take turns, ratios, the machine and its
+limits, JSON.
 
-A script measures each side once in every round (`take_turns`), in this process or in one of its own (`FreshProcess`), and
-hands its rows to `report`, which prints a table and writes benchmarks/results/NAME.json. A ratio above 1 means that ours is
-the better one. It is taken within each round, where both sides met the same machine; printed are the median, the lowest and
-the highest.
+A script measures each side once in every round (`take_turns`), in this process or in one of its own
+(`FreshProcess`), and hands its rows to `report`, which prints a table and writes
+benchmarks/results/NAME.json. A ratio above 1 means that ours is the better one. It is taken within each
+round, where both sides met the same machine; printed are the median, the lowest and the highest.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -28,6 +30,16 @@ MIB = 2**20
 
 K = TypeVar("K")
 DEFAULT = "as it comes"
+UNITS = {
+    "cpu": " CPU s",
+    "wall": " s",
+    "stall": " s",
+    "whole": " s",
+    "seconds to accuracy": " s",
+    "seconds per step": " s",
+    "peak_mib": " MiB",
+    "per CPU second": " images",
+}
 TRIES = 3  # turns of every setting, by which the best is chosen
 
 Numbers = dict[str, float]
@@ -78,7 +90,9 @@ class Row:
         return statistics.median(self.ratios)
 
     def record(self) -> dict[str, Any]:
-        """As it is written: the sides with medians of all their numbers, the ratio, and whether the goal is reached."""
+        """As it is written: the sides with medians of all their numbers, the ratio, and whether the goal is
+        reached.
+        """
         return {
             **asdict(self),
             "ours": {**asdict(self.ours), "median": medians(self.ours.rounds)},
@@ -100,7 +114,8 @@ def take_turns(sides: Mapping[K, Callable[[], Numbers]], rounds: int) -> dict[K,
 
 
 class FreshProcess:
-    """A side in a process of its own, `python SCRIPT --answer QUESTION`; called, it takes its turn and waits for the next.
+    """A side in a process of its own, `python SCRIPT --answer QUESTION`; called, it takes its turn and waits
+    for the next.
 
     The script answers with `answer_turns`. Whatever it prints beside goes to the standard error output.
 
@@ -116,7 +131,11 @@ class FreshProcess:
     def __init__(self, script: str, question: Mapping[str, Any], **environment: str) -> None:
         command = [sys.executable, script, ANSWER, json.dumps(question)]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
         )
         self._name = f"{Path(script).name} {question}"
         self.prepared = self._read()
@@ -157,12 +176,24 @@ class SideError(Exception):
         self.code = code
 
 
-def in_fresh_process(script: str, question: Mapping[str, Any], **environment: str) -> Numbers:
-    """What a script answers once: `python SCRIPT --answer QUESTION` prints the numbers as its last line."""
-    command = [sys.executable, script, ANSWER, json.dumps(question)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **environment})
+def in_fresh_process(
+    script: str, question: Mapping[str, Any], python: str = sys.executable, **environment: str
+) -> Numbers:
+    """Return what a script answers once: `PYTHON SCRIPT --answer QUESTION` prints it as its last line."""
+    command = [python, script, ANSWER, json.dumps(question)]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **environment}
+    )
     numbers: Numbers = json.loads(done.stdout.splitlines()[-1])
     return numbers
+
+
+def script_options(doc: str | None, rounds: int) -> argparse.ArgumentParser:
+    """Return a parser with the options of all scripts."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the .json file")
+    return parser
 
 
 def question() -> dict[str, Any] | None:
@@ -189,7 +220,9 @@ def answer_turns(prepare: Callable[[], Callable[[], Numbers]]) -> None:
 
 @contextmanager
 def clock(numbers: Numbers) -> Iterator[None]:
-    """Put into `numbers` the seconds that the block took by the wall clock, and those of processors, children included."""
+    """Put into `numbers` the seconds that the block took by the wall clock, and those of processors, children
+    included.
+    """
     began, busy = time.perf_counter(), own_cpu_seconds()
     yield
     numbers["wall"], numbers["cpu"] = time.perf_counter() - began, own_cpu_seconds() - busy
@@ -219,7 +252,9 @@ class Machine:
         self._all, self._own = all_cpu_seconds(), own_cpu_seconds()
 
     def record(self, libraries: Sequence[str]) -> dict[str, Any]:
-        """Processor, memory, device, versions, load, and the number of cores that other processes kept busy meanwhile."""
+        """Processor, memory, device, versions, load, and the number of cores that other processes kept busy
+        meanwhile.
+        """
         others = all_cpu_seconds() - self._all - (own_cpu_seconds() - self._own)
         return {
             "platform": platform.platform(),
@@ -236,7 +271,9 @@ class Machine:
 
 
 def peak_mib(*, reset: bool = False) -> float:
-    """The most memory that this process has held since the last `reset`, in MiB; a reset begins with what it holds now."""
+    """The most memory that this process has held since the last `reset`, in MiB; a reset begins with what it
+    holds now.
+    """
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -261,14 +298,20 @@ def processor() -> str:
         return platform.machine()
     found = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
     fields = {name.strip(): value.strip() for name, value in found.items()}
-    has = [flag for flag in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if flag in fields.get("flags", "").split()]
+    has = [
+        flag
+        for flag in ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
+        if flag in fields.get("flags", "").split()
+    ]
     return f"{fields.get('model name', platform.machine())} ({', '.join(has)})"
 
 
 def device_name() -> str:
     """The CUDA device, or that there is none."""
     torch = sys.modules.get("torch")
-    return torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else "no CUDA device"
+    return (
+        torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else "no CUDA device"
+    )
 
 
 def installed(name: str) -> str:
@@ -282,7 +325,9 @@ def installed(name: str) -> str:
 def rate(
     work: Callable[[], Any], amount: float, *, seconds: float = 0.5, wait: Callable[[], None] | None = None
 ) -> float:
-    """How much of `amount` per second `work` does by the wall clock: the best of several runs that take `seconds` together."""
+    """How much of `amount` per second `work` does by the wall clock: the best of several runs that take
+    `seconds` together.
+    """
     fastest, until = float("inf"), time.perf_counter() + seconds
     work()
     while True:
@@ -298,7 +343,9 @@ def rate(
 
 
 def our_linear(precision: str, device: str) -> str:
-    """Return machine.linear of our side: oneDNN in float32 on a CPU with AVX-512, as docs/speed.md advises; else torch's products."""
+    """Return machine.linear of our side: oneDNN in float32 on a CPU with AVX-512, as docs/speed.md advises;
+    else torch's products.
+    """
     import torch
 
     wide = precision == "float32" and device == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -306,7 +353,8 @@ def our_linear(precision: str, device: str) -> str:
 
 
 def matrix_rates(device: str = "cpu", shape: tuple[int, int, int] | None = None) -> Numbers:
-    """TFLOP/s of matrix products on random numbers, in bf16 and float32 by torch, and in float32 by oneDNN where that is there.
+    """TFLOP/s of matrix products on random numbers, in bf16 and float32 by torch, and in float32 by oneDNN
+    where that is there.
 
     Args:
         device: "cpu" or "cuda".
@@ -331,7 +379,9 @@ def matrix_rates(device: str = "cpu", shape: tuple[int, int, int] | None = None)
 
 
 def decode_rate(photographs: Sequence[bytes], seconds: float = 2.0) -> Numbers:
-    """JPEG files decoded whole to RGB by libjpeg-turbo on one core, the pixels thrown away: images/s and megapixels/s."""
+    """JPEG files decoded whole to RGB by libjpeg-turbo on one core, the pixels thrown away: images/s and
+    megapixels/s.
+    """
     import simplejpeg
 
     pixels = 0
@@ -341,11 +391,16 @@ def decode_rate(photographs: Sequence[bytes], seconds: float = 2.0) -> Numbers:
         pixels = sum(simplejpeg.decode_jpeg(photograph).size // 3 for photograph in photographs)
 
     images = rate(decode, len(photographs), seconds=seconds)
-    return {"jpeg_images_per_second": images, "jpeg_megapixels_per_second": images * pixels / len(photographs) / 1e6}
+    return {
+        "jpeg_images_per_second": images,
+        "jpeg_megapixels_per_second": images * pixels / len(photographs) / 1e6,
+    }
 
 
 def disk_rates(folder: Path, size: int = 256 * MIB) -> Numbers:
-    """MB/s of one file of random bytes in `folder`: written until it is on disk, and read back without the page cache."""
+    """MB/s of one file of random bytes in `folder`: written until it is on disk, and read back without the
+    page cache.
+    """
     path, block = folder / f"measure-{os.getpid()}", os.urandom(MIB)
     try:
         with path.open("wb", buffering=0) as file:
@@ -394,7 +449,9 @@ class Compared:
         return Row(figure, number, "less", ours, theirs, goal, notes)
 
     def narrowed(self, side: str, choices: Choices) -> Choices:
-        """What is left to try of the next work: the best settings of this one, and those that the side comes with."""
+        """What is left to try of the next work: the best settings of this one, and those that the side comes
+        with.
+        """
         return {name: settings for name, settings in choices.items() if name in (DEFAULT, self.best[side])}
 
 
@@ -421,7 +478,9 @@ def compare(
             tried[side] = {}
             for name, settings in named.items():
                 try:
-                    process = running[side, name] = FreshProcess(script, {**asked, "side": side, "settings": settings})
+                    process = running[side, name] = FreshProcess(
+                        script, {**asked, "side": side, "settings": settings}
+                    )
                     tried[side][name] = least([process() for _ in range(TRIES)]) | {
                         "seconds_to_prepare": process.prepared["wall"]
                     }
@@ -455,9 +514,16 @@ def fastest(tried: Mapping[str, Numbers | str], number: str) -> str:
 
 
 def report(
-    name: str, rows: Sequence[Row], machine: Machine, limits: Numbers, libraries: Sequence[str], results: Path = RESULTS
+    name: str,
+    rows: Sequence[Row],
+    machine: Machine,
+    limits: Numbers,
+    libraries: Sequence[str],
+    results: Path = RESULTS,
 ) -> Path:
-    """Print a table of the rows, and write them to RESULTS/NAME.json with machine, limits and command; returns the file."""
+    """Print a table of the rows, and write them to RESULTS/NAME.json with machine, limits and command;
+    returns the file.
+    """
     found = {
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -465,7 +531,7 @@ def report(
         "limits": {key: round(value, 4) for key, value in limits.items()},
         "rows": [row.record() for row in rows],
     }
-    print(in_words(found))
+    print("\n".join([*table_rows([found]), "", machine_text(name, found)]))
     results.mkdir(parents=True, exist_ok=True)
     path = results / f"{name}.json"
     path.write_text(json.dumps(found, indent=1) + "\n")
@@ -473,28 +539,39 @@ def report(
     return path
 
 
-def in_words(found: Mapping[str, Any]) -> str:
-    """A result as Markdown."""
-    machine = found["machine"]
-    load = " to ".join(f"{value:.1f}" for value in machine["load"])
-    lines = [
-        f"{machine['platform']}, {machine['processor']}, {machine['cores']} cores, {machine['device']}",
-        ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
-        + f"; OMP_NUM_THREADS {machine['threads']}; load {load}, "
-        f"{machine['cores_busy_with_other_work']} cores busy with other work",
-        "limits: " + ", ".join(f"{name} {value:.4g}" for name, value in found["limits"].items()),
-        "",
-        "| figure | ours | theirs | times as good (lowest to highest) | goal |",
-        "|---|---|---|---|---|",
+def table_rows(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the rows of a table in Markdown, with a new head for each processor."""
+    lines, processor = list[str](), ""
+    for found in results:
+        if found["machine"]["processor"] != processor:
+            processor = found["machine"]["processor"]
+            head = f"| figure, on {processor} | ours | theirs | times as good | goal |"
+            lines += [*([""] if lines else []), head, "|---|---|---|---|---|"]
+        lines += map(row_text, found["rows"])
+    return lines
+
+
+def row_text(one: Mapping[str, Any]) -> str:
+    """Return a line of the table: medians of both sides with their settings, and the ratio in the rounds."""
+    number, ratio, goal = one["number"], one["ratio"], "-"
+    sides = [
+        f"{one[side]['median'][number]:.4g}{UNITS.get(number, '')}: {one[side]['settings']}"
+        for side in ("ours", "theirs")
     ]
-    for row in found["rows"]:
-        sides = (f"{row[side]['median'][row['number']]:.4g} ({row[side]['settings']})" for side in ("ours", "theirs"))
-        ratio, goal = (
-            row["ratio"],
-            "" if row["goal"] is None else f"{row['goal']:.2f} {'' if row['reached'] else 'not '}reached",
-        )
-        lines.append(
-            f"| {row['figure']}, {row['number']} | {' | '.join(sides)} "
-            f"| {ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}) | {goal} |"
-        )
-    return "\n".join(lines)
+    if one["goal"] is not None:
+        goal = f"{one['goal']:.2f} {'reached' if one['reached'] else '**missed**'}"
+    spread = f"**{ratio['median']:.2f}** ({ratio['low']:.2f} to {ratio['high']:.2f})"
+    return f"| {one['figure']}, {number} | {' | '.join(sides)} | {spread} | {goal} |"
+
+
+def machine_text(name: str, found: Mapping[str, Any]) -> str:
+    """Return where and with what the rows of a script were measured."""
+    own, limits = found["machine"], ", ".join(f"{key} {value:.4g}" for key, value in found["limits"].items())
+    versions = ", ".join(f"{key} {value}" for key, value in own["versions"].items())
+    load = " to ".join(f"{value:.1f}" for value in own["load"])
+    return (
+        f"- `{found['command']}`, {found['date']}, {len(found['rows'][0]['ours']['rounds'])} rounds: "
+        f"{own['processor']}, {own['cores']} cores, {own['device']}, load {load}, "
+        f"{own['cores_busy_with_other_work']} cores busy with other work, OMP_NUM_THREADS {own['threads']}; "
+        f"{versions}. Limits in the same run: {limits}. All numbers: [results/{name}.json](results/{name}.json)"
+    )

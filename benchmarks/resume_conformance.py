@@ -1,9 +1,11 @@
-"""Kill a loader, go on, and count: `python benchmarks/resume_conformance.py --python datasets=/tmp/venv/bin/python ...`.
+"""Kill a loader, go on, and count: `python benchmarks/resume_conformance.py --python
+datasets=/tmp/venv/bin/python ...`.
 
-Every loader reads the same images on the same schedule: three epochs of 20 global batches, its state saved every 8 steps, every
-process killed (SIGKILL) after step 30, the run gone on with from the last state, to the end. On one process, on two, and from
-the state of two on one and on three. What the run that went on has read is compared, by key, with the run of the same loader that was
-never stopped. benchmarks/README.md has the results, and says how each loader is used and by which page of its documentation.
+Every loader reads the same images on the same schedule: three epochs of 20 global batches, its state saved
+every 8 steps, every process killed (SIGKILL) after step 30, the run gone on with from the last state, to the
+end. On one process, on two, and from the state of two on one and on three. What the run that went on has read
+is compared, by key, with the run of the same loader that was never stopped. benchmarks/README.md has the
+results, and says how each loader is used and by which page of its documentation.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "resume"))
 
+from measure import processor
 from suite import LAYOUTS, Finding, Plan, Suite
 
 RESULTS = Path(__file__).resolve().parent / "results" / "resume_conformance.json"
@@ -58,19 +61,29 @@ def write_data(folder: Path, plan: Plan) -> None:
     photos.mkdir(parents=True)
     for number in range(plan.num_samples):
         file = io.BytesIO()
-        Image.fromarray(np.random.default_rng(number).integers(0, 256, (32, 32, 3), np.uint8)).save(file, "JPEG")
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (32, 32, 3), np.uint8)).save(
+            file, "JPEG"
+        )
         (photos / f"{number:06d}.jpg").write_bytes(file.getvalue())
-    reads: list[tuple[str, Callable[[], bytes]]] = [(path.stem, path.read_bytes) for path in sorted(photos.iterdir())]
+    reads: list[tuple[str, Callable[[], bytes]]] = [
+        (path.stem, path.read_bytes) for path in sorted(photos.iterdir())
+    ]
     items = [Item(key, int(key), read) for key, read in reads]
     write_split(
-        items, folder / "shards", [key for key, _ in reads], seed=0, source_text="noise", max_samples=plan.shard_samples
+        items,
+        folder / "shards",
+        [key for key, _ in reads],
+        seed=0,
+        source_text="noise",
+        max_samples=plan.shard_samples,
     )
 
 
 def table(found: dict[str, dict[str, Finding]]) -> str:
     """Markdown."""
     rows = [
-        "| loader | 1 -> 1 | 2 -> 2 | 2 -> 1 | 2 -> 3 | state of 2, bytes | unpickles | seconds to resume, of the loader |"
+        "| loader | 1 -> 1 | 2 -> 2 | 2 -> 1 | 2 -> 3 | state of 2, bytes | unpickles | seconds to resume, "
+        "of the loader |"
     ]
     rows.append("|---" * 8 + "|")
     names = [f"{before} -> {after}" for before, after in LAYOUTS]
@@ -82,7 +95,8 @@ def table(found: dict[str, dict[str, Finding]]) -> str:
         state, timed = findings.get("2 -> 2", Finding("")), findings.get("1 -> 1", Finding(""))
         seconds = f"{timed.seconds[0]:.1f}, {timed.seconds[1]:.1f}"
         rows.append(
-            f"| {peer} | {' | '.join(cells)} | {state.state_bytes} | {state.pickle} | {seconds if any(timed.seconds) else '-'} |"
+            f"| {peer} | {' | '.join(cells)} | {state.state_bytes} | {state.pickle} | "
+            f"{seconds if any(timed.seconds) else '-'} |"
         )
     return "\n".join([*rows, "", *reasons(found)])
 
@@ -99,11 +113,13 @@ def reasons(found: dict[str, dict[str, Finding]]) -> list[str]:
 
 def main() -> None:
     """Run the peers, print a table, and write the findings."""
-    from loader import cpu_name
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peers", nargs="+", default=list(PEERS), metavar="PEER", help=", ".join(PEERS))
-    parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH", help="interpreter of a peer")
+    parser.add_argument(
+        "--python", action="append", default=[], metavar="PEER=PATH", help="interpreter of a peer"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="JSON of all findings")
     parser.add_argument("--keep", type=Path, help="folder for data, logs and states; else they are removed")
     given, load = parser.parse_args(), os.getloadavg()[0]
@@ -116,13 +132,15 @@ def main() -> None:
         for peer in given.peers:
             print(f"{peer} ...", file=sys.stderr, flush=True)
             found[peer] = suite.run(peer)
-    machine = f"{platform.platform()}, {cpu_name()}, {os.cpu_count()} CPUs, load {load:.1f} before and {os.getloadavg()[0]:.1f} after, "
+    machine = f"{platform.platform()}, {processor()}, {os.cpu_count()} CPUs, load {load:.1f} before and {os.getloadavg()[0]:.1f} after, "
     machine += f"Python {platform.python_version()}"
     used = {f"{name} {number}": None for names in suite.versions.values() for name, number in names.items()}
     print(machine, ", ".join(used), "", table(found), sep="\n")
     plain = {peer: {name: asdict(one) for name, one in findings.items()} for peer, findings in found.items()}
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps({"machine": machine, "versions": suite.versions, "found": plain}, indent=1) + "\n")
+    given.out.write_text(
+        json.dumps({"machine": machine, "versions": suite.versions, "found": plain}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""Few-shot at the size of ImageNet with 10 images per class, beside scikit-learn: `python benchmarks/ridge.py`.
+"""Few-shot at the size of ImageNet with 10 images per class, beside scikit-learn: `python
+benchmarks/ridge.py`.
 
-10,000 images x 1,024 features, 1,000 classes, 30 regularisers, float64. scikit-learn's RidgeClassifier is fitted anew for each
-regulariser, as its users do; the matrix that it gets is already standardised and has the constant column, so that both solve
-the same problem. The answers are held against each other. `--sklearn 3` fits only so many of them and multiplies, which is said.
+10,000 images x 1,024 features, 1,000 classes, 30 regularisers, float64. scikit-learn's RidgeClassifier is
+fitted anew for each regulariser, as its users do; the matrix that it gets is already standardised and has the
+constant column, so that both solve the same problem. The answers are held against each other. `--sklearn 3`
+fits only so many of them and multiplies, which is said.
 """
 
-import argparse
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
-from measure import Machine, Numbers, Row, Side, clock, rate, report, take_turns
+from measure import Machine, Numbers, Row, Side, clock, rate, report, script_options, take_turns
 from sklearn.linear_model import RidgeClassifier
 
 from vitctl.engine.ridge import BIAS, L2_GRID, Ridge, decompose
@@ -22,13 +22,13 @@ LIBRARIES = ("vitctl", "torch", "numpy", "scikit-learn")
 
 def main() -> None:
     """Measure, compare the answers, print, and write results/ridge.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_options(__doc__, rounds=3)
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--features", type=int, default=1024)
     parser.add_argument("--classes", type=int, default=1000)
-    parser.add_argument("--sklearn", type=int, default=len(L2_GRID), help="regularisers that scikit-learn fits")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent / "results")
+    parser.add_argument(
+        "--sklearn", type=int, default=len(L2_GRID), help="regularisers that scikit-learn fits"
+    )
     given = parser.parse_args()
     machine = Machine()
     problem = Problem(given.images, given.features, given.classes)
@@ -37,7 +37,10 @@ def main() -> None:
     found = take_turns(sides, given.rounds)
     size = f"{given.images:,} x {given.features:,}, {given.classes:,} classes, {len(L2_GRID)} regularisers"
     said = "" if len(chosen) == len(L2_GRID) else f", {len(chosen)} fitted and multiplied"
-    own, other = Side("one decomposition", found["ours"]), Side(f"RidgeClassifier, one fit each{said}", found["theirs"])
+    own, other = (
+        Side("one decomposition", found["ours"]),
+        Side(f"RidgeClassifier, one fit each{said}", found["theirs"]),
+    )
     row = Row(f"few-shot solve, {size}", "wall", "less", own, other, 10.0, compare(problem, chosen))
     report("ridge", [row], machine, {"float64_tflops": matrix_rate()}, LIBRARIES, given.results)
 

@@ -1,15 +1,16 @@
-"""How long training stands still for a checkpoint, beside torch.save and torch's asynchronous DCP: `python benchmarks/saving.py`.
+"""How long training stands still for a checkpoint, beside torch.save and torch's asynchronous DCP: `python
+benchmarks/saving.py`.
 
-All save the same tensors: weights, both moments of Adam, and the average of the weights. A save comes after a step; a forward and
-backward pass of the model follows, and before the optimizer would change the tensors a side waits for what it is still copying.
-`stall` is what the call and that wait took; `lost` is what all of it took longer than the same pass without a save, so that
-a copy that slows the pass down shows too. DCP gets one `DefaultStager` for all saves, so that it keeps its memory, as
-its documentation advises: once as `async_save` works by default, which returns when the state is copied, and once with
-asynchronous staging, whose end is waited for before the optimizer. torch.save returns when the kernel has the bytes;
-ours is on disk (fsync) when a save is finished, which `finished` shows.
+All save the same tensors: weights, both moments of Adam, and the average of the weights. A save comes after a
+step; a forward and backward pass of the model follows, and before the optimizer would change the tensors a
+side waits for what it is still copying. `stall` is what the call and that wait took; `lost` is what all of it
+took longer than the same pass without a save, so that a copy that slows the pass down shows too. DCP gets one
+`DefaultStager` for all saves, so that it keeps its memory, as its documentation advises: once as `async_save`
+works by default, which returns when the state is copied, and once with asynchronous staging, whose end is
+waited for before the optimizer. torch.save returns when the kernel has the bytes; ours is on disk (fsync)
+when a save is finished, which `finished` shows.
 """
 
-import argparse
 import shutil
 import tempfile
 import time
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from measure import Machine, Numbers, Row, Side, disk_rates, rate, report, take_turns
+from measure import Machine, Numbers, Row, Side, disk_rates, rate, report, script_options, take_turns
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
@@ -30,22 +31,25 @@ from vitctl.engine.journal import Journal
 from vitctl.engine.optimizer import build_optimizer
 from vitctl.models.build import build
 from vitctl.models.variants import variant
+from vitctl.recipe.sections import Optimizer
 
 GOAL, GOAL_OF = 1 / 0.1, ("torch.save", "dcp")
 LIBRARIES = ("vitctl", "torch", "safetensors")
 Wait = Callable[[], None]
-Save = Callable[[int], tuple[Wait, Wait]]  # of a number: wait until the tensors may change, and until it is on disk
+Save = Callable[
+    [int], tuple[Wait, Wait]
+]  # of a number: wait until the tensors may change, and until it is on disk
 
 
 def main() -> None:
     """Measure, print, and write results/saving.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_options(__doc__, rounds=5)
     parser.add_argument("--model", default="B/16")
     parser.add_argument("--images", type=int, default=8, help="of the pass beside a save")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, help="folder on the disk that is measured; default: a temporary one")
-    parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent / "results")
+    parser.add_argument(
+        "--out", type=Path, help="folder on the disk that is measured; default: a temporary one"
+    )
     given = parser.parse_args()
     machine = Machine()
     with tempfile.TemporaryDirectory(dir=given.out) as folder:
@@ -78,8 +82,7 @@ class Training:
     def __init__(self, name: str, device: str, images: int) -> None:
         self.config = variant(name, image_size=224, num_classes=1000)
         self.model = build(self.config, seed=0).to(device)
-        adam = {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "momentum": 0.9}
-        self.optimizer = build_optimizer(self.model, name="adam", **adam)
+        self.optimizer = build_optimizer(self.model, Optimizer(name="adam", lr=1.0, weight_decay=0.1))
         self.average = Average(self.model, 0.999)
         for parameter in self.model.parameters():
             parameter.grad = torch.ones_like(parameter)
@@ -150,7 +153,9 @@ def by_dcp(training: Training, folder: Path, *, staged_later: bool) -> Save:
     )
 
     def save(number: int) -> tuple[Wait, Wait]:
-        saved = dcp.async_save(training.state(), checkpoint_id=folder / str(number), async_stager=stager, no_dist=True)
+        saved = dcp.async_save(
+            training.state(), checkpoint_id=folder / str(number), async_stager=stager, no_dist=True
+        )
         staged, written = (
             (saved.staging_completion, saved.upload_completion)
             if isinstance(saved, AsyncSaveResponse)

@@ -1,10 +1,11 @@
-"""Kill one run again and again, at random moments and in every way, and hold what is left at the end against a straight run.
+"""Kill one run again and again, at random moments and in every way, and hold what is left at the end against
+a straight run.
 
     python benchmarks/soak.py --kills 100 --out /tmp/soak
 
-Every attempt goes on with one process, with two and DDP, or with two and FSDP2 (gloo). No gradient is clipped and the one
-process works in two micro-batches, so that all three add the same two numbers, and weights, averages and optimizer state
-must come out bit for bit as in the run that was never stopped.
+Every attempt goes on with one process, with two and DDP, or with two and FSDP2 (gloo). No gradient is clipped
+and the one process works in two micro-batches, so that all three add the same two numbers, and weights,
+averages and optimizer state must come out bit for bit as in the run that was never stopped.
 """
 
 import argparse
@@ -75,7 +76,9 @@ def soak(out: Path, *, kills: int, steps: int, seed: int, modes: Sequence[str] =
     draws, tally, data = random.Random(seed), Tally(), out / "data"
     write_data(data)
     straight = out / "straight"
-    subprocess.run(command(straight, data, steps, "one process"), check=True, capture_output=True, env=ONE_THREAD)
+    subprocess.run(
+        command(straight, data, steps, "one process"), check=True, capture_output=True, env=ONE_THREAD
+    )
     shared = set(os.listdir(SHARED_MEMORY))
     while sum(tally.kills.values()) < kills:
         folder = out / f"soaked_{tally.rounds}"
@@ -93,7 +96,11 @@ def left_in_shared_memory(before: set[str]) -> set[str]:
     """What is there, was not before, and stays: that of other programs on this machine comes and goes."""
     until = time.monotonic() + 10
     while True:
-        left = {name for name in set(os.listdir(SHARED_MEMORY)) - before if name.startswith(("torch_", "sem.", "psm_"))}
+        left = {
+            name
+            for name in set(os.listdir(SHARED_MEMORY)) - before
+            if name.startswith(("torch_", "sem.", "psm_"))
+        }
         if not left or time.monotonic() > until:
             return left
         time.sleep(0.1)
@@ -115,11 +122,17 @@ def zombies() -> set[int]:
     return {p.pid for p in psutil.Process().children() if p.status() == psutil.STATUS_ZOMBIE}
 
 
-def attempt(folder: Path, data: Path, steps: int, mode: str, draws: random.Random | None, tally: Tally) -> None:
+def attempt(
+    folder: Path, data: Path, steps: int, mode: str, draws: random.Random | None, tally: Tally
+) -> None:
     """Start the run or go on with it, and harm it at a random moment; without `draws` let it finish."""
     before, earlier = last_step(folder), zombies()
     process = subprocess.Popen(
-        command(folder, data, steps, mode), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ONE_THREAD
+        command(folder, data, steps, mode),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ONE_THREAD,
     )
     family: list[psutil.Process] = []
     kind = ""
@@ -144,8 +157,12 @@ def attempt(folder: Path, data: Path, steps: int, mode: str, draws: random.Rando
         assert process.returncode == 0, said
 
 
-def wait_for_moment(process: "subprocess.Popen[str]", folder: Path, before: int, draws: random.Random) -> bool:
-    """Wait for a moment of the start, or some steps on from here and a little more; False when the run ended before."""
+def wait_for_moment(
+    process: "subprocess.Popen[str]", folder: Path, before: int, draws: random.Random
+) -> bool:
+    """Wait for a moment of the start, or some steps on from here and a little more; False when the run ended
+    before.
+    """
     until = time.monotonic() + draws.uniform(0.0, 8.0)
     if draws.random() < 0.7:
         step = before + draws.randrange(1, 25)
@@ -231,7 +248,9 @@ def sample_keys(folder: Path) -> dict[int, list[str]]:
 
 def main() -> None:
     """Soak and print what happened."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--seed", type=int, default=0)
@@ -239,7 +258,8 @@ def main() -> None:
     given = parser.parse_args()
     began = time.monotonic()
     tally = soak(given.out, kills=given.kills, steps=given.steps, seed=given.seed)
-    print(f"{sum(tally.kills.values())} kills in {tally.attempts} attempts, {tally.rounds} run(s) of {given.steps} steps, "
+    print(f"{sum(tally.kills.values())} kills in {tally.attempts} attempts, {tally.rounds} run(s) of "
+          f"{given.steps} steps, "
           f"{time.monotonic() - began:.0f} s; bit for bit the straight run")  # fmt: skip
     print(f"kills at steps {min(tally.steps)} to {max(tally.steps)}")
     for title, counts in (("kills", tally.kills), ("modes", tally.modes), ("kill: exit code", tally.codes)):

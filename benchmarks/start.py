@@ -1,13 +1,13 @@
 """How long until something happens, beside accelerate and timm: `python benchmarks/start.py`.
 
-From the command that a user types to the first finished step of training, new and resumed; and `--help` and `--dry-run`. Ours
-is `vitctl pretrain --recipe smoke`, which also draws its data set of 11,000 letters. The peer is accelerate's
-complete_nlp_example (peers/nlp_example.py) with a BERT of the same layers, width, tokens and batch, on random numbers instead
-of files, by `accelerate launch` as its documentation says, and by `python` alone. `log.every_steps=1` shows the first step.
-Every command runs once before it is measured, so that all find their files in memory.
+From the command that a user types to the first finished step of training, new and resumed; and `--help` and
+`--dry-run`. Ours is `vitctl pretrain --recipe smoke`, which also draws its data set of 11,000 letters. The
+peer is accelerate's complete_nlp_example (peers/nlp_example.py) with a BERT of the same layers, width, tokens
+and batch, on random numbers instead of files, by `accelerate launch` as its documentation says, and by
+`python` alone. `log.every_steps=1` shows the first step. Every command runs once before it is measured, so
+that all find their files in memory.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -19,12 +19,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from measure import Machine, Numbers, Row, Side, clock, report, take_turns
+from measure import Machine, Numbers, Row, Side, clock, report, script_options, take_turns
 
 PEER = Path(__file__).resolve().parent / "peers" / "nlp_example.py"
 LIBRARIES = ("vitctl", "torch", "accelerate", "transformers", "timm")
 OURS = (sys.executable, "-m", "vitctl")
-LAUNCH = ("-m", "accelerate.commands.accelerate_cli", "launch", "--cpu", "--num_processes", "1", "--num_machines", "1")
+LAUNCH = (
+    "-m",
+    "accelerate.commands.accelerate_cli",
+    "launch",
+    "--cpu",
+    "--num_processes",
+    "1",
+    "--num_machines",
+    "1",
+)
 ACCELERATE = (sys.executable, *LAUNCH, "--mixed_precision", "no", "--dynamo_backend", "no", str(PEER))
 PYTHON = (sys.executable, str(PEER))
 SMOKE = ("pretrain", "--recipe", "smoke", "--set", "log.every_steps=1")
@@ -33,9 +42,7 @@ SECONDS = 300.0  # until a command that shows no step is given up
 
 def main() -> None:
     """Measure, print, and write results/start.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent / "results")
+    parser = script_options(__doc__, rounds=3)
     given = parser.parse_args()
     machine = Machine()
     with tempfile.TemporaryDirectory() as folder:
@@ -93,7 +100,14 @@ def rows(found: dict[str, list[Numbers]]) -> list[Row]:
         row("resume to first step", "resume", "resume, accelerate", "`vitctl resume RUN`", launched, 1 / 0.7),
         row("resume to first step", "resume", "resume, python", "`vitctl resume RUN`", alone),
         row("help", "--help", "--help, accelerate", "`vitctl --help`", "`accelerate --help`", 1 / 0.1),
-        row("plan", "--dry-run", "import timm", "`vitctl pretrain --recipe smoke --dry-run`", "`import timm`", 1.0),
+        row(
+            "plan",
+            "--dry-run",
+            "import timm",
+            "`vitctl pretrain --recipe smoke --dry-run`",
+            "`import timm`",
+            1.0,
+        ),
     ]
 
 

@@ -1,17 +1,15 @@
 """How much of a run is not the step: `python benchmarks/waiting.py`.
 
-A run of ViT-S/16 at 224 pixels on photographs by `vitctl pretrain`, with its log, record of steps, worker and checkpoints.
-Then the same step alone: `Trainer.update` on one batch that is in memory, at the end of that same run, so with the same
-network, optimizer, precision and micro-batch. The share is what the run's step took longer, by wall clock, from the
-beginning of an update to that of the next; the wait for images is the log's own figure. Steps with a checkpoint count with
-the rest; the start and the first three do not.
+A run of ViT-S/16 at 224 pixels on photographs by `vitctl pretrain`, with its log, record of steps, worker and
+checkpoints. Then the same step alone: `TrainStep.update` on one batch that is in memory, at the end of that
+same run, so with the same network, optimizer, precision and micro-batch. The share is what the run's step
+took longer, by wall clock, from the beginning of an update to that of the next; the wait for images is the
+log's own figure. Steps with a checkpoint count with the rest; the start and the first three do not.
 """
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from loader import PHOTOS, unpack
-from measure import Machine, Numbers, Row, Side, matrix_rates, question, report
+from measure import (
+    Machine,
+    Numbers,
+    Row,
+    Side,
+    in_fresh_process,
+    matrix_rates,
+    question,
+    report,
+    script_options,
+)
 
 LIBRARIES = ("vitctl", "torch", "pillow", "simplejpeg")
 SKIPPED = 3  # steps, while memory is taken
@@ -32,14 +40,12 @@ def main() -> None:
     if asked:
         print(json.dumps(run(Path(asked["folder"]), asked["words"])))
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_options(__doc__, rounds=3)
     parser.add_argument("--photos", type=Path, default=PHOTOS, help="a tar of JPEG files")
     parser.add_argument("--model", default="S/16")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--results", type=Path, default=Path(__file__).resolve().parent / "results")
     given = parser.parse_args()
     if not given.photos.is_file():
         sys.exit(f"{given.photos}: not there; give a tar of JPEG files with --photos")
@@ -49,7 +55,8 @@ def main() -> None:
         unpack(given.photos, folder, 1)
         (folder / "data").mkdir()
         (folder / "shards").rename(folder / "data" / "train")
-        found = [answer(folder, words(folder / "data", given)) for _ in range(given.rounds)]
+        asked = {"folder": name, "words": words(folder / "data", given)}
+        found = [in_fresh_process(__file__, asked, OMP_NUM_THREADS="1") for _ in range(given.rounds)]
         limits = matrix_rates()
     report("waiting", [row(found, given)], machine, limits, LIBRARIES, given.results)
 
@@ -61,10 +68,15 @@ def row(found: list[Numbers], given: argparse.Namespace) -> Row:
     alone = [{"seconds per step": numbers["alone"]} for numbers in found]
     notes = {
         "share that is not the step": statistics.median(share(numbers) for numbers in found),
-        "share outside of the update, in the run": statistics.median(1 - n["inside"] / n["run"] for n in found),
+        "share outside of the update, in the run": statistics.median(
+            1 - n["inside"] / n["run"] for n in found
+        ),
         "data-wait": statistics.median(numbers["waited"] for numbers in found),
     }
-    sides = Side("`vitctl pretrain`, all it does", own), Side("`Trainer.update` on a batch in memory", alone)
+    sides = (
+        Side("`vitctl pretrain`, all it does", own),
+        Side("`TrainStep.update` on a batch in memory", alone),
+    )
     return Row(what, "seconds per step", "less", *sides, 0.98, notes)
 
 
@@ -89,24 +101,15 @@ def words(data: Path, given: argparse.Namespace) -> list[str]:
     ]
 
 
-def answer(folder: Path, given: list[str]) -> Numbers:
-    """One run in a process of its own."""
-    command = [sys.executable, __file__, "--answer", json.dumps({"folder": str(folder), "words": given})]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    numbers: Numbers = json.loads(done.stdout.splitlines()[-1])
-    return numbers
-
-
 def run(folder: Path, given: list[str]) -> Numbers:
     """`vitctl pretrain`, then its last step again and again."""
     from vitctl.cli.app import main as vitctl
-    from vitctl.engine.loop import Trainer
+    from vitctl.engine.step import TrainStep
 
     out, kept, begins, inside, alone = folder / str(time.monotonic_ns()), [], [], [], []
-    update = Trainer.update
+    update = TrainStep.update
 
-    def keeping(self: Trainer, step: int, micro_batches: Any) -> Any:
+    def keeping(self: TrainStep, step: int, micro_batches: Any) -> Any:
         kept[:] = [self, step, micro_batches]
         began = time.perf_counter()
         result = update(self, step, micro_batches)
@@ -114,7 +117,7 @@ def run(folder: Path, given: list[str]) -> Numbers:
         inside.append(time.perf_counter() - began)
         return result
 
-    Trainer.update = keeping  # type: ignore[method-assign]
+    TrainStep.update = keeping  # type: ignore[method-assign]
     sys.argv = ["vitctl", "pretrain", *given, "--out", str(out)]
     with suppress(SystemExit):
         vitctl()
@@ -124,6 +127,7 @@ def run(folder: Path, given: list[str]) -> Numbers:
     for _ in range(SKIPPED + 10):
         began = time.perf_counter()
         update(trainer, step, micro_batches)
+        trainer.after_step()  # gives back the lock on the weights, as the loop does
         alone.append(time.perf_counter() - began)
     return {
         "run": (begins[-1] - begins[SKIPPED]) / (len(begins) - 1 - SKIPPED),

@@ -19,7 +19,9 @@ import pytest
 
 from tests import warm
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch: tests run side by side, and the last bit of a sum depends on it
+os.environ["OMP_NUM_THREADS"] = (
+    "1"  # before torch: tests run side by side, and the last bit of a sum depends on it
+)
 
 
 from vitctl.data.datasets.readers import shapes
@@ -36,27 +38,37 @@ TINY = Path(__file__).parent / "recipes" / "tiny.toml"
 
 Run = Callable[..., Path]
 
+pytest_plugins = ["tests.trained"]
 
-hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+
+hypothesis.settings.register_profile(
+    "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("busy")  # an example takes as long as a machine with other work lets it
 
 
 def pytest_configure() -> None:
-    """Jobs leave ignored what was ignored when they began: SIGHUP by nohup, SIGINT and SIGQUIT by a shell's `&`."""
+    """Jobs leave ignored what was ignored when they began: SIGHUP by nohup, SIGINT and SIGQUIT by a shell's
+    `&`.
+    """
     for number in SIGNALS:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays; every job ends with a collection of garbage, which would look through all of it."""
+    """What was imported and collected stays; every job ends with a collection of garbage, which would look
+    through all of it.
+    """
     gc.collect()
     gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--update-golden", action="store_true", help="write tests/golden/*.json anew; say why in CHANGELOG, Numerics"
+        "--update-golden",
+        action="store_true",
+        help="write tests/golden/*.json anew; say why in CHANGELOG, Numerics",
     )
 
 
@@ -86,11 +98,15 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(tiny_data: Path, tmp_path: Path) -> Run:
-    """run(name, recipe=TINY, **{"a.b": value}) does a job in this process in tmp_path/name and returns the folder."""
+    """run(name, recipe=TINY, **{"a.b": value}) does a job in this process in tmp_path/name and returns the
+    folder.
+    """
 
     def do(name: str, recipe: str | Path = TINY, **values: Any) -> Path:
         given = {"data.path": str(tiny_data), **values}
-        loaded = load_recipe(str(recipe), [Override(key, value) for key, value in given.items() if value is not None])
+        loaded = load_recipe(
+            str(recipe), [Override(key, value) for key, value in given.items() if value is not None]
+        )
         prepare_run(loaded, tmp_path / name)
         work(tmp_path / name)
         return tmp_path / name
@@ -132,7 +148,9 @@ def sample_keys(folder: Path) -> dict[int, list[str]]:
 
 
 def free_port() -> int:
-    """A port that nobody listens at, below those that Linux hands out to whoever connects: it stays free until it is used."""
+    """A port that nobody listens at, below those that Linux hands out to whoever connects: it stays free
+    until it is used.
+    """
     while True:
         port = random.SystemRandom().randrange(10_000, 32_000)
         with socket.socket() as probe, suppress(OSError):
@@ -161,11 +179,19 @@ def paced(line: Sequence[str], *, launched: bool = False) -> list[str]:
 def started(line: Sequence[str], out: Path, num_processes: int) -> "list[warm.Popen]":
     """A command as several processes that find each other. None is ended because another failed."""
     size = str(num_processes)
-    place = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    place = {
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     with out.open("ab") as file:
         return [
             warm.Popen(
-                list(line), stdout=file, stderr=file, env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank}
+                list(line),
+                stdout=file,
+                stderr=file,
+                env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank},
             )
             for rank in map(str, range(num_processes))
         ]

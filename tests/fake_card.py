@@ -1,24 +1,31 @@
-"""A CUDA device that computes nothing, on a machine without one: what waits for it, or is on the wrong device, is an error.
+"""A CUDA device that computes nothing, on a machine without one: what waits for it, or is on the wrong
+device, is an error.
 
-    with FakeCard() as card:                 # tensors with device="cuda" have a shape, a type and a device, and no numbers
+    with FakeCard() as card:                 # tensors with device="cuda" have a shape, a type and a device,
+    and no numbers
         model = card.put(built)          # built before: within the block a device="meta" is the card, too
-        with card.watched():                 # in here whatever makes the host wait for the device raises HostWaitsError
+        with card.watched():                 # in here whatever makes the host wait for the device raises
+        HostWaitsError
             loss = model(images).sum()
             loss.backward()
 
-It is torch's `FakeTensorMode`, changed in three places; shown with torch 2.11 and 2.14, with and without a driver:
+It is torch's `FakeTensorMode`, changed in three places; shown with torch 2.11 and 2.14, with and without a
+driver:
 
-- The backward pass. Autograd asks a tensor for its device in C++ (`prim.device`), and would look for a stream and a queue of that
-  device, which exist only where there is a driver ("hasPrimaryContext expects a valid device index"). It gets "meta" as the answer;
-  Python code, which reads `FakeTensor.device`, gets "cuda:0". What C++ then makes on "meta" is made on the card.
-- Tensors on the CPU are real and have numbers, so that code of the host which reads them works, and is not taken for a wait.
-- Copies between the two are judged: one that blocks, or whose side on the host is not pinned, makes the host wait. `pin_memory()` is a
-  copy that is remembered. What comes from the card is zeros.
+- The backward pass. Autograd asks a tensor for its device in C++ (`prim.device`), and would look for a stream
+  and a queue of that device, which exist only where there is a driver ("hasPrimaryContext expects a valid
+  device index"). It gets "meta" as the answer; Python code, which reads `FakeTensor.device`, gets "cuda:0".
+  What C++ then makes on "meta" is made on the card.
+- Tensors on the CPU are real and have numbers, so that code of the host which reads them works, and is not
+  taken for a wait.
+- Copies between the two are judged: one that blocks, or whose side on the host is not pinned, makes the host
+  wait. `pin_memory()` is a copy that is remembered. What comes from the card is zeros.
 
 Streams and events of `torch.cuda` are replaced by some that write down what happens, in `card.events`.
 
-It shows nothing of time and of numbers. Nor does `torch.autocast("cuda")` cast here: it asks in C++ whether a tensor is on CUDA. And a
-kernel may wait by itself: those that torch marks (`_TAGS`) and those in `_WAITING` are known.
+It shows nothing of time and of numbers. Nor does `torch.autocast("cuda")` cast here: it asks in C++ whether a
+tensor is on CUDA. And a kernel may wait by itself: those that torch marks (`_TAGS`) and those in `_WAITING`
+are known.
 """
 
 import weakref
@@ -39,7 +46,8 @@ CARD, META = torch.device("cuda:0"), torch.device("meta")
 M = TypeVar("M", bound=nn.Module)
 
 aten: Any = torch.ops.aten
-# The size of what they return, or a number of Python, depends on what is on the device: so torch marks most of them.
+# The size of what they return, or a number of Python, depends on what is on the device: so torch marks most
+# of them.
 _TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _WAITING = {aten.bincount, aten.multinomial, aten._linalg_eigh, aten._linalg_solve_ex, aten._linalg_svd}
 
@@ -100,7 +108,8 @@ class FakeEvent:
 class FakeCard(FakeTensorMode):
     """See the module.
 
-    `events` are copies, streams and events in order; `waits` are those that made the host wait while it was not `watched`.
+    `events` are copies, streams and events in order; `waits` are those that made the host wait while it was
+    not `watched`.
     """
 
     _cards: ClassVar["list[FakeCard]"] = []
@@ -160,7 +169,9 @@ class FakeCard(FakeTensorMode):
             self._watched = before
 
     def put(self, model: M) -> M:
-        """A network that was built before the card was entered, moved there in place; `waits` and `events` begin anew."""
+        """A network that was built before the card was entered, moved there in place; `waits` and `events`
+        begin anew.
+        """
         for module in model.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
                 moved = nn.Parameter(parameter.detach().to(CARD), parameter.requires_grad)
@@ -215,7 +226,11 @@ class FakeCard(FakeTensorMode):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _as_fake(self, value: Any) -> Any:
-        return self.from_tensor(value) if isinstance(value, Tensor) and not isinstance(value, FakeTensor) else value
+        return (
+            self.from_tensor(value)
+            if isinstance(value, Tensor) and not isinstance(value, FakeTensor)
+            else value
+        )
 
     def _on_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func.overloadpacket is aten._pin_memory:
@@ -245,7 +260,9 @@ class FakeCard(FakeTensorMode):
         if to_card:
             args, kwargs = tree_map(self._as_fake, (args, kwargs))
             return super().__torch_dispatch__(func, types, args, kwargs)
-        pinned = args[0].untyped_storage() in self._pinned if in_place else True  # torch pins what it makes itself
+        pinned = (
+            args[0].untyped_storage() in self._pinned if in_place else True
+        )  # torch pins what it makes itself
         self._judge(f"{list(source.shape)} {source.dtype} from the card", non_blocking, pinned)
         if in_place:
             return args[0].zero_()
@@ -285,12 +302,16 @@ def _asks_for_device(func: Any, args: Any) -> bool:
 
 
 def _waits(func: Any, args: Any) -> bool:
-    """Whether an operation on the card waits; with an index where it is a mask, whose places are counted, or on the CPU."""
+    """Whether an operation on the card waits; with an index where it is a mask, whose places are counted, or
+    on the CPU.
+    """
     packet = func.overloadpacket
     if packet not in (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_):
         return packet in _WAITING or bool(_TAGS & {*func.tags})
     used = [index for index in args[1] if index is not None]
-    fills = packet is not aten.index and args[2].numel() == 1 and all(index.dtype == torch.bool for index in used)
+    fills = (
+        packet is not aten.index and args[2].numel() == 1 and all(index.dtype == torch.bool for index in used)
+    )
     return not fills and any(index.dtype == torch.bool or not isinstance(index, FakeTensor) for index in used)
 
 

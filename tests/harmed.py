@@ -1,6 +1,7 @@
 """A process that a test harms from within: `python -m tests.harmed HARM RUN`, on a prepared folder.
 
-Harms are done where nothing from outside could hit the moment: between two writes of one save, on one of two processes.
+Harms are done where nothing from outside could hit the moment: between two writes of one save, on one of two
+processes.
 """
 
 import errno
@@ -11,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine import loop, losses
+from vitctl.engine import losses
 from vitctl.engine.checkpoint import files
 from vitctl.engine.preemption import exit_on_signals
+from vitctl.engine.step import TrainStep
 from vitctl.errors import VitctlError
 from vitctl.launch.worker import leave_group, redirect_output, work
 
@@ -41,13 +43,13 @@ def stuck_save(run_dir: Path) -> dict[str, Any]:
 
 def compiling(run_dir: Path) -> dict[str, Any]:
     """No harm; says when all is about to be compiled."""
-    warm_up = loop.Trainer.warm_up
+    warm_up = TrainStep.warm_up
 
-    def told(trainer: loop.Trainer, micro_batches: Any) -> None:
+    def told(trainer: TrainStep, micro_batches: Any) -> None:
         say("compiling")
         warm_up(trainer, micro_batches)
 
-    loop.Trainer.warm_up = told
+    TrainStep.warm_up = told
     return work(run_dir)
 
 
@@ -63,9 +65,9 @@ def forbidden_save(run_dir: Path) -> dict[str, Any]:
 
 def nan_on_one_rank(run_dir: Path) -> dict[str, Any]:
     """The loss of one image is not a number whenever it comes, on whatever process."""
-    from vitctl.jobs import training
+    from vitctl.engine import mixing
 
-    training.classify = poisoned
+    mixing.classify = poisoned
     return work(run_dir)
 
 
@@ -126,7 +128,7 @@ def other_numbers_read(run_dir: Path) -> dict[str, Any]:
 
 def other_start_weights(run_dir: Path) -> dict[str, Any]:
     """The second process starts from weights in which one bit differs."""
-    from vitctl.jobs import evaluate, fewshot, finetune, pretrain, vtab
+    from vitctl.jobs import evaluate, fewshot, finetune, pretrain, vtab_suite
 
     def flipped(found: Any) -> Any:
         state = found.state_dict() if hasattr(found, "state_dict") else found.weights.state
@@ -139,7 +141,7 @@ def other_start_weights(run_dir: Path) -> dict[str, Any]:
             (finetune, "weights_of"),
             (fewshot, "weights_of"),
             (evaluate, "scored_weights"),
-            (vtab, "weights_of"),
+            (vtab_suite, "weights_of"),
         ):
             given = getattr(job, name)
             setattr(job, name, lambda *a, given=given, **named: flipped(given(*a, **named)))
@@ -163,7 +165,7 @@ def other_recipe(run_dir: Path) -> dict[str, Any]:
 
 def other_index(run_dir: Path) -> dict[str, Any]:
     """The second process opens a data set with another index."""
-    from vitctl.data.source.read import ShardSource
+    from vitctl.data.source.shard_source import ShardSource
 
     if is_second():
         ShardSource.digest = "0" * 64  # type: ignore[assignment, method-assign]

@@ -14,7 +14,7 @@ import typer
 from pydantic import BaseModel
 
 from vitctl.cli.app import app
-from vitctl.cli.common import MACHINE, WEIGHTS
+from vitctl.cli.flags import MACHINE, WEIGHTS
 from vitctl.recipe.load import every_key
 from vitctl.recipe.schema import JOBS
 from vitctl.recipe.sections import Model
@@ -22,16 +22,21 @@ from vitctl.recipe.sections import Model
 PACKAGE = Path(__file__).resolve().parents[1] / "vitctl"
 FILES = sorted(PACKAGE.rglob("*.py"))
 NAMES = [str(path.relative_to(PACKAGE)) for path in FILES]
-TREES: dict[str, ast.Module] = {name: ast.parse(path.read_text()) for name, path in zip(NAMES, FILES, strict=True)}
+TREES: dict[str, ast.Module] = {
+    name: ast.parse(path.read_text()) for name, path in zip(NAMES, FILES, strict=True)
+}
 
 # A room imports itself and what lies on lower floors. Rooms on one floor do not see each other.
 FLOORS = {
-    "__main__": 15,
-    "cli": 14,
-    "launch": 13,
-    "report": 12,
+    "__main__": 16,
+    "cli": 15,
+    "launch": 14,
+    "report": 13,
+    "verify": 12,
+    "export": 12,
+    "bench": 12,
     "jobs": 11,
-    "recipe": 10,
+    "recipe": 8,
     "engine": 9,
     "analysis": 9,
     "data": 8,
@@ -124,7 +129,8 @@ def test_tests__mirror_the_house() -> None:
 def test_imports__have_no_cycle() -> None:
     """Among the imports of module level; those inside functions are for speed."""
     modules = {
-        ("vitctl." + name.removesuffix(".py").replace("/", ".")).removesuffix(".__init__"): name for name in NAMES
+        ("vitctl." + name.removesuffix(".py").replace("/", ".")).removesuffix(".__init__"): name
+        for name in NAMES
     }
     edges: dict[str, set[str]] = {}
     for module, name in modules.items():
@@ -154,8 +160,13 @@ def test_init_files__are_empty() -> None:
     inits = [path for path in FILES if path.name == "__init__.py"]
     assert len(inits) >= 9
     # The version, and what other programs import, which is loaded when it is asked for.
-    own = {"__init__.py": [ast.Expr, ast.ImportFrom, ast.Assign, ast.Assign, ast.If], "data/__init__.py": LAZY}
-    assert [name for name in NAMES if name.endswith("__init__.py") and name not in own and TREES[name].body] == []
+    own = {
+        "__init__.py": [ast.Expr, ast.ImportFrom, ast.Assign, ast.Assign, ast.If],
+        "data/__init__.py": LAZY,
+    }
+    assert [
+        name for name in NAMES if name.endswith("__init__.py") and name not in own and TREES[name].body
+    ] == []
     for name, shape in own.items():
         assert [type(node) for node in TREES[name].body] == shape
         (lazy,) = (node for node in TREES[name].body if isinstance(node, ast.If))
@@ -187,9 +198,18 @@ def test_docstrings__every_public_function_and_class() -> None:
         if not name.endswith("__init__.py") and ast.get_docstring(tree) is None:
             missing.append(name)
         outer = [*tree.body]
-        inner = [node for owner in outer if isinstance(owner, ast.ClassDef) and is_public(owner) for node in owner.body]
+        inner = [
+            node
+            for owner in outer
+            if isinstance(owner, ast.ClassDef) and is_public(owner)
+            for node in owner.body
+        ]
         for node in (*outer, *inner):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and is_public(node) and not _is_overload(node):
+            if (
+                isinstance(node, ast.FunctionDef | ast.ClassDef)
+                and is_public(node)
+                and not _is_overload(node)
+            ):
                 seen += 1
                 if ast.get_docstring(node) is None and not _is_protocol_or_forward(node):
                     missing.append(f"{name}:{node.name}")
@@ -225,14 +245,17 @@ def test_types__everything_is_annotated() -> None:
         f"{name}:{node.name}"
         for name, tree in TREES.items()
         for node in functions(tree)
-        if node.returns is None or any(a.annotation is None and a.arg not in ("self", "cls") for a in node.args.args)
+        if node.returns is None
+        or any(a.annotation is None and a.arg not in ("self", "cls") for a in node.args.args)
     ]
     assert bare == []
 
 
 @cache
 def calls(path: Path) -> str:
-    """The source without comments, docstrings and messages, and without methods that happen to be called eval."""
+    """The source without comments, docstrings and messages, and without methods that happen to be called
+    eval.
+    """
 
     class Calls(ast.NodeVisitor):
         def visit_Constant(self, node: ast.Constant) -> None:
@@ -275,11 +298,13 @@ def test_safety__the_name_of_a_split_becomes_a_path_in_the_writer_alone() -> Non
 
 
 def test_safety__the_one_unpickler_looks_nothing_up() -> None:
-    """CIFAR is published as pickles. Its reader subclasses `Unpickler`, answers every name from a table of stand-ins,
-    and leaves the module's own loaders alone."""
+    """CIFAR is published as pickles. Its reader subclasses `Unpickler`, answers every name from a table of
+    stand-ins, and leaves the module's own loaders alone."""
     tree = TREES[PLAIN_PICKLES[1]]
     attributes = {
-        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle"
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle"
     }
     assert attributes == {"Unpickler", "UnpicklingError"}
     (unpickler,) = (
@@ -318,7 +343,8 @@ def test_recipe__every_key_is_read_by_a_job() -> None:
     read = {
         node.attr
         for name, tree in TREES.items()
-        if part(name) in ("jobs", "launch") or name == "cli/show/plan.py"
+        if part(name) in ("jobs", "engine", "verify", "export", "bench", "launch")
+        or name == "cli/show/dry_run.py"
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
@@ -333,7 +359,9 @@ def test_recipe__jobs_that_do_not_train_have_no_knobs_of_training() -> None:
     for job in ("fewshot", "evaluate", "export"):
         keys = every_key(JOBS[job])
         assert len(keys) > 8
-        assert not {"evaluation.every_steps", "machine.micro_batch", "log.every_steps", "data.crop"} & set(keys)
+        assert not {"evaluation.every_steps", "machine.micro_batch", "log.every_steps", "data.crop"} & set(
+            keys
+        )
 
 
 def _fields(schema: type[BaseModel]) -> Iterator[str]:
@@ -373,23 +401,31 @@ def test_cli__help_is_quick() -> None:
 
 
 def test_cli__at_most_fifteen_options() -> None:
-    """Of its own; where a job runs and which weights it takes is said by eight more, the same for all, in panels of their own."""
+    """Of its own; where a job runs and which weights it takes is said by eight more, the same for all, in
+    panels of their own.
+    """
 
     def options(command: Any, path: str) -> Iterator[tuple[str, int, set[str]]]:
         inner = getattr(command, "commands", {})
         for name, sub in inner.items():
             yield from options(sub, f"{path} {name}")
         if not inner:
-            shared = {p.name for p in command.params if getattr(p, "rich_help_panel", "") in (MACHINE, WEIGHTS)}
+            shared = {
+                p.name for p in command.params if getattr(p, "rich_help_panel", "") in (MACHINE, WEIGHTS)
+            }
             yield path, len(command.params) - len(shared), shared
 
     found = list(options(typer.main.get_command(app), "vitctl"))
     counts = {name: count for name, count, _ in found}
     shared_by_all = {"processes", "precision", "slurm", "nodes", "restarts"} | {"from_", "model", "weights"}
     assert set.union(*(shared for _, _, shared in found)) == shared_by_all
-    assert {"vitctl pretrain", "vitctl finetune", "vitctl vtab", "vitctl data shards", "vitctl recipes diff"} <= set(
-        counts
-    )
+    assert {
+        "vitctl pretrain",
+        "vitctl finetune",
+        "vitctl vtab",
+        "vitctl data shards",
+        "vitctl recipes diff",
+    } <= set(counts)
     assert len(counts) >= 17
     assert {name: count for name, count in counts.items() if count > MAX_OPTIONS} == {}
 

@@ -1,6 +1,7 @@
 """Ten steps of the authors' training, written once more: another forward pass, other losses, other updates.
 
-The network below is a set of plain functions over arrays in the authors' public layout; only the derivative is torch's.
+The network below is a set of plain functions over arrays in the authors' public layout; only the derivative
+is torch's.
 """
 
 import math
@@ -18,8 +19,7 @@ from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.source.order import Order
 from vitctl.models.configs import ViTConfig
-from vitctl.models.weights.load import read_weights
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.weights_file import read_weights, write_weights
 
 STEPS, BATCH, PATCH, HEADS = 10, 16, 4, 3
 Params = dict[str, Tensor]
@@ -77,7 +77,10 @@ def softmax_loss(logits: Tensor, onehot: Tensor) -> Tensor:
 
 
 def losses(
-    p: Params, batches: list[tuple[Tensor, Tensor]], loss: Callable[[Tensor, Tensor], Tensor], update: Callable
+    p: Params,
+    batches: list[tuple[Tensor, Tensor]],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    update: Callable,
 ) -> list[float]:  # type: ignore[type-arg]
     seen, slots = [], {name: (np.zeros(value.shape), np.zeros(value.shape)) for name, value in p.items()}
     for step, (images, onehot) in enumerate(batches):
@@ -88,7 +91,9 @@ def losses(
         )
         norm_ = math.sqrt(sum((g**2).sum() for g in gradients.values()))
         for name, gradient in gradients.items():
-            p[name] = torch.from_numpy(update(step, p[name].numpy(), gradient * min(1.0, 1.0 / norm_), slots, name))
+            p[name] = torch.from_numpy(
+                update(step, p[name].numpy(), gradient * min(1.0, 1.0 / norm_), slots, name)
+            )
         seen.append(value.item())
     return seen
 
@@ -149,18 +154,28 @@ COMMON = {
 def start_of(
     run: Run, name: str, recipe: str | Path | None, values: dict[str, object], tmp_path: Path
 ) -> tuple[Path, Params]:
-    """The run, and the weights that it starts from: those after one step of a run whose first learning rate is 0."""
+    """The run, and the weights that it starts from: those after one step of a run whose first learning rate
+    is 0.
+    """
     given = () if recipe is None else (recipe,)
     folder = run(name, *given, **COMMON, **values)
     zero = run(
         name + "_start",
         *given,
-        **{**COMMON, **values, "schedule.total_steps": 4, "checkpoint.every_steps": 1, "checkpoint.keep_last": 9},
+        **{
+            **COMMON,
+            **values,
+            "schedule.total_steps": 4,
+            "checkpoint.every_steps": 1,
+            "checkpoint.keep_last": 9,
+        },
     )
     return folder, authors_layout(zero / "checkpoints" / "step_00000001", tmp_path)[0]
 
 
-def test_pretraining__ten_steps_of_adam_with_the_sigmoid_loss(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+def test_pretraining__ten_steps_of_adam_with_the_sigmoid_loss(
+    run: Run, tiny_data: Path, tmp_path: Path
+) -> None:
     folder, p = start_of(run, "pretrain", None, {}, tmp_path)
     # The first update has learning rate 0, so the weights after it are the first ones.
     expected = losses(p, the_same_batches(tiny_data), sigmoid_loss, adam)

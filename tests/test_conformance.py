@@ -1,4 +1,6 @@
-"""benchmarks/resume_conformance.py: what it counts, against planted sequences; the rows of loaders that go wrong; vitctl's row."""
+"""benchmarks/resume_conformance.py: what it counts, against planted sequences; the rows of loaders that go
+wrong; vitctl's row.
+"""
 
 import importlib.util
 import json
@@ -102,7 +104,8 @@ def test_difference__of_planted_epochs(
     counting: Any, epoch: list[list[int]], expected: tuple[int, int, str], worlds: tuple[int, int]
 ) -> None:
     before, after = (
-        shares(counting, run, world) for run, world in zip((STRAIGHT, [STRAIGHT[0], epoch]), worlds, strict=True)
+        shares(counting, run, world)
+        for run, world in zip((STRAIGHT, [STRAIGHT[0], epoch]), worlds, strict=True)
     )
     found = counting.difference(before, random.Random(0).sample(after, len(after)), 1)
     assert (found.repeated, found.skipped, found.order) == expected
@@ -144,7 +147,10 @@ def planted(suite: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         ("honest", {"1 -> 1": "exact", "2 -> 3": "same batches"}),
         ("swaps", {"1 -> 1": "same batches", "2 -> 3": "same batches"}),
-        ("loses", {"1 -> 1": "4 repeated, 4 skipped; other order", "2 -> 3": "4 repeated, 4 skipped; other order"}),
+        (
+            "loses",
+            {"1 -> 1": "4 repeated, 4 skipped; other order", "2 -> 3": "4 repeated, 4 skipped; other order"},
+        ),
         ("refuses", {"1 -> 1": "failed", "2 -> 3": "refused"}),
         ("cannot", {"1 -> 1": "not offered"}),
         ("at_epochs", {"1 -> 1": "exact"}),
@@ -173,7 +179,10 @@ def test_suite__a_peer_that_is_not_installed_is_a_row(planted: Any) -> None:
 def test_how_it_is_read__tells_pickles_apart(suite: Any, tmp_path: Path) -> None:
     import torch
 
-    for name, state, expected in (("a", {1: torch.ones(2)}, "plain values"), ("b", {1: Path("x")}, "any object")):
+    for name, state, expected in (
+        ("a", {1: torch.ones(2)}, "plain values"),
+        ("b", {1: Path("x")}, "any object"),
+    ):
         (tmp_path / name).mkdir()
         torch.save(state, tmp_path / name / "rank0.pt")
         assert suite.how_it_is_read(tmp_path / name) == expected

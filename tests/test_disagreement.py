@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import SHORT, TINY, harmed, records, train_records, two_processes, worker
 from tests.harmed import NEWEST
-from tests.jobs.conftest import CPU, SMALL, pretrained  # noqa: F401
+from tests.trained import CPU, SMALL, pretrained  # noqa: F401
 from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
@@ -37,7 +37,9 @@ def interrupted(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def resumed(interrupted: Path, folder: Path, data: Path, **values: Any) -> Path:
     """A copy of the interrupted run, for two processes."""
     shutil.copytree(interrupted, folder)
-    return prepared(TINY, folder, **SHORT, **TWO, **{"data.path": str(data), "checkpoint.keep_last": 3}, **values)
+    return prepared(
+        TINY, folder, **SHORT, **TWO, **{"data.path": str(data), "checkpoint.keep_last": 3}, **values
+    )
 
 
 def harm(name: str, folder: Path) -> tuple[tuple[int, ...], list[str]]:
@@ -65,7 +67,8 @@ def test_resume__one_that_cannot_read_the_checkpoint(
 ) -> None:
     folder = resumed(interrupted, tmp_path / "run", tiny_data, **{"machine.sharding": sharding})
     assert refused("unreadable", folder) == (
-        f"vitctl: {folder / 'checkpoints' / NEWEST}: not a whole checkpoint: ema.safetensors is missing or changed since it was "
+        f"vitctl: {folder / 'checkpoints' / NEWEST}: not a whole checkpoint: ema.safetensors is missing or "
+        f"changed since it was "
         f"written, when process 1 on {HOST} reads it; process 0 reads it without an error; "
         "make sure that all nodes see the same folder, then resume"
     )
@@ -77,8 +80,9 @@ def test_resume__one_that_reads_other_numbers(
     interrupted: Path, tiny_data: Path, tmp_path: Path, sharding: str
 ) -> None:
     folder = resumed(interrupted, tmp_path / "run", tiny_data, **{"machine.sharding": sharding})
-    assert f"process 1 on {HOST} has different weights or optimizer state than process 0 on {HOST};" in refused(
-        "other_numbers_read", folder
+    assert (
+        f"process 1 on {HOST} has different weights or optimizer state than process 0 on {HOST};"
+        in refused("other_numbers_read", folder)
     )
 
 
@@ -107,7 +111,8 @@ def test_resume__the_first_sees_an_old_listing(interrupted: Path, tiny_data: Pat
     """It would go on from the older one, which nobody would notice."""
     folder = resumed(interrupted, tmp_path / "run", tiny_data)
     assert refused("old_listing_at_first", folder) == (
-        f"vitctl: {folder / 'checkpoints' / NEWEST}: seen by process 1 on {HOST} but not by process 0, which would start from an earlier "
+        f"vitctl: {folder / 'checkpoints' / NEWEST}: seen by process 1 on {HOST} but not by process 0, which "
+        f"would start from an earlier "
         "step; "
         "make sure that all nodes see the same folder, then resume"
     )
@@ -131,7 +136,9 @@ def test_start__what_was_chosen_before_is_told_by_the_first(tiny_data: Path, tmp
         ("other_start_weights", "start weights"),
     ],
 )
-def test_start__another_recipe_index_or_weights(tiny_data: Path, tmp_path: Path, name: str, what: str) -> None:
+def test_start__another_recipe_index_or_weights(
+    tiny_data: Path, tmp_path: Path, name: str, what: str
+) -> None:
     folder = prepared(TINY, tmp_path / "run", **SHORT, **TWO, **{"data.path": str(tiny_data)})
     said = refused(name, folder)
     assert said.startswith(

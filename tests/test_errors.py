@@ -27,7 +27,9 @@ def test_explained__where_what_and_how_to_mend(code: int) -> None:
 def test_explained__a_disk_that_fills_up_does_not_say_where() -> None:
     with pytest.raises(OSError, match="No space") as caught, writing("out/x.png"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert str(explained(caught.value)).startswith("out/x.png: no space left on device; free some space there")
+    assert str(explained(caught.value)).startswith(
+        "out/x.png: no space left on device; free some space there"
+    )
 
 
 def test_explained__what_the_libraries_say_in_words_alone() -> None:
@@ -35,7 +37,9 @@ def test_explained__what_the_libraries_say_in_words_alone() -> None:
     assert str(explained(full, "run")).startswith("run: no space left on device; free some space")
     worker = OSError("Caught OSError in DataLoader worker process 0.\nOSError: [Errno 27] File too large\n")
     assert str(explained(worker, "run")).startswith("run: file too large; ")
-    no_memory = RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")
+    no_memory = RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"
+    )
     for error in (no_memory, MemoryError()):
         assert "not enough memory" in str(explained(error, "run"))
 

@@ -12,7 +12,9 @@ from tests.fake_card import CARD, FakeCard, FakeEvent, HostWaitsError, WrongDevi
 
 
 def network() -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.GroupNorm(2, 4), nn.Flatten(), nn.LayerNorm(16), nn.Linear(16, 5))
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 4, 4), nn.GroupNorm(2, 4), nn.Flatten(), nn.LayerNorm(16), nn.Linear(16, 5)
+    )
 
 
 WAITS: dict[str, Callable[[Tensor], Any]] = {
@@ -82,7 +84,9 @@ def test_watched__lets_through_what_does_not_wait(name: str) -> None:
         assert card.waits == []
 
 
-@pytest.mark.parametrize("name", ["item", "mask", "cpu", "to cpu", "pageable to", "blocking to", "copy to pageable"])
+@pytest.mark.parametrize(
+    "name", ["item", "mask", "cpu", "to cpu", "pageable to", "blocking to", "copy to pageable"]
+)
 def test_watched__refuses_what_waits_in_inference_mode(name: str) -> None:
     with FakeCard() as card, torch.inference_mode():
         x = torch.randn(6, device="cuda")

@@ -51,13 +51,16 @@ def interfere(folder: Path, data: Path, step: int, harm: Callable[[], None]) -> 
     pretrain(loaded.recipe, folder, report, StopFlag())  # type: ignore[arg-type]
 
 
-def test_disk_full__a_save_on_the_way_is_said_and_training_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_full__a_save_on_the_way_is_said_and_training_goes_on(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     straight = run("straight", **SHORT)
     full_at(monkeypatch, 4)
     folder = run("a", **SHORT)
     [said] = [r["text"] for r in records(folder, "warning")]
     assert said == (
-        f"step 4 could not be saved in {folder / 'checkpoints'} (No space left on device); earlier checkpoints are complete"
+        f"step 4 could not be saved in {folder / 'checkpoints'} (No space left on device); earlier "
+        f"checkpoints are complete"
     )
     assert checkpoint(folder, 8) == checkpoint(straight, 8)
     assert [r["step"] for r in records(folder, "checkpoint")] == [2, 6, 8]
@@ -74,7 +77,8 @@ def test_disk_full__the_last_save_is_an_error_and_the_one_before_stays_good(
             run("a", **SHORT)
     folder = tmp_path / "a"
     assert str(caught.value) == (
-        f"step 8 could not be saved in {folder / 'checkpoints'} (No space left on device); earlier checkpoints are complete: "
+        f"step 8 could not be saved in {folder / 'checkpoints'} (No space left on device); earlier "
+        f"checkpoints are complete: "
         f"free space or fix permissions, then: vitctl resume {folder}"
     )
     assert json.loads((folder / "result.json").read_text())["error"] == str(caught.value)
@@ -117,16 +121,24 @@ def test_removed__a_folder_that_somebody_deletes_comes_again(
     assert [r["step"] for r in train_records(folder)][-3:] == [6, 7, 8]
 
 
-def test_space__is_counted_before_the_first_step(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 200_000))  # type: ignore[attr-defined]
-    with pytest.raises(CheckpointError, match=r"195.3 KiB are free, .* \(2 kept and one being written") as caught:
+def test_space__is_counted_before_the_first_step(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        saving.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 200_000)
+    )  # type: ignore[attr-defined]
+    with pytest.raises(
+        CheckpointError, match=r"195.3 KiB are free, .* \(2 kept and one being written"
+    ) as caught:
         run("a", **SHORT)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "a" / "log.jsonl").exists()
 
 
 def test_torn__it_is_set_aside_and_does_not_push_out_what_comes_after(run: Run) -> None:
-    """With one checkpoint kept, the torn one of a later step would be taken for the newest, and the good ones deleted."""
+    """With one checkpoint kept, the torn one of a later step would be taken for the newest, and the good ones
+    deleted.
+    """
     values = {**SHORT, "checkpoint.keep_last": 1}
     straight, folder = run("straight", **values), run("a", **{**values, "schedule.total_steps": 8})
     shutil.copytree(folder / "checkpoints" / "step_00000008", folder / "checkpoints" / "step_00000900")
@@ -139,9 +151,13 @@ def test_torn__it_is_set_aside_and_does_not_push_out_what_comes_after(run: Run) 
     assert len(records(folder, "warning")) == 2
 
 
-def test_not_finite__updates_are_skipped_counted_and_after_ten_in_a_row_it_stops(run: Run, tmp_path: Path) -> None:
+def test_not_finite__updates_are_skipped_counted_and_after_ten_in_a_row_it_stops(
+    run: Run, tmp_path: Path
+) -> None:
     folder = tmp_path / "a"
-    with pytest.raises(VitctlError, match=r"^step \d+: the last 10 updates were not finite \(loss nan") as caught:
+    with pytest.raises(
+        VitctlError, match=r"^step \d+: the last 10 updates were not finite \(loss nan"
+    ) as caught:
         run("a", **SHORT | {"schedule.total_steps": 30, "optimizer.lr": 1e200, "optimizer.clip_norm": 0.0})
     assert f"{folder / 'skipped.jsonl'} has norms and sample keys; lower optimizer.lr" in str(caught.value)
     skipped = [json.loads(line) for line in (folder / "skipped.jsonl").read_text().splitlines()]
@@ -153,7 +169,9 @@ def test_not_finite__updates_are_skipped_counted_and_after_ten_in_a_row_it_stops
     assert set(skipped[0]["gradient_norms"]) == set(skipped[0]["weight_norms"])
     *each, said = [record["text"] for record in records(folder, "warning")]
     assert len(each) == 10
-    assert said.startswith(f"ended by an error (VitctlError) after step {skipped[-1]['step']}, which is saved: ")
+    assert said.startswith(
+        f"ended by an error (VitctlError) after step {skipped[-1]['step']}, which is saved: "
+    )
     assert train_records(folder)[-1]["num_skipped"] >= 8
     assert json.loads((folder / "result.json").read_text())["status"] == "failed"
 
@@ -163,9 +181,9 @@ def test_signal__while_everything_is_still_being_imported(
     tiny_data: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     code = (
-        "import os, sys, threading, time\nfrom vitctl.cli import common\nstart = common.start_command\n"
+        "import os, sys, threading, time\nfrom vitctl.cli import run_job\nstart = run_job.start_command\n"
         "def reported():\n    member = start()\n    print('begun', flush=True)\n    return member\n"
-        "common.start_command = reported\nfrom vitctl.cli.app import main\nmain()\n"
+        "run_job.start_command = reported\nfrom vitctl.cli.app import main\nmain()\n"
     )
     line = [sys.executable, "-c", code, *command(tmp_path / "a", tiny_data)[3:]]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

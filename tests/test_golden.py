@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.conftest import GOLDEN, Run, assert_golden, checkpoint, command, curve, paced, run_as_two, sample_keys
+from tests.conftest import (
+    GOLDEN,
+    Run,
+    assert_golden,
+    checkpoint,
+    command,
+    curve,
+    paced,
+    run_as_two,
+    sample_keys,
+)
 
 
 def test_golden__straight(one_process: Path, request: pytest.FixtureRequest) -> None:
@@ -69,10 +79,14 @@ def test_killed_and_resumed__bit_for_bit(one_process: Path, tiny_data: Path, tmp
     process = warm.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 120
     while not (folder / "log.jsonl").exists() or f'"step": {step},' not in (folder / "log.jsonl").read_text():
-        assert process.poll() is None and time.monotonic() < deadline, "the run ended before it could be killed"
+        assert process.poll() is None and time.monotonic() < deadline, (
+            "the run ended before it could be killed"
+        )
         time.sleep(0.002)
     while not (folder / "checkpoints" / "step_00000006").exists():  # it is written while the training goes on
-        assert process.poll() is None and time.monotonic() < deadline, "the run ended before it could be killed"
+        assert process.poll() is None and time.monotonic() < deadline, (
+            "the run ended before it could be killed"
+        )
         time.sleep(0.002)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()

@@ -28,9 +28,9 @@ from tests.conftest import (
     two_processes,
 )
 from tests.harmed import poisoned
+from vitctl.engine import mixing
 from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.engine.nonfinite import SKIPPED
-from vitctl.jobs import training
 from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
@@ -112,7 +112,9 @@ def test_second_signal__in_the_middle_of_a_save_tears_nothing(
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "saving\n"
         process.send_signal(signal.SIGTERM)
-        assert process.stderr.readline().startswith("vitctl: SIGTERM: stopping as soon as the work so far is safe")
+        assert process.stderr.readline().startswith(
+            "vitctl: SIGTERM: stopping as soon as the work so far is safe"
+        )
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
@@ -154,10 +156,14 @@ def test_compile__the_first_signal_waits_for_its_end_and_the_second_does_not(
     else:
         assert saved is not None
         assert (saved.step, problems, compiled) == (0, [], [0])
-    done = subprocess.run([sys.executable, "-m", "vitctl", "resume", str(folder)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "vitctl", "resume", str(folder)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     straight = prepared(tmp_path / "straight", tiny_data, **{"machine.compile": True})
-    done = subprocess.run([sys.executable, "-m", "vitctl", "resume", str(straight)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "vitctl", "resume", str(straight)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert checkpoint(folder, 8) == checkpoint(straight, 8)
 
@@ -169,7 +175,9 @@ def zombies() -> set[int]:
 
 @pytest.mark.parametrize("whom", ["loader worker", pytest.param("all", marks=pytest.mark.slow)])
 def test_killed__nothing_is_left_behind(tiny_data: Path, tmp_path: Path, whom: str) -> None:
-    """One loader process, or the run with its loader processes: one line where one is left to say it, no process, no memory."""
+    """One loader process, or the run with its loader processes: one line where one is left to say it, no
+    process, no memory.
+    """
     values = {**SHORT, "machine.workers": 2, "schedule.total_steps": 4000, "evaluation.every_steps": 0}
     folder, shared, earlier = tmp_path / "a", set(os.listdir(SHARED_MEMORY)), zombies()
     line = command(folder, tiny_data, **values)
@@ -186,14 +194,18 @@ def test_killed__nothing_is_left_behind(tiny_data: Path, tmp_path: Path, whom: s
     if whom == "loader worker":
         assert process.returncode == 2
         [line] = said.splitlines()
-        assert line.startswith("vitctl: a loader process was killed (SIGKILL), most often out of memory; use fewer")
+        assert line.startswith(
+            "vitctl: a loader process was killed (SIGKILL), most often out of memory; use fewer"
+        )
         assert json.loads((folder / "result.json").read_text())["status"] == "failed"
     else:
         assert (process.returncode, said) == (-signal.SIGKILL, "")
     _, alive = psutil.wait_procs(workers, timeout=60)
     assert alive == []
     assert zombies() <= earlier
-    assert soon(lambda: not [n for n in set(os.listdir(SHARED_MEMORY)) - shared if n.startswith(("torch_", "sem."))])
+    assert soon(
+        lambda: not [n for n in set(os.listdir(SHARED_MEMORY)) - shared if n.startswith(("torch_", "sem."))]
+    )
     saved, problems = newest_checkpoint(folder / "checkpoints")
     assert saved is not None and problems == []
 
@@ -201,11 +213,14 @@ def test_killed__nothing_is_left_behind(tiny_data: Path, tmp_path: Path, whom: s
 def test_not_finite__on_one_of_two_processes_is_skipped_by_both(
     run: Run, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One image has no finite loss. Without clipping, two processes and one in two micro-batches add the same numbers."""
+    """One image has no finite loss.
+
+    Without clipping, two processes and one in two micro-batches add the same numbers.
+    """
     values = {**SHORT, "optimizer.clip_norm": 0.0, "machine.micro_batch": 8}
     keys = sample_keys(run("straight", **values))
     with monkeypatch.context() as poison:
-        poison.setattr(training, "classify", poisoned)
+        poison.setattr(mixing, "classify", poisoned)
         one = run("one", **values)
     two = prepared(tmp_path / "two", tiny_data, **values, **{"machine.processes": 2})
     codes = two_processes(harmed("nan_on_one_rank", two), tmp_path / "out.txt")
@@ -213,7 +228,9 @@ def test_not_finite__on_one_of_two_processes_is_skipped_by_both(
     skipped = [json.loads(line) for line in (two / SKIPPED).read_text().splitlines()]
     steps = sorted({line["step"] for line in skipped})
     assert steps == [3, 6]
-    assert sorted((line["step"], line["rank"]) for line in skipped) == [(s, rank) for s in steps for rank in (0, 1)]
+    assert sorted((line["step"], line["rank"]) for line in skipped) == [
+        (s, rank) for s in steps for rank in (0, 1)
+    ]
     for step in steps:
         own = [set(line["keys"]) for line in skipped if line["step"] == step]
         assert sorted(own[0] | own[1]) == keys[step] and not own[0] & own[1]
@@ -225,7 +242,11 @@ def test_not_finite__on_one_of_two_processes_is_skipped_by_both(
 
 
 # Root may write everywhere, whatever the mode says, but not without these capabilities.
-BOUND = ("setpriv", "--inh-caps=-dac_override,-dac_read_search", "--bounding-set=-dac_override,-dac_read_search")
+BOUND = (
+    "setpriv",
+    "--inh-caps=-dac_override,-dac_read_search",
+    "--bounding-set=-dac_override,-dac_read_search",
+)
 
 
 @pytest.fixture
@@ -267,7 +288,9 @@ def test_read_only__data(bound: Bound, tiny_data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_read_only__data_and_the_place_of_kept_features(bound: Bound, tiny_data: Path, tmp_path: Path) -> None:
+def test_read_only__data_and_the_place_of_kept_features(
+    bound: Bound, tiny_data: Path, tmp_path: Path
+) -> None:
     """Few-shot needs no lock in the data either; features that cannot be kept are computed, and that is said."""
     data, folder = Path(shutil.copytree(tiny_data, tmp_path / "data")), tmp_path / "a"
     done = bound(command(folder, data, **SHORT))
@@ -287,17 +310,21 @@ def test_read_only__data_and_the_place_of_kept_features(bound: Bound, tiny_data:
     assert tree(data) == before
 
 
-def test_permission_denied__while_saving(run: Run, bound: Bound, whole: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_permission_denied__while_saving(
+    run: Run, bound: Bound, whole: Path, tiny_data: Path, tmp_path: Path
+) -> None:
     folder = prepared(tmp_path / "a", tiny_data, **{"checkpoint.background": False})
     done = bound(harmed("forbidden_save", folder))
     assert done.returncode == 2, done.stderr
     assert done.stderr == (
-        f"vitctl: step 8 could not be saved in {folder / 'checkpoints'} (Permission denied); earlier checkpoints are complete: "
+        f"vitctl: step 8 could not be saved in {folder / 'checkpoints'} (Permission denied); earlier "
+        f"checkpoints are complete: "
         f"free space or fix permissions, then: vitctl resume {folder}\n"
     )
     assert [r["step"] for r in records(folder, "checkpoint")] == [2, 4]
     assert [r["text"] for r in records(folder, "warning")] == [
-        f"step {step} could not be saved in {folder / 'checkpoints'} (Permission denied); earlier checkpoints are complete"
+        f"step {step} could not be saved in {folder / 'checkpoints'} (Permission denied); earlier "
+        f"checkpoints are complete"
         for step in (6, 8)
     ]
     saved, problems = newest_checkpoint(folder / "checkpoints")
@@ -309,7 +336,9 @@ def test_permission_denied__while_saving(run: Run, bound: Bound, whole: Path, ti
 
 
 @pytest.mark.slow
-def test_permission_denied__while_resuming_nothing_is_begun_anew(bound: Bound, whole: Path, tmp_path: Path) -> None:
+def test_permission_denied__while_resuming_nothing_is_begun_anew(
+    bound: Bound, whole: Path, tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(whole, tmp_path / "a"))
     log = (folder / "log.jsonl").read_text()
     (folder / "checkpoints").chmod(0)

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from tests.conftest import Run, checkpoint, command, paced, records, run_as, sample_keys, started
 from vitctl.engine.trace.steps import read_steps
 from vitctl.errors import CheckpointError, RecipeError
-from vitctl.jobs.verification.verify import verify
+from vitctl.verify.run_check import verify
 
-# Everything that draws at random or adds up, an odd batch, leaves of unequal size; in float32, where every order of additions shows.
+# Everything that draws at random or adds up, an odd batch, leaves of unequal size; in float32, where every
+# order of additions shows.
 LANES: dict[str, Any] = {
     "machine.precision": "float32",
     "schedule.lanes": 8,
@@ -78,7 +79,9 @@ def test_lanes__any_number_of_processes_gives_the_same_bytes(
 
 
 @pytest.mark.parametrize("change", [{"schedule.lanes": 4}, {"schedule.leaf_images": 3}, {"seed": 1}])
-def test_lanes__what_is_in_the_recipe_decides(run: Run, one: Path, data: Path, change: dict[str, Any]) -> None:
+def test_lanes__what_is_in_the_recipe_decides(
+    run: Run, one: Path, data: Path, change: dict[str, Any]
+) -> None:
     """So the equality above is none of runs that would be equal anyway."""
     folder = run("other", **{**LANES, "data.path": str(data), **change})
     assert checkpoint(folder, 8)["model.safetensors"] != checkpoint(one, 8)["model.safetensors"]
@@ -94,7 +97,9 @@ def test_lanes__what_is_in_the_recipe_decides(run: Run, one: Path, data: Path, c
     ],
     ids=str,
 )
-def test_lanes__nothing_of_the_machine_decides(run: Run, one: Path, data: Path, change: dict[str, Any]) -> None:
+def test_lanes__nothing_of_the_machine_decides(
+    run: Run, one: Path, data: Path, change: dict[str, Any]
+) -> None:
     folder = run("other", **{**LANES, "data.path": str(data), **change})
     assert checkpoint(folder, 8) == checkpoint(one, 8)
 
@@ -102,10 +107,14 @@ def test_lanes__nothing_of_the_machine_decides(run: Run, one: Path, data: Path, 
 CHAINS = [
     pytest.param(((2, signal.SIGTERM), (1, signal.SIGKILL), (3, None)), id="2, 1, 3"),
     pytest.param(
-        ((4, signal.SIGTERM), (3, signal.SIGKILL), (1, signal.SIGTERM), (2, None)), id="4, 3, 1, 2", marks=SLOW
+        ((4, signal.SIGTERM), (3, signal.SIGKILL), (1, signal.SIGTERM), (2, None)),
+        id="4, 3, 1, 2",
+        marks=SLOW,
     ),
     pytest.param(
-        ((1, signal.SIGKILL), (8, signal.SIGTERM), (5, signal.SIGKILL), (6, None)), id="1, 8, 5, 6", marks=SLOW
+        ((1, signal.SIGKILL), (8, signal.SIGTERM), (5, signal.SIGKILL), (6, None)),
+        id="1, 8, 5, 6",
+        marks=SLOW,
     ),
 ]
 
@@ -122,8 +131,13 @@ def test_lanes__stopped_and_killed_it_goes_on_with_other_numbers_of_processes(
         if end is not None:
             step += 2
             until = time.monotonic() + 120
-            while not (folder / "log.jsonl").exists() or f'"step": {step},' not in (folder / "log.jsonl").read_text():
-                assert time.monotonic() < until and all(p.poll() is None for p in processes), shown.read_text()
+            while (
+                not (folder / "log.jsonl").exists()
+                or f'"step": {step},' not in (folder / "log.jsonl").read_text()
+            ):
+                assert time.monotonic() < until and all(p.poll() is None for p in processes), (
+                    shown.read_text()
+                )
                 time.sleep(0.005)
             for process in processes:
                 process.send_signal(end)
@@ -194,10 +208,14 @@ def test_lanes__many_random_recipes(
             {"schedule.lanes": 11},
             "MixUp and CutMix blend images of one lane, which needs two images; set 10 lanes or fewer",
         ),
-        ({"machine.processes": 2, "machine.sharding": "fsdp"}, "machine.sharding = 'none' or schedule.lanes = 0"),
+        (
+            {"machine.processes": 2, "machine.sharding": "fsdp"},
+            "machine.sharding = 'none' or schedule.lanes = 0",
+        ),
         (
             {"schedule.leaf_images": 32, "machine.processes": 9},
-            "machine.processes = 9 is more than the leaves of the batch (8 lanes of 2 to 3 images, each a leaf: 8 leaves)",
+            "machine.processes = 9 is more than the leaves of the batch (8 lanes of 2 to 3 images, each a "
+            "leaf: 8 leaves)",
         ),
     ],
 )
@@ -212,11 +230,14 @@ def test_lanes__what_they_cannot_do_is_refused_before_the_start(
 def test_lanes__a_run_of_three_processes_is_replayed_in_one(one: Path, data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "three"
     run_as(3, folder, data, **LANES)
-    steps, of_one = ([line.model_dump() for line in read_steps(path).by_step.values()] for path in (folder, one))  # type: ignore[union-attr]
+    steps, of_one = (
+        [line.model_dump() for line in read_steps(path).by_step.values()] for path in (folder, one)
+    )  # type: ignore[union-attr]
     assert len(steps) == 8
     assert steps == of_one
     found = {
-        f"{finding.what}, {finding.state}": finding.text for _, finding in verify(folder, steps="all", scores=True)
+        f"{finding.what}, {finding.state}": finding.text
+        for _, finding in verify(folder, steps="all", scores=True)
     }
     assert found["replay, ok"] == "steps 1 to 8: equal, bit for bit"
     assert "the same integers" in found["score, ok"]
@@ -245,7 +266,9 @@ def test_lanes__the_result_names_the_threads_of_the_training(run: Run, data: Pat
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     try:
-        folder = run("a", **{**LANES, "data.path": str(data), "schedule.total_steps": 3, "schedule.threads": before})
+        folder = run(
+            "a", **{**LANES, "data.path": str(data), "schedule.total_steps": 3, "schedule.threads": before}
+        )
     finally:
         torch.set_num_threads(before)
     assert json.loads((folder / "result.json").read_text())["provenance"]["threads"] == before

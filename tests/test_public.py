@@ -40,7 +40,12 @@ def home(run: Run, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_names__are_those_of_all_of_the_table_and_of_the_type_checker() -> None:
     tree = ast.parse((ROOT / "vitctl" / "__init__.py").read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
-    typed = {name.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for name in node.names}
+    typed = {
+        name.asname: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
     assert typed == vitctl._MODULES
     assert {*typed, "__version__"} == {*vitctl.__all__} == {*NAMES, "__version__"}
     assert {*vitctl.__all__} <= {*dir(vitctl)}

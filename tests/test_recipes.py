@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tests.recipes.paper import TABLE_3, TABLE_4, table_rows
-from vitctl.data.datasets.catalog import DATA_SETS
+from vitctl.data.datasets.known_sets import DATA_SETS
+from vitctl.jobs.inputs.network import model_config
 from vitctl.jobs.plan import plan_training
-from vitctl.jobs.pretrain import model_config
 from vitctl.models.configs import ResNetConfig, ViTConfig
 from vitctl.models.flops import count_macs, count_parameters
 from vitctl.models.variants import variant
@@ -19,7 +19,16 @@ from vitctl.recipe.write import differences
 JFT, IN21K, IN1K = "jft300m", "imagenet21k", "imagenet"
 
 # Recipes of jobs, and those that say by themselves that they are not the paper's.
-JOB_RECIPES = {"vtab", "vtab_mini", "finetune", "fewshot", "evaluate", "export", "quickstart", "quickstart_finetune"}
+JOB_RECIPES = {
+    "vtab",
+    "vtab_mini",
+    "finetune",
+    "fewshot",
+    "evaluate",
+    "export",
+    "quickstart",
+    "quickstart_finetune",
+}
 # Table 6 has three pre-trainings and Table 5 one, for which no settings are printed.
 UNPRINTED = {"jft_r152x2_14ep": "jft_r152x2", "jft_r200x3": "jft_r152x2", "in21k_h14": "in21k_l16"}
 
@@ -41,11 +50,23 @@ PARAMETERS = {
 }
 WITHOUT_HEAD = {"B/16": 85_798_656, "B/32": 87_455_232, "L/16": 303_301_632, "L/32": 305_510_400}
 # The like with 1,000 classes, in which the ResNets are counted.
-RESNETS = {"R50x1": 25_557_032, "R50x2": 98_004_072, "R101x1": 44_549_160, "R152x1": 60_192_808, "R152x2": 236_350_568}
+RESNETS = {
+    "R50x1": 25_557_032,
+    "R50x2": 98_004_072,
+    "R101x1": 44_549_160,
+    "R152x1": 60_192_808,
+    "R152x2": 236_350_568,
+}
 TOKENS = {"B/16": 197, "L/16": 197, "B/32": 50, "L/32": 50, "H/14": 257}
 WIDTH = {"B/16": 768, "B/32": 768, "L/16": 1024, "L/32": 1024}
 # What follows from the lengths of Table 3.
-STEPS = {(JFT, 7): 517_822, (JFT, 14): 1_035_644, (IN21K, 90): 309_698, (IN21K, 30): 103_232, (IN1K, 300): 93_835}
+STEPS = {
+    (JFT, 7): 517_822,
+    (JFT, 14): 1_035_644,
+    (IN21K, 90): 309_698,
+    (IN21K, 30): 103_232,
+    (IN1K, 300): 93_835,
+}
 
 
 def pretrain(name: str) -> Pretrain:
@@ -61,7 +82,7 @@ def finetune(name: str) -> Finetune:
 
 
 def test_recipes__all_load_and_say_what_they_are() -> None:
-    files = sorted(path for path in recipe_folder().iterdir() if path.name != "sweeps")
+    files = sorted(path for path in recipe_folder().iterdir() if path.is_file())
     assert [file.name for file in files] == [f"{name}.toml" for name in recipe_names()]
     assert len(files) >= 74
     recipes = [load_recipe(name).recipe for name in recipe_names()]
@@ -74,7 +95,9 @@ def test_recipes__every_row_of_every_table_and_nothing_unknown() -> None:
     of_results = {name for table in paper.RESULTS.values() for name in table.rows}
     of_paper = {*TABLE_3, *TABLE_4, *of_results}
     assert of_paper <= set(recipe_names())
-    assert {*UNPRINTED, "jft_r152x4"} == {name for n in "256" for name in paper.RESULTS[n].rows} - set(TABLE_3)
+    assert {*UNPRINTED, "jft_r152x4"} == {name for n in "256" for name in paper.RESULTS[n].rows} - set(
+        TABLE_3
+    )
     assert set(paper.TABLE_3) == set(TABLE_3)
     assert set(paper.TABLE_4) == {*TABLE_4, "vtab"}
     others = set(recipe_names()) - of_paper - JOB_RECIPES
@@ -82,7 +105,9 @@ def test_recipes__every_row_of_every_table_and_nothing_unknown() -> None:
     assert {"augreg_in21k_b16", "better_in1k_s16", "smoke"} <= others
     for name in others:
         note = load_recipe(name).recipe.note
-        assert "Not the paper's" in note or note.startswith(("Table 2: ImageNet at 51", "B.1.1: BiT's rule")), name
+        assert "Not the paper's" in note or note.startswith(
+            ("Table 2: ImageNet at 51", "B.1.1: BiT's rule")
+        ), name
     assert not any("Not the paper's" in load_recipe(name).recipe.note for name in of_paper)
 
 
@@ -112,7 +137,9 @@ def test_table_3(name: str) -> None:
 
 @pytest.mark.parametrize("name", TABLE_3)
 def test_pretraining__what_the_authors_said_beyond_the_table(name: str) -> None:
-    """Table 3 states the clip for the ImageNet rows; loss, head bias and the last rate are from the authors' issues."""
+    """Table 3 states the clip for the ImageNet rows; loss, head bias and the last rate are from the authors'
+    issues.
+    """
     r = pretrain(name)
     small = r.data.dataset == IN1K
     assert r.optimizer.clip_norm == (1.0 if small else 0.0)
@@ -129,11 +156,15 @@ def test_pretraining__what_the_authors_said_beyond_the_table(name: str) -> None:
 
 
 def test_pretraining__what_is_inferred_says_so() -> None:
-    """Clipping on ImageNet-21k, the units of the ResNets, the length of Fig. 4's runs: the paper leaves them open."""
+    """Clipping on ImageNet-21k, the units of the ResNets, the length of Fig. 4's runs: the paper leaves them
+    open.
+    """
     assert "nor does a configuration derived from the authors' clip" in pretrain("in21k_b16").note
     assert "a configuration derived from the authors' clips at 1.0" in pretrain("in21k_l32").note
     resnets = [
-        r for name in recipe_names() if isinstance(r := load_recipe(name).recipe, Pretrain) and "(BiT)" in r.note
+        r
+        for name in recipe_names()
+        if isinstance(r := load_recipe(name).recipe, Pretrain) and "(BiT)" in r.note
     ]
     resnets += [pretrain(name) for name in ("d1_r50x1_sgd", "d1_r152x2_sgd")]
     assert len(resnets) == 11
@@ -141,16 +172,27 @@ def test_pretraining__what_is_inferred_says_so() -> None:
         assert "units V1, an inference" in r.note
         assert r.model.version == "v1"
     for name in (name for name in recipe_names() if name.startswith("fig4_")):
-        assert ("as many steps as on the whole (an inference)" in pretrain(name).note) == (name != "fig4_b32_halved")
+        assert ("as many steps as on the whole (an inference)" in pretrain(name).note) == (
+            name != "fig4_b32_halved"
+        )
 
 
 def test_pretraining__is_scored_as_the_authors_do() -> None:
-    """resize_small(256), whose method is TensorFlow's area, and central_crop(224); training is plain bilinear."""
-    of_paper = [name for name in recipe_names() if name.startswith(("jft_", "in21k_", "in1k_", "fig4_", "d1_", "d6_"))]
+    """resize_small(256), whose method is TensorFlow's area, and central_crop(224); training is plain
+    bilinear.
+    """
+    of_paper = [
+        name for name in recipe_names() if name.startswith(("jft_", "in21k_", "in1k_", "fig4_", "d1_", "d6_"))
+    ]
     assert len(of_paper) > 35
     for name in of_paper:
         d = pretrain(name).data
-        assert (d.image_size, d.eval_method, d.eval_resize, d.eval_resample) == (224, "shorter_side", 256, "area"), name
+        assert (d.image_size, d.eval_method, d.eval_resize, d.eval_resample) == (
+            224,
+            "shorter_side",
+            256,
+            "area",
+        ), name
         assert d.resample == "bilinear", name
 
 
@@ -159,7 +201,14 @@ def test_own_data__is_resized_as_other_programs_do() -> None:
     for name in recipe_names():
         r: Any = load_recipe(name).recipe
         if r.job in ("pretrain", "finetune"):
-            own = {"finetune", "smoke", "quickstart", "quickstart_finetune", "cifar10_small", "masked_patch_small"}
+            own = {
+                "finetune",
+                "smoke",
+                "quickstart",
+                "quickstart_finetune",
+                "cifar10_small",
+                "masked_patch_small",
+            }
             assert r.data.resample == ("bilinear_antialias" if name in own else "bilinear"), name
 
 
@@ -248,12 +297,17 @@ def test_figure_3__bits_networks_on_the_smaller_sets() -> None:
             r = pretrain(f"{data_set}_{model}")
             assert (r.model.name.lower(), r.model.version, r.model.pre_logits) == (model, "v2", False)
             assert r.optimizer == large.optimizer
-            assert [drop * r.schedule.total_epochs for drop in r.schedule.drops] == pytest.approx([30, 60, 80])
+            assert [drop * r.schedule.total_epochs for drop in r.schedule.drops] == pytest.approx(
+                [30, 60, 80]
+            )
             same = {key for key, _, _ in differences(large.schedule, r.schedule)}
             assert (r.schedule.total_epochs, same) == (90.0, {"total_epochs", "drops"})
             like = pretrain(f"{data_set}_b16")
             assert r.data == like.data
-            assert (r.loss.name, r.loss.label_smoothing) == ("softmax" if data_set == "in1k" else "sigmoid", 0.0)
+            assert (r.loss.name, r.loss.label_smoothing) == (
+                "softmax" if data_set == "in1k" else "sigmoid",
+                0.0,
+            )
             assert r.model.head_bias == (0.0 if data_set == "in1k" else -10.0)
     changed = {key for key, _, _ in differences(pretrain("jft_r152x4"), pretrain("jft_r50x1_40ep"))}
     assert changed == {"note", "model.name"}
@@ -262,11 +316,15 @@ def test_figure_3__bits_networks_on_the_smaller_sets() -> None:
 def test_tables__that_print_a_cell_twice_agree() -> None:
     """Only ViT-H/14 differs between Tables 5 and 6; Table 7's Adam columns are Table 6's."""
     five, six, seven = (paper.RESULTS[number] for number in "567")
-    assert {name for name in five.rows if name in six.rows and five.rows[name] != six.rows[name]} == {"jft_h14"}
+    assert {name for name in five.rows if name in six.rows and five.rows[name] != six.rows[name]} == {
+        "jft_h14"
+    }
     for name in ("jft_r50x1", "jft_r152x2"):
         again = dict(zip(seven.columns, seven.rows[name], strict=True))
         once = dict(zip(six.columns, six.rows[name], strict=True))
-        assert {target: again[target] for target in paper.FIVE} == {target: once[target] for target in paper.FIVE}
+        assert {target: again[target] for target in paper.FIVE} == {
+            target: once[target] for target in paper.FIVE
+        }
 
 
 def test_table_8__the_eight_cells() -> None:
@@ -300,7 +358,11 @@ def test_appendix_d__head_type_axial_and_shapes() -> None:
     base = model_config(pretrain("d2_base"), 10)
     assert isinstance(base, ViTConfig)
     assert (base.depth, base.hidden_size, base.mlp_size, base.patch_size) == (8, 1024, 2048, 32)
-    for name, like in (("d6_axial_b16", "jft_b16"), ("d6_axial_b32", "jft_b32"), ("d6_axial_r50", "jft_r50x1")):
+    for name, like in (
+        ("d6_axial_b16", "jft_b16"),
+        ("d6_axial_b32", "jft_b32"),
+        ("d6_axial_r50", "jft_r50x1"),
+    ):
         assert not pretrain(name).model.pre_logits  # D.3: a linear classifier on an average, as in d3_gap
         changed = {key for key, _, _ in differences(pretrain(like), pretrain(name))}
         assert changed - {"model.pre_logits"} == {"note", "model.name"}
@@ -319,12 +381,21 @@ def test_figure_4__as_many_steps_as_on_the_whole_and_the_best_checkpoint() -> No
 
 
 def test_masked_patch_prediction__the_three_targets_and_both_rates() -> None:
-    names = ("masked_patch_b16", "masked_patch_b16_downsized", "masked_patch_b16_pixels", "masked_patch_b16_15")
+    names = (
+        "masked_patch_b16",
+        "masked_patch_b16_downsized",
+        "masked_patch_b16_pixels",
+        "masked_patch_b16_15",
+    )
     found = [(r.masked_patch.target, r.masked_patch.corrupted) for r in map(pretrain, names)]
     assert found == [("mean_color", 0.5), ("downsized", 0.5), ("pixels", 0.5), ("mean_color", 0.15)]
     for r in map(pretrain, names):
         assert (r.optimizer.name, r.optimizer.lr, r.schedule.decay) == ("adam", 2e-4, "cosine")
-        assert (r.schedule.total_steps, r.schedule.batch_size, r.schedule.warmup_steps) == (1_000_000, 4096, 10_000)
+        assert (r.schedule.total_steps, r.schedule.batch_size, r.schedule.warmup_steps) == (
+            1_000_000,
+            4096,
+            10_000,
+        )
         assert (r.model.name, r.data.dataset) == ("B/16", JFT)
 
 
@@ -367,7 +438,9 @@ def test_table_2__imagenet_at_a_higher_resolution(size: int) -> None:
 
 
 def test_bit__the_rule_that_resnets_are_also_fine_tuned_by() -> None:
-    """BiT, Section 3.3, and the steps of its code: (steps, updates after which the rate drops, warm-up, crop, MixUp)."""
+    """BiT, Section 3.3, and the steps of its code: (steps, updates after which the rate drops, warm-up, crop,
+    MixUp).
+    """
     rule = {
         "bit_imagenet": (20_000, (6_000, 12_000, 18_000), 500, (448, 384), 0.1),
         "bit_cifar10": (10_000, (3_000, 6_000, 9_000), 500, (160, 128), 0.1),
@@ -383,8 +456,17 @@ def test_bit__the_rule_that_resnets_are_also_fine_tuned_by() -> None:
         r, like = finetune(name), finetune(name.removesuffix("_480").replace("bit", "finetune"))
         assert r.schedule.total_steps == steps
         assert tuple(round(drop * steps) for drop in r.schedule.drops) == drops
-        assert (r.schedule.warmup_steps, r.schedule.batch_size, r.optimizer.lr, r.sweep.lrs) == (warmup, 512, 0.003, ())
-        assert (r.data.crop, (r.data.train_resize, r.data.image_size), r.data.mixup_alpha) == ("random", sizes, mixup)
+        assert (r.schedule.warmup_steps, r.schedule.batch_size, r.optimizer.lr, r.sweep.lrs) == (
+            warmup,
+            512,
+            0.003,
+            (),
+        )
+        assert (r.data.crop, (r.data.train_resize, r.data.image_size), r.data.mixup_alpha) == (
+            "random",
+            sizes,
+            mixup,
+        )
         assert (r.data.dataset, r.data.eval_split) == (like.data.dataset, like.data.eval_split)
 
 

@@ -46,7 +46,9 @@ def srun(line: list[str], rank: int, port: int) -> warm.Popen:
         "SLURM_LOCALID": str(rank % 2),
         "MASTER_PORT": str(port),
     }
-    return warm.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env})
+    return warm.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}
+    )
 
 
 def test_srun__two_nodes_of_two_processes(one_process: Path, tiny_data: Path, tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_srun__signalled_tasks_save_and_go_on(run: Run, tiny_data: Path, tmp_pat
 
 @pytest.mark.slow
 def test_srun__the_first_error_is_the_one_line_on_the_screen(tiny_data: Path, tmp_path: Path) -> None:
-    from tests.engine.test_training import damaged
+    from tests.engine.test_trainer import damaged
 
     folder, port = tmp_path / "run", free_port()
     data = damaged(tiny_data, tmp_path / "data", "test", [20])
@@ -127,7 +129,9 @@ def test_srun__the_first_error_is_the_one_line_on_the_screen(tiny_data: Path, tm
 
 
 @pytest.mark.slow
-def test_accelerate_launch__its_settings_are_not_those_of_the_run(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+def test_accelerate_launch__its_settings_are_not_those_of_the_run(
+    run: Run, tiny_data: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     start = [
         sys.executable,
@@ -149,18 +153,24 @@ def test_accelerate_launch__its_settings_are_not_those_of_the_run(run: Run, tiny
     assert checkpoint(folder, 20).keys() == checkpoint(tmp_path / "one", 20).keys()
 
 
-@pytest.mark.parametrize(("processes", "replicas"), [(2, 1), (2, 2), pytest.param(4, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("processes", "replicas"), [(2, 1), (2, 2), pytest.param(4, 2, marks=pytest.mark.slow)]
+)
 def test_fsdp__equals_ddp_in_float32(processes: int, replicas: int, tiny_data: Path, tmp_path: Path) -> None:
     values = {
         "machine.precision": "float32",
         "machine.checkpoint_blocks": "true",
         "schedule.total_steps": 12,
-        "optimizer.name": "sgd",  # Adam divides by roots of squares that may be near nothing, and magnifies rounding
+        # Adam divides by roots of squares that may be near nothing, and magnifies rounding
+        "optimizer.name": "sgd",
         "optimizer.clip_norm": 0.1,
     }
     folders = {sharding: tmp_path / sharding for sharding in ("none", "fsdp")}
     for sharding, folder in folders.items():
-        more = {"machine.sharding": sharding, "machine.sharding_replicas": replicas if sharding == "fsdp" else 1}
+        more = {
+            "machine.sharding": sharding,
+            "machine.sharding_replicas": replicas if sharding == "fsdp" else 1,
+        }
         run_as(processes, folder, tiny_data, **values, **more)
     ddp, fsdp = (train_records(folder) for folder in folders.values())
     assert max(record["grad_norm"] for record in ddp) > 0.1  # gradients were clipped
@@ -170,19 +180,27 @@ def test_fsdp__equals_ddp_in_float32(processes: int, replicas: int, tiny_data: P
         one, other = (load_file(folder / file) for folder in folders.values())
         assert one.keys() == other.keys()
         for key, tensor in one.items():
-            assert (tensor - other[key]).abs().max() <= 1e-6 * max(1.0, float(tensor.abs().max())), (name, key)
+            assert (tensor - other[key]).abs().max() <= 1e-6 * max(1.0, float(tensor.abs().max())), (
+                name,
+                key,
+            )
 
 
 @pytest.mark.parametrize(("processes", "replicas"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "values",
-    [{}, pytest.param({"machine.checkpoint_blocks": "true", "machine.micro_batch": 3}, marks=pytest.mark.slow)],
+    [
+        {},
+        pytest.param({"machine.checkpoint_blocks": "true", "machine.micro_batch": 3}, marks=pytest.mark.slow),
+    ],
     ids=["", "parts"],
 )
 def test_fsdp__gathered_in_bf16_has_the_same_bits(
     values: dict[str, object], processes: int, replicas: int, tiny_data: Path, tmp_path: Path
 ) -> None:
-    """Autocast converts the weights of linear layers; whether before or after they are gathered changes no bit."""
+    """Autocast converts the weights of linear layers; whether before or after they are gathered changes no
+    bit.
+    """
     own = {
         "machine.precision": "bf16",
         "schedule.total_steps": 6,
@@ -199,7 +217,9 @@ def test_fsdp__gathered_in_bf16_has_the_same_bits(
     assert checkpoint(folders[0], 6) == checkpoint(folders[1], 6)
     ddp = tmp_path / "ddp"
     run_as(processes, ddp, tiny_data, **{**own, "machine.sharding": "none"})
-    assert [r["loss"] for r in other] == pytest.approx([r["loss"] for r in train_records(ddp)], rel=1e-6, abs=0)
+    assert [r["loss"] for r in other] == pytest.approx(
+        [r["loss"] for r in train_records(ddp)], rel=1e-6, abs=0
+    )
     before = checkpoint(folders[1], 6)
     for name in ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "state.json"):
         (folders[1] / "checkpoints" / "step_00000006" / name).unlink()
@@ -214,13 +234,16 @@ def test_fsdp__gathered_in_bf16_has_the_same_bits(
 def test_fsdp__gathered_in_bf16_needs_a_run_in_bf16(run: Run) -> None:
     values = {"machine.precision": "float32", "machine.sharding": "fsdp", "machine.sharding_dtype": "bf16"}
     with pytest.raises(
-        LaunchError, match=r"machine.sharding_dtype = 'bf16': this run computes in float32.* set machine.precision"
+        LaunchError,
+        match=r"machine.sharding_dtype = 'bf16': this run computes in float32.* set machine.precision",
     ):
         run("run", **values)
 
 
 def test_sharded_checkpoint__has_the_files_of_any_other(run: Run, tiny_data: Path, tmp_path: Path) -> None:
-    """Two processes with FSDP2 save and stop; one goes on, and ends where one alone does, bit for bit without clipping."""
+    """Two processes with FSDP2 save and stop; one goes on, and ends where one alone does, bit for bit without
+    clipping.
+    """
     values = {"optimizer.clip_norm": 0.0, "machine.micro_batch": 8}
     straight, folder = run("straight", **values), tmp_path / "a"
     run_as_two(folder, tiny_data, **values, **{"machine.sharding": "fsdp", "schedule.total_steps": 20})
@@ -255,8 +278,12 @@ def test_soak__a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-def test_sharded_checkpoint__goes_on_with_three_processes_and_then_with_one(tiny_data: Path, tmp_path: Path) -> None:
-    """FSDP2 on two, from step 6 on three, from step 12 one alone: the same images, and the golden curve but for rounding."""
+def test_sharded_checkpoint__goes_on_with_three_processes_and_then_with_one(
+    tiny_data: Path, tmp_path: Path
+) -> None:
+    """FSDP2 on two, from step 6 on three, from step 12 one alone: the same images, and the golden curve but
+    for rounding.
+    """
     folder = tmp_path / "a"
     for processes, sharding, whole in ((2, "fsdp", 6), (3, "fsdp", 12), (1, "none", 20)):
         values = {

@@ -1,8 +1,9 @@
-"""A signal at any moment of any command: code 3 and one line, and what was begun goes on as if nothing had been.
+"""A signal at any moment of any command: code 3 and one line, and what was begun goes on as if nothing had
+been.
 
-Signals come from within, right before the n-th call of a function, so that they hit the same moment every time. That they come
-from outside, to one process or to several, is held by test_faults.py, test_golden.py, launch/test_launcher.py
-and benchmarks/soak.py.
+Signals come from within, right before the n-th call of a function, so that they hit the same moment every
+time. That they come from outside, to one process or to several, is held by test_faults.py, test_golden.py,
+launch/test_launcher.py and benchmarks/soak.py.
 """
 
 import json
@@ -19,19 +20,18 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY, checkpoint, sample_keys, train_records
-from tests.jobs.conftest import pretrained  # noqa: F401
+from tests.trained import pretrained  # noqa: F401
 from vitctl.cli.app import main
 from vitctl.data.datasets.readers import shapes
-from vitctl.data.inspect import dedup, verify
+from vitctl.data.inspect import check_shards, duplicates
 from vitctl.data.source import exclusion
 from vitctl.data.writer import write
-from vitctl.engine import evaluation, loop, training
+from vitctl.engine import evaluation, step, trainer
 from vitctl.engine.checkpoint import files as checkpoints
 from vitctl.engine.distributed import agreement
-from vitctl.engine.preemption import SIGNALS
+from vitctl.export import export as exporting
 from vitctl.jobs import features, fewshot, pretrain, probe
-from vitctl.jobs import training as jobs_training
-from vitctl.jobs.export_formats import weights_file
+from vitctl.system.signals import SIGNALS
 
 CPU = ("--set", "machine.device=cpu", "--set", "machine.workers=0", "--set", "machine.precision=float64")
 FEW = ("--set", "schedule.warmup_steps=1", "--set", "schedule.batch_size=8")
@@ -61,7 +61,9 @@ def vitctl(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
 
 @pytest.fixture
 def hit() -> Iterator[Hit]:
-    """hit(module, "function", 2, SIGTERM): the signal comes right before the second call from now on, and only then."""
+    """hit(module, "function", 2, SIGTERM): the signal comes right before the second call from now on, and
+    only then.
+    """
     armed: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
 
@@ -82,7 +84,9 @@ def hit() -> Iterator[Hit]:
 
 
 def heard(number: signal.Signals) -> str:
-    return f"vitctl: {number.name}: stopping as soon as the work so far is safe; a second signal stops at once\n"
+    return (
+        f"vitctl: {number.name}: stopping as soon as the work so far is safe; a second signal stops at once\n"
+    )
 
 
 def status(folder: Path) -> str:
@@ -118,7 +122,7 @@ def pretraining(data: Path) -> tuple[object, ...]:
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What machine.compile does around the compiler stays; the compiler itself is slow, see test_killed.py."""
-    monkeypatch.setattr(jobs_training, "compile_blocks", lambda _: 0)
+    monkeypatch.setattr(trainer, "compile_blocks", lambda _: 0)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +130,7 @@ def straight(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pre-training that nothing came between."""
     folder = tmp_path_factory.mktemp("straight") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs_training, "compile_blocks", lambda _: 0)
+        patch.setattr(trainer, "compile_blocks", lambda _: 0)
         patch.setattr(sys, "argv", ["vitctl", *map(str, pretraining(tiny_data)), "--out", str(folder)])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -135,22 +139,22 @@ def straight(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 MOMENTS: dict[str, tuple[Moment, signal.Signals]] = {
-    "start-up, data": ((pretrain, "open_training_images", 1), TERM),
+    "start-up, data": ((pretrain, "sampling_notes", 1), TERM),
     "start-up, model": ((pretrain, "build", 1), INT),
     "start-up, folder": ((agreement, "newest_checkpoint", 1), USR1),
-    "compile": ((loop.Trainer, "warm_up", 1), USR1),
-    "compiled": ((training, "run_steps", 1), TERM),
-    "training, SIGTERM": ((loop.Trainer, "_step", 5), TERM),
-    "training, SIGUSR1": ((loop.Trainer, "_step", 5), USR1),
-    "training, SIGINT": ((loop.Trainer, "_step", 5), INT),
-    "the last step": ((loop.Trainer, "_step", 9), INT),
-    "log": ((training.Run, "_log_samples", 2), TERM),
+    "compile": ((step.TrainStep, "warm_up", 1), USR1),
+    "compiled": ((trainer.Trainer, "run_steps", 1), TERM),
+    "training, SIGTERM": ((step.TrainStep, "_step", 5), TERM),
+    "training, SIGUSR1": ((step.TrainStep, "_step", 5), USR1),
+    "training, SIGINT": ((step.TrainStep, "_step", 5), INT),
+    "the last step": ((step.TrainStep, "_step", 9), INT),
+    "log": ((trainer.Trainer, "_log_samples", 2), TERM),
     "evaluation": ((evaluation, "count_hits", 1), TERM),
     "the last evaluation": ((evaluation, "count_hits", 2), USR1),
     "few-shot features": ((features, "representations", 2), INT),
     "few-shot solve": ((probe, "score_draw", 2), TERM),
     "the last few-shot": ((probe, "score_draw", 6), USR1),
-    "saving, copy": ((training, "parts", 2), INT),
+    "saving, copy": ((trainer, "parts", 2), INT),
     "saving, weights": ((checkpoints, "save_weights", 3), TERM),
     "saving, optimizer": ((checkpoints, "save_tensors", 1), USR1),
     "saving, state": ((checkpoints, "write_run_json", 2), INT),
@@ -171,14 +175,17 @@ def test_pretrain__goes_on_bit_for_bit(
     folder = tmp_path / "a"
     hit(*moment, number)
     code, said = vitctl(*pretraining(tiny_data), "--out", folder)
-    assert (code, said) == (3, f"{heard(number)}stopped and saved in {folder}; resume with: vitctl resume {folder}\n")
+    assert (code, said) == (
+        3,
+        f"{heard(number)}stopped and saved in {folder}; resume with: vitctl resume {folder}\n",
+    )
     assert status(folder) == "stopped"
     saved, problems = checkpoints.newest_checkpoint(folder / "checkpoints")
     assert saved is not None and problems == []
     steps = [step for step, *_ in told(folder)["train"]]
     assert steps == list(range(1, saved.step + 1))  # nothing that was done is lost
 
-    hit(training, "load_full_state", 1, TERM)  # and once more while it starts again
+    hit(trainer, "load_full_state", 1, TERM)  # and once more while it starts again
     assert vitctl("resume", folder)[0] == 3
     assert vitctl("resume", folder)[0] == 0
     assert told(folder) == told(straight)
@@ -197,7 +204,7 @@ JOBS: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
         (features, "representations", 3),
         TERM,
     ),
-    "finetune": (("finetune", "--steps", "4", *FEW), (loop.Trainer, "_step", 3), INT),
+    "finetune": (("finetune", "--steps", "4", *FEW), (step.TrainStep, "_step", 3), INT),
 }
 
 
@@ -214,11 +221,17 @@ def test_job__ends_as_if_nothing_had_been(
 ) -> None:
     data = () if job[0] == "vtab" else ("--data", tiny_data)
     line = (*job, *CPU, "--from", pretrained, *data)
-    straight, folder = tmp_path / "straight", tmp_path / "there" / "a"  # features that are kept are not shared
+    straight, folder = (
+        tmp_path / "straight",
+        tmp_path / "there" / "a",
+    )  # features that are kept are not shared
     assert vitctl(*line, "--out", straight)[0] == 0
     hit(*moment, number)
     code, said = vitctl(*line, "--out", folder)
-    assert (code, said) == (3, f"{heard(number)}stopped and saved in {folder}; resume with: vitctl resume {folder}\n")
+    assert (code, said) == (
+        3,
+        f"{heard(number)}stopped and saved in {folder}; resume with: vitctl resume {folder}\n",
+    )
     assert status(folder) == "stopped"
     assert vitctl("resume", folder)[0] == 0
     metrics = [json.loads((path / "result.json").read_text())["metrics"] for path in (folder, straight)]
@@ -232,8 +245,10 @@ def test_export__keeps_what_is_verified(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "a"
-    hit(weights_file, "agree", 1, TERM)
-    code, said = vitctl("export", "--from", pretrained, "--to", "google", "--to", "safetensors", "--out", folder)
+    hit(exporting, "agree", 1, TERM)
+    code, said = vitctl(
+        "export", "--from", pretrained, "--to", "google", "--to", "safetensors", "--out", folder
+    )
     assert (code, said[: len(heard(TERM))]) == (3, heard(TERM))
     weights = folder / "google" / "model.npz", folder / "model.safetensors"
     assert [path.exists() for path in weights] == [True, False]
@@ -242,15 +257,18 @@ def test_export__keeps_what_is_verified(
     assert not [path for path in folder.iterdir() if "partial" in path.name]
 
 
-SHARDS: tuple[tuple[str, ...], Moment] = (("shards", "photos", "out", "--workers", "0"), (write, "label_text", 30))
+SHARDS: tuple[tuple[str, ...], Moment] = (
+    ("shards", "photos", "out", "--workers", "0"),
+    (write, "escape_key", 30),
+)
 DEDUP = ("dedup", "own", "--against", "other", "--apply", "--workers", "0")
 DATA: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
     "shards, SIGTERM": (*SHARDS, TERM),
     "shards, SIGUSR1": (*SHARDS, USR1),
     "shards, SIGINT": (*SHARDS, INT),
-    "check": (("check", "own", "--workers", "0"), (verify, "_image_problems", 3), TERM),
-    "dedup": (DEDUP, (dedup, "find_matches", 1), USR1),
-    "dedup, pictures": (DEDUP, (dedup, "_pair", 2), INT),
+    "check": (("check", "own", "--workers", "0"), (check_shards, "image_digest", 3), TERM),
+    "dedup": (DEDUP, (duplicates, "find_matches", 1), USR1),
+    "dedup, pictures": (DEDUP, (duplicates, "_pair", 2), INT),
     "dedup, list": (DEDUP, (exclusion.json, "dumps", 1), TERM),
 }
 
@@ -294,7 +312,11 @@ def pictures(root: Path) -> Path:
 def visible(root: Path) -> dict[Path, bytes]:
     """The files that a person sees, by their names."""
     paths = {path: path.relative_to(root) for path in root.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for path, name in paths.items() if not any(p.startswith(".") for p in name.parts)}
+    return {
+        name: path.read_bytes()
+        for path, name in paths.items()
+        if not any(p.startswith(".") for p in name.parts)
+    }
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -302,7 +324,8 @@ def test_command__is_stopped_while_it_is_still_being_imported(number: signal.Sig
     code = (
         "import sys, time\nfrom vitctl.__main__ import main\n"
         "class Slow:\n    def find_spec(self, name, *_):\n"
-        "        if name == 'vitctl.cli.app':\n            print('importing', flush=True)\n            time.sleep(600)\n"
+        "        if name == 'vitctl.cli.app':\n            print('importing', flush=True)\n            "
+        "time.sleep(600)\n"
         "sys.meta_path.insert(0, Slow())\nmain()\n"
     )
     with subprocess.Popen(

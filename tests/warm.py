@@ -1,7 +1,10 @@
-"""`python -m vitctl ...` as a process that need not import torch first: it is forked from one that has, which saves 4 seconds.
+"""`python -m vitctl ...` as a process that need not import torch first: it is forked from one that has, which
+saves 4 seconds.
 
-`Popen` and `run` are those of subprocess, for lines that begin with this Python and `-m` or `-c`. The process has signals, streams,
-an environment, a folder, a session and an end of its own. Only its imports are over: a test of the start takes subprocess itself.
+`Popen` and `run` are those of subprocess, for lines that begin with this Python and `-m` or `-c`. The process
+has signals, streams,
+an environment, a folder, a session and an end of its own. Only its imports are over: a test of the start
+takes subprocess itself.
 """
 
 import atexit
@@ -29,12 +32,13 @@ IMPORTED = (
     "accelerate.commands.launch",
     "vitctl.cli.app",
     "vitctl.cli.show.render",
+    "vitctl.cli.show.console",
     "vitctl.jobs.evaluate",
-    "vitctl.jobs.export",
+    "vitctl.export.export",
     "vitctl.jobs.fewshot",
     "vitctl.jobs.finetune",
     "vitctl.jobs.pretrain",
-    "vitctl.jobs.vtab",
+    "vitctl.jobs.vtab_suite",
     "vitctl.launch.launcher",
     "vitctl.launch.prepare",
 )
@@ -42,7 +46,10 @@ CHANGEABLE = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPI
 
 
 class Popen(subprocess.Popen[Any]):
-    """A process of its own. With `start_new_session` and a terminal as standard input, that is its controlling terminal."""
+    """A process of its own.
+
+    With `start_new_session` and a terminal as standard input, that is its controlling terminal.
+    """
 
     def _execute_child(self, *given: Any) -> None:
         call = inspect.signature(subprocess.Popen._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
@@ -56,7 +63,9 @@ class Popen(subprocess.Popen[Any]):
             "ignored": [number for number in CHANGEABLE if signal.getsignal(number) == signal.SIG_IGN],
         }
         streams = [call["p2cread"], call["c2pwrite"], call["errwrite"]]
-        self._told, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # the pid, and how it ended
+        self._told, theirs = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET
+        )  # the pid, and how it ended
         with theirs:
             ends = [end if end != -1 else own for own, end in enumerate(streams)]
             socket.send_fds(_server(), [json.dumps(request).encode()], [*ends, theirs.fileno()])
@@ -85,7 +94,12 @@ PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 
 
 def run(
-    line: list[str], *, check: bool = False, capture_output: bool = False, timeout: float | None = None, **given: Any
+    line: list[str],
+    *,
+    check: bool = False,
+    capture_output: bool = False,
+    timeout: float | None = None,
+    **given: Any,
 ) -> "subprocess.CompletedProcess[Any]":
     """subprocess.run."""
     if capture_output:
@@ -109,8 +123,13 @@ def _server() -> socket.socket:
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     with theirs:
         line = [sys.executable, "-m", "tests.warm", str(theirs.fileno())]
-        environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # to look for a GPU must not spoil a fork
-        server = subprocess.Popen(line, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        environment = {
+            **os.environ,
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        }  # to look for a GPU must not spoil a fork
+        server = subprocess.Popen(
+            line, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+        )
 
     @atexit.register
     def end() -> None:

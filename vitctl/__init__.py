@@ -1,8 +1,9 @@
 """vitctl: the ViT paper (Dosovitskiy et al. 2021) as a command-line toolkit.
 
-The names of `__all__` are the public API. Each keeps its name, its arguments and what its docstring says within a major
-version; while that is 0, within a minor one. CHANGELOG.md lists what changes. Everything else is internal, the modules
-that these names come from too. Beside it the command line, the keys of recipes and the files of a run are what to build on.
+The names of `__all__` are the public API. Each keeps its name, its arguments and what its docstring says
+within a major version; while that is 0, within a minor one. CHANGELOG.md lists what changes. Everything else
+is internal, the modules that these names come from too. Beside it the command line, the keys of recipes and
+the files of a run are what to build on.
 
 Names are imported when they are asked for, so that `import vitctl` costs nothing and imports no torch.
 """
@@ -10,7 +11,15 @@ Names are imported when they are asked for, so that `import vitctl` costs nothin
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ("VitctlError", "__version__", "as_webdataset", "load_classifier", "load_model", "load_recipe", "open_split")
+__all__ = (
+    "VitctlError",
+    "__version__",
+    "as_webdataset",
+    "load_classifier",
+    "load_model",
+    "load_recipe",
+    "open_split",
+)
 
 if TYPE_CHECKING:
     from vitctl.data.datasets.catalog import open_split as open_split

@@ -6,7 +6,8 @@ VitctlError
   CheckpointError   weights or a checkpoint are wrong or missing
   LaunchError       processes, devices or the environment are wrong
 
-`explained` turns operating system errors into one of these, for the command line and for every process of a run.
+`explained` turns operating system errors into one of these, for the command line and for every process of a
+run.
 """
 
 import errno
@@ -75,7 +76,8 @@ _HOW_TO_FIX = {
         (errno.EREMOTEIO, errno.ENOTCONN, errno.ENOLINK, errno.EPROTO, errno.EUCLEAN, errno.ENODATA), _FAILING
     ),
     **dict.fromkeys(
-        (errno.EOPNOTSUPP, errno.ENOLCK, errno.ETXTBSY), "this file system cannot do that; choose a local disk"
+        (errno.EOPNOTSUPP, errno.ENOLCK, errno.ETXTBSY),
+        "this file system cannot do that; choose a local disk",
     ),
     errno.ENXIO: _FAILING,
     errno.ENODEV: _FAILING,
@@ -98,7 +100,9 @@ _NO_MEMORY = ("OutOfMemoryError", "can't allocate memory")
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, in Python or in PyTorch."""
-    return isinstance(error, MemoryError) or any(sign in f"{type(error).__name__}: {error}" for sign in _NO_MEMORY)
+    return isinstance(error, MemoryError) or any(
+        sign in f"{type(error).__name__}: {error}" for sign in _NO_MEMORY
+    )
 
 
 def explained(error: BaseException, where: Path | str = "", then: str = "") -> VitctlError | None:
@@ -121,19 +125,30 @@ def explained(error: BaseException, where: Path | str = "", then: str = "") -> V
     if number not in _HOW_TO_FIX:
         return None
     if isinstance(error, OSError):
-        place = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None) or place
+        place = (
+            " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None) or place
+        )
     return LaunchError(f"{place}: {os.strerror(number).lower()}; {_HOW_TO_FIX[number]}{_after(then)}")
 
 
 def os_code(error: BaseException) -> int:
-    """The errno of an error; -1 where it has none. Libraries written in Rust, and workers of a loader, give it in the message."""
+    """The errno of an error; -1 where it has none.
+
+    Libraries written in Rust, and workers of a loader, give it in the message.
+    """
     if isinstance(error, OSError) and error.errno:
         return error.errno
     match = re.search(r"\(os error (\d+)\)|\[Errno (\d+)\]", str(error))
     return int(match[1] or match[2]) if match else -1
 
 
-_LOST_PEER = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket timeout", "nccl")
+_LOST_PEER = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "socket timeout",
+    "nccl",
+)
 
 
 def is_lost_peer(text: str) -> bool:
@@ -152,7 +167,9 @@ def _after(then: str) -> str:
 
 @contextmanager
 def explaining(place: Path | str = "") -> Iterator[None]:
-    """Operating system errors inside the block, or of the decorated function, become errors for the user, see `explained`."""
+    """Operating system errors inside the block, or of the decorated function, become errors for the user, see
+    `explained`.
+    """
     try:
         with writing(place) if place else nullcontext():
             yield
@@ -165,7 +182,9 @@ def explaining(place: Path | str = "") -> Iterator[None]:
 
 @contextmanager
 def writing(place: Path | str) -> Iterator[None]:
-    """An operating system error inside that names no file gets `place` as its file: the error of a full disk names none."""
+    """An operating system error inside that names no file gets `place` as its file: the error of a full disk
+    names none.
+    """
     try:
         yield
     except OSError as error:

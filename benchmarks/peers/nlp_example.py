@@ -1,7 +1,9 @@
-"""accelerate's examples/complete_nlp_example.py without what needs the internet: its data, tokenizer and metric.
+"""accelerate's examples/complete_nlp_example.py without what needs the internet: its data, tokenizer and
+metric.
 
-The model is a BERT of the size of the recipe `smoke`, from a configuration; the pairs of sentences are random token numbers.
-`start.py` starts it as accelerate's documentation says, and reads from its output when the first step was done.
+The model is a BERT of the size of the recipe `smoke`, from a configuration; the pairs of sentences are random
+token numbers. `start.py` starts it as accelerate's documentation says, and reads from its output when the
+first step was done.
 """
 
 import argparse
@@ -35,10 +37,14 @@ def main() -> None:
     accelerator = Accelerator()
     set_seed(42)
     tokens = torch.randint(1, CONFIG.vocab_size, (NUM_PAIRS, TOKENS))
-    loader = DataLoader(TensorDataset(tokens, torch.randint(CLASSES, (NUM_PAIRS,))), shuffle=True, batch_size=BATCH)
+    loader = DataLoader(
+        TensorDataset(tokens, torch.randint(CLASSES, (NUM_PAIRS,))), shuffle=True, batch_size=BATCH
+    )
     model = BertForSequenceClassification(CONFIG).to(accelerator.device)
     optimizer = AdamW(params=model.parameters(), lr=2e-5)
-    schedule = get_linear_schedule_with_warmup(optimizer=optimizer, num_warmup_steps=40, num_training_steps=STEPS)
+    schedule = get_linear_schedule_with_warmup(
+        optimizer=optimizer, num_warmup_steps=40, num_training_steps=STEPS
+    )
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
     active, last = loader, 2
     if given.resume_from_checkpoint:

@@ -1,7 +1,9 @@
-"""The run of end_to_end.py on timm's library, in the manner of its train.py: a line of JSON for each log and each evaluation.
+"""The run of end_to_end.py on timm's library, in the manner of its train.py: a line of JSON for each log and
+each evaluation.
 
-Same network, images, augmentation, batch, optimizer, clipping, schedule and precision as ours; fused AdamW; autocast where asked, and then
-plain attention, with which a step of this network takes 313 instead of 558 ms (in float32: as long).
+Same network, images, augmentation, batch, optimizer, clipping, schedule and precision as ours; fused AdamW;
+autocast where asked, and then plain attention, with which a step of this network takes 313 instead of 558 ms
+(in float32: as long).
 """
 
 import argparse
@@ -37,9 +39,13 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     set_fused_attn(not given.bf16)
-    train, test = (loader(given.data / split, given.batch_size, split == "train") for split in ("train", "test"))
+    train, test = (
+        loader(given.data / split, given.batch_size, split == "train") for split in ("train", "test")
+    )
     model = timm.create_model("vit_tiny_patch16_224", **MODEL)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr, weight_decay=given.weight_decay, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=given.lr, weight_decay=given.weight_decay, fused=True
+    )
     schedule = CosineLRScheduler(
         optimizer, t_initial=given.steps, warmup_t=given.warmup, warmup_prefix=False, t_in_epochs=False
     )

@@ -2,7 +2,8 @@
 
     python consume.py PEER:VARIANT '{"data": ..., "rank": 0, ...}' '{"log": ..., "states": ...}'
 
-Writes a line of JSON for every step, and one for every state. Then it waits to be killed, as a run that goes on would be.
+Writes a line of JSON for every step, and one for every state. Then it waits to be killed, as a run that goes
+on would be.
 """
 
 import importlib

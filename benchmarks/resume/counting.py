@@ -1,4 +1,6 @@
-"""What a run that was stopped and went on has read, against the run that was not: samples repeated, skipped, and their order."""
+"""What a run that was stopped and went on has read, against the run that was not: samples repeated, skipped,
+and their order.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -32,8 +34,8 @@ class Difference:
     Args:
         repeated: times that samples were read more often.
         skipped: times that samples were read less often.
-        order: `same` sample for sample; `same batches`, where each step has the same samples in another order, which adds the same
-            gradients; or `other`.
+        order: `same` sample for sample; `same batches`, where each step has the same samples in another
+            order, which adds the same gradients; or `other`.
     """
 
     repeated: int
@@ -47,7 +49,9 @@ class Difference:
 
 
 def joined(before: Iterable[Share], saved: int, after: Iterable[Share]) -> list[Share]:
-    """The run that counts: what was read up to the saved step, and from there by the run that went on; the rest was rolled back."""
+    """The run that counts: what was read up to the saved step, and from there by the run that went on; the
+    rest was rolled back.
+    """
     return [share for share in before if share.step <= saved] + list(after)
 
 
@@ -64,13 +68,17 @@ def difference(straight: Iterable[Share], run: Iterable[Share], epoch: int) -> D
     if wanted == found:
         order = SAME
     else:
-        order = SAME_BATCHES if [sorted(step) for step in wanted] == [sorted(step) for step in found] else OTHER
+        order = (
+            SAME_BATCHES if [sorted(step) for step in wanted] == [sorted(step) for step in found] else OTHER
+        )
     return Difference((seen - often).total(), (often - seen).total(), order)
 
 
 def steps_of(run: Iterable[Share], epoch: int) -> list[list[int]]:
     """Samples of each step of an epoch, those of all processes in the order of their ranks."""
-    shares = sorted((share for share in run if share.epoch == epoch), key=lambda share: (share.step, share.rank))
+    shares = sorted(
+        (share for share in run if share.epoch == epoch), key=lambda share: (share.step, share.rank)
+    )
     by_step = groupby(shares, key=lambda share: share.step)
     return [[sample for share in group for sample in share.samples] for _, group in by_step]
 

@@ -1,4 +1,6 @@
-"""What every peer of benchmarks/resume_conformance.py is given, and what it answers; standard library, NumPy and Pillow only."""
+"""What every peer of benchmarks/resume_conformance.py is given, and what it answers; standard library, NumPy
+and Pillow only.
+"""
 
 import io
 import json
@@ -22,7 +24,8 @@ class Job:
     """One process of a run.
 
     Args:
-        data: folder of the images, in every format: `shards/*.tar`, `photos/*.jpg`, and what `prepare` of a peer has written.
+        data: folder of the images, in every format: `shards/*.tar`, `photos/*.jpg`, and what `prepare` of a
+            peer has written.
         rank: of this process.
         world: processes.
         workers: loader processes of each process.
@@ -95,7 +98,9 @@ class Loader(Protocol):
 
 
 def write_state(folder: Path, rank: int, state: Any) -> None:
-    """Write a state as JSON where that loses nothing, else by torch.save, as the documentation of all of them does."""
+    """Write a state as JSON where that loses nothing, else by torch.save, as the documentation of all of them
+    does.
+    """
     try:
         text = json.dumps(state)
         plain = json.loads(text) == state
@@ -146,7 +151,9 @@ class Photos:
 
 
 def tar_samples(shards: list[str]) -> Iterator[tuple[int, bytes]]:
-    """Number and bytes of every image of the shards, in storage order: what conversions to other formats read."""
+    """Number and bytes of every image of the shards, in storage order: what conversions to other formats
+    read.
+    """
     for shard in shards:
         with tarfile.open(shard) as tar:
             for member in tar:

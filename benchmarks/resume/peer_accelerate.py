@@ -1,7 +1,7 @@
 """accelerate: a prepared DataLoader over image files, `save_state` and `load_state`.
 
-`default`: `skip_first_batches` with the number of batches read. `skip`: that, with `use_seedable_sampler`. `stateful`: with
-`use_stateful_dataloader` instead, and the seedable sampler.
+`default`: `skip_first_batches` with the number of batches read. `skip`: that, with `use_seedable_sampler`.
+`stateful`: with `use_stateful_dataloader` instead, and the seedable sampler.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,9 @@ class Loader:
     def __init__(self, job: Job, variant: str) -> None:
         self.job, self.variant, self.epoch, self.read = job, variant, 0, 0
         stateful = variant == "stateful"
-        settings = DataLoaderConfiguration(use_seedable_sampler=variant != "default", use_stateful_dataloader=stateful)
+        settings = DataLoaderConfiguration(
+            use_seedable_sampler=variant != "default", use_stateful_dataloader=stateful
+        )
         self.accelerator = Accelerator(cpu=True, dataloader_config=settings)
         set_seed(job.seed)
         photos = DataLoader(Photos(job.data / "photos"), job.batch, shuffle=True, num_workers=job.workers)

@@ -37,7 +37,9 @@ class Loader:
     def restore(self, folder: Path) -> None:
         """Each rank its own."""
         if self.job.saved_world != self.job.world:
-            raise NotOfferedError("a checkpoint is of one pipeline, and a pipeline of one num_shards and shard_id")
+            raise NotOfferedError(
+                "a checkpoint is of one pipeline, and a pipeline of one num_shards and shard_id"
+            )
         self.step = read_state(folder, self.job.rank)["step"]
         self.checkpoint = (folder / f"rank{self.job.rank}.cpt").read_bytes()
 

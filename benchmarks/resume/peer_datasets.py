@@ -1,7 +1,8 @@
-"""Hugging Face datasets, streaming, in torchdata's StatefulDataLoader, as `IterableDataset.state_dict` documents it.
+"""Hugging Face datasets, streaming, in torchdata's StatefulDataLoader, as `IterableDataset.state_dict`
+documents it.
 
-`shards`: only the order of the shards is shuffled. `buffer`: samples too, in a buffer that is filled from one shard at a time.
-`interleaved`: from ten, the default. The content of a buffer is documented to be lost.
+`shards`: only the order of the shards is shuffled. `buffer`: samples too, in a buffer that is filled from one
+shard at a time. `interleaved`: from ten, the default. The content of a buffer is documented to be lost.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,11 @@ from job import Job, decoded, write_state
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 PACKAGES = ("datasets", "torchdata", "torch")
-BUFFERS = {"shards": (1, 1), "buffer": (100, 1), "interleaved": (100, 10)}  # samples in it, shards it is filled from
+BUFFERS = {
+    "shards": (1, 1),
+    "buffer": (100, 1),
+    "interleaved": (100, 10),
+}  # samples in it, shards it is filled from
 
 
 class Loader:
@@ -22,11 +27,15 @@ class Loader:
 
     def __init__(self, job: Job, variant: str) -> None:
         self.job, self.epoch = job, 0
-        stream = datasets.load_dataset("webdataset", data_files={"train": job.shards}, split="train", streaming=True)
+        stream = datasets.load_dataset(
+            "webdataset", data_files={"train": job.shards}, split="train", streaming=True
+        )
         size, shards = BUFFERS[variant]
         stream = stream.decode(False).shuffle(seed=job.seed, buffer_size=size, max_buffer_input_shards=shards)
         self.data = split_dataset_by_node(stream, job.rank, job.world)
-        self.loader = StatefulDataLoader(self.data, batch_size=job.batch, num_workers=job.workers, collate_fn=read)
+        self.loader = StatefulDataLoader(
+            self.data, batch_size=job.batch, num_workers=job.workers, collate_fn=read
+        )
 
     def restore(self, folder: Path) -> None:
         """Each rank its own state."""

@@ -1,7 +1,8 @@
-"""Megatron-Energon: `get_savable_loader` over the shards, prepared by `energon prepare`, a state for each rank.
+"""Megatron-Energon: `get_savable_loader` over the shards, prepared by `energon prepare`, a state for each
+rank.
 
-On another number of ranks: `energon checkpoint redist`, with ranks x workers, micro-batch and global batch unchanged, as its page on
-reproducible scaling asks for.
+On another number of ranks: `energon checkpoint redist`, with ranks x workers, micro-batch and global batch
+unchanged, as its page on reproducible scaling asks for.
 """
 
 import shutil
@@ -30,7 +31,9 @@ def prepare(job: Job) -> None:
         shutil.copy(shard, folder)
     options = ["--non-interactive", "--num-workers", "1", "--split-ratio", "1,0,0", "--no-progress"]
     fields = ["--sample-type", "ImageClassificationSample", "--field-map", '{"image": "jpg", "label": "cls"}']
-    subprocess.run([ENERGON, "prepare", *options, *fields, str(folder)], check=True, capture_output=True, text=True)
+    subprocess.run(
+        [ENERGON, "prepare", *options, *fields, str(folder)], check=True, capture_output=True, text=True
+    )
 
 
 class Loader:
@@ -42,8 +45,12 @@ class Loader:
         saved_world = job.saved_world or job.world
         workers, rest = divmod(saved_world * job.workers, job.world)
         if rest:
-            raise NotOfferedError(f"{saved_world} x {job.workers} workers cannot be divided among {job.world} ranks")
-        self.micro_batch = job.global_batch // (saved_world * job.workers)  # a step takes as many of every worker
+            raise NotOfferedError(
+                f"{saved_world} x {job.workers} workers cannot be divided among {job.world} ranks"
+            )
+        self.micro_batch = job.global_batch // (
+            saved_world * job.workers
+        )  # a step takes as many of every worker
         config = WorkerConfig(rank=job.rank, world_size=job.world, num_workers=workers, seed_offset=job.seed)
         data = get_train_dataset(
             str(job.data / "energon"),
@@ -65,7 +72,9 @@ class Loader:
             )
             new.mkdir(exist_ok=True)
             world = ["--new-world-size", str(job.world)]
-            subprocess.run([ENERGON, "checkpoint", "redist", *world, *old, new], check=True, capture_output=True)
+            subprocess.run(
+                [ENERGON, "checkpoint", "redist", *world, *old, new], check=True, capture_output=True
+            )
             folder = new
         state: Any = torch.load(folder / f"energon_rank{job.rank}.pt", weights_only=False)
         self.loader.restore_state_rank(state)

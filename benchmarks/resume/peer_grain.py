@@ -49,17 +49,23 @@ class Loader:
         if variant == "elastic":
             samples = grain.MapDataset.source(source).shuffle(job.seed).repeat(job.epochs).map(Decode())
             workers = grain.MultiprocessingOptions(num_workers=job.workers)
-            self.batches: Any = iter(ElasticIterator(samples, job.global_batch, shard, multiprocessing_options=workers))
+            self.batches: Any = iter(
+                ElasticIterator(samples, job.global_batch, shard, multiprocessing_options=workers)
+            )
         else:
             sampler = grain.IndexSampler(
                 job.num_samples, shard_options=shard, shuffle=True, num_epochs=job.epochs, seed=job.seed
             )
             steps = [Decode(), grain.Batch(job.batch, drop_remainder=True)]
-            loader = grain.DataLoader(data_source=source, sampler=sampler, operations=steps, worker_count=job.workers)
+            loader = grain.DataLoader(
+                data_source=source, sampler=sampler, operations=steps, worker_count=job.workers
+            )
             self.batches = iter(loader)
 
     def restore(self, folder: Path) -> None:
-        """Of an elastic iterator any state serves all; else each rank has its own, and a new number of ranks that of rank 0."""
+        """Of an elastic iterator any state serves all; else each rank has its own, and a new number of ranks
+        that of rank 0.
+        """
         same = self.variant == "loader" and self.job.saved_world == self.job.world
         state = read_state(folder, self.job.rank if same else 0)
         self.step = state["step"]

@@ -14,7 +14,9 @@ CHUNK = 80
 def prepare(job: Job) -> None:
     """Convert, in one process, so that a chunk has as many samples as a shard."""
     if not (job.data / "litdata").exists():
-        optimize(same, list(tar_samples(job.shards)), str(job.data / "litdata"), chunk_size=CHUNK, num_workers=1)
+        optimize(
+            same, list(tar_samples(job.shards)), str(job.data / "litdata"), chunk_size=CHUNK, num_workers=1
+        )
 
 
 def same(sample: tuple[int, bytes]) -> dict[str, Any]:
@@ -31,7 +33,9 @@ class Decoded(StreamingDataset):
 
 
 class Loader:
-    """As its README has it; `drop_last` is given, because its default is another on one process, and a state with another is refused."""
+    """As its README has it; `drop_last` is given, because its default is another on one process, and a state
+    with another is refused.
+    """
 
     def __init__(self, job: Job, _: str) -> None:
         job.join_group()

@@ -1,6 +1,8 @@
-"""timm: `create_loader` and the checkpoints of its train.py, which knows epochs: `--resume` goes on with the next one.
+"""timm: `create_loader` and the checkpoints of its train.py, which knows epochs: `--resume` goes on with the
+next one.
 
-`epoch`: the checkpoint that train.py writes at the end of an epoch. `recovery`: that of `--recovery-interval`, in the middle.
+`epoch`: the checkpoint that train.py writes at the end of an epoch. `recovery`: that of
+`--recovery-interval`, in the middle.
 """
 
 from collections.abc import Iterator
@@ -61,5 +63,7 @@ class Loader:
     def save(self, folder: Path) -> None:
         """As train.py does it, on rank 0."""
         if self.job.rank == 0:
-            saver = CheckpointSaver(self.model, self.optimizer, checkpoint_dir=str(folder), recovery_dir=str(folder))
+            saver = CheckpointSaver(
+                self.model, self.optimizer, checkpoint_dir=str(folder), recovery_dir=str(folder)
+            )
             saver.save_recovery(self.epoch)

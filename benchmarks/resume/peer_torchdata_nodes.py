@@ -18,7 +18,9 @@ class Loader:
         self.job, self.epoch, self.photos = job, 0, Photos(job.data / "photos")
         sampler = DistributedSampler(self.photos, job.world, job.rank, shuffle=True, seed=job.seed)
         batches = Batcher(SamplerWrapper(sampler), job.batch, drop_last=True)
-        self.loader = NodesLoader(ParallelMapper(batches, self.read, num_workers=job.workers, method="process"))
+        self.loader = NodesLoader(
+            ParallelMapper(batches, self.read, num_workers=job.workers, method="process")
+        )
 
     def read(self, numbers: list[int]) -> list[int]:
         """A batch; its images stay where they were read."""

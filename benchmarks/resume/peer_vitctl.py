@@ -1,4 +1,7 @@
-"""vitctl: the loader as the engine uses it. The state is the number of finished steps, as in `state.json` of a checkpoint."""
+"""vitctl: the loader as the engine uses it.
+
+The state is the number of finished steps, as in `state.json` of a checkpoint.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +12,7 @@ from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards.index import read_index
 from vitctl.data.source.order import Order
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 
 PACKAGES = ("vitctl",)
 

@@ -1,6 +1,8 @@
-"""webdataset in torchdata's StatefulDataLoader, which counts the batches of each worker and reads up to there again.
+"""webdataset in torchdata's StatefulDataLoader, which counts the batches of each worker and reads up to there
+again.
 
-webdataset counts epochs inside the workers, which are new in each epoch; so the pipeline is made anew with another seed for each epoch.
+webdataset counts epochs inside the workers, which are new in each epoch; so the pipeline is made anew with
+another seed for each epoch.
 """
 
 from collections.abc import Iterator

@@ -58,7 +58,8 @@ class Launch:
     Args:
         shares: what was read.
         saved: the last step whose state every process has written, 0 for none.
-        seconds: from the start of the processes to the first batch of the last of them; of it, those of the loader.
+        seconds: from the start of the processes to the first batch of the last of them; of it, those of the
+            loader.
         failure: "" or why it ended too early.
         code: exit code of the process that failed.
     """
@@ -75,7 +76,8 @@ class Finding:
     """What became of one change of processes.
 
     Args:
-        outcome: `resumed`; `refused`, by an error about another number of processes; `not offered` by its documentation; `failed`.
+        outcome: `resumed`; `refused`, by an error about another number of processes; `not offered` by its
+            documentation; `failed`.
         message: why it is not `resumed`.
         interrupted, following: the epoch of the kill, and the one after it, against the uninterrupted run.
         saved: the step gone on from.
@@ -162,9 +164,16 @@ class Suite:
 
     def prepare(self, peer: str) -> str:
         """Let a peer convert the data, and note its versions; returns why it cannot."""
-        command = [self.python(peer), str(FOLDER / "consume.py"), peer, json.dumps({**self.fields(1), "rank": 0})]
+        command = [
+            self.python(peer),
+            str(FOLDER / "consume.py"),
+            peer,
+            json.dumps({**self.fields(1), "rank": 0}),
+        ]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, env=environment(0, 1, 0), check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=environment(0, 1, 0), check=False
+            )
         except OSError as error:
             return str(error)
         if done.returncode:
@@ -185,8 +194,11 @@ class Suite:
             "saved": killed.saved,
             "state_bytes": sum(path.stat().st_size for path in files_in(folder)),
             "pickle": how_it_is_read(folder, peer.partition(":")[0]),
-            "repeatable": steps_until(straight.shares, killed.saved) == steps_until(killed.shares, killed.saved),
-            "whole": all(is_whole(straight.shares, epoch, self.plan.num_samples) for epoch in range(self.plan.epochs)),
+            "repeatable": steps_until(straight.shares, killed.saved)
+            == steps_until(killed.shares, killed.saved),
+            "whole": all(
+                is_whole(straight.shares, epoch, self.plan.num_samples) for epoch in range(self.plan.epochs)
+            ),
         }
         if resumed.failure:
             ended = "refused" if resumed.code and before != after else "failed"
@@ -207,7 +219,9 @@ class Suite:
         finished: int = 0,
         saved_world: int = 0,
     ) -> Launch:
-        """Start the processes of a run, wait until each has read all or has reached the step `stop`, and kill them."""
+        """Start the processes of a run, wait until each has read all or has reached the step `stop`, and kill
+        them.
+        """
         folder, port = self.root / "runs" / peer / name, free_port()
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -233,14 +247,18 @@ class Suite:
                 kill(process)
 
 
-def outcome(folder: Path, processes: Sequence["subprocess.Popen[bytes]"], began: float, limit: float) -> Launch:
+def outcome(
+    folder: Path, processes: Sequence["subprocess.Popen[bytes]"], began: float, limit: float
+) -> Launch:
     """Wait for the processes of a run, and read their logs."""
     logs = [folder / f"rank{rank}.jsonl" for rank in range(len(processes))]
     failure, code = "", 0
     while not all('{"done"' in text for text in map(text_of, logs)):
         ended = [rank for rank, process in enumerate(processes) if process.poll() is not None]
         if ended or time.time() - began > limit:
-            failure = last_line(text_of(folder / f"rank{ended[0]}.txt")) if ended else f"no end after {limit:.0f} s"
+            failure = (
+                last_line(text_of(folder / f"rank{ended[0]}.txt")) if ended else f"no end after {limit:.0f} s"
+            )
             code = (processes[ended[0]].returncode or 0) if ended else 0
             break
         time.sleep(0.05)
@@ -254,13 +272,16 @@ def outcome(folder: Path, processes: Sequence["subprocess.Popen[bytes]"], began:
     saved = min(max((line["saved"] for line in told if "saved" in line), default=0) for told in lines)
     first = [line for told in lines for line in told if "first_batch" in line]
     whole = max((line["first_batch"] for line in first), default=began) - began
-    return Launch(shares, saved, (whole, max((line["loader_seconds"] for line in first), default=0.0)), failure, code)
+    return Launch(
+        shares, saved, (whole, max((line["loader_seconds"] for line in first), default=0.0)), failure, code
+    )
 
 
 def kill(process: "subprocess.Popen[bytes]") -> None:
     """SIGKILL a process and its loader workers, which share its process group.
 
-    Python's resource trackers are left to end by themselves: they remove the semaphores and shared memory of the others.
+    Python's resource trackers are left to end by themselves: they remove the semaphores and shared memory of
+    the others.
     """
     group = [one for one in psutil.process_iter(["cmdline"]) if is_in_group(one.pid, process.pid)]
     trackers = [one for one in group if "resource_tracker" in " ".join(one.info["cmdline"] or ())]
@@ -284,7 +305,13 @@ def is_in_group(pid: int, group: int) -> bool:
 
 def environment(rank: int, world: int, port: int) -> dict[str, str]:
     """Of a process, as torchrun would set it."""
-    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
+    ranks = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": world,
+        "MASTER_PORT": port,
+    }
     return {
         **os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", **{name: str(value) for name, value in ranks.items()},
@@ -312,7 +339,9 @@ def last_line(text: str) -> str:
 
 def steps_until(shares: Sequence[Share], step: int) -> list[Share]:
     """What was read up to a step."""
-    return sorted((share for share in shares if share.step <= step), key=lambda share: (share.step, share.rank))
+    return sorted(
+        (share for share in shares if share.step <= step), key=lambda share: (share.step, share.rank)
+    )
 
 
 def files_in(folder: Path | None) -> Iterator[Path]:
@@ -321,9 +350,11 @@ def files_in(folder: Path | None) -> Iterator[Path]:
 
 
 def how_it_is_read(folder: Path | None, peer: str = "") -> str:
-    """Whether reading a state unpickles: `no`, `plain values` where `torch.load(weights_only=True)` reads it, or `any object`.
+    """Whether reading a state unpickles: `no`, `plain values` where `torch.load(weights_only=True)` reads it,
+    or `any object`.
 
-    `listed types`: the peer reads it with an unpickler that knows a short list of types; accelerate does, with `utils.load`.
+    `listed types`: the peer reads it with an unpickler that knows a short list of types; accelerate does,
+    with `utils.load`.
     """
     import torch
     from accelerate.utils.other import load

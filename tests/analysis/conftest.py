@@ -1,4 +1,6 @@
-"""Networks whose every number matters, and their attention once more in NumPy, straight from the paper's equations."""
+"""Networks whose every number matters, and their attention once more in NumPy, straight from the paper's
+equations.
+"""
 
 from collections.abc import Iterator
 
@@ -15,7 +17,8 @@ from vitctl.models.configs import AxialConfig, Config, ViTConfig
 FAMILIES: dict[str, Config] = {**TINY, "masked patch": MASKED["mean_color"]}
 # Those whose tokens keep their places: their attention is a matrix over all tokens.
 TRANSFORMERS = {
-    name: TINY[name] for name in ("vit", "gap", "every layer", "2d", "no position", "relative", "hybrid", "axial")
+    name: TINY[name]
+    for name in ("vit", "gap", "every layer", "2d", "no position", "relative", "hybrid", "axial")
 }
 
 
@@ -40,7 +43,9 @@ def uniform(model: Model) -> Model:
 
 def random_images(size: int) -> Tensor:
     """Three images `[3, 3, size, size]` in [-1, 1], float64."""
-    return torch.rand(3, 3, size, size, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 2 - 1
+    return (
+        torch.rand(3, 3, size, size, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 2 - 1
+    )
 
 
 def numpy_attentions(model: Model, images: Tensor) -> Iterator[Array]:
@@ -67,7 +72,9 @@ def numpy_attentions(model: Model, images: Tensor) -> Iterator[Array]:
             yield _weights(config, w, f"{name}.{half}", x, groups)
             after = x.copy()
             for group in groups:
-                after[:, group] = reference.block(config, w, f"{name}.{half}", x[:, group], reference.NO_DROPOUT)
+                after[:, group] = reference.block(
+                    config, w, f"{name}.{half}", x[:, group], reference.NO_DROPOUT
+                )
             x = after
 
 

@@ -56,15 +56,21 @@ def test_report__has_both_sides_machine_and_limits(
     measure: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = planted(measure, [2.0], [3.0], "less", 1.4)
-    path = measure.report("planted", [row], measure.Machine(), {"bf16_tflops": 1.25}, ("numpy", "no-such"), tmp_path)
+    path = measure.report(
+        "planted", [row], measure.Machine(), {"bf16_tflops": 1.25}, ("numpy", "no-such"), tmp_path
+    )
     found = json.loads(path.read_text())
     assert path == tmp_path / "planted.json"
     assert found["limits"] == {"bf16_tflops": 1.25}
     assert found["machine"]["versions"]["no-such"] == "not installed"
     assert found["machine"]["cores_busy_with_other_work"] >= 0
-    assert [found["rows"][0][side]["rounds"] for side in ("ours", "theirs")] == [[{"number": 2.0}], [{"number": 3.0}]]
+    assert [found["rows"][0][side]["rounds"] for side in ("ours", "theirs")] == [
+        [{"number": 2.0}],
+        [{"number": 3.0}],
+    ]
     assert (
-        "| figure, number | 2 (planted) | 3 (planted) | 1.50 (1.50 to 1.50) | 1.40 reached |" in capsys.readouterr().out
+        "| figure, number | 2: planted | 3: planted | **1.50** (1.50 to 1.50) | 1.40 reached |"
+        in capsys.readouterr().out
     )
 
 
@@ -83,7 +89,9 @@ answer_turns(lambda: print("noise of a library") or (lambda: {"cpu": next(turns)
 @pytest.fixture
 def side(tmp_path: Path) -> str:
     path = tmp_path / "side.py"
-    path.write_text(f"import sys\nsys.path.insert(0, {str(Path(script('measure').__file__).parent)!r})\n{SIDE}")
+    path.write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(script('measure').__file__).parent)!r})\n{SIDE}"
+    )
     return str(path)
 
 
@@ -136,7 +144,9 @@ print(before, peak, peak_mib(reset=True))
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_peak_mib__counts_what_was_held_since_the_reset(measure: Any) -> None:
     folder = str(Path(measure.__file__).parent)
-    done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True, cwd=folder)
+    done = subprocess.run(
+        [sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True, cwd=folder
+    )
     before, peak, after = map(float, done.stdout.split())
     assert peak >= before + 63
     assert after < before + 32

@@ -1,4 +1,6 @@
-"""The scripts about what surrounds the step: ratios and goals of planted numbers, and each of them run with tiny settings."""
+"""The scripts about what surrounds the step: ratios and goals of planted numbers, and each of them run with
+tiny settings.
+"""
 
 import importlib
 import io
@@ -36,7 +38,9 @@ def check_rows(found: dict[str, Any], num_rounds: int, goals: list[float | None]
     """Both sides have numbers in every round, and the ratio is theirs to ours or the other way round."""
     assert [row["goal"] for row in found["rows"]] == pytest.approx(goals)
     for row in found["rows"]:
-        own, other = ([numbers[row["number"]] for numbers in row[side]["rounds"]] for side in ("ours", "theirs"))
+        own, other = (
+            [numbers[row["number"]] for numbers in row[side]["rounds"]] for side in ("ours", "theirs")
+        )
         assert len(own) == len(other) == num_rounds and min(own + other) > 0
         pairs = [(b / a if row["better"] == "less" else a / b) for a, b in zip(own, other, strict=True)]
         assert row["ratio"]["median"] == pytest.approx(float(np.median(pairs)))
@@ -79,7 +83,18 @@ def test_loader__all_sides_hand_over_batches(tmp_path: Path) -> None:
     photos = photographs(tmp_path / "photos.tar", [f"{number}.jpg" for number in range(150)])
     sides = ("vitctl", "vitctl-antialias", "timm", "torchvision", "webdataset")
     found = run(
-        "loader", tmp_path, "--photos", photos, "--images", 100, "--rounds", 1, "--workers", 1, "--sides", *sides
+        "loader",
+        tmp_path,
+        "--photos",
+        photos,
+        "--images",
+        100,
+        "--rounds",
+        1,
+        "--workers",
+        1,
+        "--sides",
+        *sides,
     )
     check_rows(found, 1, [None, 2.0, None, None, None, None])
 
@@ -130,7 +145,9 @@ def test_waiting__share_of_planted_seconds() -> None:
         {"run": 1.0, "inside": 0.98, "alone": 0.97, "waited": 0.01},
         {"run": 2.0, "inside": 2.0, "alone": 1.99, "waited": 0.0},
     ]
-    row = waiting.row([*rounds, rounds[0]], Namespace(model="Ti/16", image_size=32, batch_size=4, steps=6)).record()
+    row = waiting.row(
+        [*rounds, rounds[0]], Namespace(model="Ti/16", image_size=32, batch_size=4, steps=6)
+    ).record()
     assert row["notes"]["share that is not the step"] == pytest.approx(0.03)
     assert row["notes"]["share outside of the update, in the run"] == pytest.approx(0.02)
     assert row["ratio"]["median"] == pytest.approx(0.97) and not row["reached"]

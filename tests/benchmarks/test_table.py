@@ -30,4 +30,4 @@ def test_row__says_whether_the_goal_is_reached(goal: float | None, words: str) -
         "reached": goal is not None and goal <= 1.3,
     }
     expected = f"| a step, cpu | 2 CPU s: best | 2.6 CPU s: compiled | **1.30** (1.25 to 1.33) | {words} |"
-    assert script("table").row(json.loads(json.dumps(one))) == expected
+    assert script("measure").row_text(json.loads(json.dumps(one))) == expected

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.conftest import pretrained  # noqa: F401
+from tests.trained import pretrained  # noqa: F401
 from vitctl.cli.app import main
-from vitctl.cli.show.render import CONSOLE
+from vitctl.cli.show.console import CONSOLE
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,9 @@ def vitctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     """vitctl("pretrain", "--recipe", ...) as typed in tmp_path."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(CONSOLE, "width", 120)  # it reads COLUMNS but once, when the first test of a process makes it
+    monkeypatch.setattr(
+        CONSOLE, "width", 120
+    )  # it reads COLUMNS but once, when the first test of a process makes it
 
     def run(*arguments: object) -> Said:
         monkeypatch.setattr(sys, "argv", ["vitctl", *map(str, arguments)])

@@ -45,7 +45,10 @@ def test_help__lists_the_commands(vitctl: Vitctl) -> None:
         (["recipes", "show", "smoke", "--oops"], "Error: No such option: --oops"),
         (["pretrain", "--recipe", "smoke", "--res", "x"], "Error: Invalid value for '--res'"),
         (["pretrain", "--recipe", "smok"], "vitctl: no recipe is called 'smok'; did you mean smoke?"),
-        (["pretrain", "--recipe", "smoke", "--set", "seed"], "vitctl: --set seed: write it as section.key=value"),
+        (
+            ["pretrain", "--recipe", "smoke", "--set", "seed"],
+            "vitctl: --set seed: write it as section.key=value",
+        ),
         (
             ["pretrain", "--recipe", "smoke", "--precision", "fp8"],
             "vitctl: --precision: machine.precision = 'fp8' is not allowed",
@@ -78,7 +81,7 @@ def test_user_errors__exit_2_in_one_line_without_a_traceback(
 
 
 def test_a_bug__is_not_hidden(vitctl: Vitctl, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(jobs, "pretrain", broken)
@@ -86,11 +89,13 @@ def test_a_bug__is_not_hidden(vitctl: Vitctl, tiny_data: Path, monkeypatch: pyte
     assert said.code == 1
     *traced, last = said.err.splitlines()
     assert traced[0].startswith("Traceback") and traced[-1] == "ZeroDivisionError: a bug"
-    assert last.startswith("vitctl: this is a bug of vitctl (ZeroDivisionError); please report the lines above")
+    assert last.startswith(
+        "vitctl: this is a bug of vitctl (ZeroDivisionError); please report the lines above"
+    )
 
 
 def test_an_interrupt__is_a_stop(vitctl: Vitctl, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(jobs, "pretrain", interrupted)
@@ -102,7 +107,9 @@ def test_an_interrupt__is_a_stop(vitctl: Vitctl, tiny_data: Path, monkeypatch: p
     "words", [("recipes", "list"), ("recipes", "explain", "schedule.lanes"), ("runs", "--in", ".")]
 )
 def test_a_closed_pipe__ends_with_0_whatever_prints(words: tuple[str, ...], tmp_path: Path) -> None:
-    """Rich and Click would end with 1; nobody reads a byte here, so that the first line already finds the pipe closed."""
+    """Rich and Click would end with 1; nobody reads a byte here, so that the first line already finds the
+    pipe closed.
+    """
     reader, writer = os.pipe()
     os.close(reader)
     line = [sys.executable, "-m", "vitctl", *words]

@@ -1,4 +1,6 @@
-"""What people type by mistake: one line that says what is wrong, code 2, and nothing written that refuses the corrected command."""
+"""What people type by mistake: one line that says what is wrong, code 2, and nothing written that refuses the
+corrected command.
+"""
 
 import shlex
 import shutil
@@ -13,7 +15,7 @@ from safetensors.numpy import save_file
 
 from tests.conftest import TINY
 from vitctl.cli.app import main
-from vitctl.cli.show.render import CONSOLE
+from vitctl.cli.show.console import CONSOLE
 from vitctl.engine.journal import read_run_json
 from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
@@ -39,9 +41,9 @@ SLIPS = [
     Slip("pretrain smoke", "Missing option '--recipe'", "pretrain -r smoke --dry-run"),
     Slip("pretrain -r smoke --recipee tiny", "No such option: --recipee", "pretrain -r smoke --dry-run"),
     Slip("-r smoke pretrain", "No such option: -r"),
-    Slip("data shards photos", "Missing argument 'out'", "data shards photos new"),
+    Slip("data shards photos", "Missing argument 'OUT'", "data shards photos new"),
     Slip("data shards my photos new", "Got unexpected extra argument", "data shards 'my photos' new"),
-    Slip("resume", "Missing argument 'run'"),
+    Slip("resume", "Missing argument 'RUN'"),
     Slip("compare run", "give at least two runs to compare"),
     # Recipes
     Slip("pretrain -r smok --out new", "did you mean smoke?", "pretrain -r smoke --dry-run --out new"),
@@ -59,7 +61,8 @@ SLIPS = [
     Slip("recipes explain ''", "no recipe has a key ''"),
     Slip("recipes table 17", "17", "recipes table 2"),
     # Values
-    Slip(f"{PRETRAIN} --set lr=0.1", "did you mean optimizer.lr?", f"{PRETRAIN} --set optimizer.lr=0.1 --dry-run"),
+    Slip(f"{PRETRAIN} --set lr=0.1", "did you mean optimizer.lr?", f"{PRETRAIN} --set optimizer.lr=0.1 "
+                                                                   f"--dry-run"),
     Slip(f"{PRETRAIN} --set optimizer.lr", "write it as section.key=value"),
     Slip(f"{PRETRAIN} --set optimizer.lr 0.1", "Got unexpected extra argument"),
     Slip(f"{PRETRAIN} --set optimizer.lr=-1 --out new", "optimizer.lr = -1 is not allowed", f"{PRETRAIN} --out new --dry-run"),
@@ -74,7 +77,8 @@ SLIPS = [
     Slip(f"{PRETRAIN} --set data.flip=True", "data.flip = 'True' is not allowed"),
     Slip(f"{PRETRAIN} --set model.name=b/16", "did you mean 'B/16'?"),
     Slip(f"{PRETRAIN} --set model.name=B16", "did you mean 'B/16'?"),
-    Slip(f"{PRETRAIN} --set log.trackers=tensorbord --out new", "tensorbord", f"{PRETRAIN} --out new --set log.trackers=tensorboard"),
+    Slip(f"{PRETRAIN} --set log.trackers=tensorbord --out new", "tensorbord", f"{PRETRAIN} --out new --set "
+                                                                              f"log.trackers=tensorboard"),
     Slip(f"{PRETRAIN} --res 16px", "Invalid value for '--res'"),
     Slip(f"{PRETRAIN} --res -16", "is not allowed"),
     Slip(f"{PRETRAIN} --res 2", "patch_size 4 is larger than image_size 2"),
@@ -90,7 +94,8 @@ SLIPS = [
     Slip(f"{PRETRAIN} --synthetic", "both name the source of the images"),
     Slip("pretrain -r tiny.toml --dataset cifar", "did you mean cifar10 or cifar100?"),
     Slip("pretrain -r tiny.toml --dataset Digit", "did you mean digits"),
-    Slip("pretrain -r tiny.toml --data photos --nodes 2@gpu01:29400 --out new", "make them first with `vitctl data shards", PRETRAIN),
+    Slip("pretrain -r tiny.toml --data photos --nodes 2@gpu01:29400 "
+         "--out new", "convert them first with `vitctl data shards", PRETRAIN),
     Slip("pretrain -r tiny.toml --data empty", "empty: is empty; should be a folder of shards"),
     Slip("pretrain -r tiny.toml --data notes.txt", "notes.txt"),
     Slip("pretrain -r tiny.toml --data shard", "shard: "),
@@ -125,7 +130,8 @@ SLIPS = [
     Slip("evaluate --from run --data shards --labels reel --out e", "evaluation.labels = 'reel'", EVALUATE),
     Slip("evaluate --from run --model B/16 --data shards --out e", "not a B/16, it has", EVALUATE),
     Slip("fewshot --from run --data shards --shots five", "write numbers with commas"),
-    Slip("fewshot --from run --data shards --shots 500", "training images, 500 shots were asked; ask for fewer with --shots"),
+    Slip("fewshot --from run --data shards --shots 500", "training images, 500 shots were asked; ask for "
+                                                         "fewer with --shots"),
     Slip("finetune --from run --data shards --lr fast", "Invalid value for '--lr'"),
     Slip("finetune --from run --data shards --steps -5", "is not allowed"),
     Slip("vtab --from run --suite mini --task digit", "digit"),
@@ -136,7 +142,8 @@ SLIPS = [
     Slip("resume run/recipe.toml", "run/recipe.toml: not a run folder"),
     Slip("resume orphan", "gone"),
     Slip(f"{PRETRAIN} --out run --set optimizer.lr=0.5", "holds a run of another recipe"),
-    Slip(f"{PRETRAIN} --out photos", "photos: holds cat and 1 more, but not a run", f"{PRETRAIN} --out new --dry-run"),
+    Slip(f"{PRETRAIN} --out photos", "photos: holds cat and 1 more, but not a run", f"{PRETRAIN} --out new "
+                                                                                    f"--dry-run"),
     Slip(f"{PRETRAIN} --out notes.txt", "notes.txt: is a file"),
     Slip(f"{PRETRAIN} --out notes.txt/new", "not a directory"),
     Slip(f"{PRETRAIN} --out /proc/new", "/proc/new"),
@@ -148,9 +155,12 @@ SLIPS = [
     Slip("sweep tiny.toml --data shards --grid optimizer.lr", "write it as section.key=v1,v2"),
     Slip("sweep tiny.toml --data shards --grid lr=1,2 --out new", "did you mean optimizer.lr?",
          "sweep tiny.toml --data shards --grid optimizer.lr=1,2 --out new --dry-run"),
-    Slip("sweep tiny.toml --data shards --grid optimizer.lr=0.1,-1 --out new", "optimizer.lr = -1 is not allowed",
-         "sweep tiny.toml --data shards --grid optimizer.lr=0.1,1 --set schedule.batch_size=8 --out new --print"),
-    Slip("sweep tiny.toml --data shards --grid seed=0,1 --out photos", "photos: holds cat and 1 more, but not a sweep"),
+    Slip("sweep tiny.toml --data shards --grid optimizer.lr=0.1,-1 "
+         "--out new", "optimizer.lr = -1 is not allowed",
+         "sweep tiny.toml --data shards --grid optimizer.lr=0.1,1 --set schedule.batch_size=8 --out "
+         "new --print"),
+    Slip("sweep tiny.toml --data shards --grid seed=0,1 --out photos", "photos: holds cat and 1 more, but "
+                                                                       "not a sweep"),
     Slip("quickstart --out photos", "photos: holds cat and 1 more, but not a quickstart"),
     # The machine
     Slip(f"{PRETRAIN} --slurm nodes=two --out new", "nodes", f"{PRETRAIN} --out new --dry-run"),
@@ -161,7 +171,9 @@ SLIPS = [
 
 @pytest.fixture(scope="module")
 def world(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as it looks after some work: photographs, shards, a finished run, and things that are none of them."""
+    """A folder as it looks after some work: photographs, shards, a finished run, and things that are none of
+    them.
+    """
     root = tmp_path_factory.mktemp("world")
     shutil.copytree(tiny_data, root / "shards")
     shutil.copytree(tiny_data, root / "halved")
@@ -180,7 +192,9 @@ def world(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "latin1.toml").write_bytes('note = "größe"\n'.encode("latin-1"))
     (root / "misspelt.toml").write_text('extends = "tiny.toml"\n[optimizer]\nlrr = 0.1\n')
     save_file({"encoder.weight": np.zeros((2, 2), np.float32)}, root / "other.safetensors")
-    loaded = load_recipe(str(TINY), [Override("data.path", str(root / "shards")), Override("schedule.total_steps", 6)])
+    loaded = load_recipe(
+        str(TINY), [Override("data.path", str(root / "shards")), Override("schedule.total_steps", 6)]
+    )
     for name in ("run", "unbegun"):
         prepare_run(loaded, root / name)
     work(root / "run")
@@ -208,11 +222,15 @@ def tree(folder: Path) -> dict[str, tuple[int, int]]:
     found = {}
     for path in folder.rglob("*"):
         status = path.lstat()
-        found[str(path.relative_to(folder))] = (0, 0) if path.is_dir() else (status.st_size, status.st_mtime_ns)
+        found[str(path.relative_to(folder))] = (
+            (0, 0) if path.is_dir() else (status.st_size, status.st_mtime_ns)
+        )
     return found
 
 
-def typed(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+def typed(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["vitctl", *shlex.split(line)])
     capsys.readouterr()
     with pytest.raises(SystemExit) as caught:
@@ -223,7 +241,9 @@ def typed(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("slip", SLIPS, ids=[slip.typed[:70] for slip in SLIPS])
-def test_slip(slip: Slip, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slip(
+    slip: Slip, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = tree(here)
     code, _, said = typed(slip.typed, monkeypatch, capsys)
     assert slip.said in said

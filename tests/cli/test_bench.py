@@ -14,14 +14,16 @@ from safetensors.torch import load_file
 
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
-from vitctl.cli.show import bench as show
-from vitctl.cli.show.bench import Asked, chosen_recipe
+from vitctl.cli.show import measurements as show
+from vitctl.cli.show.measurements import BenchOptions, chosen_recipe
 from vitctl.errors import RecipeError
 
 QUICK = ("--seconds", 1)
 
 
-def test_model__prints_the_split_and_the_verdict_and_writes_the_numbers(vitctl: Vitctl, tiny_data: Path) -> None:
+def test_model__prints_the_split_and_the_verdict_and_writes_the_numbers(
+    vitctl: Vitctl, tiny_data: Path
+) -> None:
     said = vitctl("bench", "model", "--recipe", TINY, "--data", tiny_data, *QUICK, "--json", "out/bench.json")
     assert said.code == 0
     numbers = json.loads(Path("out/bench.json").read_text())
@@ -132,14 +134,14 @@ def test_errors__are_one_line(vitctl: Vitctl, line: str, message: str) -> None:
 
 
 def test_model__a_name_alone_is_a_plain_network_of_the_default_recipe() -> None:
-    asked = Asked(("R50x1",), None, 1.0, None, None, ("model.version=v2", "optimizer.name=sgd"))
-    recipe: Any = chosen_recipe(asked, {})[0]
+    options = BenchOptions(("R50x1",), None, 1.0, None, None, ("model.version=v2", "optimizer.name=sgd"))
+    recipe: Any = chosen_recipe(options, {})[0]
     assert (recipe.model.name, recipe.model.version, recipe.model.dropout) == ("R50x1", "v2", None)
     assert (recipe.optimizer.name, recipe.schedule.batch_size) == ("sgd", 4096)
-    beside: Any = chosen_recipe(Asked(("S/16",), "in1k_b16", 1.0, None, None, ()), {})[0]
+    beside: Any = chosen_recipe(BenchOptions(("S/16",), "in1k_b16", 1.0, None, None, ()), {})[0]
     assert (beside.model.name, beside.model.dropout) == ("S/16", 0.1)
     with pytest.raises(RecipeError):
-        chosen_recipe(Asked(("S/16",), None, 1.0, None, None, ("model.fnord=1",)), {})
+        chosen_recipe(BenchOptions(("S/16",), None, 1.0, None, None, ("model.fnord=1",)), {})
 
 
 def test_target__a_folder_is_refused_before_anything_is_measured(vitctl: Vitctl) -> None:
@@ -180,9 +182,24 @@ def test_data__of_a_recipe_with_several_processes_is_that_of_one(vitctl: Vitctl,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_processes__end_with_a_signal_to_the_command(tiny_data: Path, tmp_path: Path, number: signal.Signals) -> None:
-    """To the command alone, as `kill` and `timeout` send it: the processes stop, keep what they have, and none is left."""
-    line = ["--recipe", TINY, "--data", tiny_data, "--seconds", 300, "--processes", 2, "--json", tmp_path / "a.json"]
+def test_processes__end_with_a_signal_to_the_command(
+    tiny_data: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """To the command alone, as `kill` and `timeout` send it: the processes stop, keep what they have, and
+    none is left.
+    """
+    line = [
+        "--recipe",
+        TINY,
+        "--data",
+        tiny_data,
+        "--seconds",
+        300,
+        "--processes",
+        2,
+        "--json",
+        tmp_path / "a.json",
+    ]
     command = [sys.executable, "-m", "vitctl", "bench", "model", *map(str, line)]
     log = tmp_path / "log"
     with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file, cwd=tmp_path) as started:
@@ -203,21 +220,38 @@ def test_processes__end_with_a_signal_to_the_command(tiny_data: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_ctrl_c__keeps_what_was_measured(tiny_data: Path, tmp_path: Path) -> None:
-    """The signal comes while steps are measured; the numbers so far are printed and written, and the exit code is 3."""
+    """The signal comes while steps are measured; the numbers so far are printed and written, and the exit
+    code is 3.
+    """
     code = (
-        "import os, signal, sys, vitctl.jobs.bench.training as t\n"
-        "own = t._agreed\n"
-        "def agreed(prepared, over):\n"
+        "import os, signal, sys, vitctl.bench.timed_steps as t\n"
+        "real = t._is_over\n"
+        "def is_over(prepared, budget):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    t._agreed = own\n"
+        "    t._is_over = real\n"
         "    return False\n"
-        "t._agreed = agreed\n"
+        "t._is_over = is_over\n"
         "from vitctl.cli.app import main\n"
         "main()\n"
     )
-    line = ["bench", "model", "--recipe", TINY, "--data", tiny_data, "--seconds", 1e6, "--json", tmp_path / "a.json"]
+    line = [
+        "bench",
+        "model",
+        "--recipe",
+        TINY,
+        "--data",
+        tiny_data,
+        "--seconds",
+        1e6,
+        "--json",
+        tmp_path / "a.json",
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, line)], capture_output=True, text=True, cwd=tmp_path, timeout=300
+        [sys.executable, "-c", code, *map(str, line)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
     )
     assert done.returncode == 3, done.stderr
     assert "stopped early: what was measured until then is above" in done.stdout

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from vitctl.cli import completion
 from vitctl.cli.app import app
-from vitctl.data.datasets.catalog import DATA_SETS
-from vitctl.jobs.export import WRITERS
+from vitctl.data.datasets.known_sets import DATA_SETS
+from vitctl.recipe.export_formats import FORMATS
 from vitctl.recipe.load import every_key, load_recipe, recipe_names
 from vitctl.recipe.schema import Pretrain
 
@@ -19,7 +18,10 @@ from vitctl.recipe.schema import Pretrain
 def offered(line: str, shell: str = "bash") -> list[str]:
     """What is offered for the last word of a line."""
     words = line.split(" ")
-    given = {"bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}, "zsh": {"_TYPER_COMPLETE_ARGS": line}}
+    given = {
+        "bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)},
+        "zsh": {"_TYPER_COMPLETE_ARGS": line},
+    }
     env = {"_VITCTL_COMPLETE": f"complete_{shell}", **given[shell]}
     return CliRunner().invoke(app, [], env=env, prog_name="vitctl").stdout.split()
 
@@ -56,7 +58,7 @@ def test_complete__only_recipes_of_the_command() -> None:
 
 
 def test_complete__what_is_offered_is_what_is_taken() -> None:
-    assert set(completion.FORMATS) == set(WRITERS)
+    assert offered("vitctl export --to ") == list(FORMATS)
     assert offered("vitctl evaluate --dataset ") == list(DATA_SETS)
     assert offered("vitctl pretrain --set ") == [f"{key}=" for key in every_key(Pretrain)]
 

@@ -12,13 +12,14 @@ import pytest
 from PIL import Image
 
 from tests.cli.conftest import Vitctl
-from tests.jobs.conftest import TINY
+from tests.trained import TINY
 
 COMMANDS = {
     "data shards": "data shards photos disk/out --workers 0",
     "data show": "data show shards disk/sheet.png",
     "data dedup": "data dedup shards/train --against shards/test --report disk/report --workers 0",
-    "pretrain": f"pretrain -r {TINY} --data shards --out disk/run --set schedule.total_steps=2 --set schedule.warmup_steps=1",
+    "pretrain": f"pretrain -r {TINY} --data shards --out disk/run --set schedule.total_steps=2 --set "
+    f"schedule.warmup_steps=1",
     "evaluate": "evaluate --from run --data shards --out disk/score",
     "export": "export --from run --to safetensors --out disk/file",
     "sweep": f"sweep {TINY} --data shards --grid seed=0,1 --out disk/sweep",
@@ -31,7 +32,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of half a megabyte."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)], capture_output=True)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)], capture_output=True
+    )
     if made.returncode:
         pytest.skip("a disk can be mounted by root alone")
     try:

@@ -8,7 +8,9 @@ import pytest
 from tests.cli.conftest import Vitctl
 
 
-def test_as_typed__int8_with_pre_processing(vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_as_typed__int8_with_pre_processing(
+    vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path
+) -> None:
     line = (
         "--to",
         "onnx",
@@ -24,25 +26,35 @@ def test_as_typed__int8_with_pre_processing(vitctl: Vitctl, pretrained: Path, ti
     said = vitctl("export", "--from", pretrained, *line, *loose, "--out", "out")
     assert (said.code, said.err) == (0, "")
     assert (
-        "opset 20; images uint8 [batch, height, width, 3] -> logits float [batch, 6], features float [batch, 24]"
-        in said.out
+        "opset 20; images uint8 [batch, height, width, 3] -> logits float [batch, 6], features float "
+        "[batch, 24]" in said.out
     )
     assert f"of 9 images (test[:9] of {tiny_data})" in said.out
     assert "int8: 14 products with weights, activations by their range on 8 images of train" in said.out
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert (result["provenance"]["precision"], result["provenance"]["split"]) == ("int8", "test[:9]")
-    assert {"model.onnx", "model.py", "model.ranges.json"} <= {file.name for file in (tmp_path / "out").iterdir()}
+    assert {"model.onnx", "model.py", "model.ranges.json"} <= {
+        file.name for file in (tmp_path / "out").iterdir()
+    }
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (("--fp16", "--int8"), "--fp16 and --int8: a file has one precision; leave one of them out"),
-        (("--fp16",), "export.precision = 'float16' is proven by its accuracy on images: give some with --check-data"),
-        (("--to", "hf", "--features"), "features is for graphs, not for weights alone: export to onnx or pt2"),
+        (
+            ("--fp16",),
+            "export.precision = 'float16' is proven by its accuracy on images: give some with --check-data",
+        ),
+        (
+            ("--to", "hf", "--features"),
+            "features is for graphs, not for weights alone: export to onnx or pt2",
+        ),
     ],
 )
-def test_as_typed__what_makes_no_sense(vitctl: Vitctl, pretrained: Path, flags: tuple[str, ...], message: str) -> None:
+def test_as_typed__what_makes_no_sense(
+    vitctl: Vitctl, pretrained: Path, flags: tuple[str, ...], message: str
+) -> None:
     said = vitctl("export", "--from", pretrained, *flags)
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert message in said.err

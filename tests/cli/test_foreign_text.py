@@ -1,4 +1,6 @@
-"""Names that others chose never move a cursor: an escape in every kind of name, all that commands print, all that they write."""
+"""Names that others chose never move a cursor: an escape in every kind of name, all that commands print, all
+that they write.
+"""
 
 import io
 import json

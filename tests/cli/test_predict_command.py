@@ -53,7 +53,9 @@ def test_predict__a_folder_as_a_table(vitctl: Vitctl, pretrained: Path, photos: 
     weights = f"{pretrained}/checkpoints/step_00000020/ema.safetensors"
     left_out, about, errors = said.err.splitlines()
     assert left_out == "photos: 1 file(s) that are no images are left out: notes.txt"
-    assert about.startswith(f"weights: {weights} (the Polyak average; the last checkpoint, step 20, accuracy ")
+    assert about.startswith(
+        f"weights: {weights} (the Polyak average; the last checkpoint, step 20, accuracy "
+    )
     assert errors == "1 of 6 images cannot be used: 1 damaged"
     assert vitctl("predict", "photos", "--from", pretrained, "--strict", *FAST).code == 2
     (photos / "corrupt.jpg").unlink()
@@ -62,13 +64,28 @@ def test_predict__a_folder_as_a_table(vitctl: Vitctl, pretrained: Path, photos: 
 
 
 def test_predict__csv_and_jsonl_say_the_same(vitctl: Vitctl, pretrained: Path, photos: Path) -> None:
-    line = ("predict", photos.name, "--from", pretrained, "--top", 3, "--threshold", 0.16, "--batch", 2, *FAST)
+    line = (
+        "predict",
+        photos.name,
+        "--from",
+        pretrained,
+        "--top",
+        3,
+        "--threshold",
+        0.16,
+        "--batch",
+        2,
+        *FAST,
+    )
     told = records(vitctl(*line, "--format", "jsonl").out)
     rows = [*csv.reader(io.StringIO(vitctl(*line, "--format", "csv").out))]
     assert rows[0] == ["image", "rank", "class", "probability", "error"]
     flat: list[list[str]] = []
     for one in told:
-        own = [[one["image"], str(n), c["class"], str(c["probability"]), ""] for n, c in enumerate(one["classes"], 1)]
+        own = [
+            [one["image"], str(n), c["class"], str(c["probability"]), ""]
+            for n, c in enumerate(one["classes"], 1)
+        ]
         flat += own or [[one["image"], "", "", "", one.get("error", "")]]
     assert rows[1:] == flat
     assert [one["image"] for one in told if "error" in one] == ["photos/corrupt.jpg"]
@@ -83,15 +100,30 @@ def test_predict__inputs_of_every_kind_in_order(
     vitctl: Vitctl, pretrained: Path, photos: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file, a pattern, shards with a part of a split, a list on standard input, an address."""
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"photos/2.png\0photos/more\0photos/gone.png\0")))
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BytesIO(b"photos/2.png\0photos/more\0photos/gone.png\0"))
+    )
     with serving(photos, Faults()) as address:
-        inputs = ("photos/0.png", "photos/*.png", f"{tiny_data}:test[:2]", "-", f"{address}/1.png", f"{address}/9.png")
+        inputs = (
+            "photos/0.png",
+            "photos/*.png",
+            f"{tiny_data}:test[:2]",
+            "-",
+            f"{address}/1.png",
+            f"{address}/9.png",
+        )
         said = vitctl("predict", *inputs, "--from", pretrained, "--format", "jsonl", "--top", 1, *FAST)
     assert said.code == 0
     told = records(said.out)
     keys = [open_split("test[:2]", path=tiny_data).key(n) for n in range(2)]
     names = ["photos/0.png", *(f"photos/{n}.png" for n in range(3)), *keys, "photos/2.png"]
-    names += ["photos/more/3.png", "photos/more/4.png", "photos/gone.png", f"{address}/1.png", f"{address}/9.png"]
+    names += [
+        "photos/more/3.png",
+        "photos/more/4.png",
+        "photos/gone.png",
+        f"{address}/1.png",
+        f"{address}/9.png",
+    ]
     assert [one["image"] for one in told] == names
     assert [one.get("error", "") for one in told] == [""] * 9 + [
         "cannot be read (No such file or directory)",
@@ -125,8 +157,14 @@ def test_predict__shards_and_their_splits(vitctl: Vitctl, pretrained: Path, tiny
         (["photos/0.pgn"], "photos/0.pgn: no such file or folder; did you mean photos/0.png?"),
         (["photos/*.gif"], "photos/*.gif: no file matches this pattern"),
         (["none"], "none: holds no images"),
-        (["http://example.com/a.jpg"], "http://example.com/a.jpg: plain http is allowed from this machine only"),
-        (["photos/0.png", "--features", "x.npz"], "--features x.npz: should be the name of a .safetensors file"),
+        (
+            ["http://example.com/a.jpg"],
+            "http://example.com/a.jpg: plain http is allowed from this machine only",
+        ),
+        (
+            ["photos/0.png", "--features", "x.npz"],
+            "--features x.npz: should be the name of a .safetensors file",
+        ),
         (["photos/0.png", "--device", "tpu"], "machine.device"),
         (["photos/0.png", "--weights", "9"], "has no checkpoint of step 9; it has 18, 20"),
         (["-"], "-: no images there"),
@@ -168,10 +206,14 @@ def test_predict__names_are_printed_safely(vitctl: Vitctl, pretrained: Path, pho
     assert len([*csv.reader(io.StringIO(rows))]) == 6
 
 
-def test_predict__features_and_the_newest_run(vitctl: Vitctl, pretrained: Path, photos: Path, tmp_path: Path) -> None:
+def test_predict__features_and_the_newest_run(
+    vitctl: Vitctl, pretrained: Path, photos: Path, tmp_path: Path
+) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine").symlink_to(pretrained)
-    said = vitctl("predict", photos.name, "--features", "out.safetensors", "--weights", "model", "--res", 16, *FAST)
+    said = vitctl(
+        "predict", photos.name, "--features", "out.safetensors", "--weights", "model", "--res", 16, *FAST
+    )
     assert said.code == 0
     assert "no --from: using the newest finished training run, runs/mine" in said.err
     assert "weights: runs/mine/checkpoints/step_00000020/model.safetensors" in said.err
@@ -185,14 +227,16 @@ def test_predict__features_and_the_newest_run(vitctl: Vitctl, pretrained: Path, 
 def test_predict__weights_from_an_address(
     vitctl: Vitctl, pretrained: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights are fetched over https alone, which a test cannot serve; what is said of the download goes to standard error."""
+    """Weights are fetched over https alone, which a test cannot serve; what is said of the download goes to
+    standard error.
+    """
 
     def fetched(url: str, progress: object = None) -> Path:
         assert (url, callable(progress) or progress is None) == ("https://example.org/model.onnx", True)
         return Path("out/model.onnx").resolve()
 
     monkeypatch.setattr("vitctl.jobs.inputs.classifier.fetch", fetched)
-    monkeypatch.setattr("vitctl.cli.show.download.fetch", fetched)
+    monkeypatch.setattr("vitctl.models.weights.download.fetch", fetched)
     assert vitctl("export", "--from", pretrained, "--to", "onnx", "-o", "out").code == 0
     line = ("predict", photos.name, "--top", 1, "--format", "jsonl", *FAST)
     own = records(vitctl(*line, "--from", pretrained).out)
@@ -236,7 +280,15 @@ def test_predict__a_missing_path_does_not_discard_the_other_answers(
     photos: Path,  # noqa: ARG001
 ) -> None:
     said = vitctl(
-        "predict", "photos/0.png", "gone.png", "photos/1.png", "--from", pretrained, "--format", "jsonl", *FAST
+        "predict",
+        "photos/0.png",
+        "gone.png",
+        "photos/1.png",
+        "--from",
+        pretrained,
+        "--format",
+        "jsonl",
+        *FAST,
     )
     assert said.code == 2
     assert [record["image"] for record in records(said.out)] == ["photos/0.png", "photos/1.png"]

@@ -1,4 +1,6 @@
-"""A run whose weights and data lie behind signed addresses: the signature is in no file, on no screen and in no command line."""
+"""A run whose weights and data lie behind signed addresses: the signature is in no file, on no screen and in
+no command line.
+"""
 
 import shutil
 import subprocess
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.conftest import pretrained  # noqa: F401
+from tests.trained import pretrained  # noqa: F401
 from vitctl.models.weights.download import fetch
 from vitctl.system.address import VARIABLE
 
@@ -60,7 +62,18 @@ def test_a_signature_is_in_no_record(site: str, tmp_path: Path, monkeypatch: pyt
         printed.extend((done.stdout, done.stderr))
         return done
 
-    small = ("--res", 16, "--batch-size", 8, "--set", "machine.device=cpu", "--set", "machine.workers=1", "--lr", 0.01)
+    small = (
+        "--res",
+        16,
+        "--batch-size",
+        8,
+        "--set",
+        "machine.device=cpu",
+        "--set",
+        "machine.workers=1",
+        "--lr",
+        0.01,
+    )
     signed = ("--from", f"{weights}?{SECRET}", "--data", f"{data}?{SECRET}")
     first = vitctl("finetune", *signed, "--steps", 2, *small, "--processes", 2, "--out", run)
     assert first.returncode == 0, first.stderr
@@ -80,7 +93,7 @@ def test_a_signature_is_in_no_record(site: str, tmp_path: Path, monkeypatch: pyt
     report = vitctl("report", run, "-o", tmp_path / "report.html")
     assert report.returncode == 0, report.stderr
     checked = vitctl("verify", run, "--data", data)
-    assert "403" not in checked.stdout + checked.stderr
+    assert "403 Forbidden" not in checked.stdout + checked.stderr
     scored = vitctl(
         "evaluate", "--from", run, "--data", data, "--set", "machine.device=cpu", "--out", tmp_path / "scored"
     )
@@ -88,7 +101,9 @@ def test_a_signature_is_in_no_record(site: str, tmp_path: Path, monkeypatch: pyt
 
     assert not any("5ecre7" in text for text in printed)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert {"launch.txt", "env.json", "result.json", "log.jsonl", "report.html"} <= {path.name for path in files}
+    assert {"launch.txt", "env.json", "result.json", "log.jsonl", "report.html"} <= {
+        path.name for path in files
+    }
     assert [path for path in files if b"5ecre7" in path.read_bytes()] == []
     assert [path for path in tmp_path.rglob("*") if "5ecre7" in str(path)] == []
     assert fetch(weights, cache=tmp_path / "cache").exists()  # the cache knows it by its text

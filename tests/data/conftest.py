@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.shards.index import Index
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 
@@ -31,7 +31,9 @@ def tiny_png() -> Callable[[int], bytes]:
 def make_split(tmp_path: Path) -> MakeSplit:
     """Writes `num_samples` pictures with keys k0, k1, ...; `bad` ones are cut short but keep their signature."""
 
-    def make(num_samples: int, name: str = "train", *, bad: tuple[int, ...] = (), max_samples: int = 7) -> Index:
+    def make(
+        num_samples: int, name: str = "train", *, bad: tuple[int, ...] = (), max_samples: int = 7
+    ) -> Index:
         def read(number: int) -> bytes:
             data = _tiny_png(number)
             return data[: len(data) // 2] if number in bad else data

@@ -16,15 +16,14 @@ from tests.data.conftest import MakeSplit
 from tests.data.old_index import forget_tables
 from tests.fuzz.conftest import header, member, record
 from vitctl.data.images.decode import BadSample, decode
+from vitctl.data.images.image_types import webp_size
 from vitctl.data.images.transforms import TrainTransform
-from vitctl.data.images.webp import webp_size
 from vitctl.data.loader import workers
 from vitctl.data.loader.batches import train_batches
-from vitctl.data.shards.index import read_index
+from vitctl.data.shards.index import LABELS, read_index
 from vitctl.data.shards.scan import read_shard
-from vitctl.data.shards.tables import LABELS
 from vitctl.data.source.order import Order
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.source.splits import md5_order
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
@@ -114,7 +113,9 @@ def test_pictures__memory_is_counted_by_mode(monkeypatch: pytest.MonkeyPatch, mo
     monkeypatch.setenv("VITCTL_MAX_PICTURE", "1")
     num_pixels = (1 << 20) // {"RGB": 3, "CMYK": 20 if kind == "JPEG" else 16}.get(mode, 16)
     decode(encoded(mode, kind, (num_pixels // 200, 200)))
-    with pytest.raises(BadSample, match=r"too large: \d+x200 pixels need 1 MiB to decode, should be at most 1"):
+    with pytest.raises(
+        BadSample, match=r"too large: \d+x200 pixels need 1 MiB to decode, should be at most 1"
+    ):
         decode(encoded(mode, kind, (num_pixels // 200 + 1, 200)))
 
 
@@ -132,7 +133,11 @@ def test_pictures__what_is_refused_names_the_variable(monkeypatch: pytest.Monkey
 
 
 def test_webp__its_size_before_pillow_makes_room() -> None:
-    for options in ({}, {"lossless": True}, {"save_all": True, "append_images": [Image.new("RGB", (31, 24), "red")]}):
+    for options in (
+        {},
+        {"lossless": True},
+        {"save_all": True, "append_images": [Image.new("RGB", (31, 24), "red")]},
+    ):
         file = io.BytesIO()
         Image.new("RGB", (31, 24)).save(file, "WEBP", **options)
         assert webp_size(file.getvalue()) == (31, 24)

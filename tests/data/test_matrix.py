@@ -1,4 +1,6 @@
-"""Any number of processes and workers over ragged shards: the same batches, each sample once, resumed anywhere."""
+"""Any number of processes and workers over ragged shards: the same batches, each sample once, resumed
+anywhere.
+"""
 
 import io
 import tarfile
@@ -9,14 +11,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.loader.lanes import share
-from vitctl.data.shards.index import index_shards
-from vitctl.data.source.mixture import MixtureOrder
-from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
-from vitctl.data.source.read import Concat, ShardSource, Source
+from vitctl.data.shards.make_index import index_shards
+from vitctl.data.source.order import MixtureOrder, Order, SampleOrder, WindowedOrder
+from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.views import Source, concat
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 
@@ -60,7 +62,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Source, S
     return {
         "exact": (one, Order(153, 1)),
         "windowed": (one, WindowedOrder(153, 1, 9, 3)),
-        "mixture": (Concat((one, other)), MixtureOrder(walks, (51, 5), 3)),
+        "mixture": (concat((one, other)), MixtureOrder(walks, (51, 5), 3)),
     }
 
 
@@ -95,7 +97,8 @@ def global_batches(case: tuple[Source, SampleOrder], world: int, workers: int, s
             samples[step] += [batch.samples.numpy() for batch in taken]
             pixels[step] += [batch.images.numpy() for batch in taken]
     return Batches(
-        np.stack([np.concatenate(parts) for parts in samples]), np.stack([np.concatenate(parts) for parts in pixels])
+        np.stack([np.concatenate(parts) for parts in samples]),
+        np.stack([np.concatenate(parts) for parts in pixels]),
     )
 
 
@@ -116,7 +119,11 @@ CELLS = [
 @pytest.mark.parametrize("name", ["exact", "windowed", "mixture"])
 @pytest.mark.parametrize(("world", "workers"), CELLS)
 def test_batches__are_the_same_on_every_machine(
-    cases: dict[str, tuple[Source, SampleOrder]], references: dict[str, Batches], name: str, world: int, workers: int
+    cases: dict[str, tuple[Source, SampleOrder]],
+    references: dict[str, Batches],
+    name: str,
+    world: int,
+    workers: int,
 ) -> None:
     steps = range(STEPS) if not workers else range(4)
     expected = Batches(references[name].samples[: len(steps)], references[name].pixels[: len(steps)])
@@ -124,7 +131,9 @@ def test_batches__are_the_same_on_every_machine(
 
 
 @pytest.mark.parametrize("name", ["exact", "windowed"])
-def test_batches__every_sample_once_an_epoch_in_another_order(references: dict[str, Batches], name: str) -> None:
+def test_batches__every_sample_once_an_epoch_in_another_order(
+    references: dict[str, Batches], name: str
+) -> None:
     drawn = references[name].samples.reshape(-1)
     first, second = drawn[:153], drawn[153:306]
     assert sorted(first) == sorted(second) == list(range(153))
@@ -137,7 +146,9 @@ def test_batches__every_source_of_a_mixture_keeps_its_own_epochs(
     drawn = references["mixture"].samples.reshape(-1)
     rare = drawn[drawn >= 153]
     assert len(rare) >= 25
-    assert len(set(rare[:15].tolist()) | set(rare[10:25].tolist())) == 15  # blocks of 5: an epoch is three of them
+    assert (
+        len(set(rare[:15].tolist()) | set(rare[10:25].tolist())) == 15
+    )  # blocks of 5: an epoch is three of them
     source, order = cases["mixture"]
     epochs, samples = order.at(np.arange(56 * 9))
     for begin, size in ((0, 153), (153, 15)):
@@ -150,12 +161,18 @@ def test_batches__every_source_of_a_mixture_keeps_its_own_epochs(
 @pytest.mark.parametrize("name", ["exact", "windowed", "mixture"])
 @pytest.mark.parametrize(("before", "after"), [(8, 4), (1, 3), (3, 1)])
 def test_batches__go_on_from_any_step_with_other_processes(
-    cases: dict[str, tuple[Source, SampleOrder]], references: dict[str, Batches], name: str, before: int, after: int
+    cases: dict[str, tuple[Source, SampleOrder]],
+    references: dict[str, Batches],
+    name: str,
+    before: int,
+    after: int,
 ) -> None:
     for stopped in (1, 7):
         begun = global_batches(cases[name], before, 0, range(stopped))
         rest = global_batches(cases[name], after, 0, range(stopped, STEPS))
-        joined = Batches(np.concatenate([begun.samples, rest.samples]), np.concatenate([begun.pixels, rest.pixels]))
+        joined = Batches(
+            np.concatenate([begun.samples, rest.samples]), np.concatenate([begun.pixels, rest.pixels])
+        )
         assert same(joined, references[name])
 
 
@@ -163,4 +180,6 @@ def test_orders__resume_at_every_single_sample(cases: dict[str, tuple[Source, Sa
     for _, order in cases.values():
         whole = np.stack(order.at(np.arange(200)))
         for start in range(200):
-            assert (np.stack(order.at(np.arange(start, min(start + 3, 200)))) == whole[:, start : start + 3]).all()
+            assert (
+                np.stack(order.at(np.arange(start, min(start + 3, 200)))) == whole[:, start : start + 3]
+            ).all()

@@ -16,13 +16,15 @@ from torch.utils.data import DataLoader
 
 from tests.conftest import ROOT
 from tests.data.conftest import CLASSES, several
-from vitctl.data import as_webdataset
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.loader.lanes import share
-from vitctl.data.shards.index import Index, index_shards
+from vitctl.data.pipeline import as_webdataset
+from vitctl.data.shards.index import Index
+from vitctl.data.shards.make_index import index_shards
 from vitctl.data.source.order import Order, WindowedOrder
-from vitctl.data.source.read import ShardSource, SyntheticSource
+from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.unsharded import SyntheticSource
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 
@@ -30,7 +32,9 @@ MakeSplit = Callable[..., Index]
 STEPS = 9
 
 
-def own_loader(source: ShardSource, batch_size: int, first_step: int, rank: int, num_processes: int) -> list[list[str]]:
+def own_loader(
+    source: ShardSource, batch_size: int, first_step: int, rank: int, num_processes: int
+) -> list[list[str]]:
     """The keys of each step of vitctl's own loader."""
     batches = train_batches(
         source,
@@ -56,13 +60,21 @@ def test_as_webdataset__gives_the_steps_of_our_own_loader(
     source = ShardSource(make_split(30))
     for rank in range(num_processes):
         pipeline = as_webdataset(
-            source, seed=7, batch_size=8, first_step=first_step, num_steps=STEPS, rank=rank, num_processes=num_processes
+            source,
+            seed=7,
+            batch_size=8,
+            first_step=first_step,
+            num_steps=STEPS,
+            rank=rank,
+            num_processes=num_processes,
         )
         own = len(share(8, num_processes, rank))
         loader = DataLoader(pipeline, batch_size=own, num_workers=num_workers, collate_fn=list)
         found = [[sample["__key__"] for sample in batch] for batch in loader]
         assert found == own_loader(source, 8, first_step, rank, num_processes)
-        batched = pipeline.compose(webdataset.map(lambda sample: (sample["__key__"],)), webdataset.batched(own))
+        batched = pipeline.compose(
+            webdataset.map(lambda sample: (sample["__key__"],)), webdataset.batched(own)
+        )
         assert [keys for (keys,) in webdataset.WebLoader(batched, batch_size=None)] == found
 
 
@@ -87,9 +99,13 @@ def test_as_webdataset__several_labels_and_other_sources(tmp_path: Path) -> None
     assert {sample["__key__"]: json.loads(sample["json"])["labels"] for sample in stored} == {
         f"k{n}": [[0], [2, 0], [], [1, 2, 0]][n % 4] for n in range(8)
     }
-    noise = as_webdataset(SyntheticSource(20, 5, 8), batch_size=3, num_steps=2, order=WindowedOrder(20, 1, 4, 2))
+    noise = as_webdataset(
+        SyntheticSource(20, 5, 8), batch_size=3, num_steps=2, order=WindowedOrder(20, 1, 4, 2)
+    )
     walk = WindowedOrder(20, 1, 4, 2).at(np.arange(6))[1]
-    assert [(sample["__key__"], sample["cls"]) for sample in noise] == [(str(n), str(n % 5).encode()) for n in walk]
+    assert [(sample["__key__"], sample["cls"]) for sample in noise] == [
+        (str(n), str(n % 5).encode()) for n in walk
+    ]
 
 
 def test_as_webdataset__takes_its_rank_from_the_launcher(
@@ -128,7 +144,9 @@ def test_as_webdataset__a_sample_that_cannot_be_read_is_one_line(make_split: Mak
         list(pipeline)
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves the shards open until they are collected
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning"
+)  # webdataset leaves the shards open until they are collected
 def test_webdataset_itself__reads_our_shards_sample_by_sample(make_split: MakeSplit) -> None:
     """Its own reader of shards, beside ours: same keys, images and labels, in the order of storage."""
     index = make_split(20)
@@ -142,12 +160,16 @@ def test_webdataset_itself__reads_our_shards_sample_by_sample(make_split: MakeSp
 
 
 def test_shards_of_webdatasets_writer__are_read_by_us(tmp_path: Path) -> None:
-    """As its documentation writes them, with its usual options: other owner, time and tar header; encoded by it."""
+    """As its documentation writes them, with its usual options: other owner, time and tar header; encoded by
+    it.
+    """
     pixels = {f"s{n:02d}": np.full((8, 9, 3), 9 * n, np.uint8) for n in range(10)}
     (tmp_path / "train").mkdir()
     with webdataset.ShardWriter(f"{tmp_path}/train/x-%03d.tar", maxcount=4, verbose=0) as writer:
         for number, (key, image) in enumerate(pixels.items()):
-            writer.write({"__key__": f"folder/{key}", "png": image, "cls": number % 3, "json": {"caption": "é"}})
+            writer.write(
+                {"__key__": f"folder/{key}", "png": image, "cls": number % 3, "json": {"caption": "é"}}
+            )
     index_shards(sorted((tmp_path / "train").glob("*.tar")))
     for number, sample in enumerate(
         as_webdataset(tmp_path, batch_size=5, num_steps=2, order=Order(10, 0, shuffle=False))
@@ -157,7 +179,10 @@ def test_shards_of_webdatasets_writer__are_read_by_us(tmp_path: Path) -> None:
 
 
 def test_docs__their_example_runs(make_split: MakeSplit, tmp_path: Path) -> None:
-    blocks = [block.partition("```")[0] for block in (ROOT / "docs" / "python.md").read_text().split("```python\n")[1:]]
+    blocks = [
+        block.partition("```")[0]
+        for block in (ROOT / "docs" / "python.md").read_text().split("```python\n")[1:]
+    ]
     (code,) = [block for block in blocks if "as_webdataset" in block]
     assert len(code.splitlines()) <= 14
     index = make_split(40, "data/mine/train")
@@ -166,7 +191,8 @@ def test_docs__their_example_runs(make_split: MakeSplit, tmp_path: Path) -> None
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=True)
     source = ShardSource(index)
     wanted = [
-        f"step {step} (8, 64, 64, 3) {source.labels(Order(40, 0).at(np.arange(8 * step, 8 * step + 8))[1]).tolist()}"
+        f"step {step} (8, 64, 64, 3) "
+        f"{source.labels(Order(40, 0).at(np.arange(8 * step, 8 * step + 8))[1]).tolist()}"
         for step in range(100, 103)
     ]
     assert done.stdout.splitlines() == wanted

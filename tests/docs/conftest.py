@@ -14,13 +14,15 @@ from PIL import Image
 
 from tests.cli.conftest import vitctl  # noqa: F401
 from tests.conftest import ROOT, TINY, shell_lines
-from tests.jobs.conftest import CPU, do, pretrained  # noqa: F401
+from tests.trained import CPU, do, pretrained  # noqa: F401
 from vitctl.cli.app import app
 from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 DOCS = ROOT / "docs"
-PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]}
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text() for path in [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+}
 
 
 def commands(page: str) -> list[list[str]]:
@@ -91,7 +93,12 @@ def furnished(pretrained: Path, tiny_data: Path, tmp_path_factory: pytest.TempPa
     for name in ("RUN", "quickstart/pretrain", "runs/NAME"):
         shutil.copytree(pretrained, home / name)
     for name in ("a", "b"):
-        do("evaluate", home / "runs" / name, **CPU, **{"data.path": str(tiny_data), "weights.source": str(pretrained)})
+        do(
+            "evaluate",
+            home / "runs" / name,
+            **CPU,
+            **{"data.path": str(tiny_data), "weights.source": str(pretrained)},
+        )
     (home / "mine.toml").write_text('extends = "jft_b16"\n\n[optimizer]\nlr = 6e-4\n')
     return home
 

@@ -1,4 +1,6 @@
-"""Every command of README.md and docs/ is run on a small folder, planned with --dry-run, or at least parsed with its options."""
+"""Every command of README.md and docs/ is run on a small folder, planned with --dry-run, or at least parsed
+with its options.
+"""
 
 import re
 import shutil
@@ -11,7 +13,7 @@ from tests.docs.conftest import PAGES, commands, find_command, write_photos
 
 # Cannot run in a test: what the words begin with or hold -> why. They are parsed.
 PARSED = {
-    r"quickstart": "tests/test_quickstart.py runs it",
+    r"quickstart": "tests/cli/test_quickstart.py runs it",
     r"bench ": "tests/cli/test_bench.py runs it, with smaller networks",
     r"doctor": "it judges the machine that the tests run on",
     r"data (prepare|check (vtab|data/pets))|.*--download": "a download",
@@ -23,7 +25,7 @@ PARSED = {
     r"resume .*--allow": "trains for hours",
     r"evaluate --from weights.bin": "needs weights of B/16",
     r".*,submit$": "needs Slurm",
-    r"export .*--to (timm|google)": "needs a model that fits these formats: tests/jobs/test_export_peers.py",
+    r"export .*--to (timm|google)": "needs a model that fits these formats: tests/export/test_weights_folder.py",
     r"export .*--(to pt2|int8)": "tests of exports run them",
     r"inspect .*quickstart": "needs a finished quickstart",
     r"runs (tail|clean)": "tests of runs run them, with a run that goes on and with somebody to ask",
@@ -38,7 +40,9 @@ HISTORY = "docs/results.md"  # its commands were run once, on data that tests do
 LINES = [(page, tuple(words)) for page in PAGES for words in commands(page)]
 
 
-@pytest.mark.parametrize(("page", "words"), LINES, ids=[f"{page}: {' '.join(words)}" for page, words in LINES])
+@pytest.mark.parametrize(
+    ("page", "words"), LINES, ids=[f"{page}: {' '.join(words)}" for page, words in LINES]
+)
 def test_commands__are_understood_with_their_options(page: str, words: tuple[str, ...]) -> None:
     assert page
     command, rest = find_command([*words])
@@ -67,7 +71,9 @@ def test_commands__run_one_after_the_other(page: str, home: Path, vitctl: Vitctl
         if any(re.match(pattern, line) for pattern in PARSED):
             continue
         plan = re.match(PLANNED, line) and not re.match(RUN, line) and "--dry-run" not in words
-        if plan and "SHARDS" in words:  # the plan is then of the recipe's own data set, which need not be here
+        if (
+            plan and "SHARDS" in words
+        ):  # the plan is then of the recipe's own data set, which need not be here
             del words[words.index("SHARDS") - 1 : words.index("SHARDS") + 1]
         said = vitctl(*words, *["--dry-run"] * bool(plan))
         assert said.code == 0, f"{line}\n{said.out}\n{said.err}"

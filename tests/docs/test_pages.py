@@ -16,7 +16,9 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 @pytest.mark.parametrize("page", PAGES)
 def test_links__lead_to_files_and_headings_that_exist(page: str) -> None:
     for link in LINK.findall(PAGES[page]):
-        assert not re.match(r"[a-z]+:", link), f"{link}: an address; pages link to files alone, which a test can follow"
+        assert not re.match(r"[a-z]+:", link), (
+            f"{link}: an address; pages link to files alone, which a test can follow"
+        )
         path, _, anchor = link.partition("#")
         target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
         assert target.is_file(), link

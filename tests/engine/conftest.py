@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 import pytest
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.gradients import AllReduced
 from vitctl.engine.distributed.runtime import Runtime, start
-from vitctl.engine.loop import Trainer
 from vitctl.engine.losses import classification_loss
 from vitctl.engine.optimizer import build_optimizer
 from vitctl.engine.preemption import StopFlag
+from vitctl.engine.step import TrainStep
+from vitctl.recipe.sections import Optimizer
 
 NUM_CLASSES = 3
 
@@ -55,7 +57,7 @@ def rows(whole: Batch, chosen: slice) -> Batch:
 class Knobs:
     """What a test may want to be different."""
 
-    name: str = "sgd"
+    name: Literal["adam", "sgd"] = "sgd"
     lr: Callable[[int], float] = field(default=lambda _step: 0.1)
     batch_size: int = 8
     weight_decay: float = 0.0
@@ -68,20 +70,20 @@ def runtime() -> Runtime:
 
 
 @pytest.fixture
-def trainer(runtime: Runtime) -> Callable[..., Trainer]:
+def trainer(runtime: Runtime) -> Callable[..., TrainStep]:
     """trainer(loss, **knobs) over a fresh, always equal Tiny."""
 
-    def make(loss: Callable[[Tensor, Tensor, Tensor], Tensor], **knobs: object) -> Trainer:
+    def make(loss: Callable[[Tensor, Tensor, Tensor], Tensor], **knobs: object) -> TrainStep:
         k, model = Knobs(**knobs), Tiny()  # type: ignore[arg-type]
-        return Trainer(
+        return TrainStep(
             runtime=runtime,
             model=model,
             unwrapped=model,
-            optimizer=build_optimizer(
-                model, name=k.name, weight_decay=k.weight_decay, beta1=0.9, beta2=0.999, eps=1e-8, momentum=0.9
-            ),
+            optimizer=build_optimizer(model, Optimizer(name=k.name, lr=1.0, weight_decay=k.weight_decay)),
             average=None,
-            objective=lambda model, batch, _step: loss(model(batch.images.double() / 255), batch.labels, batch.weights),
+            objective=lambda model, batch, _step: loss(
+                model(batch.images.double() / 255), batch.labels, batch.weights
+            ),
             lr=k.lr,
             batch_size=k.batch_size,
             clip_norm=k.clip_norm,

@@ -87,7 +87,9 @@ def test_average__load_copies() -> None:
     average.update(model, YES)
     assert average.updates == 4
     assert float(saved["weight"]) == 3.0
-    assert torch.equal(average.tensors["weight"], torch.lerp(torch.tensor([[3.0]]), model.weight.detach(), 0.5))
+    assert torch.equal(
+        average.tensors["weight"], torch.lerp(torch.tensor([[3.0]]), model.weight.detach(), 0.5)
+    )
 
 
 @pytest.mark.parametrize("debias", [False, True])

@@ -49,12 +49,16 @@ def test_evaluate__a_batch_of_padding_alone_counts_nothing(runtime: Runtime) -> 
 
 @pytest.mark.parametrize("num_images", [7, 9])
 def test_evaluate__refuses_a_count_that_is_not_the_splits(runtime: Runtime, num_images: int) -> None:
-    with pytest.raises(DataError, match=f"evaluation counted 8 images, the split has {num_images}; no score is given"):
+    with pytest.raises(
+        DataError, match=f"evaluation counted 8 images, the split has {num_images}; no score is given"
+    ):
         evaluate_model(runtime, Tiny(), [batch(8)], num_images=num_images, normalise=scaled, stop=StopFlag())
 
 
 def test_evaluate__turns_dropout_off_and_keeps_no_graph(runtime: Runtime) -> None:
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.9), torch.nn.Linear(48, 3, dtype=torch.float64))
+    model = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Dropout(0.9), torch.nn.Linear(48, 3, dtype=torch.float64)
+    )
     run = partial(evaluate_model, runtime, model, num_images=20, normalise=scaled, stop=StopFlag())
     assert run([batch(20)]) == run([batch(20)])
 
@@ -107,7 +111,9 @@ def test_evaluate__several_labels(runtime: Runtime) -> None:
     labels[:5, 1] = predicted[:5]
     labels[9:] = -1
     parts = [replace(whole, labels=labels)]
-    assert evaluate_model(runtime, model, parts, num_images=12, normalise=scaled, stop=StopFlag()) == Score(5, 9)
+    assert evaluate_model(runtime, model, parts, num_images=12, normalise=scaled, stop=StopFlag()) == Score(
+        5, 9
+    )
     parts = [replace(parts[0], labels=torch.full_like(labels, -1))]
     with pytest.raises(DataError, match="none of the 12 images has a label; there is nothing to score"):
         evaluate_model(runtime, model, parts, num_images=12, normalise=scaled, stop=StopFlag())

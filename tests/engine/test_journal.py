@@ -122,7 +122,9 @@ def test_journal__goes_on_without_a_log_and_writes_it_later(
     assert "1 records before this one could not be written" in lines[-1]["text"]
 
 
-def test_watch__hands_everything_on_and_tells_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch__hands_everything_on_and_tells_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     monkeypatch.setattr(journal.time, "monotonic", lambda: now[0])
     batches, seen = [[1, 2], [3, 4], [5, 6], [7, 8]], list[dict[str, Any]]()
@@ -195,7 +197,8 @@ def test_read_lines__passes_over_what_others_wrote(tmp_path: Path) -> None:
         "1e999",
     ]
     path.write_text(
-        "\n".join([json.dumps({"kind": "a", "step": 1}), *foreign, json.dumps({"kind": "b", "step": 9})]) + "\n"
+        "\n".join([json.dumps({"kind": "a", "step": 1}), *foreign, json.dumps({"kind": "b", "step": 9})])
+        + "\n"
     )
     assert [r["kind"] for r in read_records(path)] == ["a", "b"]
     cut_after(path, 5)
@@ -213,7 +216,9 @@ def test_append_line__of_a_name_that_is_not_utf8(tmp_path: Path) -> None:
     assert [r["key"] for r in read_records(path)] == ["a\udcff"]
 
 
-def test_append_line__beside_a_line_that_another_process_is_still_writing_leaves_no_empty_one(tmp_path: Path) -> None:
+def test_append_line__beside_a_line_that_another_process_is_still_writing_leaves_no_empty_one(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "bad_samples.jsonl"
     path.write_text('{"step": 1')
 

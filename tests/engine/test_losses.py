@@ -40,7 +40,9 @@ def reference(name: str, smoothing: float, weights: NDArray[np.float32]) -> floa
     return float((each * weights).sum())
 
 
-def ours(name: str, smoothing: float, weights: NDArray[np.float32], dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def ours(
+    name: str, smoothing: float, weights: NDArray[np.float32], dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
     loss = partial(classification_loss, name=name, label_smoothing=smoothing)
     return loss(torch.tensor(LOGITS, dtype=dtype), torch.tensor(LABELS), torch.tensor(weights))
 
@@ -69,9 +71,14 @@ def test_loss__weight_0_is_not_there_at_all(name: str) -> None:
 
 
 def test_loss__sigmoid_with_the_papers_bias_starts_at_its_closed_form() -> None:
-    """Head bias -10 over 18,291 classes: softplus(-10) for each absent class and softplus(10) for the present one."""
+    """Head bias -10 over 18,291 classes: softplus(-10) for each absent class and softplus(10) for the present
+    one.
+    """
     logits = torch.full((2, 18_291), -10.0, dtype=torch.float64)
-    got = classification_loss(logits, torch.tensor([0, 5]), torch.ones(2), name="sigmoid", label_smoothing=0.0) / 2
+    got = (
+        classification_loss(logits, torch.tensor([0, 5]), torch.ones(2), name="sigmoid", label_smoothing=0.0)
+        / 2
+    )
     assert float(got) == pytest.approx(18_290 * np.log1p(np.exp(-10)) + np.log1p(np.exp(10)), rel=1e-11)
 
 
@@ -80,7 +87,9 @@ def test_loss__is_computed_in_float32_whatever_the_logits(name: str) -> None:
     got = ours(name, 0.0, WEIGHTS, torch.bfloat16)
     assert got.dtype == torch.float32
     rounded = torch.tensor(LOGITS, dtype=torch.bfloat16).float()
-    exact = classification_loss(rounded, torch.tensor(LABELS), torch.tensor(WEIGHTS), name=name, label_smoothing=0.0)
+    exact = classification_loss(
+        rounded, torch.tensor(LABELS), torch.tensor(WEIGHTS), name=name, label_smoothing=0.0
+    )
     assert torch.equal(got, exact)
 
 
@@ -113,9 +122,15 @@ def test_loss__several_labels_are_each_a_one(smoothing: float) -> None:
 
 @pytest.mark.parametrize("labels", ["one", "several"])
 @pytest.mark.parametrize("smoothing", [0.0, 1e-4, 0.3])
-def test_loss__smoothed_per_class_has_the_targets_of_the_authors_configurations(labels: str, smoothing: float) -> None:
-    """On is 1 - s and off is s, whatever the number of classes (uncertainty-baselines, imagenet21k_vit_base16)."""
-    there = np.array([[k in own for k in range(5)] for own in (SEVERAL if labels == "several" else LABELS[:, None])])
+def test_loss__smoothed_per_class_has_the_targets_of_the_authors_configurations(
+    labels: str, smoothing: float
+) -> None:
+    """On is 1 - s and off is s, whatever the number of classes (uncertainty-baselines,
+    imagenet21k_vit_base16).
+    """
+    there = np.array(
+        [[k in own for k in range(5)] for own in (SEVERAL if labels == "several" else LABELS[:, None])]
+    )
     targets = np.where(there, 1 - smoothing, smoothing)
     p = 1 / (1 + np.exp(-LOGITS))
     each = -(targets * np.log(p) + (1 - targets) * np.log(1 - p)).sum(axis=1)
@@ -149,12 +164,16 @@ def test_loss__an_absent_class_is_at_rest_where_its_probability_is_its_target(
 def test_loss__one_label_in_a_list_is_one_label() -> None:
     lists = torch.tensor(LABELS)[:, None]
     weights = torch.ones(7)
-    loss = partial(classification_loss, torch.tensor(LOGITS), weights=weights, name="sigmoid", label_smoothing=0.1)
+    loss = partial(
+        classification_loss, torch.tensor(LOGITS), weights=weights, name="sigmoid", label_smoothing=0.1
+    )
     assert torch.equal(loss(labels=lists), loss(labels=torch.tensor(LABELS)))
 
 
 def test_loss__softmax_refuses_several_labels() -> None:
-    with pytest.raises(DataError, match="loss 'softmax' needs one label per image and these may have several"):
+    with pytest.raises(
+        DataError, match="loss 'softmax' needs one label per image and these may have several"
+    ):
         classification_loss(torch.tensor(LOGITS), PADDED, torch.ones(7), name="softmax", label_smoothing=0.0)
 
 
@@ -171,15 +190,21 @@ def test_masked_patches__are_not_drawn_from_the_stream_of_an_images_augmentation
     monkeypatch.setattr(losses, "draw_corruption", drawn)
     config = MaskedPatchConfig(patch_size=2, hidden_size=8, depth=1, mlp_size=8, num_heads=2, image_size=4)
     model, images = build(config, dtype=torch.float64), batch(6)
-    loss = partial(predict_masked_patches, normalise=lambda i: i.double() / 127.5 - 1, config=config, rate=0.5, seed=5)
+    loss = partial(
+        predict_masked_patches, normalise=lambda i: i.double() / 127.5 - 1, config=config, rate=0.5, seed=5
+    )
     found = [loss(model, images, step).item() for step in range(4)]
     of_images = {
-        str(augmentation_rng(5, epoch, sample).bit_generator.state) for epoch in range(4) for sample in range(6)
+        str(augmentation_rng(5, epoch, sample).bit_generator.state)
+        for epoch in range(4)
+        for sample in range(6)
     }
     assert len({*streams}) == 24
     assert not {*streams} & of_images
     # A function of seed, step and sample: the same for any split of the batch.
-    again = [loss(model, batch_of, 2).item() for batch_of in (rows(images, slice(0, 1)), rows(images, slice(1, 6)))]
+    again = [
+        loss(model, batch_of, 2).item() for batch_of in (rows(images, slice(0, 1)), rows(images, slice(1, 6)))
+    ]
     assert sum(again) == pytest.approx(found[2], rel=1e-12)
 
 
@@ -206,7 +231,10 @@ ON_A_GPU: dict[str, tuple[Config, Callable[..., Any]]] = {
         partial(classify, name="sigmoid", label_smoothing=0.0),
     ),
     "mixup": (TINY["vit"], partial(classify_mixed, **CLASSIFY, mixing=Mixing(mixup_alpha=0.2), seed=0)),
-    "cutmix": (TINY["resnet v1"], partial(classify_mixed, **CLASSIFY, mixing=Mixing(cutmix_alpha=1.0), seed=0)),
+    "cutmix": (
+        TINY["resnet v1"],
+        partial(classify_mixed, **CLASSIFY, mixing=Mixing(cutmix_alpha=1.0), seed=0),
+    ),
 }
 
 

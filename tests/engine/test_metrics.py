@@ -25,7 +25,9 @@ def answers(num_images: int, seed: int = 0) -> np.ndarray:
 
 
 @given(SETS, st.integers(0, 99))
-def test_count_hits__is_what_a_loop_counts_and_empty_sets_are_left_out(sets: list[list[int]], seed: int) -> None:
+def test_count_hits__is_what_a_loop_counts_and_empty_sets_are_left_out(
+    sets: list[list[int]], seed: int
+) -> None:
     best = answers(len(sets), seed)
     scored = [(row.tolist(), labels) for row, labels in zip(best, sets, strict=True) if labels]
     expected = Hits(

@@ -25,16 +25,26 @@ def normalise(images: Tensor) -> Tensor:
 
 def with_neighbour(whole: Batch, chosen: slice) -> Batch:
     part, before = rows(whole, chosen), (chosen.start - 1) % len(whole)
-    return Batch(part.images, part.labels, part.weights, part.samples, neighbour=rows(whole, slice(before, before + 1)))
+    return Batch(
+        part.images, part.labels, part.weights, part.samples, neighbour=rows(whole, slice(before, before + 1))
+    )
 
 
 def loss(
-    whole: Batch, step: int, mixing: Mixing, name: str = "softmax", micro_batch: int = 100, smoothing: str = "spread"
+    whole: Batch,
+    step: int,
+    mixing: Mixing,
+    name: str = "softmax",
+    micro_batch: int = 100,
+    smoothing: str = "spread",
 ) -> Tensor:
     parts = [
-        with_neighbour(whole, slice(at, min(at + micro_batch, len(whole)))) for at in range(0, len(whole), micro_batch)
+        with_neighbour(whole, slice(at, min(at + micro_batch, len(whole))))
+        for at in range(0, len(whole), micro_batch)
     ]
-    objective = partial(classify_mixed, normalise=normalise, name=name, label_smoothing=0.1, mixing=mixing, seed=SEED)
+    objective = partial(
+        classify_mixed, normalise=normalise, name=name, label_smoothing=0.1, mixing=mixing, seed=SEED
+    )
     objective = partial(objective, smoothing=smoothing)
     model = Tiny()
     return torch.stack([objective(model, part, step) for part in parts]).sum().detach()
@@ -85,7 +95,9 @@ def test_classify_mixed__does_not_depend_on_micro_batches(mixing: Mixing) -> Non
     for step in range(5):
         expected = float(loss(whole, step, mixing))
         for micro_batch in (1, 3, 7):
-            assert float(loss(whole, step, mixing, micro_batch=micro_batch)) == pytest.approx(expected, rel=1e-13)
+            assert float(loss(whole, step, mixing, micro_batch=micro_batch)) == pytest.approx(
+                expected, rel=1e-13
+            )
 
 
 def test_classify_mixed__a_bad_partner_leaves_an_image_as_it_is_and_a_bad_image_weighs_nothing() -> None:
@@ -95,7 +107,14 @@ def test_classify_mixed__a_bad_partner_leaves_an_image_as_it_is_and_a_bad_image_
     for step in range(5):
         part = with_neighbour(whole, slice(1, 3))  # the bad one, and the one whose partner it is
         found = classify_mixed(
-            Tiny(), part, step, normalise=normalise, name="softmax", label_smoothing=0.1, mixing=BOTH, seed=SEED
+            Tiny(),
+            part,
+            step,
+            normalise=normalise,
+            name="softmax",
+            label_smoothing=0.1,
+            mixing=BOTH,
+            seed=SEED,
         )
         expected = plain(Tiny(), rows(whole, slice(2, 3)), step)
         assert found.item() == pytest.approx(expected.item(), rel=1e-14)
@@ -114,7 +133,9 @@ def test_draw_blend__follows_from_seed_and_step_alone() -> None:
 def test_draw_blend__mixups_share_is_beta_distributed() -> None:
     from scipy.stats import beta, kstest
 
-    shares = [draw_blend(Mixing(mixup_alpha=0.3), seed=0, step=step, image_size=32).own for step in range(2000)]
+    shares = [
+        draw_blend(Mixing(mixup_alpha=0.3), seed=0, step=step, image_size=32).own for step in range(2000)
+    ]
     assert kstest(shares, beta(0.3, 0.3).cdf).pvalue > 1e-3
     assert kstest(shares, beta(0.5, 0.5).cdf).pvalue < 1e-6  # the test can tell
 

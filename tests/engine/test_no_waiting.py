@@ -16,14 +16,15 @@ from vitctl.data.loader.lanes import Lanes
 from vitctl.engine.averaging import Average
 from vitctl.engine.distributed.gradients import AllReduced, ByLanes
 from vitctl.engine.distributed.lane_sum import LaneSum
-from vitctl.engine.loop import Trainer
 from vitctl.engine.losses import classify, predict_masked_patches
 from vitctl.engine.mixing import Mixing, classify_mixed
 from vitctl.engine.optimizer import build_optimizer
 from vitctl.engine.preemption import StopFlag
+from vitctl.engine.step import TrainStep
 from vitctl.models.build import Model, build
 from vitctl.models.configs import Config, MaskedPatchConfig
 from vitctl.models.variants import variant
+from vitctl.recipe.sections import Optimizer
 
 SIZE, CLASSES = 32, 5
 TINY: dict[str, dict[str, Any]] = {"hidden_size": 24, "depth": 2, "mlp_size": 48, "num_heads": 3}  # type: ignore[dict-item]
@@ -61,7 +62,7 @@ def objective(card_config: Config, loss: dict[str, Any], mixing: Mixing | None) 
     return partial(classify, normalise=normalise, **loss)
 
 
-def on_card(card: FakeCard, model: Model, **case: Any) -> Trainer:
+def on_card(card: FakeCard, model: Model, **case: Any) -> TrainStep:
     """What a training does, with its network on the card."""
     model = card.put(model)
     runtime, decay = card_runtime(), case.get("decay", 0.0)
@@ -69,12 +70,11 @@ def on_card(card: FakeCard, model: Model, **case: Any) -> Trainer:
     if case.get("lanes"):
         gradients = ByLanes(runtime, model, 0, LaneSum(Lanes(8, 2, 4), 0, 1))
     kind = case.get("optimizer", "adam")
-    values = {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "momentum": 0.9}
-    return Trainer(
+    return TrainStep(
         runtime=runtime,
         model=model,
         unwrapped=model,
-        optimizer=build_optimizer(model, name=kind, **values),
+        optimizer=build_optimizer(model, Optimizer(name=kind, lr=1.0, weight_decay=0.1)),
         average=Average(model, decay, debias=case.get("debias", False)) if decay else None,
         objective=objective(model.config, case.get("loss", LOSS), case.get("mixing")),
         gradients=gradients,
@@ -91,13 +91,16 @@ def micro_batches() -> list[Batch]:
     for number in range(2):
         one = replace(batch(4, seed=number), images=torch.zeros(4, 3, SIZE, SIZE, dtype=torch.uint8))
         found.append(
-            replace(one, neighbour=replace(one, images=one.images[:1], labels=one.labels[:1], weights=one.weights[:1]))
+            replace(
+                one,
+                neighbour=replace(one, images=one.images[:1], labels=one.labels[:1], weights=one.weights[:1]),
+            )
         )
     found[1].weights[2] = 0
     return found
 
 
-def steps(trainer: Trainer, card: FakeCard, number: int) -> None:
+def steps(trainer: TrainStep, card: FakeCard, number: int) -> None:
     """Some steps, in which nothing may wait."""
     with card.watched():
         for step in range(number):

@@ -15,6 +15,7 @@ from vitctl.engine.optimizer import (
     take_step,
 )
 from vitctl.errors import CheckpointError
+from vitctl.recipe.sections import Optimizer
 
 LRS = [0.0, 0.01, 0.02, 0.03, 0.04, 0.04, 0.03, 0.02, 0.01, 0.001]
 B1, B2, EPS = 0.9, 0.999, 1e-8
@@ -38,7 +39,8 @@ def gradients() -> list[dict[str, Any]]:
 
 
 def optimizer_for(model: nn.Module, name: str, weight_decay: float) -> torch.optim.Optimizer:
-    return build_optimizer(model, name=name, weight_decay=weight_decay, beta1=B1, beta2=B2, eps=EPS, momentum=0.9)
+    adam = {"beta1": B1, "beta2": B2, "eps": EPS} if name == "adam" else {}
+    return build_optimizer(model, Optimizer(name=name, lr=1.0, weight_decay=weight_decay, **adam))
 
 
 def ten_steps(name: str, weight_decay: float) -> dict[str, Any]:
@@ -94,7 +96,9 @@ def test_sgd__momentum_without_nesterov_and_decay_inside_the_momentum(weight_dec
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("clip_norm", [0.0, 1.0])
-def test_sgd__is_bit_for_bit_torchs_with_clipping_and_skipped_steps(dtype: torch.dtype, clip_norm: float) -> None:
+def test_sgd__is_bit_for_bit_torchs_with_clipping_and_skipped_steps(
+    dtype: torch.dtype, clip_norm: float
+) -> None:
     model, other = Toy().to(dtype), Toy().to(dtype)
     own = optimizer_for(model, "sgd", 0.1)
     plain = torch.optim.SGD(other.parameters(), lr=0.0, momentum=0.9, weight_decay=0.1)
@@ -194,14 +198,15 @@ def test_load_optimizer_tensors__of_another_model() -> None:
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_step__a_part_of_a_parameter_gets_the_bits_of_the_whole(name: str, dtype: torch.dtype) -> None:
-    """Otherwise a sharded model would end elsewhere: fused kernels round the last elements of a tensor otherwise."""
+    """Otherwise a sharded model would end elsewhere: fused kernels round the last elements of a tensor
+    otherwise.
+    """
     torch.manual_seed(0)
     whole = nn.Linear(37, 11, dtype=dtype)
     parts = nn.Module()
     parts.rows = nn.ParameterList(whole.weight.detach().split([2, 5, 1, 3]))
     parts.bias = nn.ParameterList(whole.bias.detach().split([4, 6, 1]))
-    values = {"weight_decay": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "momentum": 0.9}
-    both = [build_optimizer(model, name=name, **values) for model in (whole, parts)]
+    both = [optimizer_for(model, name, 0.1) for model in (whole, parts)]
     for _ in range(5):
         whole.weight.grad, whole.bias.grad = torch.randn_like(whole.weight), torch.randn_like(whole.bias)
         for own, gradient in ((parts.rows, whole.weight.grad), (parts.bias, whole.bias.grad)):

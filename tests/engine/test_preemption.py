@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from vitctl.engine.preemption import SIGNALS, StopFlag, stop_on_signals
-from vitctl.system.signals import handles_signal
+from vitctl.engine.preemption import StopFlag, stop_on_signals
+from vitctl.system.signals import SIGNALS, handles_signal
 
 # The main thread is in C and gives no Python a chance to run there.
 BLOCKED = """
@@ -51,7 +51,8 @@ def test_stop_on_signals__a_late_signal_is_no_failure() -> None:
 def test_exit_on_signals__also_out_of_a_library_that_lets_no_python_run(number: signal.Signals) -> None:
     """As one does that waits for the other processes."""
     code = (
-        "import ctypes\nfrom vitctl.engine.preemption import exit_on_signals\nexit_on_signals(while_waiting=True)\n"
+        "import ctypes\nfrom vitctl.engine.preemption import "
+        "exit_on_signals\nexit_on_signals(while_waiting=True)\n"
         "print('ready', flush=True)\nfor _ in range(3): ctypes.CDLL(None).sleep(100)"
     )
     with subprocess.Popen(
@@ -133,10 +134,16 @@ def test_hears__a_process_that_has_only_begun_does_not() -> None:
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin is not None and process.stdout is not None
-        assert [handles_signal(process.pid, number) for number in (signal.SIGUSR1, signal.SIGUSR2)] == [False, False]
+        assert [handles_signal(process.pid, number) for number in (signal.SIGUSR1, signal.SIGUSR2)] == [
+            False,
+            False,
+        ]
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.stdout.readline() == "ready\n"
-        assert [handles_signal(process.pid, number) for number in (signal.SIGUSR1, signal.SIGUSR2)] == [True, False]
+        assert [handles_signal(process.pid, number) for number in (signal.SIGUSR1, signal.SIGUSR2)] == [
+            True,
+            False,
+        ]
         process.communicate("\n")
     assert not handles_signal(process.pid, signal.SIGUSR1)

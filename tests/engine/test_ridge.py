@@ -48,7 +48,9 @@ def test_decompose__once_serves_every_regulariser(num: int) -> None:
     ridge = decompose(torch.tensor(train), torch.tensor(labels), num_classes=CLASSES)
     projected = ridge.project(torch.tensor(test))
     truth = torch.tensor(np.arange(len(test)) % CLASSES)
-    x_test = np.concatenate([(test - train.mean(0)) / (train.std(0) + 1e-5), np.full((len(test), 1), 100.0)], axis=1)
+    x_test = np.concatenate(
+        [(test - train.mean(0)) / (train.std(0) + 1e-5), np.full((len(test), 1), 100.0)], axis=1
+    )
     assert (len(L2_GRID), L2_GRID[0], L2_GRID[-1]) == (30, 2.0**-10, 2.0**19)
     correct = count_correct(ridge, torch.tensor(test), truth, L2_GRID)
     for l2, count in zip(L2_GRID, correct, strict=True):
@@ -66,7 +68,9 @@ def test_decompose__equals_scikit_learn(l2: float) -> None:
 
     train, labels, _ = draw(60)
     ridge = decompose(torch.tensor(train), torch.tensor(labels), num_classes=CLASSES)
-    x = np.concatenate([(train - train.mean(0)) / (train.std(0) + 1e-5), np.full((len(train), 1), 100.0)], axis=1)
+    x = np.concatenate(
+        [(train - train.mean(0)) / (train.std(0) + 1e-5), np.full((len(train), 1), 100.0)], axis=1
+    )
     peer = RidgeClassifier(alpha=l2, fit_intercept=False).fit(x, labels)
     np.testing.assert_allclose(ridge.weights(l2).numpy().T, peer.coef_, rtol=0, atol=1e-9)
 
@@ -103,7 +107,9 @@ def test_decompose__float32_agrees_at_the_papers_regulariser() -> None:
 
 
 def held_out(kind: str, num: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """float32 representations as networks give them, with their labels: 60 features, 10 classes, 1,000 test images."""
+    """float32 representations as networks give them, with their labels: 60 features, 10 classes, 1,000 test
+    images.
+    """
     rng = np.random.default_rng(num)
     width, classes = 60, 10
     labels, truth = np.arange(num) % classes, np.arange(1000) % classes
@@ -113,12 +119,16 @@ def held_out(kind: str, num: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, n
     elif kind == "falling":
         mix = np.diag(np.geomspace(1, 1e-5, width)) @ np.linalg.qr(rng.normal(size=(width, width)))[0]
     shift = 50.0 if kind == "far from zero" else 0.0
-    train, test = ((0.6 * centres[y] + rng.normal(size=(len(y), width))) @ mix + shift for y in (labels, truth))
+    train, test = (
+        (0.6 * centres[y] + rng.normal(size=(len(y), width))) @ mix + shift for y in (labels, truth)
+    )
     return train.astype(np.float32), labels, test.astype(np.float32), truth
 
 
 def best_by_svd(train: np.ndarray, labels: np.ndarray, test: np.ndarray, l2: float) -> np.ndarray:
-    """The answers of an independent solution: by singular values in float64, which squares no condition number."""
+    """The answers of an independent solution: by singular values in float64, which squares no condition
+    number.
+    """
     train, test = train.astype(np.float64), test.astype(np.float64)
     mean, std = train.mean(axis=0), train.std(axis=0) + 1e-5
     x, z = (np.concatenate([(t - mean) / std, np.full((len(t), 1), 100.0)], axis=1) for t in (train, test))
@@ -162,7 +172,9 @@ def test_decompose__chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_fit_and_score__does_not_care_about_shift_and_scale_of_features() -> None:
     train, labels, test = draw(40)
     scale, shift = np.linspace(0.5, 30, WIDTH), np.linspace(-5, 5, WIDTH)
-    one = fit_and_score(torch.tensor(train), torch.tensor(labels), torch.tensor(test), num_classes=CLASSES, l2=8.0)
+    one = fit_and_score(
+        torch.tensor(train), torch.tensor(labels), torch.tensor(test), num_classes=CLASSES, l2=8.0
+    )
     two = fit_and_score(
         torch.tensor(train * scale + shift),
         torch.tensor(labels),
@@ -177,7 +189,9 @@ def test_fit_and_score__a_feature_that_never_changes_is_harmless() -> None:
     train, labels, test = draw(40)
     train[:, 3] = 7.0
     test[:, 3] = 7.0
-    got = fit_and_score(torch.tensor(train), torch.tensor(labels), torch.tensor(test), num_classes=CLASSES, l2=8.0)
+    got = fit_and_score(
+        torch.tensor(train), torch.tensor(labels), torch.tensor(test), num_classes=CLASSES, l2=8.0
+    )
     assert torch.isfinite(got).all()
 
 

@@ -29,7 +29,9 @@ def authors(step: int, base: float, total: int, warmup: int, decay: str, end: fl
     st.sampled_from(["linear", "cosine", "constant"]),
     st.sampled_from([0.0, 1e-5]),
 )
-def test_lr_at__equals_the_authors_formula(step: int, warmup: int, base: float, decay: str, end: float) -> None:
+def test_lr_at__equals_the_authors_formula(
+    step: int, warmup: int, base: float, decay: str, end: float
+) -> None:
     got = lr_at(step, base_lr=base, total=1000, warmup=warmup, decay=decay, end_lr=end)
     assert got == authors(step, base, 1000, warmup, decay, end)
 
@@ -75,7 +77,9 @@ def test_lr_at__constant() -> None:
         (64, 16, 0.5, 2),
     ],
 )
-def test_total_steps__whole_batches_rounded_down(images: int, batch: int, epochs: float, expected: int) -> None:
+def test_total_steps__whole_batches_rounded_down(
+    images: int, batch: int, epochs: float, expected: int
+) -> None:
     assert total_steps(images, batch, steps=0, epochs=epochs) == expected
 
 
@@ -85,7 +89,9 @@ def test_total_steps__given_steps_win() -> None:
 
 def test_lr_at__steps_falls_to_a_tenth_at_each_drop() -> None:
     """BiT's rule of 30, 60 and 90 % over a hundred steps, after its warm-up."""
-    rates = [lr_at(s, base_lr=3.0, total=100, warmup=5, decay="steps", drops=(0.3, 0.6, 0.9)) for s in range(100)]
+    rates = [
+        lr_at(s, base_lr=3.0, total=100, warmup=5, decay="steps", drops=(0.3, 0.6, 0.9)) for s in range(100)
+    ]
     assert rates[:5] == pytest.approx([0.0, 0.6, 1.2, 1.8, 2.4])
     whole = [round(rate, 9) for rate in rates[5:]]
     assert whole == [3.0] * 25 + [0.3] * 30 + [0.03] * 30 + [0.003] * 10

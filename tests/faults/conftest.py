@@ -54,7 +54,10 @@ def warnings(folder: Path) -> list[str]:
 
 def told(folder: Path) -> list[tuple[Any, ...]]:
     """What a run says of its steps, without what belongs to the clock."""
-    train = [("train", r["step"], r["loss"], r["lr"], r["grad_norm"], r["num_bad"]) for r in records(folder, "train")]
+    train = [
+        ("train", r["step"], r["loss"], r["lr"], r["grad_norm"], r["num_bad"])
+        for r in records(folder, "train")
+    ]
     return train + [("evaluate", r["step"], r["correct"], r["total"]) for r in records(folder, "evaluate")]
 
 

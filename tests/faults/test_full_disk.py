@@ -1,4 +1,6 @@
-"""A disk that is really full, for a while or to the end: nothing half written stays, and nothing is lost that was done."""
+"""A disk that is really full, for a while or to the end: nothing half written stays, and nothing is lost that
+was done.
+"""
 
 import errno
 import json
@@ -15,9 +17,9 @@ from tests.faults.conftest import assert_same, fill, make_room, prepared, record
 from vitctl.engine.checkpoint import files, saving
 from vitctl.engine.checkpoint.files import keep, newest_checkpoint
 from vitctl.errors import CheckpointError
-from vitctl.jobs.verification.finding import FAILS
-from vitctl.jobs.verification.verify import verify
 from vitctl.launch.worker import work
+from vitctl.verify.finding import FAILS
+from vitctl.verify.run_check import verify
 
 Act = Callable[[], None]
 
@@ -42,7 +44,9 @@ def train(folder: Path, acts: dict[int, Act]) -> dict[str, Any]:
 def test_full_for_a_while__the_run_goes_on_and_saves_when_there_is_room(
     tiny_data: Path, straight: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first save finds no room and waits for it beside the training; log and samples are held back until they fit, too."""
+    """The first save finds no room and waits for it beside the training; log and samples are held back until
+    they fit, too.
+    """
     monkeypatch.setattr(saving, "RETRY_SECONDS", 0.01)
     waited: list[str] = []
     written = saving.Saver._try_write
@@ -89,7 +93,9 @@ def test_full__an_old_one_goes_before_room_is_needed_and_never_the_last(
     assert_same(folder, straight)
 
 
-def test_full_at_the_end__is_one_clear_error_and_resumable(tiny_data: Path, straight: Path, small_disk: Path) -> None:
+def test_full_at_the_end__is_one_clear_error_and_resumable(
+    tiny_data: Path, straight: Path, small_disk: Path
+) -> None:
     folder = prepared(small_disk / "run", tiny_data, **{"checkpoint.keep_last": 1})
 
     def fill_once_saved() -> None:
@@ -103,7 +109,9 @@ def test_full_at_the_end__is_one_clear_error_and_resumable(tiny_data: Path, stra
     with pytest.raises(CheckpointError) as caught:
         train(folder, {7: fill_once_saved})
     said = str(caught.value)
-    assert said.startswith(f"step 12 could not be saved in {folder / 'checkpoints'} (No space left on device)")
+    assert said.startswith(
+        f"step 12 could not be saved in {folder / 'checkpoints'} (No space left on device)"
+    )
     assert said.endswith(f"then: vitctl resume {folder}")
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_00000006"]
     assert newest_checkpoint(folder / "checkpoints")[1] == []

@@ -1,4 +1,6 @@
-"""One run that is hit again and again in every way there is, and comes out bit for bit as the one that never was."""
+"""One run that is hit again and again in every way there is, and comes out bit for bit as the one that never
+was.
+"""
 
 import fcntl
 import os
@@ -20,7 +22,14 @@ from vitctl.jobs import pretrain  # noqa: F401 - imported once, for all attempts
 from vitctl.system.signals import SIGNALS as SIGNALS_OF_THE_HOUSE
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR2", "SIGXCPU", "SIGALRM", "SIGKILL")
-KINDS = (*SIGNALS, "head", "closed terminal", "nohup and closed terminal", "full disk", "full disk and SIGKILL")
+KINDS = (
+    *SIGNALS,
+    "head",
+    "closed terminal",
+    "nohup and closed terminal",
+    "full disk",
+    "full disk and SIGKILL",
+)
 CODES = {"SIGKILL": {-signal.SIGKILL}, "full disk": {2, 3}, "full disk and SIGKILL": {-signal.SIGKILL}}
 LIMIT_SECONDS = 300.0
 
@@ -68,7 +77,9 @@ def hit(kind: str, line: list[str], folder: Path, disk: Path, draws: random.Rand
         close()
     if kind in ("head", "nohup and closed terminal"):
         wait(at + 5)  # it goes on
-    number = {"full disk": "SIGTERM", "full disk and SIGKILL": "SIGKILL", "closed terminal": "SIGHUP"}.get(kind, kind)
+    number = {"full disk": "SIGTERM", "full disk and SIGKILL": "SIGKILL", "closed terminal": "SIGHUP"}.get(
+        kind, kind
+    )
     if kind != "closed terminal" and process.poll() is None:
         os.kill(process.pid, getattr(signal, number, signal.SIGTERM))
     code = process.wait()
@@ -78,7 +89,8 @@ def hit(kind: str, line: list[str], folder: Path, disk: Path, draws: random.Rand
 
 
 class Forked:
-    """`vitctl` as it is typed, in a process that has imported it: 30 attempts cost what they do, not what torch's import does.
+    """`vitctl` as it is typed, in a process that has imported it: 30 attempts cost what they do, not what
+    torch's import does.
 
     Args:
         arguments: of the command.
@@ -97,7 +109,9 @@ class Forked:
             if os.isatty(stdout):
                 fcntl.ioctl(stdout, termios.TIOCSCTTY, 0)
             for number in SIGNALS_OF_THE_HOUSE:
-                signal.signal(number, signal.SIG_IGN if ignoring and number == signal.SIGHUP else signal.SIG_DFL)
+                signal.signal(
+                    number, signal.SIG_IGN if ignoring and number == signal.SIGHUP else signal.SIG_DFL
+                )
             for stream in (1, 2):
                 os.dup2(stdout, stream)
             os.closerange(3, 256)

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY
-from tests.jobs.conftest import CPU, do
 from tests.launch.conftest import HOLD
+from tests.trained import CPU, do
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.writer.write import write_split
+from vitctl.engine import identity
 from vitctl.engine.journal import LOG, read_records
 from vitctl.engine.journal import json_digest as state_digest
 from vitctl.engine.run_files import STATE
 from vitctl.errors import CheckpointError, LaunchError, RecipeError
-from vitctl.jobs.record import identity
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
@@ -135,7 +135,9 @@ def test_resume__something_else_is_refused_and_named_unless_allowed(
 ) -> None:
     change(data, stopped)
     kept = content(stopped / "checkpoints")
-    with pytest.raises(CheckpointError, match=rf"step_00000002 was not trained with this: .*{words}.*--allow {key}$"):
+    with pytest.raises(
+        CheckpointError, match=rf"step_00000002 was not trained with this: .*{words}.*--allow {key}$"
+    ):
         resume(stopped)
     assert content(stopped / "checkpoints") == kept
     result = resume(stopped, key)
@@ -240,5 +242,7 @@ def test_prepare__a_finished_run_cannot_end_earlier(stopped: Path) -> None:
         launch(stopped, lambda _: None)  # as the line in launch.txt does
     edit(stopped, "total_steps = 2", "total_steps = 4")
     after = content(stopped)
-    names = [name for name in before if "checkpoints" in name or name.endswith(("result.json", "recipe.toml"))]
+    names = [
+        name for name in before if "checkpoints" in name or name.endswith(("result.json", "recipe.toml"))
+    ]
     assert {name: after[name] for name in names} == {name: before[name] for name in names}

@@ -1,4 +1,6 @@
-"""Whoever reads what is printed, or no longer does: the run goes on to its end, bit for bit, and its exit code is its own."""
+"""Whoever reads what is printed, or no longer does: the run goes on to its end, bit for bit, and its exit
+code is its own.
+"""
 
 import io
 import os
@@ -16,7 +18,16 @@ from rich.console import Console
 
 from tests import warm
 from tests.conftest import paced
-from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, records, resume, status, warnings
+from tests.faults.conftest import (
+    ENVIRONMENT,
+    assert_same,
+    command,
+    prepared,
+    records,
+    resume,
+    status,
+    warnings,
+)
 from vitctl.cli.show.render import Screen
 from vitctl.engine.journal import append_record, never_raising, read_records
 from vitctl.launch.follower import Follower
@@ -40,7 +51,9 @@ def test_head__ends_no_run(tiny_data: Path, straight: Path, tmp_path: Path) -> N
         process.stdout.close()
         assert process.wait(60) == 0
     assert status(folder) == "done"
-    assert [text for text in warnings(folder) if SHOWN in text] == [f"{SHOWN} (Broken pipe); the run continues"]
+    assert [text for text in warnings(folder) if SHOWN in text] == [
+        f"{SHOWN} (Broken pipe); the run continues"
+    ]
     assert_same(folder, straight)
 
 
@@ -49,7 +62,12 @@ def on_a_terminal(line: list[str], *, ignoring: bool, **variables: str) -> tuple
     ours, theirs = os.openpty()
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignoring else signal.SIG_DFL)
     process = warm.Popen(
-        line, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, env={**ENVIRONMENT, **variables}
+        line,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env={**ENVIRONMENT, **variables},
     )
     signal.signal(signal.SIGHUP, before)
     os.close(theirs)
@@ -138,7 +156,9 @@ def test_screen__of_a_broken_terminal_ends_nothing(tmp_path: Path, monkeypatch: 
     ]
 
 
-@pytest.mark.parametrize("error", [OSError(28, "full"), BrokenPipeError(32, "pipe"), ValueError("closed file")])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "full"), BrokenPipeError(32, "pipe"), ValueError("closed file")]
+)
 @pytest.mark.parametrize(
     "act",
     [
@@ -171,7 +191,10 @@ def test_follower__a_log_of_foreign_lines_and_a_folder_in_its_place_end_nothing(
 def test_head__of_several_processes(tiny_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with warm.Popen(
-        command(folder, tiny_data, **{"machine.processes": 2}), stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+        command(folder, tiny_data, **{"machine.processes": 2}),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -183,7 +206,9 @@ def test_head__of_several_processes(tiny_data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_full__a_disk_that_takes_a_part_of_a_text_is_an_error(unbuffered: str, tmp_path: Path) -> None:
-    """With PYTHONUNBUFFERED Python drops what a short write leaves, and says nothing: a limit of the file size makes one."""
+    """With PYTHONUNBUFFERED Python drops what a short write leaves, and says nothing: a limit of the file
+    size makes one.
+    """
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); sys.argv = ['vitctl', 'recipes', 'list']; "

@@ -1,4 +1,6 @@
-"""Every signal that would end a process saves the run; those of the system never cut a save short; nohup is respected."""
+"""Every signal that would end a process saves the run; those of the system never cut a save short; nohup is
+respected.
+"""
 
 import os
 import signal
@@ -15,7 +17,7 @@ from tests import warm
 from tests.conftest import paced
 from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, records, resume
 from vitctl.data.source.hashing import IGNORED_SIGNALS
-from vitctl.engine import loop
+from vitctl.engine.step import TrainStep
 from vitctl.launch.worker import work
 from vitctl.system.signals import SIGNALS, STOP_SIGNALS
 
@@ -36,14 +38,14 @@ def test_signal__saves_and_the_run_goes_on_bit_for_bit(
     tiny_data: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     folder = prepared(tmp_path / "run", tiny_data)
-    step = loop.Trainer._step
+    step = TrainStep._step
 
     def hit(trainer: Any, *given: Any) -> None:
         if not records(folder, "resume") and len(records(folder, "train")) == 4:
             os.kill(os.getpid(), number)
         step(trainer, *given)
 
-    monkeypatch.setattr(loop.Trainer, "_step", hit)
+    monkeypatch.setattr(TrainStep, "_step", hit)
     assert work(folder)["status"] == "stopped"
     assert [r["step"] for r in records(folder, "train")] == [1, 2, 3, 4, 5, 6]  # the next update agrees on it
     assert work(folder)["status"] == "done"
@@ -56,11 +58,14 @@ def said(code: str, **given: Any) -> tuple[int, str]:
 
 
 def test_signals__of_the_system_come_again_and_never_cut_a_save_short() -> None:
-    """A shell sends SIGHUP a second time, the kernel SIGXCPU every second; a SIGTERM beside them is the first that asks."""
+    """A shell sends SIGHUP a second time, the kernel SIGXCPU every second; a SIGTERM beside them is the first
+    that asks.
+    """
     code = (
         "import os, signal, time\nfrom vitctl.engine.preemption import stop_on_signals\n"
         "with stop_on_signals() as flag:\n"
-        "    for number in (1, 1, 24, 24, 14, 15, 1):\n        os.kill(os.getpid(), number)\n        time.sleep(0.05)\n"
+        "    for number in (1, 1, 24, 24, 14, 15, 1):\n        os.kill(os.getpid(), number)\n        "
+        "time.sleep(0.05)\n"
         "    print(flag.signal.name, flush=True)\n"
         "    os.kill(os.getpid(), 15)\n    time.sleep(60)\n"
     )
@@ -69,7 +74,8 @@ def test_signals__of_the_system_come_again_and_never_cut_a_save_short() -> None:
 
 def test_nohup__what_was_ignored_stays_ignored() -> None:
     code = (
-        "import os, signal\nfrom vitctl.engine.preemption import interrupt_on_signals, exit_on_signals, stop_on_signals\n"
+        "import os, signal\nfrom vitctl.engine.preemption import interrupt_on_signals, exit_on_signals, "
+        "stop_on_signals\n"
         "exit_on_signals()\nos.kill(os.getpid(), 1)\n"
         "with interrupt_on_signals():\n    os.kill(os.getpid(), 1)\n"
         "with stop_on_signals() as flag:\n    os.kill(os.getpid(), 1)\n    print(flag.raised)\n"
@@ -86,7 +92,9 @@ def test_signal__to_the_whole_group_leaves_loader_workers_to_their_parent(
 ) -> None:
     folder = tmp_path / "run"
     line = paced(command(folder, tiny_data, **{"machine.workers": 2}))
-    with warm.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True, env=ENVIRONMENT) as process:
+    with warm.Popen(
+        line, stdout=subprocess.PIPE, text=True, start_new_session=True, env=ENVIRONMENT
+    ) as process:
         assert process.stdout is not None
         while not process.stdout.readline().startswith("step 2/"):
             assert process.poll() is None

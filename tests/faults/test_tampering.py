@@ -1,4 +1,6 @@
-"""A score belongs to the pixels and labels that it was made on: what is tampered with, and what each command says of it."""
+"""A score belongs to the pixels and labels that it was made on: what is tampered with, and what each command
+says of it.
+"""
 
 import json
 import subprocess
@@ -12,16 +14,16 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from tests import trained as jobs
 from tests.conftest import TINY
 from tests.data.server import Faults, serving
-from tests.jobs import conftest as jobs
-from tests.jobs.conftest import CPU, do
+from tests.trained import CPU, do
 from vitctl.data.datasets.readers import shapes
-from vitctl.data.shards import tables
+from vitctl.data.shards import index as shard_index
 from vitctl.data.shards.index import read_index
 from vitctl.data.source.exclusion import write_exclusion
-from vitctl.data.source.integrity import Verification
-from vitctl.data.source.read import Source
+from vitctl.data.source.verification import Verification
+from vitctl.data.source.views import Source
 from vitctl.data.writer.write import write_split
 from vitctl.engine.journal import LOG, read_records
 from vitctl.errors import DataError
@@ -49,7 +51,7 @@ def labels_shifted_and_noted(split: Path) -> None:
     """By somebody who knows that the index notes the digest."""
     labels_shifted(split)
     fields = json.loads((split / "index.json").read_text())
-    fields["tables"]["samples.npy"]["sha256"] = tables.table_sha256(split / "samples.npy")
+    fields["tables"]["samples.npy"]["sha256"] = shard_index.table_sha256(split / "samples.npy")
     (split / "index.json").write_text(json.dumps(fields))
 
 
@@ -125,7 +127,9 @@ def data(tmp_path: Path) -> Path:
             replace(item, read=lambda item=item: item.read().ljust(SIZE, b"\0"), size=None)
             for item in shapes.items("shape", split, number, seed=0, image_size=16)
         ]
-        write_split(items, tmp_path / "data" / split, shapes.SHAPES, seed=0, source_text="test", max_samples=18)
+        write_split(
+            items, tmp_path / "data" / split, shapes.SHAPES, seed=0, source_text="test", max_samples=18
+        )
     return tmp_path / "data"
 
 
@@ -135,7 +139,9 @@ def score(job: str, weights: Path, data: Path | str, folder: Path, **values: Any
 
 
 def said(folder: Path) -> str:
-    return "\n".join(record.get("text", "") for record in read_records(folder / LOG) if record["kind"] == "warning")
+    return "\n".join(
+        record.get("text", "") for record in read_records(folder / LOG) if record["kind"] == "warning"
+    )
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.tamper.__name__)
@@ -183,7 +189,7 @@ def test_large_tables__are_held_against_their_digest_beside_the_score(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tables, "VERIFIED_ON_OPEN", 100)
+    monkeypatch.setattr(shard_index, "VERIFIED_ON_OPEN", 100)
     result = score("evaluate", speck, data, tmp_path / "one")
     assert result["provenance"]["data_verified"] == "whole"
     labels_shifted(data / "test")
@@ -205,9 +211,9 @@ def test_kept_features__shuffled_or_old_are_computed_anew(speck: Path, data: Pat
     assert "the cached representations are damaged; they are computed again" in said(tmp_path / "two")
     score("fewshot", speck, data, tmp_path / "three", **cache)
     assert said(tmp_path / "three") == ""
-    assert [record["read"] for record in read_records(tmp_path / "three" / LOG) if record["kind"] == "features"] == [
-        True
-    ]
+    assert [
+        record["read"] for record in read_records(tmp_path / "three" / LOG) if record["kind"] == "features"
+    ] == [True]
 
 
 def test_kept_features__are_not_those_of_a_damaged_shard(speck: Path, data: Path, tmp_path: Path) -> None:
@@ -242,7 +248,9 @@ def test_scores__without_records_of_the_background_process_the_job_verifies_the_
     speck: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a full disk."""
-    monkeypatch.setattr(Verification, "_start", lambda *_: subprocess.Popen(["true"], text=True))
+    real = subprocess.Popen
+    quiet = lambda *_, **named: real(["cat"], **named)  # noqa: E731 - it hashes nothing
+    monkeypatch.setattr("vitctl.data.source.verification.subprocess.Popen", quiet)
     assert score("evaluate", speck, data, tmp_path / "two")["provenance"]["data_verified"] == "whole"
     path = data / "test" / "shard-000000.tar"
     path.write_bytes(path.read_bytes()[:-1] + b"1")  # behind the last image
@@ -266,7 +274,9 @@ def test_cached_shards__overwritten_at_the_same_size(
         content = bytearray(victim.read_bytes())
         content[-1] ^= 1
         victim.write_bytes(content)
-        with pytest.raises(DataError, match=r"sha256 is .*a copy in the cache; it was removed and is fetched again"):
+        with pytest.raises(
+            DataError, match=r"sha256 is .*a copy in the cache; it was removed and is fetched again"
+        ):
             score("evaluate", speck, url, tmp_path / "two")
         third = score("evaluate", speck, url, tmp_path / "three")
     assert third["metrics"] == first["metrics"]
@@ -282,6 +292,6 @@ def test_compare__a_result_of_before_the_labels_were_covered(speck: Path, data: 
     file.write_text(json.dumps(fields))
     [reason] = compare_runs([tmp_path / "new", tmp_path / "old"]).reasons
     assert (
-        "data_digest differs (not recorded, the first index, tables, views): an earlier digest covered index.json only"
-        in reason
+        "data_digest differs (not recorded, the first index, tables, views): an earlier digest covered "
+        "index.json only" in reason
     )

@@ -27,15 +27,22 @@ def mutated(draw: st.DrawFn, good: tuple[bytes, ...], *, same_size: bool = False
         begin = draw(st.integers(0, max(len(data) - 1, 0)))
         end = min(len(data), begin + draw(st.sampled_from([1, 1, 2, 4, 8, 100, 512, 3000])))
         new = draw(
-            st.sampled_from([b"\0", b"\xff", b"9", b"/", b"-", b'"', b"\xff\xd9"]) | st.binary(min_size=1, max_size=9)
+            st.sampled_from([b"\0", b"\xff", b"9", b"/", b"-", b'"', b"\xff\xd9"])
+            | st.binary(min_size=1, max_size=9)
         )
-        how = "overwrite" if same_size else draw(st.sampled_from(["overwrite", "cut", "put", "repeat", "end"]))
+        how = (
+            "overwrite" if same_size else draw(st.sampled_from(["overwrite", "cut", "put", "repeat", "end"]))
+        )
         if how == "overwrite":
             data[begin:end] = (new * (end - begin))[: end - begin]
         elif how == "end":
             del data[begin:]
         else:
-            data[begin : end if how == "cut" else begin] = {"cut": b"", "put": new, "repeat": data[begin:end]}[how]
+            data[begin : end if how == "cut" else begin] = {
+                "cut": b"",
+                "put": new,
+                "repeat": data[begin:end],
+            }[how]
     return bytes(data)
 
 
@@ -58,7 +65,10 @@ def fuzz(check: Check, files: st.SearchStrategy[bytes], num_examples: int) -> Co
 
     inner()
     TALLY.update(
-        {f"{os.environ.get('PYTEST_CURRENT_TEST', '').split(' ')[0]} {key}": outcomes[key] for key in outcomes}
+        {
+            f"{os.environ.get('PYTEST_CURRENT_TEST', '').split(' ')[0]} {key}": outcomes[key]
+            for key in outcomes
+        }
     )
     return outcomes
 
@@ -68,7 +78,9 @@ _DEEP = "a value nested deep"
 
 @st.composite
 def mutated_json(draw: st.DrawFn, good: Any) -> bytes:
-    """The text of a JSON value after one to three changes: a value replaced, removed, put under another name, or nested deep."""
+    """The text of a JSON value after one to three changes: a value replaced, removed, put under another name,
+    or nested deep.
+    """
     value = json.loads(json.dumps(good))
     for _ in range(draw(st.integers(1, 3))):
         places = list(_places(value))
@@ -77,7 +89,9 @@ def mutated_json(draw: st.DrawFn, good: Any) -> bytes:
         holder, key = draw(st.sampled_from(places))
         how = draw(st.sampled_from(["replace", "replace", "replace", "remove", "rename", "deep"]))
         if how == "replace":
-            holder[key] = copy.deepcopy(draw(st.sampled_from(NASTY)))  # a later change must not reach into the list
+            holder[key] = copy.deepcopy(
+                draw(st.sampled_from(NASTY))
+            )  # a later change must not reach into the list
         elif how == "deep":
             holder[key] = _DEEP
         else:

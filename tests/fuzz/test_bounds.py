@@ -1,4 +1,6 @@
-"""Whatever is done to a tar, a recipe, a table, a log or a JSON file of ours: refused or read, in 5 s and within 1 GiB."""
+"""Whatever is done to a tar, a recipe, a table, a log or a JSON file of ours: refused or read, in 5 s and
+within 1 GiB.
+"""
 
 import io
 import json
@@ -17,14 +19,13 @@ from PIL import Image
 from tests.data.conftest import MakeSplit
 from tests.fuzz.conftest import header, member, record
 from tests.fuzz.mutate import fuzz, mutated, mutated_json
-from vitctl.data.datasets.readers.parquet import read_parquet
-from vitctl.data.datasets.readers.table import read_table
+from vitctl.data.datasets.readers.table import read_parquet, read_table
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.shards.index import read_index
 from vitctl.data.shards.scan import read_shard
 from vitctl.data.source.imagenet_real import NUM_IMAGES, read_real
 from vitctl.data.source.locate import expand
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.engine.checkpoint.files import read_checkpoint
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import append_record, cut_after, read_records
@@ -196,7 +197,9 @@ def test_recipes_and_sweeps(tmp_path: Path, num_examples: int) -> None:
         path.write_bytes(data)
         return outcome(lambda: load_recipe(str(path))) + outcome(lambda: find_sweep(str(path)))
 
-    files = mutated((RECIPE, SWEEP)) | st.tuples(mutated((RECIPE,)), NESTED, mutated((SWEEP,))).map(b"\n".join)
+    files = mutated((RECIPE, SWEEP)) | st.tuples(mutated((RECIPE,)), NESTED, mutated((SWEEP,))).map(
+        b"\n".join
+    )
     assert check(RECIPE) == "readread" and check(SWEEP) == "refusedread"
     assert fuzz(check, files, num_examples)["refusedrefused"] > num_examples // 2
 
@@ -213,8 +216,16 @@ def run_folder(folder: Path) -> Path:
     (saved / "state.json").write_text(json.dumps(state))
     (saved / "model.safetensors").write_bytes(b"abc")
     for step in (1, 5, 9):
-        append_record(folder / "log.jsonl", {"kind": "evaluate", "step": step, "correct": 3, "total": 9, "time": 5.0})
-    result = {"job": "pretrain", "status": "done", "metrics": {"accuracy": 0.5}, "files": {}, "provenance": {}}
+        append_record(
+            folder / "log.jsonl", {"kind": "evaluate", "step": step, "correct": 3, "total": 9, "time": 5.0}
+        )
+    result = {
+        "job": "pretrain",
+        "status": "done",
+        "metrics": {"accuracy": 0.5},
+        "files": {},
+        "provenance": {},
+    }
     (folder / "result.json").write_text(json.dumps(result))
     return folder
 
@@ -234,7 +245,11 @@ def test_files_of_a_run(tmp_path: Path, num_examples: int) -> None:
         log.write_bytes(data + b"\n5\n[1]\nnull\n" + data[: len(data) // 2])
         state.write_bytes(data)
         (folder / "result.json").write_bytes(data)
-        told = [outcome(read), outcome(lambda: read_checkpoint(state.parent)), outcome(lambda: read_result(folder))]
+        told = [
+            outcome(read),
+            outcome(lambda: read_checkpoint(state.parent)),
+            outcome(lambda: read_result(folder)),
+        ]
         outcome(lambda: read_status(folder))
         return told[0]
 

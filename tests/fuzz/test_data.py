@@ -13,12 +13,13 @@ from tests.data.conftest import MakeSplit
 from tests.fuzz.mutate import fuzz, mutated
 from vitctl.data.images.decode import BadSample, decode, open_picture
 from vitctl.data.images.transforms import TrainTransform, augmentation_rng
-from vitctl.data.inspect.verify import verify_index
+from vitctl.data.inspect.check_shards import verify_index
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards.index import read_index
-from vitctl.data.shards.scan import read_shard, split_name
+from vitctl.data.shards.scan import read_shard
+from vitctl.data.shards.tar import split_name
 from vitctl.data.source.order import Order
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
@@ -35,7 +36,11 @@ def check_message(error: DataError, place: Path = Path()) -> None:
 def pictures() -> tuple[bytes, ...]:
     """The same picture in every format that we read, and a JPEG of each kind."""
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 31, 3), dtype=np.uint8))
-    jpeg = [("JPEG", {"subsampling": 2}), ("JPEG", {"progressive": True}), ("JPEG", {"restart_marker_rows": 1})]
+    jpeg = [
+        ("JPEG", {"subsampling": 2}),
+        ("JPEG", {"progressive": True}),
+        ("JPEG", {"restart_marker_rows": 1}),
+    ]
     files = []
     for kind, options in [*jpeg, *((kind, {}) for kind in ("PNG", "WEBP", "GIF", "BMP", "TIFF"))]:
         file = io.BytesIO()
@@ -45,14 +50,16 @@ def pictures() -> tuple[bytes, ...]:
 
 
 @pytest.mark.parametrize("num_examples", EXAMPLES)
-def test_images__a_bad_sample_or_pixels(num_examples: int) -> None:
+def test_images__a_bad_sample_or_pixels(num_examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITCTL_MAX_PIXELS", str(2**20))
+
     def check(data: bytes) -> str:
         try:
-            pixels = decode(data, max_pixels=2**20)
-            picture = open_picture(data, max_pixels=2**20)
+            pixels = decode(data)
+            picture = open_picture(data)
             assert (picture.height, picture.width) == pixels.shape[:2]
             np.testing.assert_array_equal(picture.region(0, 0, 1, 1), pixels[:1, :1])
-            transformed = TrainTransform(8)(open_picture(data, max_pixels=2**20), augmentation_rng(0, 0, 0))
+            transformed = TrainTransform(8)(open_picture(data), augmentation_rng(0, 0, 0))
         except BadSample as error:
             check_message(error)
             return error.reason
@@ -66,7 +73,9 @@ def test_images__a_bad_sample_or_pixels(num_examples: int) -> None:
 
 
 @pytest.mark.parametrize("num_examples", EXAMPLES)
-def test_shards__an_error_or_what_the_tar_says(make_split: MakeSplit, tmp_path: Path, num_examples: int) -> None:
+def test_shards__an_error_or_what_the_tar_says(
+    make_split: MakeSplit, tmp_path: Path, num_examples: int
+) -> None:
     index = make_split(4)
     original = (index.folder / index.shards[0].name).read_bytes()
     shard = tmp_path / "mutated.tar"
@@ -127,7 +136,10 @@ def test_index__an_error_or_one_that_holds_together(make_split: MakeSplit, num_e
 
 
 def corrupt(data: bytes, how: int, rng: np.random.Generator) -> bytes:
-    """Damage that every decoder must notice. A flipped bit within a JPEG's code shows only in the shard's digest."""
+    """Damage that every decoder must notice.
+
+    A flipped bit within a JPEG's code shows only in the shard's digest.
+    """
     if how == 0:  # the signature
         return bytes(8) + data[8:]
     if how == 1:  # all of it

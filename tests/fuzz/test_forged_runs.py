@@ -1,4 +1,6 @@
-"""Whatever stands in log.jsonl and result.json, a list of runs, a run, its records and its page are shown, or there is one line."""
+"""Whatever stands in log.jsonl and result.json, a list of runs, a run, its records and its page are shown, or
+there is one line.
+"""
 
 import io
 import json
@@ -11,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.conftest import pretrained
+from tests.trained import pretrained
 from vitctl.cli.show.console import PlainConsole
 from vitctl.cli.show.render import Screen
-from vitctl.cli.show.runs import show_list, show_run, tail
+from vitctl.cli.show.run_views import show_list, show_run, tail
 from vitctl.errors import VitctlError
 from vitctl.launch.listing import list_runs
-from vitctl.report.page.page import write_report
+from vitctl.report.html_report import write_report
 
 __all__ = ["pretrained"]
 

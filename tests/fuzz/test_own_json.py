@@ -1,4 +1,6 @@
-"""Whatever stands in the JSON files that a run or a split keeps: one clean line, or values that hold together."""
+"""Whatever stands in the JSON files that a run or a split keeps: one clean line, or values that hold
+together.
+"""
 
 import json
 from collections.abc import Callable
@@ -12,9 +14,9 @@ from tests.fuzz.mutate import fuzz, mutated, mutated_json
 from vitctl.data.source.exclusion import FILE as EXCLUDED
 from vitctl.data.source.exclusion import open_shards, write_exclusion
 from vitctl.engine.checkpoint.files import FORMAT, read_state
+from vitctl.engine.computation import Kernels, MicroBatch, read_kept
 from vitctl.engine.run_files import RESULT, STATE
 from vitctl.errors import VitctlError
-from vitctl.jobs.record.kept import Kernels, MicroBatch, read_kept
 from vitctl.jobs.record.result import RunResult, read_result
 from vitctl.launch.errors import LOGS, first_error
 from vitctl.launch.run_folder import read_status

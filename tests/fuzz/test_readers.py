@@ -1,4 +1,6 @@
-"""Whatever stands where the original files of a data set are expected: one clean line, or images with labels in range."""
+"""Whatever stands where the original files of a data set are expected: one clean line, or images with labels
+in range.
+"""
 
 import bz2
 import gzip
@@ -14,7 +16,7 @@ from PIL import Image
 
 from tests.fuzz.mutate import fuzz, mutated
 from vitctl.data.datasets.detect import open_originals
-from vitctl.data.datasets.readers import clevr, dsprites, smallnorb
+from vitctl.data.datasets.readers import arrays, list_file
 from vitctl.data.datasets.readers.cifar import unpickle
 from vitctl.data.datasets.readers.files import load_mat
 from vitctl.data.datasets.readers.tfrecord import parse_example, records
@@ -108,7 +110,7 @@ def _norb() -> bytes:
 
 
 def _scenes(path: Path) -> None:
-    clevr._split(path.parents[2], "train", "count")
+    list_file.read_clevr(path.parents[2], "count")
 
 
 SCENES = b'{"scenes": [{"image_filename": "a.png", "objects": [{"pixel_coords": [1, 2, 9.5]}, {}, {}]}]}'
@@ -118,27 +120,37 @@ FILES: dict[str, tuple[str, Callable[[Path], bytes], Callable[[Path], object]]] 
     "tar": ("a.tar", lambda _: _tar(), _opened),
     "table": ("a.csv", lambda _: TABLE, _opened),
     "mat": ("a.mat", lambda _: _mat(), lambda path: load_mat(path, "X", "y")),
-    "npz": ("a.npz", lambda _: _zipped(_array(np.zeros((3, 64, 64), np.uint8))), dsprites._read_bits),
-    "npz, lzma": ("a.npz", lambda _: _zipped(_array(np.zeros((3, 64, 64), np.uint8)), 14), dsprites._read_bits),
-    "npz, bzip2": ("a.npz", lambda _: _zipped(_array(np.zeros((3, 64, 64), np.uint8)), 12), dsprites._read_bits),
-    "norb": ("a.mat", lambda _: _norb(), smallnorb.read_norb),
-    "norb.gz": ("a.mat.gz", lambda _: gzip.compress(_norb()), smallnorb.read_norb),
-    "pickle": ("data_batch", lambda _: b"\x80\x02}q\x00(U\x04dataq\x01K\x01U\x06labelsq\x02]q\x03K\x01au.", unpickle),
-    "clevr": ("scenes/scenes/CLEVR_train_scenes.json", lambda _: SCENES, _scenes),
+    "npz": ("a.npz", lambda _: _zipped(_array(np.zeros((3, 64, 64), np.uint8))), arrays.read_sprites),
+    "npz, lzma": (
+        "a.npz",
+        lambda _: _zipped(_array(np.zeros((3, 64, 64), np.uint8)), 14),
+        arrays.read_sprites,
+    ),
+    "npz, bzip2": (
+        "a.npz",
+        lambda _: _zipped(_array(np.zeros((3, 64, 64), np.uint8)), 12),
+        arrays.read_sprites,
+    ),
+    "norb": ("a.mat", lambda _: _norb(), arrays.read_norb),
+    "norb.gz": ("a.mat.gz", lambda _: gzip.compress(_norb()), arrays.read_norb),
+    "pickle": (
+        "data_batch",
+        lambda _: b"\x80\x02}q\x00(U\x04dataq\x01K\x01U\x06labelsq\x02]q\x03K\x01au.",
+        unpickle,
+    ),
+    "clevr": ("CLEVR_v1.0/scenes/CLEVR_train_scenes.json", lambda _: SCENES, _scenes),
     "real": ("real.json", lambda _: b"[[1], [2, 3]]", read_real),
     "hdf5": ("x.h5", lambda folder: _h5(folder / "made.h5"), lambda path: _hdf5(path)),
 }
 
 
 def _hdf5(path: Path) -> None:
-    from vitctl.data.datasets.readers import patch_camelyon
-
-    patch_camelyon._opened.cache_clear()
+    arrays.open_hdf5.cache_clear()
     try:
         with parsing(path, DataError):
-            patch_camelyon._opened(path, "x", 0)[:]
+            arrays.open_hdf5(path, "x", 0)[:]
     finally:
-        patch_camelyon._opened.cache_clear()
+        arrays.open_hdf5.cache_clear()
 
 
 @pytest.mark.parametrize("num_examples", EXAMPLES)

@@ -1,4 +1,6 @@
-"""Whatever is done to a weights file: one clean error, or a model of the file's own size; never a traceback, never much memory."""
+"""Whatever is done to a weights file: one clean error, or a model of the file's own size; never a traceback,
+never much memory.
+"""
 
 import io
 import json
@@ -21,8 +23,8 @@ from vitctl.errors import VitctlError
 from vitctl.models.build import build
 from vitctl.models.configs import ViTConfig
 from vitctl.models.variants import to_dict
-from vitctl.models.weights.config import read_config
-from vitctl.models.weights.load import Weights, read_weights
+from vitctl.models.weights.header import read_config
+from vitctl.models.weights.weights_file import Weights, read_weights
 from vitctl.system.text import has_control
 
 EXAMPLES = [60, pytest.param(3000, marks=pytest.mark.slow)]
@@ -79,7 +81,9 @@ def read(path: Path) -> str:
         assert str(path) in refused and not any(has_control(line) for line in refused.split("\n"))
         return "refused"
     own = build(weights.config, device="meta").state_dict()
-    assert {name: tensor.shape for name, tensor in own.items()} == {n: t.shape for n, t in weights.state.items()}
+    assert {name: tensor.shape for name, tensor in own.items()} == {
+        n: t.shape for n, t in weights.state.items()
+    }
     check_sound(weights)
     return "read"
 
@@ -126,7 +130,10 @@ def test_header(tmp_path: Path, num_examples: int) -> None:
         return read(path)
 
     assert check(whole[8 : 8 + length]) == "read"
-    assert fuzz(check, mutated_json(json.loads(whole[8 : 8 + length])), num_examples)["refused"] > num_examples // 4
+    assert (
+        fuzz(check, mutated_json(json.loads(whole[8 : 8 + length])), num_examples)["refused"]
+        > num_examples // 4
+    )
 
 
 @pytest.mark.parametrize("num_examples", EXAMPLES)
@@ -196,7 +203,8 @@ def test_files_under_other_names(tmp_path: Path) -> None:
     image = io.BytesIO()
     with zipfile.ZipFile(image, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr(
-            "a.npy", b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }"
+            "a.npy",
+            b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }",
         )
     files = {
         "claims.npz": image.getvalue(),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.conftest import Job
+from tests.trained import Job
 from vitctl.engine.checkpoint import files
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.evaluate import stored_eval_transform
@@ -69,11 +69,23 @@ SQUARE = {"image_size": 384, "eval_method": "square", "eval_resize": 0, "resampl
         (CROPPED, {"data.image_size": 336}, (336, "shorter_side", 384, "area")),  # 224 of 256
         (CROPPED, {"data.image_size": 112}, (112, "shorter_side", 128, "area")),
         (CROPPED, {"data.eval_method": "square", "data.eval_resize": 224}, (224, "square", 224, "area")),
-        (CROPPED, {"data.eval_resample": "bicubic_antialias"}, (224, "shorter_side", 256, "bicubic_antialias")),
+        (
+            CROPPED,
+            {"data.eval_resample": "bicubic_antialias"},
+            (224, "shorter_side", 256, "bicubic_antialias"),
+        ),
         (SQUARE, {"data.image_size": 512}, (512, "square", 0, "bilinear")),
-        (SQUARE, {"data.eval_method": "shorter_side", "data.eval_resize": 438}, (384, "shorter_side", 438, "bilinear")),
+        (
+            SQUARE,
+            {"data.eval_method": "shorter_side", "data.eval_resize": 438},
+            (384, "shorter_side", 438, "bilinear"),
+        ),
         (SQUARE, {"evaluation.labels": "objectnet"}, (480, "shorter_side", 512, "bilinear")),
-        (SQUARE, {"evaluation.labels": "objectnet", "data.image_size": 240}, (240, "shorter_side", 256, "bilinear")),
+        (
+            SQUARE,
+            {"evaluation.labels": "objectnet", "data.image_size": 240},
+            (240, "shorter_side", 256, "bilinear"),
+        ),
         (
             SQUARE,
             {"evaluation.labels": "objectnet_restricted", "data.eval_resize": 500},

@@ -53,7 +53,12 @@ def recipe_for(name: str, tmp_path: Path) -> Path | None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_family__pretrained_then_fine_tuned(name: str, run: Run, tmp_path: Path) -> None:
-    values = {"model.name": name, "schedule.total_steps": 2, "schedule.warmup_steps": 1, "evaluation.every_steps": 0}
+    values = {
+        "model.name": name,
+        "schedule.total_steps": 2,
+        "schedule.warmup_steps": 1,
+        "evaluation.every_steps": 0,
+    }
     values |= {key: value for key, value in SMALL[name].items() if value is not None}
     given = recipe_for(name, tmp_path)
     folder = run("pretrain", given, **values) if given else run("pretrain", **values)
@@ -64,7 +69,9 @@ def test_family__pretrained_then_fine_tuned(name: str, run: Run, tmp_path: Path)
         "schedule.warmup_steps": 1,
         "schedule.batch_size": 8,
     }
-    tuned = run("finetune", "finetune", **fine, **{"machine.workers": 0, "log.every_steps": 1, "data.dataset": ""})
+    tuned = run(
+        "finetune", "finetune", **fine, **{"machine.workers": 0, "log.every_steps": 1, "data.dataset": ""}
+    )
     records = train_records(tuned)
     assert [record["step"] for record in records] == [1, 2]
     assert all(0 < record["loss"] < 10 for record in records)
@@ -81,10 +88,14 @@ def test_family__a_resnet_has_no_dropout_to_fine_tune_with(run: Run, tmp_path: P
         "schedule.warmup_steps": 0,
         "schedule.batch_size": 8,
     }
-    with pytest.raises(RecipeError, match=r"a ResNet has no dropout, and 0\.1 is asked for; set dropout to 0"):
+    with pytest.raises(
+        RecipeError, match=r"a ResNet has no dropout, and 0\.1 is asked for; set dropout to 0"
+    ):
         run("refused", "finetune", **fine, dropout=0.1)
     assert not (tmp_path / "refused").exists()
-    tuned = run("tuned", "finetune", **fine, dropout="as_stored", **{"machine.workers": 0, "data.dataset": ""})
+    tuned = run(
+        "tuned", "finetune", **fine, dropout="as_stored", **{"machine.workers": 0, "data.dataset": ""}
+    )
     assert '"dropout": 0.0' in (tuned / "result.json").read_text()
 
 
@@ -94,7 +105,12 @@ def test_family__a_field_that_it_lacks_is_refused(run: Run) -> None:
 
 
 def test_masked_patches__resume_and_micro_batches_change_nothing(run: Run) -> None:
-    masked = {"loss.name": "masked_patch", "model.pre_logits": False, "model.head_bias": 0.0, "averaging.decay": 0.0}
+    masked = {
+        "loss.name": "masked_patch",
+        "model.pre_logits": False,
+        "model.head_bias": 0.0,
+        "averaging.decay": 0.0,
+    }
     straight = run("straight", **masked)
     losses = [record["loss"] for record in train_records(straight)]
     assert len(losses) == 20
@@ -112,7 +128,9 @@ def test_masked_patches__resume_and_micro_batches_change_nothing(run: Run) -> No
 
 
 def test_masked_patches__idle_sections_are_refused(run: Run) -> None:
-    with pytest.raises(RecipeError, match=r"loss.name = 'masked_patch' has no targets to blend; leave out data.mixup"):
+    with pytest.raises(
+        RecipeError, match=r"loss.name = 'masked_patch' has no targets to blend; leave out data.mixup"
+    ):
         run("mixed", **{"loss.name": "masked_patch", "data.mixup_alpha": 0.2})
     with pytest.raises(RecipeError, match=r"\[masked_patch\] does nothing for loss.name = 'sigmoid'"):
         run("idle", **{"masked_patch.corrupted": 0.15})

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.jobs.conftest import CPU, Job, do
-from vitctl.data.datasets.catalog import DATA_SETS, open_split
+from tests.trained import CPU, Job, do
+from vitctl.data.datasets.catalog import open_split
+from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.images.decode import decode
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.engine.ridge import L2_GRID, choose_l2
@@ -38,7 +39,9 @@ def test_fewshot__equals_a_direct_computation(job: Job, pretrained, tiny_data) -
         expected = []
         for seed in (0, 1):
             rng = np.random.default_rng(seed)
-            chosen = np.concatenate([rng.permutation(np.where(labels["train"] == c)[0])[:shots] for c in range(6)])
+            chosen = np.concatenate(
+                [rng.permutation(np.where(labels["train"] == c)[0])[:shots] for c in range(6)]
+            )
             x, z = features["train"][chosen], features["test"]
             mean, std = x.mean(0), x.std(0) + 1e-5
             x, z = (np.hstack([(t - mean) / std, np.full((len(t), 1), 100.0)]) for t in (x, z))
@@ -48,7 +51,11 @@ def test_fewshot__equals_a_direct_computation(job: Job, pretrained, tiny_data) -
         assert result["metrics"]["by_seed"][str(shots)] == expected
         assert result["metrics"]["accuracy"][str(shots)] == pytest.approx(np.mean(expected), rel=1e-12)
     assert result["metrics"]["total"] == 23
-    assert (result["provenance"]["image_size"], result["provenance"]["eval_resize"], result["provenance"]["l2"]) == (
+    assert (
+        result["provenance"]["image_size"],
+        result["provenance"]["eval_resize"],
+        result["provenance"]["l2"],
+    ) == (
         16,
         18,
         1024,
@@ -69,7 +76,8 @@ def test_fewshot__random_weights_are_the_baseline(job: Job) -> None:
 
 def test_fewshot__more_shots_than_images(job: Job) -> None:
     with pytest.raises(
-        DataError, match=r"class '\w+' has \d+ training images, 25 shots were asked; ask for fewer with --shots"
+        DataError,
+        match=r"class '\w+' has \d+ training images, 25 shots were asked; ask for fewer with --shots",
     ):
         job("fewshot", **{"fewshot.shots": (1, 25)})
 
@@ -91,7 +99,12 @@ def test_fewshot__later_runs_read_the_features_unless_something_differs(job: Job
     assert was_read(tmp_path / "again") == [True]
     assert (again["metrics"], again["provenance"]) == (first["metrics"], first["provenance"])
     for number, other in enumerate(
-        ({"data.eval_resize": 20}, {"weights.initialise": "random"}, {"machine.precision": "float32"}, {"seed": 1})
+        (
+            {"data.eval_resize": 20},
+            {"weights.initialise": "random"},
+            {"machine.precision": "float32"},
+            {"seed": 1},
+        )
     ):
         job("fewshot", f"other_{number}", **values, **other)
         assert was_read(tmp_path / f"other_{number}") == [other == {"seed": 1}]
@@ -110,7 +123,10 @@ def test_fewshot__a_torn_or_foreign_file_is_computed_anew(job: Job, tmp_path: Pa
 
 
 def test_fewshot__the_cache_has_a_bound(job: Job, tmp_path: Path) -> None:
-    job("fewshot", **{"fewshot.shots": (2,), "fewshot.cache_gib": 0.0, "fewshot.cache": str(tmp_path / "kept")})
+    job(
+        "fewshot",
+        **{"fewshot.shots": (2,), "fewshot.cache_gib": 0.0, "fewshot.cache": str(tmp_path / "kept")},
+    )
     assert list((tmp_path / "kept").iterdir()) == []
     assert not (tmp_path / "features").exists()
 
@@ -128,7 +144,9 @@ def test_fewshot__publishes_the_images_drawn(job: Job, tiny_data: Path, tmp_path
     assert [int(row["index"]) for row in drawn] == expected
     assert [row["key"] for row in drawn] == [source.key(i) for i in expected]
     names = source.class_names
-    assert [(row["class"], int(row["place"])) for row in drawn] == [(name, p) for name in names for p in range(3)]
+    assert [(row["class"], int(row["place"])) for row in drawn] == [
+        (name, p) for name in names for p in range(3)
+    ]
     assert result["files"]["chosen"].endswith("run/chosen.csv")
 
 
@@ -137,7 +155,8 @@ def test_fewshot__the_grid_over_several_sets(job: Job, tmp_path: Path, rule: str
     names = ("digits", "shapes-shape", "shapes-count")
     assert set(names) <= set(DATA_SETS)
     result = job(
-        "fewshot", **{"data.path": "", "data.datasets": names, "fewshot.shots": (1, 2), "fewshot.choose_l2": rule}
+        "fewshot",
+        **{"data.path": "", "data.datasets": names, "fewshot.shots": (1, 2), "fewshot.choose_l2": rule},
     )
     with (tmp_path / "run" / "fewshot.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -176,7 +195,9 @@ def test_fewshot__leave_self_out_needs_others(job: Job) -> None:
 def test_splits__are_of_sets_that_are_known() -> None:
     assert len(SPLITS) == 3
     assert set(SPLITS) <= set(DATA_SETS)
-    assert all(split.split("[")[0] in DATA_SETS[name].sizes for name, pair in SPLITS.items() for split in pair)
+    assert all(
+        split.split("[")[0] in DATA_SETS[name].sizes for name, pair in SPLITS.items() for split in pair
+    )
 
 
 @pytest.mark.slow

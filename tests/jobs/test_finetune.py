@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.jobs.conftest import CPU, SMALL, Job, do
+from tests.trained import CPU, SMALL, Job, do
 from vitctl.cli.show.render import show_result
 from vitctl.engine.preemption import Stopped
+from vitctl.engine.trainer import RunContext
 from vitctl.errors import RecipeError, VitctlError
 from vitctl.jobs import finetune as finetuning
-from vitctl.jobs.training import RunContext
-from vitctl.models.weights.load import read_weights, weights_digest
+from vitctl.models.weights.weights_file import read_weights, weights_digest
 from vitctl.report.compare import compare_runs
 
 
@@ -28,7 +28,12 @@ def test_finetune__result_belongs_to_its_data_and_weights(job: Job, pretrained: 
     p = result["provenance"]
     assert p["from_sha256"] == weights_digest(source.state)
     assert p["weights_sha256"] == weights_digest(own.state)
-    assert (p["num_train"], p["train_split"], p["split"], p["initialise"]) == (70, "train", "test", "pretrained")
+    assert (p["num_train"], p["train_split"], p["split"], p["initialise"]) == (
+        70,
+        "train",
+        "test",
+        "pretrained",
+    )
     assert own.config.representation_size == 0
     assert own.meta["class_names"] == source.meta["class_names"]
     assert own.meta["mean"] == source.meta["mean"]
@@ -75,7 +80,10 @@ def test_finetune__a_resumed_run_keeps_the_weights_that_were_newest(
     ("values", "said"),
     [
         ({"data.crop": "random", "data.image_size": 16}, "set data.train_resize to at least 16"),
-        ({"schedule.total_steps": 0, "schedule.total_epochs": 0.1}, "leave nothing after schedule.warmup_steps = 1"),
+        (
+            {"schedule.total_steps": 0, "schedule.total_epochs": 0.1},
+            "leave nothing after schedule.warmup_steps = 1",
+        ),
         ({"checkpoint.keep_best": 1}, "checkpoint.keep_best needs evaluation.every_steps"),
         (
             {"schedule.batch_size": 2, "machine.processes": 3},
@@ -96,7 +104,9 @@ def test_finetune__refuses_before_it_writes_anything(
 
 
 def test_finetune__random_crop_without_a_size_names_the_knob(job: Job, tmp_path: Path) -> None:
-    """The size comes with the weights, so the recipe alone cannot tell; it must still be one line before the first step."""
+    """The size comes with the weights, so the recipe alone cannot tell; it must still be one line before the
+    first step.
+    """
     with pytest.raises(RecipeError, match=r"set data.train_resize to at least 16") as caught:
         job("finetune", **{"data.crop": "random"})
     assert "\n" not in str(caught.value)
@@ -106,7 +116,9 @@ def test_finetune__random_crop_without_a_size_names_the_knob(job: Job, tmp_path:
 def test_finetune__rates_come_with_the_weights_where_the_recipe_says_so(
     job: Job, regularised: Path, tmp_path: Path
 ) -> None:
-    """What they stood for is in the checkpoint, on the screen, in provenance, in the digest and in `compare_runs`."""
+    """What they stood for is in the checkpoint, on the screen, in provenance, in the digest and in
+    `compare_runs`.
+    """
     stored = {"dropout": "as_stored", "drop_path": "as_stored"}
     source = {"weights.source": str(regularised)}
     results = {
@@ -161,7 +173,9 @@ def test_finetune__several_seeds_are_runs_of_their_own(job: Job, tmp_path: Path)
 def test_finetune__several_seeds_go_on_where_they_stopped(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped after the second of three: the finished ones are read, the third starts, and the result is the same."""
+    """Stopped after the second of three: the finished ones are read, the third starts, and the result is the
+    same.
+    """
     values = {"finetune.seeds": (0, 1, 2)}
     whole = job("finetune", "whole", **values)
     train, folders = finetuning.train, []
@@ -181,7 +195,9 @@ def test_finetune__several_seeds_go_on_where_they_stopped(
     assert folders == ["run", "seed_2"]
     assert again["metrics"] == whole["metrics"]
     log = (tmp_path / "run" / "log.jsonl").read_text()
-    assert log.count('"kind": "train"') == (tmp_path / "whole" / "log.jsonl").read_text().count('"kind": "train"')
+    assert log.count('"kind": "train"') == (tmp_path / "whole" / "log.jsonl").read_text().count(
+        '"kind": "train"'
+    )
 
 
 @pytest.mark.parametrize(
@@ -196,7 +212,9 @@ def test_finetune__refuses_seeds(job: Job, values: dict[str, object], said: str)
         job("finetune", **values)
 
 
-def test_finetune__seeds_are_shown_and_compared(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finetune__seeds_are_shown_and_compared(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     several = job("finetune", "several", **{"finetune.seeds": (0, 1, 2)})
     job("finetune", "one")
     show_result(several, tmp_path / "several")

@@ -1,4 +1,6 @@
-"""The one rule for labels, at every job: what it needs is held against what was opened, before anything is computed."""
+"""The one rule for labels, at every job: what it needs is held against what was opened, before anything is
+computed.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -8,9 +10,9 @@ import pytest
 
 from tests.conftest import TINY
 from tests.data.old_index import forget_tables
-from tests.jobs.conftest import CPU, SMALL, do
+from tests.trained import CPU, SMALL, do
 from vitctl.data.datasets.readers import shapes
-from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.datasets.vtab import SUITES
 from vitctl.data.datasets.vtab_images import open_task
 from vitctl.data.writer.items import Item
@@ -38,7 +40,7 @@ def write(folder: Path, split: str, size: int = 36, *, label: int = 0) -> Path:
 
 
 def of(label: int) -> str:
-    return "1 of 36 images have no label" if label == NONE else "1 of 36 images have a label that is none of 0 to 5"
+    return "1 of 36 images have no label" if label == NONE else "1 of 36 images have labels outside 0..5"
 
 
 @pytest.mark.parametrize("label", [NONE, BEYOND, BELOW])
@@ -87,14 +89,24 @@ def test_vtab__holds_every_task_to_the_rule(tmp_path: Path, split: str, label: i
     np.save(folder / "samples.npy", rows)
     forget_tables(folder)
     assert opened.test.class_names
-    with pytest.raises(DataError, match=r"digits.*images have (no label|a label that is none of 0 to 9)"):
+    with pytest.raises(DataError, match=r"digits.*images have (no label|labels outside 0..9)"):
         open_task(task, tmp_path, scratch=tmp_path)
 
 
 def test_masked_patches__need_no_labels(tmp_path: Path) -> None:
     write(write(tmp_path / "data", "train", label=NONE), "test", label=NONE)
-    masked = {"loss.name": "masked_patch", "model.pre_logits": False, "model.head_bias": 0.0, "averaging.decay": 0.0}
-    steps = {"schedule.total_steps": 3, "schedule.warmup_steps": 1, "data.max_bad_fraction": 0.0, "data.crop": "none"}
+    masked = {
+        "loss.name": "masked_patch",
+        "model.pre_logits": False,
+        "model.head_bias": 0.0,
+        "averaging.decay": 0.0,
+    }
+    steps = {
+        "schedule.total_steps": 3,
+        "schedule.warmup_steps": 1,
+        "data.max_bad_fraction": 0.0,
+        "data.crop": "none",
+    }
     values = {**CPU, **masked, **steps, "data.path": str(tmp_path / "data")}
     assert do(TINY, tmp_path / "run", **values)["status"] == "done"
     write(tmp_path / "odd", "train", label=BEYOND)

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import TINY
 from tests.models.weights.conftest import hollow
 from vitctl.data.datasets.catalog import open_split
-from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError, LaunchError, RecipeError, VitctlError
@@ -34,7 +34,9 @@ def test_plan_training__of_data_that_is_there_counts_it(tiny_data: Path) -> None
     assert plan.curve[-1][0] == 19
 
 
-def test_plan_training__of_a_known_set_needs_nothing_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_training__of_a_known_set_needs_nothing_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     plan = plan_training(recipe("jft_h14"))
     assert (plan.parameters, plan.num_images) == (655_835_251, 303_000_000)
@@ -77,7 +79,10 @@ def test_check__a_good_recipe_passes_and_writes_nothing(tiny_data: Path, tmp_pat
         ({"model.name": "B16"}, "unknown model 'B16'"),
         ({"model.num_heads": 5}, "hidden_size 24 is not a multiple of num_heads 5"),
         ({"model.name": "Ti/32"}, "patch_size 32 is larger than image_size 16"),
-        ({"checkpoint.keep_best": 1, "evaluation.every_steps": 0}, "checkpoint.keep_best needs evaluation.every_steps"),
+        (
+            {"checkpoint.keep_best": 1, "evaluation.every_steps": 0},
+            "checkpoint.keep_best needs evaluation.every_steps",
+        ),
         (
             {"schedule.total_steps": 0, "schedule.total_epochs": 1.0},
             "4 steps (1 epochs of 70 images in batches of 16) leave nothing",
@@ -85,14 +90,18 @@ def test_check__a_good_recipe_passes_and_writes_nothing(tiny_data: Path, tmp_pat
         ({"data.eval_split": "tset"}, "has no split 'tset'"),
     ],
 )
-def test_check__refuses_in_one_line(tiny_data: Path, tmp_path: Path, values: dict[str, Any], said: str) -> None:
+def test_check__refuses_in_one_line(
+    tiny_data: Path, tmp_path: Path, values: dict[str, Any], said: str
+) -> None:
     with pytest.raises(VitctlError) as caught:
         check_recipe(recipe(TINY, **{"data.path": str(tiny_data), **values}), tmp_path)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_check__jft_without_data_says_all_that_the_user_can_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check__jft_without_data_says_all_that_the_user_can_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError) as caught:
         check_recipe(recipe("jft_h14"), tmp_path / "run")
@@ -111,7 +120,9 @@ def test_check__jft_without_data_says_all_that_the_user_can_do(tmp_path: Path, m
 
 
 def several_labels(folder: Path, *labels: tuple[int, ...]) -> Path:
-    items = [Item(str(n), own, partial(encode_png, np.full((8, 8), n, np.uint8))) for n, own in enumerate(labels)]
+    items = [
+        Item(str(n), own, partial(encode_png, np.full((8, 8), n, np.uint8))) for n, own in enumerate(labels)
+    ]
     for split in ("train", "test"):
         write_split(items, folder / split, ("a", "b", "c"), seed=0, source_text="")
     return folder
@@ -160,11 +171,11 @@ def test_check__reads_no_tensor(
     shutil.copytree(pretrained, run)
     for path in run.glob("checkpoints/*/*.safetensors"):
         hollow(path)
-    monkeypatch.setattr("vitctl.models.weights.load.read_tensors", None)
+    monkeypatch.setattr("vitctl.models.weights.weights_file.read_tensors", None)
     data: dict[str, Any] = {} if name == "export" else {"data.path": str(tiny_data)}
     data |= {"fewshot.shots": (1,)} if name == "fewshot" else {}
     loaded = load_recipe(name, [Override(k, v) for k, v in {"weights.source": str(run), **data}.items()])
-    check_recipe(fit_to_data(loaded, tmp_path / "x").recipe, tmp_path / "x")
+    check_recipe(fit_to_data(loaded, tmp_path / "x")[0].recipe, tmp_path / "x")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +207,10 @@ def test_plan_training__what_fits_has_nothing_to_set() -> None:
 def test_plan_training__with_fsdp_the_weights_are_cut_over_the_processes() -> None:
     whole, cut = (
         plan_training(
-            recipe("jft_h14", **{"machine.precision": "float32", "machine.processes": 64, "machine.sharding": how})
+            recipe(
+                "jft_h14",
+                **{"machine.precision": "float32", "machine.processes": 64, "machine.sharding": how},
+            )
         )
         for how in ("none", "fsdp")
     )
@@ -205,11 +219,16 @@ def test_plan_training__with_fsdp_the_weights_are_cut_over_the_processes() -> No
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_plan_training__copies_of_weights_in_bf16_are_cut_where_they_are_gathered_in_bf16(checkpointed: bool) -> None:
-    """H/14 has 32 blocks of 12 x 1280^2 weights that autocast converts, which keeps 2 bytes of each in every process."""
+def test_plan_training__copies_of_weights_in_bf16_are_cut_where_they_are_gathered_in_bf16(
+    checkpointed: bool,
+) -> None:
+    """H/14 has 32 blocks of 12 x 1280^2 weights that autocast converts, which keeps 2 bytes of each in every
+    process.
+    """
     values = {"machine.processes": 64, "machine.sharding": "fsdp", "machine.checkpoint_blocks": checkpointed}
     plain, gathered = (
-        plan_training(recipe("jft_h14", **values, **{"machine.sharding_dtype": dtype})) for dtype in ("float32", "bf16")
+        plan_training(recipe("jft_h14", **values, **{"machine.sharding_dtype": dtype}))
+        for dtype in ("float32", "bf16")
     )
     assert plain.memory_bytes - gathered.memory_bytes == (1 if checkpointed else 32) * 12 * 1280**2 * 2
     whole = plan_training(recipe("jft_h14", **{**values, "machine.sharding": "none"}))

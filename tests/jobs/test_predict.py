@@ -1,4 +1,6 @@
-"""Predictions are what `evaluate` counts, image by image; whatever cannot be used is reported and harms nothing else."""
+"""Predictions are what `evaluate` counts, image by image; whatever cannot be used is reported and harms
+nothing else.
+"""
 
 import csv
 import hashlib
@@ -21,16 +23,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.conftest import TINY
-from tests.jobs.conftest import CPU, Job, do
+from tests.trained import CPU, Job, do
 from vitctl import VitctlError, load_classifier, open_split
 from vitctl.data.datasets.readers import shapes
-from vitctl.data.images.heic import heic_to_jpeg
-from vitctl.data.source.image_files import ImageFiles
-from vitctl.data.source.read import Source
+from vitctl.data.images.convert import without_heic
+from vitctl.data.source.unsharded import ImageFiles
+from vitctl.data.source.views import Source
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.classifier import open_classifier
 from vitctl.jobs.predict import Prediction, predict
-from vitctl.models.weights.load import read_weights, save_weights
+from vitctl.models.weights.weights_file import read_weights, save_weights
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate
 
@@ -52,7 +54,9 @@ def logits(source: Path, images: list[Path], **values: Any) -> Tensor:
     settings = recipe(source, **values)
     size = settings.evaluation.batch_size
     opened = open_classifier(settings)
-    batches = [*opened.answers(ImageFiles([*map(str, images)]), batch_size=size, workers=settings.machine.workers)]
+    batches = [
+        *opened.answers(ImageFiles([*map(str, images)]), batch_size=size, workers=settings.machine.workers)
+    ]
     assert not any(error for batch in batches for error in batch.errors)
     return torch.cat([batch.logits for batch in batches if batch.logits is not None])
 
@@ -140,7 +144,10 @@ def test_predict__its_best_classes_are_those_that_evaluate_counts(
     own = predicted(trained, extracted)
     assert [one.name for one in own] == [*map(str, extracted)]
     best = [one.classes[0][0] for one in own]
-    assert sum(name == names[label] for name, label in zip(best, labels, strict=True)) == result["metrics"]["correct"]
+    assert (
+        sum(name == names[label] for name, label in zip(best, labels, strict=True))
+        == result["metrics"]["correct"]
+    )
     top5 = [names[label] in dict(one.classes) for one, label in zip(own, labels, strict=True)]
     assert sum(top5) == result["metrics"]["top5_correct"]
     with open(result["files"]["confusion"], newline="") as file:
@@ -162,7 +169,9 @@ def test_predict__shards_are_read_as_they_are(trained: Path, extracted: list[Pat
 @pytest.mark.parametrize("workers", [1, 2])
 def test_predict__workers_change_nothing(trained: Path, extracted: list[Path], workers: int) -> None:
     how = {"evaluation.batch_size": 4}
-    assert predicted(trained, extracted, **how, **{"machine.workers": workers}) == predicted(trained, extracted, **how)
+    assert predicted(trained, extracted, **how, **{"machine.workers": workers}) == predicted(
+        trained, extracted, **how
+    )
 
 
 def test_predict__an_onnx_file_gives_the_same_answers(
@@ -189,10 +198,15 @@ def test_predict__an_onnx_file_that_resizes_gives_the_same_answers(
     values = {"weights.source": str(trained), "export.to": ("onnx",)}
     do("export", tmp_path / "out", **values, **{"export.include_preprocess": True, "export.features": True})
     file, images = tmp_path / "out" / "model.onnx", [*extracted, *photographs.values()]
-    ours, theirs = predicted(trained, images), predicted(file, images, features=tmp_path / "their.safetensors")
+    ours, theirs = (
+        predicted(trained, images),
+        predicted(file, images, features=tmp_path / "their.safetensors"),
+    )
     assert [one.error for one in ours] == [one.error for one in theirs]
     assert any(one.error for one in ours)
-    assert [[name for name, _ in one.classes] for one in ours] == [[name for name, _ in one.classes] for one in theirs]
+    assert [[name for name, _ in one.classes] for one in ours] == [
+        [name for name, _ in one.classes] for one in theirs
+    ]
     likely = [[[p for _, p in one.classes] for one in told if not one.error] for told in (ours, theirs)]
     np.testing.assert_allclose(*likely, atol=1e-5)
     predicted(trained, images, features=tmp_path / "our.safetensors")
@@ -201,7 +215,8 @@ def test_predict__an_onnx_file_that_resizes_gives_the_same_answers(
     torch.testing.assert_close(held[0]["features"], held[1]["features"], atol=1e-4, rtol=1e-4)
     whole = [pillow(path) for name, path in photographs.items() if name not in BAD]
     both = [
-        load_classifier(one, precision="float32" if one == trained else "auto").logits(whole) for one in (trained, file)
+        load_classifier(one, precision="float32" if one == trained else "auto").logits(whole)
+        for one in (trained, file)
     ]
     torch.testing.assert_close(*both, atol=1e-4, rtol=1e-4)
 
@@ -225,7 +240,9 @@ def test_predict__weights_of_other_programs(job: Job, extracted: list[Path], tmp
     file = next((tmp_path / "out").rglob("model.*"))
     told = predicted(file, extracted)
     own = predicted(tmp_path / "fine", extracted, **{"data.eval_method": "square"})
-    if to == "google":  # the format names no classes, and its images are resized without antialias: here not at all
+    if (
+        to == "google"
+    ):  # the format names no classes, and its images are resized without antialias: here not at all
         numbers = {name: str(n) for n, name in enumerate(shapes.SHAPES)}
         own = [replace(one, classes=[(numbers[name], p) for name, p in one.classes]) for one in own]
     assert [one.classes for one in told] == [one.classes for one in own]
@@ -236,7 +253,9 @@ BAD = ("corrupt.jpg", "empty.jpg", "gone.jpg", "text.jpg", "folder.jpg")
 
 @pytest.fixture
 def photographs(tmp_path: Path) -> dict[str, Path]:
-    """Photographs as people have them, the same picture in each: upright, rotated by its EXIF data, CMYK; and bad ones."""
+    """Photographs as people have them, the same picture in each: upright, rotated by its EXIF data, CMYK; and
+    bad ones.
+    """
     folder = tmp_path / "photographs"
     folder.mkdir()
     rng = np.random.default_rng(0)
@@ -263,7 +282,9 @@ def photographs(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_predict__a_folder_with_good_and_bad_photographs(trained: Path, photographs: dict[str, Path]) -> None:
-    """A rotated photograph is shown upright; a CMYK one as Pillow converts it; the bad ones do not change the others."""
+    """A rotated photograph is shown upright; a CMYK one as Pillow converts it; the bad ones do not change the
+    others.
+    """
     told = {Path(one.name).name: one for one in predicted(trained, [*photographs.values()])}
     assert [*told] == [*photographs]
     assert {name: one.error for name, one in told.items() if one.error} == {
@@ -294,7 +315,7 @@ def test_predict__heic_is_shown_as_the_jpeg_that_shards_get(
     phone = tmp_path / "phone.heic"
     pillow_heif.from_pillow(pillow(photographs["upright.png"])).save(phone)
     stored = tmp_path / "stored.jpg"
-    stored.write_bytes(heic_to_jpeg(phone.read_bytes()))
+    stored.write_bytes(without_heic(phone.read_bytes()))
     own, theirs = predicted(trained, [phone, stored])
     assert own.classes == theirs.classes != []
     file = tmp_path / "out.safetensors"
@@ -343,7 +364,9 @@ def test_predict__probabilities_are_those_of_the_loss(
     do(TINY, tmp_path / "run", **values)
     do("export", tmp_path / "export", **{"weights.source": str(tmp_path / "run"), "export.to": ("onnx",)})
     raw = logits(tmp_path / "run", extracted).double().numpy()
-    expected = 1 / (1 + np.exp(-raw)) if loss == "sigmoid" else np.exp(raw) / np.exp(raw).sum(1, keepdims=True)
+    expected = (
+        1 / (1 + np.exp(-raw)) if loss == "sigmoid" else np.exp(raw) / np.exp(raw).sum(1, keepdims=True)
+    )
     for source in (tmp_path / "run", tmp_path / "export" / "model.onnx"):
         told = predicted(source, extracted, top=6)
         best_first = -np.sort(-expected, axis=1)
@@ -392,7 +415,9 @@ def test_features__are_what_the_head_is_fed(
     assert predicted(trained, good, **{"evaluation.batch_size": 2}) == [one for one in told if not one.error]
 
 
-def test_features__no_file_before_all_images_are_there(trained: Path, extracted: list[Path], tmp_path: Path) -> None:
+def test_features__no_file_before_all_images_are_there(
+    trained: Path, extracted: list[Path], tmp_path: Path
+) -> None:
     file = tmp_path / "out.safetensors"
     predicted(trained, extracted[:1], features=file)
     old = file.read_bytes()
@@ -403,7 +428,9 @@ def test_features__no_file_before_all_images_are_there(trained: Path, extracted:
     stream.close()  # type: ignore[attr-defined]
     assert file.read_bytes() == old
     (tmp_path / "empty.jpg").write_bytes(b"")
-    with pytest.raises(DataError, match=r"out\.safetensors: not written, because none of the images can be used"):
+    with pytest.raises(
+        DataError, match=r"out\.safetensors: not written, because none of the images can be used"
+    ):
         predicted(trained, [tmp_path / "empty.jpg"], features=file)
     assert file.read_bytes() == old
     assert {path.name for path in tmp_path.iterdir()} == {"images", "empty.jpg", "out.safetensors"}
@@ -441,7 +468,9 @@ def test_predict__files_are_read_when_their_batch_comes(
     assert seen == [0, 1, 2]
 
 
-def test_predict__numbers_that_are_none_are_refused(trained: Path, extracted: list[Path], tmp_path: Path) -> None:
+def test_predict__numbers_that_are_none_are_refused(
+    trained: Path, extracted: list[Path], tmp_path: Path
+) -> None:
     weights = read_weights(averaged(trained))
     state = {**weights.state, "head.weight": weights.state["head.weight"] * 3e38}
     state["head.weight"] = state["head.weight"].clamp(-3e38, 3e38)
@@ -451,7 +480,9 @@ def test_predict__numbers_that_are_none_are_refused(trained: Path, extracted: li
         predicted(broken, extracted)
 
 
-def test_predict__classes_without_names_are_numbers(trained: Path, extracted: list[Path], tmp_path: Path) -> None:
+def test_predict__classes_without_names_are_numbers(
+    trained: Path, extracted: list[Path], tmp_path: Path
+) -> None:
     weights = read_weights(averaged(trained))
     meta = {key: value for key, value in weights.meta.items() if key != "class_names"}
     unnamed = save_weights(tmp_path / "w.safetensors", weights.state, weights.config, meta)
@@ -480,7 +511,9 @@ def test_load_classifier__answers_as_predict(
     np.testing.assert_allclose([p for _, p in one], [p for _, p in told[0].classes], atol=1e-6)
     assert classify.logits(images[0]).shape == (1, 6)
     if kind == "onnx":
-        with pytest.raises(VitctlError, match=r"model\.onnx: gives no features; use the run that it was exported from"):
+        with pytest.raises(
+            VitctlError, match=r"model\.onnx: gives no features; use the run that it was exported from"
+        ):
             classify.features(images)
     else:
         assert classify.features(images).shape == (len(files), 24)
@@ -510,7 +543,10 @@ def test_load_classifier__images_that_are_none(trained: Path, photographs: dict[
     for wrong in ([], "photo.jpg", [np.zeros((4, 4, 3))]):
         with pytest.raises(DataError, match=r"images should be a PIL\.Image\.Image, or a list of them"):
             classify(wrong)  # type: ignore[call-overload]
-    with pytest.raises(DataError, match="image 1 of 2: truncated"), Image.open(photographs["corrupt.jpg"]) as corrupt:
+    with (
+        pytest.raises(DataError, match="image 1 of 2: truncated"),
+        Image.open(photographs["corrupt.jpg"]) as corrupt,
+    ):
         classify([Image.new("RGB", (3, 3)), corrupt])
 
 
@@ -529,7 +565,9 @@ def test_onnx__logits_that_are_no_rows_for_the_images(
     """They were tracebacks, or answers."""
     model = onnx.load(onnx_file)
     nodes = [onnx.helper.make_node("Constant", [], ["logits"], value=onnx.numpy_helper.from_array(logits))]
-    output = onnx.helper.make_tensor_value_info("logits", onnx.helper.np_dtype_to_tensor_dtype(logits.dtype), None)
+    output = onnx.helper.make_tensor_value_info(
+        "logits", onnx.helper.np_dtype_to_tensor_dtype(logits.dtype), None
+    )
     graph = onnx.helper.make_graph(nodes, "odd", [model.graph.input[0]], [output])
     odd = onnx.helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
     odd.metadata_props.extend(model.metadata_props)

@@ -1,24 +1,27 @@
-"""Original files, fetched or given, become shards that `--dataset NAME` finds; copies and parts say what they are."""
+"""Original files, fetched or given, become shards that `--dataset NAME` finds; copies and parts say what they
+are.
+"""
 
 import hashlib
 import io
 import shutil
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.data.datasets.conftest import plant
-from vitctl.data.datasets import downloads
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.downloads import Archive
 from vitctl.data.datasets.inventory import check_task, list_inventory
-from vitctl.data.datasets.readers import eurosat, uc_merced
+from vitctl.data.datasets.known_sets import DATA_SETS
+from vitctl.data.datasets.readers.files import class_list
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.data.shards.index import find_splits, read_index
-from vitctl.data.source.provenance import source_texts
+from vitctl.data.source.views import source_texts
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.prepare import is_present, prepare_data_set, prepare_real
 
@@ -28,7 +31,7 @@ BY_NAME = {task.name: task for task in VTAB}
 def merced(folder: Path) -> Path:
     """All 2,100 images of UC Merced, hard links to one."""
     plant(folder / "one.tif", form="TIFF")
-    for name in uc_merced.CLASS_NAMES:
+    for name in class_list("uc_merced"):
         place = folder / "UCMerced_LandUse/Images" / name
         place.mkdir(parents=True)
         for number in range(100):
@@ -56,13 +59,15 @@ def test_prepare__from_given_files_once(tmp_path: Path) -> None:
 
 @pytest.fixture
 def tiny_eurosat(tmp_path: Path) -> Path:
-    for number, name in enumerate(eurosat.CLASS_NAMES):
+    for number, name in enumerate(class_list("eurosat")):
         plant(tmp_path / f"files/2750/{name}/{name}_1.jpg", number)
     return tmp_path / "files"
 
 
 def test_prepare__a_part_is_refused_or_labelled(tmp_path: Path, tiny_eurosat: Path) -> None:
-    with pytest.raises(DataError, match=r"not the whole of eurosat: train has 10 images, should have 27,000$"):
+    with pytest.raises(
+        DataError, match=r"not the whole of eurosat: train has 10 images, should have 27,000$"
+    ):
         prepare_data_set("eurosat", tmp_path, source=tiny_eurosat)
     prepare_data_set("eurosat", tmp_path, source=tiny_eurosat, allow_partial=True)
     index = read_index(find_splits(tmp_path / "eurosat")["train"])
@@ -99,7 +104,7 @@ def test_prepare__fetches_checks_unpacks_and_writes(
 ) -> None:
     data = zipped(tiny_eurosat)
     archive = Archive("https://there.org/EuroSAT.zip", f"md5:{hashlib.md5(data).hexdigest()}", len(data))
-    monkeypatch.setitem(downloads.DOWNLOADS, "eurosat", (archive,))
+    monkeypatch.setitem(DATA_SETS, "eurosat", replace(DATA_SETS["eurosat"], downloads=(archive,)))
     seen: list[tuple[Any, ...]] = []
     sizes = prepare_data_set(
         "eurosat", tmp_path, allow_partial=True, get=web(data), progress=lambda *told: seen.append(told)
@@ -116,7 +121,9 @@ def test_prepare__the_web_is_away_or_not_wanted(tmp_path: Path) -> None:
     def away(url: str, **_: object) -> Path:
         raise CheckpointError(f"{url}: no such file on the server")
 
-    with pytest.raises(DataError, match=r"no such file on the server; or unpack EuroSAT.zip by hand .* --from FOLDER$"):
+    with pytest.raises(
+        DataError, match=r"no such file on the server; or unpack EuroSAT.zip by hand .* --from FOLDER$"
+    ):
         prepare_data_set("eurosat", tmp_path, get=away)
     with pytest.raises(
         DataError, match=r"originals/eurosat: EuroSAT_RGB or 2750 is missing; unpack here: EuroSAT_RGB.zip"

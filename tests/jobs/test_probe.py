@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run, checkpoint, run_as_two, train_records
-from tests.jobs.conftest import CPU, do
+from tests.trained import CPU, do
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.features import ImagePass
 
@@ -56,7 +56,9 @@ def test_probe__says_the_number_of_fewshot(run: Run, tiny_data: Path, tmp_path: 
     assert last == result["metrics"]["by_seed"]
 
 
-def test_probe__stopped_inside_it_goes_on_with_it(run: Run, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe__stopped_inside_it_goes_on_with_it(
+    run: Run, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = run("whole", **probe(tiny_data))
     look, passes = ImagePass.__call__, []
 
@@ -80,7 +82,10 @@ def test_probe__stopped_inside_it_goes_on_with_it(run: Run, tiny_data: Path, mon
 
 
 def test_probe__two_processes_say_the_same(run: Run, tiny_data: Path, tmp_path: Path) -> None:
-    values = {k: list(v) if isinstance(v, tuple) else v for k, v in probe(tiny_data, **{"model.dropout": 0.0}).items()}
+    values = {
+        k: list(v) if isinstance(v, tuple) else v
+        for k, v in probe(tiny_data, **{"model.dropout": 0.0}).items()
+    }
     one = run("one", **values)
     shown = run_as_two(tmp_path / "two", tiny_data, **values)
     assert len(said(one)) == 6

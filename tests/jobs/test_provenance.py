@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.jobs.conftest import Job
+from tests.trained import Job
 from vitctl.data.source.exclusion import open_shards
 from vitctl.engine.metrics import baselines, mean_per_class
 from vitctl.engine.nonfinite import Counts, check_share
@@ -23,18 +23,33 @@ FEW = {"fewshot.shots": (1,), "fewshot.seeds": (0,)}
     ("name", "prefix", "values"),
     [("evaluate", "weights", {}), ("finetune", "weights", {}), ("fewshot", "from", FEW)],
 )
-def test_results__tell_how_they_were_computed(job: Job, name: str, prefix: str, values: dict[str, Any]) -> None:
+def test_results__tell_how_they_were_computed(
+    job: Job, name: str, prefix: str, values: dict[str, Any]
+) -> None:
     p = job(name, **values)["provenance"]
-    assert {*COMPUTED, *SHOWN, *(f"{prefix}_{key}" for key in WEIGHTS), "data_source", "recipe_sha256"} <= p.keys()
+    assert {
+        *COMPUTED,
+        *SHOWN,
+        *(f"{prefix}_{key}" for key in WEIGHTS),
+        "data_source",
+        "recipe_sha256",
+    } <= p.keys()
     assert (p["precision"], p["device"]) == ("float64", "cpu")
-    assert p["versions"]["torch"] == torch.__version__.split("+")[0] or p["versions"]["torch"] == torch.__version__
+    assert (
+        p["versions"]["torch"] == torch.__version__.split("+")[0]
+        or p["versions"]["torch"] == torch.__version__
+    )
 
 
-def test_recipe_digest__knows_the_precision_that_auto_stands_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_digest__knows_the_precision_that_auto_stands_for(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One recipe, two machines: of the one "auto" makes float32, of the other bf16."""
     found = {}
     for precision in ("float32", "bf16"):
-        monkeypatch.setattr("vitctl.engine.distributed.runtime.best_precision", lambda _cpu, chosen=precision: chosen)
+        monkeypatch.setattr(
+            "vitctl.engine.distributed.runtime.best_precision", lambda _cpu, chosen=precision: chosen
+        )
         found[precision] = job("evaluate", precision, **{"machine.precision": "auto"})["provenance"]
     assert {name: p["precision"] for name, p in found.items()} == {"float32": "float32", "bf16": "bf16"}
     assert found["float32"]["recipe_sha256"] != found["bf16"]["recipe_sha256"]
@@ -65,5 +80,7 @@ def test_baselines__by_hand() -> None:
 
 def test_skipped__more_than_half_of_the_updates_is_no_result(tmp_path: Path) -> None:
     check_share(10, Counts(num_skipped=5), tmp_path)
-    with pytest.raises(VitctlError, match="6 of 10 updates were not finite and were skipped: this is not the training"):
+    with pytest.raises(
+        VitctlError, match="6 of 10 updates were not finite and were skipped: this is not the training"
+    ):
         check_share(10, Counts(num_skipped=6), tmp_path)

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import TINY
-from tests.jobs.conftest import CPU, do
+from tests.trained import CPU, do
 from vitctl import load_recipe, open_split
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
@@ -31,23 +31,38 @@ def tinted(labels: tuple[int, ...], seed: int) -> bytes:
 def shards(tmp_path: Path) -> Path:
     sets = [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]
     for split, size in (("train", 56), ("test", 21)):
-        items = [Item(f"{split}{n}", sets[n % 7], partial(tinted, sets[n % 7], 1000 * size + n)) for n in range(size)]
+        items = [
+            Item(f"{split}{n}", sets[n % 7], partial(tinted, sets[n % 7], 1000 * size + n))
+            for n in range(size)
+        ]
         write_split(items, tmp_path / "rgb" / split, ("r", "g", "b"), seed=0, source_text="tinted noise")
     return tmp_path / "rgb"
 
 
 def test_several_labels__are_learned_and_scored(shards: Path, tmp_path: Path) -> None:
-    values = {"data.path": str(shards), "data.crop": "none", "schedule.total_steps": 60, "loss.name": "sigmoid", **CPU}
+    values = {
+        "data.path": str(shards),
+        "data.crop": "none",
+        "schedule.total_steps": 60,
+        "loss.name": "sigmoid",
+        **CPU,
+    }
     result = do(TINY, tmp_path / "run", **values)
     assert (result["metrics"]["total"], result["metrics"]["correct"]) == (21, 21)  # by chance 12 of 21
-    scored = do("evaluate", tmp_path / "score", **{"weights.source": str(tmp_path / "run"), "data.path": str(shards)})
+    scored = do(
+        "evaluate", tmp_path / "score", **{"weights.source": str(tmp_path / "run"), "data.path": str(shards)}
+    )
     assert scored["metrics"]["correct"] == 21
     source = open_split("test", path=shards)
-    recipe = load_recipe("evaluate", [("weights.source", str(tmp_path / "run")), ("machine.device", "cpu")]).recipe
+    recipe = load_recipe(
+        "evaluate", [("weights.source", str(tmp_path / "run")), ("machine.device", "cpu")]
+    ).recipe
     assert isinstance(recipe, Evaluate)
     [told] = predict(recipe, [source], threshold=0.5)
     found = [{"rgb".index(name) for name, _ in one.classes} for one in told]
     assert sum(own == {*row} - {-1} for own, row in zip(found, source.labels().tolist(), strict=True)) >= 12
     assert max(sum(p for _, p in one.classes) for one in told) > 1  # each class has a probability of its own
-    with pytest.raises(RecipeError, match=r"'softmax' needs one label per image, .* set loss\.name = 'sigmoid'"):
+    with pytest.raises(
+        RecipeError, match=r"'softmax' needs one label per image, .* set loss\.name = 'sigmoid'"
+    ):
         do(TINY, tmp_path / "softmax", **{**values, "loss.name": "softmax"})

@@ -11,10 +11,10 @@ import pytest
 
 from tests import warm
 from tests.conftest import train_records, two_processes, worker
-from tests.jobs.conftest import CPU, SMALL, Job, do
+from tests.trained import CPU, SMALL, Job, do
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.evaluation import Score
-from vitctl.engine.loop import Trainer, Update
+from vitctl.engine.step import TrainStep, Update
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.record.result import read_result
 from vitctl.jobs.sweep import Trial, _check_same, best
@@ -22,7 +22,12 @@ from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 LRS = (0.003, 0.1, 1e-6)
-SWEEP = {"sweep.lrs": LRS, "sweep.train_split": "train[:50]", "sweep.eval_split": "train[50:]", "log.every_steps": 1}
+SWEEP = {
+    "sweep.lrs": LRS,
+    "sweep.train_split": "train[:50]",
+    "sweep.eval_split": "train[50:]",
+    "log.every_steps": 1,
+}
 KILLED = {
     **SWEEP,
     "checkpoint.every_steps": 2,
@@ -76,7 +81,9 @@ def test_finetune__two_processes_try_the_same_rates_and_take_the_same(
         "recipe_sha256",
         "processes",
     }  # sums of two halves differ in the last bit
-    assert {name: two["provenance"][name] for name in same} == {name: one["provenance"][name] for name in same}
+    assert {name: two["provenance"][name] for name in same} == {
+        name: one["provenance"][name] for name in same
+    }
     assert two["provenance"]["lr"] in LRS
 
 
@@ -84,17 +91,23 @@ def test_finetune__stopped_in_the_second_rate_goes_on_there(
     job: Job, pretrained: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = job("finetune", "whole", **SWEEP)
-    values: dict[str, Any] = {**CPU, **SMALL, "data.path": str(tiny_data), "weights.source": str(pretrained), **SWEEP}
-    update, steps = Trainer.update, []
+    values: dict[str, Any] = {
+        **CPU,
+        **SMALL,
+        "data.path": str(tiny_data),
+        "weights.source": str(pretrained),
+        **SWEEP,
+    }
+    update, steps = TrainStep.update, []
 
-    def update_and_signal(self: Trainer, step: int, batches: list[Batch]) -> Update:
+    def update_and_signal(self: TrainStep, step: int, batches: list[Batch]) -> Update:
         steps.append(step)
         if len(steps) == 9:
             os.kill(os.getpid(), signal.SIGTERM)
         return update(self, step, batches)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "update", update_and_signal)
+        patched.setattr(TrainStep, "update", update_and_signal)
         stopped = do("finetune", tmp_path / "run", **values)
     assert (stopped["status"], steps) == ("stopped", [0, 1, 2, 3, 4, 5, 0, 1, 2])
     assert max(r["step"] for r in train_records(tmp_path / "run" / "sweep" / "lr_0.1")) == 3
@@ -109,14 +122,14 @@ def test_finetune__stopped_in_the_second_rate_goes_on_there(
 KILL = """
 import os, sys
 from pathlib import Path
-from vitctl.engine.loop import Trainer
-update, seen = Trainer.update, []
+from vitctl.engine.step import TrainStep
+update, seen = TrainStep.update, []
 def dying(self, step, batches):
     seen.append(step)
     if len(seen) == 10:  # the second rate's fourth update
         os._exit(9)
     return update(self, step, batches)
-Trainer.update = dying
+TrainStep.update = dying
 from vitctl.launch.worker import work
 work(Path(sys.argv[1]))
 """
@@ -144,14 +157,20 @@ def test_finetune__a_score_of_other_weights_is_not_taken(job: Job, tmp_path: Pat
     assert len(result["provenance"]["from_sha256"]) == 64
     result["provenance"]["from_sha256"] = "0" * 64
     file.write_text(json.dumps(result))
-    with pytest.raises(CheckpointError, match=r"sweep/lr_0\.1: holds a score of other from_sha256; remove it to train"):
+    with pytest.raises(
+        CheckpointError, match=r"sweep/lr_0\.1: holds a score of other from_sha256; remove it to train"
+    ):
         job("finetune", **SWEEP)
 
 
 @pytest.mark.parametrize(
     ("values", "error", "said"),
     [
-        ({"sweep.lrs": (0.1, 0.1)}, RecipeError, r"sweep\.lrs = \[0\.1, 0\.1\] should be distinct rates above 0"),
+        (
+            {"sweep.lrs": (0.1, 0.1)},
+            RecipeError,
+            r"sweep\.lrs = \[0\.1, 0\.1\] should be distinct rates above 0",
+        ),
         ({"sweep.train_split": "trian"}, DataError, "no split 'trian'"),
         ({"sweep.eval_split": "train[500:]"}, DataError, "500 is more than the 70 samples"),
     ],
@@ -166,6 +185,7 @@ def test_finetune__a_wrong_sweep_is_refused_before_anything_is_written(
 
 def test_same__a_score_that_lacks_a_fact_is_said_to_lack_it(tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=r"a score that does not record its protocol \(of an older vitctl\?\); remove it"
+        CheckpointError,
+        match=r"a score that does not record its protocol \(of an older vitctl\?\); remove it",
     ):
         _check_same(tmp_path, {"seed": 0}, {"seed": 0, "protocol": "fine-tuning"})

@@ -17,14 +17,14 @@ from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG as SESSI
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from tests.conftest import Run, train_records
-from tests.jobs.conftest import Job, table
+from tests.trained import Job, table
 from vitctl.data.loader import batches
+from vitctl.engine import computation as kernels
+from vitctl.engine.distributed.runtime import num_workers
 from vitctl.engine.preemption import Stopped
+from vitctl.engine.tracking import tracker_config
+from vitctl.engine.trainer import Trainer
 from vitctl.errors import DataError, LaunchError
-from vitctl.jobs import training
-from vitctl.jobs.record import kernels
-from vitctl.jobs.record.tracking import tracker_config
-from vitctl.jobs.training import num_workers
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.machine import Machine, TrainMachine
 
@@ -85,9 +85,16 @@ TRACKED = {"log.trackers": ("tensorboard",)}
 
 def tracked(folder: Path) -> dict[str, EventAccumulator]:
     """What TensorBoard reads of each training of a run, by the folder of the training."""
-    files = [path for path in folder.rglob("events.out.tfevents.*") if path.parent.parts[-2:] == ("tracking", "vitctl")]
+    files = [
+        path
+        for path in folder.rglob("events.out.tfevents.*")
+        if path.parent.parts[-2:] == ("tracking", "vitctl")
+    ]
     assert len(files) == len({path.parent for path in files})
-    return {str(path.parents[2].relative_to(folder)): EventAccumulator(str(path.parent)).Reload() for path in files}
+    return {
+        str(path.parents[2].relative_to(folder)): EventAccumulator(str(path.parent)).Reload()
+        for path in files
+    }
 
 
 def configuration(training: Path) -> dict[str, Any]:
@@ -113,7 +120,9 @@ def finished(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return closed
 
 
-def test_trackers__tensorboard_gets_the_loss_the_accuracy_and_the_recipe(run: Run, finished: list[str]) -> None:
+def test_trackers__tensorboard_gets_the_loss_the_accuracy_and_the_recipe(
+    run: Run, finished: list[str]
+) -> None:
     folder = run("a", **TRACKED, **{"schedule.total_steps": 6})
     [seen] = tracked(folder).values()
     assert {"loss", "lr", "grad_norm", "accuracy"} <= set(seen.Tags()["scalars"])
@@ -132,25 +141,34 @@ def test_trackers__are_closed_when_a_run_fails_or_is_stopped(
     run: Run, finished: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, error in enumerate((DataError("no"), Stopped())):
-        monkeypatch.setattr(training, "fit", Mock(side_effect=error))
+        monkeypatch.setattr(Trainer, "fit", Mock(side_effect=error))
         with suppress(DataError):
             run(str(number), **TRACKED)
         assert finished == [str(tmp_path / str(n) / "tracking" / "vitctl") for n in range(number + 1)]
 
 
-def test_trackers__each_rate_of_a_sweep_has_a_run_of_its_own(job: Job, finished: list[str], tmp_path: Path) -> None:
+def test_trackers__each_rate_of_a_sweep_has_a_run_of_its_own(
+    job: Job, finished: list[str], tmp_path: Path
+) -> None:
     splits = {"sweep.train_split": "train[:50]", "sweep.eval_split": "train[50:]"}
     job("finetune", "a", **TRACKED, **splits, **{"sweep.lrs": (0.1, 0.01), "log.every_steps": 1})
     folder = tmp_path / "a"
     seen = tracked(folder)
     assert sorted(seen) == [".", "sweep/lr_0.01", "sweep/lr_0.1"]
     assert [[event.step for event in one.Scalars("loss")] for one in seen.values()] == [list(range(1, 7))] * 3
-    assert [configuration(folder / "sweep" / f"lr_{lr:g}")["optimizer.lr"] for lr in (0.1, 0.01)] == [0.1, 0.01]
-    assert finished == [str(folder / name / "tracking" / "vitctl") for name in ("sweep/lr_0.1", "sweep/lr_0.01", "")]
+    assert [configuration(folder / "sweep" / f"lr_{lr:g}")["optimizer.lr"] for lr in (0.1, 0.01)] == [
+        0.1,
+        0.01,
+    ]
+    assert finished == [
+        str(folder / name / "tracking" / "vitctl") for name in ("sweep/lr_0.1", "sweep/lr_0.01", "")
+    ]
 
 
 def test_trackers__one_that_is_not_there_is_one_line(run: Run) -> None:
-    with pytest.raises(LaunchError, match=r"log\.trackers: tensorbord is not installed here, or unknown to accelerate"):
+    with pytest.raises(
+        LaunchError, match=r"log\.trackers: tensorbord is not installed here, or unknown to accelerate"
+    ):
         run("a", **{"log.trackers": ("tensorbord",)})
 
 

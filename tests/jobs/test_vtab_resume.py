@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests import warm
-from tests.jobs.conftest import CPU, do
 from tests.jobs.vtab_killed import SEVENTH, interrupted
 from tests.jobs.vtab_names import Catalog
+from tests.trained import CPU, do
 from vitctl.data.datasets import vtab_images
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.errors import CheckpointError
@@ -54,9 +54,12 @@ def prepared(folder: Path, speck: Path) -> Path:
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """Every run's result, which holds the digest of its weights, without the digests of its logs; and the table."""
+    """Every run's result, which holds the digest of its weights, without the digests of its logs; and the
+    table.
+    """
     found = {
-        str(path.relative_to(folder)): json.loads(path.read_text()) for path in folder.glob("tasks/**/result.json")
+        str(path.relative_to(folder)): json.loads(path.read_text())
+        for path in folder.glob("tasks/**/result.json")
     }
     assert len(found) == 8
     assert all(result.pop("record")["log.jsonl"] for result in found.values())
@@ -134,7 +137,9 @@ def test_vtab__more_tasks_and_seeds_in_the_same_folder(speck: Path, tmp_path: Pa
     assert (folder / "tasks/pets/lr_0.01_steps_4/seed_0/log.jsonl").read_text() == log
     by_seed = two["metrics"]["tasks"]["pets"]["by_seed"]
     assert by_seed[0] == one["metrics"]["tasks"]["pets"]["mean"]
-    assert two["metrics"]["tasks"]["pets"]["std"] == pytest.approx(abs(by_seed[0] - by_seed[1]) / 2, abs=1e-15)
+    assert two["metrics"]["tasks"]["pets"]["std"] == pytest.approx(
+        abs(by_seed[0] - by_seed[1]) / 2, abs=1e-15
+    )
     means = [sum(row["by_seed"][seed] for row in two["metrics"]["tasks"].values()) / 2 for seed in (0, 1)]
     assert two["metrics"]["std"] == pytest.approx(abs(means[0] - means[1]) / 2, abs=1e-15)
     assert two["metrics"]["partial"] is True

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.jobs.conftest import CPU, do
 from tests.jobs.vtab_names import PART, Catalog
+from tests.trained import CPU, do
 from vitctl.data.datasets import vtab_images
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.data.datasets.vtab_images import num_test
 from vitctl.data.source.splits import md5_order
-from vitctl.recipe.paper_vtab import COLUMNS
+from vitctl.recipe.paper import VTAB_MODELS
 
 FEW = {
     **CPU,
@@ -29,15 +29,33 @@ FEW = {
     "vtab.seeds": (0,),
     "evaluation.batch_size": 512,
 }
-NEVER_CUT = {"eurosat", "resisc45", "smallnorb-azim", "smallnorb-elev"}  # test splits in the midst of a folder
-PROVEN = {"cifar100", "patch_camelyon", "eurosat", "clevr-count", "clevr-dist", "dsprites-loc", "dsprites-ori"}
+NEVER_CUT = {
+    "eurosat",
+    "resisc45",
+    "smallnorb-azim",
+    "smallnorb-elev",
+}  # test splits in the midst of a folder
+PROVEN = {
+    "cifar100",
+    "patch_camelyon",
+    "eurosat",
+    "clevr-count",
+    "clevr-dist",
+    "dsprites-loc",
+    "dsprites-ori",
+}
 INVENTED = {"dtd", "pets", "retinopathy", "kitti-dist"}  # names of files that only the originals have
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True], ids=["parts", "whole"])
-def test_vtab__all_nineteen_tasks(whole: bool, speck: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sweep, the final runs and the table. `parts` cuts test splits that end their folder; `whole` scores 388,000 images."""
+def test_vtab__all_nineteen_tasks(
+    whole: bool, speck: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sweep, the final runs and the table.
+
+    `parts` cuts test splits that end their folder; `whole` scores 388,000 images.
+    """
     monkeypatch.setattr(vtab_images, "open_split", Catalog(whole_tests=whole).open_split)
     folder = tmp_path / "table"
     given = {**FEW, "weights.source": str(speck), "data.root": str(tmp_path), "data.allow_partial": not whole}
@@ -74,7 +92,7 @@ def _check_means(metrics: dict[str, Any]) -> None:
         assert len(own) == size
         assert metrics["groups"][group] == pytest.approx(sum(own) / size, rel=1e-14)
     assert metrics["mean_of_groups"] == pytest.approx(sum(metrics["groups"].values()) / 3, rel=1e-14)
-    assert tuple(metrics["paper"]) == COLUMNS
+    assert tuple(metrics["paper"]) == tuple(VTAB_MODELS)
     printed = [round(100 * column["mean"], 1) for column in metrics["paper"].values()]
     assert printed == [77.6, 76.3, 72.7]  # the last row of Table 9
 
@@ -98,9 +116,11 @@ def _check_sweep(folder: Path, metrics: dict[str, Any], used: dict[str, Any]) ->
 
 
 def _check_provenance(folder: Path, used: dict[str, Any], speck: Path) -> None:
-    from vitctl.models.weights.load import read_weights, weights_digest
+    from vitctl.models.weights.weights_file import read_weights, weights_digest
 
-    from_sha256 = weights_digest(read_weights(speck / "checkpoints" / "step_00000001" / "ema.safetensors").state)
+    from_sha256 = weights_digest(
+        read_weights(speck / "checkpoints" / "step_00000001" / "ema.safetensors").state
+    )
     weights, images = set(), set()
     for task in VTAB:
         own = folder / "tasks" / task.name / f"lr_{used['lr']:g}_steps_2" / "seed_0"
@@ -136,7 +156,9 @@ def test_names__choose_what_the_published_lists_name() -> None:
     catalog = Catalog(whole_tests=True)
     given: dict[str, Any] = {"whole": True}
     validation = catalog.open_split("train[63000:63200]", dataset="clevr-dist", **given)
-    assert [validation.key(n) for n in range(3)] == [f"CLEVR_train_{n}.png" for n in ("035084", "029360", "004525")]
+    assert [validation.key(n) for n in range(3)] == [
+        f"CLEVR_train_{n}.png" for n in ("035084", "029360", "004525")
+    ]
     test = catalog.open_split("test[50%:]", dataset="smallnorb-azim", **given)
     order = sorted(range(24_300), key=lambda n: hashlib.md5(f"test{n}".encode()).digest())
     assert [int(test.key(n)) for n in range(len(test))] == order[12_150:]

@@ -1,4 +1,6 @@
-"""A process that works on a table until it is killed in the seventh task: `python -m tests.jobs.vtab_killed RUN WHERE`."""
+"""A process that works on a table until it is killed in the seventh task: `python -m tests.jobs.vtab_killed
+RUN WHERE`.
+"""
 
 import os
 import signal
@@ -15,13 +17,18 @@ SEVENTH = "tasks/svhn/"
 
 
 def interrupted(folder: Path, where: str, number: int) -> None:
-    """Do the job of a prepared folder, and get signal `number` in the training of task seven, in its evaluation, or after it."""
+    """Do the job of a prepared folder, and get signal `number` in the training of task seven, in its
+    evaluation, or after it.
+    """
     armed, agree = [0], evaluation.stop_together
 
     def report(record: dict[str, Any]) -> None:
         if not str(record.get("task", "")).startswith(SEVENTH):
             return
-        if (where, record["kind"], record.get("step")) in {("training", "train", 3), ("scored", "evaluate", 4)}:
+        if (where, record["kind"], record.get("step")) in {
+            ("training", "train", 3),
+            ("scored", "evaluate", 4),
+        }:
             os.kill(os.getpid(), number)
         if where == "evaluation" and record["kind"] == "checkpoint" and record["step"] == 4:
             armed[0] = 1

@@ -13,24 +13,28 @@ import numpy as np
 from PIL import Image
 
 from vitctl.data.datasets.catalog import find_data_set
-from vitctl.data.datasets.readers import eurosat
-from vitctl.data.source.read import Source
+from vitctl.data.datasets.readers.files import class_list
 from vitctl.data.source.splits import select
+from vitctl.data.source.views import Source
 
 DSPRITES_TEST = 663_552  # where it begins in the shuffled whole
-PART = 60  # test images of a set whose test split is a folder of its own, when not the whole of it is asked for
+PART = (
+    60  # test images of a set whose test split is a folder of its own, when not the whole of it is asked for
+)
 
 
 Key = Callable[[int], str]
 
-_HUNDREDS = dict(zip(eurosat.CLASS_NAMES, (30, 30, 30, 25, 25, 20, 25, 30, 25, 30), strict=True))
+_HUNDREDS = dict(zip(class_list("eurosat"), (30, 30, 30, 25, 25, 20, 25, 30, 25, 30), strict=True))
 _EUROSAT = [f"{name}_{name}_{n}.jpg" for name, count in _HUNDREDS.items() for n in range(1, 100 * count + 1)]
 
 _KEYS: dict[str, Key] = {
     "eurosat": _EUROSAT.__getitem__,
     "patch_camelyon": "train_{}".format,
     **dict.fromkeys(("clevr-count", "clevr-dist"), "CLEVR_train_{:06d}.png".format),
-    **dict.fromkeys(("cifar100", "svhn", "dsprites-loc", "dsprites-ori", "smallnorb-azim", "smallnorb-elev"), str),
+    **dict.fromkeys(
+        ("cifar100", "svhn", "dsprites-loc", "dsprites-ori", "smallnorb-azim", "smallnorb-elev"), str
+    ),
 }
 
 
@@ -64,7 +68,9 @@ class Names:
         return ()
 
     def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
-        return np.asarray(np.arange(len(self)) if samples is None else samples, np.int64) % len(self.class_names)
+        return np.asarray(np.arange(len(self)) if samples is None else samples, np.int64) % len(
+            self.class_names
+        )
 
     def key(self, sample: int) -> str:
         return self.key_of(sample)
@@ -77,7 +83,10 @@ class Names:
 
 
 class Catalog:
-    """Stands in for `open_split`. With `whole_tests` False, test splits are cut to PART images where they end their folder."""
+    """Stands in for `open_split`.
+
+    With `whole_tests` False, test splits are cut to PART images where they end their folder.
+    """
 
     def __init__(self, *, whole_tests: bool) -> None:
         self.whole_tests = whole_tests

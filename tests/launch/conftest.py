@@ -1,4 +1,6 @@
-"""What tests of launches share: prepared recipes, machines, which are several vitctls on loopback here, and their processes."""
+"""What tests of launches share: prepared recipes, machines, which are several vitctls on loopback here, and
+their processes.
+"""
 
 import os
 import socket
@@ -15,16 +17,14 @@ import pytest
 
 from tests import warm
 from tests.conftest import TINY, command, free_port, paced
-from tests.jobs.conftest import pretrained  # noqa: F401
-from vitctl.engine.preemption import SIGNALS
+from tests.trained import pretrained  # noqa: F401
 from vitctl.recipe.load import Loaded, Override, load_recipe
+from vitctl.system.signals import SIGNALS
 
 Load = Callable[..., Loaded]
 
 FOREGROUND = {"checkpoint.background": "false"}  # a step that is in the log has been saved before the next
-HOLD = (
-    "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True); input()"
-)
+HOLD = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True); input()"
 
 
 @contextmanager

@@ -1,6 +1,8 @@
-"""`python -m tests.launch.hasty_worker RUN`: a paced worker that soon gives up on processes that do not answer.
+"""`python -m tests.launch.hasty_worker RUN`: a paced worker that soon gives up on processes that do not
+answer.
 
-With `SUSPENDED=RANK` in the environment, that process suspends itself at the start of the update after step 7.
+With `SUSPENDED=RANK` in the environment, that process suspends itself at the start of the update after step
+7.
 """
 
 import os
@@ -8,7 +10,7 @@ import signal
 from typing import Any
 
 from tests.launch.paced_worker import pace
-from vitctl.engine import loop
+from vitctl.engine.step import TrainStep
 from vitctl.launch import roll_call
 
 
@@ -20,14 +22,14 @@ def hasten() -> None:
 
 def suspend() -> None:
     """Suspend the process that `SUSPENDED` names where no other process has begun the next update."""
-    update = loop.Trainer.update
+    update = TrainStep.update
 
     def suspended(trainer: Any, step: int, *given: Any) -> Any:
         if step == 7 and os.environ.get("SUSPENDED") == os.environ.get("RANK"):
             os.kill(os.getpid(), signal.SIGSTOP)
         return update(trainer, step, *given)
 
-    loop.Trainer.update = suspended  # type: ignore[method-assign]
+    TrainStep.update = suspended  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -1,22 +1,24 @@
-"""`python -m tests.launch.paced_worker RUN`: a worker whose steps take long enough that something comes between them."""
+"""`python -m tests.launch.paced_worker RUN`: a worker whose steps take long enough that something comes
+between them.
+"""
 
 import time
 from typing import Any
 
-from vitctl.engine import loop
+from vitctl.engine.step import TrainStep
 
 SECONDS = 0.05
 
 
 def pace() -> None:
     """Slow down the function that makes a step."""
-    step = loop.Trainer._step
+    step = TrainStep._step
 
     def paced(trainer: Any, *given: Any) -> None:
         time.sleep(SECONDS)
         step(trainer, *given)
 
-    loop.Trainer._step = paced  # type: ignore[method-assign]
+    TrainStep._step = paced  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""`vitctl runs clean`: the last and the best checkpoint stay, a running run is not touched, and what stays can be used."""
+"""`vitctl runs clean`: the last and the best checkpoint stay, a running run is not touched, and what stays
+can be used.
+"""
 
 import shutil
 from pathlib import Path
@@ -6,15 +8,20 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import TINY
-from tests.jobs.conftest import do
 from tests.launch.conftest import lock_held
+from tests.trained import do
 from vitctl.engine.journal import append_record
 from vitctl.errors import CheckpointError, LaunchError
 from vitctl.jobs.record.runs import choose_weights
 from vitctl.launch.clean import all_removals, plan_removal, remove
 from vitctl.launch.listing import size_on_disk
 
-LONG = {"schedule.total_steps": 12, "schedule.warmup_steps": 1, "checkpoint.every_steps": 2, "checkpoint.keep_last": 9}
+LONG = {
+    "schedule.total_steps": 12,
+    "schedule.warmup_steps": 1,
+    "checkpoint.every_steps": 2,
+    "checkpoint.keep_last": 9,
+}
 
 
 @pytest.fixture(scope="module")

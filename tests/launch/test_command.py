@@ -27,15 +27,20 @@ def test_parse_nodes() -> None:
     assert parse_nodes("2@[fe80::1]:99") == LaunchConfig(2, "[fe80::1]", 99)
 
 
-@pytest.mark.parametrize("text", ["", "0", "two", "2@", "2@a b", "2@host:", "2@host:70000", "2@host:0", "-1@host"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "two", "2@", "2@a b", "2@host:", "2@host:70000", "2@host:0", "-1@host"]
+)
 def test_parse_nodes__of_nonsense(text: str) -> None:
-    with pytest.raises(LaunchError, match=r"should be the number of machines, an address and a port; for example --n"):
+    with pytest.raises(
+        LaunchError, match=r"should be the number of machines, an address and a port; for example --n"
+    ):
         parse_nodes(text)
 
 
 def test_parse_nodes__several_have_to_meet_somewhere() -> None:
     with pytest.raises(
-        LaunchError, match="--nodes 2: the address of one of the machines, for the rendezvous, is missing; for ex"
+        LaunchError,
+        match="--nodes 2: the address of one of the machines, for the rendezvous, is missing; for ex",
     ):
         parse_nodes("2")
 
@@ -45,7 +50,8 @@ def test_check_spread() -> None:
     with pytest.raises(LaunchError) as caught:
         check_processes(LaunchConfig(2, "a"), 1)
     assert str(caught.value) == (
-        "--nodes 2: 1 process cannot be spread evenly over the machines; --processes counts those of all machines: give a multiple of 2"
+        "--nodes 2: 1 process cannot be spread evenly over the machines; --processes counts those of all "
+        "machines: give a multiple of 2"
     )
     with pytest.raises(LaunchError, match="--nodes 4: 6 processes cannot be spread"):
         check_processes(LaunchConfig(4, "a"), 6)
@@ -63,7 +69,12 @@ def flags(line: str) -> dict[str, str]:
 
 def test_line__of_one_process_needs_no_launcher(load: Load, tmp_path: Path) -> None:
     recipe = load().recipe
-    assert shlex.split(launch_line(tmp_path, recipe)) == [sys.executable, "-m", "vitctl.launch.worker", str(tmp_path)]
+    assert shlex.split(launch_line(tmp_path, recipe)) == [
+        sys.executable,
+        "-m",
+        "vitctl.launch.worker",
+        str(tmp_path),
+    ]
     write_accelerate_config(tmp_path, recipe, LaunchConfig())
     assert list(tmp_path.iterdir()) == []
 
@@ -94,7 +105,9 @@ def test_line__of_several_processes_says_every_flag(load: Load, tmp_path: Path) 
 
 
 def test_line__of_several_machines_is_the_same_on_each(load: Load, tmp_path: Path) -> None:
-    line = launch_line(tmp_path / "run", load(**{"machine.processes": 8}).recipe, LaunchConfig(2, "gpu01", 512))
+    line = launch_line(
+        tmp_path / "run", load(**{"machine.processes": 8}).recipe, LaunchConfig(2, "gpu01", 512)
+    )
     assert line.startswith("PET_RDZV_ID=run TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 ")
     expected = {
         "--num_processes": "8",
@@ -115,7 +128,9 @@ def test_own_address() -> None:
 @pytest.mark.parametrize(
     ("text", "threads"), [("3", "3"), ("4,2", "4"), (" 5 ", "5"), ("abc", ""), ("", ""), ("-1", "")]
 )
-def test_line__openmp_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, threads: str) -> None:
+def test_line__openmp_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, threads: str
+) -> None:
     """What OpenMP reads there, which accelerate does not."""
     monkeypatch.setenv("OMP_NUM_THREADS", text)
     words = accelerate_arguments(tmp_path, 2, LaunchConfig())

@@ -9,12 +9,22 @@ from vitctl.launch import doctor
 from vitctl.launch.doctor import Finding, run_checks
 
 
-def test_examine__looks_at_everything_a_run_stands_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examine__looks_at_everything_a_run_stands_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     findings = {finding.what: finding for finding in run_checks()}
-    assert {"python", "torch", "torchvision", "accelerate", "onnxruntime", "cpu", "precision", "data", "disk"} <= set(
-        findings
-    )
+    assert {
+        "python",
+        "torch",
+        "torchvision",
+        "accelerate",
+        "onnxruntime",
+        "cpu",
+        "precision",
+        "data",
+        "disk",
+    } <= set(findings)
     assert findings["torch"].ok
     assert "digits" in findings["data"].said
     assert list(tmp_path.iterdir()) == []
@@ -27,4 +37,6 @@ def test_examine__a_look_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(doctor, "_torch", _torch)
     bad = [finding for finding in run_checks() if finding.what == "torch"]
-    assert [(f.ok, f.said) for f in bad] == [(False, "RuntimeError: operator torchvision::nms does not exist")]
+    assert [(f.ok, f.said) for f in bad] == [
+        (False, "RuntimeError: operator torchvision::nms does not exist")
+    ]

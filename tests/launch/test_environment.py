@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from vitctl.errors import LaunchError
-from vitctl.launch.environment import FIRST_PORT, NUM_PORTS, find_member, first_host, tasks_per_node, without_settings
+from vitctl.launch.environment import (
+    FIRST_PORT,
+    NUM_PORTS,
+    find_member,
+    first_host,
+    tasks_per_node,
+    without_settings,
+)
 
 
 def slurm(rank: int, **other: str) -> dict[str, str]:
@@ -63,7 +70,9 @@ def test_srun__an_address_that_is_given_stays() -> None:
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("login", "99")
 
 
-@pytest.mark.parametrize("lost", ["SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_ID"])
+@pytest.mark.parametrize(
+    "lost", ["SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_ID"]
+)
 def test_srun__an_environment_with_a_gap_is_said(lost: str) -> None:
     env = slurm(1)
     del env[lost]
@@ -77,7 +86,8 @@ def test_torchrun__of_no_job_needs_a_folder() -> None:
     member = find_member({"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"})
     assert member is not None
     with pytest.raises(
-        LaunchError, match="one of 2 processes started by torchrun: give all of them the same run folder with --out"
+        LaunchError,
+        match="one of 2 processes started by torchrun: give all of them the same run folder with --out",
     ):
         member.run_dir("smoke")
     named = find_member({"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "abc"})

@@ -1,7 +1,7 @@
 """Runs in one process and in several on this machine.
 
-That two processes read every sample once, and step the learning rate once per update, is held by tests/test_golden.py: the
-loss, rate and sample keys of two processes equal those of one.
+That two processes read every sample once, and step the learning rate once per update, is held by
+tests/test_golden.py: the loss, rate and sample keys of two processes equal those of one.
 """
 
 import json
@@ -59,12 +59,14 @@ def test_one_process__whatever_the_environment_says_of_accelerate(
 
 def test_two_processes__the_error_of_one_is_the_last_line(tiny_data: Path, tmp_path: Path) -> None:
     """A data set whose scored split has an unreadable image: one process meets it, the other must not hang."""
-    from tests.engine.test_training import damaged
+    from tests.engine.test_trainer import damaged
 
     data = damaged(tiny_data, tmp_path / "data", "test", [20])
     folder = tmp_path / "run"
     done = warm.run(
-        command(folder, data, **{"machine.processes": 2, "schedule.total_steps": 6, "evaluation.every_steps": 0}),
+        command(
+            folder, data, **{"machine.processes": 2, "schedule.total_steps": 6, "evaluation.every_steps": 0}
+        ),
         capture_output=True,
         text=True,
         timeout=180,
@@ -103,7 +105,9 @@ def test_two_processes__a_killed_one_is_named_and_the_run_goes_on(
     run: Run, one_process: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
     straight, folder = one_process, tmp_path / "run"
-    two = paced(command(folder, tiny_data, **{"machine.processes": 2, "checkpoint.every_steps": 2}), launched=True)
+    two = paced(
+        command(folder, tiny_data, **{"machine.processes": 2, "checkpoint.every_steps": 2}), launched=True
+    )
     with warm.Popen(two, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while not (folder / "log.jsonl").exists() or '"step": 5,' not in (folder / "log.jsonl").read_text():
             assert process.poll() is None
@@ -126,7 +130,9 @@ def test_two_processes__a_killed_one_is_named_and_the_run_goes_on(
 
 def test_two_processes__none_outlives_the_launcher(tiny_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    two = command(folder, tiny_data, **{"machine.processes": 2, "machine.workers": 1, "schedule.total_steps": 5000})
+    two = command(
+        folder, tiny_data, **{"machine.processes": 2, "machine.workers": 1, "schedule.total_steps": 5000}
+    )
     with warm.Popen(two, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         while not (folder / "log.jsonl").exists() or '"step": 2,' not in (folder / "log.jsonl").read_text():
             assert process.poll() is None
@@ -214,7 +220,10 @@ def test_two_launches_at_once__beside_a_configuration_of_somebody_else(
         assert json.loads((one / "result.json").read_text())["provenance"]["data_verified"] == "whole"
         for part in ("samples/rank_00.jsonl", "samples/rank_01.jsonl"):
             assert (one / part).exists()
-        assert sorted(p.name for p in (one / "verified").iterdir()) == ["part_0_of_2.jsonl", "part_1_of_2.jsonl"]
+        assert sorted(p.name for p in (one / "verified").iterdir()) == [
+            "part_0_of_2.jsonl",
+            "part_1_of_2.jsonl",
+        ]
     assert "going on" not in shown
     assert "step 20/20" in shown
     assert re.search(r"^node \S+: processes 0 to 1, CPU", shown, re.M)
@@ -239,7 +248,11 @@ def test_signal__is_passed_on_once_and_a_slow_save_completes(tiny_data: Path, tm
         "vitctl: SIGINT: stopping as soon as the work so far is safe; a second signal stops at once",
         f"stopped and saved in {folder}; resume with: vitctl resume {folder}",
     ]
-    steps = [json.loads(text)["step"] for text in (folder / "log.jsonl").read_text().splitlines() if '"train"' in text]
+    steps = [
+        json.loads(text)["step"]
+        for text in (folder / "log.jsonl").read_text().splitlines()
+        if '"train"' in text
+    ]
     saved, problems = newest_checkpoint(folder / "checkpoints")
     assert saved is not None
     assert (saved.step, problems) == (steps[-1], [])
@@ -264,7 +277,9 @@ def test_launch__of_a_line_that_accelerate_does_not_understand_is_no_silence(
 
 
 def test_line__pasted_by_a_person_says_how_it_ended(load: Load, tmp_path: Path) -> None:
-    """The process that vitctl starts is silent; one that a person starts says in one line where to look, and in another how it ended."""
+    """The process that vitctl starts is silent; one that a person starts says in one line where to look, and
+    in another how it ended.
+    """
     folder = tmp_path / "run"
     prepare_run(load(**{"schedule.total_steps": 6, "evaluation.every_steps": 0}), folder)
     line = shlex.split((folder / "launch.txt").read_text())

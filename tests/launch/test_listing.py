@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.conftest import lock_held
-from tests.report.page.conftest import made_up
+from tests.report.conftest import made_up
 from vitctl.errors import LaunchError
 from vitctl.jobs.record.result import RunResult
 from vitctl.launch.listing import list_runs, read_line, size_on_disk

@@ -1,4 +1,6 @@
-"""Several machines, which are several vitctls on loopback here, and processes that are lost and started again."""
+"""Several machines, which are several vitctls on loopback here, and processes that are lost and started
+again.
+"""
 
 import json
 import signal
@@ -32,7 +34,8 @@ from vitctl.launch.command import LaunchConfig
 from vitctl.launch.errors import LOGS
 from vitctl.launch.prepare import prepare_run
 
-# One process computes these to the bit as two do: without clipping, each sums the gradients of the same halves.
+# One process computes these to the bit as two do: without clipping, each sums the gradients of the same
+# halves.
 EXACT = {"optimizer.clip_norm": 0.0, "machine.micro_batch": 8, "checkpoint.every_steps": 2}
 LONG = {"schedule.total_steps": 100_000, "evaluation.every_steps": 0, "checkpoint.every_steps": 0}
 
@@ -53,7 +56,8 @@ def test_two_machines__one_is_told_to_stop_both_save_and_one_process_goes_on(
         assert first.startswith("2 machines: waiting for all to join at 127.0.0.1:")
         assert (
             heard
-            == ["vitctl: SIGTERM: stopping as soon as the work so far is safe; a second signal stops at once"] * told
+            == ["vitctl: SIGTERM: stopping as soon as the work so far is safe; a second signal stops at once"]
+            * told
         )
         assert (code, last) == (3, f"stopped and saved in {folder}; resume with: vitctl resume {folder}")
     assert [out.count("step 2/20") for _, out, _ in both] == [1, 1]
@@ -82,14 +86,20 @@ def test_restart__a_killed_process_costs_nothing(run: Run, tiny_data: Path, tmp_
 
 
 @pytest.mark.slow
-def test_two_machines__of_two_processes_each_with_a_killed_one(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+def test_two_machines__of_two_processes_each_with_a_killed_one(
+    run: Run, tiny_data: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
-    pair = machines(folder, tiny_data, "--restarts", "1", **{"machine.processes": 4, "checkpoint.every_steps": 2})
+    pair = machines(
+        folder, tiny_data, "--restarts", "1", **{"machine.processes": 4, "checkpoint.every_steps": 2}
+    )
     wait_for(logged(folder, 5), pair)
     kill_rank(3, pair)
     said = ended(pair)
     assert [code for code, _, _ in said] == [0, 0], said
-    shown = [(out.count("step 20/20"), "resuming from step" in out, "0 to 3, CPU" in out) for _, out, _ in said]
+    shown = [
+        (out.count("step 20/20"), "resuming from step" in out, "0 to 3, CPU" in out) for _, out, _ in said
+    ]
     assert shown == [(1, True, True)] * 2
     assert_golden(folder)
     assert sample_keys(folder) == sample_keys(run("one"))
@@ -109,14 +119,16 @@ def test_restarts__used_up_are_one_line_on_every_machine(tiny_data: Path, tmp_pa
             f"{folder / 'logs' / 'rank_00.txt'} has its output; resume with: vitctl resume {folder}"
         ]
     assert_gone(family)
-    assert json.loads((folder / "result.json").read_text())["error"].startswith("process 0 of 2 was killed (SIGKILL)")
+    assert json.loads((folder / "result.json").read_text())["error"].startswith(
+        "process 0 of 2 was killed (SIGKILL)"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", ["other", "meeting"])
 def test_a_whole_machine__is_replaced(run: Run, tiny_data: Path, tmp_path: Path, lost: str) -> None:
-    """All of it is gone at once. The same command on a new one, and the run goes on; where the machine was lost at whose
-    address they meet, the one that is left ends, and is started again too."""
+    """All of it is gone at once. The same command on a new one, and the run goes on; where the machine was
+    lost at whose address they meet, the one that is left ends, and is started again too."""
     folder, port = tmp_path / "run", free_port()
     values = {**EXACT, "machine.processes": 2}
     flags = ("--nodes", f"2@127.0.0.1:{port}", "--restarts", "1")
@@ -145,8 +157,10 @@ def test_a_whole_machine__is_replaced(run: Run, tiny_data: Path, tmp_path: Path,
 
 @pytest.mark.slow
 def test_restarts__are_not_spent_on_what_a_person_has_to_mend(tiny_data: Path, tmp_path: Path) -> None:
-    """A split that is not there is found before anything starts; an unreadable image by one process in the midst of its work."""
-    from tests.engine.test_training import damaged
+    """A split that is not there is found before anything starts; an unreadable image by one process in the
+    midst of its work.
+    """
+    from tests.engine.test_trainer import damaged
 
     data = damaged(tiny_data, tmp_path / "data", "test", [20])
     for name, place, values, expected in (
@@ -171,7 +185,9 @@ def test_signal__the_second_leaves_nothing_behind(tiny_data: Path, tmp_path: Pat
     """Nor does the end of vitctl itself. The processes hang: they could not save if they would."""
     for name, numbers in (("twice", (signal.SIGINT, signal.SIGTERM)), ("killed", (signal.SIGKILL,))):
         folder = tmp_path / name
-        one = machine(folder, tiny_data, "--restarts", "3", **LONG, **{"machine.processes": 2, "machine.workers": 1})
+        one = machine(
+            folder, tiny_data, "--restarts", "3", **LONG, **{"machine.processes": 2, "machine.workers": 1}
+        )
         wait_for(logged(folder, 2), [one])
         family = family_of([one])
         assert len(family) >= 4
@@ -201,7 +217,9 @@ def test_signal__while_a_machine_waits_for_the_others(tiny_data: Path, tmp_path:
     assert (code, said.splitlines()[-1]) == (3, last)
 
 
-def test_machines__that_do_not_meet_are_one_line(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machines__that_do_not_meet_are_one_line(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As after ten minutes in which the others did not come."""
     from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
@@ -215,7 +233,8 @@ def test_machines__that_do_not_meet_are_one_line(load: Load, tmp_path: Path, mon
         launcher.launch(tmp_path, lambda _: None, config)
     [log] = (tmp_path / LOGS).glob("launcher_*.txt")
     assert str(caught.value) == (
-        "accelerate launch ended before all processes had met at 127.0.0.1:29400: every machine has to run this command; "
+        "accelerate launch ended before all processes had met at 127.0.0.1:29400: every machine has to run "
+        "this command; "
         f"{log} says why; resume with the same command"
     )
     assert log.read_text() == "nobody came\n"
@@ -256,7 +275,9 @@ def test_resume_and_finetune__with_restarts(run: Run, tiny_data: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_torchrun__typed_by_a_person_starts_a_killed_process_again(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+def test_torchrun__typed_by_a_person_starts_a_killed_process_again(
+    run: Run, tiny_data: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     own = command(folder, tiny_data, **EXACT, **FOREGROUND)[2:]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -274,9 +295,14 @@ def test_torchrun__typed_by_a_person_starts_a_killed_process_again(run: Run, tin
 def test_line__pasted_on_two_machines_with_a_killed_process(run: Run, load: Load, tmp_path: Path) -> None:
     """RUN/launch.txt, typed into two shells."""
     folder, config = tmp_path / "run", LaunchConfig(2, "127.0.0.1", free_port(), restarts=1)
-    prepare_run(load(**EXACT, **{"machine.processes": 2, "checkpoint.background": False}), folder, config=config)
+    prepare_run(
+        load(**EXACT, **{"machine.processes": 2, "checkpoint.background": False}), folder, config=config
+    )
     line = (folder / "launch.txt").read_text()
-    pair = [subprocess.Popen(line, shell=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in "12"]
+    pair = [
+        subprocess.Popen(line, shell=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in "12"
+    ]
     wait_for(logged(folder, 5), pair)
     kill_rank(1, pair)
     said = ended(pair)

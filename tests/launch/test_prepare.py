@@ -68,7 +68,8 @@ def test_prepare__a_changed_recipe_is_refused_and_its_keys_are_named(load: Load,
     with pytest.raises(RecipeError, match="holds a run of another recipe: seed was 0, now 1; choose"):
         prepare_run(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path, allow=["optimizer"])
     with pytest.raises(
-        RecipeError, match=r"--allow optimzer\.lr: not a key of the recipe; give a key as the error message names it"
+        RecipeError,
+        match=r"--allow optimzer\.lr: not a key of the recipe; give a key as the error message names it",
     ):
         prepare_run(load(**{"optimizer.lr": 0.5}), tmp_path, allow=["optimzer.lr"])
     many = load(seed=1, **{"optimizer.lr": 0.5, "model.depth": 3, "data.flip": False, "averaging.decay": 0.5})
@@ -116,7 +117,8 @@ def test_prepare__allowed_changes_are_made_and_said(load: Load, tmp_path: Path) 
     assert load_recipe(str(tmp_path / "recipe.toml")).recipe == longer.recipe
     [said] = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert said["text"] == (
-        "the recipe was changed on purpose: optimizer.lr was 0.01, now 0.5; schedule.total_steps was 20, now 30"
+        "the recipe was changed on purpose: optimizer.lr was 0.01, now 0.5; schedule.total_steps was "
+        "20, now 30"
     )
     prepare_run(longer, tmp_path)
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1

@@ -76,12 +76,19 @@ def slurm() -> Iterator[None]:
         f"NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN",
         "PartitionName=all Nodes=ALL Default=YES State=UP",
     ]
-    config.write_text("".join(f"{name}={value}\n" for name, value in values.items()) + "\n".join(nodes) + "\n")
+    config.write_text(
+        "".join(f"{name}={value}\n" for name, value in values.items()) + "\n".join(nodes) + "\n"
+    )
     for part in ("state", "spool"):
         (folder / part).mkdir()
     files = {"key-file": key, "socket": meeting, "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
     daemons = [
-        ["munged", "--foreground", "--force", *(f"--{name}={folder / value}" for name, value in files.items())],
+        [
+            "munged",
+            "--foreground",
+            "--force",
+            *(f"--{name}={folder / value}" for name, value in files.items()),
+        ],
         ["slurmctld", "-D", "-f", str(config)],
         ["slurmd", "-D", "-f", str(config)],
     ]

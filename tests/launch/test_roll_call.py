@@ -1,4 +1,6 @@
-"""A process, or a loader process, that is stopped: it is reported, and a run that should stop ends without it."""
+"""A process, or a loader process, that is stopped: it is reported, and a run that should stop ends without
+it.
+"""
 
 import json
 import os
@@ -20,7 +22,9 @@ HASTY = WITH_WORKER.format(worker="tests.launch.hasty_worker")
 EVERY_50 = {"checkpoint.every_steps": 50}
 
 
-def start(code: str, folder: Path, data: Path, suspended: int | None = None, **values: Any) -> "subprocess.Popen[str]":
+def start(
+    code: str, folder: Path, data: Path, suspended: int | None = None, **values: Any
+) -> "subprocess.Popen[str]":
     line = [sys.executable, "-c", code, *command(folder, data, **EVERY_50 | values)[3:]]
     env = os.environ | ({} if suspended is None else {"SUSPENDED": str(suspended)})
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
@@ -60,10 +64,18 @@ def test_stopped_process__is_named_and_the_run_ends_without_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["evaluation", "loader"])
-def test_stopped_process__elsewhere(run: Run, one_process: Path, tiny_data: Path, tmp_path: Path, kind: str) -> None:
-    """During an evaluation of averaged weights nothing can be saved; a rank whose loader process is stopped answers, but is behind."""
+def test_stopped_process__elsewhere(
+    run: Run, one_process: Path, tiny_data: Path, tmp_path: Path, kind: str
+) -> None:
+    """During an evaluation of averaged weights nothing can be saved; a rank whose loader process is stopped
+    answers, but is behind.
+    """
     folder = tmp_path / "run"
-    values = {"machine.processes": 2, "evaluation.every_steps": 1 if kind == "evaluation" else 0, "machine.workers": 1}
+    values = {
+        "machine.processes": 2,
+        "evaluation.every_steps": 1 if kind == "evaluation" else 0,
+        "machine.workers": 1,
+    }
     one = start(HASTY, folder, tiny_data, **values)
     wait_for(logged(folder, 7), [one])
     family = family_of([one])

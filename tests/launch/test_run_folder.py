@@ -43,7 +43,9 @@ def test_not_foreign__a_folder_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     check_not_foreign(tmp_path)
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(LaunchError, match=r"holds thesis.tex, but not a run; choose a new or empty folder with --out"):
+    with pytest.raises(
+        LaunchError, match=r"holds thesis.tex, but not a run; choose a new or empty folder with --out"
+    ):
         check_not_foreign(tmp_path)
     (tmp_path / "recipe.toml").write_text("")
     check_not_foreign(tmp_path)

@@ -53,7 +53,8 @@ def test_job_text__golden() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "cancelled", "requeued"), [(0, False, False), (3, False, True), (3, True, False), (2, False, False)]
+    ("code", "cancelled", "requeued"),
+    [(0, False, False), (3, False, True), (3, True, False), (2, False, False)],
 )
 def test_job__is_queued_again_when_it_was_saved_and_not_cancelled(
     tmp_path: Path, code: int, cancelled: bool, requeued: bool
@@ -78,7 +79,9 @@ def test_job__is_queued_again_when_it_was_saved_and_not_cancelled(
 
 def test_submit__without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LaunchError, match=r"sbatch is not on this machine; submit it where it is: sbatch x\.sbatch"):
+    with pytest.raises(
+        LaunchError, match=r"sbatch is not on this machine; submit it where it is: sbatch x\.sbatch"
+    ):
         submit(Path("x.sbatch"))
     for code, text in ((0, "Submitted batch job 12"), (1, "invalid partition")):
         (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho '{text}'\nexit {code}\n")
@@ -108,7 +111,9 @@ def _script(name: str, run_dir: Path, word: str) -> str:
 @settings(max_examples=60, deadline=None)
 @given(name=_NASTY, folder=_NASTY, word=st.one_of(st.just("long"), _NASTY))
 def test_job__no_field_runs_a_command(name: str, folder: str, word: str) -> None:
-    """Whatever is typed: a refusal in one line, or a script that runs srun and scontrol with our words, and nothing else."""
+    """Whatever is typed: a refusal in one line, or a script that runs srun and scontrol with our words, and
+    nothing else.
+    """
     with tempfile.TemporaryDirectory() as where:
         run_dir, script = Path(where) / "runs" / folder, Path(where) / "job.sbatch"
         text = _script(name, run_dir, word)
@@ -127,7 +132,9 @@ def test_job__no_field_runs_a_command(name: str, folder: str, word: str) -> None
             (tools / tool).chmod(0o755)
         before = sorted(Path(where).rglob("*"))
         environment = {"PATH": str(tools), "RECORD": str(record), "SLURM_JOB_ID": "7"}
-        done = subprocess.run(["/bin/bash", str(script)], env=environment, cwd=where, capture_output=True, check=False)
+        done = subprocess.run(
+            ["/bin/bash", str(script)], env=environment, cwd=where, capture_output=True, check=False
+        )
         assert done.returncode == 3 and done.stderr == b""
         resume = ["/opt/python", "-m", "vitctl", "resume", str(run_dir)]
         told = ["srun", "--kill-on-bad-exit=0", "--wait=120", *resume, "scontrol", "requeue", "7", ""]
@@ -138,11 +145,15 @@ def test_job__no_field_runs_a_command(name: str, folder: str, word: str) -> None
 @pytest.mark.parametrize("letter", ["\n", "\r", "\x1b", "\u202e", '"', "\\"])
 def test_job__a_folder_that_would_end_its_line_is_refused(tmp_path: Path, letter: str) -> None:
     folder = tmp_path / f"a{letter}#SBATCH --uid=0"
-    with pytest.raises(LaunchError, match="takes no path with quotes, backslashes or control characters") as caught:
+    with pytest.raises(
+        LaunchError, match="takes no path with quotes, backslashes or control characters"
+    ) as caught:
         job_text(parse_job("time=1:00:00"), folder, "smoke", "/opt/python")
     assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
 
 
 def test_job__a_name_is_one_word() -> None:
-    text = job_text(parse_job("time=1:00:00"), Path("/runs/a"), "x\n#SBATCH --uid=0\ntouch owned", "/opt/python")
+    text = job_text(
+        parse_job("time=1:00:00"), Path("/runs/a"), "x\n#SBATCH --uid=0\ntouch owned", "/opt/python"
+    )
     assert "#SBATCH --job-name=x_SBATCH_--uid_0_touch_owned\n" in text and "--uid=0" not in text

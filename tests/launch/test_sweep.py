@@ -12,7 +12,14 @@ from tests.conftest import TINY
 from vitctl.cli.app import app
 from vitctl.errors import VitctlError
 
-SHORT = ["--set", "schedule.total_steps=2", "--set", "schedule.warmup_steps=1", "--set", "evaluation.every_steps=0"]
+SHORT = [
+    "--set",
+    "schedule.total_steps=2",
+    "--set",
+    "schedule.warmup_steps=1",
+    "--set",
+    "evaluation.every_steps=0",
+]
 
 
 def sweep(out: Path, *arguments: str) -> Any:
@@ -30,7 +37,9 @@ def test_sweep__runs_the_grid_and_makes_one_table_and_one_plot(tmp_path: Path, t
     done = sweep(out, *axes)
     assert done.exit_code == 0, done.output
     rows = runs(out)
-    assert [row["run"] for row in rows] == [f"lr_{lr}__seed_{seed}" for lr in ("0.01", "0.001") for seed in (0, 1)]
+    assert [row["run"] for row in rows] == [
+        f"lr_{lr}__seed_{seed}" for lr in ("0.01", "0.001") for seed in (0, 1)
+    ]
     assert {(row["status"], row["numbers"]["total"]) for row in rows} == {("done", 23)}
     for row in rows:
         alone = json.loads((out / row["run"] / "result.json").read_text())
@@ -50,7 +59,7 @@ def test_sweep__finished_runs_are_kept_and_unfinished_ones_run(tmp_path: Path, t
     again = sweep(out, *axes)
     said = " ".join(again.output.split())  # the screen wraps where the folder's name ends
     assert "2 runs in" in said
-    assert "1 of them finished before" in said
+    assert "1 of them already finished" in said
     assert (out / "seed_0" / "result.json").stat().st_mtime_ns == before[0]
     assert (out / "seed_1" / "result.json").stat().st_mtime_ns > before[1]
     assert (out / "sweep.json").read_bytes() == table
@@ -97,7 +106,10 @@ def test_sweep__slurm_writes_a_job_for_each_run_and_submits_it(
     (out / "seed_0" / "result.json").write_text(json.dumps({"job": "pretrain", "status": "done"}))
     done = sweep(out, *axes, "--slurm", "tasks=1,time=10,submit")
     assert done.stdout.splitlines() == [f"Submitted {jobs[1]}"], done.output
-    assert f"when they are done: the same command with --out {out}, without --slurm, makes the table" in done.stderr
+    assert (
+        f"to make the table when they are done: the same command with --out {out}, without --slurm"
+        in done.stderr
+    )
     (out / "seed_0" / "result.json").unlink()
     assert sweep(out, *axes).exit_code == 0
     assert [row["status"] for row in runs(out)] == ["done", "done"]
@@ -145,7 +157,10 @@ def test_sweep__one_failure_does_not_keep_the_others_from_running(
     out = tmp_path / "sweep"
     done = sweep(out, "--grid", "seed=0,1", "--data", str(tiny_data))
     assert str(done.exception) == "1 of 2 runs failed; seed_0: the disk is gone"
-    assert [(row["status"], row["error"]) for row in runs(out)] == [("failed", "the disk is gone"), ("done", "")]
+    assert [(row["status"], row["error"]) for row in runs(out)] == [
+        ("failed", "the disk is gone"),
+        ("done", ""),
+    ]
 
 
 def test_sweep__a_signal_stops_it_and_the_rest_waits(
@@ -166,8 +181,8 @@ def test_sweep__a_signal_stops_it_and_the_rest_waits(
 def test_sweep__a_number_that_no_run_has(tmp_path: Path, tiny_data: Path) -> None:
     done = sweep(tmp_path / "sweep", "--grid", "seed=0,1", "--data", str(tiny_data), "--metric", "acuracy")
     assert (
-        "--metric acuracy: no run has this metric; they have best_accuracy, accuracy, correct, total, mean_per_class"
-        in str(done.exception)
+        "--metric acuracy: no run has this metric; they have best_accuracy, accuracy, correct, total, "
+        "mean_per_class" in str(done.exception)
     )
 
 

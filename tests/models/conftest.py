@@ -45,7 +45,9 @@ def random_model() -> Callable[..., Model]:
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for weight in model.parameters():
-                weight.add_(torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(dtype) * 0.2)
+                weight.add_(
+                    torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(dtype) * 0.2
+                )
         return model
 
     return make

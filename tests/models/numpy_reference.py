@@ -1,4 +1,5 @@
-"""Every forward pass once more, in NumPy float64, from the description of the authors' code and not from ours.
+"""Every forward pass once more, in NumPy float64, from the description of the authors' code and not from
+ours.
 
 Maps are `[B, C, H, W]` and tokens `[B, N, D]`, as in the package; weights go by the package's names.
 """
@@ -22,7 +23,8 @@ from vitctl.models.configs import (
 
 Array = NDArray[np.float64]
 Weights = Mapping[str, Array]
-# What stands in for dropout at the four sites: a fixed factor shows that each is where it should be, and only there.
+# What stands in for dropout at the four sites: a fixed factor shows that each is where it should be, and only
+# there.
 NO_DROPOUT = (1.0, 1.0, 1.0, 1.0)
 
 
@@ -38,7 +40,9 @@ def forward(config: Config, w: Weights, images: Array, factors: tuple[float, ...
     return dense(features, w, "head") if config.num_classes else features
 
 
-def transformer(config: ViTConfig, w: Weights, images: Array, factors: tuple[float, ...] = NO_DROPOUT) -> Array:
+def transformer(
+    config: ViTConfig, w: Weights, images: Array, factors: tuple[float, ...] = NO_DROPOUT
+) -> Array:
     """The representation that feeds the head."""
     if isinstance(config, HybridConfig):
         images = resnet_v1(config.stage_depths, config.num_groups, w, images)
@@ -238,8 +242,12 @@ def axial_resnet(config: AxialResNetConfig, w: Weights, x: Array) -> Array:
             if f"{name}.projection.weight" in w:
                 shortcut = conv_norm(x, f"{name}.projection", f"{name}.projection_norm", stride)
             y = relu(conv_norm(x, f"{name}.conv1", f"{name}.norm1", 1))
-            y = np.stack([axial_attention(y[:, :, i], w, f"{name}.row", config) for i in range(y.shape[2])], 2)
-            y = np.stack([axial_attention(y[..., i], w, f"{name}.column", config) for i in range(y.shape[3])], 3)
+            y = np.stack(
+                [axial_attention(y[:, :, i], w, f"{name}.row", config) for i in range(y.shape[2])], 2
+            )
+            y = np.stack(
+                [axial_attention(y[..., i], w, f"{name}.column", config) for i in range(y.shape[3])], 3
+            )
             if stride == 2:
                 y = windows(same(y, 2, 2), 2, 2).mean((-1, -2))
             x = relu(shortcut + conv_norm(relu(y), f"{name}.conv3", f"{name}.norm3", 1))
@@ -247,7 +255,9 @@ def axial_resnet(config: AxialResNetConfig, w: Weights, x: Array) -> Array:
 
 
 def axial_attention(x: Array, w: Weights, name: str, config: AxialResNetConfig) -> Array:
-    """One sequence `[B, C, L]`: query and key of half a head's size, an embedding of i - j beside each of the three."""
+    """One sequence `[B, C, L]`: query and key of half a head's size, an embedding of i - j beside each of the
+    three.
+    """
     width, length = x.shape[1:]
     size, half = width // config.num_heads, width // config.num_heads // 2
     qkv = group_norm(
@@ -270,7 +280,9 @@ def axial_attention(x: Array, w: Weights, name: str, config: AxialResNetConfig) 
 
 
 def masked_patch(config: MaskedPatchConfig, w: Weights, images: Array, source: NDArray[np.int64]) -> Array:
-    """The predictions of every patch when `source` says whose embedding stands at each place, -1 for the mask's."""
+    """The predictions of every patch when `source` says whose embedding stands at each place, -1 for the
+    mask's.
+    """
     patches = embed(config, w, images)
     moved = np.empty_like(patches)
     for image, place in product(*map(range, source.shape)):

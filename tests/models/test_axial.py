@@ -22,7 +22,9 @@ def tokens() -> Tensor:
     return torch.randn(1, 16, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(("half", "seen"), [("row", {4, 5, 6, 7}), ("column", {1, 5, 9, 13}), ("", set(range(16)))])
+@pytest.mark.parametrize(
+    ("half", "seen"), [("row", {4, 5, 6, 7}), ("column", {1, 5, 9, 13}), ("", set(range(16)))]
+)
 def test_axial_block__a_token_sees_its_row_then_its_column(
     random_model: MakeModel, tokens: Tensor, half: str, seen: set[int]
 ) -> None:
@@ -30,7 +32,12 @@ def test_axial_block__a_token_sees_its_row_then_its_column(
     assert isinstance(block, AxialBlock)
     if half:  # the other half passes on what it gets
         other = block.column if half == "row" else block.row
-        for weight in (other.attention.out.weight, other.attention.out.bias, other.mlp.fc2.weight, other.mlp.fc2.bias):
+        for weight in (
+            other.attention.out.weight,
+            other.attention.out.bias,
+            other.mlp.fc2.weight,
+            other.mlp.fc2.bias,
+        ):
             weight.data.zero_()
     tokens.requires_grad_()
     block(tokens)[0, 5].sum().backward()
@@ -73,7 +80,11 @@ def test_axial_variants__are_those_of_the_paper() -> None:
 @pytest.mark.parametrize(
     ("name", "wrong", "words"),
     [
-        ("Axial-B/32", {"classifier": "token"}, "model: an axial model has no class token: classifier must be gap"),
+        (
+            "Axial-B/32",
+            {"classifier": "token"},
+            "model: an axial model has no class token: classifier must be gap",
+        ),
         ("Axial-B/32", {"position_embedding": "relative"}, "position_embedding cannot be relative"),
         ("AxialR50", {"version": "v2"}, "model: an axial ResNet is v1, not v2"),
         ("AxialR50", {"num_heads": 5}, "model: width 64 is not a multiple of twice num_heads 5"),

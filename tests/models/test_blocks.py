@@ -13,7 +13,9 @@ from vitctl.models.build import build
 # Torch hides this warning of its own tracing, but not from filters that make warnings errors.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),  # by the compiler of torch 2.11
+    pytest.mark.filterwarnings(
+        "ignore:`torch.jit.script_method` is deprecated"
+    ),  # by the compiler of torch 2.11
 ]
 
 
@@ -153,4 +155,6 @@ def test_compile_blocks__inductor_computes_the_same(name: str, random_model: Any
     assert expected.std() > 0.05
     assert (logits - expected).abs().max() < 1e-5 * expected.std()
     for (weight, gradient), other in zip(plain.named_parameters(), compiled.parameters(), strict=True):
-        assert torch.allclose(gradient.grad, other.grad, rtol=1e-4, atol=1e-4 * gradient.grad.abs().max()), weight
+        assert torch.allclose(gradient.grad, other.grad, rtol=1e-4, atol=1e-4 * gradient.grad.abs().max()), (
+            weight
+        )

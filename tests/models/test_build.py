@@ -55,7 +55,9 @@ def test_transfer__loads_the_body_and_keeps_its_own_zero_head(
     assert (model.features(images) - body).abs().max() < 1e-12  # the last block computes no other token
 
 
-def test_transfer__resizes_the_position_embedding(tiny: ViTConfig, source: ViTConfig, random_model: MakeModel) -> None:
+def test_transfer__resizes_the_position_embedding(
+    tiny: ViTConfig, source: ViTConfig, random_model: MakeModel
+) -> None:
     pretrained = random_model(source).state_dict()
     model = build(replace(tiny, image_size=56, num_classes=37))
     lines = transfer(model, source, pretrained)
@@ -71,7 +73,9 @@ def test_transfer__resizes_the_position_embedding(tiny: ViTConfig, source: ViTCo
     assert all(torch.equal(state[name], pretrained[name].float()) for name in body)
 
 
-def test_transfer__does_not_touch_the_source(tiny: ViTConfig, source: ViTConfig, random_model: MakeModel) -> None:
+def test_transfer__does_not_touch_the_source(
+    tiny: ViTConfig, source: ViTConfig, random_model: MakeModel
+) -> None:
     state = random_model(source).state_dict()
     before = {name: tensor.clone() for name, tensor in state.items()}
     transfer(build(replace(tiny, image_size=56)), source, state)
@@ -128,7 +132,9 @@ def test_transfer__refuses_another_body_even_where_the_shapes_fit(
 
 
 def test_transfer__groups_every_mismatch_in_a_few_lines(tiny: ViTConfig, source: ViTConfig) -> None:
-    state = {name: tensor for name, tensor in build(source).state_dict().items() if "blocks.1.mlp" not in name}
+    state = {
+        name: tensor for name, tensor in build(source).state_dict().items() if "blocks.1.mlp" not in name
+    }
     state["norm.weight"] = torch.zeros(3)
     state["ema.decay"] = torch.zeros(1)
     model = build(tiny)
@@ -137,7 +143,8 @@ def test_transfer__groups_every_mismatch_in_a_few_lines(tiny: ViTConfig, source:
         transfer(model, source, state)
     assert str(error.value).split("\n") == [
         "the weights do not fit the model",
-        "  missing: blocks.1.mlp.fc1.weight, blocks.1.mlp.fc1.bias, blocks.1.mlp.fc2.weight, blocks.1.mlp.fc2.bias",
+        "  missing: blocks.1.mlp.fc1.weight, blocks.1.mlp.fc1.bias, blocks.1.mlp.fc2.weight, "
+        "blocks.1.mlp.fc2.bias",
         "  unexpected: ema.decay",
         "  wrong shape: norm.weight is [3], the model has [24]",
     ]
@@ -190,9 +197,14 @@ def test_transfer__moves_the_body_of_every_family(
         ("axial resnet", "relative positions of 6 attentions resized along their axes (linear)"),
     ],
 )
-def test_transfer__resizes_the_positions_of_every_family(name: str, line: str, random_model: MakeModel) -> None:
+def test_transfer__resizes_the_positions_of_every_family(
+    name: str, line: str, random_model: MakeModel
+) -> None:
     source = TINY[name]
-    pretrained, model = random_model(source).state_dict(), build(replace(source, image_size=56), dtype=torch.float64)
+    pretrained, model = (
+        random_model(source).state_dict(),
+        build(replace(source, image_size=56), dtype=torch.float64),
+    )
     lines = transfer(model, source, pretrained)
     assert lines[1] == line
     state = model.state_dict()
@@ -206,7 +218,9 @@ def test_transfer__resizes_the_positions_of_every_family(name: str, line: str, r
         else:
             expected = resize_axis(pretrained[key], 7)
         assert torch.equal(state[key], expected)
-    assert all(torch.equal(state[key], pretrained[key]) for key in state if key not in moved and "head" not in key)
+    assert all(
+        torch.equal(state[key], pretrained[key]) for key in state if key not in moved and "head" not in key
+    )
     assert model.eval()(torch.zeros(1, 3, 56, 56, dtype=torch.float64)).shape == (1, 5)
 
 
@@ -218,7 +232,9 @@ def test_transfer__2d_positions_stay_a_product_of_rows_and_columns(random_model:
     assert (grid_table(resize_axis(rows, 7), resize_axis(columns, 5), 1) - whole).abs().max() < 1e-12
 
 
-def test_transfer__raster_offsets_are_kept_on_their_grid_and_refused_on_another(random_model: MakeModel) -> None:
+def test_transfer__raster_offsets_are_kept_on_their_grid_and_refused_on_another(
+    random_model: MakeModel,
+) -> None:
     source = TINY["relative"]
     state = random_model(source).state_dict()
     assert transfer(build(source), source, state)[1] == "relative positions 4x4 kept"
@@ -227,7 +243,9 @@ def test_transfer__raster_offsets_are_kept_on_their_grid_and_refused_on_another(
     assert str(error.value) == "relative positions of a 4x4 grid do not fit 7x7: keep image_size 32"
 
 
-def test_transfer__method_is_the_one_that_is_named(tiny: ViTConfig, source: ViTConfig, random_model: MakeModel) -> None:
+def test_transfer__method_is_the_one_that_is_named(
+    tiny: ViTConfig, source: ViTConfig, random_model: MakeModel
+) -> None:
     state, model = random_model(source).state_dict(), build(replace(tiny, image_size=56), dtype=torch.float64)
     assert transfer(model, source, state, method="bicubic")[1] == "position embedding 4x4 -> 7x7 (bicubic)"
     expected = resize_position_embedding(state["position_embedding"], (4, 4), (7, 7), 1, "bicubic")
@@ -240,7 +258,11 @@ def test_transfer__method_is_the_one_that_is_named(tiny: ViTConfig, source: ViTC
         ("resnet v1", "vit", "family is 'resnet', the model is 'vit'"),
         ("vit", "axial", "family is 'vit', the model is 'axial', classifier is 'token', the model has 'gap'"),
         ("resnet v1", "resnet v2", "version is 'v1', the model has 'v2'"),
-        ("hybrid", "hybrid, root alone", "patch_size is 1, the model has 4, stage_depths is (2, 1), the model has ()"),
+        (
+            "hybrid",
+            "hybrid, root alone",
+            "patch_size is 1, the model has 4, stage_depths is (2, 1), the model has ()",
+        ),
         ("vit", "every layer", "position_at is 'stem', the model has 'every_layer'"),
         ("2d", "vit", "position_embedding is '2d', the model has 'learned'"),
     ],

@@ -1,4 +1,6 @@
-"""What holds for every family: the forward pass against NumPy, gradients, learning, and every place it has to run."""
+"""What holds for every family: the forward pass against NumPy, gradients, learning, and every place it has to
+run.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +36,9 @@ def test_forward__equals_an_independent_numpy_model(
     assert np.abs(logits - expected).max() < share * expected.std()
 
 
-def test_forward__is_the_head_of_the_features(family: Config, random_model: MakeModel, images_for: MakeImages) -> None:
+def test_forward__is_the_head_of_the_features(
+    family: Config, random_model: MakeModel, images_for: MakeImages
+) -> None:
     model, images = random_model(family), images_for(family)
     features = model.features(images)
     assert features.shape == (3, family.feature_size)
@@ -45,7 +49,9 @@ def test_forward__is_the_head_of_the_features(family: Config, random_model: Make
     assert torch.equal(bare(images), features)
 
 
-def test_forward__images_do_not_see_each_other(family: Config, random_model: MakeModel, images_for: MakeImages) -> None:
+def test_forward__images_do_not_see_each_other(
+    family: Config, random_model: MakeModel, images_for: MakeImages
+) -> None:
     model, images = random_model(family), images_for(family, batch=4)
     one_by_one = torch.cat([model(image[None]) for image in images])
     assert (model(images) - one_by_one).abs().max() < 1e-12
@@ -59,7 +65,9 @@ def test_backward__reaches_every_weight_with_finite_gradients(
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
     assert len(gradients) == len(model.state_dict())
     assert [
-        name for name, grad in gradients.items() if grad is None or not grad.any() or not grad.isfinite().all()
+        name
+        for name, grad in gradients.items()
+        if grad is None or not grad.any() or not grad.isfinite().all()
     ] == []
 
 
@@ -84,7 +92,9 @@ def test_training__loss_falls_in_20_steps(family: Config, images_for: MakeImages
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_checkpoint_blocks__changes_neither_loss_nor_gradients(family: Config, images_for: MakeImages) -> None:
+def test_checkpoint_blocks__changes_neither_loss_nor_gradients(
+    family: Config, images_for: MakeImages
+) -> None:
     if isinstance(family, ViTConfig):
         family = replace(family, dropout=0.2, drop_path=0.3)
     images = images_for(family)
@@ -137,8 +147,12 @@ def test_forward__in_bf16_autocast_stays_near_float32(
     assert 0 < (rounded.float() - exact).abs().max() < 0.1 * exact.std() + 0.05
 
 
-@pytest.mark.parametrize("family", ["relative", "2d", "hybrid", "axial", "resnet v2", "axial resnet"], indirect=True)
-def test_forward__compiles_as_one_graph(family: Config, random_model: MakeModel, images_for: MakeImages) -> None:
+@pytest.mark.parametrize(
+    "family", ["relative", "2d", "hybrid", "axial", "resnet v2", "axial resnet"], indirect=True
+)
+def test_forward__compiles_as_one_graph(
+    family: Config, random_model: MakeModel, images_for: MakeImages
+) -> None:
     torch.compiler.reset()
     model, images = random_model(family), images_for(family)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -172,7 +186,10 @@ def test_forward__exports_to_onnx_with_any_batch(
 
 
 def test_build__draws_the_same_weights_in_every_dtype(family: Config) -> None:
-    single, double = build(family, seed=5).state_dict(), build(family, seed=5, dtype=torch.float64).state_dict()
+    single, double = (
+        build(family, seed=5).state_dict(),
+        build(family, seed=5, dtype=torch.float64).state_dict(),
+    )
     assert single.keys() == double.keys()
     assert all(torch.equal(weight.double(), double[name]) for name, weight in single.items())
     other = build(family, seed=6).state_dict()

@@ -13,13 +13,20 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitctl.models.build import build
 from vitctl.models.configs import Config, HybridConfig, MaskedPatchConfig, ResNetConfig, ViTConfig
 from vitctl.models.costs import convolution
-from vitctl.models.flops import computed_flops, count_macs, count_parameters, training_flops, training_memory_bytes
+from vitctl.models.flops import (
+    computed_flops,
+    count_macs,
+    count_parameters,
+    training_flops,
+    training_memory_bytes,
+)
 from vitctl.models.resnet import pad_same
 from vitctl.models.variants import RESNETS, variant
 
 JFT_IMAGES = 303_000_000
 
-# Counted on the authors' code. Columns: no head, 1000 classes, 21843, 21843 and 18291 with pre-logits, 1000 at 384.
+# Counted on the authors' code. Columns: no head, 1000 classes, 21843, 21843 and 18291 with pre-logits, 1000
+# at 384.
 PARAMETERS = {
     "Ti/16": (5_524_416, 5_717_416, 9_740_115, 9_777_171, 9_091_635, 5_790_376),
     "S/16": (21_665_664, 22_050_664, 30_075_219, 30_223_059, 28_855_539, 22_196_584),
@@ -214,15 +221,21 @@ def test_count_macs__padded_is_what_torch_counts_for_masked_patches(masked: Mask
     assert count_macs(masked, padded=True) == counted_macs(masked)
 
 
-@pytest.mark.parametrize("name", ["R50+B/16", "R50+L/32", "R+Ti/16", "R50x2", "R152x1", "Axial-B/16", "AxialR50"])
+@pytest.mark.parametrize(
+    "name", ["R50+B/16", "R50+L/32", "R+Ti/16", "R50x2", "R152x1", "Axial-B/16", "AxialR50"]
+)
 def test_count_macs__padded_is_what_torch_counts_at_full_size(name: str) -> None:
     for config in (variant(name), variant(name, image_size=384)):
         assert count_macs(config, padded=True) == counted_macs(config)
 
 
-@pytest.mark.parametrize(("side", "kernel", "stride"), [(56, 3, 1), (56, 3, 2), (37, 3, 2), (224, 7, 2), (10, 1, 2)])
+@pytest.mark.parametrize(
+    ("side", "kernel", "stride"), [(56, 3, 1), (56, 3, 2), (37, 3, 2), (224, 7, 2), (10, 1, 2)]
+)
 @pytest.mark.parametrize("same", [True, False])
-def test_convolution__counts_the_taps_that_meet_the_map(side: int, kernel: int, stride: int, same: bool) -> None:
+def test_convolution__counts_the_taps_that_meet_the_map(
+    side: int, kernel: int, stride: int, same: bool
+) -> None:
     found = convolution(2, 3, kernel, stride, side, same=same, first=False)
     ones, weight = torch.ones(1, 2, side, side), torch.ones(3, 2, kernel, kernel)
     padded, padding = pad_same(ones, kernel, stride) if same else (ones, kernel // 2)
@@ -270,14 +283,18 @@ def saved_bytes(config: Config, micro_batch: int, precision: str, checkpoint_blo
             kept[pointer] = tensor
         return tensor
 
-    images = torch.zeros(micro_batch, 3, config.image_size, config.image_size, dtype=next(model.parameters()).dtype)
+    images = torch.zeros(
+        micro_batch, 3, config.image_size, config.image_size, dtype=next(model.parameters()).dtype
+    )
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
     with autocast, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         F.cross_entropy(model(images).flatten(1), torch.zeros(micro_batch, dtype=torch.long))
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-def estimated_saved_bytes(config: Config, micro_batch: int, precision: Literal["float32", "bf16", "float64"]) -> int:
+def estimated_saved_bytes(
+    config: Config, micro_batch: int, precision: Literal["float32", "bf16", "float64"]
+) -> int:
     """The estimate less its share of weights and gradients."""
     wide = 8 if precision == "float64" else 4
     estimate = training_memory_bytes(config, micro_batch, precision, optimizer_slots=0, averaging=False)
@@ -326,11 +343,15 @@ def test_training_memory__fits_what_autograd_keeps_for_every_family(
 
 
 def test_training_memory__fits_what_autograd_keeps_for_masked_patches(masked: MaskedPatchConfig) -> None:
-    assert estimated_saved_bytes(masked, 8, "float32") == pytest.approx(saved_bytes(masked, 8, "float32"), rel=0.1)
+    assert estimated_saved_bytes(masked, 8, "float32") == pytest.approx(
+        saved_bytes(masked, 8, "float32"), rel=0.1
+    )
 
 
 @pytest.mark.parametrize(("config", "micro_batch"), [*list(sizes())[1:2], *list(larger_sizes())[:2]])
-def test_training_memory__with_checkpointing_is_what_is_kept_and_one_block(config: Config, micro_batch: int) -> None:
+def test_training_memory__with_checkpointing_is_what_is_kept_and_one_block(
+    config: Config, micro_batch: int
+) -> None:
     kept = saved_bytes(config, micro_batch, "float32", checkpoint_blocks=True)
     whole = saved_bytes(config, micro_batch, "float32")
     bare = 2 * 4 * count_parameters(config)

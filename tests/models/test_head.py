@@ -1,4 +1,6 @@
-"""The classifier's last layers under bf16: computed in float32, so that answers do not tie and gradients are not noise."""
+"""The classifier's last layers under bf16: computed in float32, so that answers do not tie and gradients are
+not noise.
+"""
 
 import pytest
 import torch
@@ -48,7 +50,9 @@ def test_head__is_computed_in_float32_under_autocast(name: str, compiled: bool) 
     for block in model.modules():
         if isinstance(block, nn.Conv2d):
             block.register_forward_hook(lambda _m, _i, output: inside.append(output.dtype))
-    images = torch.randn(2, 3, config.image_size, config.image_size, generator=torch.Generator().manual_seed(2))
+    images = torch.randn(
+        2, 3, config.image_size, config.image_size, generator=torch.Generator().manual_seed(2)
+    )
     with BF16:
         logits = model(images)
     assert torch.bfloat16 in inside  # the body is not
@@ -66,7 +70,9 @@ def test_head__pre_logits_are_computed_in_float32_too() -> None:
     seen_by(model.pre_logits, seen)  # type: ignore[arg-type]
     with BF16:
         features = model.features(torch.randn(2, 3, 32, 32))  # type: ignore[operator]
-    assert torch.equal(features, F.linear(seen[0].float(), model.pre_logits.weight, model.pre_logits.bias).tanh())  # type: ignore[union-attr]
+    assert torch.equal(
+        features, F.linear(seen[0].float(), model.pre_logits.weight, model.pre_logits.bias).tanh()
+    )  # type: ignore[union-attr]
 
 
 def features_and_weights() -> tuple[Tensor, Tensor]:
@@ -89,7 +95,9 @@ def test_head__no_two_answers_are_equally_likely() -> None:
 
 
 def gradient_noise(layer: nn.Linear) -> float:
-    """Of the wrong classes near the initial bias of -10: deviation relative to the true gradient of the logits' bias."""
+    """Of the wrong classes near the initial bias of -10: deviation relative to the true gradient of the
+    logits' bias.
+    """
     features, weight = features_and_weights()
     with torch.no_grad():
         layer.weight.copy_(weight * 0.1)
@@ -98,7 +106,9 @@ def gradient_noise(layer: nn.Linear) -> float:
     with BF16:
         logits = layer(features)
     logits.retain_grad()
-    classification_loss(logits.float(), labels, torch.ones(64), name="sigmoid", label_smoothing=0.0).backward()
+    classification_loss(
+        logits.float(), labels, torch.ones(64), name="sigmoid", label_smoothing=0.0
+    ).backward()
     exact = features.double() @ layer.weight.detach().double().T - 10.0
     wrong = F.one_hot(labels, 1000) == 0
     found = torch.sigmoid(logits.detach().double())[wrong]

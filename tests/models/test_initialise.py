@@ -12,8 +12,9 @@ import torch
 from scipy import stats
 
 from vitctl.models.build import build
+from vitctl.models.configs import ViTConfig
 from vitctl.models.initialisers import truncated_normal
-from vitctl.models.variants import ViTConfig, variant
+from vitctl.models.variants import variant
 from vitctl.models.vit import EncoderBlock, VisionTransformer, initialise
 
 CONFIG = variant("B/16", depth=2, representation_size=512, head_bias=-10.0)
@@ -98,7 +99,10 @@ def test_initialise__everything_else_is_constant(model: VisionTransformer) -> No
 
 def test_initialise__blocks_and_projections_are_drawn_apart(model: VisionTransformer) -> None:
     matrices = [
-        m for block in model.blocks if isinstance(block, EncoderBlock) for m in block.attention.qkv.weight.chunk(3)
+        m
+        for block in model.blocks
+        if isinstance(block, EncoderBlock)
+        for m in block.attention.qkv.weight.chunk(3)
     ]
     assert len({matrix.detach().numpy().tobytes() for matrix in matrices}) == 3 * CONFIG.depth
 
@@ -148,7 +152,9 @@ PROCESSORS = {
 
 
 def test_build__every_processor_draws_the_same_weights() -> None:
-    """Torch's normal takes a vectorised logarithm and cosine, and 0.2 % of its draws depended on the processor."""
+    """Torch's normal takes a vectorised logarithm and cosine, and 0.2 % of its draws depended on the
+    processor.
+    """
     found = {
         name: subprocess.run(
             [sys.executable, "-W", "ignore", "-c", DIGESTS],

@@ -32,7 +32,9 @@ COLOR = MASKED["mean_color"]
 def corruption_for(config: MaskedPatchConfig, batch: int, seed: int = 0) -> Corruption:
     rng = np.random.default_rng(seed)
     return Corruption(
-        *map(torch.stack, zip(*(draw_corruption(config.grid[0] ** 2, rng) for _ in range(batch)), strict=True))
+        *map(
+            torch.stack, zip(*(draw_corruption(config.grid[0] ** 2, rng) for _ in range(batch)), strict=True)
+        )
     )
 
 
@@ -43,7 +45,11 @@ def test_draw_corruption__has_the_shares_of_the_paper() -> None:
     own = torch.arange(196)
     chosen = torch.cat([c.source[c.corrupted] for c in drawn])
     stays = torch.cat([c.source[c.corrupted] == own[c.corrupted] for c in drawn])
-    shares = [(chosen == MASK).float().mean(), ((chosen != MASK) & ~stays).float().mean(), stays.float().mean()]
+    shares = [
+        (chosen == MASK).float().mean(),
+        ((chosen != MASK) & ~stays).float().mean(),
+        stays.float().mean(),
+    ]
     assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.01)
     assert all(torch.equal(c.source[~c.corrupted], own[~c.corrupted]) for c in drawn)
     assert chosen.max() < 196
@@ -52,7 +58,9 @@ def test_draw_corruption__has_the_shares_of_the_paper() -> None:
     assert len(chosen[(chosen != MASK) & ~stays].unique()) == 196
 
 
-@pytest.mark.parametrize(("patches", "rate", "number"), [(196, 0.15, 29), (196, 1.0, 196), (2, 0.5, 1), (4, 0.01, 1)])
+@pytest.mark.parametrize(
+    ("patches", "rate", "number"), [(196, 0.15, 29), (196, 1.0, 196), (2, 0.5, 1), (4, 0.01, 1)]
+)
 def test_draw_corruption__corrupts_a_fixed_number(patches: int, rate: float, number: int) -> None:
     rng = np.random.default_rng(1)
     assert {int(draw_corruption(patches, rng, rate).corrupted.sum()) for _ in range(20)} == {number}
@@ -86,7 +94,10 @@ def test_targets__are_what_each_patch_looks_like(masked: MaskedPatchConfig, imag
     # Means of noise are all alike: spread the patches over the colours.
     images = (images * 0.3 + F.interpolate(images[..., :5, :5], size=37) * 0.7).contiguous()
     found = targets(images, config)
-    patches = [images[:, :, 8 * (i // 4) : 8 * (i // 4) + 8, 8 * (i % 4) : 8 * (i % 4) + 8].numpy() for i in range(16)]
+    patches = [
+        images[:, :, 8 * (i // 4) : 8 * (i // 4) + 8, 8 * (i % 4) : 8 * (i % 4) + 8].numpy()
+        for i in range(16)
+    ]
     assert found.shape == (3, 16, {"mean_color": 1, "downsized": 16, "pixels": 192}[config.target])
     for image in range(3):
         for place, patch in enumerate(patches):
@@ -109,7 +120,9 @@ def test_targets__ends_of_the_range_are_the_first_and_the_last_class() -> None:
     assert set(targets(green, COLOR).flatten().tolist()) == {7 * 8}
 
 
-def test_loss__is_the_mean_over_corrupted_patches_alone(masked: MaskedPatchConfig, images_for: MakeImages) -> None:
+def test_loss__is_the_mean_over_corrupted_patches_alone(
+    masked: MaskedPatchConfig, images_for: MakeImages
+) -> None:
     images = images_for(masked)
     wanted, corruption = targets(images, masked), corruption_for(masked, 3)
     generator = torch.Generator().manual_seed(1)
@@ -151,36 +164,51 @@ def test_backward__reaches_every_weight(
     ).sum().backward()
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
     assert [
-        name for name, grad in gradients.items() if grad is None or not grad.any() or not grad.isfinite().all()
+        name
+        for name, grad in gradients.items()
+        if grad is None or not grad.any() or not grad.isfinite().all()
     ] == []
 
 
 def test_training__beats_the_trivial_predictor_on_real_images() -> None:
-    """Tiles of two photographs; tiles of the lower part are never trained on. Trivial: the colours' frequencies."""
+    """Tiles of two photographs; tiles of the lower part are never trained on.
+
+    Trivial: the colours' frequencies.
+    """
     from sklearn.datasets import load_sample_images
 
     photos = [torch.tensor(photo).permute(2, 0, 1) / 127.5 - 1 for photo in load_sample_images().images]
-    tiles = torch.cat([photo[:, :416, :640].unfold(1, 32, 32).unfold(2, 32, 32).flatten(1, 2) for photo in photos], 1)
+    tiles = torch.cat(
+        [photo[:, :416, :640].unfold(1, 32, 32).unfold(2, 32, 32).flatten(1, 2) for photo in photos], 1
+    )
     tiles = tiles.transpose(0, 1).contiguous()  # 2 photos of 13 rows of 20 tiles
     held = (torch.arange(len(tiles)) // 20 % 4) == 3
     train, test = tiles[~held], tiles[held]
     assert (len(train), len(test)) == (400, 120)
-    config = MaskedPatchConfig(patch_size=8, hidden_size=64, depth=2, mlp_size=128, num_heads=4, image_size=32)
+    config = MaskedPatchConfig(
+        patch_size=8, hidden_size=64, depth=2, mlp_size=128, num_heads=4, image_size=32
+    )
     model = build(config)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     torch.manual_seed(0)
     for step in range(80):
         batch = train[torch.randint(len(train), (32,))]
         corruption = corruption_for(config, 32, seed=step)
-        loss = masked_patch_loss(model(batch, corruption.source), targets(batch, config), corruption.corrupted, config)
+        loss = masked_patch_loss(
+            model(batch, corruption.source), targets(batch, config), corruption.corrupted, config
+        )
         optimizer.zero_grad()
         loss.mean().backward()
         optimizer.step()
     corruption, wanted = corruption_for(config, len(test), seed=1000), targets(test, config)
     frequencies = (torch.bincount(targets(train, config).flatten(), minlength=512) + 0.1).log()
-    trivial = masked_patch_loss(frequencies.expand(len(test), 16, 512), wanted, corruption.corrupted, config).mean()
+    trivial = masked_patch_loss(
+        frequencies.expand(len(test), 16, 512), wanted, corruption.corrupted, config
+    ).mean()
     with torch.no_grad():
-        learned = masked_patch_loss(model.eval()(test, corruption.source), wanted, corruption.corrupted, config).mean()
+        learned = masked_patch_loss(
+            model.eval()(test, corruption.source), wanted, corruption.corrupted, config
+        ).mean()
     assert trivial < np.log(512)
     assert learned < 0.8 * trivial
 

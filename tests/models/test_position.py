@@ -5,7 +5,8 @@ import torch
 from vitctl.errors import CheckpointError
 from vitctl.models.position import grid_table, relative_logits, resize_axis, resize_position_embedding
 
-# What the paper's resolutions ask for, then those of B/8, where scipy's default border zeroes a row by rounding.
+# What the paper's resolutions ask for, then those of B/8, where scipy's default border zeroes a row by
+# rounding.
 PAPER_PAIRS = [(7, 12), (7, 16), (14, 24), (14, 32), (16, 37), (16, 27)]
 PATCH_8_PAIRS = [(28, 48), (28, 24), (28, 14), (28, 27)]
 
@@ -85,7 +86,9 @@ def test_resize__moves_the_table_of_every_layer_alone() -> None:
 def test_resize__unknown_method_is_refused() -> None:
     with pytest.raises(CheckpointError) as error:
         resize_position_embedding(random_table(14, 1), (14, 14), (24, 24), 1, "lanczos")
-    assert str(error.value).startswith("position embedding: unknown resize method 'lanczos', known are zoom, bicubic")
+    assert str(error.value).startswith(
+        "position embedding: unknown resize method 'lanczos', known are zoom, bicubic"
+    )
 
 
 @pytest.mark.parametrize("method", ["bicubic", "bicubic_aligned", "bicubic_antialias"])

@@ -52,7 +52,10 @@ def test_group_norm__has_its_epsilon_inside_the_root() -> None:
     weights = {"n.weight": np.ones(8), "n.bias": np.zeros(8)}
     for numerics, eps in ((V1, 1e-6), (V2, 1e-5)):
         norm = GroupNorm(4, 8, eps=numerics.norm_eps).double()
-        assert np.abs(norm(images).detach().numpy() - group_norm(images.numpy(), weights, "n", 4, eps)).max() < 1e-12
+        assert (
+            np.abs(norm(images).detach().numpy() - group_norm(images.numpy(), weights, "n", 4, eps)).max()
+            < 1e-12
+        )
 
 
 def test_group_norm__stays_wide_in_autocast() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitctl.models.variants import ViTConfig
+from vitctl.models.configs import ViTConfig
 from vitctl.models.vit import VisionTransformer
 
 RENAMED = {
@@ -67,7 +67,8 @@ def test_forward__equals_torchvision_with_the_exact_gelu(
     model = random_model(config)
     images = torch.randn(4, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     twin = torchvision_twin(config, model.state_dict())
-    # In evaluation torchvision takes torch's fused attention path, in training the plain one; there is no dropout here.
+    # In evaluation torchvision takes torch's fused attention path, in training the plain one; there is no
+    # dropout here.
     logits, expected = model.train(training)(images), twin.train(training)(images)
     assert expected.std() > 0.1
     assert (logits - expected).abs().max() < 1e-12

@@ -14,7 +14,17 @@ from vitctl.models.configs import (
     ResNetConfig,
     ViTConfig,
 )
-from vitctl.models.variants import HYBRIDS, RESNETS, VARIANTS, downstream, family, from_dict, names, to_dict, variant
+from vitctl.models.variants import (
+    HYBRIDS,
+    RESNETS,
+    VARIANTS,
+    downstream,
+    family,
+    from_dict,
+    names,
+    to_dict,
+    variant,
+)
 
 # Table 1, and AugReg's two small models: layers, width, MLP, heads.
 SHAPES = {
@@ -42,7 +52,12 @@ def test_variants__b_is_base_halved() -> None:
 @pytest.mark.parametrize("name", ["H/14", "ViT-H/14"])
 def test_variant__reads_name_and_overrides(name: str) -> None:
     config = variant(name, image_size=518, num_classes=10)
-    assert (config.patch_size, config.hidden_size, config.image_size, config.num_classes) == (14, 1280, 518, 10)
+    assert (config.patch_size, config.hidden_size, config.image_size, config.num_classes) == (
+        14,
+        1280,
+        518,
+        10,
+    )
     assert variant(name) == variant(name, image_size=224, num_classes=1000)
 
 
@@ -64,7 +79,8 @@ def test_variant__takes_any_patch_and_is_case_sensitive() -> None:
         ("B/0", "unknown model 'B/0'"),
         (
             "jft",
-            "unknown model 'jft': a model is size/patch, such as B/16 or Axial-B/16, with the sizes Ti, S, B, L, H",
+            "unknown model 'jft': a model is size/patch, such as B/16 or Axial-B/16, with the sizes Ti, "
+            "S, B, L, H",
         ),
         ("R50+B16", "unknown model 'R50+B16', did you mean 'R50+B/16'?"),
         ("R50+ViT-B/8", "did you mean 'R50+B/32'?"),
@@ -122,7 +138,9 @@ def test_config__wrong_value_is_refused_in_one_line(wrong: dict[str, object], wo
 
 
 def test_to_dict__survives_json() -> None:
-    config = variant("S/32", classifier="gap", representation_size=7, dropout=0.1, head_bias=-10.0, gelu="erf")
+    config = variant(
+        "S/32", classifier="gap", representation_size=7, dropout=0.1, head_bias=-10.0, gelu="erf"
+    )
     stored = json.loads(json.dumps(to_dict(config)))
     assert stored["family"] == "vit"
     assert from_dict(stored) == config
@@ -150,7 +168,8 @@ def test_from_dict__missing_key_is_named() -> None:
         from_dict(stored)
 
 
-# Section 4.1: (3, 4, 6, 3) with the output of stage 4, or stage 4 moved into stage 3; paper.md 1.2 for AugReg's.
+# Section 4.1: (3, 4, 6, 3) with the output of stage 4, or stage 4 moved into stage 3; paper.md 1.2 for
+# AugReg's.
 BACKBONES = {
     "R50+B/32": ((3, 4, 6, 3), "B/32", 7),
     "R50+B/16": ((3, 4, 9), "B/16", 14),
@@ -177,7 +196,17 @@ DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24,
 
 
 def test_resnets__names_say_depth_and_width() -> None:
-    assert set(RESNETS) == {"R50x1", "R50x2", "R50x3", "R101x1", "R101x3", "R152x1", "R152x2", "R152x4", "R200x3"}
+    assert set(RESNETS) == {
+        "R50x1",
+        "R50x2",
+        "R50x3",
+        "R101x1",
+        "R101x3",
+        "R152x1",
+        "R152x2",
+        "R152x4",
+        "R200x3",
+    }
     for name in RESNETS:
         depth, factor = map(int, name[1:].split("x"))
         config = variant(name)
@@ -213,7 +242,9 @@ def test_downstream__changes_the_head_and_nothing_of_the_body() -> None:
     assert downstream(pretrained, **changes, **kept) == variant("B/16", **changes, **kept, gelu="erf")
     masked = MaskedPatchConfig(**{**VARIANTS["B"], "patch_size": 16})
     assert downstream(masked, **changes, dropout=0.1) == variant("B/16", **changes, dropout=0.1)
-    with pytest.raises(RecipeError, match=r"model: a ResNet has no dropout, and 0\.1 is asked for; set dropout to 0"):
+    with pytest.raises(
+        RecipeError, match=r"model: a ResNet has no dropout, and 0\.1 is asked for; set dropout to 0"
+    ):
         downstream(variant("R50x1"), **changes, dropout=0.1)
     with pytest.raises(RecipeError, match=r"model: a ResNet has no drop_path, and 0\.2 is asked for"):
         downstream(variant("R50x1"), **changes, drop_path=0.2)

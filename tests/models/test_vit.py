@@ -13,7 +13,7 @@ from torch import nn
 from tests.fake_card import CARD, FakeCard
 from tests.models.numpy_reference import Array, forward
 from vitctl.models.build import build
-from vitctl.models.variants import ViTConfig
+from vitctl.models.configs import ViTConfig
 from vitctl.models.vit import DropPath, EncoderBlock, VisionTransformer
 
 MakeModel = Callable[..., VisionTransformer]
@@ -121,7 +121,9 @@ def test_forward__images_do_not_see_each_other(
     assert (model(images) - one_by_one).abs().max() < 1e-12
 
 
-def test_backward__reaches_every_weight(tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages) -> None:
+def test_backward__reaches_every_weight(
+    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
+) -> None:
     model = random_model(replace(tiny, representation_size=11, dropout=0.1)).train()
     model(images_for(tiny)).square().sum().backward()
     gradients = {name: weight.grad for name, weight in model.named_parameters()}
@@ -160,7 +162,9 @@ def test_encode__keeps_the_residual_stream_wide_in_autocast(tiny: ViTConfig, ima
 def test_forward__the_last_block_computes_what_is_read(
     tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages, values: dict[str, Any]
 ) -> None:
-    """Outputs and gradients are those of the whole block; of its tokens only the class token is computed where the rest is not read."""
+    """Outputs and gradients are those of the whole block; of its tokens only the class token is computed
+    where the rest is not read.
+    """
     config = replace(tiny, **values)
     model, images, found, shapes = random_model(config), images_for(config), [], []
     model.blocks[-1].register_forward_hook(lambda _module, _inputs, output: shapes.append(output.shape[1]))
@@ -176,11 +180,15 @@ def test_forward__the_last_block_computes_what_is_read(
     ]
 
 
-def test_forward__compiles_as_one_graph(tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages) -> None:
+def test_forward__compiles_as_one_graph(
+    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
+) -> None:
     model, images = random_model(tiny), images_for(tiny)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     found, expected = compiled(images), model(images)
-    assert (found - expected).abs().max() < 1e-12 * expected.abs().max()  # compiled, the GELU is x sigmoid(2 u)
+    assert (
+        found - expected
+    ).abs().max() < 1e-12 * expected.abs().max()  # compiled, the GELU is x sigmoid(2 u)
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec")  # by the exporter of torch 2.11
@@ -222,7 +230,9 @@ def test_drop_path__drops_each_branch_for_whole_images_and_scales_the_rest(tiny:
 
 
 def test_drop_path__its_rate_follows_to_the_device_and_stays_exact() -> None:
-    """A compiled block with a number of the CPU is no CUDA graph; in float32, `1 - rate` would be another number."""
+    """A compiled block with a number of the CPU is no CUDA graph; in float32, `1 - rate` would be another
+    number.
+    """
     layer = DropPath(0.1)
     for moved in (
         layer.to(torch.bfloat16),

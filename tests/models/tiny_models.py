@@ -25,7 +25,9 @@ TINY: dict[str, Config] = {
     "every layer, shared": replace(VIT, position_at="every_layer_shared"),
     "2d": replace(VIT, position_embedding="2d"),
     "2d every layer": replace(VIT, position_embedding="2d", position_at="every_layer"),
-    "2d every layer, shared": replace(VIT, position_embedding="2d", position_at="every_layer_shared", classifier="gap"),
+    "2d every layer, shared": replace(
+        VIT, position_embedding="2d", position_at="every_layer_shared", classifier="gap"
+    ),
     "no position": replace(VIT, position_embedding="none"),
     "relative": replace(VIT, position_embedding="relative"),
     "hybrid": _HYBRID,

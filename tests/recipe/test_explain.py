@@ -21,7 +21,8 @@ def test_explain__every_key_of_every_job() -> None:
 def test_explain__type_unit_default_source() -> None:
     assert explain("optimizer.weight_decay") == [
         "optimizer.weight_decay",
-        "  on every parameter; adam: decoupled, p -= lr_t * weight_decay * p; sgd: coupled, gradient += weight_decay * p before the "
+        "  on every parameter; adam: decoupled, p -= lr_t * weight_decay * p; sgd: coupled, gradient += "
+        "weight_decay * p before the "
         "momentum, as torch.optim.SGD and BiT",
         "  type     number, at least 0",
         "  default  0.0",
@@ -58,7 +59,10 @@ def test_explain__a_section() -> None:
     ("key", "said"),
     [
         ("weight_decay", "no recipe has a key 'weight_decay'; did you mean optimizer.weight_decay?"),
-        ("optimizer.weight_dekay", "no recipe has a key 'optimizer.weight_dekay'; did you mean optimizer.weight_decay"),
+        (
+            "optimizer.weight_dekay",
+            "no recipe has a key 'optimizer.weight_dekay'; did you mean optimizer.weight_decay",
+        ),
         ("zzz", "no recipe has a key 'zzz'"),
     ],
 )

@@ -82,7 +82,9 @@ def test_load_recipe__is_frozen(tmp_path: Path) -> None:
 
 
 def test_load_recipe__names_every_problem_at_once(tmp_path: Path) -> None:
-    text = MINIMAL.replace("lr = 0.1", 'lr = "fast"\nweight_decya = 0.1').replace("batch_size = 8", "batch_size = 8.5")
+    text = MINIMAL.replace("lr = 0.1", 'lr = "fast"\nweight_decya = 0.1').replace(
+        "batch_size = 8", "batch_size = 8.5"
+    )
     text += '\n[schedul]\nx = 1\n[data]\nflip = 1\ncrop = "centre"\nbatch_size = 3\n'
     said = refused(write(tmp_path, "a.toml", text.replace('[loss]\nname = "softmax"\n', "")))
     assert "has 8 problems:" in said
@@ -103,12 +105,18 @@ def test_load_recipe__names_every_problem_at_once(tmp_path: Path) -> None:
     ("change", "said"),
     [
         (("total_steps = 4", ""), "set exactly one of schedule.total_steps and schedule.total_epochs"),
-        (("total_steps = 4", "total_steps = 4\ntotal_epochs = 2.0"), "set exactly one of schedule.total_steps"),
+        (
+            ("total_steps = 4", "total_steps = 4\ntotal_epochs = 2.0"),
+            "set exactly one of schedule.total_steps",
+        ),
         (
             ("total_steps = 4", "total_steps = 4\nwarmup_steps = 4"),
             "warmup_steps = 4 leaves nothing of total_steps = 4",
         ),
-        (("lr = 0.1", "lr = 0.1\nmomentum = 0.5"), "momentum belongs to sgd and does nothing for adam; leave it out"),
+        (
+            ("lr = 0.1", "lr = 0.1\nmomentum = 0.5"),
+            "momentum belongs to sgd and does nothing for adam; leave it out",
+        ),
         (
             ('name = "softmax"', 'name = "softmax"\nsmoothing = "per_class"'),
             "smoothing = 'per_class' belongs to the sigmoid loss",
@@ -117,10 +125,19 @@ def test_load_recipe__names_every_problem_at_once(tmp_path: Path) -> None:
             ("[loss]", "[machine]\nsharding_replicas = 2\n[loss]"),
             "sharding_replicas does nothing while nothing is sharded; leave it out, or set sharding = 'fsdp'",
         ),
-        (("[loss]", "[averaging]\ndebias = true\n[loss]"), "averaging: debias does nothing without an average"),
-        (("lr = 0.1", "lr = nan"), "a.toml:8: optimizer.lr = nan is not allowed: input should be a finite number"),
+        (
+            ("[loss]", "[averaging]\ndebias = true\n[loss]"),
+            "averaging: debias does nothing without an average",
+        ),
+        (
+            ("lr = 0.1", "lr = nan"),
+            "a.toml:8: optimizer.lr = nan is not allowed: input should be a finite number",
+        ),
         (("lr = 0.1", "lr = 0"), "a.toml:8: optimizer.lr = 0 is not allowed: input should be greater than 0"),
-        (("lr = 0.1", "lr = 2020-01-01"), "a.toml:8: optimizer.lr = datetime.date(2020, 1, 1) is not allowed"),
+        (
+            ("lr = 0.1", "lr = 2020-01-01"),
+            "a.toml:8: optimizer.lr = datetime.date(2020, 1, 1) is not allowed",
+        ),
         (("lr = 0.1", "lr = { start = 1 }"), "a.toml:8: optimizer.lr = {'start': 1} is not allowed"),
         (("[loss]\nname =", "loss ="), "a.toml:14: unknown key schedule.loss; known here: batch_size"),
         (('[loss]\nname = "softmax"', ""), "a.toml: loss is missing"),
@@ -152,7 +169,9 @@ def test_load_recipe__a_section_given_as_a_value(tmp_path: Path) -> None:
 def test_load_recipe__what_should_be_a_table_in_a_list(tmp_path: Path, value: str) -> None:
     path = tmp_path / "r.toml"
     path.write_text(f'extends = "smoke"\n[data]\nmixture = {value}\n')
-    with pytest.raises(RecipeError, match=r"data\.mixture\.0 = .* should be a table; `vitctl recipes explain` shows"):
+    with pytest.raises(
+        RecipeError, match=r"data\.mixture\.0 = .* should be a table; `vitctl recipes explain` shows"
+    ):
         load_recipe(str(path))
 
 
@@ -199,9 +218,15 @@ def test_extends__refuses(tmp_path: Path, line: str, said: str) -> None:
 
 
 def test_precedence__flag_recipe_parent_default(tmp_path: Path) -> None:
-    write(tmp_path, "parent.toml", MINIMAL + "[log]\nevery_steps = 2\n[checkpoint]\nevery_steps = 2\nkeep_last = 2\n")
+    write(
+        tmp_path,
+        "parent.toml",
+        MINIMAL + "[log]\nevery_steps = 2\n[checkpoint]\nevery_steps = 2\nkeep_last = 2\n",
+    )
     child = write(
-        tmp_path, "child.toml", 'extends = "parent.toml"\n[log]\nevery_steps = 3\n[checkpoint]\nevery_steps = 3\n'
+        tmp_path,
+        "child.toml",
+        'extends = "parent.toml"\n[log]\nevery_steps = 3\n[checkpoint]\nevery_steps = 3\n',
     )
     overrides = [parse_override("log.every_steps=4"), Override("log.every_steps", 5, "--often")]
     loaded = load_recipe(str(child), overrides)
@@ -217,7 +242,11 @@ def test_override__a_whole_section_gives_origins_to_its_values(tmp_path: Path) -
     loaded = load_recipe(str(path), [parse_override("optimizer={name='sgd', lr=1.5}")])
     optimizer: Any = loaded.recipe.optimizer  # type: ignore[attr-defined]
     assert (optimizer.name, optimizer.lr) == ("sgd", 1.5)
-    assert [loaded.origin(f"optimizer.{key}") for key in ("name", "lr", "momentum")] == ["--set", "--set", "default"]
+    assert [loaded.origin(f"optimizer.{key}") for key in ("name", "lr", "momentum")] == [
+        "--set",
+        "--set",
+        "default",
+    ]
 
 
 def test_inline_table__its_values_have_its_line(tmp_path: Path) -> None:
@@ -293,7 +322,10 @@ def test_override__refuses(override: str, said: str) -> None:
 
 
 def test_load_recipe__of_another_job() -> None:
-    assert refused("smoke", job="finetune") == "recipe 'smoke' is for `vitctl pretrain`, not for `vitctl finetune`"
+    assert (
+        refused("smoke", job="finetune")
+        == "recipe 'smoke' is for `vitctl pretrain`, not for `vitctl finetune`"
+    )
     said = refused("smoke", parse_override("job=evaluate"), job="pretrain")
     assert said == "recipe 'smoke' is for `vitctl evaluate`, not for `vitctl pretrain`"
 
@@ -411,7 +443,9 @@ def test_load_recipe__errors_speak_of_overrides_in_python() -> None:
         load_recipe("smoke", [("optimizer.lr", "x")])
 
 
-def test_load_recipe__a_key_of_an_earlier_release_loads_and_leaves_digests_as_they_were(tmp_path: Path) -> None:
+def test_load_recipe__a_key_of_an_earlier_release_loads_and_leaves_digests_as_they_were(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path, "a.toml", 'extends = "smoke"\n[evaluation]\nearly_stopping = true\n')
     old, new = load_recipe(path), load_recipe("smoke", [Override("evaluation.early_stopping", True)])
     for loaded, origin in ((old, "a.toml:3"), (new, "--set")):

@@ -12,7 +12,7 @@ from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, every_key, load_recipe
 from vitctl.recipe.neutral import FREE_TO_CHANGE, deciding_values, result_neutral
 from vitctl.recipe.schema import JOBS
-from vitctl.report.paper_runs import FinishedRun, recipe_misfit
+from vitctl.report.our_results import FinishedRun, recipe_misfit
 
 OTHERS: dict[str, Any] = {
     "note": "another",
@@ -38,7 +38,9 @@ def test_neutral__changes_no_number_no_digest_and_the_run_goes_on(run: Run) -> N
     losses = [{r["step"]: r["loss"] for r in train_records(folder)} for folder in (before, after)]
     assert len(losses[1]) == 10
     assert {step: losses[0][step] for step in losses[1]} == pytest.approx(losses[1], rel=1e-9, abs=0)
-    digests = [json.loads((f / "result.json").read_text())["provenance"]["recipe_sha256"] for f in (before, after)]
+    digests = [
+        json.loads((f / "result.json").read_text())["provenance"]["recipe_sha256"] for f in (before, after)
+    ]
     assert digests[0] == digests[1]
     assert run("a", **OTHERS) == before  # which is refused where a key decides a number
 
@@ -49,10 +51,14 @@ def test_neutral__a_run_with_other_values_is_of_its_recipe(name: str, tmp_path: 
     changed = load_recipe(name, [Override(key, value) for key, value in OTHERS.items() if key in keys])
     shipped = load_recipe(name)
     result = RunResult(shipped.recipe.job, "done")
-    assert deciding_values(changed.recipe, result_neutral()) == deciding_values(shipped.recipe, result_neutral())
+    assert deciding_values(changed.recipe, result_neutral()) == deciding_values(
+        shipped.recipe, result_neutral()
+    )
     one, two = (with_recipe(result, recipe).provenance for recipe in (shipped.recipe, changed.recipe))
     assert one == two
-    misfits = [recipe_misfit(FinishedRun(tmp_path, "", name, loaded.recipe, result)) for loaded in (shipped, changed)]
+    misfits = [
+        recipe_misfit(FinishedRun(tmp_path, "", name, loaded.recipe, result)) for loaded in (shipped, changed)
+    ]
     assert misfits[0] == misfits[1]
 
 

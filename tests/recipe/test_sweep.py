@@ -50,12 +50,17 @@ def test_parse_axis__a_value_twice() -> None:
 def test_fig_3__chooses_on_images_that_no_recipe_reports(name: str) -> None:
     """Weight decay, dropout and smoothing are chosen by the accuracy of their runs."""
     cells = expand_sweep(find_sweep(name), {}, ())
-    loaded = [(load_recipe(cell.recipe, cell.overrides).recipe, load_recipe(cell.recipe).recipe) for cell in cells]
+    loaded = [
+        (load_recipe(cell.recipe, cell.overrides).recipe, load_recipe(cell.recipe).recipe) for cell in cells
+    ]
     assert len(loaded) >= 48
     for chosen, reported in loaded:
         assert isinstance(chosen, Pretrain)
         assert isinstance(reported, Pretrain)
-        parts = [images(text) for text in (chosen.data.train_split, chosen.data.eval_split, reported.data.eval_split)]
+        parts = [
+            images(text)
+            for text in (chosen.data.train_split, chosen.data.eval_split, reported.data.eval_split)
+        ]
         assert all(len(numbers) for _, numbers in parts)
         for (one, ours), (other, theirs) in itertools.combinations(parts, 2):
             assert one != other or ours.stop <= theirs.start or theirs.stop <= ours.start
@@ -73,7 +78,9 @@ def images(text: str) -> tuple[str, range]:
 
 
 def test_spread__is_the_product_with_the_last_axis_fastest() -> None:
-    cells = expand_sweep(PLAIN, {"optimizer.lr": (0.001, 0.003), "seed": (0, 1)}, [Override("log.every_steps", 5)])
+    cells = expand_sweep(
+        PLAIN, {"optimizer.lr": (0.001, 0.003), "seed": (0, 1)}, [Override("log.every_steps", 5)]
+    )
     assert [cell.name for cell in cells] == [
         "lr_0.001__seed_0",
         "lr_0.001__seed_1",
@@ -110,7 +117,11 @@ def test_spread__fixed_values_go_below_the_grid_and_sets_above_everything(tmp_pa
     [
         ({}, [], "'smoke' varies nothing; give --grid section.key=v1,v2"),
         ({"seed": (0, 1)}, [Override("seed", 3)], "seed is varied by the sweep and set by --set"),
-        ({"seed": tuple(range(MAX_CELLS + 1))}, [], "'smoke' has 1,001 runs, more than 1,000; use fewer values"),
+        (
+            {"seed": tuple(range(MAX_CELLS + 1))},
+            [],
+            "'smoke' has 1,001 runs, more than 1,000; use fewer values",
+        ),
         ({"data.path": ("a b", "a-b")}, [], "'smoke' has two runs called 'path_a-b'"),
     ],
 )
@@ -125,7 +136,10 @@ def test_spread__refuses(axes: dict[str, tuple[object, ...]], sets: list[Overrid
     [
         ("note = 'x'", "mine.toml: recipes should name one recipe or more"),
         ("recipes = 'smoke'", "mine.toml: recipes should name one recipe or more"),
-        ("recipes = ['smoke']\nsteps = 3", "mine.toml: unknown key steps; a sweep has note, recipes, set, grid, cells"),
+        (
+            "recipes = ['smoke']\nsteps = 3",
+            "mine.toml: unknown key steps; a sweep has note, recipes, set, grid, cells",
+        ),
         ("recipes = ['smoke']\ngrid = 3", "mine.toml: set and grid are tables, cells is a list of tables"),
         ("recipes = ['smoke']\n[grid]\nseed = [1, 1]", "mine.toml: grid.seed: has a value twice"),
         ("recipes = [", "mine.toml: not valid TOML"),
@@ -159,12 +173,25 @@ def test_shipped_sweeps__every_run_is_a_sound_recipe(name: str) -> None:
         assert isinstance(recipe, Pretrain)
         fields = recipe.model.model_dump(exclude={"name", "pre_logits"})
         variant(
-            recipe.model.name, image_size=recipe.data.image_size, **{k: v for k, v in fields.items() if v is not None}
+            recipe.model.name,
+            image_size=recipe.data.image_size,
+            **{k: v for k, v in fields.items() if v is not None},
         )
 
 
 def test_shipped_sweeps__are_those_of_the_paper() -> None:
-    of_paper = {"d1", "d2_all", "d2_depth", "d2_hidden_size", "d2_mlp_size", "d2_patch_size", "d3", "d4", "d6", "fig4"}
+    of_paper = {
+        "d1",
+        "d2_all",
+        "d2_depth",
+        "d2_hidden_size",
+        "d2_mlp_size",
+        "d2_patch_size",
+        "d3",
+        "d4",
+        "d6",
+        "fig4",
+    }
     assert of_paper | {"fig3_in1k", "fig3_in21k", "d3_small", "d4_small"} <= set(sweep_names())
     assert len(expand_sweep(find_sweep("d4"), {}, [])) == 8
     images = {cell.varied["data.subset_images"] for cell in expand_sweep(find_sweep("fig4"), {}, [])}

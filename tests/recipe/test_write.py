@@ -39,7 +39,12 @@ def test_toml_value__any_text_survives(text: str) -> None:
 
 
 @given(
-    st.one_of(st.floats(allow_nan=False), st.integers(-(2**63), 2**63 - 1), st.booleans(), st.lists(st.integers(0, 9)))
+    st.one_of(
+        st.floats(allow_nan=False),
+        st.integers(-(2**63), 2**63 - 1),
+        st.booleans(),
+        st.lists(st.integers(0, 9)),
+    )
 )
 def test_toml_value__any_value_survives(value: object) -> None:
     again = tomllib.loads(f"x = {toml_value(value)}")["x"]
@@ -55,7 +60,9 @@ def test_differences__names_what_differs_and_nothing_else() -> None:
 
 
 def test_differences__of_two_jobs_has_none_for_what_one_lacks() -> None:
-    changed = {key: (a, b) for key, a, b in differences(load_recipe(str(TINY)).recipe, load_recipe("export").recipe)}
+    changed = {
+        key: (a, b) for key, a, b in differences(load_recipe(str(TINY)).recipe, load_recipe("export").recipe)
+    }
     assert changed["model.name"] == ("Ti/4", None)
     assert changed["weights.which"] == (None, "")
 

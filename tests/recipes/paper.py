@@ -1,4 +1,6 @@
-"""Reads tables_1_3_4.txt, the transcription of the paper's settings, and says which recipe each row stands for."""
+"""Reads tables_1_3_4.txt, the transcription of the paper's settings, and says which recipe each row stands
+for.
+"""
 
 import itertools
 import re
@@ -6,7 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 FILE = Path(__file__).parent / "tables_1_3_4.txt"
-DATA = {"JFT-300M": ("jft", "jft300m"), "ImageNet-21k": ("in21k", "imagenet21k"), "ImageNet": ("in1k", "imagenet")}
+DATA = {
+    "JFT-300M": ("jft", "jft300m"),
+    "ImageNet-21k": ("in21k", "imagenet21k"),
+    "ImageNet": ("in1k", "imagenet"),
+}
 USUAL_EPOCHS = {"JFT-300M": 7, "ImageNet-21k": 90, "ImageNet": 300}
 FINETUNE = {
     "ImageNet": "imagenet",

@@ -1,4 +1,6 @@
-"""Every recipe that trains: its network at its real shape on the meta device, and two steps of it shrunk on noise."""
+"""Every recipe that trains: its network at its real shape on the meta device, and two steps of it shrunk on
+noise.
+"""
 
 import json
 from functools import cache
@@ -8,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.jobs.conftest import do
+from tests.trained import do
+from vitctl.jobs.inputs.network import model_config
 from vitctl.jobs.plan import plan_training
-from vitctl.jobs.pretrain import model_config
 from vitctl.models.build import build
 from vitctl.models.configs import Config, MaskedPatchConfig, ResNetConfig
 from vitctl.recipe.load import Override, load_recipe, recipe_names
@@ -67,12 +69,16 @@ def on_meta(config: Config) -> tuple[int, tuple[int, ...] | None]:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if isinstance(config, MaskedPatchConfig):
         return parameters, None
-    return parameters, tuple(model(torch.empty(2, 3, config.image_size, config.image_size, device="meta")).shape)
+    return parameters, tuple(
+        model(torch.empty(2, 3, config.image_size, config.image_size, device="meta")).shape
+    )
 
 
 def shrunk(recipe: Pretrain) -> dict[str, Any]:
     """What makes a network tiny and leaves its family and everything else as the recipe has it."""
-    small: dict[str, Any] = {} if recipe.model.name[0] in "Rr" or "AxialR" in recipe.model.name else dict(SMALL_VIT)
+    small: dict[str, Any] = (
+        {} if recipe.model.name[0] in "Rr" or "AxialR" in recipe.model.name else dict(SMALL_VIT)
+    )
     if "R" in recipe.model.name:
         small |= SMALL_RESNET
     if "+" in recipe.model.name:
@@ -114,7 +120,12 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", FINETUNE)
 def test_finetune_recipe__takes_two_steps(name: str, tmp_path: Path, weights: Path) -> None:
-    do(name, tmp_path / "run", **TRAINED, **{"sweep.lrs": [], "finetune.seeds": [], "weights.source": str(weights)})
+    do(
+        name,
+        tmp_path / "run",
+        **TRAINED,
+        **{"sweep.lrs": [], "finetune.seeds": [], "weights.source": str(weights)},
+    )
     losses = [record["loss"] for record in log(tmp_path / "run") if record["kind"] == "train"]
     assert len(losses) == 2
     assert all(torch.isfinite(torch.tensor(losses)))

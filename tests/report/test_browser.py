@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.report.page.conftest import made_up, trained, vtab_result  # noqa: F401
+from tests.report.conftest import made_up, vtab_result
 from vitctl.jobs.record.result import RunResult
-from vitctl.report.page.page import write_report
+from vitctl.report.html_report import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 HAS_PACKAGES = all(importlib.util.find_spec(name) for name in ("playwright", "axe_playwright_python"))
@@ -27,7 +27,7 @@ SHOTS = os.environ.get("VITCTL_SCREENSHOTS", "")
 
 
 @pytest.fixture(scope="module")
-def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:  # noqa: F811
+def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A page of a run whose images are there, of a sweep, and of a VTAB suite."""
     root = tmp_path_factory.mktemp("pages")
     rows = []
@@ -85,7 +85,8 @@ def test_page__draws_asks_nothing_and_can_be_read(
     assert [address for address in shown.asked if not address.startswith("data:")] == [pages[name].as_uri()]
     assert shown.run("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
     marks = shown.run(
-        "[...document.querySelectorAll('figure svg .line, figure svg .dot')].map((one) => one.getBBox().width)"
+        "[...document.querySelectorAll('figure svg .line, figure svg .dot')].map((one) => "
+        "one.getBBox().width)"
     )
     assert len(marks) > 10
     assert max(marks) > 100 or name == "vtab"
@@ -118,9 +119,13 @@ OVERLAPS = """() => {
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_page__long_names_of_classes_neither_overlap_nor_are_cut_off(browser: Any, tmp_path: Path, width: int) -> None:
+def test_page__long_names_of_classes_neither_overlap_nor_are_cut_off(
+    browser: Any, tmp_path: Path, width: int
+) -> None:
     numbers = {"accuracy": 0.25, "correct": 4, "total": 16, "majority_class": 0.25, "chance": 0.25}
-    run = made_up(tmp_path / "a", "evaluate", RunResult("evaluate", "done", numbers, {"data_verified": "whole"}))
+    run = made_up(
+        tmp_path / "a", "evaluate", RunResult("evaluate", "done", numbers, {"data_verified": "whole"})
+    )
     rows = [f"{own},{answer},1" for own in LONG for answer in LONG]
     (run / "confusion.csv").write_text("\n".join(["class,answer,images", *rows]), encoding="utf-8")
     write_report([run], tmp_path / "a.html", most_images=0)
@@ -172,7 +177,9 @@ def test_page__a_script_inside_a_picture_does_not_run(browser: Any, tmp_path: Pa
     shown = Opened(browser, tmp_path / "report.html")
     assert shown.run("document.images[0].naturalWidth") == 9
     assert shown.said == []
-    text = (tmp_path / "report.html").read_text().replace("<main", "<script>console.log('ran')</script><main", 1)
+    text = (
+        (tmp_path / "report.html").read_text().replace("<main", "<script>console.log('ran')</script><main", 1)
+    )
     (tmp_path / "report.html").write_text(text)
     shown = Opened(browser, tmp_path / "report.html")
     assert "ran" not in shown.said

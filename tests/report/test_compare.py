@@ -12,7 +12,7 @@ from vitctl.errors import CheckpointError
 from vitctl.jobs.record.result import RunResult, read_result, write_result
 from vitctl.recipe.load import Override, load_recipe, with_overrides
 from vitctl.recipe.write import to_toml, toml_value
-from vitctl.report.compare import FACTS, compare_runs
+from vitctl.report.compare import compare_runs
 
 USED = {
     "split": "test",
@@ -46,7 +46,10 @@ def put(folder: Path, result: RunResult = SCORED, **used: Any) -> Path:
 
 
 def test_compare__the_same_images_by_other_means(tmp_path: Path) -> None:
-    one, two = put(tmp_path / "one"), put(tmp_path / "two", image_size=32, eval_resize=32, recipe_sha256="d" * 64)
+    one, two = (
+        put(tmp_path / "one"),
+        put(tmp_path / "two", image_size=32, eval_resize=32, recipe_sha256="d" * 64),
+    )
     found = compare_runs([one, two])
     assert found.reasons == []
     assert found.numbers == [("accuracy", [0.5, 0.5]), ("real accuracy", [0.75, 0.75])]
@@ -91,12 +94,18 @@ def test_compare__a_finetuned_run_and_its_evaluation_are_of_one_kind(tmp_path: P
         ({"split": "train[:10%]"}, r"split differs \(train\[:10%\], the first test\): another split"),
         ({"num_images": 22}, r"num_images differs \(22, the first 23\): another number of images"),
         ({"labels": "real"}, r"labels differs \(real, the first original\): other labels"),
-        ({"data_sha256": "b" * 64}, r"data_sha256 differs \(bbbbbbbbbbbb, the first aaaaaaaaaaaa\): other images"),
+        (
+            {"data_sha256": "b" * 64},
+            r"data_sha256 differs \(bbbbbbbbbbbb, the first aaaaaaaaaaaa\): other images",
+        ),
         (
             {"changed_on_purpose": ["seed was 0, now 1", "70 training images, now 60"]},
             r"was resumed with a change \(seed was 0, now 1; 70 training images, now 60\)",
         ),
-        ({"precision": "bf16"}, r"precision differs \(bf16, the first float32\): the same network scores differently"),
+        (
+            {"precision": "bf16"},
+            r"precision differs \(bf16, the first float32\): the same network scores differently",
+        ),
         ({"resample": "bilinear_antialias"}, r"resample differs \(bilinear_antialias, the first bilinear\)"),
         ({"eval_method": "shorter_side"}, r"eval_method differs \(shorter_side, the first square\)"),
         ({"eval_resize": 18}, r"eval_share differs \(0\.8889, the first 1\)"),
@@ -116,7 +125,9 @@ def test_data_verified__of_earlier_releases(tmp_path: Path, value: object, state
     """A share of 0.0 is equal to false and was not found by `is False`."""
     one, two = put(tmp_path / "one"), put(tmp_path / "two")
     path = two / "result.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"provenance": USED | {"data_verified": value}}))
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"provenance": USED | {"data_verified": value}})
+    )
     found = read_result(two)
     assert found is not None and found.provenance["data_verified"] == state
     assert bool(compare_runs([one, two]).reasons) == (state != "whole")
@@ -152,7 +163,10 @@ def test_compare__other_jobs_and_unfinished_ones(tmp_path: Path) -> None:
 
 def test_compare__tables_of_tasks_task_by_task(tmp_path: Path) -> None:
     def table(**digests: str) -> dict[str, Any]:
-        return {"suite": "vtab", "tasks": {name: {"split": "test", "data_sha256": d} for name, d in digests.items()}}
+        return {
+            "suite": "vtab",
+            "tasks": {name: {"split": "test", "data_sha256": d} for name, d in digests.items()},
+        }
 
     result = replace(SCORED, job="vtab", provenance={"data_verified": "whole"})
     one = put(tmp_path / "one", result, **table(dtd="1", svhn="2", pets="3"))
@@ -163,7 +177,13 @@ def test_compare__tables_of_tasks_task_by_task(tmp_path: Path) -> None:
 def test_compare__two_networks_of_other_sizes_may_be_compared(tmp_path: Path) -> None:
     """224 of 256 and 384 of 438 pixels show the same share of an image."""
     one = put(tmp_path / "one", image_size=224, eval_resize=256, weights_sha256="1" * 64, device="cuda")
-    two = put(tmp_path / "two", image_size=384, eval_resize=438, weights_sha256="2" * 64, versions={"torch": "2.11.0"})
+    two = put(
+        tmp_path / "two",
+        image_size=384,
+        eval_resize=438,
+        weights_sha256="2" * 64,
+        versions={"torch": "2.11.0"},
+    )
     found = compare_runs([one, two])
     assert (found.reasons, found.unrecorded) == ([], [])
     assert dict(found.differences) == {
@@ -187,12 +207,6 @@ def test_compare__what_an_old_result_does_not_tell_is_never_silently_equal(tmp_p
     assert (found.reasons, found.unrecorded) == ([], ["precision"])
 
 
-def test_facts__every_row_says_why() -> None:
-    keys = [fact.key for fact in FACTS]
-    assert len(set(keys)) == len(keys)
-    assert all(len(fact.reason) > 8 and fact.of for fact in FACTS)
-
-
 def test_compare__a_folder_without_a_result(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no result.json; should be the folder of a finished run$"):
         compare_runs([put(tmp_path / "one"), tmp_path])
@@ -203,4 +217,7 @@ def test_compare__an_accuracy_that_is_not_that_of_its_counts(tmp_path: Path) -> 
     result = json.loads((two / "result.json").read_text())
     result["metrics"] |= {"accuracy": 0.9, "correct": 22, "total": 1000}
     (two / "result.json").write_text(json.dumps(result))
-    assert f"{two}: its accuracy is not correct / total; result.json was changed" in compare_runs([one, two]).reasons
+    assert (
+        f"{two}: its accuracy is not correct / total; result.json was changed"
+        in compare_runs([one, two]).reasons
+    )

@@ -1,4 +1,6 @@
-"""Which of our runs stand in a cell of the paper's tables: those of its experiment on all of its images, and no other."""
+"""Which of our runs stand in a cell of the paper's tables: those of its experiment on all of its images, and
+no other.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,7 @@ from vitctl.data.datasets.catalog import known_size
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.engine.journal import LOG, write_run_json
 from vitctl.recipe.paper import RESULTS
-from vitctl.report.our_results import OurResults, Pretraining, our_results
-from vitctl.report.paper_cells import experiments_for
+from vitctl.report.our_results import OurResults, Pretraining, experiments_for, our_results
 
 REAL_SCORE = {"data.dataset": "imagenet", "data.eval_split": "validation", "evaluation.labels": "real"}
 B32 = Pretraining("jft_b32")
@@ -25,10 +26,17 @@ def reasons(ours: OurResults) -> dict[str, str]:
     return {one.run: one.reason for one in ours.left_out}
 
 
-def test_runs__are_joined_to_their_pretraining_by_digest_with_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
+def test_runs__are_joined_to_their_pretraining_by_digest_with_mean_and_deviation_over_seeds(
+    tmp_path: Path,
+) -> None:
     pretrained(tmp_path)
     for number, accuracy in enumerate((0.93, 0.95)):
-        free = {"seed": number, "data.root": "elsewhere", "machine.workers": 3, "weights.source": f"runs/{number}"}
+        free = {
+            "seed": number,
+            "data.root": "elsewhere",
+            "machine.workers": 3,
+            "weights.source": f"runs/{number}",
+        }
         finished(tmp_path, f"pets{number}", "finetune_pets", {"accuracy": accuracy}, free, from_sha256="b32")
     finished(tmp_path, "pets2", "finetune_pets", {"accuracy": 0.99}, {"seed": 1}, from_sha256="b32")
     finished(tmp_path, "other", "finetune_cifar10", {"accuracy": 0.1}, from_sha256="unknown")
@@ -90,7 +98,11 @@ def test_resnets__take_the_better_of_sweep_and_bit_rule_and_vits_the_sweep_alone
     pretrained(tmp_path, "jft_r50x1", "r50")
     pretrained(tmp_path)
     assert experiments_for("6", "jft_r50x1", "Pets") == ("finetune_pets", "bit_pets")
-    assert experiments_for("6", "jft_b32", "Pets") == experiments_for("6", "jft_r50_b32", "Pets") == ("finetune_pets",)
+    assert (
+        experiments_for("6", "jft_b32", "Pets")
+        == experiments_for("6", "jft_r50_b32", "Pets")
+        == ("finetune_pets",)
+    )
     for digest in ("r50", "b32"):
         finished(tmp_path, f"sweep_{digest}", "finetune_pets", {"accuracy": 0.8}, from_sha256=digest)
     ours = our_results(tmp_path)
@@ -125,14 +137,21 @@ def test_table_2__takes_the_resolution_of_each_network() -> None:
 
 def test_real__is_the_score_of_the_fine_tuned_network_at_that_resolution(tmp_path: Path) -> None:
     pretrained(tmp_path)
-    finished(tmp_path, "in", "finetune_imagenet", {"accuracy": 0.8}, from_sha256="b32", weights_sha256="tuned")
+    finished(
+        tmp_path, "in", "finetune_imagenet", {"accuracy": 0.8}, from_sha256="b32", weights_sha256="tuned"
+    )
     metrics = {"accuracy": 0.8, "real": {"accuracy": 0.85}}
     finished(tmp_path, "real", "evaluate", metrics, REAL_SCORE, weights_sha256="tuned")
-    finished(tmp_path, "small", "evaluate", metrics, {**REAL_SCORE, "data.image_size": 224}, weights_sha256="tuned")
+    finished(
+        tmp_path, "small", "evaluate", metrics, {**REAL_SCORE, "data.image_size": 224}, weights_sha256="tuned"
+    )
     finished(tmp_path, "part", "evaluate", metrics, REAL_SCORE, weights_sha256="tuned", num_images=1_000)
     finished(tmp_path, "plain", "evaluate", metrics, {"data.dataset": "pets"}, weights_sha256="tuned")
     ours = our_results(tmp_path)
-    assert ours.accuracies == {(B32, "finetune_imagenet"): (80.0,), (B32, "real of finetune_imagenet"): (85.0,)}
+    assert ours.accuracies == {
+        (B32, "finetune_imagenet"): (80.0,),
+        (B32, "real of finetune_imagenet"): (85.0,),
+    }
     assert reasons(ours) == {
         "small": "data.image_size is 224, in the recipe 0",
         "part": "1,000 images of validation of imagenet, should be 50,000",
@@ -143,7 +162,9 @@ def test_real__is_the_score_of_the_fine_tuned_network_at_that_resolution(tmp_pat
 
 def test_real__of_a_recipe_with_averaging_is_that_of_the_average(tmp_path: Path) -> None:
     pretrained(tmp_path)
-    finished(tmp_path, "in", "finetune_imagenet_512", {"accuracy": 0.8}, from_sha256="b32", weights_sha256="last")
+    finished(
+        tmp_path, "in", "finetune_imagenet_512", {"accuracy": 0.8}, from_sha256="b32", weights_sha256="last"
+    )
     finished(tmp_path, "real", "evaluate", {"real": {"accuracy": 0.85}}, REAL_SCORE, weights_sha256="last")
     ours = our_results(tmp_path)
     assert list(ours.accuracies) == [(B32, "finetune_imagenet_512")]
@@ -154,7 +175,9 @@ def test_figure_4__subsets_are_cells_of_their_own_in_a_sweep_too(tmp_path: Path)
     sweep = tmp_path / "fig4"
     for images in (9_000_000, 0, 5_000_000):
         used = {"num_train": images or 303_000_000, "weights_sha256": f"w{images}"}
-        finished(sweep, f"b32_{images}", "fig4_b32", {"accuracy": 0.1}, {"data.subset_images": images}, **used)
+        finished(
+            sweep, f"b32_{images}", "fig4_b32", {"accuracy": 0.1}, {"data.subset_images": images}, **used
+        )
         shots = {"accuracy": {"5": 0.5}, "by_seed": {"5": [0.5 + images / 1e8, 0.5]}}
         used = {"from_sha256": f"w{images}", "num_train": 65_000}
         finished(tmp_path, f"shots_{images}", "fewshot", shots, {"data.dataset": "imagenet"}, **used)
@@ -169,7 +192,9 @@ def test_figure_4__subsets_are_cells_of_their_own_in_a_sweep_too(tmp_path: Path)
 
 def test_figure_4__counts_the_best_checkpoint_not_the_last(tmp_path: Path) -> None:
     folder = pretrained(tmp_path, "fig4_b32", "last")
-    scores = [f'{{"kind": "evaluate", "step": {step}, "accuracy": {a}}}\n' for step, a in ((400, 0.5), (500, 0.4))]
+    scores = [
+        f'{{"kind": "evaluate", "step": {step}, "accuracy": {a}}}\n' for step, a in ((400, 0.5), (500, 0.4))
+    ]
     (folder / LOG).write_text("".join(scores))
     used = {"from_sha256": "last", "num_train": 65_000}
     finished(tmp_path, "shots", "fewshot", {"by_seed": {"5": [0.5]}}, {"data.dataset": "imagenet"}, **used)
@@ -183,7 +208,12 @@ def vtab_metrics(**changes: Any) -> dict[str, Any]:
     for place, task in enumerate(VTAB):
         size = known_size(task.data_set, task.test)
         assert size is not None
-        tasks[task.name] = {"group": task.group, "by_seed": [place / 100, place / 50], "total": size[0], "copy": ""}
+        tasks[task.name] = {
+            "group": task.group,
+            "by_seed": [place / 100, place / 50],
+            "total": size[0],
+            "copy": "",
+        }
     for name, row in changes.items():
         tasks[name] = tasks[name] | row
     return {"partial": False, "tasks": tasks}

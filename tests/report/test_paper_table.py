@@ -70,7 +70,10 @@ def test_figures__are_drawn_with_ours_beside_and_differ_by_them(tmp_path: Path) 
     some = {(B32, "finetune_imagenet"): (70.0, 71.0), (h14, "vtab"): (60.0, 66.0), (B32, "5-shot"): (50.0,)}
     ours = OurResults({**some, **bits}, folder=tmp_path)
     for draw in PLOTS.values():
-        empty, full = draw(OurResults({}, folder=tmp_path), tmp_path / "a.png"), draw(ours, tmp_path / "b.png")
+        empty, full = (
+            draw(OurResults({}, folder=tmp_path), tmp_path / "a.png"),
+            draw(ours, tmp_path / "b.png"),
+        )
         with Image.open(full) as picture:
             assert min(picture.size) > 300
         assert empty.read_bytes() != full.read_bytes()
@@ -99,7 +102,13 @@ def test_speeds__are_of_a_core_at_224_or_refused(tmp_path: Path) -> None:
 
 def test_table_1__sizes_of_the_paper_and_exact_parameters() -> None:
     """The counts were made with the authors' code, for 1,000 classes at 224 pixels."""
-    counts = {"B/16": 86_567_656, "B/32": 88_224_232, "L/16": 304_326_632, "L/32": 306_535_400, "H/14": 632_045_800}
+    counts = {
+        "B/16": 86_567_656,
+        "B/32": 88_224_232,
+        "L/16": 304_326_632,
+        "L/32": 306_535_400,
+        "H/14": 632_045_800,
+    }
     printed = {row[0].removeprefix("ViT-")[0]: row[1:] for row in table_rows(1)}
     rows = setting_rows("1", H100)
     assert {row.recipe: int(row.values[-1].replace(",", "")) for row in rows} == counts
@@ -127,5 +136,7 @@ def test_machine__refuses() -> None:
     assert find_gpu("h100", 1.0) == Gpu("H100", 1.0)
     with pytest.raises(RecipeError, match="--device TPU: unknown; known are GB200, B200"):
         find_gpu("TPU", 0.4)
-    with pytest.raises(RecipeError, match=r"--mfu 40: a share of the peak, above 0 and at most 1, e\.g\. 0\.4"):
+    with pytest.raises(
+        RecipeError, match=r"--mfu 40: a share of the peak, above 0 and at most 1, e\.g\. 0\.4"
+    ):
         find_gpu("H100", 40)

@@ -7,13 +7,23 @@ from pathlib import Path
 import pytest
 
 from vitctl.engine.journal import write_run_json
-from vitctl.report.sweep_plot import draw_sweep, numeric_axis
-from vitctl.report.sweep_table import Group, Outcome, groups, outcome, shared_words, write_sweep_table
+from vitctl.report.sweep_table import (
+    Group,
+    Outcome,
+    draw_sweep,
+    groups,
+    numeric_axis,
+    outcome,
+    shared_words,
+    write_sweep_table,
+)
 from vitctl.system.figures import can_plot
 
 
 def run_folder(out: Path, name: str, accuracy: float | None) -> Path:
-    """A run of 20 steps of 10 images at 100 images/s, with two evaluations and a probe; unfinished without accuracy."""
+    """A run of 20 steps of 10 images at 100 images/s, with two evaluations and a probe; unfinished without
+    accuracy.
+    """
     folder = out / name
     folder.mkdir(parents=True)
     records = [
@@ -36,7 +46,13 @@ def seeded(name: str, value: float | None, **varied: object) -> Outcome:
 def test_outcome__of_a_finished_run(tmp_path: Path) -> None:
     one = outcome(run_folder(tmp_path, "a", 0.5), "smoke", {"seed": 1}, "accuracy", "")
     assert (one.status, one.value, one.loss, one.seconds) == ("done", 0.5, 2.5, 3.0)
-    assert one.numbers == {"accuracy": 0.5, "correct": 1, "by.seed": 2, "best_accuracy": 0.75, "5-shot": 0.125}
+    assert one.numbers == {
+        "accuracy": 0.5,
+        "correct": 1,
+        "by.seed": 2,
+        "best_accuracy": 0.75,
+        "5-shot": 0.125,
+    }
     assert outcome(tmp_path / "a", "smoke", {}, "best_accuracy", "").value == 0.75
     assert outcome(tmp_path / "a", "smoke", {}, "nothing", "").value is None
 
@@ -75,7 +91,9 @@ def test_write_table__csv_and_json_hold_every_run(tmp_path: Path) -> None:
     write_sweep_table(tmp_path, [one, two])
     with (tmp_path / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["run"], row["status"], row["optimizer.lr"], row["model.depth"], row["accuracy"]) for row in rows] == [
+    assert [
+        (row["run"], row["status"], row["optimizer.lr"], row["model.depth"], row["accuracy"]) for row in rows
+    ] == [
         ("a", "done", "0.1", "", "0.5"),
         ("b", "failed", "", "2", ""),
     ]
@@ -103,7 +121,9 @@ def test_numeric_axis__is_the_one_number_that_varies() -> None:
 
 
 @pytest.mark.skipif(not can_plot(), reason="matplotlib is not installed")
-@pytest.mark.parametrize("found", [grid([1, 2, 64], ("a", "b")), grid(["x", "y", "z"])], ids=["lines", "rows"])
+@pytest.mark.parametrize(
+    "found", [grid([1, 2, 64], ("a", "b")), grid(["x", "y", "z"])], ids=["lines", "rows"]
+)
 def test_draw__writes_a_picture_and_nothing_beside_it(tmp_path: Path, found: list[Group]) -> None:
     from PIL import Image
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.system.test_http import OK, server
 from vitctl.data.shards.remote import check_address, read_changed, read_file
-from vitctl.data.source.image_files import ImageFiles
 from vitctl.data.source.locate import expand, locate_splits
+from vitctl.data.source.unsharded import ImageFiles
 from vitctl.errors import DataError, LaunchError, RecipeError, VitctlError
 from vitctl.jobs.inputs.weights import find_weights
 from vitctl.models.weights.download import fetch
@@ -111,7 +111,9 @@ def test_attacks__are_refused_at_every_door_without_the_secret(
     (tmp_path / "recipe.toml").unlink()
     assert SECRET not in "".join(capfd.readouterr())
     assert [
-        path for path in tmp_path.rglob("*") if SECRET in str(path) or (path.is_file() and SECRET in path.read_text())
+        path
+        for path in tmp_path.rglob("*")
+        if SECRET in str(path) or (path.is_file() and SECRET in path.read_text())
     ] == []
     assert offline == []
 
@@ -156,7 +158,11 @@ def test_token__that_no_header_takes_is_not_shown(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("given", "text", "asked"),
     [
-        ("https://H.org/m.npz?a=1", "https://h.org/m.npz", {"https://h.org/m.npz": "a=1", "https://h.org/n.npz": ""}),
+        (
+            "https://H.org/m.npz?a=1",
+            "https://h.org/m.npz",
+            {"https://h.org/m.npz": "a=1", "https://h.org/n.npz": ""},
+        ),
         ("--from=HTTPS://h.org/m?a#b", "--from=https://h.org/m", {"https://h.org/m": "a"}),
         ("https://h.org/m?raw=1#S3CR3T", "https://h.org/m", {"https://h.org/m": "raw=1"}),
         ("https://h.org/m#S3CR3T", "https://h.org/m", {"https://h.org/m": ""}),
@@ -168,7 +174,11 @@ def test_token__that_no_header_takes_is_not_shown(monkeypatch: pytest.MonkeyPatc
         (
             "https://h.org/t/{000..127}.tar?x",
             "https://h.org/t/{000..127}.tar",
-            {"https://h.org/t/005.tar": "x", "https://h.org/t/index.json": "x", "https://h.org/index.json": ""},
+            {
+                "https://h.org/t/005.tar": "x",
+                "https://h.org/t/index.json": "x",
+                "https://h.org/index.json": "",
+            },
         ),
         (
             "https://h.org/t/a.tar?x,https://h.org/t/b.tar?y",
@@ -222,7 +232,8 @@ def test_environment__gives_queries_and_is_checked(monkeypatch: pytest.MonkeyPat
 def test_recipe__holds_texts_alone(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(
-        'extends = "smoke"\nnote = "from https://h.org/n?S3CR3T and"\n[data]\npath = "https://h.org/d?S3CR3T"\n'
+        'extends = "smoke"\nnote = "from https://h.org/n?S3CR3T and"\n[data]\npath = '
+        '"https://h.org/d?S3CR3T"\n'
     )
     loaded = load_recipe(file)
     assert SECRET not in to_toml(loaded) + repr(loaded)
@@ -233,13 +244,17 @@ def test_lookup__of_a_host_that_does_not_exist_ends_soon(offline: list[str]) -> 
     doors = (lambda url: read_file(url, 9), lambda url: read_changed(url, 9, ""), fetch)
     for door in doors:
         began, offline[:] = time.monotonic(), []
-        with pytest.raises(VitctlError, match=r"h.invalid cannot be found; check the address and the network"):
+        with pytest.raises(
+            VitctlError, match=r"h.invalid cannot be found; check the address and the network"
+        ):
             door("https://h.invalid/x")  # type: ignore[no-untyped-call]
         assert time.monotonic() - began < 5
         assert len(offline) == 3
 
 
-def test_lookup__of_a_host_that_answered_is_repeated(offline: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup__of_a_host_that_answered_is_repeated(
+    offline: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http, "_FOUND", {"h.invalid"})
     monkeypatch.setattr(http, "PAUSE_SECONDS", 0.0)
     with pytest.raises(DataError, match=f"gave up after {http.ATTEMPTS} attempts"):
@@ -256,7 +271,9 @@ def test_query__is_sent_to_its_address_and_not_where_it_redirects() -> None:
     with server(elsewhere) as other:
 
         def redirect(connection: socket.socket) -> None:
-            connection.sendall(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: " + other.encode() + b"\r\n\r\n")
+            connection.sendall(
+                b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: " + other.encode() + b"\r\n\r\n"
+            )
 
         with server(redirect) as url, pytest.MonkeyPatch.context() as patch:
             patch.setattr(http, "with_query", lambda text: asked.append(with_query(text)) or asked[-1])

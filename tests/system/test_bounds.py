@@ -30,5 +30,7 @@ def test_bounds__are_set_in_the_unit_of_the_table(monkeypatch: pytest.MonkeyPatc
     assert IMAGE_FILE.limit == 3 * 2**20
     for wrong in ("0", "-1", "1.5", "many", "9" * 30, "\u0663"):
         monkeypatch.setenv("VITCTL_MAX_IMAGE_FILE", wrong)
-        with pytest.raises(LaunchError, match=r"VITCTL_MAX_IMAGE_FILE=.*: should be a whole number above 0, in MiB"):
+        with pytest.raises(
+            LaunchError, match=r"VITCTL_MAX_IMAGE_FILE=.*: should be a whole number above 0, in MiB"
+        ):
             check()

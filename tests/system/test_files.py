@@ -77,7 +77,11 @@ def test_only_regular_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with socket.socket(socket.AF_UNIX) as server:
         monkeypatch.chdir(tmp_path)  # the path of a socket is bounded
         server.bind("socket")
-    for path, words in ((tmp_path / "fifo", "a FIFO"), (tmp_path, "a folder"), (Path("/dev/zero"), "a device")):
+    for path, words in (
+        (tmp_path / "fifo", "a FIFO"),
+        (tmp_path, "a folder"),
+        (Path("/dev/zero"), "a device"),
+    ):
         with pytest.raises(DataError, match=f"is {words}, should be a file"):
             open_regular(path, error=DataError)
     with pytest.raises(DataError, match="cannot be read"):
@@ -93,7 +97,9 @@ def test_reading_is_bounded(tmp_path: Path) -> None:
         read_bytes(tmp_path / "a", 4, error=DataError)
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[1, NaN]", b"[Infinity]", b"[" * 100_000, b"", b"1" * 5000])
+@pytest.mark.parametrize(
+    "content", [b"{", b"\xff\xfe", b"[1, NaN]", b"[Infinity]", b"[" * 100_000, b"", b"1" * 5000]
+)
 def test_what_is_not_json_is_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(DataError, match="not JSON") as caught:

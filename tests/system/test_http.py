@@ -71,7 +71,9 @@ SERVERS = {
     "continue for ever": flood(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
     "body for ever": flood(OK + b"\r\n", b"{" * 1000),
     "a size of digits": flood(OK + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", b"x"),
-    "redirect with a body for ever": flood(b"HTTP/1.1 302 Found\r\nLocation: /index.json\r\n\r\n", b"x" * 1000),
+    "redirect with a body for ever": flood(
+        b"HTTP/1.1 302 Found\r\nLocation: /index.json\r\n\r\n", b"x" * 1000
+    ),
 }
 
 

@@ -9,29 +9,32 @@ PACKAGE = Path(__file__).resolve().parents[2] / "vitctl"
 MOVES = {
     "system/files.py:atomic_write": "the one writer",
     "data/writer/write.py:write_split": "a finished folder takes its place",
-    "data/datasets/vtab1k.py:export_task": "a finished folder takes its place",
-    "data/datasets/unpack.py:unpack": "an archive that is kept as it came",
+    "data/datasets/vtab_images.py:export_task": "a finished folder takes its place",
+    "data/datasets/downloads.py:unpack": "an archive that is kept as it came",
     "engine/checkpoint/files.py:save_checkpoint": "a finished folder takes its place",
     "engine/checkpoint/files.py:set_aside_after": "a folder gets another name",
     "engine/checkpoint/files.py:remove_folders": "a folder gets another name, and goes",
-    "jobs/export_formats/written.py:kept": "verified files take their place",
-    "models/weights/download.py:fetch": "it goes on where an earlier download stopped, so that the unfinished file has one name",
+    "export/export.py:_write_verified": "verified files take their place",
+    "models/weights/download.py:_download": "it resumes where an earlier download stopped, so that the "
+    "unfinished file has one name",
 }
-# What opens a file for writing other than the file that `atomic_write` gave, called `aside`, or with `opener=no_links`.
+# What opens a file for writing other than the file that `atomic_write` gave, called `aside`, or with
+# `opener=no_links`.
 WRITES = {
-    "jobs/bench/memory.py:reset_peak": "/proc/self/clear_refs",
+    "bench/largest_batch.py:reset_peak": "/proc/self/clear_refs",
     "cli/app.py:_make_streams_safe": "/dev/null",
     "cli/app.py:_discard_unwritten": "/dev/null",
-    "cli/common.py:start_command": "/dev/null",
+    "cli/run_job.py:start_command": "/dev/null",
     "system/screen.py:_drop": "/dev/null",
-    "data/inspect/verify.py:_here": "in a temporary folder of our own",
-    "jobs/verification/again.py:_copy": "in a temporary folder of our own",
-    "data/datasets/vtab1k.py:_write_images": "in a folder that was just made",
-    "models/weights/write.py:_save_npz": "called with a file that `write_whole` gave",
+    "data/inspect/check_shards.py:_opened_shard": "in a temporary folder of our own",
+    "verify/rerun.py:_copy": "in a temporary folder of our own",
+    "data/datasets/vtab_images.py:_write_images": "in a folder that was just made",
+    "engine/trace/recorder.py:_cut_marks": "trace.bin, opened by `no_links`",
+    "engine/trace/recorder.py:_write_marks": "trace.bin, opened by `no_links`",
     "system/files.py:no_links": "the opener itself",
     "system/files.py:atomic_write": "the one writer",
     "system/files.py:open_lock": "O_NOFOLLOW",
-    "jobs/export_formats/onnx_file.py:write_onnx": "in a folder of its own, from which `kept` moves it",
+    "export/graph_files.py:write_onnx": "in a folder of its own, from which `_write_verified` moves it",
     "data/source/hashing.py:_no_links": "the opener, in a file that runs alone",
 }
 _READ_ONLY = {"os.O_RDONLY", "os.O_CLOEXEC", "os.O_NONBLOCK", "os.O_DIRECTORY", "_READ"}
@@ -45,18 +48,24 @@ def calls() -> Iterator[tuple[str, ast.Call, str]]:
             if isinstance(function, ast.FunctionDef):
                 place = f"{path.relative_to(PACKAGE)}:{function.name}"
                 yield from (
-                    (place, node, ast.unparse(node.func)) for node in ast.walk(function) if isinstance(node, ast.Call)
+                    (place, node, ast.unparse(node.func))
+                    for node in ast.walk(function)
+                    if isinstance(node, ast.Call)
                 )
 
 
 def is_move(call: ast.Call, name: str) -> bool:
-    """os.replace, os.rename, shutil.move, and the methods of paths, which take one argument where those of texts take two."""
+    """os.replace, os.rename, shutil.move, and the methods of paths, which take one argument where those of
+    texts take two.
+    """
     method = name.endswith((".replace", ".rename")) and len(call.args) == 1 and not call.keywords
     return name in ("os.replace", "os.rename", "os.renames", "shutil.move") or method
 
 
 def is_write(call: ast.Call, name: str) -> bool:
-    """An open for writing, or a file written in one call, beside those that `atomic_write` and `no_links` guard."""
+    """An open for writing, or a file written in one call, beside those that `atomic_write` and `no_links`
+    guard.
+    """
     if name.startswith("aside.") or any(ast.unparse(k.value).endswith("no_links") for k in call.keywords):
         return False
     if name == "os.open":
@@ -85,11 +94,16 @@ def test_nothing_else_is_opened_for_writing() -> None:
 
 
 def test_the_search_finds_what_it_looks_for() -> None:
-    source = (
-        "p.open('w'); open(p, mode='ab'); os.open(p, os.O_WRONLY); p.write_text(t); os.open(p, os.O_RDONLY); p.open()"
-    )
+    source = "p.open('w'); open(p, mode='ab'); os.open(p, os.O_WRONLY); p.write_text(t); os.open(p, os.O_RDONLY); p.open()"
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    assert [is_write(node, ast.unparse(node.func)) for node in nodes] == [True, True, True, True, False, False]
+    assert [is_write(node, ast.unparse(node.func)) for node in nodes] == [
+        True,
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
     moved = ast.parse("p.replace(q); text.replace('a', 'b'); os.replace(p, q)")
     nodes = [node for node in ast.walk(moved) if isinstance(node, ast.Call)]
     assert [is_move(node, ast.unparse(node.func)) for node in nodes] == [True, False, True]

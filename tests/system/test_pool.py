@@ -43,7 +43,9 @@ def test_run_tasks__a_killed_process_is_told_and_none_is_left() -> None:
         time.sleep(600)
 
     began, earlier = time.monotonic(), {child.pid for child in psutil.Process().children()}
-    with pytest.raises(DataError, match=r"a worker process was killed \(exit code -9\), most often out of memory"):
+    with pytest.raises(
+        DataError, match=r"a worker process was killed \(exit code -9\), most often out of memory"
+    ):
         run_tasks(work, 2, workers=2)
     assert time.monotonic() - began < 300
     assert {child.pid for child in psutil.Process().children()} <= earlier

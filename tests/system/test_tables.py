@@ -23,7 +23,15 @@ def read(path: Path) -> list[list[str]]:
 
 def test_write_csv__no_cell_is_a_formula_or_an_escape(tmp_path: Path) -> None:
     rows = read(write_csv(tmp_path / "a.csv", ROWS))
-    assert [row[0] for row in rows] == ["class", "'=1+1", "'+x", "'-y", "'@z", "a\\x1b[2Jb", 'plain, "quoted"\nname']
+    assert [row[0] for row in rows] == [
+        "class",
+        "'=1+1",
+        "'+x",
+        "'-y",
+        "'@z",
+        "a\\x1b[2Jb",
+        'plain, "quoted"\nname',
+    ]
     assert [row[1] for row in rows] == ["images", "1", "-2", "3.5", "4", "5", "6"]  # numbers stay numbers
 
 

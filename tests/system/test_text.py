@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitctl.system.text import bytes_text, csv_cell, has_control, nearest, one_line, printable
+from vitctl.system.text import bytes_text, csv_cell, has_control, nearest, one_line, printable, typed_command
 
 
 @pytest.mark.parametrize(
@@ -76,3 +76,12 @@ def test_bytes_text() -> None:
 def test_nearest__knows_abbreviations(word: str, first: str | None) -> None:
     known = ["optimizer.lr", "optimizer.weight_decay", "optimizer.name", "schedule.warmup"]
     assert next(iter(nearest(word, known)), None) == first
+
+
+@pytest.mark.parametrize("program", ["/venv/bin/vitctl", "/venv/lib/vitctl/__main__.py", "pytest"])
+def test_typed_command__is_complete_however_vitctl_was_started(
+    monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setattr("sys.argv", [program, "finetune", "--data", "my photos"])
+    expected = "vitctl" if program == "pytest" else "vitctl finetune --data 'my photos'"
+    assert typed_command("vitctl") == expected

@@ -1,15 +1,21 @@
-"""One forward pass, and everything about images that pictures are made of."""
+"""What images show of a network: one forward pass, and its two representations of an image compared."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vitctl.analysis.attention import AttentionLayer, attention_layers, watch_attention
-from vitctl.analysis.distance import attention_distance
-from vitctl.analysis.rollout import patch_mask, roll
+from vitctl.analysis.attention_maps import (
+    AttentionLayer,
+    attention_distance,
+    attention_layers,
+    patch_mask,
+    roll,
+    watch_attention,
+)
 from vitctl.models.build import Model
 from vitctl.models.configs import AxialResNetConfig, Config, ResNetConfig, ViTConfig
 from vitctl.models.vit import VisionTransformer
@@ -19,11 +25,13 @@ PARTS = ("filters", "position_similarity", "attention_distance", "rollout", "poo
 
 
 def missing_parts(config: Config) -> dict[str, str]:
-    """Which of PARTS a network does not have, each with the reason in one line."""
+    """Return which of PARTS a network does not have, each with the reason in one line."""
     if isinstance(config, AxialResNetConfig):
         return {
-            "position_similarity": "its positions are offsets within rows and columns, inside each attention; none belongs to a patch",
-            "rollout": "its attentions lie between convolutions that change the map, so that no token keeps its place",
+            "position_similarity": "its positions are offsets within rows and columns, inside each "
+            "attention; none belongs to a patch",
+            "rollout": "its attentions lie between convolutions that change the map, so that no token keeps "
+            "its place",
             "pooling": "it has no class token: the map is averaged",
         }
     if isinstance(config, ResNetConfig):
@@ -61,8 +69,10 @@ class Observed:
 
     @staticmethod
     def joined(parts: "list[Observed]") -> "Observed":
-        """Several batches as one."""
-        return Observed(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Observed)))
+        """Return several batches as one."""
+        return Observed(
+            *(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Observed))
+        )
 
 
 @torch.no_grad()
@@ -86,10 +96,12 @@ def observe(model: Model, images: Tensor) -> Observed:
         for identity in (True, False) if is_rolled else ():
             rolled[identity] = roll(rolled.get(identity), weights, layer, identity=identity)
 
-    with watch_attention(model, seen), _every_token(model), _outputs_kept(model, encoded):
+    with watch_attention(model, seen), _encoder_kept(model, encoded):
         outputs = model(images)
     none = torch.zeros(len(images), 0)
-    masks = [patch_mask(rolled[identity], layers[0][0]).cpu() if rolled else none for identity in (True, False)]
+    masks = [
+        patch_mask(rolled[identity], layers[0][0]).cpu() if rolled else none for identity in (True, False)
+    ]
     has_token = isinstance(model.config, ViTConfig) and model.config.prefix_tokens > 0
     return Observed(
         logits=outputs.float().cpu() if model.config.num_classes else none,
@@ -102,25 +114,80 @@ def observe(model: Model, images: Tensor) -> Observed:
 
 
 @contextmanager
-def _every_token(model: Model) -> Iterator[None]:
-    """Inside the block the last block of a Transformer computes the tokens that its classifier does not read, too."""
-    if isinstance(model, VisionTransformer):
-        model.every_token = True
-    try:
-        yield
-    finally:
-        if isinstance(model, VisionTransformer):
-            model.every_token = False
-
-
-@contextmanager
-def _outputs_kept(model: Model, found: list[Tensor]) -> Iterator[None]:
-    """Inside the block, the normalised output of a Transformer's encoder is appended to a list."""
+def _encoder_kept(model: Model, found: list[Tensor]) -> Iterator[None]:
+    """Inside the block, the normalised output of a Transformer's encoder is appended to a list. The last block
+    computes the tokens that the classifier does not read, too.
+    """
     if not isinstance(model, VisionTransformer):
         yield
         return
     handle = model.norm.register_forward_hook(lambda _module, _inputs, output: found.append(output))
+    model.every_token = True
     try:
         yield
     finally:
+        model.every_token = False
         handle.remove()
+
+
+class Separation(NamedTuple):
+    """Images that the nearest class mean gets right, and those that were counted: of classes with two images
+    or more.
+    """
+
+    correct: int
+    total: int
+
+
+def cosines(one: Tensor, other: Tensor) -> Tensor:
+    """Return the cosine between two representations of each image.
+
+    Args:
+        one, other: `[N, D]`.
+
+    Returns:
+        float64 `[N]`.
+    """
+    return torch.nn.functional.cosine_similarity(
+        one.double(), other.double(), eps=torch.finfo(torch.float64).tiny
+    )
+
+
+def separation(features: Tensor, labels: Tensor) -> Separation:
+    """Return how well a linear classifier without any setting tells the classes apart: the nearest class
+    mean.
+
+    Each image is left out of the mean of its own class. An image is right if that mean is nearer (Euclidean)
+    than the mean of any other class; of equal distances the lower class wins.
+
+    Args:
+        features: `[N, D]`.
+        labels: int64 `[N]`; negative: no label, the image is left out.
+    """
+    features, labels = features[labels >= 0].double(), labels[labels >= 0]
+    classes, own = torch.unique(labels, return_inverse=True)  # [K], [N]
+    counts = torch.bincount(own, minlength=len(classes))
+    counted = counts[own] > 1
+    if not bool(counted.any()) or len(classes) < 2:
+        return Separation(0, 0)
+    sums = features.new_zeros(len(classes), features.shape[1]).index_add_(0, own, features)
+    distances = torch.cdist(features, sums / counts[:, None], compute_mode="donot_use_mm_for_euclid_dist")
+    others = (sums[own] - features) / (counts[own] - 1).clamp(min=1)[:, None]
+    distances.scatter_(1, own[:, None], (features - others).norm(dim=1, keepdim=True))
+    hits = distances.argmin(dim=1) == own
+    return Separation(int(hits[counted].sum()), int(counted.sum()))
+
+
+def plane(features: Tensor) -> Tensor:
+    """Return the two coordinates in which representations differ most: their first principal components.
+
+    Args:
+        features: `[N, D]`.
+
+    Returns:
+        float64 `[N, 2]` of mean 0; zeros where there are fewer directions than two.
+    """
+    centred = features.double() - features.double().mean(dim=0)
+    left, deviations, _ = torch.linalg.svd(centred, full_matrices=False)
+    found = (left * deviations)[:, :2]
+    return torch.nn.functional.pad(found, (0, 2 - found.shape[1]))

@@ -1,26 +1,42 @@
-"""The command line: Typer commands and their error boundary. Nothing here imports torch before it is needed."""
+"""The command line: all commands, what ends them (results, errors, signals), and "did you mean".
 
+Nothing here imports torch before it is needed.
+"""
+
+import inspect
 import io
 import os
+import shlex
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import typer
 
-from vitctl.cli import bench, compare, model, predict, recipes, runs, sweep, system, train, verify
-from vitctl.cli.data import check, look, sets, shards
-from vitctl.cli.suggest import instead
+from vitctl.cli import (
+    bench,
+    data_checks,  # noqa: F401 - adds its commands to those of `data_commands`
+    data_commands,
+    image_commands,
+    job_commands,
+    quickstart,
+    recipe_commands,
+    run_commands,
+    verify,
+)
+from vitctl.cli.completion import RECIPE_OF
 from vitctl.engine.preemption import interrupt_on_signals
 from vitctl.errors import explained
 from vitctl.system.address import without_queries
 from vitctl.system.screen import output_errors_ignored, restore_output
-from vitctl.system.text import PlainStream, printable
+from vitctl.system.text import PlainStream, nearest, printable
 
 EXIT_BUG, EXIT_USER, EXIT_STOPPED = 1, 2, 3
 INTERRUPTED = 130  # the exit code of newer versions of typer for Ctrl-C
-USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # of click, or of the copy of click in newer versions of typer
+# Of click, or of the copy of click in newer versions of typer.
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="vitctl",
@@ -29,33 +45,42 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-START, TRAINING, MODELS, DATA = "Start here", "Train", "Evaluate and export", "Data and recipes"
-RUNS = "Look at runs"
+COMMANDS = {  # help panel -> commands
+    "Start here": (quickstart.quickstart, quickstart.doctor),
+    "Train": (job_commands.pretrain, job_commands.finetune, job_commands.resume, job_commands.sweep),
+    "Evaluate and export": (
+        job_commands.fewshot,
+        job_commands.vtab,
+        job_commands.evaluate,
+        image_commands.predict,
+        run_commands.compare,
+        image_commands.inspect,
+        job_commands.export,
+    ),
+    "Look at runs": (run_commands.report, verify.verify),
+}
+GROUPS = {  # name -> commands, help panel
+    "bench": (bench.app, "Start here"),
+    "runs": (run_commands.app, "Look at runs"),
+    "data": (data_commands.app, "Data and recipes"),
+    "recipes": (recipe_commands.app, "Data and recipes"),
+}
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+for name, (group, panel) in GROUPS.items():
+    app.add_typer(group, name=name, rich_help_panel=panel)
 
-app.command(rich_help_panel=START)(system.quickstart)
-app.command(rich_help_panel=START)(system.doctor)
-app.command(rich_help_panel=TRAINING)(train.pretrain)
-app.command(rich_help_panel=TRAINING)(train.finetune)
-app.command(rich_help_panel=TRAINING)(train.resume)
-app.command(rich_help_panel=TRAINING)(sweep.sweep)
-app.command(rich_help_panel=MODELS)(model.fewshot)
-app.command(rich_help_panel=MODELS)(model.vtab)
-app.command(rich_help_panel=MODELS)(model.evaluate)
-app.command(rich_help_panel=MODELS)(predict.predict)
-app.command(rich_help_panel=MODELS)(compare.compare)
-app.command(rich_help_panel=MODELS)(predict.inspect)
-app.command(rich_help_panel=MODELS)(model.export)
-app.command(rich_help_panel=RUNS)(runs.report)
-app.command(rich_help_panel=RUNS)(verify.verify)
-for command in (check.check, look.stats, look.show, look.dedup):
-    shards.app.command()(command)
-shards.app.command("list")(sets.list_sets)
-shards.app.command("prepare")(sets.prepare)
-shards.app.command("export-vtab1k")(sets.export_vtab1k)
-app.add_typer(bench.app, name="bench", rich_help_panel=START)
-app.add_typer(runs.app, name="runs", rich_help_panel=RUNS)
-app.add_typer(shards.app, name="data", rich_help_panel=DATA)
-app.add_typer(recipes.app, name="recipes", rich_help_panel=DATA)
+
+def _unwrap(commands: typer.Typer) -> None:
+    """Join the lines of each paragraph in the help of commands, so that the terminal wraps them."""
+    for info in commands.registered_commands:
+        paragraphs = (inspect.getdoc(info.callback) or "").split("\n\n")
+        info.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+for group in (app, bench.app, run_commands.app, data_commands.app, recipe_commands.app):
+    _unwrap(group)
 
 
 def _version(value: bool) -> None:
@@ -69,7 +94,7 @@ def _version(value: bool) -> None:
 @app.callback()
 def _options(
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit"
     ),
 ) -> None:
     pass
@@ -89,14 +114,14 @@ def main() -> None:
         text = printable(error.format_message())
         error.format_message = lambda: text
         error.show()
-        if found := instead(error, sys.argv[1:]):
-            print(f"vitctl: did you mean {found}", file=sys.stderr)
+        if suggestion := instead(error, sys.argv[1:]):
+            print(f"vitctl: did you mean {suggestion}", file=sys.stderr)
         code = EXIT_USER
     except (typer.Abort, KeyboardInterrupt):
         _say("stopped")
         code = EXIT_STOPPED
     except BrokenPipeError:
-        code = 0  # who reads has had enough, as `head`
+        code = 0  # the reader has closed the pipe, as `head` does
     except SystemExit as ended:
         if not isinstance(ended.__context__, BrokenPipeError):  # Click ends with 1 then
             raise
@@ -109,17 +134,19 @@ def main() -> None:
 
 
 def _report_error(error: Exception) -> int:
-    """Print what ended the command: one line for what the user can fix, a traceback for a bug; returns the exit code."""
+    """Print an error: one line if the user can fix it, a traceback for a bug. Return the exit code."""
     unnamed = isinstance(error, OSError) and error.filename is None
-    fixable = explained(error, "standard output" if unnamed and not (output_errors_ignored() or _can_print()) else "")
+    fixable = explained(
+        error, "standard output" if unnamed and not (output_errors_ignored() or _can_print()) else ""
+    )
     if fixable is not None:
         _say(str(fixable))
         return EXIT_USER
     with suppress(OSError):
         traceback.print_exception(error)
     _say(
-        f"this is a bug of vitctl ({type(error).__name__}); please report the lines above, with the command and the versions "
-        "that `vitctl doctor` shows"
+        f"this is a bug of vitctl ({type(error).__name__}); please report the lines above, with the command "
+        f"and the versions that `vitctl doctor` shows"
     )
     return EXIT_BUG
 
@@ -130,7 +157,7 @@ def _say(text: str) -> None:
 
 
 def _make_streams_safe() -> None:
-    """Escape control characters, and characters that the terminal's encoding lacks; write to a closed stream without an error."""
+    """Escape control characters and those that the terminal's encoding lacks; ignore closed streams."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -139,13 +166,14 @@ def _make_streams_safe() -> None:
             # With PYTHONUNBUFFERED a disk that takes a part of a text would lose the rest without an error.
             if isinstance(stream.buffer, io.FileIO) and os.environ.get("PYTHONUNBUFFERED"):
                 raw = io.FileIO(stream.fileno(), "w", closefd=False)
-                stream = io.TextIOWrapper(io.BufferedWriter(raw), encoding=stream.encoding, line_buffering=True)
+                buffer = io.BufferedWriter(raw)
+                stream = io.TextIOWrapper(buffer, encoding=stream.encoding, line_buffering=True)
             stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, PlainStream(stream))
 
 
 def _can_print() -> bool:
-    """Whether standard output can be written: the error of a full disk names no file."""
+    """Return whether standard output can be written; the error of a full disk names no file."""
     try:
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), b"\n")
@@ -157,10 +185,116 @@ def _can_print() -> bool:
 
 
 def _discard_unwritten() -> None:
-    """Discard output that a full disk or a closed pipe did not accept: it must not fail again when Python exits."""
+    """Discard output that a full disk or a closed pipe refused, so that it does not fail again at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
             with suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+# Names of our flags in other programs.
+OTHER_FLAGS = {
+    "--lr": ("learning_rate", "base_lr", "blr"),
+    "--batch-size": ("batch", "bs", "global_batch_size", "train_batch_size", "per_device_train_batch_size"),
+    "--batch": ("batch_size", "bs"),
+    "--epochs": ("epoch", "num_epochs", "max_epochs", "num_train_epochs", "total_epochs"),
+    "--steps": ("num_steps", "max_steps", "train_steps", "total_steps", "iterations", "max_iter"),
+    "--out": ("output", "output_dir", "out_dir", "save_dir", "log_dir", "logdir", "workdir", "run_dir"),
+    "--from": (
+        "pretrained",
+        "checkpoint",
+        "ckpt",
+        "init",
+        "init_from",
+        "model_path",
+        "resume",
+        "weights_path",
+    ),
+    "--data": ("data_dir", "data_path", "dataset_path", "train_dir", "data_root"),
+    "--dataset": ("dataset_name", "data_set"),
+    "--res": ("resolution", "image_size", "img_size", "input_size", "imgsz", "size"),
+    "--seed": ("random_seed", "manual_seed"),
+    "--processes": ("num_processes", "nproc_per_node", "nproc", "num_gpus", "gpus", "world_size"),
+    "--nodes": ("nnodes", "num_nodes", "num_machines"),
+    "--restarts": ("max_restarts",),
+    "--precision": ("dtype", "mixed_precision", "amp"),
+    "--model": ("arch", "model_name", "architecture"),
+    "--recipe": ("config", "cfg", "config_file"),
+    "--workers": ("num_workers", "jobs", "num_proc"),
+    "--top": ("topk", "top_k", "k"),
+    "--shots": ("num_shots", "k_shot"),
+}
+# Names of keys in other programs.
+OTHER_NAMES = {
+    "wd": "optimizer.weight_decay",
+    "learning_rate": "optimizer.lr",
+    "warmup": "schedule.warmup_steps",
+    "grad_clip": "optimizer.clip_norm",
+    "num_workers": "machine.workers",
+    "img_size": "data.image_size",
+    "steps": "schedule.total_steps",
+    "epochs": "schedule.total_epochs",
+    "ema_decay": "averaging.decay",
+}
+SWITCHES = {"no_sweep": "sweep.lrs=[]"}
+MOST = 3
+_TRAINED = ["pretrain", "finetune"]  # what `bench` measures
+
+
+def instead(error: Any, arguments: Sequence[str]) -> str:
+    """Suggest the flag, or the `--set section.key=value`, that does what an unknown option was meant to do.
+
+    Args:
+        error: of the command line; only the error of an unknown option has `option_name`.
+        arguments: the complete command line, to find the option's value.
+
+    Returns:
+        "" if there is neither.
+    """
+    option, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
+    if not option or context is None:
+        return ""
+    word = option.lstrip("-").replace("-", "_").lower()
+    flags = {flag for parameter in context.command.params for flag in parameter.opts}
+    same = ["--" + word.replace("_", "-"), *(flag for flag, others in OTHER_FLAGS.items() if word in others)]
+    if flag := next((flag for flag in same if flag in flags), ""):
+        return f"{flag} {shlex.quote(_value(option, arguments))}"
+    if all(parameter.name != "set_" for parameter in context.command.params):
+        return ""
+    from vitctl.recipe.load import every_key
+    from vitctl.recipe.schema import JOBS
+
+    job = RECIPE_OF.get(context.command.name, context.command.name)
+    jobs = [job] if job in JOBS else list(JOBS)
+    if context.parent and context.parent.info_name == "bench":
+        jobs = _TRAINED
+    known = list(dict.fromkeys(key for job in jobs for key in every_key(JOBS[job])))
+    if word in SWITCHES and SWITCHES[word].partition("=")[0] in known:
+        return f"--set {shlex.quote(SWITCHES[word])}"
+    value = _value(option, arguments)
+    return " or ".join(f"--set {shlex.quote(f'{key}={value}')}" for key in _keys(word, known)[:MOST])
+
+
+def _keys(word: str, known: Sequence[str]) -> list[str]:
+    """Return the keys that `word` may mean, e.g. section.name, section.word, or the nearest last part."""
+    if f"{word}.name" in known:
+        return [f"{word}.name"]
+    if same := [key for key in known if key.rpartition(".")[2] == word or key.replace(".", "_") == word]:
+        return same
+    if OTHER_NAMES.get(word) in known:
+        return [OTHER_NAMES[word]]
+    near = nearest(word, sorted({key.rpartition(".")[2] for key in known}), 1)
+    return [key for key in known if key.rpartition(".")[2] in near]
+
+
+def _value(option: str, arguments: Sequence[str]) -> str:
+    """Return the value of the option, after a space or `=`; VALUE if it has none."""
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, value = argument.partition("=")
+        if name == option:
+            if equals:
+                return value
+            return following if following and not following.startswith("--") else "true"
+    return "VALUE"

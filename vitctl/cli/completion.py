@@ -1,26 +1,21 @@
-"""Shell completion: recipes, data sets, models, formats, keys, runs. It imports no torch, because it must be fast.
+"""Shell completion: recipes, data sets, models, formats, keys, runs.
 
-Where nothing matches, the shell completes file names.
+Where nothing matches, the shell completes file names. Imports no torch, because it must be fast.
 """
 
 import tomllib
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import typer
 
 from vitctl.engine.run_files import RECIPE
 
-RECIPE_OF = {"predict": "evaluate", "inspect": "evaluate"}  # commands that take the values of another command's recipe
-FORMATS = ("onnx", "safetensors", "google", "timm", "hf", "torchvision", "pt2")
+RECIPE_OF = {"predict": "evaluate", "inspect": "evaluate"}  # commands that read another command's recipe
 SPLITS = ("train", "validation", "test")
 LABELS = ("original", "real", "objectnet", "objectnet_restricted")
-SUITES = ("vtab", "mini")
-PREDICTION_FORMATS = ("table", "csv", "jsonl")
-DEVICES = ("auto", "cpu", "cuda")
-PRECISIONS = ("auto", "bf16", "float32", "tf32", "float64")
 
 
 def _matching(values: Iterable[str], incomplete: str) -> list[str]:
@@ -28,17 +23,28 @@ def _matching(values: Iterable[str], incomplete: str) -> list[str]:
 
 
 def one_of(values: Iterable[str]) -> Callable[[str], list[str]]:
-    """Offers fixed values."""
+    """Offer fixed values."""
     known = tuple(values)
+    return lambda incomplete: _matching(known, incomplete)
+
+
+def allowed(key: str) -> Callable[[str], list[str]]:
+    """Offer the values that recipes allow for a key."""
 
     def offer(incomplete: str) -> list[str]:
-        return _matching(known, incomplete)
+        from vitctl.recipe.load import every_key
+        from vitctl.recipe.schema import JOBS
+
+        values: Any = next(schema for schema in JOBS.values() if key in every_key(schema))
+        for part in key.split("."):
+            values = values.model_fields[part].annotation
+        return _matching([value for value in get_args(values) if isinstance(value, str)], incomplete)
 
     return offer
 
 
 def recipes(context: typer.Context, incomplete: str) -> list[str]:
-    """Shipped recipes of the typed command; all of them for commands that take any recipe."""
+    """Offer the shipped recipes of the typed command, or all if the command takes any recipe."""
     from vitctl.recipe.load import recipe_names
     from vitctl.recipe.schema import JOBS
 
@@ -49,7 +55,7 @@ def recipes(context: typer.Context, incomplete: str) -> list[str]:
 
 @cache
 def _job(name: str) -> str:
-    """The job of a shipped recipe, its own or that of the one it extends."""
+    """Return the job of a shipped recipe, or of the recipe that it extends."""
     from vitctl.recipe.load import recipe_folder
 
     values: dict[str, Any] = tomllib.loads((recipe_folder() / f"{name}.toml").read_text(encoding="utf-8"))
@@ -57,19 +63,19 @@ def _job(name: str) -> str:
 
 
 def recipes_and_sweeps(context: typer.Context, incomplete: str) -> list[str]:
-    """Shipped sweeps, then recipes."""
+    """Offer shipped sweeps, then recipes."""
     from vitctl.recipe.sweep import sweep_names
 
     return [*_matching(sweep_names(), incomplete), *recipes(context, incomplete)]
 
 
 def keys(context: typer.Context, incomplete: str) -> list[str]:
-    """Dotted keys of the recipes of the typed command, with the equals sign: optimizer.lr="""
+    """Offer the keys of the typed command's recipes, with the equals sign: optimizer.lr="""
     return [f"{key}=" for key in bare_keys(context, incomplete)]
 
 
 def bare_keys(context: typer.Context, incomplete: str) -> list[str]:
-    """The same without the equals sign."""
+    """Offer the keys of the typed command's recipes."""
     from vitctl.recipe.load import every_key
     from vitctl.recipe.schema import JOBS
 
@@ -79,37 +85,37 @@ def bare_keys(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def keys_and_sections(context: typer.Context, incomplete: str) -> list[str]:
-    """Sections, then keys, of all recipes."""
-    found = bare_keys(context, "")
-    sections = dict.fromkeys(key.partition(".")[0] for key in found if "." in key)
-    return _matching([*sections, *found], incomplete)
+    """Offer sections, then keys, of all recipes."""
+    known = bare_keys(context, "")
+    sections = dict.fromkeys(key.partition(".")[0] for key in known if "." in key)
+    return _matching([*sections, *known], incomplete)
 
 
 def data_sets(incomplete: str) -> list[str]:
-    """Known data sets."""
-    from vitctl.data.datasets.catalog import DATA_SETS
+    """Offer the known data sets."""
+    from vitctl.data.datasets.known_sets import DATA_SETS
 
     return _matching(DATA_SETS, incomplete)
 
 
 def tasks(incomplete: str) -> list[str]:
-    """Tasks of VTAB."""
+    """Offer the tasks of VTAB."""
     from vitctl.data.datasets.vtab import VTAB
 
     return _matching((task.name for task in VTAB), incomplete)
 
 
 def models(incomplete: str) -> list[str]:
-    """Rows of the table of models."""
+    """Offer the model names."""
     from vitctl.models.variants import names
 
     return _matching(names(), incomplete)
 
 
 def runs(incomplete: str) -> list[str]:
-    """Run folders that start with the typed text, the newest first; those under ./runs where nothing is typed yet."""
+    """Offer run folders, the newest first; those under ./runs if nothing is typed yet."""
     begun = Path(incomplete or "runs/")
     folder = begun if not incomplete or incomplete.endswith("/") else begun.parent
-    found = [path.parent for path in folder.glob(f"*/{RECIPE}")]
-    found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    return _matching(map(str, found), incomplete.removeprefix("./"))
+    folders = [path.parent for path in folder.glob(f"*/{RECIPE}")]
+    folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    return _matching(map(str, folders), incomplete.removeprefix("./"))

@@ -12,11 +12,11 @@ from torch.utils.data import get_worker_info
 
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.decode import BadSample
-from vitctl.data.images.formats import image_extension
+from vitctl.data.images.image_types import image_extension
 from vitctl.data.loader.lanes import share
 from vitctl.data.source.order import Order, SampleOrder
-from vitctl.data.source.read import Source, sample_key
-from vitctl.data.writer.plan import label_text
+from vitctl.data.source.views import Source, sample_key
+from vitctl.data.writer.write import label_text
 from vitctl.errors import DataError, explaining
 
 
@@ -33,27 +33,33 @@ def as_webdataset(
     num_processes: int | None = None,
     order: SampleOrder | None = None,
 ) -> webdataset.DataPipeline:
-    """The samples that vitctl would train on, in its order, for any loop: the same at every step, on any processes and workers.
+    """The samples that vitctl would train on, in its order, for any loop: the same at every step, on any
+    processes and workers.
 
-    Each is a dictionary as `webdataset.WebDataset` gives it, undecoded: `__key__`, `__url__`, the image under `jpg`, `png` ...,
-    the label under `cls`, or under `json` as `{"labels": [...]}` where images may have several; beside them `__epoch__`, from 0.
-    Add stages with `compose`. A loader worker reads whole steps, so batches of `len(share(batch_size, num_processes, rank))`
-    samples, made by the pipeline or by the loader, come in the order of the steps.
+    Each is a dictionary as `webdataset.WebDataset` gives it, undecoded: `__key__`, `__url__`, the image under
+    `jpg`, `png` ..., the label under `cls`, or under `json` as `{"labels": [...]}` where images may have
+    several; beside them `__epoch__`, from 0. Add stages with `compose`. A loader worker reads whole steps, so
+    batches of `len(share(batch_size, num_processes, rank))` samples, made by the pipeline or by the loader,
+    come in the order of the steps.
 
     Example:
         from vitctl import as_webdataset
 
-        for sample in as_webdataset("data/mine", split="train", seed=0, batch_size=8, first_step=100, num_steps=3):
+        for sample in as_webdataset("data/mine", split="train", seed=0, batch_size=8, first_step=100,
+        num_steps=3):
             sample["__key__"], sample["cls"]
 
     Args:
         data: shards, as `--data` takes them, or an opened source.
         split: expression of the split, where `data` is none.
         seed: of the order, any integer.
-        batch_size: samples of a global batch, at least `num_processes`; step s has positions `s * batch_size` and on.
-        first_step: finished steps; starting late costs nothing. The number of the step is all that a loop has to keep.
+        batch_size: samples of a global batch, at least `num_processes`; step s has positions `s * batch_size`
+            and on.
+        first_step: finished steps; starting late costs nothing. The number of the step is all that a loop has
+            to keep.
         num_steps: steps that are given; None: without end.
-        rank: of this process; None: as webdataset finds it, from RANK and WORLD_SIZE or from torch.distributed.
+        rank: of this process; None: as webdataset finds it, from RANK and WORLD_SIZE or from
+            torch.distributed.
         num_processes: that share the global batch; None: as webdataset finds it.
         order: other than the exact shuffle of `seed`, over as many samples as there are.
 
@@ -67,12 +73,14 @@ def as_webdataset(
     order = order or Order(len(source), seed)
     if not 0 <= rank < num_processes <= batch_size or order.num_samples != len(source):
         raise DataError(
-            f"process {rank} of {num_processes}, batch_size {batch_size}, an order of {order.num_samples} for {len(source)} samples: "
+            f"process {rank} of {num_processes}, batch_size {batch_size}, an order of {order.num_samples} "
+            f"for {len(source)} samples: "
             "every process needs a sample of each batch, and the order as many samples as there are"
         )
     if first_step < 0 or (num_steps or 0) < 0 or (first_step + (num_steps or 0) + 1) * batch_size >= 2**63:
         raise DataError(
-            f"first_step {first_step}, num_steps {num_steps}, batch_size {batch_size}: steps should be 0 or more, and positions, "
+            f"first_step {first_step}, num_steps {num_steps}, batch_size {batch_size}: steps should be 0 or "
+            f"more, and positions, "
             "step * batch_size, below 2**63"
         )
     own = share(batch_size, num_processes, rank)
@@ -81,7 +89,10 @@ def as_webdataset(
 
 @dataclass(frozen=True)
 class _Steps:
-    """What one process reads of every step; a loader worker takes every `num_workers`-th step. It travels by pickling."""
+    """What one process reads of every step; a loader worker takes every `num_workers`-th step.
+
+    It travels by pickling.
+    """
 
     source: Source
     order: SampleOrder

@@ -12,8 +12,8 @@ from vitctl.engine.distributed.sharding import like, local
 class Average:
     """ema = decay * ema + (1 - decay) * weights, after each step, for every parameter.
 
-    The start weights keep a share of decay ** steps. With `debias` they are left out, and the other shares are rescaled to
-    sum to 1: the weights after the first step are the first average.
+    The start weights keep a share of decay ** steps. With `debias` they are left out, and the other shares
+    are rescaled to sum to 1: the weights after the first step are the first average.
 
     Args:
         model: its weights are the first average.
@@ -25,9 +25,8 @@ class Average:
 
     def __init__(self, model: nn.Module, decay: float, *, debias: bool = False) -> None:
         self.decay, self.debias = decay, debias
-        self.is_swapped = (
-            False  # whether `averaged` has exchanged the weights of the model and the averages, or some of them
-        )
+        # whether `averaged` has exchanged the weights of the model and the averages, or some of them
+        self.is_swapped = False
         self.tensors = {name: p.detach().clone() for name, p in model.named_parameters()}
         first = local(next(iter(self.tensors.values())))
         self.updates = torch.zeros((), dtype=torch.float64, device=first.device)

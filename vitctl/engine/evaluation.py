@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.runtime import Computation, Runtime
 from vitctl.engine.distributed.transfer import Transfer, given
-from vitctl.engine.metrics import TOP_K, correct_predictions, count_by_class, count_hits, label_sets, mean_per_class
+from vitctl.engine.metrics import (
+    TOP_K,
+    correct_predictions,
+    count_by_class,
+    count_hits,
+    label_sets,
+    mean_per_class,
+)
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import DataError
 from vitctl.models.build import Model
@@ -24,7 +31,8 @@ NOT_FINITE = "the model's logits are NaN or infinite, so that its predictions me
 class Score:
     """Top-1 as integers, so that it is the same for any number of processes.
 
-    `mean_per_class` is the mean accuracy over the classes that have images; None of runs that did not count it yet.
+    `mean_per_class` is the mean accuracy over the classes that have images; None of runs that did not count
+    it yet.
     """
 
     correct: int
@@ -71,8 +79,8 @@ def evaluate_model(
 ) -> Score:
     """Top-1 accuracy over a whole split.
 
-    Where images may have several labels, a prediction is right when it is one of them, and images without any are left out
-    of the count (Section 4.2, ImageNet ReaL).
+    Where images may have several labels, a prediction is right when it is one of them, and images without any
+    are left out of the count (Section 4.2, ImageNet ReaL).
 
     Args:
         model: maps [B, 3, S, S] to logits [B, K].
@@ -116,7 +124,10 @@ def evaluate_model(
 
 
 def _sent(runtime: Runtime, batches: Iterable[Batch], stop: StopFlag) -> Iterator[Batch]:
-    """The batches, on the device ahead of their use. Raises Stopped between two of them when a signal came to any process."""
+    """The batches, on the device ahead of their use.
+
+    Raises Stopped between two of them when a signal came to any process.
+    """
     with Transfer(runtime.device).ahead(batches) as coming:
         for batch in coming:
             stop_together(runtime, stop)
@@ -124,7 +135,9 @@ def _sent(runtime: Runtime, batches: Iterable[Batch], stop: StopFlag) -> Iterato
 
 
 def _by_class(best: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Counts of each class [K, 3]; an image with several labels counts for the first, one without any for none."""
+    """Counts of each class [K, 3]; an image with several labels counts for the first, one without any for
+    none.
+    """
     classes = label_sets(labels)[:, 0]
     counted = classes >= 0
     return count_by_class(correct_predictions(best, labels)[counted], classes[counted], num_classes)
@@ -148,8 +161,8 @@ def top_predictions(
         to_scores: logits [B, K] to the scores of the classes that may be predicted [B, A].
 
     Returns:
-        int64 [num_images, min(5, A)] on the CPU, the same on every process; the first column is the argmax; of equal
-        scores the lower class comes first.
+        int64 [num_images, min(5, A)] on the CPU, the same on every process; the first column is the argmax;
+        of equal scores the lower class comes first.
 
     Raises:
         Stopped: a signal came to any process.
@@ -183,7 +196,9 @@ def image_features(computation: Computation, model: Model, images: Tensor) -> Te
 
 
 def most_likely(scores: Tensor, count: int) -> Tensor:
-    """The classes of the highest scores, int64 `[B, min(count, K)]` of `[B, K]`; of equal scores the lower class first."""
+    """The classes of the highest scores, int64 `[B, min(count, K)]` of `[B, K]`; of equal scores the lower
+    class first.
+    """
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
 
 
@@ -218,7 +233,11 @@ def representations(
 
 
 def _table(
-    runtime: Runtime, batches: Iterable[Batch], row: Callable[[Batch], Tensor], num_images: int, stop: StopFlag
+    runtime: Runtime,
+    batches: Iterable[Batch],
+    row: Callable[[Batch], Tensor],
+    num_images: int,
+    stop: StopFlag,
 ) -> Tensor:
     """Apply `row` to each batch of a split, and collect the rows in order; see `_in_order`."""
     rows: list[Tensor] = []
@@ -230,7 +249,10 @@ def _table(
 
 
 def _in_order(runtime: Runtime, rows: Tensor, samples: Tensor, num_images: int) -> Tensor:
-    """The rows of all processes in the order of the samples, on the CPU. Raises DataError unless each image occurs once."""
+    """The rows of all processes in the order of the samples, on the CPU.
+
+    Raises DataError unless each image occurs once.
+    """
     if runtime.num_processes > 1:
         rows, samples = runtime.accelerator.gather((rows.contiguous(), samples.to(rows.device)))
     rows, samples = rows.cpu(), samples.cpu()

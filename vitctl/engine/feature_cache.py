@@ -1,4 +1,6 @@
-"""Representations on disk: one pass over a data set serves every later run with the same weights, data and pre-processing."""
+"""Representations on disk: one pass over a data set serves every later run with the same weights, data and
+pre-processing.
+"""
 
 import hashlib
 import json
@@ -12,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitctl.engine.distributed.runtime import Runtime
-from vitctl.models.weights.files import save_tensors
+from vitctl.models.weights.containers import save_tensors
 from vitctl.system.files import atomic_write
 
 SUFFIX = ".safetensors"
@@ -28,16 +30,20 @@ def cached_features(
     limit_bytes: int,
     note: Callable[[str], None] = lambda _: None,
 ) -> tuple[Tensor | None, bool]:
-    """Representations of a split: read from the cache if a run with the same key stored them, else computed and stored.
+    """Representations of a split: read from the cache if a run with the same key stored them, else computed
+    and stored.
 
     Args:
         runtime: this process among its peers; only the main one reads and writes the cache.
         folder: of the cache; None stores nothing.
-        key: everything that the numbers depend on: digests of weights and data, pre-processing, precision; JSON.
-        compute: the pass over the images, [num_images, R] float32; raises unless they are those that the key names.
+        key: everything that the numbers depend on: digests of weights and data, pre-processing, precision;
+            JSON.
+        compute: the pass over the images, [num_images, R] float32; raises unless they are those that the key
+            names.
         num_images: a file of another length is not used.
         limit_bytes: the least recently used files are deleted until the folder is no larger.
-        note: called with a message when the cache could not be written, or a cached file is not used; the run continues.
+        note: called with a message when the cache could not be written, or a cached file is not used; the run
+            continues.
 
     Returns:
         the representations, None on the other processes when they came from the cache; and whether they did.
@@ -55,7 +61,8 @@ def cached_features(
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
             note(
-                f"{folder}: representations could not be cached for later runs ({reason}); choose another folder with fewshot.cache"
+                f"{folder}: representations could not be cached for later runs ({reason}); choose another "
+                f"folder with fewshot.cache"
             )
     return features, False
 

@@ -1,6 +1,8 @@
-"""log.jsonl and files like it: one JSON record per line, complete lines only, truncated to the checkpoint on resume.
+"""log.jsonl and files like it: one JSON record per line, complete lines only, truncated to the checkpoint on
+resume.
 
-The lines of log.jsonl and steps.jsonl are chained, see trace/chain.py; whoever reads records does not see the links.
+The lines of log.jsonl and steps.jsonl are chained, see trace/chain.py; whoever reads records does not see the
+links.
 """
 
 import errno
@@ -34,11 +36,14 @@ MOST_HELD = 20_000  # records held in memory for a file that cannot be written
 Record = dict[str, Any]
 Report = Callable[[Record], None]
 B = TypeVar("B", bound=Sized)
-# Fields of a record that must be numbers where they exist, and the largest: dates and the axes of charts are computed from them.
+# Fields of a record that must be numbers where they exist, and the largest: dates and the axes of charts are
+# computed from them.
 _MOST_SECONDS, _MOST = 1e11, 1e300
 _NUMBERS = {
     "time": _MOST_SECONDS,
-    **dict.fromkeys(("step", "total_steps", "samples", "epoch", "accuracy", "correct", "total", "shots"), _MOST),
+    **dict.fromkeys(
+        ("step", "total_steps", "samples", "epoch", "accuracy", "correct", "total", "shots"), _MOST
+    ),
     **dict.fromkeys(("num_bad", "num_skipped", "done", "images_per_second"), _MOST),
 }
 _CURVES = ("loss", "lr", "grad_norm", "data_wait", "mfu")  # may also be unknown, NaN or infinite
@@ -69,7 +74,10 @@ def never_raising(
                 return
             was_reported = True
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-            said = {"step": record.get("step", named.get("step", 0)), "text": f"{what} ({reason}); the run continues"}
+            said = {
+                "step": record.get("step", named.get("step", 0)),
+                "text": f"{what} ({reason}); the run continues",
+            }
             with suppress(OSError):
                 append_record(log, _stamped("warning", said))
 
@@ -119,7 +127,10 @@ def write_run_json(path: Path, value: Any) -> None:
 
 
 def read_run_json(path: Path) -> Any:
-    """What `write_run_json` wrote. Raises FileNotFoundError; LaunchError where it is no file; ValueError where it is not JSON."""
+    """What `write_run_json` wrote.
+
+    Raises FileNotFoundError; LaunchError where it is no file; ValueError where it is not JSON.
+    """
     os.stat(path)
     try:
         return parse_json_text(read_bytes(path, RUN_FILE.limit, error=LaunchError).decode())
@@ -128,7 +139,8 @@ def read_run_json(path: Path) -> Any:
 
 
 def append_record(path: Path, record: Record) -> None:
-    """Append one record in a single write, so that processes may share a file; an incomplete last line is ended first.
+    """Append one record in a single write, so that processes may share a file; an incomplete last line is
+    ended first.
 
     In a file of chained lines the record follows the last one; writers take turns by a lock.
 
@@ -140,7 +152,9 @@ def append_record(path: Path, record: Record) -> None:
     try:
         start = b"\n" if _is_torn(descriptor) else b""
         if path.name in CHAINED:
-            with suppress(OSError):  # a network disk without locks: one process writes, and its journal has a lock
+            with suppress(
+                OSError
+            ):  # a network disk without locks: one process writes, and its journal has a lock
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             line = chain.linked(line, chain.last_line(descriptor).sha256)
         line = start + line + b"\n"
@@ -151,7 +165,10 @@ def append_record(path: Path, record: Record) -> None:
 
 
 def _is_torn(descriptor: int) -> bool:
-    """Whether the last line is incomplete. If another process is writing it, the rest follows within microseconds."""
+    """Whether the last line is incomplete.
+
+    If another process is writing it, the rest follows within microseconds.
+    """
     for _ in range(20):
         size = os.fstat(descriptor).st_size
         if not size or os.pread(descriptor, 1, size - 1) == b"\n":
@@ -178,7 +195,9 @@ def parse_records(text: str) -> list[Record]:
 
 
 def _parse_record(line: str) -> Record | None:
-    """The record of a line; None where it is none: a record is an object whose kind is text and whose counts are numbers."""
+    """The record of a line; None where it is none: a record is an object whose kind is text and whose counts
+    are numbers.
+    """
     try:
         value = parse_json_text(chain.split(line.encode(errors="replace")).body.decode())
     except (ValueError, RecursionError):
@@ -203,7 +222,10 @@ def _is_not_finite(value: Any) -> bool:
 
 
 def cut_after(path: Path, step: int) -> None:
-    """Drop the records of steps later than `step`: the resumed run writes them again. Incomplete lines are dropped too."""
+    """Drop the records of steps later than `step`: the resumed run writes them again.
+
+    Incomplete lines are dropped too.
+    """
     if not path.exists():
         return
 
@@ -219,8 +241,8 @@ def cut_after(path: Path, step: int) -> None:
 class Journal:
     """Writes records to a run's log.jsonl and passes them to the progress display.
 
-    A log that cannot be written does not stop the run: there is one warning, and records are written later. Beyond MOST_HELD
-    held records the oldest are lost, and counted.
+    A log that cannot be written does not stop the run: there is one warning, and records are written later.
+    Beyond MOST_HELD held records the oldest are lost, and counted.
 
     Args:
         path: of log.jsonl; None writes nothing (all processes but the first).
@@ -241,7 +263,8 @@ class Journal:
 
         Args:
             at_once: report even if the last report was less than a second ago.
-            values: a training step; or `what`, `done` and `total` of a pass over images; or `text`, what the run waits for.
+            values: a training step; or `what`, `done` and `total` of a pass over images; or `text`, what the
+                run waits for.
         """
         now = time.monotonic()
         if self.path is not None and (at_once or now - self.last_shown >= SHOW_SECONDS):

@@ -37,7 +37,9 @@ def classify(
     own = given(batch)
     logits = model(normalise(own.images))
     labels, weights = sent(own.labels, logits.device), sent(own.weights, logits.device)
-    return classification_loss(logits, labels, weights, name=name, label_smoothing=label_smoothing, smoothing=smoothing)
+    return classification_loss(
+        logits, labels, weights, name=name, label_smoothing=label_smoothing, smoothing=smoothing
+    )
 
 
 def predict_masked_patches(
@@ -52,7 +54,8 @@ def predict_masked_patches(
 ) -> Tensor:
     """The summed loss of a batch in masked patch prediction.
 
-    The corrupted patches are a pure function of (seed, step, sample), independent of a resume and of how the batch is split.
+    The corrupted patches are a pure function of (seed, step, sample), independent of a resume and of how the
+    batch is split.
 
     Paper: Appendix B.1.2
     """
@@ -83,8 +86,9 @@ def classification_loss(
         weights: [B], 0 for images that do not count.
         name: "sigmoid": sum over the classes of binary cross-entropies; "softmax": cross-entropy.
         label_smoothing: how far targets are from 0 and 1.
-        smoothing: "spread": that share of the target is spread evenly over the K classes; "per_class", for "sigmoid": 1 at
-            a label becomes 1 - label_smoothing, 0 elsewhere label_smoothing, as in the authors' configurations.
+        smoothing: "spread": that share of the target is spread evenly over the K classes; "per_class", for
+            "sigmoid": 1 at a label becomes 1 - label_smoothing, 0 elsewhere label_smoothing, as in the
+            authors' configurations.
 
     Returns:
         a scalar.

@@ -37,7 +37,8 @@ def correct_predictions(best: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Which predictions are among an image's labels: bool `[N, 5]`.
 
     Args:
-        best: int64 `[N, 5]`, predicted classes of each image, the most likely first; fewer columns where there are fewer classes.
+        best: int64 `[N, 5]`, predicted classes of each image, the most likely first; fewer columns where
+            there are fewer classes.
         labels: int64 `[N]` or `[N, L]`, the correct classes, padded with -1.
     """
     sets = label_sets(labels)
@@ -45,7 +46,10 @@ def correct_predictions(best: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def count_hits(best: np.ndarray, labels: np.ndarray) -> Hits:
-    """Count correct predictions; images without any label do not count. Arguments as for `correct_predictions`."""
+    """Count correct predictions; images without any label do not count.
+
+    Arguments as for `correct_predictions`.
+    """
     labelled = (label_sets(labels) >= 0).any(axis=1)
     right = correct_predictions(best, labels)[labelled]
     return Hits(int(right[:, 0].sum()), int(right.any(axis=1).sum()), int(labelled.sum()))
@@ -67,7 +71,8 @@ def mean_per_class(by_class: np.ndarray) -> float:
     """Mean accuracy over the classes that have images, 0..1, each counting the same.
 
     Args:
-        by_class: int64 `[K, 2]` or wider, images and correct predictions of each class, as from `count_by_class`.
+        by_class: int64 `[K, 2]` or wider, images and correct predictions of each class, as from
+            `count_by_class`.
     """
     there = by_class[by_class[:, 0] > 0]
     return float(np.mean(there[:, 1] / there[:, 0])) if len(there) else 0.0
@@ -81,7 +86,8 @@ def baselines(labels: np.ndarray, num_answers: int) -> dict[str, float]:
         num_answers: number of classes that can be predicted.
 
     Returns:
-        `majority_class`: accuracy of always predicting the most frequent class; `chance`: of a random class. Shares 0..1.
+        `majority_class`: accuracy of always predicting the most frequent class; `chance`: of a random class.
+        Shares 0..1.
     """
     sets = label_sets(labels)
     sets = sets[(sets >= 0).any(axis=1)]
@@ -96,7 +102,9 @@ def baselines(labels: np.ndarray, num_answers: int) -> dict[str, float]:
 
 
 def verdict(numbers: Mapping[str, Any]) -> str:
-    """The warning for an accuracy that a constant prediction reaches too; "" for a better one, or without `baselines`."""
+    """The warning for an accuracy that a constant prediction reaches too; "" for a better one, or without
+    `baselines`.
+    """
     accuracy, majority = numbers.get("accuracy"), numbers.get("majority_class")
     if not isinstance(accuracy, float) or not isinstance(majority, float) or accuracy > majority:
         return ""
@@ -117,4 +125,6 @@ def count_confusions(best: np.ndarray, classes: np.ndarray) -> list[tuple[int, i
 def padded_sets(sets: Sequence[Sequence[int]]) -> np.ndarray:
     """Label sets of any length as int64 `[N, L]`, padded with -1."""
     width = max(1, max(map(len, sets), default=1))
-    return np.array([[*labels, *[-1] * (width - len(labels))] for labels in sets], np.int64).reshape(-1, width)
+    return np.array([[*labels, *[-1] * (width - len(labels))] for labels in sets], np.int64).reshape(
+        -1, width
+    )

@@ -1,11 +1,12 @@
 """MixUp and CutMix: images and targets blended with their neighbours', on the device, after normalisation.
 
-The partner of an image is the one before it in the global batch; that of the first is the last. The blend of a batch is a
-function of (seed, step). So the result depends neither on micro-batches nor on processes or workers, and a micro-batch needs
-only one image more than its own.
+The partner of an image is the one before it in the global batch; that of the first is the last. The blend of
+a batch is a function of (seed, step). So the result depends neither on micro-batches nor on processes or
+workers, and a micro-batch needs only one image more than its own.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.transfer import given, sent
-from vitctl.engine.losses import Normalise, Smoothing, classification_loss
+from vitctl.engine.losses import Normalise, Smoothing, classification_loss, classify
+from vitctl.recipe.sections import Loss
 
 Box = tuple[int, int, int, int]  # top, left, bottom, right
 _STREAM = 0x6D6978  # separates these random draws from those of the augmentation
@@ -23,7 +25,8 @@ _STREAM = 0x6D6978  # separates these random draws from those of the augmentatio
 
 @dataclass(frozen=True)
 class Mixing:
-    """Settings of MixUp and CutMix; with both on, each global batch gets one of them, with probability one half.
+    """Settings of MixUp and CutMix; with both on, each global batch gets one of them, with probability one
+    half.
 
     Args:
         mixup_alpha: MixUp's share of an image is drawn from Beta(alpha, alpha); 0 switches it off.
@@ -83,9 +86,9 @@ def classify_mixed(
 ) -> Tensor:
     """The summed classification loss of a batch whose images and targets are blended with their neighbours'.
 
-    An image whose partner cannot be used stays as it is; one that cannot be used itself has weight 0.
-    Both losses are affine in the target, and so are both forms of smoothing: the loss of a blended target is the blend of the
-    two losses.
+    An image whose partner cannot be used stays as it is; one that cannot be used itself has weight 0. Both
+    losses are affine in the target, and so are both forms of smoothing: the loss of a blended target is the
+    blend of the two losses.
     """
     own = given(batch)
     before = own.neighbour
@@ -121,3 +124,9 @@ def blended(images: Tensor, partners: Tensor, usable: Tensor, blend: Blend) -> T
     result = images.clone()
     result[area] = torch.where(usable, partners[area], images[area])
     return result
+
+
+def classification(loss: Loss, mixing: Mixing, seed: int) -> Callable[..., Tensor]:
+    """Return the objective of [loss] with labels: without `normalise`, see `classify`."""
+    objective = partial(classify_mixed, mixing=mixing, seed=seed) if mixing.is_on else classify
+    return partial(objective, name=loss.name, label_smoothing=loss.label_smoothing, smoothing=loss.smoothing)

@@ -1,4 +1,6 @@
-"""Updates that are skipped because loss or gradient is not finite: counted, and logged so that they can be reproduced."""
+"""Updates that are skipped because loss or gradient is not finite: counted, and logged so that they can be
+reproduced.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from vitctl.engine.distributed.sharding import local
-from vitctl.engine.loop import Result
+from vitctl.engine.step import Result
 from vitctl.errors import VitctlError
 
 SKIPPED = "skipped.jsonl"
@@ -35,9 +37,11 @@ def in_words(result: Result) -> str:
 
 
 def record(step: int, rank: int, result: Result, model: nn.Module, keys: list[str]) -> dict[str, Any]:
-    """A line of skipped.jsonl. Numbers are strings, since JSON has no infinity; norms of weights are of this process's shards.
+    """A line of skipped.jsonl. Numbers are strings, since JSON has no infinity; norms of weights are of this
+    process's shards.
 
-    On a GPU they may be those after one more update: the numbers of a step are read while the next one is computed.
+    On a GPU they may be those after one more update: the numbers of a step are read while the next one is
+    computed.
 
     Args:
         step: finished steps, this one included.
@@ -67,21 +71,26 @@ def check_bound(step: int, counts: Counts, result: Result, where: Path) -> None:
     """
     if counts.skipped_in_a_row >= MAX_IN_A_ROW:
         raise VitctlError(
-            f"step {step}: the last {MAX_IN_A_ROW} updates were not finite ({in_words(result)}) and were skipped, training "
-            f"stopped; {where} has norms and sample keys; lower optimizer.lr, set optimizer.clip_norm, or lengthen "
+            f"step {step}: the last {MAX_IN_A_ROW} updates were not finite ({in_words(result)}) and were "
+            f"skipped, training "
+            f"stopped; {where} has norms and sample keys; lower optimizer.lr, set optimizer.clip_norm, or "
+            f"lengthen "
             "schedule.warmup_steps"
         )
 
 
 def check_share(steps: int, counts: Counts, where: Path) -> None:
-    """Fail a finished run that skipped more than half of its updates: its weights are not the result of its recipe.
+    """Fail a finished run that skipped more than half of its updates: its weights are not the result of its
+    recipe.
 
     Raises:
         VitctlError: more than half of the updates were skipped.
     """
     if 2 * counts.num_skipped > steps:
         raise VitctlError(
-            f"{counts.num_skipped} of {steps} updates were not finite and were skipped: this is not the training that the recipe "
-            f"describes, and there is no result; {where} has norms and sample keys; lower optimizer.lr, set optimizer.clip_norm, "
+            f"{counts.num_skipped} of {steps} updates were not finite and were skipped: this is not the "
+            f"training that the recipe "
+            f"describes, and there is no result; {where} has norms and sample keys; lower optimizer.lr, set "
+            f"optimizer.clip_norm, "
             "or lengthen schedule.warmup_steps"
         )

@@ -14,25 +14,27 @@ from torch.optim.sgd import sgd
 from vitctl.engine.distributed.sharding import full, is_part, like, local
 from vitctl.errors import CheckpointError
 from vitctl.models.costs import OPTIMIZER_SLOTS
+from vitctl.recipe.sections import Optimizer as Section
 
 
-def build_optimizer(
-    model: nn.Module, *, name: str, weight_decay: float, beta1: float, beta2: float, eps: float, momentum: float
-) -> Optimizer:
-    """Adam in the AdamW form, or SGD with momentum, over every parameter (biases and norms too, as the authors did).
+def build_optimizer(model: nn.Module, chosen: Section) -> Optimizer:
+    """Build the optimizer of [optimizer] over every parameter, biases and norms too, as the authors did.
 
-    The learning rate is set before each step by the loop. Adam's decay is decoupled: p -= lr * weight_decay * p. SGD's is coupled:
-    gradient += weight_decay * p, before the momentum.
+    The learning rate is set before each step. Adam's decay is decoupled: p -= lr * weight_decay * p. SGD's is
+    coupled: gradient += weight_decay * p, before the momentum.
 
     Paper: Section 4.1, Tables 3 and 4; D.1 with BiT, Sections 3.3 and 4.2
     """
-    if name == "adam":
-        return DecoupledAdam(model.parameters(), lr=0.0, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay)
-    return CoupledSGD(model.parameters(), lr=0.0, momentum=momentum, weight_decay=weight_decay)
+    if chosen.name == "adam":
+        betas, decay = (chosen.beta1, chosen.beta2), chosen.weight_decay
+        return DecoupledAdam(model.parameters(), lr=0.0, betas=betas, eps=chosen.eps, weight_decay=decay)
+    return CoupledSGD(model.parameters(), lr=0.0, momentum=chosen.momentum, weight_decay=chosen.weight_decay)
 
 
 def take_step(optimizer: Any, is_finite: Tensor) -> None:
-    """Take a step, or change nothing where `is_finite`, a bool on the device, is false; nobody waits for the device to know."""
+    """Take a step, or change nothing where `is_finite`, a bool on the device, is false; nobody waits for the
+    device to know.
+    """
     optimizer.found_inf = (~is_finite).float()  # what torch's fused optimizers look for
     optimizer.step()
 
@@ -48,7 +50,9 @@ class DecoupledAdam(AdamW):
             for p in held:
                 if not self.state[p]:
                     counted = torch.zeros((), dtype=torch.float32, device=p.device)
-                    self.state[p].update(step=counted, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+                    self.state[p].update(
+                        step=counted, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p)
+                    )
             kept = [[local(self.state[p][slot]) for p in held] for slot in ("exp_avg", "exp_avg_sq")]
             with _whole_vectors([local(p) for p in held], *kept) as (parameters, means, squares):
                 adamw(
@@ -102,7 +106,8 @@ class CoupledSGD(SGD):
 def _whole_vectors(*lists: list[Tensor]) -> Iterator[list[list[Tensor]]]:
     """Within the block lists of tensors as `_padded` makes them; at its end they have what is in these.
 
-    A fused kernel on a CPU rounds what is left behind the last whole vector otherwise: a sharded parameter would get other bits.
+    A fused kernel on a CPU rounds what is left behind the last whole vector otherwise: a sharded parameter
+    would get other bits.
     """
     padded = [[_padded(tensor) for tensor in tensors] for tensors in lists]
     yield padded
@@ -125,9 +130,11 @@ def clip_gradients(
     scale: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Scale all gradients by `scale`, and then by min(1, max_norm / norm), without the small constant that torch adds to the norm.
+    """Scale all gradients by `scale`, and then by min(1, max_norm / norm), without the small constant that
+    torch adds to the norm.
 
-    If the norm is not finite, gradients are not clipped, so that one can find the cause. Nothing waits for a GPU.
+    If the norm is not finite, gradients are not clipped, so that one can find the cause. Nothing waits for a
+    GPU.
 
     Args:
         parameters: with gradients; where they are sharded, all processes take part.
@@ -136,8 +143,8 @@ def clip_gradients(
         dtype: that squares are added in; None: that of the gradients.
 
     Returns:
-        the global norm before clipping, a scalar in float32 or wider; and the norms `[P]` of which it is the norm, of each parameter
-        that has a gradient.
+        the global norm before clipping, a scalar in float32 or wider; and the norms `[P]` of which it is the
+        norm, of each parameter that has a gradient.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     each = torch.stack(_norms(gradients, dtype)) if gradients else torch.zeros(0)
@@ -155,7 +162,9 @@ def clip_gradients(
 
 
 def _norms(gradients: list[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
-    """As `torch.nn.utils.get_total_norm` computes them, with the same bits, unless they are computed in another type."""
+    """As `torch.nn.utils.get_total_norm` computes them, with the same bits, unless they are computed in
+    another type.
+    """
     if any(is_part(gradient) for gradient in gradients):
         return [torch.linalg.vector_norm(gradient) for gradient in gradients]
     return list(torch._foreach_norm(gradients, 2, dtype=dtype))
@@ -192,7 +201,9 @@ def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapp
     names = _names(optimizer, model)
     if by_name and set(by_name) != set(names.values()):
         odd = sorted(set(by_name) ^ set(names.values()))
-        raise CheckpointError(f"optimizer state does not fit the model: {len(odd)} parameters differ, first {odd[0]}")
+        raise CheckpointError(
+            f"optimizer state does not fit the model: {len(odd)} parameters differ, first {odd[0]}"
+        )
     for parameter, name in names.items():
         for slot, value in by_name.get(name, {}).items():
             optimizer.state[parameter][slot] = (

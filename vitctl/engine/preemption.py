@@ -31,9 +31,9 @@ class Stopped(Exception):  # noqa: N818 - not a failure
 class StopFlag:
     """Remembers the first signal.
 
-    `save_alone` saves a training without the other processes, in another thread, and returns why it could not, or "". `given_up` says
-    that this is being done, since another process does not answer. `give_up` ends a wait of the main thread for images; `reason` is
-    what it waited for.
+    `save_alone` saves a training without the other processes, in another thread, and returns why it could
+    not, or "". `given_up` says that this is being done, since another process does not answer. `give_up` ends
+    a wait of the main thread for images; `reason` is what it waited for.
     """
 
     def __init__(self) -> None:
@@ -62,10 +62,16 @@ class StopFlag:
             self.reason = ""  # the images have come
         elif next(self._calls) == 0:
             self.since, self.signal = time.monotonic(), signal.Signals(number)
-            say(f"{self.signal.name}: stopping as soon as the work so far is safe; a second signal stops at once")
+            say(
+                f"{self.signal.name}: stopping as soon as the work so far is safe; a second signal "
+                f"stops at once"
+            )
 
     def give_up(self, reason: str) -> None:
-        """Raise Stopped in the main thread while it waits for images, in whichever library that is. Called by another thread."""
+        """Raise Stopped in the main thread while it waits for images, in whichever library that is.
+
+        Called by another thread.
+        """
         self.reason = reason
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
 
@@ -74,13 +80,13 @@ class StopFlag:
 def stop_on_signals(echo_seconds: float = 0.0, *, ignore_afterwards: bool = False) -> Iterator[StopFlag]:
     """Within the block the signals that would end the process set the flag instead.
 
-    A second signal ends the process at once with code 3, even while a library blocks the main thread: the files on disk are
-    consistent at any moment.
+    A second signal ends the process at once with code 3, even while a library blocks the main thread: the
+    files on disk are consistent at any moment.
 
     Args:
         echo_seconds: time after the first signal in which further ones count as its echo.
-        ignore_afterwards: ignore signals after the block, while the process exits: a late signal must not turn it into a
-            failure.
+        ignore_afterwards: ignore signals after the block, while the process exits: a late signal must not
+            turn it into a failure.
     """
     flag = StopFlag()
     read, write = os.pipe()
@@ -121,7 +127,8 @@ def exit_on_signals(*, while_waiting: bool = False) -> None:
     """From here on a signal ends the process with code 3: during start-up there is nothing to save.
 
     Args:
-        while_waiting: also while a library blocks the main thread, for example in the rendezvous with other processes.
+        while_waiting: also while a library blocks the main thread, for example in the rendezvous with other
+            processes.
     """
     if while_waiting:
         read, write = os.pipe()
@@ -134,7 +141,9 @@ def exit_on_signals(*, while_waiting: bool = False) -> None:
 
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """Within the block the first signal raises KeyboardInterrupt, as Ctrl-C does; a second one ends the process at once."""
+    """Within the block the first signal raises KeyboardInterrupt, as Ctrl-C does; a second one ends the
+    process at once.
+    """
     came: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -149,7 +158,8 @@ def interrupt_on_signals() -> Iterator[None]:
 
 
 def say(text: str, file: int = 2) -> None:
-    """Print a line from a signal handler, where Python's streams must not be used; on a terminal, on a new line.
+    """Print a line from a signal handler, where Python's streams must not be used; on a terminal, on a new
+    line.
 
     Args:
         text: the line.

@@ -1,11 +1,11 @@
 """Closed-form few-shot classification: regularised least squares from frozen representations to {-1, 1}^K.
 
-N images, R features, K classes. With X [N, R + 1] (standardised, and a constant column) and Y [N, K] of -1 and 1,
-W = (X'X + l2 I)^-1 X'Y = X' (XX' + l2 I)^-1 Y; the smaller of the two matrices is decomposed, once for
+N images, R features, K classes. With X [N, R + 1] (standardised, and a constant column) and Y [N, K] of -1
+and 1, W = (X'X + l2 I)^-1 X'Y = X' (XX' + l2 I)^-1 Y; the smaller of the two matrices is decomposed, once for
 all l2.
 
-In float64 by default: the constant column alone makes X'X of 10,000 images as large as 1e8, and float32 then loses
-regularisers below 1. Large tensors are processed in chunks, so that they are never held twice.
+In float64 by default: the constant column alone makes X'X of 10,000 images as large as 1e8, and float32 then
+loses regularisers below 1. Large tensors are processed in chunks, so that they are never held twice.
 
 Paper: Section 4.1; constants of the authors' later fewshot_lsr evaluator.
 """
@@ -50,7 +50,8 @@ def choose_shots(
         of_class = rng.permutation(np.flatnonzero(labels == label))
         if len(of_class) < shots:
             raise DataError(
-                f"class {repr(class_names[label]) if class_names else label} has {len(of_class)} training images, "
+                f"class {repr(class_names[label]) if class_names else label} has {len(of_class)} training "
+                f"images, "
                 f"{shots} shots were asked; ask for fewer with --shots, e.g. --shots {max(1, len(of_class))}"
             )
         chosen.append(of_class[:shots])
@@ -59,7 +60,8 @@ def choose_shots(
 
 @dataclass(frozen=True)
 class Ridge:
-    """The problem of one draw, decomposed: any regulariser then costs one product, W = basis (targets / (values + l2)).
+    """The problem of one draw, decomposed: any regulariser then costs one product, W = basis (targets /
+    (values + l2)).
 
     Args:
         mean, std: [R], what images are standardised with.
@@ -79,7 +81,9 @@ class Ridge:
         return self.basis @ self._shrunk(l2)
 
     def project(self, images: Tensor) -> Tensor:
-        """Representations [M, R] in the basis, [M, E]: computed once, it gives the scores for every regulariser."""
+        """Representations [M, R] in the basis, [M, E]: computed once, it gives the scores for every
+        regulariser.
+        """
         return _with_bias((images.to(self.mean.dtype) - self.mean) / self.std) @ self.basis
 
     def scores(self, projected: Tensor, l2: float) -> Tensor:
@@ -90,7 +94,9 @@ class Ridge:
         return self.targets / (self.values + l2).unsqueeze(1)
 
 
-def decompose(train: Tensor, train_labels: Tensor, *, num_classes: int, dtype: torch.dtype = torch.float64) -> Ridge:
+def decompose(
+    train: Tensor, train_labels: Tensor, *, num_classes: int, dtype: torch.dtype = torch.float64
+) -> Ridge:
     """Standardise, append the constant column, and decompose.
 
     Args:
@@ -101,9 +107,9 @@ def decompose(train: Tensor, train_labels: Tensor, *, num_classes: int, dtype: t
     """
     num = len(train)
     mean = torch.stack([part.to(dtype).sum(dim=0) for part in torch.split(train, _CHUNK)]).sum(dim=0) / num
-    spread = torch.stack([(part.to(dtype) - mean).square().sum(dim=0) for part in torch.split(train, _CHUNK)]).sum(
-        dim=0
-    )
+    spread = torch.stack(
+        [(part.to(dtype) - mean).square().sum(dim=0) for part in torch.split(train, _CHUNK)]
+    ).sum(dim=0)
     std = (spread / num).sqrt() + STD_EPS
     if num > train.shape[1]:
         gram, products = torch.zeros((), dtype=dtype), torch.zeros((), dtype=dtype)
@@ -117,7 +123,9 @@ def decompose(train: Tensor, train_labels: Tensor, *, num_classes: int, dtype: t
     return Ridge(mean, std, x.T @ vectors, values, _times_targets(vectors, train_labels, num_classes))
 
 
-def fit_and_score(train: Tensor, train_labels: Tensor, test: Tensor, *, num_classes: int, l2: float) -> Tensor:
+def fit_and_score(
+    train: Tensor, train_labels: Tensor, test: Tensor, *, num_classes: int, l2: float
+) -> Tensor:
     """Scores [M, K] of the test images for one regulariser, in float64.
 
     Args:
@@ -131,8 +139,12 @@ def fit_and_score(train: Tensor, train_labels: Tensor, test: Tensor, *, num_clas
     return ridge.scores(ridge.project(test), l2)
 
 
-def count_correct(ridge: Ridge, test: Tensor, test_labels: Tensor, l2s: Sequence[float]) -> list[NDArray[np.int64]]:
-    """How many of the test images [M, R] of each class are right, [K] for each regulariser; of equal scores the first counts."""
+def count_correct(
+    ridge: Ridge, test: Tensor, test_labels: Tensor, l2s: Sequence[float]
+) -> list[NDArray[np.int64]]:
+    """How many of the test images [M, R] of each class are right, [K] for each regulariser; of equal scores
+    the first counts.
+    """
     num_classes = ridge.targets.shape[1]
     correct = [np.zeros(num_classes, np.int64) for _ in l2s]
     for images, labels in zip(torch.split(test, _CHUNK), torch.split(test_labels, _CHUNK), strict=True):
@@ -146,10 +158,12 @@ def count_correct(ridge: Ridge, test: Tensor, test_labels: Tensor, l2s: Sequence
 def choose_l2(accuracies: NDArray[np.float64], *, leave_self_out: bool) -> NDArray[np.int64]:
     """The regulariser at which each data set is reported: the one of the best mean rank over the data sets.
 
-    Ranks are within a data set, argsort of argsort, so that the first of equal accuracies counts as the lower.
+    Ranks are within a data set, argsort of argsort, so that the first of equal accuracies counts as the
+    lower.
 
     Args:
-        accuracies: [S, L] of S data sets at L regularisers; as in the authors' evaluator these are test accuracies.
+        accuracies: [S, L] of S data sets at L regularisers; as in the authors' evaluator these are test
+            accuracies.
         leave_self_out: exclude a data set's own ranks when its regulariser is chosen; needs two data sets.
 
     Returns:
@@ -166,7 +180,9 @@ def choose_l2(accuracies: NDArray[np.float64], *, leave_self_out: bool) -> NDArr
 
 
 def _times_targets(rows: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """rows'Y [E, K] of rows [N, E]: Y is -1 except for one entry per row, so that sums over classes replace the product."""
+    """rows'Y [E, K] of rows [N, E]: Y is -1 except for one entry per row, so that sums over classes replace
+    the product.
+    """
     of_class = torch.zeros(num_classes, rows.shape[1], dtype=rows.dtype).index_add_(0, labels, rows)
     return (2 * of_class - rows.sum(dim=0)).T
 

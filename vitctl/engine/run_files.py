@@ -13,7 +13,8 @@ STEP_RECORDS, TRACE = (
 # A checkpoint's files of tensors, each NAME.safetensors; no average where there is none.
 MODEL, AVERAGE, OPTIMIZER = "model", "ema", "optimizer"
 STATE = "state.json"
-# In state.json: digests of the last lines of steps.jsonl and log.jsonl, and the steps before it that have no record.
+# In state.json: digests of the last lines of steps.jsonl and log.jsonl, and the steps before it that have no
+# record.
 STEPS_HEAD, LOG_HEAD, UNRECORDED = "steps_head", "log_head", "unrecorded"
 STEPS = "step_*"
 FEATURES = "features"  # beside the runs that share them: representations that `fewshot` kept

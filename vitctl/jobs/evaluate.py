@@ -6,53 +6,64 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source
+from vitctl.engine.computation import choose_kernels, computed, use_kernels
+from vitctl.engine.distributed.runtime import num_workers
 from vitctl.engine.evaluation import top_predictions
+from vitctl.engine.identity import run_of
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.metrics import baselines, count_hits, mean_per_class
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.run_files import RECIPE
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.features import ImagePass
-from vitctl.jobs.inputs.data import open_scored
 from vitctl.jobs.inputs.labels import OF_OBJECTNET, choose_label_rule, write_counts
 from vitctl.jobs.inputs.network import unseen_pixels
-from vitctl.jobs.inputs.same_inputs import check_found
-from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, scored_weights
-from vitctl.jobs.provenance import computed, shown, weights_scored
-from vitctl.jobs.record.identity import run_of
-from vitctl.jobs.record.integrity import WHOLE, verify
-from vitctl.jobs.record.kernels import choose_kernels, use_kernels
+from vitctl.jobs.inputs.opened import Inputs, open_inputs
+from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, scored_weights
+from vitctl.jobs.provenance import shown, weights_scored
+from vitctl.jobs.record.data_verified import WHOLE, verify
 from vitctl.jobs.record.result import RunResult, data_used, read_result
-from vitctl.jobs.training import num_workers, on_device, open_journal, start_runtime
+from vitctl.jobs.training import on_device, open_journal, start_runtime
 from vitctl.recipe.schema import Evaluate
 
 # BiT's pre-processing of ObjectNet: the shorter side, and the square in its centre.
 OBJECTNET_RESIZE, OBJECTNET_SIZE = 512, 480
 
 
-def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:
-    """Top-1 and top-5 of weights.source on data.eval_split, with the pre-processing that is stored with the weights.
+def evaluate(
+    recipe: Evaluate,
+    run_dir: Path,
+    report: Report = silent,
+    stop: StopFlag | None = None,
+    inputs: Inputs | None = None,
+) -> RunResult:
+    """Top-1 and top-5 of weights.source on data.eval_split, with the pre-processing that is stored with the
+    weights.
 
     Args:
         recipe: checked.
         run_dir: gets log.jsonl, per_class.csv, confusion.csv and, by the caller, result.json.
         report: called with every log record of the main process.
         stop: set by signals.
+        inputs: the images, if they are open already.
 
     Returns:
-        the accuracies with their integers, under the data's labels and under those that evaluation.labels names.
+        the accuracies with their integers, under the data's labels and under those that evaluation.labels
+        names.
 
     Raises:
         CheckpointError: the head has other classes than the data, or is all zeros.
-        DataError: an image was not counted exactly once, or the images are not those that evaluation.labels is for.
+        DataError: an image was not counted exactly once, or the images are not those that evaluation.labels
+            is for.
         Stopped: a signal came.
 
     Paper: Section 4.1; Appendix D.9 (ObjectNet)
     """
     stop = StopFlag() if stop is None else stop
     found = scored_weights(recipe)
-    source = open_scored(recipe.data, recipe.data.eval_split, run_dir)
+    source = (inputs or open_inputs(recipe, run_dir)).scored
+    assert source is not None
     if not found.weights.has_head:
         raise CheckpointError(
             f"{found.path}: its head is all zeros, as in the released ImageNet-21k files; fine-tune it first"
@@ -72,7 +83,9 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
     for text in unseen_pixels(model.config):
         journal.write("warning", step=0, text=text)
     mean, std, workers = tuple(meta["mean"]), tuple(meta["std"]), num_workers(recipe.machine, runtime)
-    look = ImagePass(runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop, bytes_read)
+    look = ImagePass(
+        runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop, bytes_read
+    )
     model = on_device(model, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime.computation))
     best = look.through(top_predictions, "scoring", model, source, to_scores=rule.to_scores).numpy()
@@ -105,20 +118,24 @@ def evaluate(recipe: Evaluate, run_dir: Path, report: Report = silent, stop: Sto
 
 
 def _check_held_out(split: str, found: FoundWeights, source: Source) -> None:
-    """Refuse a part of a data set that the run of the weights scored too, but with other images: some may be trained on."""
+    """Refuse a part of a data set that the run of the weights scored too, but with other images: some may be
+    trained on.
+    """
     run = run_of(Path(found.path))
     trained = read_result(run) if (run / RECIPE).is_file() else None
     used = trained.provenance if trained is not None else {}
     if "[" in split and used.get("split") == split and used.get("data_sha256") != source.digest:
         whole = split.partition("[")[0]
         raise DataError(
-            f"data.eval_split = '{split}': {run} held out other images under this name, and may have been trained on some of these; "
+            f"data.eval_split = '{split}': {run} held out other images under this name, and may have been "
+            f"trained on some of these; "
             f"give the data that it was trained on, or score all of another set with --split {whole}"
         )
 
 
 def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:
-    """The pre-processing of [data]; unset values are those stored with the weights, and for ObjectNet's labels those of BiT.
+    """The pre-processing of [data]; unset values are those stored with the weights, and for ObjectNet's
+    labels those of BiT.
 
     At another image size the centre crop keeps its share: 224 out of 256 becomes 336 out of 384.
 
@@ -139,11 +156,14 @@ def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTran
     resize = data.eval_resize or round(resize * image_size / size)
     if 0 < resize < image_size:
         raise RecipeError(
-            f"data.eval_resize = {resize} is smaller than the images of {image_size} pixels that are cut out of it; set it to at "
+            f"data.eval_resize = {resize} is smaller than the images of {image_size} pixels that are cut out "
+            f"of it; set it to at "
             f"least {image_size}, or to 0"
         )
     upright = (
-        meta.get("exif_orientation", data.turns_upright) if data.exif_orientation == "auto" else data.turns_upright
+        meta.get("exif_orientation", data.turns_upright)
+        if data.exif_orientation == "auto"
+        else data.turns_upright
     )
     return EvalTransform(
         image_size,

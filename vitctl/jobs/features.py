@@ -9,17 +9,17 @@ from torch import Tensor
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.loader.batches import eval_batches
-from vitctl.data.source.integrity import Verification
-from vitctl.data.source.read import Source
+from vitctl.data.source.verification import Verification
+from vitctl.data.source.views import Source
+from vitctl.engine.computation import kernels_used
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import representations
 from vitctl.engine.feature_cache import cached_features
 from vitctl.engine.journal import Journal
 from vitctl.engine.preemption import StopFlag
-from vitctl.jobs.record.integrity import check_whole
-from vitctl.jobs.record.kernels import kernels_used
+from vitctl.jobs.record.data_verified import check_whole
 from vitctl.models.build import Model
-from vitctl.models.weights.load import weights_digest
+from vitctl.models.weights.weights_file import weights_digest
 
 FORMAT = "vitctl-features/2"  # 1 could be of images that were changed on the way from a server
 
@@ -31,8 +31,8 @@ T = TypeVar("T")
 class ImagePass:
     """How images are shown to a network. `mean` and `std` are of the weights; `batch_size` is of one process.
 
-    `whole_batches`: no batch depends on the number of processes, as `eval_batches` says. `shards`: every shard that is decoded is
-    verified by it.
+    `whole_batches`: no batch depends on the number of processes, as `eval_batches` says. `shards`: every
+    shard that is decoded is verified by it.
     """
 
     runtime: Runtime
@@ -47,7 +47,9 @@ class ImagePass:
     whole_batches: bool = False
 
     def __call__(self, model: Model, source: Source) -> Tensor:
-        """The input of the classification layer, [N, R] float32 on the CPU, in the split's order, the same on every process."""
+        """The input of the classification layer, [N, R] float32 on the CPU, in the split's order, the same on
+        every process.
+        """
         return self.through(representations, "features", model, source)
 
     def through(self, function: Callable[..., T], what: str, model: Model, source: Source, **more: Any) -> T:
@@ -70,7 +72,9 @@ class ImagePass:
         )
         batches = self.journal.watch(batches, what, len(source), runtime.num_processes)
         normalise = runtime.normaliser(self.mean, self.std)
-        found = function(runtime, model, batches, num_images=len(source), normalise=normalise, stop=self.stop, **more)
+        found = function(
+            runtime, model, batches, num_images=len(source), normalise=normalise, stop=self.stop, **more
+        )
         check_whole(self.shards, runtime, source)
         return found
 

@@ -1,4 +1,6 @@
-"""Few-shot linear evaluation (Section 4.1): regularised least squares on frozen representations, in closed form."""
+"""Few-shot linear evaluation (Section 4.1): regularised least squares on frozen representations, in closed
+form.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -10,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.engine.distributed.runtime import Runtime
+from vitctl.engine.computation import choose_kernels, computed, use_kernels
+from vitctl.engine.distributed.runtime import Runtime, num_workers
 from vitctl.engine.evaluation import stop_together
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.metrics import baselines
@@ -19,15 +22,14 @@ from vitctl.engine.ridge import L2_GRID, choose_l2
 from vitctl.engine.run_files import FEATURES
 from vitctl.errors import DataError
 from vitctl.jobs.features import ImagePass, cached_pass
-from vitctl.jobs.inputs.fewshot_sets import FewshotSet, drawn_rows, open_sets, score_draw
+from vitctl.jobs.inputs.fewshot_sets import FewshotSet, drawn_rows, score_draw
 from vitctl.jobs.inputs.network import unseen_pixels
-from vitctl.jobs.inputs.same_inputs import check_found
-from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, random_in_words, weights_of
-from vitctl.jobs.provenance import computed, shown, weights_used
-from vitctl.jobs.record.integrity import WHOLE, check_whole, verify
-from vitctl.jobs.record.kernels import choose_kernels, use_kernels
+from vitctl.jobs.inputs.opened import Inputs, open_inputs
+from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, random_in_words, weights_of
+from vitctl.jobs.provenance import shown, weights_used
+from vitctl.jobs.record.data_verified import WHOLE, check_whole, verify
 from vitctl.jobs.record.result import RunResult
-from vitctl.jobs.training import num_workers, on_device, open_journal, start_runtime
+from vitctl.jobs.training import on_device, open_journal, start_runtime
 from vitctl.models.build import Model, build
 from vitctl.recipe.schema import Fewshot
 from vitctl.system.tables import write_csv
@@ -48,19 +50,29 @@ class Line(NamedTuple):
     mean_per_class: float
 
 
-def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopFlag | None = None) -> RunResult:
-    """Score frozen representations with a few images per class, for every data set, fewshot.shots and fewshot.seeds.
+def fewshot(
+    recipe: Fewshot,
+    run_dir: Path,
+    report: Report = silent,
+    stop: StopFlag | None = None,
+    inputs: Inputs | None = None,
+) -> RunResult:
+    """Score frozen representations with a few images per class, for every data set, fewshot.shots and
+    fewshot.seeds.
 
-    One pass over each split gives the representations for all shots, seeds and regularisers, and for later runs.
+    One pass over each split gives the representations for all shots, seeds and regularisers, and for later
+    runs.
 
     Args:
         recipe: checked.
         run_dir: gets log.jsonl, fewshot.csv, chosen.csv (the images drawn) and, by the caller, result.json.
         report: called with every log record of the main process.
         stop: set by signals.
+        inputs: the images, if they are open already.
 
     Returns:
-        accuracy per number of shots, the mean over data sets and seeds; and of each data set, with its regulariser.
+        accuracy per number of shots, the mean over data sets and seeds; and of each data set, with its
+        regulariser.
 
     Raises:
         DataError: the splits have other classes, or a class has fewer images than shots.
@@ -70,7 +82,7 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
     """
     stop = StopFlag() if stop is None else stop
     found = weights_of(recipe)
-    sets = open_sets(recipe.data, recipe.fewshot.shots, run_dir)
+    sets = (inputs or open_inputs(recipe, run_dir)).sets
     runtime = start_runtime(recipe.machine, run_dir)
     journal = open_journal(runtime, run_dir, report)
     check_found(runtime, found, [source for one in sets for source in (one.train, one.test)])
@@ -90,7 +102,9 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
     folder = Path(recipe.fewshot.cache) if recipe.fewshot.cache else run_dir.parent / FEATURES
     limit = int(recipe.fewshot.cache_gib * 2**30)
     warn = partial(journal.write, "warning", step=0)
-    features = cached_pass(one_pass, model, model.config, folder, limit_bytes=limit, note=lambda text: warn(text=text))
+    features = cached_pass(
+        one_pass, model, model.config, folder, limit_bytes=limit, note=lambda text: warn(text=text)
+    )
 
     lines: list[Line] = []
     for one in sets:
@@ -106,7 +120,9 @@ def fewshot(recipe: Fewshot, run_dir: Path, report: Report = silent, stop: StopF
         _write_files(recipe, sets, lines, run_dir)
         for shots in metrics["accuracy"]:
             seeds = metrics["by_seed"][shots]
-            journal.write("fewshot", step=0, shots=int(shots), accuracy=metrics["accuracy"][shots], seeds=seeds)
+            journal.write(
+                "fewshot", step=0, shots=int(shots), accuracy=metrics["accuracy"][shots], seeds=seeds
+            )
     files = {"scores": str(run_dir / SCORES), "chosen": str(run_dir / CHOSEN)}
     used = _provenance(recipe, runtime, found, sets, transform) | WHOLE
     return RunResult("fewshot", "done", metrics, used, files)
@@ -135,11 +151,14 @@ def _score(recipe: Fewshot, one: FewshotSet, features: tuple[Tensor, Tensor], st
     """The lines of a data set; after a signal only some of them."""
     if not all(bool(part.isfinite().all()) for part in features):
         raise DataError(
-            "the model's representations are NaN or infinite, so that their accuracy means nothing; use other weights"
+            "the model's representations are NaN or infinite, so that their accuracy means nothing; use "
+            "other weights"
         )
     dtype = torch.float64 if recipe.fewshot.float64 else torch.float32
     return [
-        Line(one.name, shots, seed, l2, score.accuracy, score.correct, score.total, score.mean_per_class or 0.0)
+        Line(
+            one.name, shots, seed, l2, score.accuracy, score.correct, score.total, score.mean_per_class or 0.0
+        )
         for shots in recipe.fewshot.shots
         for seed in recipe.fewshot.seeds
         if not stop.raised
@@ -152,7 +171,9 @@ def _score(recipe: Fewshot, one: FewshotSet, features: tuple[Tensor, Tensor], st
 
 
 def _table(recipe: Fewshot, sets: list[FewshotSet], lines: list[Line]) -> dict[str, Any]:
-    """Accuracies at the chosen regularisers, which are chosen for each number of shots by the mean over seeds."""
+    """Accuracies at the chosen regularisers, which are chosen for each number of shots by the mean over
+    seeds.
+    """
     f, grid = recipe.fewshot, _grid(recipe)
     shape = (len(sets), len(f.shots), len(f.seeds), len(grid))
     every: NDArray[np.float64] = np.array([line.accuracy for line in lines]).reshape(shape)

@@ -6,26 +6,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitctl.data.source.integrity import Verification
-from vitctl.data.source.read import Source
+from vitctl.data.source.verification import Verification
+from vitctl.data.source.views import Source
+from vitctl.engine.computation import dropout_draws
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Journal, Record, Report, silent
 from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
+from vitctl.engine.trainer import RunContext
 from vitctl.jobs.inputs.data import at_size, open_training_images
 from vitctl.jobs.inputs.length import fitted_recipe
 from vitctl.jobs.inputs.network import rates_in_words, rates_of, unseen_pixels
+from vitctl.jobs.inputs.opened import Inputs, open_inputs
 from vitctl.jobs.inputs.sampling import sampling_notes
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_of
 from vitctl.jobs.provenance import trained, training_result, weights_used
-from vitctl.jobs.record.integrity import verified, verify
-from vitctl.jobs.record.kernels import dropout_draws
+from vitctl.jobs.record.data_verified import verified, verify
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.sweep import SEEDS, Trial, best, broadcast_score, run_trials
 from vitctl.jobs.training import (
     Act,
-    RunContext,
     digest_of,
     images_of,
     on_device,
@@ -43,15 +44,17 @@ def finetune(
     report: Report = silent,
     stop: StopFlag | None = None,
     act: Act | None = None,
+    inputs: Inputs | None = None,
 ) -> RunResult:
     """Fine-tune weights.source on data.train_split, resuming from run_dir's newest checkpoint.
 
-    With sweep.lrs, each learning rate is first trained on sweep.train_split and scored on sweep.eval_split, in sweep/lr_VALUE/;
-    the best one then trains on all of data.train_split. With finetune.seeds, the first seed trains in run_dir, whose weights
-    represent the run, and each other one in seeds/seed_VALUE/, of which the result and the log are kept.
+    With sweep.lrs, each learning rate is first trained on sweep.train_split and scored on sweep.eval_split,
+    in sweep/lr_VALUE/; the best one then trains on all of data.train_split. With finetune.seeds, the first
+    seed trains in run_dir, whose weights represent the run, and each other one in seeds/seed_VALUE/, of which
+    the result and the log are kept.
 
-    Both pre-training head layers are dropped; the new head is one zero-initialised linear layer. The position embedding is
-    resized when the image size changes.
+    Both pre-training head layers are dropped; the new head is one zero-initialised linear layer. The position
+    embedding is resized when the image size changes.
 
     Args:
         recipe: checked.
@@ -59,9 +62,11 @@ def finetune(
         report: called with every log record of the main process.
         stop: set by signals.
         act: done with each prepared training instead of it, see `RunContext`.
+        inputs: the images, if they are open already.
 
     Returns:
-        accuracy on data.eval_split (with several seeds mean and deviation), its provenance, and the table of the sweep.
+        accuracy on data.eval_split (with several seeds mean and deviation), its provenance, and the table of
+        the sweep.
 
     Raises:
         Stopped: a signal came; the state is saved, and finished rates and seeds are not trained again.
@@ -71,7 +76,11 @@ def finetune(
     stop = StopFlag() if stop is None else stop
     found = weights_of(recipe)
     data = at_size(recipe.data, found.weights.config.image_size)
-    train_on, score_on = open_training_images(data, run_dir)
+    inputs = inputs or open_inputs(recipe, run_dir)
+    train_on, score_on = inputs.train, inputs.scored
+    if data.synthetic:  # their size may be that of the weights
+        train_on, score_on = open_training_images(data, run_dir)
+    assert train_on is not None
     recipe = fitted_recipe(recipe, len(train_on))
     runtime = start_runtime(recipe.machine, run_dir, recipe.log)
     journal = open_journal(runtime, run_dir, report)
@@ -80,7 +89,7 @@ def finetune(
     bytes_read = verify(runtime, run_dir, score_on, train_on)
 
     context = _JobContext(runtime, journal, report, stop, found, data, digest_of(recipe), bytes_read, act)
-    tried = _sweep(recipe, context, run_dir) if recipe.sweep.lrs else []
+    tried = _sweep(recipe, context, run_dir, inputs.tried) if inputs.tried else []
     recipe = _with_lr(recipe, best(tried).value) if tried else recipe
     seeds = recipe.finetune.seeds or (recipe.seed,)
     score, used = _train(_with_seed(recipe, seeds[0]), context, run_dir, journal, train_on, score_on)
@@ -98,20 +107,16 @@ def finetune(
     if not tried:
         return result
     table = {f"{one.value:g}": one.score.accuracy for one in tried}
-    splits = {"train_split": recipe.sweep.train_split, "split": recipe.sweep.eval_split, "total": tried[0].score.total}
+    splits = {
+        "train_split": recipe.sweep.train_split,
+        "split": recipe.sweep.eval_split,
+        "total": tried[0].score.total,
+    }
     return replace(
         result,
         metrics={**result.metrics, "sweep": table},
         provenance={**result.provenance, "sweep": splits},
     )
-
-
-def open_sweep(recipe: Finetune, data: TrainImages, run_dir: Path) -> tuple[Source, Source]:
-    """The images that the learning rates are trained on, and those that they are scored on."""
-    splits = {"train_split": recipe.sweep.train_split, "eval_split": recipe.sweep.eval_split}
-    train_on, score_on = open_training_images(data.model_copy(update=splits), run_dir)
-    assert score_on is not None
-    return train_on, score_on
 
 
 @dataclass(frozen=True)
@@ -129,8 +134,10 @@ class _JobContext:
     act: Act | None = None
 
 
-def _sweep(recipe: Finetune, context: _JobContext, run_dir: Path) -> list[Trial]:
-    train_on, score_on = open_sweep(recipe, context.data, run_dir)
+def _sweep(
+    recipe: Finetune, context: _JobContext, run_dir: Path, images: tuple[Source, Source]
+) -> list[Trial]:
+    train_on, score_on = images
 
     def attempt(lr: float, folder: Path) -> Score | None:
         return _one_of_many(_with_lr(recipe, lr), context, folder, f"lr {lr:g}", (train_on, score_on))
@@ -138,7 +145,9 @@ def _sweep(recipe: Finetune, context: _JobContext, run_dir: Path) -> list[Trial]
     must_match = _score_identity(recipe, context, train_on, score_on)
     tried = run_trials(recipe.sweep.lrs, attempt, run_dir, context.runtime, knob="lr", must_match=must_match)
     table = {f"{one.value:g}": one.score.accuracy for one in tried}
-    context.journal.write("sweep", step=0, split=recipe.sweep.eval_split, accuracies=table, lr=best(tried).value)
+    context.journal.write(
+        "sweep", step=0, split=recipe.sweep.eval_split, accuracies=table, lr=best(tried).value
+    )
     return tried
 
 
@@ -159,7 +168,9 @@ def _repeat(
         return _one_of_many(_with_seed(recipe, int(seed)), context, folder, f"seed {seed}", images)
 
     must_match = _score_identity(recipe, context, train_on, score_on) | {"lr": recipe.optimizer.lr}
-    others = run_trials(seeds[1:], attempt, run_dir, context.runtime, knob="seed", must_match=must_match, where=SEEDS)
+    others = run_trials(
+        seeds[1:], attempt, run_dir, context.runtime, knob="seed", must_match=must_match, where=SEEDS
+    )
     return [Trial(seeds[0], broadcast_score(first, context.runtime)), *others]
 
 
@@ -177,7 +188,9 @@ def _one_of_many(
 def over_seeds(repeated: Sequence[Trial]) -> dict[str, Any]:
     """Mean and deviation (of the population) of the accuracies of several seeds, and each of them."""
     accuracies = [one.score.accuracy for one in repeated]
-    by_seed = {str(one.value): {"accuracy": one.score.accuracy, "correct": one.score.correct} for one in repeated}
+    by_seed = {
+        str(one.value): {"accuracy": one.score.accuracy, "correct": one.score.correct} for one in repeated
+    }
     return {
         "accuracy": statistics.fmean(accuracies),
         "std": statistics.pstdev(accuracies),
@@ -186,7 +199,9 @@ def over_seeds(repeated: Sequence[Trial]) -> dict[str, Any]:
     }
 
 
-def _score_identity(recipe: Finetune, context: _JobContext, train_on: Source, score_on: Source) -> dict[str, Any]:
+def _score_identity(
+    recipe: Finetune, context: _JobContext, train_on: Source, score_on: Source
+) -> dict[str, Any]:
     """What all scores of one job have in common."""
     return {
         "from_sha256": context.found.weights.digest,
@@ -206,7 +221,12 @@ def _with_lr(recipe: Finetune, lr: float) -> Finetune:
 
 
 def _train(
-    recipe: Finetune, context: _JobContext, folder: Path, journal: Journal, train_on: Source, score_on: Source | None
+    recipe: Finetune,
+    context: _JobContext,
+    folder: Path,
+    journal: Journal,
+    train_on: Source,
+    score_on: Source | None,
 ) -> tuple[Score | None, dict[str, Any]]:
     """One training in a folder: its score after the last step, and its provenance."""
     data, found = context.data, context.found
@@ -227,7 +247,9 @@ def _train(
     meta = images.meta(found.weights.meta["mean"], found.weights.meta["std"], recipe.loss.name)
     score = train(
         recipe,
-        RunContext(context.runtime, folder, journal, context.stop, context.shards, context.act, context.recipe_digest),
+        RunContext(
+            context.runtime, folder, journal, context.stop, context.shards, context.act, context.recipe_digest
+        ),
         on_device(model, context.runtime),
         images,
         meta,

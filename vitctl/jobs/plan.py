@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,21 +16,40 @@ from vitctl.data.datasets.catalog import find_data_set, known_size, missing_shar
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.splits import select
-from vitctl.engine.schedule import total_steps
+from vitctl.engine.schedule import lanes_note, lanes_of, learning_rate, total_steps
 from vitctl.errors import CheckpointError, DataError, RecipeError
-from vitctl.jobs.inputs.lanes import lanes_note, lanes_of
-from vitctl.jobs.inputs.length import TASK_IMAGES, fit_schedule, fitted_recipe, learning_rate, needs_num_images
-from vitctl.jobs.inputs.network import find_network, model_config, needs_labels, rates_in_words, rates_of, unseen_pixels
+from vitctl.jobs.inputs.length import (
+    TASK_IMAGES,
+    fit_schedule,
+    fitted_recipe,
+    needs_num_images,
+)
+from vitctl.jobs.inputs.network import (
+    find_network,
+    model_config,
+    rates_in_words,
+    rates_of,
+    unseen_pixels,
+)
 from vitctl.jobs.inputs.photographs import is_photographs, planned_splits
 from vitctl.jobs.inputs.sampling import check_order, open_train, sampling_notes, subset_size
 from vitctl.models.configs import Config, ViTConfig
 from vitctl.models.costs import OPTIMIZER_SLOTS
-from vitctl.models.flops import converted_bytes, count_macs, count_parameters, training_flops, training_memory_bytes
+from vitctl.models.flops import (
+    converted_bytes,
+    count_macs,
+    count_parameters,
+    training_flops,
+    training_memory_bytes,
+)
 from vitctl.models.variants import downstream
 from vitctl.recipe.images import Place, TrainImages
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Pretrain, Recipe, Vtab
 from vitctl.system.text import typed, typed_command
+
+if TYPE_CHECKING:
+    from vitctl.jobs.inputs.opened import Inputs
 
 CURVE_POINTS = 9
 GPU_BYTES = 80 * 2**30
@@ -46,9 +65,9 @@ T = TypeVar("T")
 class TrainingPlan:
     """The cost of a training run. Sizes are in bytes; `curve` is (step, learning rate).
 
-    `num_images` is 0 where the data could not be looked up. `fitting_micro_batch` is the largest micro-batch whose estimate
-    stays below nine tenths of an 80 GiB GPU, 0 when none does. `ways` are settings that make the run fit where it does not,
-    each with its memory per process.
+    `num_images` is 0 where the data could not be looked up. `fitting_micro_batch` is the largest micro-batch
+    whose estimate stays below nine tenths of an 80 GiB GPU, 0 when none does. `ways` are settings that make
+    the run fit where it does not, each with its memory per process.
     """
 
     config: Config
@@ -93,7 +112,8 @@ class _Memory:
             "bf16" if recipe.machine.precision == "auto" else recipe.machine.precision
         )
         weights, one = (
-            training_memory_bytes(config, images, precision, slots, averaging, checkpoint_blocks) for images in (0, 1)
+            training_memory_bytes(config, images, precision, slots, averaging, checkpoint_blocks)
+            for images in (0, 1)
         )
         converted, gathered = (
             converted_bytes(config, precision, checkpoint_blocks, gathers_bf16=in_bf16)
@@ -113,7 +133,9 @@ class _Memory:
 
 
 def plan_loaded(loaded: Loaded) -> tuple[Loaded, TrainingPlan]:
-    """A recipe that trains, with the values that depend on the number of images, and its cost from `plan_training`."""
+    """A recipe that trains, with the values that depend on the number of images, and its cost from
+    `plan_training`.
+    """
     assert isinstance(loaded.recipe, Pretrain | Finetune)
     size = _size(loaded.recipe)
     loaded = fit_schedule(loaded, size.num_images) if needs_num_images(loaded.recipe) else loaded
@@ -142,7 +164,8 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         notes.append(f"weights from {found.path}")
         if recipe.sweep.lrs:
             notes.append(
-                f"{len(recipe.sweep.lrs)} learning rates are tried first, each for the number of steps planned here"
+                f"{len(recipe.sweep.lrs)} learning rates are tried first, each for the number of steps "
+                f"planned here"
             )
         side = recipe.data.image_size or found.config.image_size
         rates = rates_of(recipe, found.config)
@@ -153,7 +176,9 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
     share = -(-s.batch_size // m.processes)
     slots, averaging = OPTIMIZER_SLOTS[o.name], recipe.averaging.decay > 0
     if m.precision == "auto":
-        notes.append("memory is estimated for bf16, which machine.precision = 'auto' uses where the device supports it")
+        notes.append(
+            "memory is estimated for bf16, which machine.precision = 'auto' uses where the device supports it"
+        )
     memory, shards = _Memory.of(config, recipe, checkpoint_blocks=m.checkpoint_blocks), _shards(recipe)
     fitting = memory.fitting(shards)
     micro_batch = min(max(1, fitting) if m.micro_batch == -1 else m.micro_batch or share, share)
@@ -163,7 +188,8 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
     checkpoint = 4 * parameters * (1 + slots + averaging)
     kept = recipe.checkpoint.keep_last + recipe.checkpoint.keep_best + 1
     points = sorted(
-        {round(i * (steps - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)} | {min(s.warmup_steps, steps - 1)}
+        {round(i * (steps - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)}
+        | {min(s.warmup_steps, steps - 1)}
     )
     rate = learning_rate(recipe, steps)
     notes += unseen_pixels(config)
@@ -190,7 +216,9 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
 
 
 def _held_sums(recipe: Pretrain | Finetune) -> int:
-    """Gradients that a process keeps at most beside that of the current pass: with lanes those of finished subtrees of its leaves."""
+    """Gradients that a process keeps at most beside that of the current pass: with lanes those of finished
+    subtrees of its leaves.
+    """
     lanes, processes = lanes_of(recipe, recipe.machine.processes), recipe.machine.processes
     return max(lanes.most_held(rank, processes) for rank in range(processes)) if lanes else 0
 
@@ -245,7 +273,8 @@ def _size(recipe: Pretrain | Finetune) -> _Size:
     place = data.path or "data.mixture"
     if not recipe.schedule.total_steps or needs_num_images(recipe):
         raise RecipeError(
-            f"{place}: could not be looked up: {answer}; the plan needs the number of images for the length of the run: give "
+            f"{place}: could not be looked up: {answer}; the plan needs the number of images for the length "
+            f"of the run: give "
             "--steps, a warm-up and a batch size, or --synthetic"
         )
     note = f"{place} could not be looked up: {answer}; {ASSUMED_CLASSES:,} classes are assumed"
@@ -280,7 +309,11 @@ def _counted(data: TrainImages) -> _Size:
         source = open_train(data, None)
         shown = f"a mixture of {len(data.mixture)} sources" if data.mixture else place
         return _Size(len(source), len(source.class_names), shown, sampling_notes(data, source))
-    known = known_size(data.dataset, data.train_split) if data.dataset and not (data.path or data.classes) else None
+    known = (
+        known_size(data.dataset, data.train_split)
+        if data.dataset and not (data.path or data.classes)
+        else None
+    )
     if known is None and data.path:
         raise DataError(no_index_message(data.path, data.train_split))
     if known is None:
@@ -292,16 +325,20 @@ def _counted(data: TrainImages) -> _Size:
     return _Size(subset_size(data, num_images), num_classes, f"{data.dataset}, as known by name", [])
 
 
-def fit_to_data(loaded: Loaded, run_dir: Path) -> Loaded:
-    """`loaded` with the batch size, length and warm-up that depend on the number of training images."""
-    from vitctl.jobs.inputs.data import open_training_images
+def fit_to_data(loaded: Loaded, run_dir: Path) -> "tuple[Loaded, Inputs | None]":
+    """Fill in the batch size, length and warm-up that depend on the number of training images.
+
+    Returns:
+        the recipe, and its images where they were opened for that.
+    """
+    from vitctl.jobs.inputs.opened import open_inputs
 
     recipe = loaded.recipe
     if isinstance(recipe, Pretrain | Finetune) and needs_num_images(recipe):
-        return fit_schedule(
-            loaded, len(open_training_images(recipe.data, run_dir, needs_labels=needs_labels(recipe))[0])
-        )
-    return fit_schedule(loaded, TASK_IMAGES) if isinstance(recipe, Vtab) else loaded
+        inputs = open_inputs(recipe, run_dir)
+        assert inputs.train is not None
+        return fit_schedule(loaded, len(inputs.train)), inputs
+    return (fit_schedule(loaded, TASK_IMAGES) if isinstance(recipe, Vtab) else loaded), None
 
 
 def check_not_missing(recipe: Recipe) -> None:
@@ -310,8 +347,8 @@ def check_not_missing(recipe: Recipe) -> None:
     Raises:
         CheckpointError: there are no weights; the message ends with the lines to type next.
     """
+    from vitctl.jobs.inputs.opened import chosen_tasks
     from vitctl.jobs.record.runs import newest_run, start_weights
-    from vitctl.jobs.vtab_suite.tasks import chosen_tasks
 
     try:
         newest_run(recipe.job)
@@ -325,7 +362,9 @@ def check_not_missing(recipe: Recipe) -> None:
         names = list(getattr(data, "datasets", ())) or [data.dataset]
         split = getattr(data, "train_split", "") or data.eval_split or "train"
     rows = [] if data.path else [find_data_set(name) for name in dict.fromkeys(filter(None, names))]
-    missing = {row.name: text for row in rows if row.make is None and (text := missing_shards(row, data.root, split))}
+    missing = {
+        row.name: text for row in rows if row.make is None and (text := missing_shards(row, data.root, split))
+    }
     if len(missing) > _MOST_EXPLAINED:
         lacking.append(f"no shards under {data.root} of {', '.join(missing)}")
         steps.append(f"vitctl data prepare NAME --root {typed(data.root)}")
@@ -345,56 +384,54 @@ def check_not_missing(recipe: Recipe) -> None:
     raise CheckpointError(f"{'; '.join(lacking)}. Type next: {lines}")
 
 
-def check_recipe(recipe: Recipe, run_dir: Path) -> None:
-    """Check everything that can be checked before the first process starts; generate data sets that come with vitctl, once.
+def check_recipe(recipe: Recipe, run_dir: Path, inputs: "Inputs | None" = None) -> "Inputs":
+    """Check everything that can be checked before the first process starts, and return the opened images.
+
+    Data sets that come with vitctl are generated once. `inputs` are the images, if they are open already.
 
     Raises:
         VitctlError: data or weights are missing or invalid, or the model or the schedule is impossible.
     """
     from vitctl.jobs.inputs.data import at_size, open_scored
-    from vitctl.jobs.inputs.fewshot_sets import open_sets
-    from vitctl.jobs.vtab_suite.tasks import chosen_tasks, open_tasks
+    from vitctl.jobs.inputs.opened import open_inputs
     from vitctl.models.weights.download import fetch
 
     if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):
         chosen = recipe.weights
-        found = find_network(chosen.source, which=chosen.which, model=chosen.model, job=recipe.job, fetch=fetch)
+        found = find_network(
+            chosen.source, which=chosen.which, model=chosen.model, job=recipe.job, fetch=fetch
+        )
         if isinstance(recipe, Finetune):
             at_size(recipe.data, found.config.image_size)
         if isinstance(recipe, Finetune | Vtab):
             stored = found.config
             downstream(stored, num_classes=1, image_size=stored.image_size, **rates_of(recipe, stored))
-    if isinstance(recipe, Pretrain | Finetune):
-        _check_training(recipe, run_dir)
-    elif isinstance(recipe, Fewshot):
-        open_sets(recipe.data, recipe.fewshot.shots, run_dir)
-    elif isinstance(recipe, Vtab):
+    if isinstance(recipe, Vtab):
         lanes_of(recipe, recipe.machine.processes)
-        open_tasks(recipe, chosen_tasks(recipe), run_dir)
-    elif isinstance(recipe, Evaluate) or (
-        isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset)
-    ):
+    inputs = inputs or open_inputs(recipe, run_dir)
+    if isinstance(recipe, Pretrain | Finetune):
+        _check_training(recipe, inputs)
+    elif isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset):
         open_scored(recipe.data, recipe.data.eval_split, run_dir)
+    return inputs
 
 
-def _check_training(recipe: Pretrain | Finetune, run_dir: Path) -> None:
-    from vitctl.jobs.finetune import open_sweep
-    from vitctl.jobs.inputs.data import open_training_images
-    from vitctl.jobs.probe import open_probe
-
-    train, test = open_training_images(recipe.data, run_dir, needs_labels=needs_labels(recipe))
-    s = recipe.schedule
+def _check_training(recipe: Pretrain | Finetune, inputs: "Inputs") -> None:
+    train, test, s = inputs.train, inputs.scored, recipe.schedule
+    assert train is not None
     steps = total_steps(len(train), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
     if steps <= s.warmup_steps:
         raise RecipeError(
-            f"{steps} steps ({s.total_epochs:g} epochs of {len(train):,} images in batches of {s.batch_size}) leave nothing "
+            f"{steps} steps ({s.total_epochs:g} epochs of {len(train):,} images in batches of "
+            f"{s.batch_size}) leave nothing "
             f"after schedule.warmup_steps = {s.warmup_steps}; lower it, or train longer"
         )
     lanes_of(recipe, recipe.machine.processes)
     _shards(recipe)  # raises where the processes cannot be divided so
     if s.batch_size < recipe.machine.processes:
         raise RecipeError(
-            f"schedule.batch_size = {s.batch_size} is less than machine.processes = {recipe.machine.processes}"
+            f"schedule.batch_size = {s.batch_size} is less than machine.processes = "
+            f"{recipe.machine.processes}"
         )
     if recipe.checkpoint.keep_best and not (recipe.evaluation.every_steps and test is not None):
         raise RecipeError(
@@ -402,17 +439,15 @@ def _check_training(recipe: Pretrain | Finetune, run_dir: Path) -> None:
         )
     if recipe.evaluation.select_best:
         _check_select_best(recipe)
-    if isinstance(recipe, Finetune) and recipe.sweep.lrs:
-        open_sweep(recipe, recipe.data, run_dir)
     if train.labels(np.zeros(0, np.int64)).ndim > 1 and recipe.loss.name == "softmax":
         raise RecipeError(
-            f"loss.name = 'softmax' needs one label per image, those of '{recipe.data.train_split}' may have several; "
+            f"loss.name = 'softmax' needs one label per image, those of '{recipe.data.train_split}' may have "
+            f"several; "
             "set loss.name = 'sigmoid'"
         )
     if not recipe.data.synthetic:
         check_order(recipe.data, train, recipe.seed, s)
     if isinstance(recipe, Pretrain):
-        open_probe(recipe, run_dir)
         model_config(recipe, len(train.class_names))
 
 
@@ -423,12 +458,14 @@ def _check_select_best(recipe: Pretrain | Finetune) -> None:
         raise RecipeError("evaluation.select_best takes the best checkpoint: set checkpoint.keep_best = 1")
     if not saved or every % saved:
         raise RecipeError(
-            f"evaluation.select_best needs a checkpoint at every score: checkpoint.every_steps = {saved} should divide "
+            f"evaluation.select_best needs a checkpoint at every score: checkpoint.every_steps = {saved} "
+            f"should divide "
             f"evaluation.every_steps = {every}"
         )
     probed = recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0
     if probed and every % probed:
         raise RecipeError(
-            f"evaluation.select_best reports the few-shot probe of the best checkpoint: fewshot_probe.every_steps = {probed} "
+            f"evaluation.select_best reports the few-shot probe of the best checkpoint: "
+            f"fewshot_probe.every_steps = {probed} "
             f"should divide evaluation.every_steps = {every}"
         )

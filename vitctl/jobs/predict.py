@@ -1,4 +1,6 @@
-"""Predicting the classes of images that have no labels, and their features; `load_classifier` does the same in Python."""
+"""Predicting the classes of images that have no labels, and their features; `load_classifier` does the same
+in Python.
+"""
 
 import json
 import os
@@ -13,14 +15,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitctl.data.images.decode import BadSample, from_pillow
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source
+from vitctl.engine.distributed.runtime import loader_workers
 from vitctl.errors import CheckpointError, DataError, RecipeError, explaining
 from vitctl.jobs.inputs.classifier import Answers, OpenClassifier, Ranking, check_finite, open_classifier
 from vitctl.jobs.inputs.forward import Outputs
-from vitctl.jobs.training import loader_workers
-from vitctl.models.weights.files import save_tensors, write_whole
+from vitctl.models.weights.containers import save_tensors
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate
+from vitctl.system.files import atomic_write
 from vitctl.system.text import printable
 
 FORMAT = "vitctl-embeddings/1"
@@ -51,14 +54,16 @@ def predict(
     features: Path | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Iterator[list[Prediction]]:
-    """The most likely classes of images, by the weights, the pre-processing and the forward pass of `vitctl evaluate`.
+    """The most likely classes of images, by the weights, the pre-processing and the forward pass of `vitctl
+    evaluate`.
 
     Args:
         recipe: checked; its data names no images.
         sources: the images, see `find_images`.
         top: most classes of an image.
         threshold: lowest probability that is given, 0 to 1.
-        features: a file for the features of all images, see `Embeddings`; weights without a head are allowed then.
+        features: a file for the features of all images, see `Embeddings`; weights without a head are allowed
+            then.
         note: told in lines which weights these are, and of warnings.
 
     Yields:
@@ -110,8 +115,9 @@ def _format_of(path: Path) -> str:
 class Embeddings:
     """The features of images, written as one safetensors file when all are there.
 
-    The file holds `features` float32 [N, R]; `sha256` uint8 [N, 32], the digests of the encoded images; and `names` uint8, the
-    names in UTF-8, each but the last followed by a NUL byte. Images that cannot be used are not in it.
+    The file holds `features` float32 [N, R]; `sha256` uint8 [N, 32], the digests of the encoded images; and
+    `names` uint8, the names in UTF-8, each but the last followed by a NUL byte. Images that cannot be used
+    are not in it.
 
     Args:
         path: of the file.
@@ -122,7 +128,9 @@ class Embeddings:
         if path.suffix != ".safetensors" or path.is_dir():
             raise RecipeError(f"--features {path}: should be the name of a .safetensors file")
         if os.path.lexists(path) and _format_of(path) != FORMAT:
-            raise RecipeError(f"--features {path}: is there already and holds no features; choose another name")
+            raise RecipeError(
+                f"--features {path}: is there already and holds no features; choose another name"
+            )
         if not path.parent.is_dir():
             raise RecipeError(f"--features {path}: there is no folder {path.parent}; make it first")
         self.path, self._most, self._names = path, most, list[bytes]()
@@ -158,7 +166,8 @@ class Embeddings:
             "weights_sha256": opened.digest,
             "preprocessing": json.dumps(asdict(opened.transform)),
         }
-        write_whole(self.path, lambda aside: save_tensors(tensors, aside, about))
+        with atomic_write(self.path) as aside:
+            save_tensors(tensors, aside, about)
 
 
 class Classifier:
@@ -170,7 +179,9 @@ class Classifier:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """In the order of the logits; empty where the weights do not name them, and classes are called by their numbers."""
+        """In the order of the logits; empty where the weights do not name them, and classes are called by
+        their numbers.
+        """
         return self._opened.class_names
 
     @overload
@@ -180,10 +191,12 @@ class Classifier:
     def __call__(self, images: Sequence[Image.Image]) -> list[Ranking]: ...
 
     def __call__(self, images: Image.Image | Sequence[Image.Image]) -> Ranking | list[Ranking]:
-        """The most likely classes of an image, or of each of several: (name, probability), the most likely first.
+        """The most likely classes of an image, or of each of several: (name, probability), the most likely
+        first.
 
         Args:
-            images: as Pillow opens them, of any size and mode. Photographs are turned upright as the weights say.
+            images: as Pillow opens them, of any size and mode. Photographs are turned upright as the weights
+                say.
 
         Raises:
             VitctlError: an image cannot be decoded, or the weights have no head.
@@ -202,20 +215,30 @@ class Classifier:
 
     @explaining()
     def features(self, images: Image.Image | Sequence[Image.Image]) -> Tensor:
-        """The input of the classification layer, float32 `[N, R]`, of an image or of several, on the CPU. Raises as a call does."""
+        """The input of the classification layer, float32 `[N, R]`, of an image or of several, on the CPU.
+
+        Raises as a call does.
+        """
         if not self._opened.network.has_features:
-            raise CheckpointError(f"{self._opened.path}: gives no features; use the run that it was exported from")
+            raise CheckpointError(
+                f"{self._opened.path}: gives no features; use the run that it was exported from"
+            )
         return torch.cat([_told(outputs.features) for outputs in self._outputs(images, with_features=True)])
 
-    def _outputs(self, images: Image.Image | Sequence[Image.Image], *, with_features: bool) -> Iterator[Outputs]:
+    def _outputs(
+        self, images: Image.Image | Sequence[Image.Image], *, with_features: bool
+    ) -> Iterator[Outputs]:
         several = [images] if isinstance(images, Image.Image) else list(images)
         if not several or not all(isinstance(image, Image.Image) for image in several):
             raise DataError("images should be a PIL.Image.Image, or a list of them that is not empty")
         for begin in range(0, len(several), self._batch_size):
             batch = [
-                self._shown(several, number) for number in range(begin, min(begin + self._batch_size, len(several)))
+                self._shown(several, number)
+                for number in range(begin, min(begin + self._batch_size, len(several)))
             ]
-            shown = torch.stack(batch).contiguous(memory_format=torch.channels_last)  # as the loader makes them
+            shown = torch.stack(batch).contiguous(
+                memory_format=torch.channels_last
+            )  # as the loader makes them
             outputs = self._opened.network(shown, with_features=with_features)
             check_finite(outputs)
             yield outputs
@@ -224,7 +247,9 @@ class Classifier:
         """An image as the network is shown it."""
         transform = self._opened.transform
         try:
-            return self._opened.shown(from_pillow(images[number], exif_orientation=transform.exif_orientation))
+            return self._opened.shown(
+                from_pillow(images[number], exif_orientation=transform.exif_orientation)
+            )
         except BadSample as error:
             raise DataError(f"image {number} of {len(images)}: {error}") from None
 
@@ -248,7 +273,8 @@ def load_classifier(
 ) -> Classifier:
     """A trained classifier with its own pre-processing and class names, as a function of PIL images.
 
-    Its answers are those of `vitctl predict`, but for damaged files: Pillow has decoded an image before it comes here.
+    Its answers are those of `vitctl predict`, but for damaged files: Pillow has decoded an image before it
+    comes here.
 
     Example:
         from vitctl import load_classifier
@@ -258,24 +284,31 @@ def load_classifier(
         for name, probability in classify(Image.open("photo.jpg")):
             print(f"{probability:.1%} {name}")
         both = classify([Image.open("photo.jpg"), Image.new("RGB", (640, 480))])  # a list for each
-        logits, features = classify.logits(Image.open("photo.jpg")), classify.features(Image.open("photo.jpg"))
+        logits = classify.logits(Image.open("photo.jpg"))
+        features = classify.features(Image.open("photo.jpg"))
 
     Args:
-        source: a run, a checkpoint, a weights file of any known program, its address, or a .onnx file of `vitctl export`.
-        weights: of a run: "last", "best", a step; "ema" or "model": averaged or not. "" is what `vitctl evaluate` takes.
+        source: a run, a checkpoint, a weights file of any known program, its address, or a .onnx file of
+            `vitctl export`.
+        weights: of a run: "last", "best", a step; "ema" or "model": averaged or not. "" is what `vitctl
+            evaluate` takes.
         model: name of the model, as "B/16", for what the shapes of a foreign file cannot tell.
-        image_size: width and height in pixels that the network is shown, other than the stored one; 0 keeps it.
+        image_size: width and height in pixels that the network is shown, other than the stored one; 0 keeps
+            it.
         device: "auto" (a GPU where there is one), "cpu" or "cuda".
         precision: "auto" (bf16 where the device is fast at it), "bf16", "float32", "tf32" or "float64".
         top: most classes of an image.
         batch_size: most images in one forward pass.
 
     Returns:
-        a function: an image to a list of (class name, probability), the most likely first; a list of images to a list of such
-        lists. `class_names`; `logits(images)`, `[N, K]`; `features(images)`, the input of the classification layer, `[N, R]`.
+        a function: an image to a list of (class name, probability), the most likely first; a list of images
+            to a list of such
+        lists. `class_names`; `logits(images)`, `[N, K]`; `features(images)`, the input of the classification
+        layer, `[N, R]`.
 
     Raises:
-        VitctlError: there are no such weights, they are damaged, they do not tell their pre-processing, or a value makes no sense.
+        VitctlError: there are no such weights, they are damaged, they do not tell their pre-processing, or a
+            value makes no sense.
 
     Paper: Section 3.1
     """

@@ -1,4 +1,6 @@
-"""Prepare a known data set: download it where that is allowed, process its images where the set requires it, write shards."""
+"""Prepare a known data set: download it where that is allowed, process its images where the set requires it,
+write shards.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,15 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from vitctl.data.datasets.catalog import find_data_set, originals_of, read_originals, write_data_set
-from vitctl.data.datasets.downloads import DOWNLOADS, Archive
-from vitctl.data.datasets.originals import DataSet
-from vitctl.data.datasets.readers.community import LIST
-from vitctl.data.datasets.readers.parquet import read_parquet
-from vitctl.data.datasets.unpack import is_unpacked, unpack
+from vitctl.data.datasets.downloads import Archive, is_unpacked, unpack
+from vitctl.data.datasets.known_sets import DataSet
+from vitctl.data.datasets.readers.table import read_parquet
 from vitctl.data.datasets.vtab import VTAB, VtabTask
-from vitctl.data.datasets.vtab_images import read_community
-from vitctl.data.shards.index import find_splits, read_index
-from vitctl.data.shards.index_fields import INDEX_FILE
+from vitctl.data.datasets.vtab_images import COMMUNITY_LIST, read_community
+from vitctl.data.shards.index import INDEX_FILE, find_splits, read_index
 from vitctl.data.source.imagenet_real import SHA256, URL
 from vitctl.data.writer.items import Originals
 from vitctl.data.writer.write import write_originals
@@ -47,8 +46,8 @@ def prepare_data_set(
     Args:
         name: a name or an alias.
         root: folder of known data sets; downloaded originals go to ROOT/originals/NAME.
-        source: folder of the original files; or one in the community's VTAB-1k layout, or with Hugging Face's parquet
-            files, which the index then records.
+        source: folder of the original files; or one in the community's VTAB-1k layout, or with Hugging Face's
+            parquet files, which the index then records.
         download: download missing originals, where that needs no account.
         allow_partial: write splits that lack some of their images; the index then records it.
         workers: processes that write and process images; 0: this one.
@@ -100,8 +99,11 @@ def _sizes(out: Path) -> dict[str, int]:
 
 
 def _download(row: DataSet, root: Path, folder: Path, progress: Progress, get: Fetch) -> None:
-    """Download and unpack what is missing. For a set that cannot be downloaded the reader raises an error with instructions."""
-    for archive in DOWNLOADS.get(row.name, ()):
+    """Download and unpack what is missing.
+
+    For a set that cannot be downloaded the reader raises an error with instructions.
+    """
+    for archive in row.downloads:
         if is_unpacked(archive, folder):
             continue
         try:
@@ -126,7 +128,7 @@ def _open(row: DataSet, folder: Path, *, allow_partial: bool) -> dict[str, Origi
     task = next((task for task in VTAB if task.data_set == row.name), None)
     if task is not None:
         for copy in (folder, folder.parent):
-            if (copy / task.community / LIST).is_file():
+            if (copy / task.community / COMMUNITY_LIST).is_file():
                 splits = read_community(task, copy)
                 return {split: splits[split] for split in ("train800", "val200", "test")}
     tables = sorted([*folder.glob("*.parquet"), *folder.glob("data/*.parquet")]) if folder.is_dir() else []
@@ -137,22 +139,27 @@ def _open(row: DataSet, folder: Path, *, allow_partial: bool) -> dict[str, Origi
     except DataError as error:
         by_hand = (
             ""
-            if row.name in DOWNLOADS
+            if row.downloads
             else f"; this set cannot be downloaded automatically: put the files into {folder}"
         )
         raise DataError(f"{error}{by_hand}") from None
 
 
-def _checked(row: DataSet, splits: dict[str, Originals], folder: Path, *, allow_partial: bool) -> dict[str, Originals]:
+def _checked(
+    row: DataSet, splits: dict[str, Originals], folder: Path, *, allow_partial: bool
+) -> dict[str, Originals]:
     """Check classes and number of images of parquet files; their sample keys may differ from the originals'."""
     kept = {split: originals for split, originals in splits.items() if split in row.sizes}
     wrong = [
-        f"{split} has {len(o.items):,} images of {len(o.class_names):,} classes, should have {row.sizes[split]:,} of {row.num_classes:,}"
+        f"{split} has {len(o.items):,} images of {len(o.class_names):,} classes, should have "
+        f"{row.sizes[split]:,} of {row.num_classes:,}"
         for split, o in kept.items()
         if len(o.class_names) != row.num_classes or (len(o.items) != row.sizes[split] and not allow_partial)
     ]
     if wrong or not kept:
-        raise DataError(f"{folder}: not {row.name} in parquet: {'; '.join(wrong) or 'has none of its splits'}")
+        raise DataError(
+            f"{folder}: not {row.name} in parquet: {'; '.join(wrong) or 'has none of its splits'}"
+        )
     source = f"{row.name}, Hugging Face parquet copy"
     return _labelled(row, {split: replace(o, source=source) for split, o in kept.items()})
 
@@ -167,7 +174,9 @@ def _labelled(row: DataSet, splits: dict[str, Originals]) -> dict[str, Originals
     }
 
 
-def _write(row: DataSet, split: str, originals: Originals, out: Path, workers: int, progress: Progress) -> None:
+def _write(
+    row: DataSet, split: str, originals: Originals, out: Path, workers: int, progress: Progress
+) -> None:
     if (out / split / INDEX_FILE).exists():
         return
     shown = partial(progress, f"writing {row.name}/{split}")

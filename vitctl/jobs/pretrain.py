@@ -6,21 +6,21 @@ from pathlib import Path
 
 from torch import Tensor
 
+from vitctl.engine.computation import dropout_draws
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.losses import predict_masked_patches
 from vitctl.engine.preemption import StopFlag
-from vitctl.jobs.inputs.data import open_training_images
+from vitctl.engine.trainer import RunContext
 from vitctl.jobs.inputs.length import fitted_recipe
-from vitctl.jobs.inputs.network import model_config, needs_labels, unseen_pixels
+from vitctl.jobs.inputs.network import model_config, unseen_pixels
+from vitctl.jobs.inputs.opened import Inputs, open_inputs
 from vitctl.jobs.inputs.sampling import sampling_notes
-from vitctl.jobs.probe import make_probe, open_probe
+from vitctl.jobs.probe import make_probe
 from vitctl.jobs.provenance import trained, training_result
-from vitctl.jobs.record.integrity import verified, verify
-from vitctl.jobs.record.kernels import dropout_draws
+from vitctl.jobs.record.data_verified import verified, verify
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import (
     Act,
-    RunContext,
     digest_of,
     images_of,
     on_device,
@@ -39,6 +39,7 @@ def pretrain(
     report: Report = silent,
     stop: StopFlag | None = None,
     act: Act | None = None,
+    inputs: Inputs | None = None,
 ) -> RunResult:
     """Train [model] on data.train_split, resuming from run_dir's newest checkpoint.
 
@@ -48,6 +49,7 @@ def pretrain(
         report: called with every log record of the main process.
         stop: set by signals.
         act: done with the prepared training instead of it, see `RunContext`.
+        inputs: the images, if they are open already.
 
     Returns:
         accuracy on data.eval_split, and its provenance.
@@ -58,14 +60,17 @@ def pretrain(
     Paper: Section 4.1, Appendix B.1, Table 3
     """
     stop = StopFlag() if stop is None else stop
-    train_on, score_on = open_training_images(recipe.data, run_dir, needs_labels=needs_labels(recipe))
+    inputs = inputs or open_inputs(recipe, run_dir)
+    train_on, score_on, probed = inputs.train, inputs.scored, inputs.probed
+    assert train_on is not None
     recipe = fitted_recipe(recipe, len(train_on))
-    probed = open_probe(recipe, run_dir)
     runtime = start_runtime(recipe.machine, run_dir, recipe.log)
     journal = open_journal(runtime, run_dir, report)
     for text in sampling_notes(recipe.data, train_on):
         journal.write("data", step=0, text=text)
-    bytes_read = verify(runtime, run_dir, score_on, *((probed.train, probed.test) if probed else ()), train_on)
+    bytes_read = verify(
+        runtime, run_dir, score_on, *((probed.train, probed.test) if probed else ()), train_on
+    )
 
     config = model_config(recipe, len(train_on.class_names))
     for text in unseen_pixels(config):
@@ -82,11 +87,15 @@ def pretrain(
     meta = images.meta(recipe.data.mean, recipe.data.std, recipe.loss.name)
     probe = make_probe(recipe, probed, runtime, journal, stop, bytes_read) if probed else None
     score = train(recipe, context, model, images, meta, objective=objective, probe=probe)
-    used = trained(recipe, recipe.data, runtime, train_on, score_on, meta) | dropout_draws(recipe, config, run_dir)
+    used = trained(recipe, recipe.data, runtime, train_on, score_on, meta) | dropout_draws(
+        recipe, config, run_dir
+    )
     used |= verified(bytes_read, runtime, journal, train_on)
     return training_result(recipe, runtime, run_dir, score, used, score_on)
 
 
 def masked_patch_objective(recipe: Pretrain, config: MaskedPatchConfig) -> Callable[..., Tensor]:
     """The objective of [masked_patch]. Paper: Appendix B.1.2"""
-    return partial(predict_masked_patches, config=config, rate=recipe.masked_patch.corrupted, seed=recipe.seed)
+    return partial(
+        predict_masked_patches, config=config, rate=recipe.masked_patch.corrupted, seed=recipe.seed
+    )

@@ -1,19 +1,17 @@
 """Few-shot accuracy of a network during training: the paper's cheap measure of a representation."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.data.source.integrity import Verification
-from vitctl.engine.distributed.runtime import Runtime
+from vitctl.data.source.verification import Verification
+from vitctl.engine.distributed.runtime import Runtime, num_workers
 from vitctl.engine.evaluation import stop_together
 from vitctl.engine.journal import Journal
 from vitctl.engine.preemption import StopFlag
 from vitctl.jobs.features import ImagePass
-from vitctl.jobs.inputs.fewshot_sets import FewshotSet, open_sets, score_draw
-from vitctl.jobs.training import num_workers
+from vitctl.jobs.inputs.fewshot_sets import FewshotSet, score_draw
 from vitctl.models.build import Model
 from vitctl.recipe.protocols import FewshotImages
 from vitctl.recipe.schema import Pretrain
@@ -21,25 +19,16 @@ from vitctl.recipe.schema import Pretrain
 Scores = dict[int, list[float]]
 
 
-def open_probe(recipe: Pretrain, run_dir: Path) -> FewshotSet | None:
-    """The data set of [fewshot_probe]; None when it is off.
-
-    Raises:
-        DataError: data is missing, or a class has fewer images than shots.
-    """
-    p = recipe.fewshot_probe
-    if not p.every_steps:
-        return None
-    data = FewshotImages(
-        dataset=p.dataset, path=p.path, root=p.root, train_split=p.train_split, eval_split=p.eval_split
-    )
-    return open_sets(data, p.shots, run_dir)[0]
-
-
 def make_probe(
-    recipe: Pretrain, one: FewshotSet, runtime: Runtime, journal: Journal, stop: StopFlag, shards: Verification
+    recipe: Pretrain,
+    one: FewshotSet,
+    runtime: Runtime,
+    journal: Journal,
+    stop: StopFlag,
+    shards: Verification,
 ) -> Callable[[Model], Scores]:
-    """A function from the network to shots -> accuracy of each seed, on the main process; empty on the others.
+    """A function from the network to shots -> accuracy of each seed, on the main process; empty on the
+    others.
 
     It uses none of the random generators of training, and does not change the network.
 

@@ -1,6 +1,8 @@
-"""What a number depends on beside the recipe and the data: how it was computed, which weights, which pre-processing.
+"""What a number depends on beside the recipe and the data: how it was computed, which weights, which
+pre-processing.
 
-Every job writes these into the provenance of its result; `vitctl compare` compares them (see report/compare.py).
+Every job writes these into the provenance of its result; `vitctl compare` compares them (see
+report/compare.py).
 """
 
 import hashlib
@@ -8,60 +10,23 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.data.source.provenance import source_text
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source, source_text
 from vitctl.engine.checkpoint.files import SavedCheckpoint, read_state
-from vitctl.engine.distributed.exact import processor
+from vitctl.engine.computation import computed_training
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score
+from vitctl.engine.identity import changed_on_purpose
 from vitctl.engine.metrics import baselines
 from vitctl.engine.run_files import tensors_file
 from vitctl.jobs.inputs.data import eval_transform
 from vitctl.jobs.inputs.weights import FoundWeights
-from vitctl.jobs.record.identity import changed_on_purpose
-from vitctl.jobs.record.kernels import kernels_used
-from vitctl.jobs.record.result import RunResult, data_used, installed
+from vitctl.jobs.record.result import RunResult, data_used
 from vitctl.jobs.record.runs import choose_weights, logged_probes, logged_scores
-from vitctl.models.hardware import cpu_name
-from vitctl.models.weights.load import weights_digest
+from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.recipe.sections import StartWeights
-
-# Another release of these packages may give other numbers: they compute, launch processes, or decode images.
-VERSIONS = ("vitctl", "torch", "accelerate", "numpy", "pillow", "simplejpeg")
-
-
-def computed(runtime: Runtime) -> dict[str, Any]:
-    """How the numbers of a job are computed: resolved precision, device, threads, processes, versions."""
-    is_cuda = runtime.device.type == "cuda"
-    own: dict[str, Any] = {
-        "precision": runtime.precision,
-        "device": runtime.device.type,
-        "device_name": torch.cuda.get_device_name(runtime.device) if is_cuda else cpu_name(),
-        "hardware": processor(runtime.device),
-        "processes": runtime.num_processes,
-    }
-    own |= kernels_used()
-    if is_cuda and runtime.precision in ("float32", "tf32"):
-        own["tf32"] = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-    if not is_cuda:
-        own["threads"] = torch.get_num_threads()
-    return own | {"versions": versions()}
-
-
-def computed_training(recipe: TrainRecipe, runtime: Runtime) -> dict[str, Any]:
-    """The same for a training, which with lanes has a number of threads of its own on a CPU."""
-    own = computed(runtime)
-    return own | ({"threads": recipe.schedule.threads} if recipe.schedule.lanes and "threads" in own else {})
-
-
-def versions() -> dict[str, str]:
-    """Installed versions of the packages in VERSIONS."""
-    return installed(VERSIONS)
 
 
 def shown(transform: EvalTransform) -> dict[str, Any]:
@@ -77,7 +42,9 @@ def shown(transform: EvalTransform) -> dict[str, Any]:
 
 
 def _network_digest(found: FoundWeights) -> str:
-    """Digest of what makes two networks with the same tensors different: the configuration, and the normalisation of images."""
+    """Digest of what makes two networks with the same tensors different: the configuration, and the
+    normalisation of images.
+    """
     meta = found.weights.meta
     described = [repr(found.weights.config), list(meta["mean"]), list(meta["std"])]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()

@@ -1,4 +1,6 @@
-"""Several trainings of one job, each in a folder of its own: hyperparameters of which the best is chosen, or seeds."""
+"""Several trainings of one job, each in a folder of its own: hyperparameters of which the best is chosen, or
+seeds.
+"""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +41,8 @@ def run_trials(
     Args:
         values: to try, in this order.
         attempt: trains with a value in a folder, resuming from its checkpoint, and scores.
-        run_dir: gets WHERE/KNOB_VALUE/ for each; its checkpoints are deleted when it is finished, its result is kept.
+        run_dir: gets WHERE/KNOB_VALUE/ for each; its checkpoints are deleted when it is finished, its result
+            is kept.
         runtime: this process among its peers.
         knob: name of the hyperparameter, e.g. "lr".
         must_match: digests of data and weights that a finished score must have.
@@ -74,14 +77,15 @@ def read_or_train(
     job: str,
     keep_checkpoints: bool = False,
 ) -> Score:
-    """The score in folder/result.json, if an earlier process finished it, else that of `make`, which is stored there.
+    """The score in folder/result.json, if an earlier process finished it, else that of `make`, which is
+    stored there.
 
     Args:
         folder: of one training; its checkpoints are deleted when it is finished, unless `keep_checkpoints`.
         runtime: this process among its peers, all of which call this.
         must_match: what a finished score must share: digests of data and weights, settings.
-        make: trains in the folder, resuming from its checkpoint; returns the score, which the main process knows, and more fields
-            for the provenance.
+        make: trains in the folder, resuming from its checkpoint; returns the score, which the main process
+            knows, and more fields for the provenance.
         job: of the result.
 
     Raises:
@@ -110,7 +114,9 @@ def best(tried: Sequence[Trial]) -> Trial:
 
 
 def broadcast_score(score: Score | None, runtime: Runtime) -> Score:
-    """The score of the main process, on every process: after a resume of a finished run only that one knows it."""
+    """The score of the main process, on every process: after a resume of a finished run only that one knows
+    it.
+    """
     known = score if score is not None and runtime.is_main else Score(0, 0)
     mean = known.mean_per_class if known.mean_per_class is not None else -1.0 * runtime.is_main
     correct, total, mean = runtime.sum([float(known.correct), float(known.total), mean])
@@ -124,5 +130,6 @@ def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any])
     why += [f"a score that does not record its {', '.join(unknown)} (of an older vitctl?)"] * bool(unknown)
     if why:
         raise CheckpointError(
-            f"{folder}: holds {' and '.join(why)}; remove it to train it again, or choose another folder with --out"
+            f"{folder}: holds {' and '.join(why)}; remove it to train it again, or choose another folder "
+            f"with --out"
         )

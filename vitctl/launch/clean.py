@@ -33,10 +33,12 @@ class Removal:
 
 
 def plan_removal(run: Path) -> Removal:
-    """What may go of a run: all whole checkpoints but the last, the best, and the one that its result describes.
+    """What may go of a run: all whole checkpoints but the last, the best, and the one that its result
+    describes.
 
-    A run whose lock is held is not touched, and neither is one without any whole checkpoint. Checkpoints that are newer than
-    the last whole one, and those that a resume set aside, stay too: they may be all that is left of some steps.
+    A run whose lock is held is not touched, and neither is one without any whole checkpoint. Checkpoints that
+    are newer than the last whole one, and those that a resume set aside, stay too: they may be all that is
+    left of some steps.
 
     Raises:
         CheckpointError: it is no run folder.
@@ -55,13 +57,16 @@ def plan_removal(run: Path) -> Removal:
 
 
 def remove(removal: Removal) -> int:
-    """Remove what was planned, with the run's lock held, so that no run starts meanwhile; returns the bytes that this frees.
+    """Remove what was planned, with the run's lock held, so that no run starts meanwhile; returns the bytes
+    that this frees.
 
     Raises:
         LaunchError: a process holds the lock of the run now.
     """
     with locked(removal.run), explaining(removal.run):
-        now = {folder for root in _roots(removal.run) for folder in _of_training(root)[0]}  # it may have gone on since
+        now = {
+            folder for root in _roots(removal.run) for folder in _of_training(root)[0]
+        }  # it may have gone on since
         folders = [folder for folder in removal.folders if folder in now]
         freed = sum(map(size_on_disk, folders))
         remove_folders(folders)
@@ -70,7 +75,9 @@ def remove(removal: Removal) -> int:
 
 def _roots(run: Path) -> list[Path]:
     """The folders of checkpoints of all trainings in a run; not of other runs that lie in its folder."""
-    found = (path for path in sorted(run.glob(f"**/{CHECKPOINTS}")) if path.is_dir() and not path.is_symlink())
+    found = (
+        path for path in sorted(run.glob(f"**/{CHECKPOINTS}")) if path.is_dir() and not path.is_symlink()
+    )
     return [path for path in found if not any((one / RECIPE).is_file() for one in _between(path, run))]
 
 
@@ -86,7 +93,9 @@ def _of_training(root: Path) -> tuple[list[Path], set[int]]:
     if last is None:
         return [], set()
     steps = {
-        step for folder in step_folders(root) if (step := step_of(folder)) is not None and not is_set_aside(folder)
+        step
+        for folder in step_folders(root)
+        if (step := step_of(folder)) is not None and not is_set_aside(folder)
     }
     stay = {last.step, *(step for step in steps if step > last.step)} | _described(training)
     scores = {step: score.accuracy for step, score in logged_scores(training).items() if step in steps}

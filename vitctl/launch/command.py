@@ -46,7 +46,9 @@ def parse_nodes(text: str, restarts: int = 0) -> LaunchConfig:
     """
     found = re.fullmatch(r"(\d+)(?:@([\w.-]+|\[[\da-fA-F:]+\])(?::(\d+))?)?", text)
     if found is None or int(found[1]) < 1 or int(found[3] or PORT) not in range(1, 65_536):
-        raise LaunchError(f"--nodes {text}: should be the number of machines, an address and a port; {_EXAMPLE}")
+        raise LaunchError(
+            f"--nodes {text}: should be the number of machines, an address and a port; {_EXAMPLE}"
+        )
     config = LaunchConfig(int(found[1]), found[2] or "", int(found[3] or PORT), restarts)
     if config.nodes > 1 and not config.host:
         raise LaunchError(
@@ -56,14 +58,16 @@ def parse_nodes(text: str, restarts: int = 0) -> LaunchConfig:
 
 
 def check_processes(config: LaunchConfig, processes: int) -> None:
-    """Check that the processes spread evenly over the machines, and that this machine reaches the rendezvous address.
+    """Check that the processes spread evenly over the machines, and that this machine reaches the rendezvous
+    address.
 
     Raises:
         LaunchError: one of these does not hold, or the number of restarts is negative.
     """
     if processes % config.nodes:
         raise LaunchError(
-            f"--nodes {config.nodes}: {processes} process{'es' * (processes > 1)} cannot be spread evenly over the machines; "
+            f"--nodes {config.nodes}: {processes} process{'es' * (processes > 1)} cannot be spread evenly "
+            f"over the machines; "
             f"--processes counts those of all machines: give a multiple of {config.nodes}"
         )
     if config.restarts < 0:
@@ -72,7 +76,8 @@ def check_processes(config: LaunchConfig, processes: int) -> None:
 
 
 def own_address(config: LaunchConfig) -> str:
-    """The address at which the other machines reach this one: that of its network interface towards the rendezvous address.
+    """The address at which the other machines reach this one: that of its network interface towards the
+    rendezvous address.
 
     The host name, which torchrun would use, is often unknown to the other machines, or a loopback address.
 
@@ -88,15 +93,17 @@ def own_address(config: LaunchConfig) -> str:
             probe.connect(place)  # UDP: nothing is sent
             own = str(probe.getsockname()[0])
     except OSError as error:
-        raise LaunchError(f"--nodes: {config.host} cannot be reached from here ({error.strerror or error})") from None
+        raise LaunchError(
+            f"--nodes: {config.host} cannot be reached from here ({error.strerror or error})"
+        ) from None
     return host if own == place[0] or own.startswith("127.") else own
 
 
 def accelerate_arguments(run_dir: Path, processes: int, config: LaunchConfig) -> list[str]:
     """The arguments of `accelerate launch`, the same on each machine.
 
-    The agents assign the ranks of the machines at the rendezvous. With a rank other than 0 accelerate does not check that the
-    port is still free: another machine of this run may already listen there.
+    The agents assign the ranks of the machines at the rendezvous. With a rank other than 0 accelerate does
+    not check that the port is still free: another machine of this run may already listen there.
     """
     here = processes // config.nodes
     flags = {
@@ -115,12 +122,22 @@ def accelerate_arguments(run_dir: Path, processes: int, config: LaunchConfig) ->
         "--dynamo_backend": "no",
         "--log_dir": os.devnull,
     }
-    several = ["--multi_gpu"] if processes > 1 else []  # also on CPUs; for one process the configuration file says it
-    return [*several, *(str(word) for pair in flags.items() for word in pair), "--module", WORKER, str(run_dir)]
+    several = (
+        ["--multi_gpu"] if processes > 1 else []
+    )  # also on CPUs; for one process the configuration file says it
+    return [
+        *several,
+        *(str(word) for pair in flags.items() for word in pair),
+        "--module",
+        WORKER,
+        str(run_dir),
+    ]
 
 
 def _openmp_threads() -> int:
-    """OMP_NUM_THREADS, of a list as 4,2 its outermost level; 0 where it is not set or is no number, which OpenMP ignores too."""
+    """OMP_NUM_THREADS, of a list as 4,2 its outermost level; 0 where it is not set or is no number, which
+    OpenMP ignores too.
+    """
     found = re.match(r"\s*([0-9]{1,4})\s*(,|$)", os.environ.get("OMP_NUM_THREADS", ""))
     return int(found[1]) if found else 0
 
@@ -129,21 +146,29 @@ def accelerate_environment(run_dir: Path, config: LaunchConfig) -> dict[str, str
     """Settings of torchrun that accelerate's command line has no flag for."""
     if config.nodes == 1:
         return {"PET_STANDALONE": "1"}  # chooses a free port
-    # By default torch reuses the address and the store of the first rendezvous, with the old keys in it: after a restart
-    # processes would wait for each other at different addresses.
+    # By default torch reuses the address and the store of the first rendezvous, with the old keys in it:
+    # after a restart processes would wait for each other at different addresses.
     return {"PET_RDZV_ID": run_dir.resolve().name, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def launch_line(run_dir: Path, recipe: Recipe, config: LaunchConfig = LaunchConfig()) -> str:
-    """The shell command that runs a prepared folder without the vitctl command; with several machines, on each of them."""
+    """The shell command that runs a prepared folder without the vitctl command; with several machines, on
+    each of them.
+    """
     run_dir = run_dir.absolute()  # typed in any folder
     processes = recipe.machine.processes
     if not config.starts(recipe):
         return shlex.join([sys.executable, "-m", WORKER, str(run_dir)])
     script = Path(sys.executable).with_name("accelerate")
-    accelerate = [str(script)] if script.exists() else [sys.executable, "-m", "accelerate.commands.accelerate_cli"]
-    settings = [f"{name}={shlex.quote(value)}" for name, value in accelerate_environment(run_dir, config).items()]
-    return " ".join([*settings, shlex.join([*accelerate, "launch", *accelerate_arguments(run_dir, processes, config)])])
+    accelerate = (
+        [str(script)] if script.exists() else [sys.executable, "-m", "accelerate.commands.accelerate_cli"]
+    )
+    settings = [
+        f"{name}={shlex.quote(value)}" for name, value in accelerate_environment(run_dir, config).items()
+    ]
+    return " ".join(
+        [*settings, shlex.join([*accelerate, "launch", *accelerate_arguments(run_dir, processes, config)])]
+    )
 
 
 def write_accelerate_config(run_dir: Path, recipe: Recipe, config: LaunchConfig) -> None:

@@ -24,7 +24,11 @@ class Finding:
 
 def run_checks() -> list[Finding]:
     """Check everything that a run needs. Nothing is changed, nothing is downloaded."""
-    return [finding for check in (_python, _packages, _torch, _precision, _data, _disk) for finding in _guarded(check)]
+    return [
+        finding
+        for check in (_python, _packages, _torch, _precision, _data, _disk)
+        for finding in _guarded(check)
+    ]
 
 
 def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -35,7 +39,9 @@ def _guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
 
 
 def _python() -> Iterator[Finding]:
-    yield Finding(sys.version_info >= (3, 11), "python", f"{platform.python_version()} on {platform.platform()}")
+    yield Finding(
+        sys.version_info >= (3, 11), "python", f"{platform.python_version()} on {platform.platform()}"
+    )
 
 
 def _packages() -> Iterator[Finding]:
@@ -88,23 +94,29 @@ def _precision() -> Iterator[Finding]:
     from vitctl.engine.distributed.runtime import best_precision
 
     yield Finding(
-        True, "precision", f"machine.precision = 'auto' takes {best_precision(not torch.cuda.is_available())} here"
+        True,
+        "precision",
+        f"machine.precision = 'auto' takes {best_precision(not torch.cuda.is_available())} here",
     )
 
 
 def _data() -> Iterator[Finding]:
-    from vitctl.data.datasets.catalog import DATA_SETS
+    from vitctl.data.datasets.known_sets import DATA_SETS
     from vitctl.data.shards.index import find_splits
 
     present = [name for name in DATA_SETS if find_splits(Path("data") / name)]
     own = [name for name, row in DATA_SETS.items() if row.make is not None]
-    yield Finding(True, "data", f"under ./data: {', '.join(present) or 'nothing'}; with vitctl: {', '.join(own)}")
+    yield Finding(
+        True, "data", f"under ./data: {', '.join(present) or 'nothing'}; with vitctl: {', '.join(own)}"
+    )
 
 
 def _disk() -> Iterator[Finding]:
     free = shutil.disk_usage(".").free / 2**30
     yield Finding(
-        free >= MIN_FREE_GIB, "disk", f"{free:.1f} GiB free here" + ("" if free >= MIN_FREE_GIB else "; runs need more")
+        free >= MIN_FREE_GIB,
+        "disk",
+        f"{free:.1f} GiB free here" + ("" if free >= MIN_FREE_GIB else "; runs need more"),
     )
     writable = os.access(".", os.W_OK)
     yield Finding(

@@ -1,4 +1,6 @@
-"""How this process was started, read from the environment: by srun, torchrun or accelerate launch, or by a person."""
+"""How this process was started, read from the environment: by srun, torchrun or accelerate launch, or by a
+person.
+"""
 
 import os
 import re
@@ -33,7 +35,9 @@ FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below those that Linux hands out to wh
 
 
 def without_settings(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment without settings of accelerate and torchrun: a run depends on its recipe and its launch line alone."""
+    """An environment without settings of accelerate and torchrun: a run depends on its recipe and its launch
+    line alone.
+    """
     return {name: value for name, value in env.items() if not name.startswith(_SETTINGS)}
 
 
@@ -43,7 +47,9 @@ def has_agent(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def started_by_vitctl(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether vitctl's own launcher started this process and shows its progress: it gives the agent a signal that is never sent."""
+    """Whether vitctl's own launcher started this process and shows its progress: it gives the agent a signal
+    that is never sent.
+    """
     return env.get("PET_SIGNALS_TO_HANDLE") == UNUSED_SIGNAL
 
 
@@ -72,7 +78,8 @@ class Member:
         """
         if not self.job:
             raise LaunchError(
-                f"one of {self.num_processes} processes started by {self.launcher}: give all of them the same run folder "
+                f"one of {self.num_processes} processes started by {self.launcher}: give all of them the "
+                f"same run folder "
                 "with --out"
             )
         return Path("runs") / f"{Path(name).stem}_{self.job}"
@@ -84,18 +91,22 @@ def check_environment(env: Environment = os.environ) -> None:
         text = env.get(name, "0")
         if not re.fullmatch("[0-9]{1,18}", text):
             raise LaunchError(
-                f"environment: {name} is '{one_line(text[:50])}', should be a whole number; correct it, or `unset {name}`"
+                f"environment: {name} is '{one_line(text[:50])}', should be a whole number; correct it, or "
+                f"`unset {name}`"
             )
     if "RANK" in env and "WORLD_SIZE" in env and int(env["RANK"]) >= int(env["WORLD_SIZE"]):
         raise LaunchError(
-            f"environment: RANK is {env['RANK']} of WORLD_SIZE {env['WORLD_SIZE']}, should be below it; correct them, or unset both"
+            f"environment: RANK is {env['RANK']} of WORLD_SIZE {env['WORLD_SIZE']}, should be below it; "
+            f"correct them, or unset both"
         )
 
 
 def find_member(env: Environment = os.environ) -> Member | None:
-    """This process's rank among several; None when no launcher started it. Under srun the variables that torch reads are added.
+    """This process's rank among several; None when no launcher started it. Under srun the variables that
+    torch reads are added.
 
-    Ranks that another launcher left in the environment are removed where they make no member: accelerate would obey them.
+    Ranks that another launcher left in the environment are removed where they make no member: accelerate
+    would obey them.
 
     A Slurm step of one task, such as an interactive shell, does not count as a launcher.
 
@@ -132,7 +143,8 @@ def _slurm_member(env: Environment) -> Member:
         }
     except (KeyError, ValueError, IndexError) as error:
         raise LaunchError(
-            f"srun started {env['SLURM_STEP_NUM_TASKS']} tasks, but its environment does not say on which nodes ({error!r}); "
+            f"srun started {env['SLURM_STEP_NUM_TASKS']} tasks, but its environment does not say on which "
+            f"nodes ({error!r}); "
             "start them with torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
         ) from None
     for name, value in added.items():

@@ -1,4 +1,6 @@
-"""Which process failed first, and why: a process that fails writes a note into RUN/logs; the one that reports to the user reads it."""
+"""Which process failed first, and why: a process that fails writes a note into RUN/logs; the one that reports
+to the user reads it.
+"""
 
 import os
 import time
@@ -24,7 +26,9 @@ def log_of(run_dir: Path, rank: int) -> Path:
 
 
 def note_error(run_dir: Path, error: Exception) -> None:
-    """Record what ended this process: the message for all processes to read, the traceback in its own log only."""
+    """Record what ended this process: the message for all processes to read, the traceback in its own log
+    only.
+    """
     rank, fixable = int(os.environ.get("RANK", "0")), isinstance(error, VitctlError)
     log = log_of(run_dir, rank)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +64,10 @@ def first_error(run_dir: Path) -> dict[str, Any] | None:
     for path in (run_dir / LOGS).glob("error_*.json"):
         with suppress(LaunchError):  # a new launch may be removing them
             note = read_json(path, _MOST_NOTE_BYTES, error=LaunchError)
-            if isinstance(note, dict) and _NOTE.items() <= {name: type(note.get(name)) for name in note}.items():
+            if (
+                isinstance(note, dict)
+                and _NOTE.items() <= {name: type(note.get(name)) for name in note}.items()
+            ):
                 notes.append(note)
     return min(notes, key=lambda note: (note.get("lost_peer", False), note["time"]), default=None)
 
@@ -91,14 +98,16 @@ def raise_first_error(run_dir: Path, num_processes: int) -> None:
         log = log.parent
     if "killed" in error:
         raise LaunchError(
-            f"process {rank} of {num_processes} was killed ({error['killed']}), most often because it ran out of memory; "
+            f"process {rank} of {num_processes} was killed ({error['killed']}), most often because it ran "
+            f"out of memory; "
             f"{log} has its output; {resume}"
         )
     if error["mendable"]:
         raise VitctlError(f"{error['text']} (process {rank}; {log})")
     if not is_cause(error):
         raise LaunchError(
-            f"process {rank} lost the connection to another process, which left no error message ({error['text'].splitlines()[0]}); {log} "
+            f"process {rank} lost the connection to another process, which left no error message "
+            f"({error['text'].splitlines()[0]}); {log} "
             f"has more; {resume}"
         )
     raise RuntimeError(f"process {rank} failed: {error['text']}; {log} has the traceback")

@@ -9,7 +9,9 @@ from vitctl.errors import VitctlError
 
 
 class Follower:
-    """Passes the records that other processes append to a log to `report`, each once, and their current state."""
+    """Passes the records that other processes append to a log to `report`, each once, and their current
+    state.
+    """
 
     def __init__(self, path: Path, report: Report, now: Path | None = None) -> None:
         self.path, self.report, self.now_file = path, report, now
@@ -18,12 +20,17 @@ class Follower:
         self.inode = -1
         self.seen = set[
             int
-        ]()  # hashes of lines that were there before, or are reported; time stamps do not help, since clocks can be set back
+            # hashes of lines that were there before, or are reported; time stamps do not help, since clocks can
+            # be set back
+        ]()
         with suppress(OSError):
             self._new_lines()
 
     def poll(self) -> None:
-        """Report what is new since the last poll. A file that cannot be read, or a line that is no record, is ignored."""
+        """Report what is new since the last poll.
+
+        A file that cannot be read, or a line that is no record, is ignored.
+        """
         with suppress(OSError, AttributeError):
             self._follow_log()
         if self.now_file is None:
@@ -39,7 +46,10 @@ class Follower:
             self.report(record)
 
     def _new_lines(self) -> list[bytes]:
-        """Whole lines that are new since the last poll. A log that was truncated is a new file with old lines."""
+        """Whole lines that are new since the last poll.
+
+        A log that was truncated is a new file with old lines.
+        """
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())

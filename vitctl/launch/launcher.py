@@ -1,8 +1,9 @@
 """Starts several processes by `accelerate launch`, with every flag given, inside this process.
 
-On one machine or many, with or without restarts. Every machine runs the same command; torchrun's agent, which accelerate runs,
-starts and watches the processes of each machine. This module and the exit code of a worker add what the agent does not do: a
-signal is forwarded once, so that a save completes, and a run that was stopped, or that only the user can fix, is not restarted.
+On one machine or many, with or without restarts. Every machine runs the same command; torchrun's agent, which
+accelerate runs, starts and watches the processes of each machine. This module and the exit code of a worker
+add what the agent does not do: a signal is forwarded once, so that a save completes, and a run that was
+stopped, or that only the user can fix, is not restarted.
 """
 
 import logging
@@ -24,7 +25,13 @@ from vitctl.engine.journal import LOG, Report, never_raising, read_run_json, wri
 from vitctl.engine.preemption import AT_ONCE, say
 from vitctl.engine.run_files import RECIPE, RESULT
 from vitctl.errors import LaunchError, first_line
-from vitctl.launch.command import WORKER, LaunchConfig, accelerate_arguments, accelerate_environment, own_address
+from vitctl.launch.command import (
+    WORKER,
+    LaunchConfig,
+    accelerate_arguments,
+    accelerate_environment,
+    own_address,
+)
 from vitctl.launch.environment import UNUSED_SIGNAL, find_member, without_settings
 from vitctl.launch.errors import (
     LOGS,
@@ -37,6 +44,7 @@ from vitctl.launch.errors import (
     write_failed_result,
 )
 from vitctl.launch.follower import Follower
+from vitctl.launch.prepare import Prepared
 from vitctl.launch.roll_call import resume_text
 from vitctl.launch.run_folder import keeping_result, locked_for_run, read_status
 from vitctl.launch.worker import LOCKED, NOW, work, work_as_member
@@ -47,7 +55,9 @@ from vitctl.system.signals import SIGNALS, STOP_SIGNALS, handles_signal, is_repe
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 15.0  # for the other processes, once one has failed for good: they notice the loss and exit
-LEFT_SECONDS = 5.0  # for a process of this machine, once the result is written: one that does not answer is killed
+LEFT_SECONDS = (
+    5.0  # for a process of this machine, once the result is written: one that does not answer is killed
+)
 LINGER_SECONDS = 20.0  # for the other machines, once the processes of this one have finished
 WAIT_SECONDS = 5.0  # without processes, before a message says so
 SILENT_SECONDS = 20.0  # for the processes of this machine after a signal, if all of them are stopped
@@ -55,28 +65,30 @@ NOTES_SECONDS = 5.0  # until the note of a process on another machine is visible
 
 
 def launch(
-    run_dir: Path, report: Report, config: LaunchConfig = LaunchConfig(), recipe: Recipe | None = None
+    run_dir: Path, report: Report, config: LaunchConfig = LaunchConfig(), prepared: Prepared | None = None
 ) -> dict[str, Any]:
-    """Run the recipe of a prepared folder to its end: in this process where it is the only one or one of several, else in new ones.
+    """Run the recipe of a prepared folder to its end: in this process where it is the only one or one of
+    several, else in new ones.
 
     Args:
         run_dir: prepared.
         report: called with every log record.
         config: the machines and the restarts.
-        recipe: that RUN/recipe.toml was written from; None: it is read there.
+        prepared: what `prepare_run` gave in this process; None: the recipe is read from the folder.
 
     Returns:
         the content of RUN/result.json.
 
     Raises:
-        VitctlError: as the job raises; of several processes, the one that failed first, or one that was killed.
+        VitctlError: as the job raises; of several processes, the one that failed first, or one that was
+            killed.
         RuntimeError: a process failed with a bug.
     """
     if find_member() is not None:
-        return work_as_member(run_dir, report, recipe)
-    recipe = recipe or load_recipe(str(run_dir / RECIPE)).recipe
+        return work_as_member(run_dir, report, prepared)
+    recipe = prepared.recipe if prepared else load_recipe(str(run_dir / RECIPE)).recipe
     if not config.starts(recipe):
-        work(run_dir, report, recipe)
+        work(run_dir, report, prepared or Prepared(recipe))
     else:
         # With several machines the process of rank 0 locks the folder, on whichever machine it runs.
         with locked_for_run(run_dir) if config.nodes == 1 else keeping_result(run_dir):
@@ -87,7 +99,8 @@ def launch(
 def _launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: LaunchConfig) -> None:
     logs = run_dir / LOGS
     logs.mkdir(exist_ok=True)
-    # The processes of this run start only when all machines have reached this point: none of their notes is removed here.
+    # The processes of this run start only when all machines have reached this point: none of their notes is
+    # removed here.
     forget_errors(run_dir)
     (logs / NOW).unlink(missing_ok=True)
     follower = Follower(run_dir / LOG, never_raising(report, run_dir / LOG), logs / NOW)
@@ -118,7 +131,9 @@ def _accelerate(run_dir: Path, processes: int, config: LaunchConfig) -> None:
 
 @contextmanager
 def _settings(run_dir: Path, config: LaunchConfig) -> Iterator[None]:
-    """Within the block the environment holds the settings of this launch, and no others of accelerate or torchrun."""
+    """Within the block the environment holds the settings of this launch, and no others of accelerate or
+    torchrun.
+    """
     before = dict(os.environ)
     own = {
         "PET_LOCAL_ADDR": own_address(config),
@@ -140,7 +155,9 @@ def _replace_environment(values: Mapping[str, str]) -> None:
 
 @contextmanager
 def _errors_into(log: Path) -> Iterator[int]:
-    """Within the block standard error of this process and its children goes to a log; yields the original descriptor."""
+    """Within the block standard error of this process and its children goes to a log; yields the original
+    descriptor.
+    """
     root, screen = logging.getLogger(), os.dup(2)
     sys.stderr.flush()
     file = open(log, "a", encoding="utf-8", errors="backslashreplace", opener=no_links)  # noqa: SIM115
@@ -161,7 +178,10 @@ def _errors_into(log: Path) -> Iterator[int]:
 
 
 class _Abort(BaseException):
-    """Ends `accelerate launch`: the agent waits in vain, or a second signal came. Not an Exception, so that torch does not catch it."""
+    """Ends `accelerate launch`: the agent waits in vain, or a second signal came.
+
+    Not an Exception, so that torch does not catch it.
+    """
 
 
 class _MachineWatcher:
@@ -213,7 +233,10 @@ class _MachineWatcher:
             self._kill_and_abort()
         if len(self.signals) == 1:
             name = signal.Signals(number).name
-            say(f"{name}: stopping as soon as the work so far is safe; a second signal stops at once", self.screen)
+            say(
+                f"{name}: stopping as soon as the work so far is safe; a second signal stops at once",
+                self.screen,
+            )
 
     def _kill_and_abort(self) -> None:
         for worker in _workers():
@@ -230,20 +253,26 @@ class _MachineWatcher:
                     return
 
     def _should_abort(self) -> bool:
-        """Forward signals; whether the agent waits for processes that will not come. What it does wait for is printed once."""
+        """Forward signals; whether the agent waits for processes that will not come.
+
+        What it does wait for is printed once.
+        """
         workers = _workers()
         self.had_workers |= bool(workers)
         self._forward_signal(workers)
         has_result = read_status(self.run_dir) in ("done", "stopped")
         finished = not workers and (self.stopping or has_result)
-        silent = self.stopping and bool(workers) and all(one.status() == psutil.STATUS_STOPPED for one in workers)
+        silent = (
+            self.stopping and bool(workers) and all(one.status() == psutil.STATUS_STOPPED for one in workers)
+        )
         self.are_silent = self._holds_for("silent", silent, SILENT_SECONDS)
         failed = is_final(first_error(self.run_dir))
         waiting = self.had_workers and not (workers or finished or failed or self.announced)
         if self._holds_for("waiting", waiting, WAIT_SECONDS):
             self.announced = True
             say(
-                "a process was lost; all processes restart when every machine has joined again; if a machine is missing, run "
+                "a process was lost; all processes restart when every machine has joined again; if a machine "
+                "is missing, run "
                 "the same command there, or on another machine",
                 self.screen,
             )
@@ -310,14 +339,17 @@ def _check_outcome(
     if machine.stopping and not is_cause(error):
         said = {"error": AT_ONCE} if machine.at_once else {}
         if machine.are_silent:
-            said = {"error": f"stopped; no process on {socket.gethostname()} answered; {resume_text(run_dir)}"}
+            said = {
+                "error": f"stopped; no process on {socket.gethostname()} answered; {resume_text(run_dir)}"
+            }
         write_run_json(run_dir / RESULT, {"job": recipe.job, "status": "stopped", **said})
         return
     raise_first_error(run_dir, recipe.machine.processes)
     if config.nodes > 1:
         place = f"{config.host}:{config.port}"
         raise LaunchError(
-            f"accelerate launch ended before all processes had met at {place}: every machine has to run this command; {log} says "
+            f"accelerate launch ended before all processes had met at {place}: every machine has to run this "
+            f"command; {log} says "
             "why; resume with the same command"
         )
     raise RuntimeError(

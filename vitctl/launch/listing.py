@@ -1,4 +1,7 @@
-"""The runs under a folder, as `vitctl runs` lists them: what they are, how far, how good, how large. Imports no torch."""
+"""The runs under a folder, as `vitctl runs` lists them: what they are, how far, how good, how large.
+
+Imports no torch.
+"""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +18,7 @@ from vitctl.launch.errors import LOGS
 from vitctl.launch.run_folder import is_running
 from vitctl.launch.worker import NOW
 from vitctl.recipe.write import written_name
-from vitctl.report.page.results import number_of
+from vitctl.report.result_tables import number_of
 from vitctl.system.files import open_regular, read_toml
 
 _TAIL_BYTES = 2**16  # of steps.jsonl, read for its last line
@@ -28,7 +31,8 @@ class RunLine:
     Args:
         folder: of the run.
         recipe, job: "" where unknown.
-        state: running, done, stopped, failed; "interrupted" where a process ended without a word, "prepared" before the first.
+        state: running, done, stopped, failed; "interrupted" where a process ended without a word, "prepared"
+            before the first.
         step, total_steps: of its training; 0 for other jobs.
         number, what: the accuracy that stands for it, a share; None where there is none.
         loss: of its last step; None for other jobs.
@@ -51,7 +55,9 @@ class RunLine:
 
 def list_runs(root: Path) -> list[RunLine]:
     """Every run in a folder, and in the folders of sweeps there, the newest first."""
-    return sorted(map(read_line, _folders(root)), key=lambda line: (line.when, str(line.folder)), reverse=True)
+    return sorted(
+        map(read_line, _folders(root)), key=lambda line: (line.when, str(line.folder)), reverse=True
+    )
 
 
 def read_line(folder: Path) -> RunLine:
@@ -138,7 +144,9 @@ def _recipe(folder: Path) -> dict[str, Any]:
 
 
 def _last_step(folder: Path, records: Sequence[Record]) -> tuple[int, float | None]:
-    """The last finished step and its loss: of log.jsonl, which has some of the steps, or of steps.jsonl, which has all."""
+    """The last finished step and its loss: of log.jsonl, which has some of the steps, or of steps.jsonl,
+    which has all.
+    """
     logged = next((r for r in reversed(records) if r.get("kind") == "train"), {})
     step, loss = int(logged.get("step", 0)), logged.get("loss")
     with suppress(LaunchError, OSError, ValueError, TypeError, KeyError, AttributeError):

@@ -1,4 +1,6 @@
-"""From a checked recipe to a folder that can be run: recipe.toml, launch.txt, env.json, and what may change on resume."""
+"""From a checked recipe to a folder that can be run: recipe.toml, launch.txt, env.json, and what may change
+on resume.
+"""
 
 import os
 import platform
@@ -6,7 +8,7 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitctl.engine.journal import CHANGED, LOG, Journal, write_run_json
 from vitctl.engine.run_files import CHECKPOINTS, RECIPE, STATE, no_permission, step_folders, step_of
@@ -22,6 +24,9 @@ from vitctl.recipe.schema import Recipe, TrainRecipe
 from vitctl.recipe.write import differences, to_toml, toml_value
 from vitctl.system.files import write_text
 from vitctl.system.text import has_control, one_line, printable, typed
+
+if TYPE_CHECKING:
+    from vitctl.jobs.inputs.opened import Inputs
 
 PACKAGES = (
     "vitctl",
@@ -39,24 +44,27 @@ WAIT_SECONDS = 600.0  # for another machine of the same run to finish its prepar
 
 
 class Prepared(NamedTuple):
-    """The recipe that RUN/recipe.toml was written from, and a line that says which run's weights it takes.
+    """The recipe that RUN/recipe.toml was written from, and the images that were opened to check it.
 
     Args:
         recipe: equal to what the file reads back as.
-        taken: "" where the recipe did not say "newest".
+        taken: a line that says which run's weights it takes; "" where the recipe did not say "newest".
+        inputs: None in a process that did not prepare the run.
     """
 
     recipe: Recipe
     taken: str = ""
+    inputs: "Inputs | None" = None
 
 
 def prepare_run(
     loaded: Loaded, run_dir: Path, allow: Sequence[str] = (), config: LaunchConfig = LaunchConfig()
 ) -> Prepared:
-    """Check all that can be checked before the first process, then write recipe.toml, launch.txt and env.json.
+    """Check all that can be checked before the first process, then write recipe.toml, launch.txt and
+    env.json.
 
-    Among processes that a launcher started, rank 0 does it and the others wait. With several machines each does it in turn: the
-    second finds what the first has written.
+    Among processes that a launcher started, rank 0 does it and the others wait. With several machines each
+    does it in turn: the second finds what the first has written.
 
     Args:
         loaded: the recipe.
@@ -98,20 +106,24 @@ def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member:
 
 
 def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: LaunchConfig) -> Prepared:
+    from vitctl.engine.identity import allow as note_allowed
     from vitctl.jobs.plan import check_recipe, fit_to_data
-    from vitctl.jobs.record.identity import allow as note_allowed
 
     if has_control(str(run_dir)):
-        raise RecipeError(f"--out {one_line(str(run_dir))}: has a control character in its name; choose another")
+        raise RecipeError(
+            f"--out {one_line(str(run_dir))}: has a control character in its name; choose another"
+        )
     file = run_dir / RECIPE
     with prepared_folder(run_dir, WAIT_SECONDS if config.nodes > 1 else 0.0):
         check_not_foreign(run_dir)  # not before: another machine may be writing the files of this run
-        before = load_recipe(str(file)).recipe if file.exists() and not failed_without_output(run_dir) else None
+        before = (
+            load_recipe(str(file)).recipe if file.exists() and not failed_without_output(run_dir) else None
+        )
         loaded, taken = _pinned(loaded, before)
-        loaded = fit_to_data(loaded, run_dir)
+        loaded, inputs = fit_to_data(loaded, run_dir)
         changed = _changes(before, loaded.recipe, run_dir, allow) if before is not None else ""
         _not_shorter(loaded.recipe, run_dir)
-        check_recipe(loaded.recipe, run_dir)
+        inputs = check_recipe(loaded.recipe, run_dir, inputs)
         if before is None:
             clear(run_dir)
         if before != loaded.recipe:
@@ -123,7 +135,7 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
         write_accelerate_config(run_dir, loaded.recipe, config)
         write_text(run_dir / "launch.txt", printable(launch_line(run_dir, loaded.recipe, config)) + "\n")
         write_run_json(run_dir / "env.json", environment())
-    return Prepared(loaded.recipe, taken)
+    return Prepared(loaded.recipe, taken, inputs)
 
 
 def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
@@ -155,7 +167,10 @@ _ALLOWED = ("data", "weights", "computation")
 
 
 def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -> str:
-    """A text of the differences that are allowed; "" when there are none. Raises RecipeError for any other."""
+    """A text of the differences that are allowed; "" when there are none.
+
+    Raises RecipeError for any other.
+    """
     if before.job != now.job:
         raise RecipeError(
             f"{run_dir}: holds a run of {before.job}, this is {now.job}; choose another folder with --out"
@@ -163,17 +178,26 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
     changed = [d for d in differences(before, now) if not d[0].startswith(FREE_TO_CHANGE)]
     known = every_key(type(now))
     if odd := next(
-        (one for one in allow if one not in _ALLOWED and not any(f"{key}.".startswith(f"{one}.") for key in known)), ""
+        (
+            one
+            for one in allow
+            if one not in _ALLOWED and not any(f"{key}.".startswith(f"{one}.") for key in known)
+        ),
+        "",
     ):
         raise RecipeError(
-            f"--allow {one_line(odd)}: not a key of the recipe; give a key as the error message names it, or data, weights, or computation"
+            f"--allow {one_line(odd)}: not a key of the recipe; give a key as the error message names it, or "
+            f"data, weights, or computation"
         )
     refused = [d for d in changed if not any(d[0] == key or d[0].startswith(f"{key}.") for key in allow)]
     if refused:
         more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
-        sets = " ".join(f"--set {typed(f'{key}={toml_value(value)}')} --allow {key}" for key, _, value in refused)
+        sets = " ".join(
+            f"--set {typed(f'{key}={toml_value(value)}')} --allow {key}" for key, _, value in refused
+        )
         raise RecipeError(
-            f"{run_dir}: holds a run of another recipe: {_in_words(refused[:4])}{more}; choose another folder with --out, "
+            f"{run_dir}: holds a run of another recipe: {_in_words(refused[:4])}{more}; choose another "
+            f"folder with --out, "
             f"or resume anyway with: vitctl resume {typed(run_dir)} {sets}"
         )
     return _in_words(changed)
@@ -183,25 +207,31 @@ def _not_shorter(recipe: Recipe, run_dir: Path) -> None:
     """Refuse a training that would end before the checkpoint that it resumes from."""
     steps = recipe.schedule.total_steps if isinstance(recipe, TrainRecipe) else 0
     try:
-        saved = [step_of(folder) or 0 for folder in step_folders(run_dir / CHECKPOINTS) if (folder / STATE).exists()]
+        saved = [
+            step_of(folder) or 0
+            for folder in step_folders(run_dir / CHECKPOINTS)
+            if (folder / STATE).exists()
+        ]
     except PermissionError as error:
         raise no_permission(error) from None
     done = max(saved, default=0)
     if 0 < steps < done:
         raise RecipeError(
-            f"{run_dir}: has a checkpoint of step {done}, and schedule.total_steps = {steps} would end before it; set it to {done} "
+            f"{run_dir}: has a checkpoint of step {done}, and schedule.total_steps = {steps} would end "
+            f"before it; set it to {done} "
             "or more, or choose another folder with --out"
         )
 
 
 def _in_words(changes: Sequence[tuple[str, Any, Any]]) -> str:
-    return "; ".join(f"{key} was {toml_value(a) or 'unset'}, now {toml_value(b) or 'unset'}" for key, a, b in changes)
+    return "; ".join(
+        f"{key} was {toml_value(a) or 'unset'}, now {toml_value(b) or 'unset'}" for key, a, b in changes
+    )
 
 
 def environment() -> dict[str, Any]:
     """Versions, machine and git commit, for RUN/env.json."""
-    from vitctl.jobs.record.result import installed
-    from vitctl.models.hardware import cpu_name
+    from vitctl.models.hardware import cpu_name, installed
 
     git = ["git", "-C", str(Path(__file__).resolve().parents[2]), "rev-parse", "HEAD"]
     try:

@@ -1,7 +1,9 @@
-"""Notices a process, or a loader process, that does not answer, and ends a run that was told to stop without it.
+"""Notices a process, or a loader process, that does not answer, and ends a run that was told to stop without
+it.
 
-Every process has a thread for this. Once its main thread stands still, the thread writes a mark into RUN/logs every second. A process
-without a fresh mark is stopped, lost or unreachable. The lowest rank that answers reports it, and ends the run if it should stop.
+Every process has a thread for this. Once its main thread stands still, the thread writes a mark into RUN/logs
+every second. A process without a fresh mark is stopped, lost or unreachable. The lowest rank that answers
+reports it, and ends the run if it should stop.
 """
 
 import json
@@ -47,7 +49,11 @@ def roll_call(run_dir: Path, journal: Journal, stop: StopFlag, end: End) -> Iter
         end: called in another thread.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    one = _Rank(run_dir, journal, stop, end, int(os.environ["RANK"]), size) if size > 1 else _Alone(journal, stop)
+    one = (
+        _Rank(run_dir, journal, stop, end, int(os.environ["RANK"]), size)
+        if size > 1
+        else _Alone(journal, stop)
+    )
     ended = threading.Event()
     thread = threading.Thread(target=_watch, args=(one.look, ended), daemon=True)
     thread.start()
@@ -155,7 +161,9 @@ class _Rank:
                 self.end("")
             return
         answering = {
-            rank: self.marks[rank][0] for rank in range(self.size) if rank != self.rank and self._answers(rank)
+            rank: self.marks[rank][0]
+            for rank in range(self.size)
+            if rank != self.rank and self._answers(rank)
         }
         self._read(self.rank)
         answering[self.rank] = self.marks[self.rank][0]
@@ -185,7 +193,11 @@ class _Rank:
         mark = before
         with suppress(LaunchError):
             read = read_json(self.file(rank), _MOST_BYTES, error=LaunchError)
-            mark = read if isinstance(read, dict) and {"beat", "arrivals", "images", "stop"} <= {*read} else before
+            mark = (
+                read
+                if isinstance(read, dict) and {"beat", "arrivals", "images", "stop"} <= {*read}
+                else before
+            )
         self.marks[rank] = (mark, time.monotonic() if mark != before else since)
 
     def _who(self, ranks: Sequence[int]) -> str:

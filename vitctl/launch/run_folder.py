@@ -66,7 +66,8 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 @contextmanager
 def prepared_folder(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """Make and lock a run folder before anything else is done in it; on an error clean up as `leaving_nothing` does.
+    """Make and lock a run folder before anything else is done in it; on an error clean up as
+    `leaving_nothing` does.
 
     Args:
         folder: of a run, or to become one.
@@ -92,7 +93,8 @@ def prepared_folder(folder: Path, seconds: float = 0.0) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """One run per folder. The kernel releases the lock when this process ends, however it ends; workers do not inherit it.
+    """One run per folder. The kernel releases the lock when this process ends, however it ends; workers do
+    not inherit it.
 
     Args:
         folder: of a run.
@@ -127,7 +129,9 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 
 def _lock_file(folder: Path) -> IO[bytes]:
     with explaining(folder):
-        folder.mkdir(parents=True, exist_ok=True)  # a refused command may have removed it while this one waited
+        folder.mkdir(
+            parents=True, exist_ok=True
+        )  # a refused command may have removed it while this one waited
         return open_lock(folder / LOCK)
 
 
@@ -141,7 +145,8 @@ def _lock(file: IO[bytes], folder: Path) -> None:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether another process holds the lock of a run folder. The lock is not taken, so that no run is disturbed.
+    """Whether another process holds the lock of a run folder. The lock is not taken, so that no run is
+    disturbed.
 
     Not for the process that holds it: POSIX releases the lock when this closes the file.
     """
@@ -161,7 +166,7 @@ def locked_for_run(folder: Path) -> Iterator[None]:
     Raises:
         LaunchError: another process holds the lock.
     """
-    from vitctl.jobs.record.identity import allow
+    from vitctl.engine.identity import allow
 
     with locked(folder), keeping_result(folder):
         try:
@@ -172,7 +177,9 @@ def locked_for_run(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def keeping_result(folder: Path) -> Iterator[None]:
-    """Remove RUN/result.json when a run starts; restore that of a finished training where the resume was refused."""
+    """Remove RUN/result.json when a run starts; restore that of a finished training where the resume was
+    refused.
+    """
     path, steps, done = folder / RESULT, _checkpoints(folder), None
     with suppress(FileNotFoundError):  # another machine may do the same
         done = path.read_bytes() if steps and read_status(folder) == "done" else None
@@ -206,12 +213,16 @@ def check_not_foreign(folder: Path, own: Collection[str] = (), *, what: str = "a
     odd = sorted(name for name in _entries(folder) - {*own, *_OWN} if not name.startswith(".recipe."))
     if odd:
         more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
-        raise LaunchError(f"{folder}: holds {odd[0]}{more}, but not {what}; choose a new or empty folder with --out")
+        raise LaunchError(
+            f"{folder}: holds {odd[0]}{more}, but not {what}; choose a new or empty folder with --out"
+        )
 
 
 def _check_not_file(folder: Path, what: str = "a run") -> None:
     if os.path.lexists(folder) and not folder.is_dir():
-        raise LaunchError(f"{folder}: is a file, should be a folder for {what}; choose another name with --out")
+        raise LaunchError(
+            f"{folder}: is a file, should be a folder for {what}; choose another name with --out"
+        )
 
 
 def _entries(folder: Path) -> set[str]:
@@ -219,7 +230,9 @@ def _entries(folder: Path) -> set[str]:
 
 
 def failed_without_output(run_dir: Path) -> bool:
-    """Whether the run in a folder failed before it saved anything: the corrected command may reuse the folder."""
+    """Whether the run in a folder failed before it saved anything: the corrected command may reuse the
+    folder.
+    """
     if read_status(run_dir) != "failed":
         return False
     kept = (path for name in (STEPS, RESULT) for path in run_dir.rglob(name))

@@ -12,7 +12,12 @@ from types import FrameType
 import psutil
 
 from vitctl.engine.preemption import die_with_parent
-from vitctl.launch.command import LaunchConfig, accelerate_arguments, accelerate_environment, write_accelerate_config
+from vitctl.launch.command import (
+    LaunchConfig,
+    accelerate_arguments,
+    accelerate_environment,
+    write_accelerate_config,
+)
 from vitctl.launch.environment import UNUSED_SIGNAL
 from vitctl.recipe.schema import Recipe
 from vitctl.system.signals import handles_signal, is_repeated, signal_handler
@@ -21,9 +26,11 @@ STOPPED = 3
 
 
 def run_in_processes(recipe: Recipe) -> int:
-    """Start the typed command in as many processes as the recipe says, by `accelerate launch`; returns the exit code.
+    """Start the typed command in as many processes as the recipe says, by `accelerate launch`; returns the
+    exit code.
 
-    A signal is forwarded to each of them, and the code is then 3; a second one, or the end of this process, kills them.
+    A signal is forwarded to each of them, and the code is then 3; a second one, or the end of this process,
+    kills them.
     """
     with tempfile.TemporaryDirectory(prefix="vitctl-bench-") as folder:
         config = LaunchConfig()
@@ -61,7 +68,9 @@ def run_in_processes(recipe: Recipe) -> int:
 
 
 def _stop(agent: int, at_once: bool) -> None:
-    """Tell the processes of an agent to stop; kill it, and them with it, where that is to be at once or none of them can be told."""
+    """Tell the processes of an agent to stop; kill it, and them with it, where that is to be at once or none
+    of them can be told.
+    """
     told = False
     with suppress(psutil.Error):
         for process in psutil.Process(agent).children(recursive=True) if not at_once else ():

@@ -25,7 +25,10 @@ _NOT_IN_A_PATH = ('"', "\\")
 
 @dataclass(frozen=True)
 class Job:
-    """The resources requested from Slurm. `gpus` is per node, and so is `tasks`, the number of processes where there are no GPUs."""
+    """The resources requested from Slurm.
+
+    `gpus` is per node, and so is `tasks`, the number of processes where there are no GPUs.
+    """
 
     nodes: int = 1
     gpus: int = 0
@@ -63,7 +66,9 @@ def parse_job(text: str) -> Job:
     for word in filter(None, text.split(",")):
         name, equals, value = word.strip().partition("=")
         if name not in known or (name == "submit") == bool(equals):
-            raise LaunchError(f"--slurm: {word!r} is not understood; known are {', '.join(known)}; {_EXAMPLE}")
+            raise LaunchError(
+                f"--slurm: {word!r} is not understood; known are {', '.join(known)}; {_EXAMPLE}"
+            )
         if known[name] is int and not _is_count(value, 1 if name in ("nodes", "tasks") else 0):
             raise LaunchError(f"--slurm: {word!r} should be a whole number; {_EXAMPLE}")
         if known[name] is str and not re.fullmatch(_TIME if name == "time" else _WORD, value):
@@ -79,7 +84,10 @@ def _is_count(text: str, least: int) -> bool:
 
 
 def write_job(job: Job, run_dir: Path, name: str) -> Path:
-    """Write RUN/job.sbatch, which starts or resumes the prepared run, and return it. Raises LaunchError, see `job_text`."""
+    """Write RUN/job.sbatch, which starts or resumes the prepared run, and return it.
+
+    Raises LaunchError, see `job_text`.
+    """
     folder = run_dir.resolve()
     (folder / LOGS).mkdir(parents=True, exist_ok=True)
     write_text(folder / FILE, job_text(job, folder, name, sys.executable))
@@ -87,7 +95,8 @@ def write_job(job: Job, run_dir: Path, name: str) -> Path:
 
 
 def job_text(job: Job, run_dir: Path, name: str, python: str) -> str:
-    """The batch script. Slurm sends USR1 to the tasks; they save and exit with code 3, and the job is requeued.
+    """The batch script. Slurm sends USR1 to the tasks; they save and exit with code 3, and the job is
+    requeued.
 
     A job that is cancelled gets TERM: it saves too, and is not requeued.
 
@@ -103,7 +112,8 @@ def job_text(job: Job, run_dir: Path, name: str, python: str) -> str:
     for path in (str(run_dir), python):
         if has_control(path) or any(letter in path for letter in _NOT_IN_A_PATH):
             raise LaunchError(
-                f"{one_line(path)}: a Slurm job takes no path with quotes, backslashes or control characters; "
+                f"{one_line(path)}: a Slurm job takes no path with quotes, backslashes or control "
+                f"characters; "
                 "choose another folder with --out"
             )
     options = {
@@ -152,7 +162,9 @@ def submit(file: Path) -> str:
     try:
         done = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise LaunchError(f"sbatch is not on this machine; submit it where it is: sbatch {typed(file)}") from None
+        raise LaunchError(
+            f"sbatch is not on this machine; submit it where it is: sbatch {typed(file)}"
+        ) from None
     if done.returncode:
         raise LaunchError(f"sbatch refused {file}: {(done.stderr or done.stdout).strip()}")
     return done.stdout.strip()

@@ -35,13 +35,16 @@ def prepare_cells(cells: Sequence[SweepCell], out: Path) -> None:
             except VitctlError as error:
                 problems.setdefault(str(error), []).append(cell.name)
         if problems:
-            raise VitctlError("\n".join(_problem(text, names, len(cells)) for text, names in problems.items()))
+            raise VitctlError(
+                "\n".join(_problem(text, names, len(cells)) for text, names in problems.items())
+            )
 
 
 def run_cells(
     cells: Sequence[SweepCell], out: Path, metric: str, report: Callable[[SweepCell, int], Report]
 ) -> list[Outcome]:
-    """Run what is not finished: finished runs are kept, unfinished ones resume. The table is written after each run.
+    """Run what is not finished: finished runs are kept, unfinished ones resume. The table is written after
+    each run.
 
     Args:
         cells: prepared.
@@ -71,7 +74,10 @@ def run_cells(
 
 
 def _load(cell: SweepCell, out: Path) -> Loaded:
-    """The recipe of a cell. Data sets that come with vitctl are generated once, for all runs, where they are missing."""
+    """The recipe of a cell.
+
+    Data sets that come with vitctl are generated once, for all runs, where they are missing.
+    """
     loaded = load_recipe(cell.recipe, cell.overrides)
     place = getattr(loaded.recipe, "data", None)
     if getattr(place, "path", "") or getattr(place, "synthetic", 0) or not getattr(place, "dataset", ""):
@@ -99,4 +105,7 @@ def is_done(folder: Path) -> bool:
 
 def outcomes(cells: Sequence[SweepCell], out: Path, metric: str, errors: dict[str, str]) -> list[Outcome]:
     """The outcome of every run of a sweep so far."""
-    return [outcome(out / cell.name, cell.recipe, cell.varied, metric, errors.get(cell.name, "")) for cell in cells]
+    return [
+        outcome(out / cell.name, cell.recipe, cell.varied, metric, errors.get(cell.name, ""))
+        for cell in cells
+    ]

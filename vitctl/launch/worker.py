@@ -1,7 +1,7 @@
 """The body of every process: read RUN/recipe.toml, do the job, leave RUN/result.json.
 
-`accelerate launch` starts it as `python -m vitctl.launch.worker RUN`; one process alone, and those that srun or torchrun started
-with a vitctl command, call it.
+`accelerate launch` starts it as `python -m vitctl.launch.worker RUN`; one process alone, and those that srun
+or torchrun started with a vitctl command, call it.
 """
 
 import json
@@ -26,7 +26,13 @@ from vitctl.engine.preemption import (
 )
 from vitctl.engine.run_files import RECIPE, RESULT
 from vitctl.errors import LaunchError, explained
-from vitctl.launch.environment import find_member, has_agent, restarts_left, started_by_vitctl, without_settings
+from vitctl.launch.environment import (
+    find_member,
+    has_agent,
+    restarts_left,
+    started_by_vitctl,
+    without_settings,
+)
 from vitctl.launch.errors import (
     LOGS,
     first_error,
@@ -44,6 +50,7 @@ from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import PlainStream, one_line, typed
 
 if TYPE_CHECKING:
+    from vitctl.launch.prepare import Prepared
     from vitctl.recipe.schema import Recipe
 
 NOW = "now.json"
@@ -54,7 +61,7 @@ NOTES_SECONDS = 1.0  # until the notes of processes on other nodes are visible h
 def work(
     run_dir: Path,
     report: Report = silent,
-    recipe: "Recipe | None" = None,
+    prepared: "Prepared | None" = None,
     *,
     locked: bool = False,
     stopped_code: int = RESUMABLE,
@@ -64,12 +71,14 @@ def work(
     Args:
         run_dir: prepared.
         report: called with every log record.
-        recipe: that RUN/recipe.toml was written from; None: it is read there.
+        prepared: what `prepare_run` gave in this process; None: the recipe is read from the folder.
         locked: the process that started this one holds the lock of the folder.
-        stopped_code: exit code where the run was told to stop, and ends without a process that does not answer.
+        stopped_code: exit code where the run was told to stop, and ends without a process that does not
+            answer.
 
     Returns:
-        the result, also written to RUN/result.json by the main process; its status is "stopped" after a signal.
+        the result, also written to RUN/result.json by the main process; its status is "stopped" after a
+        signal.
 
     Raises:
         LaunchError: another run is active in this folder.
@@ -83,14 +92,17 @@ def work(
         locked_for_run(run_dir) if _is_main() and not locked else nullcontext(),
     ):
         report = never_raising(report, run_dir / LOG if _is_main() else None)
-        return _work(run_dir, recipe, report, stop, stopped_code)
+        return _work(run_dir, prepared, report, stop, stopped_code)
 
 
-def _work(run_dir: Path, recipe: "Recipe | None", report: Report, stop: StopFlag, stopped_code: int) -> dict[str, Any]:
+def _work(
+    run_dir: Path, prepared: "Prepared | None", report: Report, stop: StopFlag, stopped_code: int
+) -> dict[str, Any]:
     from vitctl.jobs.record.result import RunResult, with_recipe, write_result
     from vitctl.recipe.load import load_recipe
 
-    recipe = recipe or load_recipe(str(run_dir / RECIPE)).recipe
+    recipe = prepared.recipe if prepared else load_recipe(str(run_dir / RECIPE)).recipe
+    given = {"inputs": prepared.inputs} if prepared and prepared.inputs and recipe.job != "export" else {}
     try:
         report({"kind": "now", "text": "starting", "time": time.time()})
         _join_processes(run_dir, recipe, report)
@@ -104,7 +116,7 @@ def _work(run_dir: Path, recipe: "Recipe | None", report: Report, stop: StopFlag
             os._exit(stopped_code)
 
         with roll_call(run_dir, Journal(run_dir / LOG, report), stop, end):
-            result = job(recipe, run_dir, report, stop)
+            result = job(recipe, run_dir, report, stop, **given)
     except Stopped:
         late = f"stopped; it {stop.reason}; {resume_text(run_dir)}" if stop.reason else ""
         result = RunResult(recipe.job, "stopped", error=late)
@@ -122,14 +134,14 @@ def _work(run_dir: Path, recipe: "Recipe | None", report: Report, stop: StopFlag
 def work_as_member(
     run_dir: Path,
     report: Report = silent,
-    recipe: "Recipe | None" = None,
+    prepared: "Prepared | None" = None,
     *,
     locked: bool = False,
     stopped_code: int = RESUMABLE,
 ) -> dict[str, Any]:
     """`work` in one of several processes; every process raises the error that came first, on whichever node."""
     try:
-        result = work(run_dir, report, recipe, locked=locked, stopped_code=stopped_code)
+        result = work(run_dir, report, prepared, locked=locked, stopped_code=stopped_code)
     except Exception as error:
         note_error(run_dir, error)
         time.sleep(NOTES_SECONDS)
@@ -145,12 +157,12 @@ def _is_main() -> bool:
 
 def _job(name: str) -> Callable[..., Any]:
     """Imported here, because that takes seconds, and signals must be handled before."""
+    from vitctl.export.export import export
     from vitctl.jobs.evaluate import evaluate
-    from vitctl.jobs.export import export
     from vitctl.jobs.fewshot import fewshot
     from vitctl.jobs.finetune import finetune
     from vitctl.jobs.pretrain import pretrain
-    from vitctl.jobs.vtab import vtab
+    from vitctl.jobs.vtab_suite import vtab
 
     jobs: dict[str, Callable[..., Any]] = {
         "pretrain": pretrain,
@@ -169,21 +181,32 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
     journal = Journal(run_dir / LOG if _is_main() else None, report)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several:
-        from vitctl.engine.distributed.process_group import check_all_reduce, check_same, gather_texts, join, node_lines
+        from vitctl.engine.distributed.process_group import (
+            check_all_reduce,
+            check_same,
+            gather_texts,
+            join,
+            node_lines,
+        )
 
         cpu = on_cpu(recipe)
         join(cpu=cpu)
         if _is_main():
             forget_errors(run_dir)  # of an earlier start; all processes of this one wait in check_all_reduce
         check_all_reduce(cpu=cpu)
-        restarts = max(map(int, gather_texts(str(restarts))))  # only the node that lost a process counts the restart
+        restarts = max(
+            map(int, gather_texts(str(restarts)))
+        )  # only the node that lost a process counts the restart
     if restarts:
-        journal.write("warning", step=0, text=f"a process was lost, all processes were restarted (restart {restarts})")
+        journal.write(
+            "warning", step=0, text=f"a process was lost, all processes were restarted (restart {restarts})"
+        )
     if not several:
         return
     check_same(
         {"recipe": recipe.model_dump_json()},
-        f"{run_dir / RECIPE} is not the same file on all nodes; make sure that they share {run_dir}, then start again",
+        f"{run_dir / RECIPE} is not the same file on all nodes; make sure that they share {run_dir}, then "
+        f"start again",
     )
     lines = node_lines(cpu=cpu)
     for line in lines:
@@ -220,8 +243,9 @@ def leave_group() -> None:
 def main() -> None:
     """`python -m vitctl.launch.worker RUN`: its output and its error go to RUN/logs.
 
-    Where a person started it, rank 0 also says in one line how it ended. The exit code tells the agent whether to restart all
-    processes: 0 where the job is done or stopped, and where only the user can fix the error; else 1.
+    Where a person started it, rank 0 also says in one line how it ended. The exit code tells the agent
+    whether to restart all processes: 0 where the job is done or stopped, and where only the user can fix the
+    error; else 1.
     """
     if has_agent():
         die_with_parent()
@@ -233,7 +257,10 @@ def main() -> None:
     if not (run_dir / RECIPE).is_file():
         if not _is_main():
             sys.exit(1)
-        sys.exit(f"vitctl: {run_dir}: not a prepared run folder; type the vitctl command of the run, without --dry-run")
+        sys.exit(
+            f"vitctl: {run_dir}: not a prepared run folder; type the vitctl command of the run, without "
+            f"--dry-run"
+        )
     screen = None if not _is_main() or started_by_vitctl() else os.dup(2)
     _say(screen, f"{run_dir}: progress is in {LOG}, the output of each process in {LOGS}/")
     redirect_output(run_dir)
@@ -244,7 +271,10 @@ def main() -> None:
         resume = f"; resume with: vitctl resume {typed(run_dir)}" if result["status"] == "stopped" else ""
         _say(screen, f"{result['status']}: {run_dir / RESULT}{resume}")
     except Exception as error:
-        _say(screen, f"vitctl: {one_line(str(explained(error, run_dir) or f'{type(error).__name__}: {error}'))}")
+        _say(
+            screen,
+            f"vitctl: {one_line(str(explained(error, run_dir) or f'{type(error).__name__}: {error}'))}",
+        )
         sys.stderr.flush()
         would_fail_again = restarts_left() > 0 and is_final(first_error(run_dir))
         is_over = would_fail_again or read_status(run_dir) == "stopped"  # another process ended the run
@@ -259,7 +289,10 @@ def _say(screen: int | None, text: str) -> None:
 
 
 def _write_now(path: Path, record: Record) -> None:
-    """Write the current state, which is in no log, for the process that shows progress. A full disk does not stop the run."""
+    """Write the current state, which is in no log, for the process that shows progress.
+
+    A full disk does not stop the run.
+    """
     if record["kind"] == "now":
         with suppress(OSError), atomic_write(path, flushed=False) as aside:
             aside.write_text(json.dumps(record), encoding="utf-8")

@@ -1,4 +1,5 @@
-"""The two axial networks of Appendix D.6: attention along rows and columns in place of attention over the whole grid.
+"""The two axial networks of Appendix D.6: attention along rows and columns in place of attention over the
+whole grid.
 
 Their code was not published. Where the paper is silent, the docstrings say which reading was chosen.
 """
@@ -21,9 +22,8 @@ AXIAL = Numerics(norm_eps=1e-4, std_eps=0.0, variance_eps=1e-5, same_padding=Tru
 class AxialBlock(Block):
     """Row self-attention and MLP, then column self-attention and MLP, `[B, N, D]` to `[B, N, D]`.
 
-    Each half is a whole `EncoderBlock`. In the first, a token sees the tokens of its own row; in the second, those of
-    its own column.
-    Paper: Appendix D.6
+    Each half is a whole `EncoderBlock`. In the first, a token sees the tokens of its own row; in the second,
+    those of its own column. Paper: Appendix D.6
     """
 
     def __init__(self, config: ViTConfig, drop_path: float = 0.0) -> None:
@@ -39,7 +39,8 @@ class AxialBlock(Block):
 
 
 class AxialTransformer(VisionTransformer):
-    """A `VisionTransformer` of axial blocks. No class token, which has no place on a grid: the patches are averaged.
+    """A `VisionTransformer` of axial blocks. No class token, which has no place on a grid: the patches are
+    averaged.
 
     Positions are those of the plain model, one learned row for each place of the grid, added at the stem.
     Paper: Appendix D.6
@@ -52,10 +53,9 @@ class AxialTransformer(VisionTransformer):
 class AxialAttention(nn.Module):
     """Attention within each sequence, with relative positions, `[B, C, L]` to `[B, C, L]`.
 
-    As in Axial-DeepLab, which the paper names as its base: queries and keys are half as wide as values; an embedding
-    of the offset i - j stands beside the query, the key and the value; logits are not scaled. Norms are GroupNorm,
-    over a sequence, and all heads share the embeddings.
-    Paper: Appendix D.6
+    As in Axial-DeepLab, which the paper names as its base: queries and keys are half as wide as values; an
+    embedding of the offset i - j stands beside the query, the key and the value; logits are not scaled. Norms
+    are GroupNorm, over a sequence, and all heads share the embeddings. Paper: Appendix D.6
     """
 
     def __init__(self, width: int, length: int, config: AxialResNetConfig) -> None:
@@ -67,7 +67,9 @@ class AxialAttention(nn.Module):
         self.norm = GroupNorm(config.num_groups, width, eps=AXIAL.norm_eps)
 
     def attention(self, sequences: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the weights `[B, H, L, L]`, queries before keys, the values `[B, H, d, L]`, and those of offsets `[L, L, d]`."""
+        """Return the weights `[B, H, L, L]`, queries before keys, the values `[B, H, d, L]`, and those of
+        offsets `[L, L, d]`.
+        """
         parts = [self.head_size // 2, self.head_size // 2, self.head_size]
         projected = self.qkv_norm(self.qkv(sequences.transpose(1, 2)).transpose(1, 2))  # [B, 2 C, L]
         query, key, value = torch.split(
@@ -77,18 +79,26 @@ class AxialAttention(nn.Module):
         offset = place[:, None] - place + len(place) - 1
         of_query, of_key, of_value = torch.split(self.relative_position[offset], parts, dim=-1)  # [L, L, d]
         logits = torch.einsum("bhdi,bhdj->bhij", query, key)
-        logits = logits + torch.einsum("bhdi,ijd->bhij", query, of_key) + torch.einsum("bhdj,ijd->bhij", key, of_query)
+        logits = (
+            logits
+            + torch.einsum("bhdi,ijd->bhij", query, of_key)
+            + torch.einsum("bhdj,ijd->bhij", key, of_query)
+        )
         return logits.softmax(dim=-1), value, of_value
 
     def forward(self, sequences: Tensor) -> Tensor:
         weights, value, of_value = self.attention(sequences)
-        mixed = torch.einsum("bhij,bhdj->bhdi", weights, value) + torch.einsum("bhij,ijd->bhdi", weights, of_value)
+        mixed = torch.einsum("bhij,bhdj->bhdi", weights, value) + torch.einsum(
+            "bhij,ijd->bhdi", weights, of_value
+        )
         outputs: Tensor = self.norm(mixed.flatten(1, 2))
         return outputs
 
 
 class AxialUnit(Block):
-    """A `UnitV1` whose 3x3 convolution is row attention, then column attention; average pooling does the stride."""
+    """A `UnitV1` whose 3x3 convolution is row attention, then column attention; average pooling does the
+    stride.
+    """
 
     def __init__(self, shape: UnitShape, config: AxialResNetConfig) -> None:
         super().__init__()
@@ -122,7 +132,8 @@ def _within_rows(attention: AxialAttention, images: Tensor) -> Tensor:
 
 
 def axial_resnet(config: AxialResNetConfig) -> ResNet:
-    """Return a ResNet of axial units, without weights. Its root is that of v1; image size is fixed by its positions.
+    """Return a ResNet of axial units, without weights. Its root is that of v1; image size is fixed by its
+    positions.
 
     Paper: Appendix D.6
     """

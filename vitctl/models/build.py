@@ -43,19 +43,27 @@ _FREE_IN_TRANSFER = {"image_size", "num_classes", "representation_size", "dropou
 
 @overload
 def build(
-    config: ViTConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+    config: ViTConfig,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
 ) -> VisionTransformer: ...
 @overload
 def build(
-    config: ResNetConfig, *, seed: int = 0, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+    config: ResNetConfig,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
 ) -> ResNet: ...
 def build(
     config: Config, *, seed: int = 0, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
 ) -> Model:
     """Return a freshly initialised model, in training mode.
 
-    The weights depend on `seed` alone: every dtype, device and processor holds the same numbers, up to rounding. On the `meta`
-    device the model has shapes and no weights.
+    The weights depend on `seed` alone: every dtype, device and processor holds the same numbers, up to
+    rounding. On the `meta` device the model has shapes and no weights.
     """
     module, initialise = _FAMILIES[type(config)]
     with torch.device("meta"):
@@ -68,13 +76,19 @@ def build(
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy `state` into `model`, casting to its dtype. Raises one CheckpointError that groups every mismatch."""
+    """Copy `state` into `model`, casting to its dtype.
+
+    Raises one CheckpointError that groups every mismatch.
+    """
     check_state(state, model.state_dict())
     model.load_state_dict(state)
 
 
 def check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Hold names and shapes against those of a model, on whatever device. Raises one CheckpointError that groups every mismatch."""
+    """Hold names and shapes against those of a model, on whatever device.
+
+    Raises one CheckpointError that groups every mismatch.
+    """
     refuse("the weights do not fit the model", mismatches(state, own, "the model has"))
 
 
@@ -83,10 +97,9 @@ def resized(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return `source_state` with its positions moved to the image size of `model`, and lines that say so.
 
-    Tables added to tokens are interpolated over the grid by `method`; those of rows and columns, and the offsets of
-    axial attention, linearly along their axis.
-    Raises CheckpointError for relative positions in raster order: no rule moves them to another grid.
-    Paper: Section 3.2
+    Tables added to tokens are interpolated over the grid by `method`; those of rows and columns, and the
+    offsets of axial attention, linearly along their axis. Raises CheckpointError for relative positions in
+    raster order: no rule moves them to another grid. Paper: Section 3.2
     """
     state, wanted = dict(source_state), model.state_dict()
     if isinstance(source_config, ViTConfig) and isinstance(model.config, ViTConfig):
@@ -105,11 +118,10 @@ def transfer(
 ) -> list[str]:
     """Put a trained body under the fresh head of `model`, for fine-tuning.
 
-    The source's head and pre-logits are dropped and its positions are resized when the grids differ. A masked patch
-    model gives its body to a plain one.
-    Returns lines for the log, saying what was done.
-    Raises CheckpointError when bodies differ, or weights are missing, unexpected or of the wrong shape.
-    Paper: Section 3.2, Appendix B.1.1
+    The source's head and pre-logits are dropped and its positions are resized when the grids differ. A masked
+    patch model gives its body to a plain one. Returns lines for the log, saying what was done. Raises
+    CheckpointError when bodies differ, or weights are missing, unexpected or of the wrong shape. Paper:
+    Section 3.2, Appendix B.1.1
     """
     target = model.config
     kinds = [family(config).replace("masked_patch", "vit") for config in (source_config, target)]

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from vitctl.errors import RecipeError
 
-# One table for all families: the least and the most of each whole number, and the words that a field may hold. The most
-# is some ten times what any published model has: a file that claims more is damaged or hostile.
+# One table for all families: the least and the most of each whole number, and the words that a field may
+# hold. The most is some ten times what any published model has: a file that claims more is damaged or
+# hostile.
 _BOUNDS = {
     "patch_size": (1, 4096), "hidden_size": (1, 2**16), "depth": (1, 1000), "mlp_size": (1, 2**18), "num_heads": (1, 2**12),
     "image_size": (1, 2**14), "width": (1, 2**13), "num_groups": (1, 2**13), "num_classes": (0, 2**24),
@@ -30,11 +31,11 @@ _NUMBERS = ("dropout", "drop_path", "head_bias", "norm_eps")
 class ViTConfig:
     """Everything that decides the shape and the numerics of a `VisionTransformer`.
 
-    Sizes are in pixels (`image_size`, `patch_size`) or channels. `num_classes` 0 means no head: the logits are the
-    representation. `representation_size` 0 means no tanh layer before the head. `position_embedding` and
-    `position_at` are the rows and columns of Table 8; `none` and `relative` exist at the stem alone. `drop_path` is
-    the chance of dropping the last block's branches, and grows linearly from 0 at the first. `gelu` is `tanh` in the
-    authors' code and `erf` in torchvision's and timm's weights.
+    Sizes are in pixels (`image_size`, `patch_size`) or channels. `num_classes` 0 means no head: the logits
+    are the representation. `representation_size` 0 means no tanh layer before the head. `position_embedding`
+    and `position_at` are the rows and columns of Table 8; `none` and `relative` exist at the stem alone.
+    `drop_path` is the chance of dropping the last block's branches, and grows linearly from 0 at the first.
+    `gelu` is `tanh` in the authors' code and `erf` in torchvision's and timm's weights.
 
     Raises RecipeError, naming every problem in one line.
     Paper: Section 3.1, Table 1, Appendix D.4
@@ -72,7 +73,10 @@ class ViTConfig:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches. What lies beyond the last whole patch is dropped (a VALID convolution)."""
+        """Rows and columns of patches.
+
+        What lies beyond the last whole patch is dropped (a VALID convolution).
+        """
         side = self.map_size // self.patch_size
         return side, side
 
@@ -114,8 +118,8 @@ class ViTConfig:
 class HybridConfig(ViTConfig):
     """A ViT over the feature map of a ResNet (V1). `patch_size` is in positions of that map.
 
-    `stage_depths` are the units of each stage, none for the root alone; `width` is the root's number of channels,
-    and `num_groups` that of every GroupNorm.
+    `stage_depths` are the units of each stage, none for the root alone; `width` is the root's number of
+    channels, and `num_groups` that of every GroupNorm.
 
     Raises RecipeError, naming every problem in one line.
     Paper: Sections 3.1 and 4.1
@@ -189,8 +193,8 @@ class MaskedPatchConfig(ViTConfig):
 class ResNetConfig:
     """A BiT ResNet: GroupNorm and standardised convolutions. `v1` norms after each convolution, `v2` before.
 
-    `stage_depths` are the units of each stage; `width` is the root's number of channels, 64 times the factor that
-    names carry; `num_groups` is that of every GroupNorm.
+    `stage_depths` are the units of each stage; `width` is the root's number of channels, 64 times the factor
+    that names carry; `num_groups` is that of every GroupNorm.
 
     Raises RecipeError, naming every problem in one line.
     Paper: Section 4.1
@@ -243,7 +247,9 @@ Config = ViTConfig | ResNetConfig
 
 @dataclass(frozen=True)
 class UnitShape:
-    """One bottleneck unit of a backbone: channels before and inside, stride, and the side of the map it receives."""
+    """One bottleneck unit of a backbone: channels before and inside, stride, and the side of the map it
+    receives.
+    """
 
     inputs: int
     middle: int
@@ -318,7 +324,11 @@ def _is_within(value: object, least: int, most: int) -> bool:
 
 
 def _is_stages(value: object) -> bool:
-    return isinstance(value, tuple) and len(value) <= 8 and all(_is_within(units, 1, _MAX_UNITS) for units in value)
+    return (
+        isinstance(value, tuple)
+        and len(value) <= 8
+        and all(_is_within(units, 1, _MAX_UNITS) for units in value)
+    )
 
 
 def _shown(value: object) -> str:

@@ -9,13 +9,11 @@ OPTIMIZER_SLOTS = {"adam": 2, "sgd": 1}  # numbers that an optimizer keeps for e
 class Cost:
     """The cost of some layers. What they keep for the backward pass counts numbers, unless it says bytes.
 
-    parameters: weights and biases.
-    macs: multiply-accumulates of the forward pass; `padded_macs` adds those with a convolution's zero padding.
-    wide: numbers kept in the precision of the weights; `narrow`: in that of the matrix products.
-    casts: numbers that are kept once more, narrow, only where the two precisions differ.
-    weight_casts: the like for weights, once for all images.
-    standardised: weights that are kept centred, wide, and finished, narrow, once for all images.
-    masks: bytes kept by dropout and max-pooling.
+    parameters: weights and biases. macs: multiply-accumulates of the forward pass; `padded_macs` adds those
+    with a convolution's zero padding. wide: numbers kept in the precision of the weights; `narrow`: in that
+    of the matrix products. casts: numbers that are kept once more, narrow, only where the two precisions
+    differ. weight_casts: the like for weights, once for all images. standardised: weights that are kept
+    centred, wide, and finished, narrow, once for all images. masks: bytes kept by dropout and max-pooling.
     boundary: wide numbers that enter the layers, all that is kept of them when they are recomputed.
     """
 
@@ -42,14 +40,20 @@ def product(macs: int) -> Cost:
 
 
 def linear(count: int, inputs: int, outputs: int, *, bias: bool = True, is_head: bool = False) -> Cost:
-    """A matrix over `count` tokens. Its input is kept; that of a head, which stays in the precision of its weights, wide."""
+    """A matrix over `count` tokens.
+
+    Its input is kept; that of a head, which stays in the precision of its weights, wide.
+    """
     weights, seen = inputs * outputs, count * inputs if outputs else 0
     kept = Cost(wide=seen) if is_head else Cost(narrow=seen, weight_casts=weights)
     return add(product(count * weights), kept, Cost(parameters=weights + bias * outputs))
 
 
 def norm(count: int, width: int, groups: int) -> Cost:
-    """LayerNorm or GroupNorm of `count` positions. The input is kept, and the mean and deviation of `groups`."""
+    """LayerNorm or GroupNorm of `count` positions.
+
+    The input is kept, and the mean and deviation of `groups`.
+    """
     return Cost(parameters=2 * width, wide=count * width + 2 * groups)
 
 
@@ -58,10 +62,13 @@ def relu(count: int, width: int) -> Cost:
     return Cost(wide=count * width)
 
 
-def convolution(inputs: int, outputs: int, kernel: int, stride: int, side: int, *, same: bool, first: bool) -> Cost:
+def convolution(
+    inputs: int, outputs: int, kernel: int, stride: int, side: int, *, same: bool, first: bool
+) -> Cost:
     """A standardised convolution of a map of `side`.
 
-    Its input is kept: by the layer before unless this is the `first` one, or unless an uneven SAME padding copies it.
+    Its input is kept: by the layer before unless this is the `first` one, or unless an uneven SAME padding
+    copies it.
     """
     after = -(-side // stride)
     padding = max(0, (after - 1) * stride + kernel - side)

@@ -30,19 +30,20 @@ def count_parameters(config: Config) -> int:
 
 
 def count_macs(config: Config, *, padded: bool = False) -> int:
-    """Return the multiply-accumulates of one image's forward pass: every matrix product, nothing element-wise.
+    """Return the multiply-accumulates of one image's forward pass: every matrix product, nothing
+    element-wise.
 
-    `padded` also counts those of convolutions with the zeros around a map, as profilers do. The paper's own cost
-    figures (B/16 at 224: 17.563 G) are met without those and without the head, that is with `num_classes` and
-    `representation_size` 0.
-    Paper: Table 6
+    `padded` also counts those of convolutions with the zeros around a map, as profilers do. The paper's own
+    cost figures (B/16 at 224: 17.563 G) are met without those and without the head, that is with
+    `num_classes` and `representation_size` 0. Paper: Table 6
     """
     total = _total(config)
     return total.padded_macs if padded else total.macs
 
 
 def training_flops(config: Config, num_images: int) -> int:
-    """Return the FLOPs of training on `num_images` images, repeats counted: 2 per multiply-accumulate, times 3.
+    """Return the FLOPs of training on `num_images` images, repeats counted: 2 per multiply-accumulate, times
+    3.
 
     Paper: Table 6
     """
@@ -50,12 +51,14 @@ def training_flops(config: Config, num_images: int) -> int:
 
 
 def computed_flops(config: Config) -> int:
-    """Return the FLOPs of a training step for each image, as they are computed: without those that nothing depends on.
+    """Return the FLOPs of a training step for each image, as they are computed: without those that nothing
+    depends on.
 
-    The counts above are the paper's: of every token in every block. Where only the class token is read, the last block computes no
-    other one. The backward pass counts as two forward passes, that of the first layer too, which needs one; products with the
-    zeros around a map do not count. At 224 pixels torch's own count is 0.909 (R+Ti/16), 0.989
-    to 1 (ViT and axial) and 1 to 1.04 (ResNets) of this; at 64, where more of a map is its border, up to 1.12.
+    The counts above are the paper's: of every token in every block. Where only the class token is read, the
+    last block computes no other one. The backward pass counts as two forward passes, that of the first layer
+    too, which needs one; products with the zeros around a map do not count. At 224 pixels torch's own count
+    is 0.909 (R+Ti/16), 0.989 to 1 (ViT and axial) and 1 to 1.04 (ResNets) of this; at 64, where more of a map
+    is its border, up to 1.12.
     """
     if not isinstance(config, ViTConfig) or not spares_tokens(config):
         return training_flops(config, 1)
@@ -76,11 +79,11 @@ def training_memory_bytes(
 ) -> int:
     """Estimate the device memory of one training step with `micro_batch` images.
 
-    Counted: weights, gradients, `optimizer_slots` numbers per weight (SGD with momentum 1, Adam 2), one averaged copy,
-    and what the forward pass keeps for the backward one; with `checkpoint_blocks`, the inputs of all blocks and the
-    inside of the largest. `bf16` is autocast over float32 weights, as on a GPU, which keeps norms in float32. Fused
-    attention is assumed, which keeps no [N, N] matrix. Not counted: the framework's own context, workspaces and
-    fragmentation.
+    Counted: weights, gradients, `optimizer_slots` numbers per weight (SGD with momentum 1, Adam 2), one
+    averaged copy, and what the forward pass keeps for the backward one; with `checkpoint_blocks`, the inputs
+    of all blocks and the inside of the largest. `bf16` is autocast over float32 weights, as on a GPU, which
+    keeps norms in float32. Fused attention is assumed, which keeps no [N, N] matrix. Not counted: the
+    framework's own context, workspaces and fragmentation.
     """
     ends, blocks = _network(config)
     if checkpoint_blocks:
@@ -100,10 +103,11 @@ def converted_bytes(
     *,
     gathers_bf16: bool = False,
 ) -> int:
-    """Return what `training_memory_bytes` counts of converted weights: copies in bf16 that are kept for the backward pass.
+    """Return what `training_memory_bytes` counts of converted weights: copies in bf16 that are kept for the
+    backward pass.
 
-    They are of whole weights also where weights are sharded, but for the linear layers of blocks where these are gathered in bf16
-    (`gathers_bf16`), and gathered again in the backward pass.
+    They are of whole weights also where weights are sharded, but for the linear layers of blocks where these
+    are gathered in bf16 (`gathers_bf16`), and gathered again in the backward pass.
     """
     ends, blocks = _network(config)
     if gathers_bf16:
@@ -112,7 +116,9 @@ def converted_bytes(
     return _kept_bytes(ends, 0, precision) + (max(once) if checkpoint_blocks else sum(once))
 
 
-def _kept_bytes(cost: Cost, micro_batch: int, precision: Literal["float32", "tf32", "bf16", "float64"]) -> int:
+def _kept_bytes(
+    cost: Cost, micro_batch: int, precision: Literal["float32", "tf32", "bf16", "float64"]
+) -> int:
     """What autograd keeps between forward and backward, beside the weights."""
     wide, narrow = _WIDTHS[precision]
     mixed = narrow != wide
@@ -133,7 +139,9 @@ def _network(config: Config) -> tuple[Cost, list[Cost]]:
     root, units = _backbone(config)
     last = -(-config.image_size // 2 ** (len(config.stage_depths) + 1))
     end = [norm(last**2, config.feature_size, config.num_groups), relu(last**2, config.feature_size)]
-    return add(root, *(end if config.version == "v2" else []), _head(config.feature_size, config.num_classes)), units
+    return add(
+        root, *(end if config.version == "v2" else []), _head(config.feature_size, config.num_classes)
+    ), units
 
 
 def _transformer(config: ViTConfig) -> tuple[Cost, list[Cost]]:
@@ -143,7 +151,9 @@ def _transformer(config: ViTConfig) -> tuple[Cost, list[Cost]]:
         product(patches * patch * width), Cost(parameters=patch * width + width, weight_casts=patch * width)
     )
     map_values = Cost(narrow=config.map_channels * config.map_size**2)
-    final_norm = add(norm(count, width, groups=count), Cost(wide=count * width))  # of which the head reads one token
+    final_norm = add(
+        norm(count, width, groups=count), Cost(wide=count * width)
+    )  # of which the head reads one token
     before, units = _backbone(config) if isinstance(config, HybridConfig) else (Cost(), [])
     if isinstance(config, MaskedPatchConfig):
         loss = Cost(wide=patches * config.patch_outputs)
@@ -152,7 +162,8 @@ def _transformer(config: ViTConfig) -> tuple[Cost, list[Cost]]:
         )  # the mask embedding
     else:
         head = add(
-            linear(1, width, config.representation_size, is_head=True), _head(config.feature_size, config.num_classes)
+            linear(1, width, config.representation_size, is_head=True),
+            _head(config.feature_size, config.num_classes),
         )
     ends = add(before, map_values, embedding, _positions(config), final_norm, head)
     return ends, units + config.depth * [_transformer_block(config)]
@@ -186,7 +197,9 @@ def _encoder_block(config: ViTConfig, length: int) -> Cost:
         norm(count, width, groups=count),
         linear(count, width, 3 * width),
         product(2 * count * length * width),
-        Cost(narrow=3 * count * width, wide=count * config.num_heads),  # query, key, value; the log-sum of each head
+        Cost(
+            narrow=3 * count * width, wide=count * config.num_heads
+        ),  # query, key, value; the log-sum of each head
         _relative(config),
         linear(count, width, width),
         norm(count, width, groups=count),
@@ -227,7 +240,10 @@ def _backbone(config: HybridConfig | ResNetConfig) -> tuple[Cost, list[Cost]]:
 
 
 def _unit(shape: UnitShape, config: HybridConfig | ResNetConfig, version: str) -> Cost:
-    """A bottleneck unit. A norm or ReLU comes before a convolution or after it, on maps of different widths."""
+    """A bottleneck unit.
+
+    A norm or ReLU comes before a convolution or after it, on maps of different widths.
+    """
     inputs, middle, outputs, groups = shape.inputs, shape.middle, shape.outputs, config.num_groups
     before, after = shape.side**2, (-(-shape.side // shape.stride)) ** 2
     same = version == "v1"
@@ -253,13 +269,16 @@ def _unit(shape: UnitShape, config: HybridConfig | ResNetConfig, version: str) -
 
 
 def _axial_attentions(shape: UnitShape, config: AxialResNetConfig) -> Cost:
-    """Row attention, then column attention, of a map of `shape.middle` channels, with their relative positions."""
+    """Row attention, then column attention, of a map of `shape.middle` channels, with their relative
+    positions.
+    """
     count, width, length = shape.side**2, shape.middle, shape.side
     embedding = (2 * length - 1) * 2 * (width // config.num_heads)
     one = add(
         linear(count, width, 2 * width, bias=False),
         norm(count, 2 * width, shape.side * config.num_groups),
-        # Logits of query with key, query with position and key with position; then values, and those of positions.
+        # Logits of query with key, query with position and key with position; then values, and those of
+        # positions.
         product(count * length * (3 * width // 2 + 2 * width)),
         Cost(parameters=embedding, narrow=3 * count * width + 2 * config.num_heads * count * length),
         norm(count, width, shape.side * config.num_groups),

@@ -1,13 +1,15 @@
 """What devices can do. Imports no torch."""
 
+import importlib.metadata
 import platform
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-# Dense peak of the matrix units in TFLOP/s, for bf16 summed in float32; a sparse peak is twice that. Of the device that torch sees: one of
-# the two halves of an MI250(X). float32 has no entry and no MFU. Each entry names where its number is published; not all were held against
-# that page again.
+# Dense peak of the matrix units in TFLOP/s, for bf16 summed in float32; a sparse peak is twice that. Of the
+# device that torch sees: one of the two halves of an MI250(X). float32 has no entry and no MFU. Each entry
+# names where its number is published; not all were held against that page again.
 PEAK_TFLOPS = {
     "GB200": 2500.0,  # NVIDIA GB200 NVL72 data sheet, 360 PFLOP/s sparse of 72
     "B200": 2250.0,  # NVIDIA HGX B200 data sheet
@@ -38,18 +40,23 @@ PEAK_TFLOPS = {
     "MI210": 181.0,  # AMD Instinct MI210 data sheet
 }
 _NO_BF16 = ("V100",)
-# Of the same name, with another rate, or a part of it, as a virtual GPU such as A10-4Q; MI250X/MI250 does not say which it is.
+# Of the same name, with another rate, or a part of it, as a virtual GPU such as A10-4Q; MI250X/MI250 does not
+# say which it is.
 _ANOTHER = re.compile(r"\b(Ti|SUPER|D|Laptop|Max-Q|MIG|GRID|VF|HBM2e|64GB|MI250X/MI250)\b|-\d+[A-Z]\b")
 
 
 def bf16_tflops(device_name: str) -> float:
-    """Dense peak in bf16, in TFLOP/s, of the device that torch gives this name; 0 where it is not known or has no bf16.
+    """Dense peak in bf16, in TFLOP/s, of the device that torch gives this name; 0 where it is not known or
+    has no bf16.
 
     Args:
-        device_name: as of `torch.cuda.get_device_name`, such as "NVIDIA H100 80GB HBM3". The longest name in it decides.
+        device_name: as of `torch.cuda.get_device_name`, such as "NVIDIA H100 80GB HBM3". The longest name in
+            it decides.
     """
     found = [
-        name for name in PEAK_TFLOPS if re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", device_name)
+        name
+        for name in PEAK_TFLOPS
+        if re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", device_name)
     ]
     if not found or _ANOTHER.search(device_name):
         return 0.0
@@ -64,3 +71,14 @@ def cpu_name() -> str:
         if model := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
             return model[1].strip()
     return platform.processor() or platform.machine()
+
+
+def installed(names: Iterable[str]) -> dict[str, str]:
+    """The version of each package, "not installed" where it is not."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -14,7 +14,9 @@ Values = NDArray[Any]  # float32 or wider
 
 
 def draw(weight: Tensor, fill: Callable[..., Values], generator: Generator, **scale: float) -> None:
-    """Fill `weight` by `fill`, rounded once to float32: every dtype, device and processor receives the same draws."""
+    """Fill `weight` by `fill`, rounded once to float32: every dtype, device and processor receives the same
+    draws.
+    """
     drawn = fill(tuple(weight.shape), generator, **scale).astype(np.float32, copy=False)
     weight.copy_(torch.from_numpy(drawn))
 
@@ -22,8 +24,9 @@ def draw(weight: Tensor, fill: Callable[..., Values], generator: Generator, **sc
 def normal(shape: Sequence[int], generator: Generator, std: float) -> Values:
     """Return draws of a normal, float64.
 
-    A ziggurat: a draw is one product of table and random integer, without the vectorised logarithm and cosine of torch's normal, whose
-    last bits differ between processors. Only beyond 3.65 deviations it takes a logarithm, in float64.
+    A ziggurat: a draw is one product of table and random integer, without the vectorised logarithm and cosine
+    of torch's normal, whose last bits differ between processors. Only beyond 3.65 deviations it takes a
+    logarithm, in float64.
     """
     drawn = generator.standard_normal(tuple(shape))
     drawn *= std
@@ -31,7 +34,9 @@ def normal(shape: Sequence[int], generator: Generator, std: float) -> Values:
 
 
 def lecun_normal(shape: Sequence[int], generator: Generator) -> Values:
-    """Return draws of a normal cut at two standard deviations, then widened so that the variance is 1 / fan-in, float64."""
+    """Return draws of a normal cut at two standard deviations, then widened so that the variance is 1 /
+    fan-in, float64.
+    """
     return truncated_normal(shape, generator, math.sqrt(1 / math.prod(shape[1:])) / 0.87962566103423978)
 
 
@@ -45,7 +50,9 @@ def truncated_normal(shape: Sequence[int], generator: Generator, std: float) -> 
 
 
 def xavier_uniform(shape: Sequence[int], generator: Generator) -> Values:
-    """Return draws of a uniform distribution with variance 2 / (fan-in + fan-out) of a matrix `[out, in]`, float32."""
+    """Return draws of a uniform distribution with variance 2 / (fan-in + fan-out) of a matrix `[out, in]`,
+    float32.
+    """
     drawn = generator.random(tuple(shape), dtype=np.float32)
     drawn *= 2
     drawn -= 1  # exact, as the product is: draws are multiples of 2^-24

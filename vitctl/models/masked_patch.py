@@ -1,9 +1,8 @@
 """Masked patch prediction: corrupted patches, the three targets, the loss, and the model that predicts them.
 
-The paper leaves open where colours are cut into bins, and whether the number of corrupted patches is fixed. Here the
-bins are uniform over [-1, 1], after augmentation, and every image has the same number, so that a loss averaged over
-micro-batches is the loss of the batch.
-Paper: Appendix B.1.2
+The paper leaves open where colours are cut into bins, and whether the number of corrupted patches is fixed.
+Here the bins are uniform over [-1, 1], after augmentation, and every image has the same number, so that a
+loss averaged over micro-batches is the loss of the batch. Paper: Appendix B.1.2
 """
 
 from typing import NamedTuple
@@ -27,7 +26,8 @@ _OF_MASKED, _OF_REPLACED = 0.8, 0.1  # the rest of the corrupted patches stays a
 class Corruption(NamedTuple):
     """What becomes of the patches, for one image `[N]` or a batch `[B, N]`.
 
-    `corrupted` marks the patches to predict; `source` is the patch whose embedding stands at each place, or MASK.
+    `corrupted` marks the patches to predict; `source` is the patch whose embedding stands at each place, or
+    MASK.
     """
 
     corrupted: Tensor
@@ -37,22 +37,25 @@ class Corruption(NamedTuple):
 def draw_corruption(num_patches: int, rng: np.random.Generator, rate: float = 0.5) -> Corruption:
     """Corrupt round(`rate` * `num_patches`) patches of one image, at least 1, chosen and treated at random.
 
-    Of these 80 % become the mask embedding, 10 % another patch of the image and 10 % stay; each by its own draw.
-    `num_patches` is at least 2.
-    Paper: Appendix B.1.2
+    Of these 80 % become the mask embedding, 10 % another patch of the image and 10 % stay; each by its own
+    draw. `num_patches` is at least 2. Paper: Appendix B.1.2
     """
     chosen = rng.permutation(num_patches)[: max(1, round(rate * num_patches))]
     fate = rng.random(len(chosen))
     other = (chosen + rng.integers(1, num_patches, len(chosen))) % num_patches
     source = np.arange(num_patches)
-    source[chosen] = np.where(fate < _OF_MASKED, MASK, np.where(fate < _OF_MASKED + _OF_REPLACED, other, chosen))
+    source[chosen] = np.where(
+        fate < _OF_MASKED, MASK, np.where(fate < _OF_MASKED + _OF_REPLACED, other, chosen)
+    )
     corrupted = np.zeros(num_patches, dtype=bool)
     corrupted[chosen] = True
     return Corruption(torch.from_numpy(corrupted), torch.from_numpy(source))
 
 
 def corrupt(patches: Tensor, source: Tensor, mask_embedding: Tensor) -> Tensor:
-    """Return the patch embeddings `[B, N, D]` with those of `source` `[B, N]` in their places, or `mask_embedding`."""
+    """Return the patch embeddings `[B, N, D]` with those of `source` `[B, N]` in their places, or
+    `mask_embedding`.
+    """
     moved = patches.gather(1, source.clamp(min=0)[..., None].expand_as(patches))
     return torch.where((source == MASK)[..., None], mask_embedding.to(patches.dtype), moved)
 
@@ -61,8 +64,8 @@ def targets(images: Tensor, config: MaskedPatchConfig) -> Tensor:
     """Return what `config.target` wants predicted of every patch of `images` `[B, 3, H, W]` in [-1, 1].
 
     Returns:
-        `mean_color`: classes 0 to 511, `[B, N, 1]`; `downsized`: those of a 4x4 version of the patch, row by row,
-        `[B, N, 16]`; `pixels`: the pixels themselves, `[B, N, 3 * patch_size**2]`, colours slowest.
+        `mean_color`: classes 0 to 511, `[B, N, 1]`; `downsized`: those of a 4x4 version of the patch, row by
+        row, `[B, N, 16]`; `pixels`: the pixels themselves, `[B, N, 3 * patch_size**2]`, colours slowest.
     """
     (rows, columns), patch = config.grid, config.patch_size
     images = images[:, :, : rows * patch, : columns * patch]
@@ -75,10 +78,13 @@ def targets(images: Tensor, config: MaskedPatchConfig) -> Tensor:
     return F.unfold(images, patch, stride=patch).transpose(1, 2)
 
 
-def masked_patch_loss(predictions: Tensor, targets: Tensor, corrupted: Tensor, config: MaskedPatchConfig) -> Tensor:
+def masked_patch_loss(
+    predictions: Tensor, targets: Tensor, corrupted: Tensor, config: MaskedPatchConfig
+) -> Tensor:
     """Return the loss of each image `[B]`, averaged over its corrupted patches, in float32 or wider.
 
-    Cross-entropy over 512 colours, averaged over the 16 of a downsized patch; or the mean squared error of the pixels.
+    Cross-entropy over 512 colours, averaged over the 16 of a downsized patch; or the mean squared error of
+    the pixels.
 
     Args:
         predictions: `[B, N, outputs]`, as the model returns them.
@@ -95,7 +101,8 @@ def masked_patch_loss(predictions: Tensor, targets: Tensor, corrupted: Tensor, c
 
 
 class MaskedPatchTransformer(VisionTransformer):
-    """A `VisionTransformer` with a linear head on every patch, and an embedding that stands for hidden patches.
+    """A `VisionTransformer` with a linear head on every patch, and an embedding that stands for hidden
+    patches.
 
     The class token, where there is one, sees everything and predicts nothing. A fine-tune takes the body by
     `build.transfer`.
@@ -122,7 +129,9 @@ class MaskedPatchTransformer(VisionTransformer):
 
 @torch.no_grad()
 def initialise(model: MaskedPatchTransformer, generator: Generator) -> None:
-    """Draw every weight of `model` in place, as `vit.initialise` does; the mask embedding as a position embedding."""
+    """Draw every weight of `model` in place, as `vit.initialise` does; the mask embedding as a position
+    embedding.
+    """
     initialise_transformer(model, generator)
     draw(model.mask_embedding, normal, generator, std=0.02)
 

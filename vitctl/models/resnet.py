@@ -1,4 +1,6 @@
-"""The ResNets of the paper: GroupNorm and weight-standardised convolutions, in two versions, each to its last digit."""
+"""The ResNets of the paper: GroupNorm and weight-standardised convolutions, in two versions, each to its last
+digit.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +19,8 @@ from vitctl.models.kernels.linear import Head
 class Numerics:
     """Where the published implementations differ by a digit.
 
-    `std_eps` is added to a kernel's standard deviation, `variance_eps` to its variance. SAME padding is TensorFlow's:
-    an odd pixel goes to the right and the bottom; without it padding is symmetric.
+    `std_eps` is added to a kernel's standard deviation, `variance_eps` to its variance. SAME padding is
+    TensorFlow's: an odd pixel goes to the right and the bottom; without it padding is symmetric.
     """
 
     norm_eps: float
@@ -40,7 +42,9 @@ class StdConv(nn.Conv2d):
         self.is_standard = False
 
     def standardise_once(self) -> None:
-        """Replace the kernel by the standardised one: the same results sooner, for a model that is not trained or saved any more."""
+        """Replace the kernel by the standardised one: the same results sooner, for a model that is not
+        trained or saved any more.
+        """
         self.weight.data = standardise(self.weight.data, self.numerics)
         self.is_standard = True
 
@@ -62,7 +66,8 @@ def standardise(weight: Tensor, numerics: Numerics) -> Tensor:
 def pad_same(images: Tensor, kernel: int, stride: int, value: float = 0.0) -> tuple[Tensor, int]:
     """Pad square maps so that side n becomes ceil(n / stride); return them with what every side still lacks.
 
-    A convolution or pooling adds an equal padding by itself, at no cost; only an odd pixel has to be added here.
+    A convolution or pooling adds an equal padding by itself, at no cost; only an odd pixel has to be added
+    here.
     """
     side = images.shape[-1]
     total = max(0, (-(-side // stride) - 1) * stride + kernel - side)
@@ -124,14 +129,16 @@ class RootV2(nn.Module):
         self.conv = StdConv(3, width, 7, 2, V2)
 
     def forward(self, images: Tensor) -> Tensor:
-        # Nothing made these values positive, so the zeros at the border win where all are negative, as in the release.
+        # Nothing made these values positive, so the zeros at the border win where all are negative, as in the
+        # release.
         return F.max_pool2d(_zero_border(self.conv(images)), 3, 2)
 
 
 def _zero_border(images: Tensor) -> Tensor:
     """Return `images` `[B, C, H, W]` in a frame of zeros, `[B, C, H + 2, W + 2]`.
 
-    Not by `F.pad`: ONNX Runtime merges that into the max-pooling behind it, where the frame counts as minus infinity.
+    Not by `F.pad`: ONNX Runtime merges that into the max-pooling behind it, where the frame counts as minus
+    infinity.
     """
     row = torch.zeros_like(images[:, :, :1])
     images = torch.cat([row, images, row], dim=2)
@@ -195,8 +202,8 @@ def backbone_v2(config: ResNetConfig) -> Backbone:
 class ResNet(nn.Module):
     """Images to logits. The weights mean nothing before `initialise` or `load_state_dict`: use `build.build`.
 
-    The paper does not say which version its ResNet (BiT) baselines are; v1 is that of its hybrids, v2 that of the
-    weights BiT released. `checkpoint_blocks` trades memory for time in training, and changes no result.
+    The paper does not say which version its ResNet (BiT) baselines are; v1 is that of its hybrids, v2 that of
+    the weights BiT released. `checkpoint_blocks` trades memory for time in training, and changes no result.
     Paper: Section 4.1, BiT
     """
 
@@ -217,7 +224,9 @@ class ResNet(nn.Module):
         return found.mean(dim=(2, 3))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits `[B, K]` of `images` `[B, 3, H, W]` in [-1, 1]; without a head, their representation."""
+        """Return the logits `[B, K]` of `images` `[B, 3, H, W]` in [-1, 1]; without a head, their
+        representation.
+        """
         features = self.features(images)
         return features if self.head is None else self.head(features)
 
@@ -235,7 +244,10 @@ def initialise(model: ResNet, generator: Generator) -> None:
 
 @torch.no_grad()
 def initialise_backbone(backbone: Backbone, generator: Generator) -> None:
-    """Draw every weight of `backbone` in place. A v1 unit begins as its shortcut: its last norm has scale 0."""
+    """Draw every weight of `backbone` in place.
+
+    A v1 unit begins as its shortcut: its last norm has scale 0.
+    """
     for module in backbone.modules():
         if isinstance(module, StdConv):
             draw(module.weight, lecun_normal, generator)

@@ -21,7 +21,8 @@ VARIANTS: dict[str, dict[str, int]] = {
     # AugReg's two small models.
     "Ti": {"hidden_size": 192, "depth": 12, "mlp_size": 768, "num_heads": 3},
     "S": {"hidden_size": 384, "depth": 12, "mlp_size": 1536, "num_heads": 6},
-    # Section 4.3: Base with every hidden size halved. The paper does not print its heads; 6 keeps 64 channels each.
+    # Section 4.3: Base with every hidden size halved. The paper does not print its heads; 6 keeps 64 channels
+    # each.
     "b": {"hidden_size": 384, "depth": 12, "mlp_size": 1536, "num_heads": 6},
     # Table 1.
     "B": {"hidden_size": 768, "depth": 12, "mlp_size": 3072, "num_heads": 12},
@@ -31,8 +32,9 @@ VARIANTS: dict[str, dict[str, int]] = {
 HALVED = "b"  # only at patch 32, as in the paper: elsewhere it is a slip of the shift key
 _USUAL_PATCHES = (8, 14, 16, 32)
 
-# Section 4.1: /16 moves the units of stage 4 into stage 3. `patch_size` is in positions of the feature map, so the
-# number in a name is the stride of the tokens, except in R+Ti/16, whose name AugReg gave: 8x8 patches at stride 4.
+# Section 4.1: /16 moves the units of stage 4 into stage 3. `patch_size` is in positions of the feature map,
+# so the number in a name is the stride of the tokens, except in R+Ti/16, whose name AugReg gave: 8x8 patches
+# at stride 4.
 HYBRIDS: dict[str, dict[str, Any]] = {
     "R50+B/32": {**VARIANTS["B"], "stage_depths": (3, 4, 6, 3), "patch_size": 1},
     "R50+B/16": {**VARIANTS["B"], "stage_depths": (3, 4, 9), "patch_size": 1},
@@ -68,17 +70,19 @@ _FAMILIES: dict[str, type[Config]] = {
 
 
 def names() -> list[str]:
-    """Return the names of the models that the paper or its followers used; `variant` takes any patch size beside."""
+    """Return the names of the models that the paper or its followers used; `variant` takes any patch size
+    beside.
+    """
     plain = [f"{size}/{patch}" for size in VARIANTS if size != HALVED for patch in _USUAL_PATCHES]
     return [*plain, f"{HALVED}/32", *HYBRIDS, *RESNETS, "Axial-B/32", "Axial-B/16", *AXIAL_RESNETS]
 
 
 def variant(name: str, **overrides: Any) -> Config:
-    """Return the configuration that `name` stands for, case-sensitive: one of `names()`, or a size at any patch.
+    """Return the configuration that `name` stands for, case-sensitive: one of `names()`, or a size at any
+    patch.
 
-    A `ViT-` inside, as in `ViT-B/16` or `R50+ViT-B/32`, changes nothing. Every other field keeps its default unless
-    `overrides` names it. Raises RecipeError.
-    Paper: Table 1, Section 4.1, Appendix D.6
+    A `ViT-` inside, as in `ViT-B/16` or `R50+ViT-B/32`, changes nothing. Every other field keeps its default
+    unless `overrides` names it. Raises RecipeError. Paper: Table 1, Section 4.1, Appendix D.6
     """
     kind, row = _row(name)
     known = [field.name for field in fields(kind)]
@@ -100,8 +104,10 @@ def _row(name: str) -> tuple[type[Config], Mapping[str, Any]]:
     if match and match[2] in VARIANTS and (match[2] != HALVED or match[3] == "32"):
         return (AxialConfig if match[1] else ViTConfig), {"patch_size": int(match[3]), **VARIANTS[match[2]]}
     raise RecipeError(
-        f"unknown model {name!r}{_did_you_mean(short, names())}: a model is size/patch, such as B/16 or Axial-B/16, "
-        f"with the sizes {', '.join(size for size in VARIANTS if size != HALVED)}; or {HALVED}/32, half of B/32; or one of "
+        f"unknown model {name!r}{_did_you_mean(short, names())}: a model is size/patch, such as B/16 or "
+        f"Axial-B/16, "
+        f"with the sizes {', '.join(size for size in VARIANTS if size != HALVED)}; or {HALVED}/32, half of "
+        f"B/32; or one of "
         f"{', '.join([*HYBRIDS, *RESNETS, *AXIAL_RESNETS])}"
     )
 
@@ -109,11 +115,11 @@ def _row(name: str) -> tuple[type[Config], Mapping[str, Any]]:
 def downstream(
     config: Config, *, num_classes: int, image_size: int, dropout: float = 0.0, drop_path: float = 0.0
 ) -> Config:
-    """Return the network that a fine-tune of `config` trains: the same body under one linear layer for `num_classes`.
+    """Return the network that a fine-tune of `config` trains: the same body under one linear layer for
+    `num_classes`.
 
-    A masked patch model becomes a plain one. Raises RecipeError where the family has no dropout or no stochastic depth and
-    some is wanted.
-    Paper: Section 3.2, Appendix B.1.1
+    A masked patch model becomes a plain one. Raises RecipeError where the family has no dropout or no
+    stochastic depth and some is wanted. Paper: Section 3.2, Appendix B.1.1
     """
     changes: dict[str, Any] = {"num_classes": num_classes, "image_size": image_size, "head_bias": 0.0}
     if isinstance(config, ResNetConfig):
@@ -130,7 +136,9 @@ def downstream(
 
 def to_dict(config: Config) -> dict[str, Any]:
     """Return `config` as a JSON-able dictionary whose `family` says what kind of model it describes."""
-    values = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(config).items()}
+    values = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in asdict(config).items()
+    }
     return {"family": family(config), **values}
 
 
@@ -140,7 +148,8 @@ def family(config: Config) -> str:
 
 
 def from_dict(stored: Mapping[str, Any]) -> Config:
-    """Return the configuration that `to_dict` stored. A field that is younger than the file keeps its default.
+    """Return the configuration that `to_dict` stored. A field that is younger than the file keeps its
+    default.
 
     Raises CheckpointError on anything missing, unknown or wrong.
     """

@@ -28,7 +28,9 @@ class Attention(nn.Module):
 
     def project(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, each `[..., num_heads, N, D / num_heads]`, of `tokens` `[..., N, D]`."""
-        heads = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).transpose(-4, -2)  # [..., num_heads, 3, N, Dh]
+        heads = (
+            self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).transpose(-4, -2)
+        )  # [..., num_heads, 3, N, Dh]
         query, key, value = heads.unbind(-3)
         return query, key, value
 
@@ -40,7 +42,9 @@ class Attention(nn.Module):
         return relative_logits(query, self.relative_position) / scale
 
     def forward(self, tokens: Tensor, first: int | None = None) -> Tensor:
-        """Return the outputs of the tokens, or of the `first` of them alone, which relative positions do not allow."""
+        """Return the outputs of the tokens, or of the `first` of them alone, which relative positions do not
+        allow.
+        """
         query, key, value = self.project(tokens)
         mixed = attend(query[..., :first, :], key, value, self.bias(query))
         outputs: Tensor = self.out(mixed.transpose(-3, -2).flatten(-2))
@@ -51,8 +55,13 @@ class GELU(nn.GELU):
     """The activation of the MLP."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if self.approximate == "tanh" and torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
-            # 0.5 x (1 + tanh(u)) = x sigmoid(2 u), and compiled code has a fast exponential, but no fast tanh.
+        if (
+            self.approximate == "tanh"
+            and torch.compiler.is_dynamo_compiling()
+            and not torch.compiler.is_exporting()
+        ):
+            # 0.5 x (1 + tanh(u)) = x sigmoid(2 u), and compiled code has a fast exponential, but no fast
+            # tanh.
             return inputs * torch.sigmoid(math.sqrt(8 / math.pi) * (inputs + 0.044715 * inputs**3))
         return super().forward(inputs)
 
@@ -75,16 +84,21 @@ class MLP(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: in training, a branch is dropped for whole images at `rate`, and scaled up for the others."""
+    """Stochastic depth: in training, a branch is dropped for whole images at `rate`, and scaled up for the
+    others.
+    """
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.active = rate > 0
-        # A tensor, because a float would be compiled again for each value. No buffer: DDP would send it, and `to` change its type.
+        # A tensor, because a float would be compiled again for each value. No buffer: DDP would send it, and
+        # `to` change its type.
         self.rate = torch.tensor(rate, dtype=torch.float64, device="cpu")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Let the rate follow to the device: compiled code that takes a number of the CPU can be no CUDA graph."""
+        """Let the rate follow to the device: compiled code that takes a number of the CPU can be no CUDA
+        graph.
+        """
         device = fn(torch.empty(0, device=self.rate.device)).device
         self.rate = self.rate if device.type == "meta" else self.rate.to(device)
         apply: Any = super()._apply  # it has no types
@@ -98,7 +112,10 @@ class DropPath(nn.Module):
 
 
 class EncoderBlock(Block):
-    """One pre-norm Transformer block, `[..., N, D]` to `[..., N, D]`. Paper: Section 3.1, equations 2 and 3."""
+    """One pre-norm Transformer block, `[..., N, D]` to `[..., N, D]`.
+
+    Paper: Section 3.1, equations 2 and 3.
+    """
 
     def __init__(self, config: ViTConfig, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -121,9 +138,8 @@ class EncoderBlock(Block):
 class VisionTransformer(nn.Module):
     """Images to logits. The weights mean nothing before `initialise` or `load_state_dict`: use `build.build`.
 
-    `checkpoint_blocks` trades memory for time in training, and changes no result. Where only the class token is read, the last block
-    computes no other, unless `every_token`.
-    Paper: Section 3.1, Figure 1
+    `checkpoint_blocks` trades memory for time in training, and changes no result. Where only the class token
+    is read, the last block computes no other, unless `every_token`. Paper: Section 3.1, Figure 1
     """
 
     class_token: nn.Parameter | None
@@ -139,20 +155,26 @@ class VisionTransformer(nn.Module):
         self.class_token = nn.Parameter(torch.empty(1, 1, width)) if config.prefix_tokens else None
         tables = config.depth if config.position_at == "every_layer" else 1
         learned = config.position_embedding == "learned"
-        self.position_embedding = nn.Parameter(torch.empty(tables, config.num_tokens, width)) if learned else None
+        self.position_embedding = (
+            nn.Parameter(torch.empty(tables, config.num_tokens, width)) if learned else None
+        )
         if config.position_embedding == "2d":
             rows, columns = config.grid
             self.position_rows = nn.Parameter(torch.empty(tables, rows, width // 2))
             self.position_columns = nn.Parameter(torch.empty(tables, columns, width // 2))
         self.dropout = nn.Dropout(config.dropout)
         last = max(1, config.depth - 1)
-        self.blocks = nn.ModuleList(block(config, config.drop_path * index / last) for index in range(config.depth))
+        self.blocks = nn.ModuleList(
+            block(config, config.drop_path * index / last) for index in range(config.depth)
+        )
         self.norm = nn.LayerNorm(width, eps=config.norm_eps)
         self.pre_logits = Head(width, config.representation_size) if config.representation_size else None
         self.head = Head(config.feature_size, config.num_classes) if config.num_classes else None
 
     def embed(self, images: Tensor) -> Tensor:
-        """Return the patch embeddings `[B, rows * columns, D]`, row-major, of `images` `[B, 3, H, W]` in [-1, 1]."""
+        """Return the patch embeddings `[B, rows * columns, D]`, row-major, of `images` `[B, 3, H, W]` in [-1,
+        1].
+        """
         patches: Tensor = self.patch_embedding(images)  # [B, D, rows, columns]
         return patches.flatten(2).transpose(1, 2)
 
@@ -163,7 +185,8 @@ class VisionTransformer(nn.Module):
         return self.position_embedding
 
     def encode(self, patches: Tensor, first: int | None = None) -> Tensor:
-        """Return the normalised output `[B, N, D]`, class token first, for `patches` `[B, rows * columns, D]`.
+        """Return the normalised output `[B, N, D]`, class token first, for `patches` `[B, rows * columns,
+        D]`.
 
         `first`: of so many tokens alone, `[B, first, D]`.
         """
@@ -190,7 +213,9 @@ class VisionTransformer(nn.Module):
         return pooled if self.pre_logits is None else torch.tanh(self.pre_logits(pooled))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits `[B, K]` of `images` `[B, 3, H, W]` in [-1, 1]; without a head, their representation."""
+        """Return the logits `[B, K]` of `images` `[B, 3, H, W]` in [-1, 1]; without a head, their
+        representation.
+        """
         features = self.features(images)
         return features if self.head is None else self.head(features)
 

@@ -12,7 +12,9 @@ EvalMethod = Literal["square", "shorter_side"]
 Orientation = Literal["auto", "apply", "ignore"]
 Truncated = Literal["refuse", "pad"]
 IMAGE_SIZE = "side of the square that the model sees; 0: as stored with the weights"
-RESAMPLE = "how images are resized; plain bilinear has no antialias, as in TensorFlow; the others are Pillow's"
+RESAMPLE = (
+    "how images are resized; plain bilinear has no antialias, as in TensorFlow; the others are Pillow's"
+)
 EVAL_RESAMPLE = "evaluation: as resample, or area, TensorFlow's: the mean of the pixels under each new one"
 
 
@@ -26,31 +28,41 @@ def check_crop(image_size: int, eval_resize: int) -> None:
 class Place(Section):
     """Where images come from; shared by every job that reads data."""
 
-    dataset: str = knob("", "name of a known data set (digits, shapes, cifar10, pets, ...), found under data.root")
-    path: str = knob("", "folder of shards made by `vitctl data shards`, its address, or shards as a/{000..127}.tar or @FILE; "
+    dataset: str = knob(
+        "", "name of a known data set (digits, shapes, cifar10, pets, ...), found under data.root"
+    )
+    path: str = knob("", "folder of shards made by `vitctl data shards`, its address, or shards as "
+                         "a/{000..127}.tar or @FILE; "
                          "overrides dataset")  # fmt: skip
     root: str = knob("data", "folder that holds known data sets, one folder each")
     classes: Names = knob((), "names of the classes that are kept, relabelled in this order; none: all")
     cache_gib: float = knob(
         64.0,
-        "limit of the cache of remote shards; 0: training images are read one by one by byte range, unverified; scored splits are "
+        "limit of the cache of remote shards; 0: training images are read one by one by byte range, "
+        "unverified; scored splits are "
         "cached all the same",
         unit="GiB",
         ge=0,
     )
-    eval_split: str = knob("test", "split that is scored, e.g. 'test' or 'train[98%:]'; '' for none", source="B.1.1")
+    eval_split: str = knob(
+        "test", "split that is scored, e.g. 'test' or 'train[98%:]'; '' for none", source="B.1.1"
+    )
     exif_orientation: Orientation = knob(
         "auto",
-        "apply: photographs are turned upright as their EXIF data says; ignore: used as stored, as in TensorFlow; "
-        "auto: apply to data.path, ignore for known data sets, as in their published results; evaluate: as stored "
+        "apply: photographs are turned upright as their EXIF data says; ignore: used as stored, as in "
+        "TensorFlow; "
+        "auto: apply to data.path, ignore for known data sets, as in their published results; evaluate: "
+        "as stored "
         "with the weights",
         source="authors' code",
     )
 
     truncated: Truncated = knob(
         "refuse",
-        "JPEGs that end before the last row, or are damaged: refuse: they count as bad samples; pad: missing rows are filled by "
-        "the decoder, as in earlier releases and other programs; for sets published with such files, such as Pets",
+        "JPEGs that end before the last row, or are damaged: refuse: they count as bad samples; pad: missing "
+        "rows are filled by "
+        "the decoder, as in earlier releases and other programs; for sets published with such files, "
+        "such as Pets",
     )
 
     @property
@@ -68,13 +80,15 @@ class StoredTransform(Place):
 
     eval_method: Literal["", "square", "shorter_side"] = knob(
         "",
-        "squash to a square, or resize the shorter side and crop the centre; '': as stored with the weights, for ObjectNet's "
+        "squash to a square, or resize the shorter side and crop the centre; '': as stored with the weights, "
+        "for ObjectNet's "
         "labels shorter_side",
         source="BiT App. B",
     )
     eval_resize: int = knob(
         0,
-        "size before the centre crop; 0: as stored with the weights, for ObjectNet's labels 512, in proportion to image_size",
+        "size before the centre crop; 0: as stored with the weights, for ObjectNet's labels 512, in "
+        "proportion to image_size",
         unit="pixels",
         source="BiT App. B",
         ge=0,
@@ -85,7 +99,9 @@ class StoredTransform(Place):
 class EvaluateImages(StoredTransform):
     """[data] of `evaluate`."""
 
-    image_size: int = knob(0, IMAGE_SIZE + "; for ObjectNet's labels 480", unit="pixels", source="BiT App. B", ge=0)
+    image_size: int = knob(
+        0, IMAGE_SIZE + "; for ObjectNet's labels 480", unit="pixels", source="BiT App. B", ge=0
+    )
 
     @model_validator(mode="after")
     def _crop_needs_room(self) -> "EvaluateImages":
@@ -94,7 +110,9 @@ class EvaluateImages(StoredTransform):
 
 
 class ExportImages(StoredTransform):
-    """[data] of `export`: images that a file is proven on, if any, and the pre-processing that is written with the weights."""
+    """[data] of `export`: images that a file is proven on, if any, and the pre-processing that is written
+    with the weights.
+    """
 
     calibration_split: str = knob(
         "train", "int8: split whose images set the ranges of activations; not the one that is scored"
@@ -114,20 +132,29 @@ Mixture = Annotated[tuple[Ingredient, ...], Field(strict=False)]  # TOML arrays 
 class TrainImages(Place):
     """[data] of the jobs that train."""
 
-    train_split: str = knob("train", "split that is trained on, e.g. 'train' or 'train[:98%]'", source="B.1.1")
+    train_split: str = knob(
+        "train", "split that is trained on, e.g. 'train' or 'train[:98%]'", source="B.1.1"
+    )
     mixture: Mixture = knob(
         (),
-        "train on several sources in these shares: [{path = 'a', weight = 3}, {path = 'b', weight = 1}]; path is then scored",
+        "train on several sources in these shares: [{path = 'a', weight = 3}, {path = 'b', weight = 1}]; "
+        "path is then scored",
     )
-    subset_images: int = knob(0, "train on this many images drawn at random; 0: all", unit="images", source="4.3", ge=0)
+    subset_images: int = knob(
+        0, "train on this many images drawn at random; 0: all", unit="images", source="4.3", ge=0
+    )
     subset_fraction: float = knob(
         1.0, "train on this share of the images (of each source), drawn at random", gt=0, le=1
     )
     subset_seed: int = knob(
-        0, "seed of that draw; with the same seed a smaller subset is part of a larger one", source="4.3", ge=0
+        0,
+        "seed of that draw; with the same seed a smaller subset is part of a larger one",
+        source="4.3",
+        ge=0,
     )
     order: Literal["exact", "windowed"] = knob(
-        "exact", "exact: any image next; windowed: shards are read in one go, images shuffled within windows of them"
+        "exact",
+        "exact: any image next; windowed: shards are read in one go, images shuffled within windows of them",
     )
     order_window_shards: int = knob(16, "windowed: shards that are shuffled together", unit="shards", ge=1)
     image_size: int = knob(0, IMAGE_SIZE, unit="pixels", source="B.1.1", ge=0)
@@ -136,22 +163,33 @@ class TrainImages(Place):
         "random area 5-100 % and aspect 0.75-1.33; or resize and random crop; or resize only",
         source="issues 46, 53",
     )
-    train_resize: int = knob(0, "crop = 'random': size before the crop", unit="pixels", source="BiT 3.3", ge=0)
+    train_resize: int = knob(
+        0, "crop = 'random': size before the crop", unit="pixels", source="BiT 3.3", ge=0
+    )
     flip: bool = knob(True, "left-right flip with probability one half", source="authors' code")
     resample: Resample = knob(
         "bilinear_antialias",
-        RESAMPLE + ". The default is what other programs do with exported weights; the paper's recipes use bilinear",
+        RESAMPLE
+        + ". The default is what other programs do with exported weights; the paper's recipes use bilinear",
     )
     decode: Literal["exact", "scaled"] = knob(
         "exact",
-        "training: scaled decodes a large JPEG at a half, a quarter or an eighth of its size where the crop allows it, which is "
+        "training: scaled decodes a large JPEG at a half, a quarter or an eighth of its size where the crop "
+        "allows it, which is "
         "faster and changes pixels slightly; images that are scored are always decoded exactly",
     )
     randaugment_layers: int = knob(
-        0, "RandAugment: operations on each training image; 0: off. AugReg: 2", source="AugReg; not in the paper", ge=0
+        0,
+        "RandAugment: operations on each training image; 0: off. AugReg: 2",
+        source="AugReg; not in the paper",
+        ge=0,
     )
     randaugment_magnitude: int = knob(
-        9, "RandAugment: strength as torchvision counts it, 0 to 30", source="AugReg; not in the paper", ge=0, le=30
+        9,
+        "RandAugment: strength as torchvision counts it, 0 to 30",
+        source="AugReg; not in the paper",
+        ge=0,
+        le=30,
     )
     mixup_alpha: float = knob(
         0.0,
@@ -161,7 +199,8 @@ class TrainImages(Place):
     )
     cutmix_alpha: float = knob(
         0.0,
-        "CutMix: patch images with Beta(alpha, alpha) of the area; 0: off. With MixUp, each batch gets one of them",
+        "CutMix: patch images with Beta(alpha, alpha) of the area; 0: off. With MixUp, each batch gets "
+        "one of them",
         ge=0,
     )
     eval_method: EvalMethod = knob(
@@ -171,8 +210,12 @@ class TrainImages(Place):
     )
     eval_resize: int = knob(0, "evaluation: size before the centre crop; 0: image_size", unit="pixels", ge=0)
     eval_resample: EvalResample = knob("", EVAL_RESAMPLE + "; '': as resample", source="authors' code")
-    synthetic: int = knob(0, "train on this many generated noise images instead of data; 0: off", unit="images", ge=0)
-    max_bad_fraction: float = knob(0.001, "stop when more than this share of the images read is unreadable", ge=0, le=1)
+    synthetic: int = knob(
+        0, "train on this many generated noise images instead of data; 0: off", unit="images", ge=0
+    )
+    max_bad_fraction: float = knob(
+        0.001, "stop when more than this share of the images read is unreadable", ge=0, le=1
+    )
 
     @property
     def _is_own(self) -> bool:
@@ -182,14 +225,18 @@ class TrainImages(Place):
     def _one_way_to_sample(self) -> "TrainImages":
         if self.subset_images and (self.subset_fraction < 1 or self.mixture):
             raise ValueError(
-                "subset_images cannot be combined with subset_fraction or a mixture; set data.subset_fraction only"
+                "subset_images cannot be combined with subset_fraction or a mixture; set "
+                "data.subset_fraction only"
             )
         if self.order == "exact" and self.order_window_shards != 16:
             raise ValueError(
-                "order_window_shards does nothing for order = 'exact'; set data.order = 'windowed', or leave it out"
+                "order_window_shards does nothing for order = 'exact'; set data.order = 'windowed', or "
+                "leave it out"
             )
         if self.mixture and self.synthetic:
-            raise ValueError("synthetic images cannot be mixed; set data.synthetic = 0, or leave data.mixture out")
+            raise ValueError(
+                "synthetic images cannot be mixed; set data.synthetic = 0, or leave data.mixture out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -205,7 +252,8 @@ class TrainImages(Place):
     def _crop_needs_room(self) -> "TrainImages":
         if self.crop == "random" and self.train_resize < self.image_size:
             raise ValueError(
-                f"crop = 'random' cuts image_size = {self.image_size} out of train_resize = {self.train_resize}; "
+                f"crop = 'random' cuts image_size = {self.image_size} out of train_resize = "
+                f"{self.train_resize}; "
                 f"set data.train_resize to at least {self.image_size}"
             )
         check_crop(self.image_size, self.eval_resize)
@@ -215,7 +263,9 @@ class TrainImages(Place):
 class PretrainImages(TrainImages):
     """[data] of `pretrain`: it also sets the value range, which is stored with the weights."""
 
-    image_size: int = knob(224, "side of the square that the model sees", unit="pixels", source="Table 3", ge=1)
+    image_size: int = knob(
+        224, "side of the square that the model sees", unit="pixels", source="Table 3", ge=1
+    )
     mean: Triple = knob(
         (0.5, 0.5, 0.5), "subtracted after scaling to 0..1; 0.5 gives the range -1..1", source="authors' code"
     )

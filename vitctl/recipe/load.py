@@ -20,14 +20,17 @@ MAX_PARENTS = 16
 # Keys of earlier releases, which the recipes of their runs have. Digests of recipes keep these names.
 RENAMED = {"evaluation.early_stopping": "evaluation.select_best"}
 _IN_PYTHON = "overrides"  # origin of a value that a caller of `load_recipe` gives
-# Each reads a character once: a pattern that can match in several ways takes cubic time in the length of a line.
+# Each reads a character once: a pattern that can match in several ways takes cubic time in the length of a
+# line.
 _NAME = re.compile(r"[\w.\-\s\"']+")
 _NOT_OF_A_NAME = re.compile(r"[\s\"']")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checked recipe, where each of its values was set ("a.b" -> "file.toml:3", "--set", ...), and the name it was loaded by."""
+    """A checked recipe, where each of its values was set ("a.b" -> "file.toml:3", "--set", ...), and the name
+    it was loaded by.
+    """
 
     recipe: Recipe
     origins: dict[str, str]
@@ -75,7 +78,8 @@ def find_recipe(name: str) -> Path:
     if path.name == name and (recipe_folder() / "sweeps" / f"{name}.toml").is_file():
         raise RecipeError(f"no recipe is called '{name}', a sweep is; type `vitctl sweep {name}`")
     raise RecipeError(
-        f"no recipe is called '{name}'{_suggest(name, recipe_names()) or ';'} `vitctl recipes list` shows them all"
+        f"no recipe is called '{name}'{_suggest(name, recipe_names()) or ';'} `vitctl recipes list` shows "
+        f"them all"
     )
 
 
@@ -92,7 +96,8 @@ def parse_override(text: str) -> Override:
         raise RecipeError(f"--set {text}: write it as section.key=value, e.g. --set optimizer.lr=0.001")
     if len(text) > RECIPE_LINE.limit:
         raise RecipeError(
-            f"--set {one_line(text[:40])}...: {len(text):,} characters, should be at most {RECIPE_LINE}; write it into a recipe"
+            f"--set {one_line(text[:40])}...: {len(text):,} characters, should be at most {RECIPE_LINE}; "
+            f"write it into a recipe"
         )
     try:
         parsed = parse_toml(f"value = {value}")
@@ -116,19 +121,23 @@ def load_recipe(
 
     Args:
         name: a shipped recipe's name or the path of a .toml file.
-        overrides: dotted key and value of each; later ones win. They override the file, the file its parents, those the
-            defaults.
+        overrides: dotted key and value of each; later ones win. They override the file, the file its parents,
+            those the defaults.
         job: the command; a recipe of another job is refused.
 
     Returns:
-        `recipe`, whose fields are the sections and keys that `vitctl recipes explain` tells of, and `origin(key)`.
+        `recipe`, whose fields are the sections and keys that `vitctl recipes explain` tells of, and
+        `origin(key)`.
 
     Raises:
-        RecipeError: with every problem of the recipe, one per line, each with file and line and the nearest known key.
+        RecipeError: with every problem of the recipe, one per line, each with file and line and the nearest
+            known key.
     """
     (name,) = without_queries(str(name))
     values, origins = _read_with_parents(find_recipe(name), ())
-    _override(values, origins, (g if isinstance(g, Override) else Override(*g, flag=_IN_PYTHON) for g in overrides))
+    _override(
+        values, origins, (g if isinstance(g, Override) else Override(*g, flag=_IN_PYTHON) for g in overrides)
+    )
     if job is not None and values.get("job", job) in [other for other in JOBS if other != job]:
         raise RecipeError(f"recipe '{name}' is for `vitctl {values['job']}`, not for `vitctl {job}`")
     return Loaded(_check(values, origins, name), origins, name)
@@ -148,7 +157,9 @@ def with_overrides(loaded: Loaded, overrides: Iterable[Override]) -> Loaded:
 def _override(values: dict[str, Any], origins: dict[str, str], overrides: Iterable[Override]) -> None:
     """Put the values of flags in place, each with its origin."""
     for given in overrides:
-        override = given._replace(key=RENAMED.get(given.key, given.key), value=value_without_queries(given.value))
+        override = given._replace(
+            key=RENAMED.get(given.key, given.key), value=value_without_queries(given.value)
+        )
         _put(values, override)
         for key in [k for k in origins if k == override.key or k.startswith(override.key + ".")]:
             del origins[key]
@@ -172,10 +183,13 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str
         return own, origins
     if not isinstance(parent, str):
         raise RecipeError(
-            f'{path.name}:{_line(lines, "extends")}: extends takes one recipe name or path, e.g. extends = "smoke"'
+            f"{path.name}:{_line(lines, 'extends')}: extends takes one recipe name or path, e.g. extends "
+            f'= "smoke"'
         )
     beside = path.parent / parent
-    values, inherited = _read_with_parents(beside if beside.is_file() else find_recipe(parent), (*children, path))
+    values, inherited = _read_with_parents(
+        beside if beside.is_file() else find_recipe(parent), (*children, path)
+    )
     return _merge(values, own), inherited | origins
 
 
@@ -274,16 +288,18 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
             *tables, leaf = key.split(".")
             known = _fields(schema, tables)
             elsewhere = [k for k in every_key(schema) if k.rsplit(".", 1)[-1] == leaf]
-            hint = f"; did you mean {elsewhere[0]}?" if elsewhere and leaf not in known else _suggest(leaf, known)
+            hint = (
+                f"; did you mean {elsewhere[0]}?"
+                if elsewhere and leaf not in known
+                else _suggest(leaf, known)
+            )
             return f"{where}: unknown key {key}{hint or '; known here: ' + ', '.join(known)}"
         case "missing":
             return f"{where}: {key} is missing; set it in the recipe, or override it"
         case "model_type":
             inside = _fields(schema, key.split("."))
             if not inside:  # an element of a list of tables
-                return (
-                    f"{where}: {key} = {_shown(value)} should be a table; `vitctl recipes explain` shows what is in it"
-                )
+                return f"{where}: {key} = {_shown(value)} should be a table; `vitctl recipes explain` shows what is in it"
             return f"{where}: {key} is a section, not a value; set what is in it, e.g. {key}.{inside[0]}"
         case "value_error":
             return f"{where}: {key + ': ' if key else ''}{detail['ctx']['error']!s}"

@@ -1,11 +1,14 @@
-"""Recipe keys that change no number of a result: one list, for resuming, for digests, and to match a run with its recipe."""
+"""Recipe keys that change no number of a result: one list, for resuming, for digests, and to match a run with
+its recipe.
+"""
 
 from vitctl.recipe.load import RENAMED
 from vitctl.recipe.schema import Recipe
 from vitctl.recipe.write import flat, toml_value
 
-# Dotted keys, or tables. They change results by rounding at most; precision changes more and is not listed. With dropout,
-# processes, micro_batch and compile change the random draws; a result then records them (`dropout_draws`).
+# Dotted keys, or tables. They change results by rounding at most; precision changes more and is not listed.
+# With dropout, processes, micro_batch and compile change the random draws; a result then records them
+# (`dropout_draws`).
 _NEUTRAL = (
     "note",
     "log.",
@@ -35,15 +38,23 @@ def result_neutral() -> tuple[str, ...]:
     return _NEUTRAL
 
 
-# What may change when a run is resumed. Tasks and seeds of a VTAB table select its runs, and change none of their numbers.
+# What may change when a run is resumed. Tasks and seeds of a VTAB table select its runs, and change none of
+# their numbers.
 FREE_TO_CHANGE = (*result_neutral(), "vtab.tasks", "vtab.seeds")
 
 
 def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> dict[str, str]:
-    """The values that the numbers of a run depend on, as TOML by dotted key, without keys that start with one of `free`."""
+    """The values that the numbers of a run depend on, as TOML by dotted key, without keys that start with one
+    of `free`.
+    """
     names = {new: old for old, new in RENAMED.items()}
-    values = {names.get(key, key): toml_value(value) for key, value in flat(recipe).items() if not key.startswith(free)}
-    # SGD's decay was decoupled once: the same number is then another training, and must not resume as this one.
+    values = {
+        names.get(key, key): toml_value(value)
+        for key, value in flat(recipe).items()
+        if not key.startswith(free)
+    }
+    # SGD's decay was decoupled once: the same number is then another training, and must not resume as this
+    # one.
     if values.get("optimizer.name") == toml_value("sgd") and float(values["optimizer.weight_decay"]):
         values["optimizer.weight_decay"] += " (coupled)"
     return values

@@ -14,9 +14,12 @@ from vitctl.recipe.sections import Floats, Ints, Names, Section, knob
 class FewshotImages(Place):
     """[data] of `fewshot`."""
 
-    datasets: Names = knob((), "several known data sets, scored together; override dataset and path", source="D.2")
+    datasets: Names = knob(
+        (), "several known data sets, scored together; override dataset and path", source="D.2"
+    )
     train_split: str = knob(
-        "", "split that the shots are drawn from; '': train, or the one of the authors' evaluator where it differs",
+        "", "split that the shots are drawn from; '': train, or the one of the authors' evaluator where "
+            "it differs",
         source="big_vision fewshot_lsr",
     )  # fmt: skip
     eval_split: str = knob(
@@ -51,14 +54,23 @@ class FewShot(Section):
     )
     choose_l2: Literal["fixed", "all", "leave_self_out"] = knob(
         "fixed",
-        "fixed: l2; all: the one of 2^-10 .. 2^19 with the best mean rank over the data sets, for each number of shots; "
-        "leave_self_out: over the other data sets. Ranks are those of test accuracies, as in the authors' earlier evaluator",
+        "fixed: l2; all: the one of 2^-10 .. 2^19 with the best mean rank over the data sets, for each "
+        "number of shots; "
+        "leave_self_out: over the other data sets. Ranks are those of test accuracies, as in the authors' "
+        "earlier evaluator",
         source="authors' code",
     )
-    float64: bool = knob(True, "solve in float64; false: in float32, which is too imprecise for regularisers below 1")
-    cache: str = knob("", "cache folder of representations for later runs; '': features/ beside the run folder")
+    float64: bool = knob(
+        True, "solve in float64; false: in float32, which is too imprecise for regularisers below 1"
+    )
+    cache: str = knob(
+        "", "cache folder of representations for later runs; '': features/ beside the run folder"
+    )
     cache_gib: float = knob(
-        10.0, "limit of the cache; the least recently used are deleted above it; 0: no cache", unit="GiB", ge=0
+        10.0,
+        "limit of the cache; the least recently used are deleted above it; 0: no cache",
+        unit="GiB",
+        ge=0,
     )
 
     @model_validator(mode="after")
@@ -68,27 +80,37 @@ class FewShot(Section):
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds = {list(self.seeds)} should be distinct numbers, 0 or more")
         if self.choose_l2 != "fixed" and self.l2 != 1024.0:
-            raise ValueError(f"l2 = {self.l2:g} does nothing for choose_l2 = '{self.choose_l2}'; leave it out")
+            raise ValueError(
+                f"l2 = {self.l2:g} does nothing for choose_l2 = '{self.choose_l2}'; leave it out"
+            )
         return self
 
 
 class FewshotProbe(Place):
-    """[fewshot_probe] of `pretrain`: few-shot accuracy of the network while it trains, at the size it trains at."""
+    """[fewshot_probe] of `pretrain`: few-shot accuracy of the network while it trains, at the size it trains
+    at.
+    """
 
     every_steps: int = knob(0, "every so many steps and at the end; 0: off", unit="steps", source="4.1", ge=0)
     train_split: str = knob("", "split that the shots are drawn from; '': as in `fewshot`")
     eval_split: str = knob("", "split that is scored; '': as in `fewshot`")
     shots: Ints = knob((5,), "training images per class", source="4.1, Fig. 4")
     seeds: Ints = knob((0,), "one draw of the training images for each")
-    l2: float = knob(1024.0, "the regulariser, not divided by the number of images", source="authors' code", gt=0)
+    l2: float = knob(
+        1024.0, "the regulariser, not divided by the number of images", source="authors' code", gt=0
+    )
 
     @model_validator(mode="after")
     def _something_to_do(self) -> "FewshotProbe":
         if self.every_steps and not (self.dataset or self.path):
-            raise ValueError("fewshot_probe.every_steps needs images: set fewshot_probe.dataset or fewshot_probe.path")
+            raise ValueError(
+                "fewshot_probe.every_steps needs images: set fewshot_probe.dataset or fewshot_probe.path"
+            )
         fields = type(self).model_fields.items()
         if not self.every_steps and any(getattr(self, name) != field.default for name, field in fields):
-            raise ValueError("[fewshot_probe] does nothing without every_steps; set it, or leave the table out")
+            raise ValueError(
+                "[fewshot_probe] does nothing without every_steps; set it, or leave the table out"
+            )
         if not self.shots or min(self.shots) < 1 or not self.seeds or min(self.seeds) < 0:
             raise ValueError("fewshot_probe.shots should be 1 or more, fewshot_probe.seeds 0 or more")
         return self
@@ -97,7 +119,9 @@ class FewshotProbe(Place):
 class LrSweep(Section):
     """[sweep] Learning rates tried on a part of the training images before `finetune` trains on all of them."""
 
-    lrs: Floats = knob((), "base learning rates, tried in this order; []: optimizer.lr and no sweep", source="Table 4")
+    lrs: Floats = knob(
+        (), "base learning rates, tried in this order; []: optimizer.lr and no sweep", source="Table 4"
+    )
     train_split: str = knob("train[:90%]", "split that the rates are tried on", source="B.1.1")
     eval_split: str = knob("train[90%:]", "split that chooses the rate", source="B.1.1")
 
@@ -113,7 +137,8 @@ class Repeats(Section):
 
     seeds: Ints = knob(
         (),
-        "one run per seed, with mean and population standard deviation of their accuracies; the sweep uses `seed`; "
+        "one run per seed, with mean and population standard deviation of their accuracies; the sweep uses "
+        "`seed`; "
         "[]: one run, with `seed`",
         source="Table 2, caption",
     )
@@ -131,19 +156,23 @@ class VtabImages(Section):
     path: str = knob("", "folder that holds a folder of shards for each task; unset: data.root")
     root: str = knob("data", "folder that holds known data sets, one folder each")
     image_size: int = knob(
-        384, "side of the square that the model sees, for all tasks; 0: as stored with the weights", unit="pixels",
+        384, "side of the square that the model sees, for all tasks; 0: as stored with "
+             "the weights", unit="pixels",
         source="B.1.1", ge=0,
     )  # fmt: skip
     augment: Literal["bit", "none"] = knob(
         "bit",
-        "bit: random crop out of 7/6 of image_size and flip, each for the tasks where BiT has it; none: resize only",
+        "bit: random crop out of 7/6 of image_size and flip, each for the tasks where BiT has it; none: "
+        "resize only",
         source="B.1.1; BiT App. F",
     )
     resample: Resample = knob("bilinear", RESAMPLE, source="authors' code")
     allow_partial: bool = knob(
         False, "use data sets that lack some of their images; the result is labelled accordingly"
     )
-    max_bad_fraction: float = knob(0.0, "stop when more than this share of the images read is unreadable", ge=0, le=1)
+    max_bad_fraction: float = knob(
+        0.0, "stop when more than this share of the images read is unreadable", ge=0, le=1
+    )
 
 
 class Suite(Section):
@@ -166,7 +195,8 @@ class Suite(Section):
         source="B.1.1",
     )
     light: bool = knob(
-        False, "a linear classifier on frozen features instead of fine-tuning: a quick estimate, not the protocol"
+        False,
+        "a linear classifier on frozen features instead of fine-tuning: a quick estimate, not the protocol",
     )
     keep_checkpoints: bool = knob(
         False, "keep the fine-tuned weights of finished runs; else only their results are kept"

@@ -1,4 +1,5 @@
-"""The recipe of an experiment: one frozen schema for each job, made of the tables in sections.py and images.py.
+"""The recipe of an experiment: one frozen schema for each job, made of the tables in sections.py and
+images.py.
 
 Only jobs and the rooms above them read a recipe.
 """
@@ -30,10 +31,10 @@ from vitctl.recipe.sections import (
     knob,
 )
 
-_DROPOUT = (
-    "dropout while fine-tuning, 0 to below 1; as_stored: the value stored with the weights, 0 where there is none"
+_DROPOUT = "dropout while fine-tuning, 0 to below 1; as_stored: the value stored with the weights, 0 where there is none"
+_DROP_PATH = (
+    "chance of dropping the last layer's branches while fine-tuning, 0 to below 1; as_stored: as for dropout"
 )
-_DROP_PATH = "chance of dropping the last layer's branches while fine-tuning, 0 to below 1; as_stored: as for dropout"
 _DIVIDED = "an inference: Table 5 suggests as_stored, uncertainty-baselines suggests 0"
 
 
@@ -80,7 +81,8 @@ class Pretrain(TrainRecipe):
             raise ValueError(f"[masked_patch] does nothing for loss.name = '{self.loss.name}'; leave it out")
         if self.loss.name == "masked_patch" and (self.data.mixup_alpha or self.data.cutmix_alpha):
             raise ValueError(
-                "loss.name = 'masked_patch' has no targets to blend; leave out data.mixup_alpha and data.cutmix_alpha"
+                "loss.name = 'masked_patch' has no targets to blend; leave out data.mixup_alpha and "
+                "data.cutmix_alpha"
             )
         return self
 
@@ -105,7 +107,8 @@ class Finetune(TrainRecipe):
             raise ValueError("data.synthetic has no labels to choose a learning rate by; set sweep.lrs = []")
         if len(self.finetune.seeds) > 1 and (self.data.synthetic or not self.data.eval_split):
             raise ValueError(
-                "finetune.seeds gives a mean of accuracies, and there is nothing to score; set data.eval_split"
+                "finetune.seeds gives a mean of accuracies, and there is nothing to score; set "
+                "data.eval_split"
             )
         return self
 
@@ -141,10 +144,13 @@ class Vtab(TrainRecipe):
     @model_validator(mode="after")
     def _one_length_for_all_tasks(self) -> "Vtab":
         if not self.schedule.total_steps:
-            raise ValueError("the tasks of vtab are trained for one number of steps: set schedule.total_steps")
+            raise ValueError(
+                "the tasks of vtab are trained for one number of steps: set schedule.total_steps"
+            )
         if self.evaluation.select_best:
             raise ValueError(
-                "evaluation.select_best would choose a checkpoint by the test images, the only ones that a task of vtab scores"
+                "evaluation.select_best would choose a checkpoint by the test images, the only ones that a "
+                "task of vtab scores"
             )
         return self
 
@@ -172,7 +178,8 @@ class ExportRecipe(Recipe):
         precision = self.export.precision
         if precision != "float32" and not (self.data.path or self.data.dataset):
             raise ValueError(
-                f"export.precision = '{precision}' is proven by its accuracy on images: give some with --check-data"
+                f"export.precision = '{precision}' is proven by its accuracy on images: give some with "
+                f"--check-data"
             )
         return self
 

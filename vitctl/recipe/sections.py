@@ -1,4 +1,5 @@
-"""The tables of a recipe: typed, frozen. A field's description, unit and source are what `recipes explain` prints.
+"""The tables of a recipe: typed, frozen. A field's description, unit and source are what `recipes explain`
+prints.
 
 Every field here is read by a job; a test checks this.
 """
@@ -17,8 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from vitctl.models.weights.assumed import HALF
-from vitctl.models.weights.meta import LARGEST, SMALLEST
+from vitctl.models.weights.meta import HALF, LARGEST, SMALLEST
+from vitctl.recipe.export_formats import FORMATS, check_options, formats_in_words
 
 MOST_NUMBER = 10**12
 
@@ -50,7 +51,9 @@ Triple = Annotated[tuple[float, float, float], BeforeValidator(_tuple)]
 
 
 def knob(default: Any, what: str, *, unit: str = "", source: str = "", **limits: Any) -> Any:
-    """One recipe value: default (`...` when it must be given), what it does, its unit, and where the paper says so."""
+    """One recipe value: default (`...` when it must be given), what it does, its unit, and where the paper
+    says so.
+    """
     return Field(default, description=what, json_schema_extra={"unit": unit, "source": source}, **limits)
 
 
@@ -62,7 +65,8 @@ class Section(BaseModel):
     @field_validator("*")
     @classmethod
     def _is_bounded(cls, value: Any, info: ValidationInfo) -> Any:
-        """Check every number of a recipe: beyond this limit steps, bytes and operations no longer fit into a float.
+        """Check every number of a recipe: beyond this limit steps, bytes and operations no longer fit into a
+        float.
 
         A learning rate may be far larger: nothing is counted by it, and a training that diverges stops.
         """
@@ -85,11 +89,15 @@ class Model(Section):
         source="Tables 1, 6; D.6",
     )
     patch_size: int | None = knob(None, "side of a patch", unit="pixels", source="D.2", ge=1)
-    hidden_size: int | None = knob(None, "width D of the tokens", unit="features", source="Table 1, D.2", ge=1)
+    hidden_size: int | None = knob(
+        None, "width D of the tokens", unit="features", source="Table 1, D.2", ge=1
+    )
     depth: int | None = knob(None, "number of layers", source="Table 1, D.2", ge=1)
     mlp_size: int | None = knob(None, "width of the MLP", unit="features", source="Table 1, D.2", ge=1)
     num_heads: int | None = knob(None, "number of attention heads", source="Table 1", ge=1)
-    classifier: Literal["token", "gap"] | None = knob(None, "class token, or global average pooling", source="3.1, D.3")
+    classifier: Literal["token", "gap"] | None = knob(
+        None, "class token, or global average pooling", source="3.1, D.3"
+    )
     pre_logits: bool = knob(
         False, "hidden layer of width D with tanh before the head, in pre-training only", source="3.1, D.3"
     )
@@ -102,12 +110,18 @@ class Model(Section):
         None, "where position embeddings are added", source="D.4, Table 8"
     )
     dropout: float | None = knob(
-        None, "after every dense layer but q, k, v, and after the position embedding", source="Table 3, B.1", ge=0, lt=1
+        None,
+        "after every dense layer but q, k, v, and after the position embedding",
+        source="Table 3, B.1",
+        ge=0,
+        lt=1,
     )
     drop_path: float | None = knob(
         None, "stochastic depth: chance of dropping the last layer's branches", source="AugReg", ge=0, lt=1
     )
-    head_bias: float | None = knob(None, "initial bias of the classification head", source="authors' code, issue 2")
+    head_bias: float | None = knob(
+        None, "initial bias of the classification head", source="authors' code, issue 2"
+    )
     version: Literal["v1", "v2"] | None = knob(
         None,
         "ResNets: norm after each convolution (v1) or before (v2, the public BiT weights)",
@@ -123,13 +137,21 @@ class Model(Section):
 
 
 class MaskedPatch(Section):
-    """[masked_patch] Self-supervision of loss.name = 'masked_patch': predict what corrupted patches looked like."""
+    """[masked_patch] Self-supervision of loss.name = 'masked_patch': predict what corrupted patches looked
+    like.
+    """
 
     target: Literal["mean_color", "downsized", "pixels"] = knob(
-        "mean_color", "what is predicted: 3-bit mean colour, that of a 4x4 version, or the pixels (L2)", source="B.1.2"
+        "mean_color",
+        "what is predicted: 3-bit mean colour, that of a 4x4 version, or the pixels (L2)",
+        source="B.1.2",
     )
     corrupted: float = knob(
-        0.5, "share of the patches corrupted: 80 % masked, 10 % replaced, 10 % kept", source="B.1.2", gt=0, le=1
+        0.5,
+        "share of the patches corrupted: 80 % masked, 10 % replaced, 10 % kept",
+        source="B.1.2",
+        gt=0,
+        le=1,
     )
 
 
@@ -157,10 +179,13 @@ _MOST_COLOUR = 10.0
 def check_colours(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     """Raise ValueError where images could not be normalised by these values in float32."""
     if not all(abs(value) <= LARGEST for value in (*mean, *std)) or min(std) < SMALLEST:
-        raise ValueError(f"mean = {list(mean)}, std = {list(std)} should be finite in float32, and std above 0 in it")
+        raise ValueError(
+            f"mean = {list(mean)}, std = {list(std)} should be finite in float32, and std above 0 in it"
+        )
     if max(*mean, *std) > _MOST_COLOUR:
         raise ValueError(
-            f"mean = {list(mean)}, std = {list(std)} should be of pixels from 0 to 1; divide those of 0 to 255 by 255"
+            f"mean = {list(mean)}, std = {list(std)} should be of pixels from 0 to 1; divide those of 0 to "
+            f"255 by 255"
         )
 
 
@@ -170,12 +195,15 @@ _GIVEN = "if the weights do not record it, or record it wrongly; unset: as recor
 class WeightsSource(Section):
     """[weights] Where a job takes its pre-trained weights from."""
 
-    source: str = knob("newest", "a run folder, a checkpoint folder, a .safetensors file, or 'newest': the newest finished "
-                                 "run under ./runs, of any training for evaluate and export, of pre-training for the others; "
+    source: str = knob("newest", "a run folder, a checkpoint folder, a .safetensors file, or 'newest': the "
+                                 "newest finished "
+                                 "run under ./runs, of any training for evaluate and export, of pre-training "
+                                 "for the others; "
                                  "or a foreign file, https://, hf:// or gs:// address")  # fmt: skip
     which: Annotated[str, AfterValidator(weights_choice)] = knob(
         "",
-        "which weights of a run: last, best (by its accuracies), a step, ema (the Polyak average), model (not averaged); '': the "
+        "which weights of a run: last, best (by its accuracies), a step, ema (the Polyak average), model "
+        "(not averaged); '': the "
         "best of a run with evaluation.select_best, else the last, averaged where there is an average",
         source="4.1, 4.3",
     )
@@ -209,25 +237,36 @@ class Optimizer(Section):
     lr: float = knob(..., "base learning rate", source="Tables 3, 4", gt=0)
     weight_decay: float = knob(
         0.0,
-        "on every parameter; adam: decoupled, p -= lr_t * weight_decay * p; sgd: coupled, gradient += weight_decay * p before "
+        "on every parameter; adam: decoupled, p -= lr_t * weight_decay * p; sgd: coupled, gradient += "
+        "weight_decay * p before "
         "the momentum, as torch.optim.SGD and BiT",
         source="Table 3; D.1; BiT",
         ge=0,
     )
     beta1: float = knob(0.9, "adam: decay of the first moment", source="Section 4.1", ge=0, lt=1)
     beta2: float = knob(0.999, "adam: decay of the second moment", source="Section 4.1", ge=0, lt=1)
-    eps: float = knob(1e-8, "adam: added to the square root of the second moment", source="authors' code (flax)", gt=0)
+    eps: float = knob(
+        1e-8, "adam: added to the square root of the second moment", source="authors' code (flax)", gt=0
+    )
     momentum: float = knob(0.9, "sgd: momentum, not Nesterov", source="Section 4.1", ge=0, lt=1)
-    clip_norm: float = knob(0.0, "gradients are scaled down to this global norm; 0: off", source="Tables 3, 4", ge=0)
+    clip_norm: float = knob(
+        0.0, "gradients are scaled down to this global norm; 0: off", source="Tables 3, 4", ge=0
+    )
 
     _only: ClassVar[dict[str, tuple[str, ...]]] = {"adam": ("beta1", "beta2", "eps"), "sgd": ("momentum",)}
 
     @model_validator(mode="after")
     def _no_idle_knob(self) -> "Optimizer":
         for name, knobs in self._only.items():
-            idle = [k for k in knobs if name != self.name and getattr(self, k) != type(self).model_fields[k].default]
+            idle = [
+                k
+                for k in knobs
+                if name != self.name and getattr(self, k) != type(self).model_fields[k].default
+            ]
             if idle:
-                raise ValueError(f"{', '.join(idle)} belongs to {name} and does nothing for {self.name}; leave it out")
+                raise ValueError(
+                    f"{', '.join(idle)} belongs to {name} and does nothing for {self.name}; leave it out"
+                )
         return self
 
 
@@ -235,14 +274,21 @@ class Schedule(Section):
     """[schedule] Batch, length and learning rate over time."""
 
     batch_size: int = knob(
-        ..., "global batch, whatever the number of processes", unit="images", source="Tables 3, 4", ge=1, lt=2**30
+        ...,
+        "global batch, whatever the number of processes",
+        unit="images",
+        source="Tables 3, 4",
+        ge=1,
+        lt=2**30,
     )
     total_steps: int = knob(0, "length in updates; exactly one of total_steps and total_epochs", unit="steps",
                             source="Table 4", ge=0)  # fmt: skip
-    total_epochs: float = knob(0.0, "length in passes over the training split, rounded down to whole steps", unit="epochs",
+    total_epochs: float = knob(0.0, "length in passes over the training split, rounded down to "
+                                    "whole steps", unit="epochs",
                                source="Table 3", ge=0)  # fmt: skip
     warmup_steps: int = knob(
-        0, "linear warm-up; the very first update has learning rate 0; -1: a tenth of the run, 500 at most", unit="steps",
+        0, "linear warm-up; the very first update has learning rate 0; -1: a tenth of the run, "
+           "500 at most", unit="steps",
         source="Table 3", ge=-1,
     )  # fmt: skip
     decay: Literal["linear", "cosine", "steps", "constant"] = knob(
@@ -250,18 +296,26 @@ class Schedule(Section):
         "from lr down to end_lr (cosine: to 0; steps: divided by ten at each of drops)",
         source="Tables 3, 4; D.1",
     )
-    drops: Floats = knob((), "steps: shares of the run after which the rate is divided by ten", source="BiT; D.1")
+    drops: Floats = knob(
+        (), "steps: shares of the run after which the rate is divided by ten", source="BiT; D.1"
+    )
     end_lr: float = knob(0.0, "linear: the last learning rate", source="authors' code, issue 2", ge=0)
     lanes: int = knob(
-        0, "parts of the global batch whose gradients are added in a fixed order: then weights are the same bits on any number of "
-        "processes, whatever machine.micro_batch; with data.order = 'windowed' each reads shards of its own; 0: off", ge=0, le=4096,
+        0, "parts of the global batch whose gradients are added in a fixed order: then weights are the same "
+           "bits on any number of "
+        "processes, whatever machine.micro_batch; with data.order = 'windowed' each reads shards of its "
+        "own; 0: off", ge=0, le=4096,
     )  # fmt: skip
     leaf_images: int = knob(
-        32, "with lanes: images that go through the model together; lanes are cut into so many leaves, and as many processes "
+        32, "with lanes: images that go through the model together; lanes are cut into so many leaves, and "
+            "as many processes "
         "can take part", unit="images", ge=1,
     )  # fmt: skip
     threads: int = knob(
-        1, "with lanes: threads of each process on a CPU, where their number changes the last bits", ge=1, le=1024
+        1,
+        "with lanes: threads of each process on a CPU, where their number changes the last bits",
+        ge=1,
+        le=1024,
     )
 
     _needs_length: ClassVar[bool] = True
@@ -270,16 +324,20 @@ class Schedule(Section):
     def _one_length(self) -> "Schedule":
         given = bool(self.total_steps) + bool(self.total_epochs)
         if given > 1 or (self._needs_length and not given):
-            raise ValueError("set exactly one of schedule.total_steps and schedule.total_epochs (0 switches one off)")
+            raise ValueError(
+                "set exactly one of schedule.total_steps and schedule.total_epochs (0 switches one off)"
+            )
         if self.total_steps and self.warmup_steps >= self.total_steps:
-            raise ValueError(f"warmup_steps = {self.warmup_steps} leaves nothing of total_steps = {self.total_steps}; "
+            raise ValueError(f"warmup_steps = {self.warmup_steps} leaves nothing of total_steps = "
+                             f"{self.total_steps}; "
                              f"set schedule.warmup_steps below it")  # fmt: skip
         return self
 
     @model_validator(mode="after")
     def _drops_are_of_steps(self) -> "Schedule":
         if (self.decay == "steps") != bool(self.drops):
-            raise ValueError(f"decay = '{self.decay}' with drops = {list(self.drops)}: drops need decay = 'steps', "
+            raise ValueError(f"decay = '{self.decay}' with drops = {list(self.drops)}: drops need decay = "
+                             f"'steps', "
                              f"e.g. schedule.drops = [0.3, 0.6, 0.9]")  # fmt: skip
         if list(self.drops) != sorted({drop for drop in self.drops if 0 < drop < 1}):
             raise ValueError(f"drops = {list(self.drops)} should be increasing shares between 0 and 1")
@@ -290,10 +348,12 @@ class FittedSchedule(Schedule):
     """[schedule] of `finetune`, where batch size and length may depend on the number of training images."""
 
     batch_size: int = knob(
-        0, "global batch; 0: an eighth of the training images, rounded down to a power of 2, from 8 to 512", unit="images",
+        0, "global batch; 0: an eighth of the training images, rounded down to a power of 2, from "
+           "8 to 512", unit="images",
         source="Table 4", ge=0, lt=2**30,
     )  # fmt: skip
-    total_steps: int = knob(0, "length in updates; with total_epochs 0 too: 20 epochs, from 200 steps to 20,000", unit="steps",
+    total_steps: int = knob(0, "length in updates; with total_epochs 0 too: 20 epochs, from 200 steps "
+                               "to 20,000", unit="steps",
                             source="Table 4", ge=0)  # fmt: skip
 
     _needs_length: ClassVar[bool] = False
@@ -312,7 +372,8 @@ class Loss(Section):
     )
     smoothing: Literal["spread", "per_class"] = knob(
         "spread",
-        "spread: label_smoothing is a share of the target, spread evenly over all classes. per_class, only for the sigmoid "
+        "spread: label_smoothing is a share of the target, spread evenly over all classes. per_class, only "
+        "for the sigmoid "
         "loss: the target is 1 - label_smoothing for each label, label_smoothing for every other class",
         source="authors' configurations: per_class",
     )
@@ -321,7 +382,8 @@ class Loss(Section):
     def _per_class_is_of_sigmoid(self) -> "Loss":
         if self.smoothing == "per_class" and self.name != "sigmoid":
             raise ValueError(
-                f"smoothing = 'per_class' belongs to the sigmoid loss, where classes do not share one target; "
+                f"smoothing = 'per_class' belongs to the sigmoid loss, where classes do not share one "
+                f"target; "
                 f"for name = '{self.name}' set loss.smoothing = 'spread'"
             )
         return self
@@ -336,17 +398,22 @@ class FinetuneLoss(Loss):
 
 
 class Averaging(Section):
-    """[averaging] Polyak averaging of the weights; the averaged weights are scored and kept beside the others."""
+    """[averaging] Polyak averaging of the weights; the averaged weights are scored and kept beside the
+    others.
+    """
 
     decay: float = knob(
         0.0,
-        "ema = decay * ema + (1 - decay) * weights after each step; 0: off. The initial weights keep a share of "
+        "ema = decay * ema + (1 - decay) * weights after each step; 0: off. The initial weights keep a "
+        "share of "
         "decay ^ steps: 13.5 % after 20,000 steps at 0.9999",
         source="Section 4.1",
         ge=0,
         lt=1,
     )
-    debias: bool = knob(False, "leave the initial weights out of the average, and rescale the other shares to sum to 1")
+    debias: bool = knob(
+        False, "leave the initial weights out of the average, and rescale the other shares to sum to 1"
+    )
 
     @model_validator(mode="after")
     def _no_idle_knob(self) -> "Averaging":
@@ -368,8 +435,10 @@ class EvaluateScoring(Scoring):
 
     labels: str = knob(
         "",
-        "which labels count as correct: '': the labels of the data; 'real': also the ReaL labels of ImageNet's validation images, "
-        "or the path of their real.json; 'objectnet': any ImageNet class of the object; 'objectnet_restricted': the same "
+        "which labels count as correct: '': the labels of the data; 'real': also the ReaL labels of "
+        "ImageNet's validation images, "
+        "or the path of their real.json; 'objectnet': any ImageNet class of the object; "
+        "'objectnet_restricted': the same "
         "with predictions restricted to ObjectNet's classes",
         source="4.1; ReaL; ObjectNet",
     )
@@ -381,7 +450,8 @@ class Evaluation(Scoring):
     every_steps: int = knob(0, "score every so many steps; 0: only at the end", unit="steps", ge=0)
     select_best: bool = knob(
         False,
-        "the best checkpoint by accuracy on data.eval_split represents the run, not the last (needs checkpoint.keep_best, and "
+        "the best checkpoint by accuracy on data.eval_split represents the run, not the last (needs "
+        "checkpoint.keep_best, and "
         "a checkpoint at every score)",
         source="4.3",
     )
@@ -391,17 +461,20 @@ class Export(Section):
     """[export] A file for other programs, verified before it is kept."""
 
     to: Names = knob(
-        ("onnx", "safetensors"), "formats: onnx, pt2 (torch.export), safetensors, google, timm, hf, torchvision"
+        ("onnx", "safetensors"),
+        f"formats: {formats_in_words()}",
     )
     file: str = knob("", "also copy the one exported weights file here")
     batch_sizes: Ints = knob((1, 3, 8), "batch sizes at which the exported file must agree", unit="images")
     include_preprocess: bool = knob(
         False,
-        "onnx, pt2: pre-processing inside the graph; its input is then photographs of any size, uint8 [B, H, W, 3], one size per batch",
+        "onnx, pt2: pre-processing inside the graph; its input is then photographs of any size, uint8 [B, H, "
+        "W, 3], one size per batch",
     )
     features: bool = knob(False, "onnx, pt2: the representation before the head as a second output, [B, R]")
     precision: Literal["float32", "float16", "int8"] = knob(
-        "float32", "onnx: number format of weights and activations; below float32 proven by accuracy on [data]"
+        "float32",
+        "onnx: number format of weights and activations; below float32 proven by accuracy on [data]",
     )
     max_accuracy_loss: float = knob(
         0.01,
@@ -413,20 +486,29 @@ class Export(Section):
     calibration_images: int = knob(
         128, "int8: images on which the ranges of activations are measured", unit="images", ge=1
     )
-    data_licence: str = knob("", "licence of the training images, for the model card (README.md); '': not known")
+    data_licence: str = knob(
+        "", "licence of the training images, for the model card (README.md); '': not known"
+    )
     check_images: int = knob(
         256,
-        "where the other program resizes images differently: maximum number of images of [data], or of the run's eval_split, on "
+        "where the other program resizes images differently: maximum number of images of [data], or of the "
+        "run's eval_split, on "
         "which changed predictions are counted; 0: none",
         unit="images",
         ge=0,
     )
 
+    @field_validator("to")
+    @classmethod
+    def _are_formats(cls, to: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = sorted(set(to) - set(FORMATS))
+        if unknown or not to:
+            names = ", ".join(unknown) or "nothing"
+            raise ValueError(f"{names} cannot be written; choose from {', '.join(FORMATS)}")
+        return to
+
     @model_validator(mode="after")
-    def _graphs_alone(self) -> "Export":
-        wanted = {"include_preprocess": self.include_preprocess, "features": self.features}
-        if odd := next((key for key, value in wanted.items() if value and not {"onnx", "pt2"} & set(self.to)), ""):
-            raise ValueError(f"{odd} is for graphs, not for weights alone: export to onnx or pt2, or leave it out")
-        if self.precision != "float32" and "onnx" not in self.to:
-            raise ValueError(f"precision = '{self.precision}' is for onnx alone; export to onnx, or leave it out")
+    def _formats_have_options(self) -> "Export":
+        inside = [key for key in ("include_preprocess", "features") if getattr(self, key)]
+        check_options(self.to, self.file, self.precision, inside)
         return self

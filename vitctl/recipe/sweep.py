@@ -1,4 +1,7 @@
-"""A sweep over a grid: recipes, and which of their values are varied. Each combination is one cell, with a name and overrides."""
+"""A sweep over a grid: recipes, and which of their values are varied.
+
+Each combination is one cell, with a name and overrides.
+"""
 
 import itertools
 import re
@@ -19,7 +22,9 @@ Setting = dict[str, Any]
 
 @dataclass(frozen=True)
 class SweepCell:
-    """One run of a sweep: the name of its folder, its recipe, what it varies, and all overrides of the recipe."""
+    """One run of a sweep: the name of its folder, its recipe, what it varies, and all overrides of the
+    recipe.
+    """
 
     name: str
     recipe: str
@@ -77,7 +82,9 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
     """
     key, found, values = text.partition("=")
     if not found or not key.strip() or not values.strip():
-        raise RecipeError(f"--grid {text}: write it as section.key=v1,v2, e.g. --grid optimizer.lr=0.001,0.003")
+        raise RecipeError(
+            f"--grid {text}: write it as section.key=v1,v2, e.g. --grid optimizer.lr=0.001,0.003"
+        )
     try:
         listed = parse_toml(f"v = [{values}]")
         axis = tuple(listed["v"]) if list(listed) == ["v"] else ()
@@ -87,7 +94,9 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
     return key.strip(), _axis(f"--grid {text}", axis)
 
 
-def expand_sweep(sweep: Sweep, axes: Mapping[str, tuple[Any, ...]], sets: Iterable[Override]) -> list[SweepCell]:
+def expand_sweep(
+    sweep: Sweep, axes: Mapping[str, tuple[Any, ...]], sets: Iterable[Override]
+) -> list[SweepCell]:
     """All cells of a sweep, in the order in which they are run: the last axis changes fastest.
 
     Args:
@@ -104,12 +113,16 @@ def expand_sweep(sweep: Sweep, axes: Mapping[str, tuple[Any, ...]], sets: Iterab
     if both := sorted(varied_keys & {override.key for override in sets}):
         raise RecipeError(f"{both[0]} is varied by the sweep and set by --set; leave one of them out")
     if both := sorted({*every} & {key for cell in sweep.cells for key in cell}):
-        raise RecipeError(f"{both[0]} is varied by the grid and by the cells of '{sweep.name}'; leave one of them out")
+        raise RecipeError(
+            f"{both[0]} is varied by the grid and by the cells of '{sweep.name}'; leave one of them out"
+        )
     combinations = list(itertools.product(sweep.recipes, sweep.cells or ({},), *every.values()))
     if len(combinations) < 2:
         raise RecipeError(f"'{sweep.name}' varies nothing; give --grid section.key=v1,v2")
     if len(combinations) > MAX_CELLS:
-        raise RecipeError(f"'{sweep.name}' has {len(combinations):,} runs, more than {MAX_CELLS:,}; use fewer values")
+        raise RecipeError(
+            f"'{sweep.name}' has {len(combinations):,} runs, more than {MAX_CELLS:,}; use fewer values"
+        )
     fixed = [Override(key, value, sweep.name) for key, value in sweep.fixed.items()]
     words = _words(varied_keys)
     cells = []
@@ -120,7 +133,9 @@ def expand_sweep(sweep: Sweep, axes: Mapping[str, tuple[Any, ...]], sets: Iterab
         ]
         name = "__".join(parts)[:_MAX_NAME] or "recipe"
         cells.append(
-            SweepCell(name, recipe, varied, (*fixed, *(Override(k, v, "--grid") for k, v in varied.items()), *sets))
+            SweepCell(
+                name, recipe, varied, (*fixed, *(Override(k, v, "--grid") for k, v in varied.items()), *sets)
+            )
         )
     names = [cell.name for cell in cells]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -144,9 +159,14 @@ def _from_table(path: Path, values: Mapping[str, Any]) -> Sweep:
         raise RecipeError(f'{path.name}: recipes should name one recipe or more, e.g. recipes = ["jft_b16"]')
     cells = values.get("cells", [])
     if not isinstance(cells, list) or not all(isinstance(t, dict) for t in (*cells, *_tables(values))):
-        raise RecipeError(f"{path.name}: set and grid are tables, cells is a list of tables: [set], [grid], [[cells]]")
+        raise RecipeError(
+            f"{path.name}: set and grid are tables, cells is a list of tables: [set], [grid], [[cells]]"
+        )
     beside = [str(path.parent / name) if (path.parent / name).is_file() else name for name in recipes]
-    axes = {key: value if isinstance(value, list) else [value] for key, value in _flat(values.get("grid", {})).items()}
+    axes = {
+        key: value if isinstance(value, list) else [value]
+        for key, value in _flat(values.get("grid", {})).items()
+    }
     return Sweep(
         path.stem,
         str(values.get("note", "")),
@@ -176,10 +196,15 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Setting:
 
 
 def _words(keys: Iterable[str]) -> dict[str, str]:
-    """The short form of each key in run names: its last part, or all of it where two keys have the same last part."""
+    """The short form of each key in run names: its last part, or all of it where two keys have the same last
+    part.
+    """
     keys = list(keys)
     ends = [key.rpartition(".")[2] for key in keys]
-    return {key: end if ends.count(end) == 1 else key.replace(".", "_") for key, end in zip(keys, ends, strict=True)}
+    return {
+        key: end if ends.count(end) == 1 else key.replace(".", "_")
+        for key, end in zip(keys, ends, strict=True)
+    }
 
 
 def _word(value: Any) -> str:

@@ -52,9 +52,15 @@ def flat(recipe: Recipe) -> dict[str, Any]:
 
 
 def differences(first: Recipe, second: Recipe) -> list[tuple[str, Any, Any]]:
-    """Dotted key and both values of everything in which two recipes differ; None stands for a key that one lacks."""
+    """Dotted key and both values of everything in which two recipes differ; None stands for a key that one
+    lacks.
+    """
     one, two = flat(first), flat(second)
-    return [(key, one.get(key), two.get(key)) for key in dict.fromkeys([*one, *two]) if one.get(key) != two.get(key)]
+    return [
+        (key, one.get(key), two.get(key))
+        for key in dict.fromkeys([*one, *two])
+        if one.get(key) != two.get(key)
+    ]
 
 
 def toml_value(value: Any) -> str:
@@ -86,7 +92,9 @@ def _table(
             continue
         text = f"{name} = {toml_value(value)}" if value is not None else f"# {name} is unset"
         lines.append(
-            f"{text:<40}  # {one_line(loaded.origin(prefix + name))}" if origins and value is not None else text
+            f"{text:<40}  # {one_line(loaded.origin(prefix + name))}"
+            if origins and value is not None
+            else text
         )
     for name in inner:
         if defaults or _is_set(loaded, prefix + name):

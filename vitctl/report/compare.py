@@ -1,4 +1,4 @@
-"""Whether two results may be compared, and their numbers side by side."""
+"""`vitctl compare`: the numbers of results side by side, and whether they may be compared."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.neutral import deciding_values, result_neutral
+from vitctl.report.result_tables import is_digest
 
 NOT_RECORDED = "not recorded"
 _CLASSIFIER, _FEWSHOT, _VTAB = "classifier", "fewshot", "vtab"
@@ -22,16 +23,16 @@ class Fact:
 
     Args:
         key: in the provenance.
-        rule: "agree": numbers must not be compared where it differs; "show": they may, and the difference is shown, because
-            it is part of what is compared, or changes a number only by rounding.
+        rule: "agree": numbers must not be compared where it differs; "show": they may, and the difference is
+            shown, because it is part of what is compared, or changes a number only by rounding.
         reason: for "agree", what a difference means; for "show", why it is allowed.
-        of: kinds of results that record it.
+        jobs: kinds of results that record it.
     """
 
     key: str
     rule: Literal["agree", "show"]
     reason: str
-    of: tuple[str, ...] = _ALL
+    jobs: tuple[str, ...] = _ALL
 
 
 FACTS = (
@@ -43,13 +44,18 @@ FACTS = (
     Fact("data_sha256", "agree", "other images, or their shards were written again", (_CLASSIFIER, _FEWSHOT)),
     Fact("data_digest", "agree", "an earlier digest covered index.json only, not labels; score it again"),
     Fact(
-        "data_source", "agree", "its images are from another source, or are a part or a copy", (_CLASSIFIER, _FEWSHOT)
+        "data_source",
+        "agree",
+        "its images are from another source, or are a part or a copy",
+        (_CLASSIFIER, _FEWSHOT),
     ),
     Fact("labels", "agree", "other labels", (_CLASSIFIER,)),
     Fact("train_sha256", "agree", "the shots are drawn from other images", (_FEWSHOT,)),
     Fact("choose_l2", "agree", "the regulariser is chosen by another rule", (_FEWSHOT,)),
     Fact("l2", "agree", "another regulariser, or another grid of them", (_FEWSHOT,)),
-    Fact("float64", "agree", "solved in another precision: small regularisers give other answers", (_FEWSHOT,)),
+    Fact(
+        "float64", "agree", "solved in another precision: small regularisers give other answers", (_FEWSHOT,)
+    ),
     # How it is measured. Each changes the score of the same network by whole images.
     Fact(
         "precision",
@@ -57,11 +63,27 @@ FACTS = (
         "the same network scores differently in another precision; score both in one (--precision)",
     ),
     Fact("resample", "agree", "the same network scores differently when images are resized by another rule"),
-    Fact("eval_method", "agree", "the same network scores differently when it is shown another part of the image"),
-    Fact("eval_share", "agree", "the same network scores differently when it is shown another part of the image"),
-    Fact("exif_orientation", "agree", "the same network scores differently when photographs are not rotated upright"),
+    Fact(
+        "eval_method",
+        "agree",
+        "the same network scores differently when it is shown another part of the image",
+    ),
+    Fact(
+        "eval_share",
+        "agree",
+        "the same network scores differently when it is shown another part of the image",
+    ),
+    Fact(
+        "exif_orientation",
+        "agree",
+        "the same network scores differently when photographs are not rotated upright",
+    ),
     # What is compared: the network, its training, and its image size.
-    Fact("image_size", "show", "part of the network: results at 224 and 384 pixels stand side by side in the paper"),
+    Fact(
+        "image_size",
+        "show",
+        "part of the network: results at 224 and 384 pixels stand side by side in the paper",
+    ),
     Fact("weights_sha256", "show", "other weights are what is compared", (_CLASSIFIER,)),
     Fact(
         "weights_chosen",
@@ -70,7 +92,12 @@ FACTS = (
         (_CLASSIFIER,),
     ),
     Fact("weights_step", "show", "as weights_chosen", (_CLASSIFIER,)),
-    Fact("weights_averaged", "show", "the Polyak average: of the training, not of the measurement", (_CLASSIFIER,)),
+    Fact(
+        "weights_averaged",
+        "show",
+        "the Polyak average: of the training, not of the measurement",
+        (_CLASSIFIER,),
+    ),
     Fact("from_sha256", "show", "other pre-training is what is compared", (_FEWSHOT, _VTAB)),
     Fact("from_chosen", "show", "as weights_chosen", (_FEWSHOT, _VTAB)),
     Fact("from_step", "show", "as weights_chosen", (_FEWSHOT, _VTAB)),
@@ -84,16 +111,20 @@ FACTS = (
     Fact("hardware", "show", "as device: instructions of the processor; driver and libraries of a GPU"),
     Fact("processes", "show", "as device"),
     Fact("versions", "show", "another release may sum in another order; decoders agree to one step of 255"),
-    Fact("recipe_sha256", "show", "a digest of everything that was set; the values that differ are shown instead"),
+    Fact(
+        "recipe_sha256",
+        "show",
+        "a digest of everything that was set; the values that differ are shown instead",
+    ),
 )
 # Keys that affect rounding, and that are recorded for some devices only.
 _SOME_DEVICES = (
     Fact("threads", "show", "as device"),
     Fact("tf32", "agree", "float32 products have 10 mantissa bits in the one, 23 in the other"),
 )
-# Of a table of tasks, each task's data.
+# The data of each task in a table of tasks.
 _TASK_KEYS = ("split", "data_sha256", "data_source", "train_split", "train_sha256")
-# What an entry means that a table lacks.
+# What a missing entry of a table means.
 _MISSING = {"versions": NOT_RECORDED, "hardware": NOT_RECORDED, "assumed": "not assumed"}
 _QUIET = {"from", "weights", "tasks", "eval_resize"}
 _INTEGERS = {"correct", "total", "top5_correct", "step"}
@@ -106,9 +137,9 @@ class Comparison:
     """Numbers side by side.
 
     Args:
-        numbers: of every metric: its name and its value in each result, None where it is missing.
+        numbers: for every metric: its name and its value in each result, None if it is missing.
         reasons: why the numbers must not be compared; empty when they may be.
-        differences: what else differs, provenance key and its value in each.
+        differences: what else differs: provenance key and its value in each result.
         unrecorded: keys that must agree and that no result records, as in results of earlier versions.
     """
 
@@ -176,7 +207,10 @@ def _in_words(changed: Any) -> str:
 
 
 def _recorded(result: RunResult) -> dict[str, Any]:
-    """The provenance, with the share of the image side that the crop keeps, and for a table of tasks the keys of all tasks."""
+    """Return the provenance, with the share of the image side that the crop keeps.
+
+    In a table of tasks, the keys that each task records count as recorded.
+    """
     recorded = dict(result.provenance)
     size, resize = recorded.get("image_size"), recorded.get("eval_resize")
     if size and resize is not None:
@@ -187,9 +221,9 @@ def _recorded(result: RunResult) -> dict[str, Any]:
 
 
 def _facts(result: RunResult) -> list[Fact]:
-    """The facts that a result of this kind should record."""
+    """Return the facts that a result of this kind should record."""
     kind = _CLASSIFIER if _is_of_classifier(result) else result.job
-    return [fact for fact in FACTS if kind in fact.of]
+    return [fact for fact in FACTS if kind in fact.jobs]
 
 
 def _reasons(first: RunResult, other: RunResult) -> list[str]:
@@ -225,7 +259,7 @@ def _odd_tasks(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
 
 
 def _is_of_classifier(result: RunResult) -> bool:
-    """All accuracies of a classifier are comparable, however it was trained."""
+    """Return whether a result is an accuracy of a classifier, which may be compared however it was trained."""
     return result.job in ("evaluate", "finetune", "pretrain")
 
 
@@ -236,10 +270,14 @@ def _kind(result: RunResult) -> str:
 def _differences(
     results: Sequence[RunResult], recorded: Sequence[Mapping[str, Any]], folders: Sequence[Path]
 ) -> list[tuple[str, list[Any]]]:
-    """Facts that differ or that some results lack; other keys that all results have and that differ; and recipe values."""
+    """Return facts that differ or that some results lack, other common keys that differ, and recipe values."""
     expected = {fact.key: fact.rule for fact in (*_facts(results[0]), *_SOME_DEVICES)}
     shown = [key for key, rule in expected.items() if rule == "show" and any(key in one for one in recorded)]
-    others = [key for key in recorded[0] if all(key in one for one in recorded) and key not in expected.keys() | _QUIET]
+    others = [
+        key
+        for key in recorded[0]
+        if all(key in one for one in recorded) and key not in expected.keys() | _QUIET
+    ]
     rows: list[tuple[str, list[Any]]] = []
     for key in (*shown, *others):
         values = [one.get(key, NOT_RECORDED) for one in recorded]
@@ -252,7 +290,10 @@ def _differences(
 
 
 def _recipe_rows(folders: Sequence[Path], digests: list[str]) -> list[tuple[str, list[Any]]]:
-    """A row for each recipe value that affects results and differs; of other jobs only values that all recipes have."""
+    """Return a row for each recipe value that affects results and differs.
+
+    If the jobs differ, only for values that all recipes have.
+    """
     try:
         recipes = [load_recipe(str(folder / RECIPE)).recipe for folder in folders]
     except VitctlError:
@@ -269,7 +310,7 @@ def _recipe_rows(folders: Sequence[Path], digests: list[str]) -> list[tuple[str,
 
 
 def _entry_rows(key: str, values: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    """A row for each entry of a table that differs."""
+    """Return a row for each entry of a table that differs."""
     tables = [value if isinstance(value, Mapping) else {} for value in values]
     names = dict.fromkeys(name for table in tables for name in table)
     rows = [(f"{key} {name}", [table.get(name, _MISSING[key]) for table in tables]) for name in names]
@@ -277,7 +318,7 @@ def _entry_rows(key: str, values: Sequence[Any]) -> list[tuple[str, list[Any]]]:
 
 
 def _is_miscounted(metrics: Mapping[str, Any]) -> bool:
-    """Whether an accuracy in a result differs from its counts."""
+    """Return whether an accuracy in a result differs from its counts."""
     accuracy, correct, total = (metrics.get(name) for name in ("accuracy", "correct", "total"))
     if isinstance(accuracy, float) and isinstance(correct, int) and isinstance(total, int) and total:
         return abs(accuracy - correct / total) > 1e-6
@@ -300,5 +341,4 @@ def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     text = "nothing" if value is None else str(value)
-    is_digest = len(text) == 64 and all(letter in "0123456789abcdef" for letter in text)
-    return text[:_SHOWN] if is_digest else text
+    return text[:_SHOWN] if is_digest(text) else text

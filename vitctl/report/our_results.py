@@ -1,26 +1,280 @@
-"""Our results, to compare with the paper's: runs of the shipped recipes, unchanged and on all of their data."""
+"""Our results beside the paper's: finished runs of the shipped recipes, unchanged and on all of their images.
+
+In reading order: which experiments a cell of the paper's tables may show; whether a run is the experiment of
+its recipe, by its values, its images and its start weights; and the accuracies of all runs in a folder.
+"""
 
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vitctl.data.datasets.catalog import known_size
 from vitctl.data.datasets.vtab import GROUPS
-from vitctl.engine.run_files import RECIPE
+from vitctl.data.datasets.vtab import VTAB as TASKS
+from vitctl.engine.journal import LOG, read_records
+from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, RECIPE, step_of
 from vitctl.errors import VitctlError
-from vitctl.jobs.record.result import read_result
+from vitctl.jobs.inputs.fewshot_sets import SPLITS
+from vitctl.jobs.inputs.network import model_config
+from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
+from vitctl.models.configs import ResNetConfig
+from vitctl.models.weights.weights_file import read_weights, weights_digest
 from vitctl.recipe.load import load_recipe, recipe_names
-from vitctl.recipe.paper import RESULTS
-from vitctl.recipe.schema import Evaluate, Fewshot, Pretrain, SeededRecipe
-from vitctl.recipe.write import written_name
-from vitctl.report.paper_cells import FIVE_SHOT, REAL, VTAB
-from vitctl.report.paper_runs import FinishedRun, data_misfit, recipe_misfit, weights_misfit
+from vitctl.recipe.neutral import result_neutral
+from vitctl.recipe.paper import FIGURE_4_SIZES, RESULTS
+from vitctl.recipe.schema import (
+    Evaluate,
+    Fewshot,
+    Finetune,
+    Pretrain,
+    Recipe,
+    SeededRecipe,
+    TrainRecipe,
+    Vtab,
+)
+from vitctl.recipe.write import differences, written_name
 from vitctl.report.sweep_table import TABLE as SWEEP
 
+VTAB, FIVE_SHOT, REAL = "vtab", "5-shot", "real of "
 _IMAGENET = "imagenet"
-_EXPERIMENTS = re.compile(r"(finetune|bit)_(imagenet|cifar10|cifar100|pets|flowers102)(_\d+)?|vtab|fewshot|evaluate")
+_DATA_SETS = {
+    "ImageNet": _IMAGENET, "CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "Pets": "pets",
+    "Flowers": "flowers102",
+}  # fmt: skip
+# Section 4.1: ImageNet of Table 2 at 512, of ViT-H/14 at 518.
+_TABLE_2_IMAGENET = {
+    "jft_h14": "finetune_imagenet_518",
+    "jft_l16_14ep": "finetune_imagenet_512",
+    "in21k_l16": "finetune_imagenet_512",
+}
+# BiT 3.3: R152x4 at 480; CIFAR's small images are enlarged to 128 for every network.
+_R152X4_AT_480 = (_IMAGENET, "pets", "flowers102")
+
+# Recipes of experiments on weights; the other recipes of the tables are rows of RESULTS.
+_EXPERIMENTS = re.compile(
+    r"(finetune|bit)_(imagenet|cifar10|cifar100|pets|flowers102)(_\d+)?|vtab|fewshot|evaluate"
+)
+# Keys that may differ in a run that still counts as one of its recipe, beside those that change no number.
+# data.path may not: its images cannot be checked against the data set that the recipe names.
+_FREE = (
+    *(*result_neutral(), "machine.precision", "evaluation.every_steps", "fewshot_probe."),
+    *("seed", "finetune.seeds", "weights.source"),
+)
+# Values set on the command line for recipes that are for any data set.
+_NAMED: Mapping[str, Mapping[str, Any]] = {
+    "fewshot": {"data.dataset": _IMAGENET},
+    "evaluate": {"data.dataset": _IMAGENET, "data.eval_split": "validation", "evaluation.labels": "real"},
+}
+_ROUND = 1_000_000  # the paper prints the size of JFT-300M in millions
+
+
+# The experiments of a cell
+
+
+def experiments_for(number: str, recipe: str, column: str) -> tuple[str, ...]:
+    """Return the experiments of a cell; if there are two, the better one counts.
+
+    Args:
+        number: of the table.
+        recipe: of the pre-training.
+        column: of the table.
+
+    Returns:
+        recipes of the fine-tuning; "vtab"; "5-shot" for linear 5-shot on ImageNet; "real of RECIPE" for that
+        network under the ReaL labels. Empty if there is no recipe of the experiment.
+
+    Paper: Section 4.1, Appendix B.1.1: ResNets are also fine-tuned by BiT's rule, and the best result is
+    taken
+    """
+    if column == "ReaL":
+        return tuple(REAL + experiment for experiment in experiments_for(number, recipe, "ImageNet"))
+    network = pretraining_recipe(recipe).model
+    is_bit = network.version == "v2"  # a network of BiT's, not of the paper's
+    if column == "VTAB":
+        return () if is_bit else (VTAB,)  # BiT's were scored by BiT's rule for 1,000 images
+    if column not in _DATA_SETS:
+        return (FIVE_SHOT,)
+    name = _DATA_SETS[column]
+    if is_bit:
+        return (f"bit_{name}_480" if network.name == "R152x4" and name in _R152X4_AT_480 else f"bit_{name}",)
+    if number == "2" and column == "ImageNet":
+        return (_TABLE_2_IMAGENET[recipe],)
+    return (f"finetune_{name}", f"bit_{name}") if is_resnet(recipe) else (f"finetune_{name}",)
+
+
+def pretraining_recipe(name: str) -> Pretrain:
+    """Load a shipped recipe of a pre-training."""
+    recipe = load_recipe(name).recipe
+    assert isinstance(recipe, Pretrain)
+    return recipe
+
+
+def is_resnet(name: str) -> bool:
+    """Return whether a pre-training recipe trains a ResNet, for which the better of two protocols counts."""
+    return isinstance(model_config(pretraining_recipe(name), 1000), ResNetConfig)
+
+
+# Whether a run is the experiment of its recipe
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run of a shipped recipe.
+
+    Args:
+        folder: of the run.
+        where: the folder, as shown to the user.
+        name: of the recipe.
+        recipe: with the values that it was run with.
+        result: its result.
+    """
+
+    folder: Path
+    where: str
+    name: str
+    recipe: Recipe
+    result: RunResult
+
+    @property
+    def digest(self) -> str:
+        """The digest of its last weights."""
+        return str(self.result.provenance.get("weights_sha256", ""))
+
+
+def recipe_misfit(run: FinishedRun) -> str:
+    """Return the first value in which a run differs from its shipped recipe, as text; "" if none does."""
+    named = _NAMED.get(run.name, {})
+    for key, wanted, value in differences(load_recipe(run.name).recipe, run.recipe):
+        is_subset = key == "data.subset_images" and run.name.startswith("fig4_")
+        if key.startswith(_FREE) or (key in named and value == named[key]):
+            continue
+        if is_subset and value in FIGURE_4_SIZES.values():
+            continue
+        if key == "data.path":
+            return "data.path is set: its images cannot be checked against the data set of the recipe"
+        return f"{key} is {value}, in the recipe {wanted}"
+    for key, wanted in named.items():
+        value = reduce(getattr, key.split("."), run.recipe)
+        if value != wanted:
+            return f"{key} is {value}, should be {wanted}"
+    return ""
+
+
+def data_misfit(run: FinishedRun) -> str:
+    """Return why the images of a run are not those of its recipe, by number and source; "" if they are."""
+    used = run.result.provenance
+    if unverified := unverified_bytes(run.result):
+        return unverified
+    if isinstance(run.recipe, Vtab):
+        return _vtab_misfit(run.result.metrics)
+    for key in ("data_source", "train_source"):
+        if "partial" in (described := used.get(key, "")) or "copy" in described:
+            return f"its images are {described}"
+    for key, (dataset, split, limit) in _expected_images(run.recipe).items():
+        known = known_size(dataset, split)
+        if known is None:
+            return f"how many images {split} of {dataset} has is not known"
+        size, number = limit or known[0], used.get(key)
+        if number is None:
+            return f"its result does not say {key}"
+        if number != size and (size % _ROUND or round(number / _ROUND) * _ROUND != size):
+            return f"{number:,} images of {split} of {dataset}, should be {size:,}"
+    return ""
+
+
+def _expected_images(recipe: Recipe) -> dict[str, tuple[str, str, int]]:
+    """Return for keys of the provenance: data set, split, and the size of a subset of it (0: all)."""
+    if isinstance(recipe, Fewshot):
+        dataset = recipe.data.dataset
+        train_split, eval_split = SPLITS[dataset]
+        return {"num_train": (dataset, train_split, 0), "num_images": (dataset, eval_split, 0)}
+    assert isinstance(recipe, Pretrain | Finetune | Evaluate)
+    dataset = recipe.data.dataset
+    scored = {"num_images": (dataset, recipe.data.eval_split, 0)}
+    if isinstance(recipe, Evaluate):
+        return scored
+    trained = {"num_train": (dataset, recipe.data.train_split, recipe.data.subset_images)}
+    has_no_classes = isinstance(recipe, Pretrain) and recipe.loss.name == "masked_patch"
+    return trained if has_no_classes or not recipe.data.eval_split else trained | scored
+
+
+def _vtab_misfit(metrics: Mapping[str, Any]) -> str:
+    if metrics.get("partial", True) or set(metrics["tasks"]) != {task.name for task in TASKS}:
+        return f"{len(metrics.get('tasks', {}))} of {len(TASKS)} tasks"
+    for task in TASKS:
+        row, known = metrics["tasks"][task.name], known_size(task.data_set, task.test)
+        if row["copy"]:
+            return f"{task.name}: {row['copy']}"
+        if known is not None and row["total"] != known[0]:
+            return f"{task.name}: {row['total']:,} test images, should be {known[0]:,}"
+    return ""
+
+
+def _source_run(run: FinishedRun, candidates: Sequence[FinishedRun]) -> tuple[FinishedRun | None, str]:
+    """Return the run whose weights another run started from or scored, or why there is none.
+
+    They must be the weights that represent the run: the best checkpoint with select_best, else the last; the
+    average if the recipe averages.
+    """
+    used = run.result.provenance
+    if used.get("initialise") == "random":
+        return None, "it started from random weights"
+    scores_weights = run.result.job == "evaluate"
+    digest = used.get("weights_sha256" if scores_weights else "from_sha256", "")
+    path = Path(str(used.get("weights" if scores_weights else "from", "")))
+    for source in candidates:
+        stored = _in_folder(path, source)
+        is_same = source.digest == digest or (stored is not None and _digest(stored) == digest)
+        if not digest or not is_same:
+            continue
+        last = step_of(Path(source.result.files.get(MODEL, "")).parent) or 0
+        taken = ((step_of(stored.parent) or 0), stored.stem) if stored is not None else (last, MODEL)
+        wanted = _representing(source, last)
+        if taken == wanted:
+            return source, ""
+        names = [
+            f"{'the average of ' if name == AVERAGE else ''}step {step:,}" for step, name in (taken, wanted)
+        ]
+        return None, f"of {source.where} it takes {names[0]}, should be {names[1]}"
+    return None, "its weights are of no run here that can be used"
+
+
+def _in_folder(path: Path, source: FinishedRun) -> Path | None:
+    """Return a checkpoint's path in the folder of a run that may have been moved; None if it is not of it."""
+    parts = path.parts
+    if CHECKPOINTS not in parts:
+        return None
+    at = parts.index(CHECKPOINTS)
+    is_same = at > 0 and parts[at - 1] == source.folder.name and ".." not in parts[at:]
+    return source.folder.joinpath(*parts[at:]) if is_same else None
+
+
+def _digest(path: Path) -> str:
+    try:
+        return weights_digest(read_weights(path).state)
+    except VitctlError:
+        return ""
+
+
+def _representing(source: FinishedRun, last: int) -> tuple[int, str]:
+    """Return step and file name of the weights that represent a training run."""
+    assert isinstance(source.recipe, TrainRecipe)
+    name = AVERAGE if source.recipe.averaging.decay else MODEL
+    if not source.recipe.evaluation.select_best:
+        return last, name
+    scores = [
+        (record["accuracy"], record["step"])
+        for record in read_records(source.folder / LOG)
+        if record.get("kind") == "evaluate" and {"accuracy", "step"} <= record.keys()
+    ]
+    return max(scores)[1] if scores else last, name
+
+
+# The accuracies of all runs
 
 
 class Pretraining(NamedTuple):
@@ -32,12 +286,7 @@ class Pretraining(NamedTuple):
 
 @dataclass(frozen=True)
 class Ours:
-    """Our result in a table cell.
-
-    Args:
-        values: accuracies in percent, one for each seed.
-        remark: a note for the user; empty for most.
-    """
+    """Our result in a table cell: accuracies in percent, one for each seed, and a remark or ""."""
 
     values: tuple[float, ...]
     remark: str = ""
@@ -63,115 +312,104 @@ class ExcludedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class OurResults:
-    """Accuracies in percent by pre-training and experiment (see `paper_cells.experiments_for`), the runs left out, their folder."""
+    """Accuracies in percent by pre-training and experiment (see `experiments_for`), excluded runs, folder."""
 
     accuracies: dict[tuple[Pretraining, str], tuple[float, ...]]
     left_out: tuple[ExcludedRun, ...] = ()
     folder: Path = Path("runs")
 
     def best(self, pretraining: Pretraining, experiments: Sequence[str]) -> Ours | None:
-        """The best of the experiments that a cell may show; None when none has been run."""
-        found = {
-            experiment: Ours(self.accuracies[pretraining, experiment])
-            for experiment in experiments
-            if (pretraining, experiment) in self.accuracies
+        """Return the best of the experiments that a cell may show; None if none has been run."""
+        known = {
+            one: self.accuracies[pretraining, one]
+            for one in experiments
+            if (pretraining, one) in self.accuracies
         }
-        if not found:
+        if not known:
             return None
-        name = max(found, key=lambda experiment: found[experiment].mean)
-        missing = [experiment for experiment in experiments if experiment not in found]
-        remark = (
-            f"{missing[0]} has not been run" if missing else f"{name} is the better" if len(experiments) > 1 else ""
-        )
-        return Ours(found[name].values, remark)
+        name = max(known, key=lambda experiment: statistics.fmean(known[experiment]))
+        missing = [experiment for experiment in experiments if experiment not in known]
+        if missing:
+            return Ours(known[name], f"{missing[0]} has not been run")
+        return Ours(known[name], f"{name} is the better" if len(experiments) > 1 else "")
 
 
 def our_results(runs: Path) -> OurResults:
-    """All results under a folder of runs that belong in the paper's tables.
+    """Return all results under a folder of runs that belong in the paper's tables.
 
-    The digest of the weights links a fine-tuning, VTAB or few-shot run to the pre-training run that it started from, and a
-    score under the ReaL labels to the fine-tuning run that it scored.
+    The digest of the weights links a fine-tuning, VTAB or few-shot run to the pre-training run that it
+    started from, and a score under the ReaL labels to the fine-tuning run that it scored.
 
     Args:
         runs: holds run folders, and folders of sweeps; those that cannot be read are skipped.
     """
     left: list[ExcludedRun] = []
-    found: list[FinishedRun] = []
+    usable: list[FinishedRun] = []
     for run in _finished(runs):
-        reason = recipe_misfit(run) or data_misfit(run)
-        if reason:
+        if reason := recipe_misfit(run) or data_misfit(run):
             left.append(ExcludedRun(run.where, run.name, reason))
         else:
-            found.append(run)
+            usable.append(run)
     seen: dict[tuple[Any, ...], str] = {}
     accuracies: dict[tuple[Pretraining, str], tuple[float, ...]] = {}
-    for run in found:
+    for run in usable:
         if run.result.job == "pretrain":
             continue
-        chain, reason = _chain(run, found)
-        if chain is None:
+        tuned, pretraining, reason = _chain(run, usable)
+        if pretraining is None:
             left.append(ExcludedRun(run.where, run.name, reason))
             continue
-        pretraining, scored_recipe, seed = chain
-        for experiment, values in _accuracies(run, scored_recipe).items():
-            key = (pretraining.digest, experiment, seed)
+        assert isinstance(tuned.recipe, SeededRecipe) and isinstance(pretraining.recipe, Pretrain)
+        row = Pretraining(pretraining.name, pretraining.recipe.data.subset_images)
+        for experiment, values in _accuracies(run, tuned.name).items():
+            key = (pretraining.digest, experiment, tuned.recipe.seed)
             if key in seen:
                 left.append(ExcludedRun(run.where, run.name, f"the same weights and seed as {seen[key]}"))
                 break
             seen[key] = run.where
-            row = Pretraining(pretraining.name, _subset(pretraining))
-            accuracies[row, experiment] = (*accuracies.get((row, experiment), ()), *(100 * value for value in values))
+            percent = tuple(100 * value for value in values)
+            accuracies[row, experiment] = accuracies.get((row, experiment), ()) + percent
     return OurResults(accuracies, tuple(left), runs)
 
 
-def _chain(
-    run: FinishedRun, found: Sequence[FinishedRun]
-) -> tuple[tuple[FinishedRun, str, int], str] | tuple[None, str]:
-    """The pre-training behind a score, the recipe of the scored network, and its seed; or why there is none."""
-    candidates = [
-        other for other in found if other.result.job == ("finetune" if run.result.job == "evaluate" else "pretrain")
-    ]
-    source, reason = weights_misfit(run, candidates)
-    if source is None:
-        return None, reason
+def _chain(run: FinishedRun, usable: Sequence[FinishedRun]) -> tuple[FinishedRun, FinishedRun | None, str]:
+    """Return the run that trained a scored network, its pre-training, or why there is none."""
+    scored = [other for other in usable if other.result.job == "finetune"]
+    tuned, prefix = run, ""
     if run.result.job == "evaluate":
-        inner, reason = _chain(source, found)
-        return (None, f"{source.where}: {reason}") if inner is None else ((inner[0], source.name, inner[2]), "")
-    assert isinstance(run.recipe, SeededRecipe)
-    return (source, run.name, run.recipe.seed), ""
+        source, reason = _source_run(run, scored)
+        if source is None:
+            return run, None, reason
+        tuned, prefix = source, f"{source.where}: "
+    pretraining, reason = _source_run(tuned, [one for one in usable if one.result.job == "pretrain"])
+    return tuned, pretraining, prefix + reason
 
 
-def _subset(pretraining: FinishedRun) -> int:
-    assert isinstance(pretraining.recipe, Pretrain)
-    return pretraining.recipe.data.subset_images
-
-
-def _accuracies(run: FinishedRun, by: str) -> dict[str, Sequence[float]]:
-    """Experiment -> shares 0..1, one for each seed."""
+def _accuracies(run: FinishedRun, tuned: str) -> dict[str, Sequence[float]]:
+    """Return shares 0..1, one for each seed, by experiment; `tuned`: recipe of a scored network."""
     metrics = run.result.metrics
     if run.result.job == "finetune":
-        return {by: metrics.get("by_seed") or [metrics["accuracy"]]}
+        return {tuned: metrics.get("by_seed") or [metrics["accuracy"]]}
     if run.result.job == "evaluate":
-        return {REAL + by: [metrics["real"]["accuracy"]]}
+        return {REAL + tuned: [metrics["real"]["accuracy"]]}
     if run.result.job == "fewshot":
         return {FIVE_SHOT: metrics["by_seed"]["5"]}
-    tasks = metrics["tasks"]
-    by_task = {f"{VTAB} {name}": row["by_seed"] for name, row in tasks.items()}
-    groups = {
-        f"{VTAB} {group}": _mean_by_seed([row["by_seed"] for row in tasks.values() if row["group"] == group])
-        for group in GROUPS
-    }
-    return {VTAB: _mean_by_seed([row["by_seed"] for row in tasks.values()]), **groups, **by_task}
+    by_task = {f"{VTAB} {name}": row["by_seed"] for name, row in metrics["tasks"].items()}
+    means = {VTAB: _mean_by_seed(by_task.values())}
+    for group in GROUPS:
+        rows = [row["by_seed"] for row in metrics["tasks"].values() if row["group"] == group]
+        means[f"{VTAB} {group}"] = _mean_by_seed(rows)
+    return means | by_task
 
 
-def _mean_by_seed(rows: Sequence[Sequence[float]]) -> list[float]:
+def _mean_by_seed(rows: Iterable[Sequence[float]]) -> list[float]:
     return [statistics.fmean(values) for values in zip(*rows, strict=True)]
 
 
 def _finished(runs: Path) -> Iterator[FinishedRun]:
-    """Every finished run of a recipe that the tables are about, in the order of their folders."""
-    shipped = set(recipe_names())
+    """Yield every finished run of a recipe that the tables are about, in order of the folders."""
     rows = {name for table in RESULTS.values() for name in table.rows}
+    shipped = {name for name in recipe_names() if name in rows or _EXPERIMENTS.fullmatch(name)}
     files = [*runs.glob("*/result.json")]
     files += [file for sweep in runs.glob(f"*/{SWEEP}.json") for file in sweep.parent.glob("*/result.json")]
     for file in sorted(files):
@@ -182,13 +420,12 @@ def _finished(runs: Path) -> Iterator[FinishedRun]:
             name = written_name(folder / RECIPE)
         except (VitctlError, OSError):
             continue
-        if result is None or result.status != "done" or name not in shipped:
+        if result is None or result.status != "done" or name not in shipped or _is_outside_tables(recipe):
             continue
-        if (name in rows or _EXPERIMENTS.fullmatch(name)) and not _is_outside_tables(recipe):
-            yield FinishedRun(folder, str(folder.relative_to(runs)), name, recipe, result)
+        yield FinishedRun(folder, str(folder.relative_to(runs)), name, recipe, result)
 
 
-def _is_outside_tables(recipe: Any) -> bool:
+def _is_outside_tables(recipe: Recipe) -> bool:
     """Few-shot and evaluation runs exist for every data set; the tables use ImageNet, and the ReaL labels."""
     if isinstance(recipe, Evaluate):
         return recipe.data.dataset != _IMAGENET or recipe.evaluation.labels != "real"

@@ -1,7 +1,8 @@
-"""The paper's tables from the recipes: their settings, the paper's result and ours, and what each run would cost."""
+"""The paper's tables from the recipes: their settings, the paper's result and ours, and the cost of each run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vitctl.data.datasets.vtab import GROUPS
 from vitctl.data.datasets.vtab import VTAB as TASKS
@@ -13,13 +14,27 @@ from vitctl.models.flops import count_parameters
 from vitctl.models.hardware import PEAK_TFLOPS
 from vitctl.models.variants import variant
 from vitctl.recipe.load import load_recipe
-from vitctl.recipe.paper import AVERAGE, FIGURE_4_SIZES, FIVE, RESULTS, TABLE_1, TABLE_3, TABLE_4
-from vitctl.recipe.paper_vtab import COLUMNS, OTHERS, TABLE_9
-from vitctl.recipe.schema import Finetune, Pretrain, Vtab
-from vitctl.report.our_results import OurResults, Ours, Pretraining
-from vitctl.report.paper_cells import VTAB, experiments_for
+from vitctl.recipe.paper import (
+    AVERAGE,
+    FIGURE_4_SIZES,
+    FIVE,
+    OTHERS,
+    RESULTS,
+    TABLE_1,
+    TABLE_3,
+    TABLE_4,
+    TABLE_9,
+    VTAB_MODELS,
+)
+from vitctl.recipe.schema import Finetune, Vtab
+from vitctl.report.our_results import VTAB, OurResults, Ours, Pretraining, experiments_for, pretraining_recipe
 
 SECONDS_PER_DAY = 86_400
+SETTINGS = {
+    "1": ("layers", "width", "MLP", "heads", "paper", "parameters"),
+    "3": ("data", "epochs", "lr", "decay", "wd", "dropout"),
+    "4": ("steps", "rates", "batch", "pixels"),
+}
 
 
 @dataclass(frozen=True)
@@ -30,12 +45,11 @@ class Gpu:
     mfu: float
 
     def days(self, flops: float) -> float:
-        """Days of one such GPU for this many FLOPs."""
+        """Return the days that one such GPU takes for this many FLOPs."""
         return flops / (self.mfu * PEAK_TFLOPS[self.device] * 1e12 * SECONDS_PER_DAY)
 
 
-@dataclass(frozen=True)
-class TrainingCost:
+class TrainingCost(NamedTuple):
     """The cost of a pre-training: updates, 10^18 floating-point operations, days of one GPU."""
 
     steps: int
@@ -43,17 +57,15 @@ class TrainingCost:
     gpu_days: float
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """A cell: the paper's accuracy in percent and its deviation over runs, None where it prints none, and ours."""
+class Accuracy(NamedTuple):
+    """A cell: the paper's accuracy in percent and its deviation, None if not printed, and our result."""
 
     paper: float | None
     deviation: float | None
     ours: Ours | None
 
 
-@dataclass(frozen=True)
-class ResultRow:
+class ResultRow(NamedTuple):
     """A pre-training recipe: its accuracy in each requested column, and its cost."""
 
     recipe: str
@@ -63,8 +75,7 @@ class ResultRow:
     paper_core_days: float | None
 
 
-@dataclass(frozen=True)
-class SettingRow:
+class SettingRow(NamedTuple):
     """A row of Table 1, 3 or 4: what the model or the recipe sets, as text by column."""
 
     recipe: str
@@ -72,9 +83,8 @@ class SettingRow:
     cost: TrainingCost | None
 
 
-@dataclass(frozen=True)
-class TaskRow:
-    """A row of Table 9 or Fig. 2: a task, a group or the mean of all 19, with an accuracy for each of `TABLE_9_RECIPES`.
+class TaskRow(NamedTuple):
+    """A row of Table 9 or Fig. 2: a task, a group or the mean of all, with an accuracy for each model.
 
     `others` are the numbers of Fig. 2's other networks, which have no run.
     """
@@ -84,21 +94,11 @@ class TaskRow:
     others: Mapping[str, float | None]
 
 
-# The pre-trainings of Table 9's columns.
-TABLE_9_RECIPES = dict(zip(COLUMNS, ("jft_h14", "jft_l16_14ep", "in21k_l16"), strict=True))
-
-SETTINGS = {
-    "1": ("layers", "width", "MLP", "heads", "paper", "parameters"),
-    "3": ("data", "epochs", "lr", "decay", "wd", "dropout"),
-    "4": ("steps", "rates", "batch", "pixels"),
-}
-
-
 def find_gpu(device: str, mfu: float) -> Gpu:
-    """A GPU that is known by name.
+    """Return a GPU by name.
 
     Raises:
-        RecipeError: it is not, or the share lies outside 0..1.
+        RecipeError: the GPU is unknown, or the share lies outside 0..1.
     """
     known = {name.lower(): name for name in PEAK_TFLOPS}
     if device.lower() not in known:
@@ -108,30 +108,25 @@ def find_gpu(device: str, mfu: float) -> Gpu:
     return Gpu(known[device.lower()], mfu)
 
 
-def result_rows(number: str, targets: tuple[str, ...], ours: OurResults, gpu: Gpu) -> list[ResultRow]:
-    """The rows of a table of results.
+def cost_of(name: str, gpu: Gpu) -> TrainingCost:
+    """Return the cost of a pre-training recipe."""
+    plan = plan_training(pretraining_recipe(name))
+    return TrainingCost(plan.steps, plan.training_flops / 1e18, gpu.days(plan.training_flops))
 
-    Args:
-        number: of `RESULTS`.
-        targets: of its columns.
-        ours: results of our runs.
-        gpu: for the costs.
-    """
+
+def result_rows(number: str, targets: tuple[str, ...], ours: OurResults, gpu: Gpu) -> list[ResultRow]:
+    """Return the rows of a table of `RESULTS`, with some of its columns."""
     table = RESULTS[number]
-    return [
-        ResultRow(
-            recipe,
-            tuple(
-                Accuracy(table.value(recipe, t), table.deviation(recipe, t), _ours(number, recipe, t, ours))
-                for t in targets
-                if t in table.columns
-            ),
-            cost_of(recipe, gpu),
-            RESULTS["6"].exaflops.get(recipe),
-            RESULTS["2"].core_days.get(recipe),
+    rows = []
+    for recipe in table.rows:
+        accuracies = tuple(
+            Accuracy(table.value(recipe, t), table.deviation(recipe, t), _ours(number, recipe, t, ours))
+            for t in targets
+            if t in table.columns
         )
-        for recipe in table.rows
-    ]
+        exaflops, core_days = RESULTS["6"].exaflops.get(recipe), RESULTS["2"].core_days.get(recipe)
+        rows.append(ResultRow(recipe, accuracies, cost_of(recipe, gpu), exaflops, core_days))
+    return rows
 
 
 def _ours(number: str, recipe: str, column: str, ours: OurResults) -> Ours | None:
@@ -144,75 +139,65 @@ def _ours(number: str, recipe: str, column: str, ours: OurResults) -> Ours | Non
 
 
 def task_rows(number: str, ours: OurResults) -> list[TaskRow]:
-    """The rows of Table 9 ("9": every task and their mean), or those of Fig. 2 ("fig2": the mean, and that of each group).
+    """Return the rows of Table 9 ("9": each task, and the mean) or Fig. 2 ("fig2": the mean, and each group).
 
     The paper prints Fig. 2 as bars; its numbers here are means of those of Table 9.
     """
-    by_task = [(task.name, [task.name]) for task in TASKS]
-    by_group = [(group, [task.name for task in TASKS if task.group == group]) for group in GROUPS]
-    mean = (VTAB, [task.name for task in TASKS])
-    rows = [*by_task, mean] if number == "9" else [mean, *by_group]
-    return [
-        TaskRow(
-            name if name != VTAB else f"mean of {len(TASKS)} tasks",
-            tuple(
-                Accuracy(
-                    sum(TABLE_9[task][column] for task in tasks) / len(tasks),
-                    None,
-                    ours.best(Pretraining(recipe), (VTAB if name == VTAB else f"{VTAB} {name}",)),
-                )
-                for column, recipe in enumerate(TABLE_9_RECIPES.values())
-            ),
-            {other: means[place] for other, means in OTHERS.items()} if number == "fig2" else {},
+    mean = {VTAB: list(TASKS)}
+    parts = {task.name: [task] for task in TASKS} | mean
+    if number == "fig2":
+        parts = mean | {group: [task for task in TASKS if task.group == group] for group in GROUPS}
+    rows = []
+    for place, (name, tasks) in enumerate(parts.items()):
+        experiment = VTAB if name == VTAB else f"{VTAB} {name}"
+        accuracies = tuple(
+            Accuracy(
+                sum(TABLE_9[task.name][column] for task in tasks) / len(tasks),
+                None,
+                ours.best(Pretraining(recipe), (experiment,)),
+            )
+            for column, recipe in enumerate(VTAB_MODELS.values())
         )
-        for place, (name, tasks) in enumerate(rows)
-    ]
+        title = f"mean of {len(TASKS)} tasks" if name == VTAB else name
+        others = {other: means[place] for other, means in OTHERS.items()} if number == "fig2" else {}
+        rows.append(TaskRow(title, accuracies, others))
+    return rows
 
 
 def setting_rows(number: str, gpu: Gpu) -> list[SettingRow]:
-    """The rows of Table 1, 3 or 4, as the models and the recipes have them."""
+    """Return the rows of Table 1, 3 or 4, as the models and the recipes have them."""
     if number == "1":
-        return [_table_1(name, size) for size, (_, names) in TABLE_1.items() for name in names]
-    return [_table_3(name, gpu) for name in TABLE_3] if number == "3" else [_table_4(name) for name in TABLE_4]
+        return [_table_1(name) for name in TABLE_1]
+    if number == "3":
+        return [_table_3(name, gpu) for name in TABLE_3]
+    return [_table_4(name) for name in TABLE_4]
 
 
-def cost_of(name: str, gpu: Gpu) -> TrainingCost:
-    """The cost of a pre-training recipe."""
-    plan = plan_training(_pretrain(name))
-    return TrainingCost(plan.steps, plan.training_flops / 1e18, gpu.days(plan.training_flops))
-
-
-def _table_1(name: str, size: str) -> SettingRow:
+def _table_1(name: str) -> SettingRow:
     config = variant(name, num_classes=1000)
     assert isinstance(config, ViTConfig)
     sizes = (config.depth, config.hidden_size, config.mlp_size, config.num_heads)
-    values = (*map(str, sizes), f"{TABLE_1[size][0]}M", f"{count_parameters(config):,}")
+    values = (*map(str, sizes), f"{TABLE_1[name]}M", f"{count_parameters(config):,}")
     return SettingRow(name, values, None)
 
 
 def _table_3(name: str, gpu: Gpu) -> SettingRow:
-    r = _pretrain(name)
-    config = model_config(r, 1000)
+    recipe = pretraining_recipe(name)
+    config = model_config(recipe, 1000)
     dropout = f"{config.dropout:g}" if isinstance(config, ViTConfig) else "none"
-    o, s = r.optimizer, r.schedule
-    values = (r.data.dataset, f"{s.total_epochs:g}", f"{o.lr:g}", s.decay, f"{o.weight_decay:g}", dropout)
-    return SettingRow(name, values, cost_of(name, gpu))
+    o, s = recipe.optimizer, recipe.schedule
+    rates = (f"{s.total_epochs:g}", f"{o.lr:g}", s.decay, f"{o.weight_decay:g}")
+    return SettingRow(name, (recipe.data.dataset, *rates, dropout), cost_of(name, gpu))
 
 
 def _table_4(name: str) -> SettingRow:
-    r = load_recipe(name).recipe
-    assert isinstance(r, Finetune | Vtab)
-    s = r.schedule
-    if isinstance(r, Finetune):
-        steps, rates = f"{s.total_steps:,}", ", ".join(f"{lr:g}" for lr in r.sweep.lrs or (r.optimizer.lr,))
-    else:  # B.1.1 has two rates and two schedules, of which Table 4 prints one, which the recipe uses
-        steps = ", ".join(f"{n:,}" + " (ours)" * (n != s.total_steps) for n in r.vtab.sweep_steps or (s.total_steps,))
-        tried = r.vtab.sweep_lrs or (r.optimizer.lr,)
-        rates = ", ".join(f"{lr:g}" + " (ours)" * (lr != r.optimizer.lr) for lr in tried)
-    return SettingRow(name, (steps, rates, str(s.batch_size), str(r.data.image_size)), None)
-
-
-def _pretrain(name: str) -> Pretrain:
     recipe = load_recipe(name).recipe
-    assert isinstance(recipe, Pretrain)
-    return recipe
+    assert isinstance(recipe, Finetune | Vtab)
+    s, lr = recipe.schedule, recipe.optimizer.lr
+    if isinstance(recipe, Finetune):
+        steps, rates = f"{s.total_steps:,}", ", ".join(f"{one:g}" for one in recipe.sweep.lrs or (lr,))
+    else:  # B.1.1 has two rates and two schedules; Table 4 prints one of each, which the recipe uses
+        tried = recipe.vtab.sweep_steps or (s.total_steps,)
+        steps = ", ".join(f"{n:,}" + " (ours)" * (n != s.total_steps) for n in tried)
+        rates = ", ".join(f"{one:g}" + " (ours)" * (one != lr) for one in recipe.vtab.sweep_lrs or (lr,))
+    return SettingRow(name, (steps, rates, str(s.batch_size), str(recipe.data.image_size)), None)

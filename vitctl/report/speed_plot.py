@@ -1,4 +1,7 @@
-"""Fig. 12 and the right of Fig. 13 from the numbers of `vitctl bench model --resolutions`. Needs matplotlib."""
+"""Fig. 12 and the right of Fig. 13 from the numbers of `vitctl bench model --resolutions`.
+
+Needs matplotlib.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +23,8 @@ def read_speeds(path: Path) -> tuple[dict[str, float], str]:
     """Read numbers of `bench model --resolutions`.
 
     Returns:
-        images/s of a core at 224 pixels by model, and the label of their axis; no models if there is no such file.
+        images/s of a core at 224 pixels by model, and the label of their axis; no models if there is no such
+        file.
 
     Raises:
         RecipeError: the file holds something else.
@@ -29,8 +33,14 @@ def read_speeds(path: Path) -> tuple[dict[str, float], str]:
         return {}, "images/s"
     result = read_json(path, _MOST_BYTES, error=RecipeError)
     try:
-        cells = [cell for cell in result["cells"] if cell["image_size"] == _USUAL_SIDE and cell["images_per_second"]]
-        speeds = {str(cell["model"]): float(cell["images_per_second"]) / int(result["cores"]) for cell in cells}
+        cells = [
+            cell
+            for cell in result["cells"]
+            if cell["image_size"] == _USUAL_SIDE and cell["images_per_second"]
+        ]
+        speeds = {
+            str(cell["model"]): float(cell["images_per_second"]) / int(result["cores"]) for cell in cells
+        }
         if not all(0 < speed < math.inf for speed in speeds.values()):
             raise ValueError
         return speeds, label_text(f"images/s of a {result['core']}, {result['machine']['device_name']}")
@@ -41,7 +51,8 @@ def read_speeds(path: Path) -> tuple[dict[str, float], str]:
 
 
 def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
-    """Images/s of each core and the largest batch against the resolution, and images/s against the cost of an image.
+    """Images/s of each core and the largest batch against the resolution, and images/s against the cost of an
+    image.
 
     Args:
         result: of `bench_resolutions`.
@@ -56,10 +67,16 @@ def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
     speed, batch, cost = figure.subplots(1, 3)
     for number, name in enumerate(models):
         own = [cell for cell in cells if cell["model"] == name and cell["images_per_second"]]
-        style = {"color": SERIES[number % len(SERIES)], "marker": _MARKERS[number % len(_MARKERS)], "markersize": 5}
+        style = {
+            "color": SERIES[number % len(SERIES)],
+            "marker": _MARKERS[number % len(_MARKERS)],
+            "markersize": 5,
+        }
         style["linestyle"] = "-" if number < len(SERIES) else "--"
         speed.plot([], [], label=label_text(name), **style)
-        _draw_line(speed, own, lambda cell: cell["images_per_second"] / result["cores"], _well_measured, style)
+        _draw_line(
+            speed, own, lambda cell: cell["images_per_second"] / result["cores"], _well_measured, style
+        )
         fits = [cell for cell in own if cell["largest_batch"]]
         _draw_line(batch, fits, lambda cell: cell["largest_batch"], lambda cell: cell["largest_tried"], style)
         _draw_cost(cost, own, result, style, name)
@@ -109,7 +126,12 @@ def _draw_line(
     lines = {key: what for key, what in style.items() if not key.startswith("marker")}
     panel.plot([cell["image_size"] for cell in cells], [value(cell) for cell in cells], **lines)
     for cell in cells:
-        panel.plot([cell["image_size"]], [value(cell)], mfc=_face(measured(cell), style), **{**style, "linestyle": ""})
+        panel.plot(
+            [cell["image_size"]],
+            [value(cell)],
+            mfc=_face(measured(cell), style),
+            **{**style, "linestyle": ""},
+        )
 
 
 def _face(measured: bool, style: Mapping[str, Any]) -> str:
@@ -117,7 +139,11 @@ def _face(measured: bool, style: Mapping[str, Any]) -> str:
 
 
 def _draw_cost(
-    panel: Any, own: Sequence[Mapping[str, Any]], result: Mapping[str, Any], style: Mapping[str, Any], name: str
+    panel: Any,
+    own: Sequence[Mapping[str, Any]],
+    result: Mapping[str, Any],
+    style: Mapping[str, Any],
+    name: str,
 ) -> None:
     side = _side(sorted({cell["image_size"] for cell in result["cells"]}))
     for cell in own:
@@ -162,6 +188,7 @@ def _title(result: Mapping[str, Any]) -> str:
     machine = result["machine"]
     cores = f"{result['cores']} {result['core']}{'s' * (result['cores'] > 1)}"
     return label_text(
-        f"forward passes, {result['precision']}, {machine['device_name']}, {cores}, torch {machine['versions']['torch']}, "
+        f"forward passes, {result['precision']}, {machine['device_name']}, {cores}, torch "
+        f"{machine['versions']['torch']}, "
         f"load {machine.get('load', 0):.1f}"
     )

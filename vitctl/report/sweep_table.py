@@ -1,17 +1,24 @@
-"""The table of a sweep: what each run varied, and its result."""
+"""A sweep's results: what each run varied and reached, as a table, by seed, and as a plot.
+
+Only the plot needs matplotlib.
+"""
 
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from vitctl.engine.journal import LOG, Record, read_records, write_run_json
 from vitctl.jobs.record.result import read_result
+from vitctl.system.figures import BLUE, GREY, SERIES, label_text, new_figure, plain_axes, save_figure
 from vitctl.system.tables import write_csv
 
-TABLE = "sweep"
+TABLE, PLOT = "sweep", "sweep.png"
 SEED = "seed"
+_TITLE_LETTERS = 95
+_LOG_RATIO = 8  # a wider range gets a logarithmic axis
 
 
 @dataclass(frozen=True)
@@ -19,18 +26,18 @@ class Outcome:
     """A run of a sweep.
 
     Args:
-        name: of its folder.
+        run: name of its folder.
         recipe: that it varies.
         varied: dotted key -> value.
         status: "done", "stopped", "failed" or "waiting".
-        value: of the compared metric; None while there is none.
+        value: of the compared metric; None before the run is finished.
         numbers: of its result, by dotted name.
         loss: last that was logged.
         seconds: spent in training.
-        error: one line, when it failed.
+        error: one line, if it failed.
     """
 
-    name: str
+    run: str
     recipe: str
     varied: Mapping[str, Any]
     status: str
@@ -62,7 +69,7 @@ class Group:
 
 
 def outcome(folder: Path, recipe: str, varied: Mapping[str, Any], metric: str, error: str) -> Outcome:
-    """The outcome of a run, read from its folder.
+    """Read the outcome of a run from its folder.
 
     Args:
         folder: of the run.
@@ -73,87 +80,41 @@ def outcome(folder: Path, recipe: str, varied: Mapping[str, Any], metric: str, e
     result = read_result(folder)
     records = read_records(folder / LOG)
     steps = [record for record in records if record.get("kind") == "train"]
-    numbers = _logged(records) | _numbers(result.metrics) if result is not None and result.status == "done" else {}
-    status = "failed" if error else result.status if result is not None else "stopped" if steps else "waiting"
-    return Outcome(
-        folder.name,
-        recipe,
-        varied,
-        status,
-        numbers.get(metric),
-        numbers,
-        steps[-1]["loss"] if steps else None,
-        _seconds(steps),
-        error,
-    )
-
-
-def groups(outcomes: Sequence[Outcome]) -> list[Group]:
-    """The finished runs without their seeds, in their order."""
-    found: dict[tuple[str, str], Group] = {}
-    for one in outcomes:
-        if one.value is None:
-            continue
-        varied = {key: value for key, value in one.varied.items() if key != SEED}
-        seed = f"seed_{one.varied[SEED]}" if SEED in one.varied else ""
-        name = "__".join(part for part in one.name.split("__") if part != seed) or Path(one.recipe).stem
-        before = found.get((one.recipe, name))
-        values = (*before.values, one.value) if before else (one.value,)
-        found[one.recipe, name] = Group(name, one.recipe, varied, values)
-    return list(found.values())
-
-
-def write_sweep_table(out: Path, outcomes: Sequence[Outcome]) -> None:
-    """OUT/sweep.json and OUT/sweep.csv, each whole or not at all. Accuracies are shares 0..1."""
-    rows = [
-        {
-            "run": one.name,
-            "recipe": one.recipe,
-            "varied": dict(one.varied),
-            "status": one.status,
-            "value": one.value,
-            "numbers": dict(one.numbers),
-            "loss": one.loss,
-            "seconds": one.seconds,
-            "error": one.error,
-        }
-        for one in outcomes
-    ]
-    write_run_json(out / f"{TABLE}.json", {"runs": rows})
-    keys = list(dict.fromkeys(key for one in outcomes for key in one.varied))
-    numbers = list(dict.fromkeys(name for one in outcomes for name in one.numbers))
-    lines: list[list[object]] = [["run", "recipe", *keys, "status", *numbers, "loss", "seconds"]]
-    for one in outcomes:
-        varied = [one.varied.get(key, "") for key in keys]
-        found = [one.numbers.get(name, "") for name in numbers]
-        lines.append([one.name, one.recipe, *varied, one.status, *found, one.loss, one.seconds])
-    write_csv(out / f"{TABLE}.csv", lines)
+    numbers: dict[str, float] = {}
+    if result is not None and result.status == "done":
+        numbers = _logged(records) | _numbers(result.metrics)
+    status = "stopped" if steps else "waiting"
+    if result is not None:
+        status = result.status
+    if error:
+        status = "failed"
+    loss = steps[-1]["loss"] if steps else None
+    value = numbers.get(metric)
+    return Outcome(folder.name, recipe, varied, status, value, numbers, loss, _seconds(steps), error)
 
 
 def _logged(records: Sequence[Record]) -> dict[str, float]:
-    """Numbers from the log that the result may lack: the best of all evaluations, and the last few-shot accuracies.
+    """Return the best accuracy of all evaluations and the last few-shot accuracies, which a result may lack.
 
     Few-shot accuracies in the result override them: they are those of the checkpoint that represents the run.
     """
-    scores = [record["accuracy"] for record in records if record.get("kind") == "evaluate" and "accuracy" in record]
+    scores = [r["accuracy"] for r in records if r.get("kind") == "evaluate" and "accuracy" in r]
     best = {"best_accuracy": max(scores)} if scores else {}
     probed = [r for r in records if r.get("kind") == "fewshot" and {"shots", "accuracy"} <= r.keys()]
     return best | {f"{r['shots']}-shot": r["accuracy"] for r in probed}
 
 
 def _seconds(steps: Sequence[Record]) -> float | None:
-    """Training time between the logged steps, without evaluations and saves."""
-    if not steps:
-        return None
-    samples = [0, *(record["samples"] for record in steps)]
-    spent: list[float] = [
-        (now - before) / r["images_per_second"] for before, now, r in zip(samples, samples[1:], steps, strict=False)
-    ]
-    return round(sum(spent), 1)
+    """Return the training time between the logged steps, without evaluations and saves."""
+    spent, before = 0.0, 0
+    for record in steps:
+        spent += (record["samples"] - before) / record["images_per_second"]
+        before = record["samples"]
+    return round(spent, 1) if steps else None
 
 
 def _numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Every number of a result by dotted name."""
+    """Return every number of a result by dotted name."""
     flat: dict[str, float] = {}
     for key, value in metrics.items():
         if isinstance(value, Mapping):
@@ -163,11 +124,108 @@ def _numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return flat
 
 
-def shared_words(names: Sequence[str]) -> list[str]:
-    """Short names of runs: parts that all of them share are left out."""
-    split = [name.split("__") for name in names]
+def groups(outcomes: Sequence[Outcome]) -> list[Group]:
+    """Return the finished runs without their seeds, in their order."""
+    groups: dict[tuple[str, str], Group] = {}
+    for one in outcomes:
+        if one.value is None:
+            continue
+        varied = {key: value for key, value in one.varied.items() if key != SEED}
+        seed = f"seed_{one.varied[SEED]}" if SEED in one.varied else ""
+        name = "__".join(part for part in one.run.split("__") if part != seed) or Path(one.recipe).stem
+        before = groups.get((one.recipe, name))
+        values = (*before.values, one.value) if before else (one.value,)
+        groups[one.recipe, name] = Group(name, one.recipe, varied, values)
+    return list(groups.values())
+
+
+def shared_words(names: Sequence[str], separator: str = "__") -> list[str]:
+    """Return short names of runs, or of paths: parts that all of them share are left out."""
+    split = [name.split(separator) for name in names]
     shared = set(split[0]).intersection(*split[1:]) if len(split) > 1 else set()
-    return [
-        ", ".join(part for part in parts if part not in shared) or name
-        for parts, name in zip(split, names, strict=True)
-    ]
+    between = ", " if separator == "__" else separator
+    short = [between.join(part for part in parts if part not in shared) for parts in split]
+    return [text or name for text, name in zip(short, names, strict=True)]
+
+
+def write_sweep_table(out: Path, outcomes: Sequence[Outcome]) -> None:
+    """Write OUT/sweep.json and OUT/sweep.csv, each atomically. Accuracies are shares 0..1."""
+    write_run_json(out / f"{TABLE}.json", {"runs": [asdict(one) for one in outcomes]})
+    keys = list(dict.fromkeys(key for one in outcomes for key in one.varied))
+    numbers = list(dict.fromkeys(name for one in outcomes for name in one.numbers))
+    lines: list[list[object]] = [["run", "recipe", *keys, "status", *numbers, "loss", "seconds"]]
+    for one in outcomes:
+        varied = [one.varied.get(key, "") for key in keys]
+        values = [one.numbers.get(name, "") for name in numbers]
+        lines.append([one.run, one.recipe, *varied, one.status, *values, one.loss, one.seconds])
+    write_csv(out / f"{TABLE}.csv", lines)
+
+
+# The plot
+
+
+def draw_sweep(groups: Sequence[Group], metric: str, title: str, out: Path) -> Path:
+    """Write OUT/sweep.png atomically: lines over the number that varies, or one dot for each run otherwise.
+
+    Accuracies are in percent, other numbers as they are; bars are one standard deviation over seeds.
+
+    Args:
+        groups: finished runs, at least one.
+        metric: their number.
+        title: above the plot.
+        out: folder of the sweep.
+    """
+    scale = 100.0 if all(0 <= value <= 1 for group in groups for value in group.values) else 1.0
+    key = numeric_axis(groups)
+    heading = "\n".join(map(label_text, textwrap.wrap(title, _TITLE_LETTERS)))
+    height = (3.6 if key else 0.9 + 0.34 * len(groups)) + 0.15 * heading.count("\n")
+    figure = new_figure(6.4, height)
+    axes = figure.add_subplot()
+    label = f"{metric}, %" if scale == 100 else metric
+    if key:
+        _lines(axes, groups, key, scale, label)
+    else:
+        _rows(axes, groups, scale, label)
+    return save_figure(figure, out / PLOT, heading)
+
+
+def numeric_axis(groups: Sequence[Group]) -> str:
+    """Return the only varied key if its values are numbers, else "". Recipes may vary too."""
+    keys = {key for group in groups for key in group.varied}
+    if len(keys) != 1:
+        return ""
+    key = keys.pop()
+    values = [group.varied.get(key) for group in groups]
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return key if numbers and len(set(values)) > 1 else ""
+
+
+def _lines(axes: Any, groups: Sequence[Group], key: str, scale: float, label: str) -> None:
+    recipes = list(dict.fromkeys(group.recipe for group in groups))
+    for number, recipe in enumerate(recipes):
+        chosen = sorted((one for one in groups if one.recipe == recipe), key=lambda one: one.varied[key])
+        x, y = [one.varied[key] for one in chosen], [scale * one.mean for one in chosen]
+        style = {"color": SERIES[number % len(SERIES)], "marker": "o", "markersize": 4, "linewidth": 1.4}
+        axes.errorbar(x, y, [scale * one.std for one in chosen], label=Path(recipe).stem, **style)
+    values = sorted({group.varied[key] for group in groups})
+    if values[0] > 0 and values[-1] / values[0] >= _LOG_RATIO:
+        axes.set_xscale("log")
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.set_xticks([], minor=True)
+    plain_axes(axes, x=key, y=label, grid="y")
+    if len(recipes) > 1:
+        axes.legend(fontsize=8, frameon=False)
+
+
+def _rows(axes: Any, groups: Sequence[Group], scale: float, label: str) -> None:
+    y = range(len(groups))
+    means, errors = [scale * group.mean for group in groups], [scale * group.std for group in groups]
+    axes.hlines(y, 0, 1, transform=axes.get_yaxis_transform(), color=GREY, linewidth=0.6)
+    axes.errorbar(means, y, xerr=errors, fmt="o", color=BLUE, markersize=5, capsize=0, elinewidth=1.4)
+    for row, mean in zip(y, means, strict=True):
+        text = f"{mean:.1f}" if scale == 100 else f"{mean:.4g}"
+        axes.annotate(text, (mean, row), xytext=(0, 5), textcoords="offset points", ha="center", fontsize=7)
+    axes.set_yticks(y, shared_words([group.name for group in groups]))
+    axes.set_ylim(len(groups) - 0.4, -0.7)
+    axes.margins(x=0.08)
+    plain_axes(axes, x=label)

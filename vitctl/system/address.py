@@ -1,8 +1,9 @@
 """Addresses of files: what may be requested, and what of an address may be stored.
 
-The text of an address is scheme, host, port and path. Only the text is stored, printed, hashed and compared. Its query may be a
-signature or a token: `without_queries` moves it to the environment variable VITCTL_ADDRESSES, which the processes of a run
-inherit, and `with_query` returns it to the HTTP client alone. A user sets the same variable to give a query again.
+The text of an address is scheme, host, port and path. Only the text is stored, printed, hashed and compared.
+Its query may be a signature or a token: `without_queries` moves it to the environment variable
+VITCTL_ADDRESSES, which the processes of a run inherit, and `with_query` returns it to the HTTP client alone.
+A user sets the same variable to give a query again.
 """
 
 import os
@@ -21,8 +22,11 @@ _MAX_LETTERS = 100_000  # of the variable: Linux passes 131,072 bytes to a proce
 _MAX_PORT = 65_535
 _WEB = ("http", "https")
 _START = r"""(?:(?<![a-z0-9+.-])[a-z0-9+.-]*://|(?<![^='",@\s])https?:(?!//))"""
-# In quotes up to the closing one, in a list up to the next address, else to the end: a space is then an error.
-_ADDRESS = re.compile(rf"""(?<="){_START}[^"]*|(?<='){_START}[^']*|{_START}(?:(?!,{_START}).)*""", re.I | re.S)
+# In quotes up to the closing one, in a list up to the next address, else to the end: a space is then an
+# error.
+_ADDRESS = re.compile(
+    rf"""(?<="){_START}[^"]*|(?<='){_START}[^']*|{_START}(?:(?!,{_START}).)*""", re.I | re.S
+)
 _IN_PROSE = re.compile(rf"{_START}\S*", re.I)
 _HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-f:.]+\])(?::(\d{1,5}))?", re.I)
 _SPLIT = re.compile(r":[a-z][^:]*(?:\[.*)?$", re.I)  # behind a host without a path, as predict takes it
@@ -30,12 +34,14 @@ _NAME = re.compile(r"[\w.-]+")
 
 
 def without_queries(*texts: str, error: type[VitctlError] = RecipeError, over: bool = True) -> list[str]:
-    """Return texts with every address in them reduced to its text; their queries are kept for the HTTP client.
+    """Return texts with every address in them reduced to its text; their queries are kept for the HTTP
+    client.
 
     Args:
         texts: addresses, lists of them, or any other texts, which are unchanged.
         error: type to raise.
-        over: replace the query that an address already has; False for files, which may be older than the command line.
+        over: replace the query that an address already has; False for files, which may be older than the
+            command line.
 
     Raises:
         error: an address is malformed or names a user, or has two queries. The message holds no secret.
@@ -45,7 +51,9 @@ def without_queries(*texts: str, error: type[VitctlError] = RecipeError, over: b
     def text_of(match: re.Match[str]) -> str:
         text, query = split(match[0], error)
         if query and {*"{}"} & {*query}:
-            raise error(f"{text}: has a brace behind the '?'; write the query once, at the end of the pattern")
+            raise error(
+                f"{text}: has a brace behind the '?'; write the query once, at the end of the pattern"
+            )
         if query and found.setdefault(text, query) != query:
             raise error(f"{text}: is given with two queries; an address is known by its text before the '?'")
         return text
@@ -56,7 +64,8 @@ def without_queries(*texts: str, error: type[VitctlError] = RecipeError, over: b
         value = "\n".join(f"{scope}?{query}" for scope, query in held)
         if len(value) > _MAX_LETTERS:
             raise error(
-                f"the queries of {len(held):,} addresses have more than {_MAX_LETTERS:,} letters; sign the folder, not each file"
+                f"the queries of {len(held):,} addresses have more than {_MAX_LETTERS:,} letters; sign the "
+                f"folder, not each file"
             )
         os.environ[VARIABLE] = value
     return list(texts)
@@ -75,7 +84,9 @@ def value_without_queries(value: Any, *, over: bool = True) -> Any:
 
 
 def with_query(text: str) -> str:
-    """Return the text of an address with its query, or with that of the folder above it; for the HTTP client alone."""
+    """Return the text of an address with its query, or with that of the folder above it; for the HTTP client
+    alone.
+    """
     held = _held()
     above = (scope for scope in held if text == scope or text.startswith(f"{scope}/"))
     scope = max(above, key=len, default="")
@@ -83,10 +94,12 @@ def with_query(text: str) -> str:
 
 
 def check(address: str, error: type[VitctlError], schemes: tuple[str, ...] = ()) -> str:
-    """Return the text of an address that may be requested: https, http from this machine, and the given schemes.
+    """Return the text of an address that may be requested: https, http from this machine, and the given
+    schemes.
 
     Raises:
-        error: another scheme, a command, a user name, or a path that leaves its folder. The message holds no secret.
+        error: another scheme, a command, a user name, or a path that leaves its folder. The message holds no
+            secret.
     """
     (given,) = without_queries(address, error=error)
     text, _ = split(given, error)
@@ -94,7 +107,8 @@ def check(address: str, error: type[VitctlError], schemes: tuple[str, ...] = ())
     host, _, path = place.partition("/")
     if scheme == "http" and host and urlsplit(text).hostname not in LOOPBACK:
         raise error(
-            f"{text}: plain http is allowed from this machine only, because it is not protected against changes; use https"
+            f"{text}: plain http is allowed from this machine only, because it is not protected against "
+            f"changes; use https"
         )
     if scheme not in (*_WEB, *schemes) or not host:
         known = ", ".join(f"{one}://" for one in ("https", *schemes))
@@ -118,11 +132,14 @@ def split(address: str, error: type[VitctlError]) -> tuple[str, str]:
     hidden = f"{one_line(scheme.partition(':')[0])}:{'//' * bool(slashes)}..."
     if not slashes:
         raise error(
-            f"{hidden if ':' in head else one_line(head)}: is not an address, such as https://HOST/PATH; commands are never run"
+            f"{hidden if ':' in head else one_line(head)}: is not an address, such as https://HOST/PATH; "
+            f"commands are never run"
         )
     # A password may hold '/', '?' or '#', which end the host.
     if "@" in (address if not slash else head if ":" in host else host):
-        raise error(f"{hidden}: names a user or a password before '@', which vitctl never sends; leave it out")
+        raise error(
+            f"{hidden}: names a user or a password before '@', which vitctl never sends; leave it out"
+        )
     chosen = _SPLIT.search(host) if is_web and not slash else None
     host, split_name = (host[: chosen.start()], chosen[0]) if chosen else (host, "")
     valid = (_HOST if is_web else _NAME).fullmatch(host)
@@ -138,7 +155,9 @@ def split(address: str, error: type[VitctlError]) -> tuple[str, str]:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """The pattern of addresses in a text; one that begins with other words is prose, where an address ends at a space."""
+    """The pattern of addresses in a text; one that begins with other words is prose, where an address ends at
+    a space.
+    """
     first = _IN_PROSE.search(text)
     before = text[: first.start()] if first else ""
     return _IN_PROSE if any(map(str.isspace, before)) and before[-1] not in "\"'" else _ADDRESS
@@ -159,7 +178,9 @@ def _parsed(value: str) -> dict[str, str]:
 
 
 def _by_scope(found: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Queries by the addresses that they serve: of a shard the whole folder, whose index it needs, unless its query differs."""
+    """Queries by the addresses that they serve: of a shard the whole folder, whose index it needs, unless its
+    query differs.
+    """
     held: dict[str, str] = {}
     for text, query in found:
         folder = text.partition("{")[0].rpartition("/")[0]

@@ -12,12 +12,16 @@ _OPEN_SHARDS = 64
 
 
 def max_open_shards(limit: int) -> int:
-    """How many shards a process may keep open when it may have `limit` descriptors. The rest is left for passing batches."""
+    """How many shards a process may keep open when it may have `limit` descriptors.
+
+    The rest is left for passing batches.
+    """
     return _OPEN_SHARDS if limit == resource.RLIM_INFINITY else max(4, min(_OPEN_SHARDS, limit // 8))
 
 
 def ensure_descriptors(num_workers: int) -> None:
-    """Raise the soft limit on descriptors where `num_workers` need it. Workers pass batches as descriptors of shared memory.
+    """Raise the soft limit on descriptors where `num_workers` need it. Workers pass batches as descriptors of
+    shared memory.
 
     Raises:
         LaunchError: the hard limit is too low.
@@ -25,12 +29,15 @@ def ensure_descriptors(num_workers: int) -> None:
     if not num_workers or sys.platform != "linux":
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/proc/self/fd")) + _FILES + _FILES_PER_WORKER * num_workers + max_open_shards(soft)
+    needed = (
+        len(os.listdir("/proc/self/fd")) + _FILES + _FILES_PER_WORKER * num_workers + max_open_shards(soft)
+    )
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise LaunchError(
-            f"{num_workers} loader workers need {needed} open files, the limit is {hard}; raise it (ulimit -n {needed}), "
+            f"{num_workers} loader workers need {needed} open files, the limit is {hard}; raise it (ulimit "
+            f"-n {needed}), "
             "or lower machine.workers"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

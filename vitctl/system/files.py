@@ -1,5 +1,6 @@
 """Files: written atomically, read within limits, locked without following symbolic links."""
 
+import fcntl
 import io
 import json
 import math
@@ -27,17 +28,19 @@ _NAME_BYTES = 240  # most file systems take 255; temporary files have a prefix a
 def inside(folder: Path, *names: str, error: type[VitctlError], where: object = "") -> Path:
     """Return the path of a file or folder in `folder`, or deeper, by names from data or records.
 
-    Every name is one plain part of a path, so that the result is always inside of `folder`. `where` is the source of the
-    names, for the message.
+    Every name is one plain part of a path, so that the result is always inside of `folder`. `where` is the
+    source of the names, for the message.
 
     Raises:
-        error: a name is empty, `.` or `..`, has a separator, a control character or spaces at an end, or more than 240 bytes.
+        error: a name is empty, `.` or `..`, has a separator, a control character or spaces at an end, or more
+            than 240 bytes.
     """
     for name in names:
         is_part = name not in ("", ".", "..") and not set(name) & set("/\\") and name == name.strip()
         if not is_part or has_control(name) or len(name.encode()) > _NAME_BYTES:
             raise error(
-                f"{one_line(str(where or folder))}: {one_line(name[:100])!r} cannot be used as a file name; rename it"
+                f"{one_line(str(where or folder))}: {one_line(name[:100])!r} cannot be used as a file name; "
+                f"rename it"
             )
     return folder.joinpath(*names)
 
@@ -49,10 +52,11 @@ def leads_out(name: str) -> bool:
 
 @contextmanager
 def atomic_write(path: Path, *, flushed: bool = True) -> Iterator[Path]:
-    """Atomic write: yields a temporary file in the same folder. At the end of the block it is flushed and renamed to `path`.
+    """Atomic write: yields a temporary file in the same folder. At the end of the block it is flushed and
+    renamed to `path`.
 
-    A reader sees the complete old file or the complete new one; after an error the old one stays. The permissions of the new
-    file follow the umask, whichever library wrote it. Symbolic links are not followed.
+    A reader sees the complete old file or the complete new one; after an error the old one stays. The
+    permissions of the new file follow the umask, whichever library wrote it. Symbolic links are not followed.
 
     Args:
         path: the file to write; its folder exists.
@@ -95,7 +99,9 @@ def write_bytes(path: Path, content: bytes) -> Path:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a text file atomically, in UTF-8; surrogates, as in undecodable file names, are written as escapes."""
+    """Write a text file atomically, in UTF-8; surrogates, as in undecodable file names, are written as
+    escapes.
+    """
     with atomic_write(path) as aside:
         aside.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
     return path
@@ -107,7 +113,9 @@ def write_json(path: Path, value: Any) -> Path:
     Raises:
         ValueError: the value holds NaN or an infinity, which are not JSON.
     """
-    return write_text(path, escaped_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
+    return write_text(
+        path, escaped_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)) + "\n"
+    )
 
 
 def flush(path: Path) -> None:
@@ -178,7 +186,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     """The values of TOML text. The length of a line is limited, because parsing time grows with its square.
 
     Raises:
-        ValueError: it is not TOML, has a line that is too long, is nested too deep, or holds numbers of thousands of digits.
+        ValueError: it is not TOML, has a line that is too long, is nested too deep, or holds numbers of
+            thousands of digits.
     """
     if long := next((n for n, line in enumerate(text.split("\n"), 1) if len(line) > RECIPE_LINE.limit), None):
         raise ValueError(f"line {long} is longer than {RECIPE_LINE} characters")
@@ -188,7 +197,9 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("too deep") from None
     nested: list[Any] = [values]
     for _ in range(DEPTH.limit):
-        nested = [value for parent in nested if isinstance(parent, dict | list) for value in _children(parent)]
+        nested = [
+            value for parent in nested if isinstance(parent, dict | list) for value in _children(parent)
+        ]
     if any(isinstance(value, dict | list) for value in nested):
         raise ValueError(f"more than {DEPTH.limit} tables and lists inside each other")
     return values
@@ -224,6 +235,17 @@ def open_lock(path: Path) -> IO[bytes]:
         os.close(descriptor)
         raise LaunchError(f"{path}: is {_in_words(kind)}, should be a file; remove it")
     return open(descriptor, "r+b")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock against other processes; the kernel releases it when the process dies.
+
+    The lock file is not deleted: two processes could then hold the lock.
+    """
+    with open_lock(path) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _not_a_number(name: str) -> float:

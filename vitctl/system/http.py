@@ -1,5 +1,5 @@
-"""HTTP client: redirects, status codes, retries. Time and size of a response are limited from its first byte, so that a response
-that trickles in slowly times out as one that stalls does.
+"""HTTP client: redirects, status codes, retries. Time and size of a response are limited from its first byte,
+so that a response that trickles in slowly times out as one that stalls does.
 """
 
 import http.client
@@ -11,8 +11,8 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 from urllib.error import HTTPError
@@ -44,7 +44,10 @@ _MAX_DIGITS = 18
 
 
 class _LimitedSocket(io.RawIOBase):
-    """The bytes of a socket. The timeout of the socket limits each read; this class limits all reads in total."""
+    """The bytes of a socket.
+
+    The timeout of the socket limits each read; this class limits all reads in total.
+    """
 
     def __init__(self, raw: io.RawIOBase) -> None:
         self._raw, self._began, self._received = raw, time.monotonic(), 0
@@ -54,7 +57,10 @@ class _LimitedSocket(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        """Read into a buffer. Raises TimeoutError where the transfer is too slow, OSError after too many bytes."""
+        """Read into a buffer.
+
+        Raises TimeoutError where the transfer is too slow, OSError after too many bytes.
+        """
         seconds = time.monotonic() - self._began
         if seconds > HTTP_SECONDS.limit + self._received / HTTP_SLOWEST.limit:
             raise TimeoutError(f"too slow, {self._received:,} bytes in {seconds:.0f} s")
@@ -81,22 +87,18 @@ class _Response(http.client.HTTPResponse):
         self._socket.limit = WEIGHTS.limit
 
 
-class _Connection(http.client.HTTPConnection):
-    response_class = _Response
-
-
-class _SecureConnection(http.client.HTTPSConnection):
-    response_class = _Response
-
-
-class _Http(HTTPHandler):
+class _Connections(HTTPHandler, HTTPSHandler):
     def http_open(self, req: Request) -> http.client.HTTPResponse:
-        return self.do_open(_Connection, req)
+        return self.do_open(partial(_limited, http.client.HTTPConnection), req)
 
-
-class _Https(HTTPSHandler):
     def https_open(self, req: Request) -> http.client.HTTPResponse:
-        return self.do_open(_SecureConnection, req)
+        return self.do_open(partial(_limited, http.client.HTTPSConnection), req)
+
+
+def _limited(kind: type[http.client.HTTPConnection], *args: Any, **named: Any) -> http.client.HTTPConnection:
+    connection = kind(*args, **named)
+    connection.response_class = _Response
+    return connection
 
 
 def parse_num_bytes(text: str | None) -> int | None:
@@ -105,14 +107,17 @@ def parse_num_bytes(text: str | None) -> int | None:
 
 
 class TransientError(Exception):
-    """A failure that a retry may cure; `pause_seconds` is the server's Retry-After, `attempts` limits the caller's attempts."""
+    """A failure that a retry may cure; `pause_seconds` is the server's Retry-After, `attempts` limits the
+    caller's attempts.
+    """
 
     def __init__(self, text: str, pause_seconds: float = 0.0, attempts: int = sys.maxsize) -> None:
         super().__init__(text)
         self.pause_seconds, self.attempts = pause_seconds, attempts
 
     def pause(self, failures: int) -> None:
-        """Wait before the next attempt: exponential backoff with jitter, at least the server's Retry-After, within a limit.
+        """Wait before the next attempt: exponential backoff with jitter, at least the server's Retry-After,
+        within a limit.
 
         Args:
             failures: failed attempts so far, from 1.
@@ -121,72 +126,73 @@ class TransientError(Exception):
         time.sleep(max(longest * random.uniform(0.5, 1.0), min(self.pause_seconds, _LONGEST_PAUSE_SECONDS)))
 
 
-@dataclass(frozen=True)
-class Client:
-    """Opens files over HTTP; failures are raised as the error types of the caller. No message holds a query or a token.
+def open_url(
+    url: str,
+    headers: Mapping[str, str],
+    *,
+    error: type[VitctlError],
+    missing: type[VitctlError],
+    name: str = "",
+) -> Response:
+    """Send a GET request; returns a response of status 200, 206, 304 (not modified) or 416 (no such range).
+
+    The headers of the response include the `X-Linked-ETag` of a redirect. No message holds a query or a token.
 
     Args:
-        error: for permanent failures.
-        missing: the file does not exist.
+        url: http or https; its query is sent with it, see `with_query`.
+        headers: of this request, in addition to the common ones; `HF_TOKEN` is sent to Hugging Face only.
+        error: type to raise for permanent failures.
+        missing: type to raise where the file does not exist.
+        name: name of the file in errors; the URL where not given.
+
+    Raises:
+        TransientError: a retry may help.
+        error, missing: as given.
     """
+    url = check(url, error)
+    name, redirects = name or url, _Redirects(url, error)
+    common = {"User-Agent": "vitctl", "Accept-Encoding": "identity"}
+    if (token := os.environ.get("HF_TOKEN")) and _is_hub(url):
+        if not (token.isascii() and token.isprintable()):
+            raise error(f"{name}: HF_TOKEN has a character that no token has; set it again")
+        common["Authorization"] = f"Bearer {token}"
+    try:
+        request = Request(with_query(url), headers={**common, **headers})
+        response = build_opener(_Connections(), redirects).open(request, timeout=HTTP_SECONDS.limit)
+    except HTTPError as problem:
+        problem.close()  # it holds the connection
+        if problem.code in _LEFT_TO_CALLER:
+            return problem
+        if problem.code in (404, 410):
+            raise missing(f"{name}: no such file on the server") from None
+        text = _status_text(problem, url)
+        if problem.code in _TRANSIENT:
+            raise TransientError(text, _retry_after(problem)) from None
+        raise error(f"{name}: {text}") from None
+    except (http.client.InvalidURL, ValueError):  # their texts quote the address
+        raise error(f"{name}: it, or what it redirects to, is not an address; correct it") from None
+    except (OSError, http.client.HTTPException) as problem:
+        raise _connection_error(problem, redirects.host) from None
+    _FOUND.add(redirects.host)
+    if redirects.linked_etag and "X-Linked-ETag" not in response.headers:
+        response.headers["X-Linked-ETag"] = redirects.linked_etag
+    return cast(Response, response)
 
-    error: type[VitctlError]
-    missing: type[VitctlError]
 
-    def open(self, url: str, headers: Mapping[str, str], *, name: str = "") -> Response:
-        """Send a GET request; returns a response of status 200, 206, 304 (not modified) or 416 (no such range).
-
-        The headers of the response include the `X-Linked-ETag` of a redirect.
-
-        Args:
-            url: http or https; its query is sent with it, see `with_query`.
-            headers: of this request, in addition to the common ones; `HF_TOKEN` is sent to Hugging Face only.
-            name: name of the file in errors; the URL where not given.
-
-        Raises:
-            TransientError: a retry may help.
-            error, missing: as given to the class.
-        """
-        url = check(url, self.error)
-        name, redirects = name or url, _Redirects(self, url)
-        own = {"User-Agent": "vitctl", "Accept-Encoding": "identity"}
-        if (token := os.environ.get("HF_TOKEN")) and _is_hub(url):
-            if not (token.isascii() and token.isprintable()):
-                raise self.error(f"{name}: HF_TOKEN has a character that no token has; set it again")
-            own["Authorization"] = f"Bearer {token}"
-        try:
-            request = Request(with_query(url), headers={**own, **headers})
-            response = build_opener(_Http(), _Https(), redirects).open(request, timeout=HTTP_SECONDS.limit)
-        except HTTPError as error:
-            error.close()  # it holds the connection
-            if error.code in _LEFT_TO_CALLER:
-                return error
-            raise self._status_error(name, error, url) from None
-        except (http.client.InvalidURL, ValueError):  # their texts quote the address
-            raise self.error(f"{name}: it, or what it redirects to, is not an address; correct it") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise _connection_error(error, redirects.host) from None
-        _FOUND.add(redirects.host)
-        if redirects.linked_etag and "X-Linked-ETag" not in response.headers:
-            response.headers["X-Linked-ETag"] = redirects.linked_etag
-        return cast(Response, response)
-
-    def _status_error(self, name: str, error: HTTPError, url: str) -> Exception:
-        """The error to raise for a status other than success; the server's own words may repeat what it was sent."""
-        phrase = next((one.phrase for one in HTTPStatus if one == error.code), "")
-        text = f"the server answers {error.code} {phrase}".rstrip()
-        if error.code in _TRANSIENT:
-            return TransientError(text, _retry_after(error))
-        if error.code in (404, 410):
-            return self.missing(f"{name}: no such file on the server")
-        if error.code not in (400, 401, 403):
-            return self.error(f"{name}: {text}")
-        if _is_hub(url):
-            return self.error(f"{name}: {text}; what is private or gated on Hugging Face needs HF_TOKEN set")
-        return self.error(
-            f"{name}: {text}; if the address needs a query (?...), which is never stored, give it again with the option, or in "
-            f"{VARIABLE}"
-        )
+def _status_text(problem: HTTPError, url: str) -> str:
+    """Describe a status other than success. The server's own words may repeat what it was sent, so they are
+    not shown.
+    """
+    phrase = next((one.phrase for one in HTTPStatus if one == problem.code), "")
+    text = f"the server answers {problem.code} {phrase}".rstrip()
+    if problem.code not in (400, 401, 403):
+        return text
+    if _is_hub(url):
+        return f"{text}; what is private or gated on Hugging Face needs HF_TOKEN set"
+    return (
+        f"{text}; if the address needs a query (?...), which is never stored, give it again with the option, "
+        f"or in {VARIABLE}"
+    )
 
 
 def _is_hub(url: str) -> bool:
@@ -196,7 +202,9 @@ def _is_hub(url: str) -> bool:
 def _connection_error(error: Exception, host: str | None) -> TransientError:
     if isinstance(getattr(error, "reason", error), socket.gaierror):
         lookups = sys.maxsize if host in _FOUND else _LOOKUPS
-        return TransientError(f"the host {host} cannot be found; check the address and the network", attempts=lookups)
+        return TransientError(
+            f"the host {host} cannot be found; check the address and the network", attempts=lookups
+        )
     return TransientError((isinstance(error, OSError) and str(error)) or type(error).__name__)
 
 
@@ -205,8 +213,8 @@ class _Redirects(HTTPRedirectHandler):
 
     max_redirections = 5
 
-    def __init__(self, client: Client, url: str) -> None:
-        self.client, self.host, self.linked_etag = client, urlsplit(url).hostname, ""
+    def __init__(self, url: str, error: type[VitctlError]) -> None:
+        self.error, self.host, self.linked_etag = error, urlsplit(url).hostname, ""
 
     def http_error_302(self, req: Request, fp: Any, code: int, msg: str, headers: Any) -> Any:
         fp.close()  # otherwise urllib reads the whole body first
@@ -214,11 +222,13 @@ class _Redirects(HTTPRedirectHandler):
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
-    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
-        text = check(split(newurl, self.client.error)[0], self.client.error)
+    def redirect_request(
+        self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> Request | None:
+        text = check(split(newurl, self.error)[0], self.error)
         self.host = urlsplit(text).hostname
         if self.host in LOOPBACK and urlsplit(req.full_url).hostname not in LOOPBACK:
-            raise self.client.error(f"{req.host}: sends us on to {text}, which is this machine itself")
+            raise self.error(f"{req.host}: sends us on to {text}, which is this machine itself")
         self.linked_etag = headers.get("X-Linked-ETag", self.linked_etag)
         follow = super().redirect_request(req, fp, code, msg, headers, newurl)
         if follow is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
@@ -243,8 +253,13 @@ def read_chunks(response: Response, skip: int = 0) -> Iterator[bytes]:
 
 
 def content_range(response: Response) -> tuple[int, int | None] | None:
-    """Content-Range of a response of status 206: first byte, and size of the whole file (None: unknown). None: no such header."""
-    found = re.fullmatch(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)", response.headers.get("Content-Range", ""))
+    """Content-Range of a response of status 206: first byte, and size of the whole file (None: unknown).
+
+    None: no such header.
+    """
+    found = re.fullmatch(
+        r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)", response.headers.get("Content-Range", "")
+    )
     return None if found is None else (int(found[1]), parse_num_bytes(found[2]))
 
 

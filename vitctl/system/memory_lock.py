@@ -1,7 +1,8 @@
-"""A lock shared by the workers of a loader: a worker holds it while it decodes a large image, so that memory is needed for one
-large image at a time.
+"""A lock shared by the workers of a loader: a worker holds it while it decodes a large image, so that memory
+is needed for one large image at a time.
 
-It is a lock of the kernel (fcntl) on an anonymous file that the workers inherit. The kernel releases it when the holder dies.
+It is a lock of the kernel (fcntl) on an anonymous file that the workers inherit. The kernel releases it when
+the holder dies.
 """
 
 import fcntl
@@ -29,19 +30,25 @@ _IN_USE: list[MemoryLock] = []  # the lock that this process uses, where it is a
 
 
 def shared_lock() -> MemoryLock | None:
-    """The lock that the workers of this process share, created at the first call; None on systems other than Linux."""
+    """The lock that the workers of this process share, created at the first call; None on systems other than
+    Linux.
+    """
     if not _FOR_CHILDREN and sys.platform == "linux":
         _FOR_CHILDREN.append(MemoryLock(os.memfd_create("vitctl-memory-lock")))
     return _FOR_CHILDREN[0] if _FOR_CHILDREN else None
 
 
 def use_lock(lock: MemoryLock | None) -> None:
-    """Make `acquire` of this worker wait for the lock. The parent must not call this: it waits for workers that hold the lock."""
+    """Make `acquire` of this worker wait for the lock.
+
+    The parent must not call this: it waits for workers that hold the lock.
+    """
     _IN_USE[:] = [] if lock is None else [lock]
 
 
 def acquire(num_bytes: int) -> None:
-    """Acquire the lock before an image is decoded, where that needs more than `VITCTL_MAX_LARGE`. Small images never wait.
+    """Acquire the lock before an image is decoded, where that needs more than `VITCTL_MAX_LARGE`. Small
+    images never wait.
 
     Args:
         num_bytes: memory that decoding needs.

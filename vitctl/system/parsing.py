@@ -1,4 +1,6 @@
-"""Untrusted bytes while a library parses them: any exception becomes an error of one line that names the file."""
+"""Untrusted bytes while a library parses them: any exception becomes an error of one line that names the
+file.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +16,8 @@ _MAX_LETTERS = 200
 def parsing(
     name: Path | str, error: type[VitctlError], what: str = "damaged, or not what its name says"
 ) -> Iterator[None]:
-    """Convert what a parser raises. Parsers of archives, arrays, tables and images raise some thirty types for malformed input.
+    """Convert what a parser raises. Parsers of archives, arrays, tables and images raise some thirty types
+    for malformed input.
 
     Args:
         name: the file or folder that is read, for the message.
@@ -23,7 +26,8 @@ def parsing(
 
     Raises:
         VitctlError: unchanged.
-        OSError, MemoryError: unchanged, where the operating system refused something: disk full, out of memory.
+        OSError, MemoryError: unchanged, where the operating system refused something: disk full, out of
+            memory.
         error: for everything else, in one line, with the original as its cause.
     """
     try:

@@ -1,4 +1,7 @@
-"""A pool of forked worker processes. They inherit their input, send results through a pipe, and end with their parent."""
+"""A pool of forked worker processes.
+
+They inherit their input, send results through a pipe, and end with their parent.
+"""
 
 import os
 import time
@@ -29,12 +32,14 @@ def default_workers() -> int:
     return min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
 
 
-def run_tasks(work: Work[Result], num_tasks: int, *, workers: int, done: Done = lambda _: None) -> list[Result]:
+def run_tasks(
+    work: Work[Result], num_tasks: int, *, workers: int, done: Done = lambda _: None
+) -> list[Result]:
     """Run independent tasks.
 
     Args:
-        work: called as `work(task, done)`; it calls `done(count)` to report progress, where a worker also notices that its
-            parent has died. Its return value is sent back.
+        work: called as `work(task, done)`; it calls `done(count)` to report progress, where a worker also
+            notices that its parent has died. Its return value is sent back.
         num_tasks: numbered from 0.
         workers: worker processes; task t runs in worker t % workers. 0: all tasks run in this process.
         done: called in this process with the progress since the last call.
@@ -66,7 +71,9 @@ def run_tasks(work: Work[Result], num_tasks: int, *, workers: int, done: Done = 
 
 
 @contextmanager
-def _started_workers(work: Work[Any], num_tasks: int, workers: int) -> Iterator[dict[Connection, ForkProcess]]:
+def _started_workers(
+    work: Work[Any], num_tasks: int, workers: int
+) -> Iterator[dict[Connection, ForkProcess]]:
     """The workers, by the pipe that each writes to; all are killed and joined at the end of the block."""
     fork, readers = get_context("fork"), {}
     memory_lock.shared_lock()
@@ -102,7 +109,8 @@ def _messages(readers: dict[Connection, ForkProcess]) -> Iterator[tuple[int, Any
                 readers[reader].join()
                 if readers[reader].exitcode:
                     raise DataError(
-                        f"a worker process was killed (exit code {readers[reader].exitcode}), most often out of memory; "
+                        f"a worker process was killed (exit code {readers[reader].exitcode}), most often out "
+                        f"of memory; "
                         "use fewer --workers"
                     ) from None
 
@@ -110,7 +118,8 @@ def _messages(readers: dict[Connection, ForkProcess]) -> Iterator[tuple[int, Any
 def _serve(work: Work[Any], tasks: Sequence[int], writer: Connection, parent: int) -> None:
     """The body of a worker. It ignores signals that are sent to the process group: the parent stops it.
 
-    It ends by `os._exit`: Python's own exit flushes streams, whose locks a thread of the parent may have held at the fork.
+    It ends by `os._exit`: Python's own exit flushes streams, whose locks a thread of the parent may have held
+    at the fork.
     """
     ignore_signals()
     memory_lock.use_lock(memory_lock.shared_lock())

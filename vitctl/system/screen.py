@@ -13,7 +13,8 @@ _PERMANENT = (errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO)
 
 
 class TolerantStream:
-    """A text stream whose writes never fail: text that the wrapped stream refuses is dropped, and the first error is recorded.
+    """A text stream whose writes never fail: text that the wrapped stream refuses is dropped, and the first
+    error is recorded.
 
     Args:
         stream: the wrapped stream; other attributes are those of it.

@@ -1,6 +1,8 @@
-"""The signals that end a process: which of them a job handles, and which of them ask it to stop at once when sent twice.
+"""The signals that end a process: which of them a job handles, and which of them ask it to stop at once when
+sent twice.
 
-SIGXFSZ and SIGPIPE are not among them: Python ignores both, so that a file size limit or a broken pipe is an error of the write.
+SIGXFSZ and SIGPIPE are not among them: Python ignores both, so that a file size limit or a broken pipe is an
+error of the write.
 """
 
 import signal
@@ -13,8 +15,9 @@ from typing import Any
 
 # Sent by a person, a batch system or a launcher to stop a job; a second one means "stop at once".
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2, signal.SIGQUIT)
-# Sent by the system: a closed terminal (which sends it twice, once through the shell), a limit on CPU time (which sends it every
-# second), a timer. The job saves a checkpoint and stops; a second one does not interrupt that.
+# Sent by the system: a closed terminal (which sends it twice, once through the shell), a limit on CPU time
+# (which sends it every second), a timer. The job saves a checkpoint and stops; a second one does not
+# interrupt that.
 _SYSTEM_SIGNALS = (signal.SIGHUP, signal.SIGXCPU, signal.SIGALRM, signal.SIGVTALRM)
 SIGNALS = (*STOP_SIGNALS, *_SYSTEM_SIGNALS)
 # Handled even if ignored at start: a shell script ignores SIGINT for what it starts in the background.
@@ -24,7 +27,10 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 def handled_signals() -> tuple[signal.Signals, ...]:
-    """The signals that this process handles. Signals that were ignored at start, as nohup does with SIGHUP, stay ignored."""
+    """The signals that this process handles.
+
+    Signals that were ignored at start, as nohup does with SIGHUP, stay ignored.
+    """
     return tuple(one for one in SIGNALS if one in _ALWAYS or signal.getsignal(one) != signal.SIG_IGN)
 
 
@@ -55,7 +61,8 @@ def is_repeated(number: int, before: Iterable[int]) -> bool:
 
 
 def handles_signal(process: int, number: int) -> bool:
-    """Whether a process has a handler for a signal. One that is starting or ending may have none: the signal would kill it.
+    """Whether a process has a handler for a signal. One that is starting or ending may have none: the signal
+    would kill it.
 
     Args:
         process: id of the process.
@@ -72,7 +79,9 @@ def handles_signal(process: int, number: int) -> bool:
 
 
 def ignore_signals(numbers: Sequence[int] = SIGNALS) -> None:
-    """Called in a worker that was forked with these signals blocked: it ignores them from now on, because the parent stops it."""
+    """Called in a worker that was forked with these signals blocked: it ignores them from now on, because the
+    parent stops it.
+    """
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
@@ -80,7 +89,9 @@ def ignore_signals(numbers: Sequence[int] = SIGNALS) -> None:
 
 @contextmanager
 def blocked_signals(numbers: Sequence[int] = SIGNALS) -> Iterator[None]:
-    """Block signals within the block, so that a worker forked there does not receive them before it ignores them."""
+    """Block signals within the block, so that a worker forked there does not receive them before it ignores
+    them.
+    """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield

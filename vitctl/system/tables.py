@@ -13,10 +13,10 @@ RAW_CSV = "VITCTL_CSV_AS_IT_IS"
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> Path:
-    """Write a table atomically, in UTF-8 with newlines at the end of lines.
+    """Write a table atomically, in UTF-8 with Unix line ends.
 
-    Text that a spreadsheet would read as a formula gets a leading quote, and control characters become escapes.
-    VITCTL_CSV_AS_IT_IS=1 writes every cell unchanged, for programs.
+    Text that a spreadsheet would read as a formula gets a leading quote, and control characters become
+    escapes. VITCTL_CSV_AS_IT_IS=1 writes every cell unchanged, for programs.
 
     Args:
         path: of the file.
@@ -26,10 +26,12 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> Path:
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """The lines of a table, as `write_csv` writes them."""
+    """Return the lines of a table as `write_csv` writes them."""
     safe = os.environ.get(RAW_CSV, "") in ("", "0")
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([_safe(cell) if safe else cell for cell in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(
+        [_safe(cell) if safe else cell for cell in row] for row in rows
+    )
     return text.getvalue()
 
 

@@ -1,4 +1,6 @@
-"""Untrusted text - file names, class names, responses of servers - made safe to print, to log and to write to tables."""
+"""Untrusted text - file names, class names, responses of servers - made safe to print, to log and to write to
+tables.
+"""
 
 import difflib
 import shlex
@@ -20,15 +22,21 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def is_control(letter: str) -> bool:
-    """Whether a character moves the cursor, breaks a line, changes the direction of the text, or is a surrogate."""
+    """Whether a character moves the cursor, breaks a line, changes the direction of the text, or is a
+    surrogate.
+    """
     return unicodedata.category(letter) in _CONTROL or letter in _DIRECTION
 
 
 def printable(text: str) -> str:
-    r"""The text with every control character but newline and tab written as an escape, such as \x1b; other text is unchanged."""
+    r"""The text with every control character but newline and tab written as an escape, such as \x1b; other
+    text is unchanged.
+    """
     if text.isprintable():
         return text
-    return "".join(_escaped(letter) if is_control(letter) and letter not in _ALLOWED else letter for letter in text)
+    return "".join(
+        _escaped(letter) if is_control(letter) and letter not in _ALLOWED else letter for letter in text
+    )
 
 
 def one_line(text: str) -> str:
@@ -42,18 +50,26 @@ def has_control(text: str) -> bool:
 
 
 def breaks_line(text: str) -> bool:
-    """Whether a name holds a control character or a line break, which are refused in names of files, classes and images.
+    """Whether a name holds a control character or a line break, which are refused in names of files, classes
+    and images.
 
-    Direction marks and bytes that are not UTF-8 occur in real names; they are allowed, and printed as escapes.
+    Direction marks and bytes that are not UTF-8 occur in real names; they are allowed, and printed as
+    escapes.
     """
-    return not text.isprintable() and any(unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in text)
+    return not text.isprintable() and any(
+        unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in text
+    )
 
 
 def escaped_json(text: str) -> str:
-    """Equivalent JSON text with every control character except newline as an escape, so that it is safe to print."""
+    """Equivalent JSON text with every control character except newline as an escape, so that it is safe to
+    print.
+    """
     if all(line.isprintable() for line in text.split("\n")):
         return text
-    return "".join(f"\\u{ord(letter):04x}" if is_control(letter) and letter != "\n" else letter for letter in text)
+    return "".join(
+        f"\\u{ord(letter):04x}" if is_control(letter) and letter != "\n" else letter for letter in text
+    )
 
 
 def typed(path: object) -> str:
@@ -62,8 +78,10 @@ def typed(path: object) -> str:
 
 
 def typed_command(otherwise: str) -> str:
-    """The vitctl command of this process, for a user to paste and extend; `otherwise` where another program runs vitctl."""
-    return shlex.join(["vitctl", *sys.argv[1:]]) if Path(sys.argv[0]).name == "vitctl" else otherwise
+    """Return the vitctl command of this process, to paste and extend; `otherwise` in another program."""
+    program = Path(sys.argv[0])
+    is_vitctl = program.name == "vitctl" or program.parts[-2:] == ("vitctl", "__main__.py")
+    return shlex.join(["vitctl", *sys.argv[1:]]) if is_vitctl else otherwise
 
 
 def csv_cell(value: object) -> object:
@@ -74,11 +92,14 @@ def csv_cell(value: object) -> object:
 def nearest(word: str, known: Iterable[str], max_words: int = 3) -> list[str]:
     """The known words that are most similar to `word`, the closest first; none where all differ too much.
 
-    Of words with dots and underscores first those that `word` abbreviates, or that abbreviate it, as wd weight_decay.
+    Of words with dots and underscores first those that `word` abbreviates, or that abbreviate it, as wd
+    weight_decay.
     """
     known = list(known)
     head, _, tail = word.rpartition(".")
-    if short := [one for one in known if one.rpartition(".")[0] == head and _abbreviates(tail, one.rpartition(".")[2])]:
+    if short := [
+        one for one in known if one.rpartition(".")[0] == head and _abbreviates(tail, one.rpartition(".")[2])
+    ]:
         return short[:max_words]
     cutoff = _CUTOFF if len(word) > _SHORT else _CUTOFF_IF_SHORT
     return difflib.get_close_matches(word, list(known), n=max_words, cutoff=cutoff)
@@ -87,7 +108,8 @@ def nearest(word: str, known: Iterable[str], max_words: int = 3) -> list[str]:
 def _abbreviates(one: str, other: str) -> bool:
     """Whether one of two words consists of the first letters of the parts of the other."""
     return any(
-        "_" in long and short == "".join(p[:1] for p in long.split("_")) for short, long in ((one, other), (other, one))
+        "_" in long and short == "".join(p[:1] for p in long.split("_"))
+        for short, long in ((one, other), (other, one))
     )
 
 
@@ -138,3 +160,8 @@ def bytes_text(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.2f} TiB"
+
+
+def rate_text(value: float) -> str:
+    """Return images/s as text, as precise as it matters."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -11,7 +11,8 @@ class Place:
     """Where the main thread is.
 
     Args:
-        arrivals: operations with the other processes that it has entered: all processes enter the same ones in the same order.
+        arrivals: operations with the other processes that it has entered: all processes enter the same ones
+            in the same order.
         step: finished training steps.
         images_since: `time.monotonic()` when it began to wait for images; None while it does not.
         loaders: ids of the loader processes that it waits for.

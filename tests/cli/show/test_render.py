@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from vitctl.cli.show.render import Screen, _line, waiting
+from vitctl.cli.show.console import waiting
+from vitctl.cli.show.render import Screen, _line
 
 TRAIN = {
     "kind": "train",
@@ -168,7 +169,9 @@ def test_waiting__is_a_line_that_goes_and_nothing_elsewhere() -> None:
         assert console.file.getvalue() == expected
 
 
-def test_screen__elsewhere_shows_the_first_step_and_one_every_30_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_screen__elsewhere_shows_the_first_step_and_one_every_30_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With log.every_steps = 50 a slow training was silent for minutes; the log itself does not change."""
     clock = [1000.0]
     monkeypatch.setattr("vitctl.cli.show.render.time.monotonic", lambda: clock[0])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitctl.data.datasets.readers import dtd
+from vitctl.data.datasets.readers.files import class_list
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.data.writer.items import Item, Originals
 from vitctl.data.writer.write import write_split
@@ -48,6 +48,7 @@ def tar_of(members: dict[str, bytes]) -> bytes:
 
 BY_NAME = {task.name: task for task in VTAB}
 TASK = BY_NAME["dtd"]
+TEXTURES = class_list("dtd")
 
 
 SPLITS = {"train": TASK.train800, "validation": TASK.val200, "test": TASK.test}
@@ -55,7 +56,7 @@ SPLITS = {"train": TASK.train800, "validation": TASK.val200, "test": TASK.test}
 
 def keys_of(split: str) -> list[str]:
     first = 40 * list(SPLITS).index(split)
-    return [f"{name}/{name}_{first + number:04d}.jpg" for name in dtd.CLASS_NAMES for number in range(40)]
+    return [f"{name}/{name}_{first + number:04d}.jpg" for name in TEXTURES for number in range(40)]
 
 
 def write(out: Path, keys: dict[str, list[str]], source: str = "DTD") -> Path:
@@ -63,10 +64,10 @@ def write(out: Path, keys: dict[str, list[str]], source: str = "DTD") -> Path:
     jpg, png = plant(out / "a.jpg"), plant(out / "a.png", form="PNG")
     for split, names in keys.items():
         items = [
-            Item(key, dtd.CLASS_NAMES.index(key.partition("/")[0]), lambda n=n: png if n % 3 == 0 else jpg)
+            Item(key, TEXTURES.index(key.partition("/")[0]), lambda n=n: png if n % 3 == 0 else jpg)
             for n, key in enumerate(names)
         ]
-        write_split(items, out / "dtd" / split, dtd.CLASS_NAMES, seed=0, source_text=source)
+        write_split(items, out / "dtd" / split, TEXTURES, seed=0, source_text=source)
     return out
 
 
@@ -107,6 +108,8 @@ def example(features: dict[str, bytes | int | list[int]], *, packed: bool = True
         else:
             numbers = value if isinstance(value, list) else [value]
             values = b"".join(map(varint, numbers))
-            kind = field(3, field(1, values) if packed else b"".join(varint(1 << 3) + varint(n) for n in numbers))
+            kind = field(
+                3, field(1, values) if packed else b"".join(varint(1 << 3) + varint(n) for n in numbers)
+            )
         entries += field(1, field(1, name.encode()) + field(2, kind))
     return field(1, entries)

@@ -6,16 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.datasets.conftest import plant
-from vitctl.data.datasets.readers import community
-from vitctl.data.datasets.readers.png import encode_png
+from tests.data.datasets.conftest import labels, plant, sizes
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.datasets.readers.shapes import SHAPES
 from vitctl.data.datasets.vtab import MINI, VTAB
-from vitctl.data.datasets.vtab_images import num_test, open_task
+from vitctl.data.datasets.vtab_images import (
+    COMMUNITY_SIZES,
+    COMMUNITY_SOURCE,
+    num_test,
+    open_task,
+    read_community_lists,
+)
 from vitctl.data.shards.index import read_index
 from vitctl.data.source.exclusion import write_exclusion
-from vitctl.data.source.provenance import source_text
 from vitctl.data.source.splits import md5_order
+from vitctl.data.source.views import source_text
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
@@ -84,7 +89,7 @@ def test_open_task__the_communitys_folder_is_labelled(tmp_path: Path) -> None:
     assert (len(data.train800), len(data.val200), len(data.train), len(data.test)) == (800, 200, 1000, 711)
     assert data.copy == "the community's copy: JPEG again, not the original bytes"
     assert data.proven is None
-    assert data.source == source_text(data.train) == community.SOURCE
+    assert data.source == source_text(data.train) == COMMUNITY_SOURCE
     assert data.names["train"] == "train800+val200"
     by_key = {data.test.key(n): int(label) for n, label in enumerate(data.test.labels())}
     assert by_key["images/test/000006.jpg"] == 6 % 4
@@ -96,7 +101,7 @@ def test_open_task__the_communitys_folder_is_labelled(tmp_path: Path) -> None:
 
 def test_open_task__shards_of_the_communitys_splits(tmp_path: Path) -> None:
     for split, size in {"train800": 800, "val200": 200, "test": 700}.items():
-        write(tmp_path / "kitti-dist" / split, [f"{split}_{n}" for n in range(size)], text=community.SOURCE)
+        write(tmp_path / "kitti-dist" / split, [f"{split}_{n}" for n in range(size)], text=COMMUNITY_SOURCE)
     with pytest.raises(
         DataError, match=r"not the whole of kitti-dist: test has 700 images; data\.allow_partial takes it"
     ):
@@ -136,3 +141,55 @@ def test_open_task__sets_that_come_with_vitctl_are_written_and_whole(tmp_path: P
 def test_open_task__nothing_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"kitti-dist: expected shards with split 'train\[:800\]'"):
         open_task(KITTI, tmp_path, scratch=tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Lists of the true lengths; every image is one file under another name."""
+    plant(tmp_path / "images/picture.jpg", 8)
+    for split, size in (*COMMUNITY_SIZES.items(), ("test", 3)):
+        (tmp_path / f"images/{split}").mkdir()
+        for number in range(size):
+            (tmp_path / f"images/{split}/{number:06d}.jpg").hardlink_to(tmp_path / "images/picture.jpg")
+        lines = [f"images/{split}/{number:06d}.jpg {number % 4}" for number in range(size)]
+        (tmp_path / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_read__lists_and_their_lengths(folder: Path) -> None:
+    splits = read_community_lists(folder, 4, {3, 4})
+    assert sizes(splits) == {"train800": 800, "val200": 200, "train800val200": 1000, "test": 3}
+    assert labels(splits["test"]) == {f"images/test/00000{number}.jpg": number for number in range(3)}
+    assert splits["test"].class_names == ("0", "1", "2", "3")
+    assert splits["val200"].items[7].read() == (folder / "images/picture.jpg").read_bytes()
+    assert "not the original bytes" in splits["test"].source
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("test", "images/test/000000.jpg 1\n", r"test.txt: 1 images, should be 3 or 4$"),
+        ("train800", "images/test/000000.jpg 1\n", r"train800.txt: 1 images, should be 800$"),
+        ("test", "images/test/000000.jpg 4\n" * 3, "3 labels are out of range, the first is 4 of 4 classes"),
+        (
+            "test",
+            "images/test/000009.jpg 1\n" * 3,
+            "3 of 3 listed images are missing, the first is images/test/000009.jpg",
+        ),
+        ("test", "/etc/passwd 1\n" * 3, "'/etc/passwd' leads out of this folder"),
+        ("test", "images/../../x.jpg 1\n" * 3, "leads out of this folder"),
+        ("test", "images/test/000000.jpg -1\n" * 3, "out of range, the first is -1"),
+        ("test", "images/test/000000.jpg x\n" * 3, "should have a class number, 0 to 3"),
+        ("test", "images/test/000000.jpg\n" * 3, "should be like images/test/000000.jpg 7"),
+    ],
+)
+def test_read__refuses(name: str, text: str, message: str, folder: Path) -> None:
+    (folder / f"{name}.txt").write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_community_lists(folder, 4, {3, 4})
+
+
+def test_read__a_missing_list(folder: Path) -> None:
+    (folder / "val200.txt").unlink()
+    with pytest.raises(DataError, match=r"val200.txt is missing; unpack here: vtab-1k.zip"):
+        read_community_lists(folder, 4, {3})

@@ -27,7 +27,9 @@ def test_decode__lossless_formats_give_the_pixels(kind: str) -> None:
 
 def test_decode__jpeg_is_close() -> None:
     pixels = np.repeat(GREY[:, :, None], 3, axis=2)
-    assert np.abs(decode(encoded(Image.fromarray(pixels), "JPEG", quality=100)).astype(int) - pixels).max() <= 4
+    assert (
+        np.abs(decode(encoded(Image.fromarray(pixels), "JPEG", quality=100)).astype(int) - pixels).max() <= 4
+    )
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "1", "P"])
@@ -39,9 +41,9 @@ def test_decode__every_mode_becomes_rgb(mode: str) -> None:
 
 
 def test_decode__cmyk_jpeg_becomes_rgb() -> None:
-    assert decode(encoded(Image.new("CMYK", (8, 6), (0, 255, 255, 0)), "JPEG"))[0, 0].tolist() == pytest.approx(
-        [254, 0, 0], abs=3
-    )
+    assert decode(encoded(Image.new("CMYK", (8, 6), (0, 255, 255, 0)), "JPEG"))[
+        0, 0
+    ].tolist() == pytest.approx([254, 0, 0], abs=3)
 
 
 def test_decode__sixteen_bit_grey_keeps_the_high_byte() -> None:
@@ -62,8 +64,16 @@ CUT = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64,
     [
         (b"", "not an image", "not an image: begins with nothing"),
         (b"hello world", "not an image", "not an image: begins with 68 65 6c 6c"),
-        (CUT[: len(CUT) // 2], "truncated", "truncated: the compressed data of the JPEG end before its last row"),
-        (encoded(Image.new("F", (4, 4)), "TIFF"), "damaged", "damaged: floating-point pixels have no known range"),
+        (
+            CUT[: len(CUT) // 2],
+            "truncated",
+            "truncated: the compressed data of the JPEG end before its last row",
+        ),
+        (
+            encoded(Image.new("F", (4, 4)), "TIFF"),
+            "damaged",
+            "damaged: floating-point pixels have no known range",
+        ),
         (encoded(Image.new("L", (64, 64)), "PPM"), "not an image", "not an image: begins with"),
     ],
 )
@@ -74,11 +84,13 @@ def test_decode__bad_bytes_have_a_reason(data: bytes, reason: str, message: str)
     assert "\n" not in str(caught.value)
 
 
-def test_decode__bound_is_exact_and_holds_before_decoding() -> None:
+def test_decode__limit_is_exact_and_holds_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(Image.new("L", (40, 30)))
-    assert decode(data, max_pixels=1200).shape == (30, 40, 3)
-    with pytest.raises(BadSample, match="too large: 40x30 pixels, should be at most 1199"):
-        decode(data, max_pixels=1199)
+    monkeypatch.setenv("VITCTL_MAX_PIXELS", "1200")
+    assert decode(data).shape == (30, 40, 3)
+    monkeypatch.setenv("VITCTL_MAX_PIXELS", "1199")
+    with pytest.raises(BadSample, match="too large: 40x30 pixels, should be at most 1,199"):
+        decode(data)
 
 
 @pytest.mark.parametrize("side", [9_460, 20_000])

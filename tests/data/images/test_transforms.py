@@ -1,3 +1,4 @@
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,20 @@ import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
+from torchvision.transforms import v2
 
 from vitctl.data.images.decode import BadSample
-from vitctl.data.images.transforms import EvalTransform, TrainTransform, area_resized, augmentation_rng, inception_box
-from vitctl.errors import DataError
+from vitctl.data.images.transforms import (
+    EvalTransform,
+    TrainTransform,
+    area_resized,
+    augmentation_rng,
+    inception_box,
+    rand_augment,
+)
+from vitctl.data.loader.batches import train_batches
+from vitctl.data.source.order import Order
+from vitctl.data.source.unsharded import SyntheticSource
 
 SHAPES = [(50, 37, 24), (20, 31, 48), (24, 24, 24), (301, 200, 64)]
 
@@ -70,7 +81,9 @@ def test_area__is_tensorflows(size: tuple[int, int]) -> None:
     expected = np.rint(AREA[size])
     np.testing.assert_array_equal(area_resized(image, size)[..., 0], expected)
     pillow = np.asarray(Image.fromarray(image).resize(size[::-1], Image.Resampling.BOX), float)[..., 0]
-    area = F.interpolate(torch.from_numpy(image).double().permute(2, 0, 1)[None], size, mode="area")[0, 0].numpy()
+    area = F.interpolate(torch.from_numpy(image).double().permute(2, 0, 1)[None], size, mode="area")[
+        0, 0
+    ].numpy()
     assert min(np.abs(pillow - expected).max(), np.abs(area - expected).max()) > 25
 
 
@@ -100,7 +113,9 @@ def test_eval_transform__crop_is_central_and_rounds_down() -> None:
     np.testing.assert_array_equal(found.permute(1, 2, 0).numpy(), image[2:26, 2:26])
 
 
-@pytest.mark.parametrize(("height", "width", "top", "left"), [(32, 50, 4, 13), (51, 32, 13, 4), (32, 32, 4, 4)])
+@pytest.mark.parametrize(
+    ("height", "width", "top", "left"), [(32, 50, 4, 13), (51, 32, 13, 4), (32, 32, 4, 4)]
+)
 def test_eval_transform__shorter_side_keeps_the_aspect(height: int, width: int, top: int, left: int) -> None:
     image = picture(height, width)
     found = EvalTransform(24, method="shorter_side", resize=32)(image)
@@ -138,7 +153,9 @@ def test_train_transform__random_crop_reaches_every_corner() -> None:
     image = picture(10, 10)
     transform = TrainTransform(8, crop="random", resize=10, flip=False)
     found = {transform(image, augmentation_rng(0, 0, sample)).numpy().tobytes() for sample in range(300)}
-    parts = [image[top : top + 8, left : left + 8].transpose(2, 0, 1) for top in range(3) for left in range(3)]
+    parts = [
+        image[top : top + 8, left : left + 8].transpose(2, 0, 1) for top in range(3) for left in range(3)
+    ]
     assert found == {np.ascontiguousarray(part).tobytes() for part in parts}
 
 
@@ -200,7 +217,9 @@ class Scripted:
         return low + self.place
 
 
-def drawn_boxes(height: int, width: int, aspect: float, area_range: tuple[float, float]) -> list[tuple[int, int]]:
+def drawn_boxes(
+    height: int, width: int, aspect: float, area_range: tuple[float, float]
+) -> list[tuple[int, int]]:
     """Height and width of the box for every height that may be drawn; (0, 0) where another aspect is drawn."""
     found: list[tuple[int, int]] = []
     while True:
@@ -214,7 +233,9 @@ def drawn_boxes(height: int, width: int, aspect: float, area_range: tuple[float,
             return found
 
 
-def tensorflows_boxes(height: int, width: int, aspect: float, area_range: tuple[float, float]) -> list[tuple[int, int]]:
+def tensorflows_boxes(
+    height: int, width: int, aspect: float, area_range: tuple[float, float]
+) -> list[tuple[int, int]]:
     """The same from the rule of sample_distorted_bounding_box_op.cc, over all heights at once, in float64."""
     low, high = np.array(area_range) * height * width
     every = np.arange(1, 4 * (height + width))
@@ -234,7 +255,9 @@ ASPECTS = [float(np.float32(0.75 + 0.58 * (k + 0.5) / 401)) for k in range(401)]
 
 @pytest.mark.parametrize("area_range", [(0.05, 1.0), (0.08, 0.93), (0.3, 0.31)])
 @pytest.mark.parametrize(("height", "width"), [(5, 9), (16, 16), (32, 32), (31, 24), (28, 97), (224, 224)])
-def test_inception_box__is_tensorflows_for_every_draw(height: int, width: int, area_range: tuple[float, float]) -> None:
+def test_inception_box__is_tensorflows_for_every_draw(
+    height: int, width: int, area_range: tuple[float, float]
+) -> None:
     for aspect in ASPECTS:
         expected = tensorflows_boxes(height, width, aspect, area_range)
         assert drawn_boxes(height, width, aspect, area_range) == expected, aspect
@@ -248,7 +271,10 @@ def test_inception_box__rounding_is_repaired_by_one_pixel() -> None:
 
 
 def test_inception_box__mean_area_at_32_pixels() -> None:
-    shares = [[(h * w / 1024, float(h > 0)) for h, w in drawn_boxes(32, 32, aspect, (0.05, 1.0))] for aspect in ASPECTS]
+    shares = [
+        [(h * w / 1024, float(h > 0)) for h, w in drawn_boxes(32, 32, aspect, (0.05, 1.0))]
+        for aspect in ASPECTS
+    ]
     area, taken = (float(np.mean([np.mean([both[k] for both in own]) for own in shares])) for k in (0, 1))
     assert area / taken == pytest.approx(0.379, abs=5e-4)  # with what the repair saves refused: 0.387
 
@@ -263,17 +289,55 @@ def test_augmentation_rng__differs_by_every_argument() -> None:
     assert augmentation_rng(3, 4, 5).random() == augmentation_rng(3, 4, 5).random()
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: TrainTransform(16, crop="centre"), "crop is 'centre', should be one of: inception, random, none"),  # type: ignore
-        (lambda: TrainTransform(16, resample="bicubic"), "resample is 'bicubic', should be one of"),  # type: ignore
-        (lambda: TrainTransform(16, resample="area"), "resample is 'area', should be one of"),  # type: ignore
-        (lambda: TrainTransform(16, crop="random"), "resize is 0, should be at least image_size, which is 16"),
-        (lambda: EvalTransform(16, method="fit"), "method is 'fit', should be one of: square, shorter_side"),  # type: ignore
-        (lambda: EvalTransform(16, resize=8), "resize is 8, should be 0 or at least image_size, which is 16"),
-    ],
-)
-def test_transforms__refuse(make: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        make()
+IMAGE = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 20, 20), dtype=np.uint8))
+
+
+def augmented(sample: int, layers: int = 2, magnitude: int = 15) -> torch.Tensor:
+    return rand_augment(IMAGE, augmentation_rng(0, 0, sample), layers=layers, magnitude=magnitude)
+
+
+@pytest.mark.parametrize("magnitude", [0, 15, 30])
+def test_rand_augment__is_torchvisions_from_the_same_seed(magnitude: int) -> None:
+    reference = v2.RandAugment(2, magnitude, fill=[128.0] * 3)
+    changed = 0
+    for sample in range(30):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(augmentation_rng(0, 0, sample).integers(2**63)))
+            picture = reference(Image.fromarray(IMAGE.permute(1, 2, 0).numpy()))
+        expected = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+        found = augmented(sample, magnitude=magnitude)
+        assert torch.equal(found, expected)
+        assert (found.dtype, found.shape) == (torch.uint8, IMAGE.shape)
+        changed += not torch.equal(found, IMAGE)
+    assert changed >= 5
+
+
+def test_rand_augment__draws_from_its_generator_alone_and_moves_no_other() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = [augmented(sample) for sample in range(20)]
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert all(torch.equal(augmented(sample), image) for sample, image in enumerate(first))
+    assert len({image.numpy().tobytes() for image in first}) > 10
+
+
+def test_train_transform__randaugment_comes_last_and_off_draws_nothing() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+    plain, full = TrainTransform(16), TrainTransform(16, randaugment_layers=2, randaugment_magnitude=20)
+    for sample in range(10):
+        one, other = augmentation_rng(0, 0, sample), augmentation_rng(0, 0, sample)
+        expected = rand_augment(plain(pixels, one), one, layers=2, magnitude=20)
+        assert torch.equal(full(pixels, other), expected)
+
+
+def test_train_batches__randaugment_does_not_depend_on_workers() -> None:
+    transform = TrainTransform(12, randaugment_layers=2, randaugment_magnitude=15)
+    where = {"seed": 0, "batch_size": 8, "micro_batch": 8, "rank": 0, "num_processes": 1, "first_step": 0}
+    source, state = SyntheticSource(23, 3, 16), torch.get_rng_state()
+    runs = [
+        list(islice(train_batches(source, Order(23, 0), transform, num_workers=workers, **where), 4))
+        for workers in (0, 2)
+    ]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(one.images, other.images) for one, other in zip(*runs, strict=True))

@@ -19,14 +19,16 @@ from vitctl.data.inspect.contact_sheet import (
 )
 from vitctl.data.inspect.contact_sheet import show_images as show
 from vitctl.data.shards.index import Index
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 
 MakeSplit = Callable[..., Index]
 RED, BLUE = np.full((50, 50, 3), (250, 0, 0), np.uint8), np.full((20, 40, 3), (0, 0, 250), np.uint8)
 
 
 def middle(page: Image.Image, number: int, columns: int) -> tuple[int, ...]:
-    """The colour in the middle of a cell; cells are told apart by where their pixels change, not by what drew them."""
+    """The colour in the middle of a cell; cells are told apart by where their pixels change, not by what drew
+    them.
+    """
     row, column = divmod(number, columns)
     pitch = (page.width - 2 * _MARGIN - _CELL) // max(1, columns - 1)
     height = 0 if row == 0 else (page.height - _TITLE_HEIGHT - _MARGIN // 2) // 2
@@ -37,11 +39,17 @@ def middle(page: Image.Image, number: int, columns: int) -> tuple[int, ...]:
 
 def test_draw_sheet__every_picture_stands_in_its_place() -> None:
     page = draw_sheet(
-        [Cell(RED, "red"), Cell(BLUE, "blue"), Cell(BLUE, "x" * 99)], columns=2, title="all", subtitle="s" * 99
+        [Cell(RED, "red"), Cell(BLUE, "blue"), Cell(BLUE, "x" * 99)],
+        columns=2,
+        title="all",
+        subtitle="s" * 99,
     )
     assert [middle(page, number, 2) for number in range(3)] == [(250, 0, 0), (0, 0, 250), (0, 0, 250)]
     same = draw_sheet(
-        [Cell(RED, "red"), Cell(BLUE, "blue"), Cell(BLUE, "x" * 99)], columns=2, title="all", subtitle="s" * 99
+        [Cell(RED, "red"), Cell(BLUE, "blue"), Cell(BLUE, "x" * 99)],
+        columns=2,
+        title="all",
+        subtitle="s" * 99,
     )
     assert same.tobytes() == page.tobytes()
 

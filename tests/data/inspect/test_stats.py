@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.inspect.stats import measure
-from vitctl.data.source.read import ShardSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 
 SIZES = [(10, 20), (10, 10), (30, 10), (12, 12)]
-PICTURES = [np.random.default_rng(n).integers(0, 256, (*size, 3), dtype=np.uint8) for n, size in enumerate(SIZES)]
+PICTURES = [
+    np.random.default_rng(n).integers(0, 256, (*size, 3), dtype=np.uint8) for n, size in enumerate(SIZES)
+]
 
 
 def source(folder: Path, labels: list[int] | list[tuple[int, ...]]) -> ShardSource:
@@ -25,7 +27,12 @@ def source(folder: Path, labels: list[int] | list[tuple[int, ...]]) -> ShardSour
 def test_measure__equals_numpy_on_the_pictures(tmp_path: Path, workers: int) -> None:
     counted: list[int] = []
     found = measure(source(tmp_path, [0, 1, 1, -1]), workers=workers, done=counted.append)
-    assert (found.num_images, found.num_classes, found.num_unlabelled, found.images_per_class) == (4, 3, 1, (1, 2, 0))
+    assert (found.num_images, found.num_classes, found.num_unlabelled, found.images_per_class) == (
+        4,
+        3,
+        1,
+        (1, 2, 0),
+    )
     assert (found.num_sampled, found.num_unreadable, found.formats) == (4, 0, {"png": 4})
     assert found.widths == (10, 10, 11, 14, 20) and found.heights[0] == 10 and found.heights[-1] == 30
     assert found.aspects[0] == pytest.approx(1 / 3) and found.aspects[-1] == 2
@@ -44,7 +51,10 @@ def test_measure__several_labels_count_in_each_class(tmp_path: Path) -> None:
 
 
 def test_measure__bad_images_are_counted(tmp_path: Path) -> None:
-    items = [Item("cut", 0, lambda: encode_png(PICTURES[0])[:60]), Item("whole", 0, lambda: encode_png(PICTURES[1]))]
+    items = [
+        Item("cut", 0, lambda: encode_png(PICTURES[0])[:60]),
+        Item("whole", 0, lambda: encode_png(PICTURES[1])),
+    ]
     found = measure(ShardSource(write_split(items, tmp_path / "train", ("a",), seed=0, source_text="")))
     assert (found.num_sampled, found.num_unreadable, found.formats) == (2, 1, {"png": 2})
     assert found.widths == (10,) * 5

@@ -19,7 +19,9 @@ from vitctl.data.loader.batches import Batch, eval_batches, train_batches
 from vitctl.data.loader.lanes import share
 from vitctl.data.shards.index import Index
 from vitctl.data.source.order import Order, WindowedOrder
-from vitctl.data.source.read import Concat, ShardSource, Source, Subset, SyntheticSource, has_label
+from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.views import Source, concat, has_label, subset
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
@@ -103,7 +105,9 @@ def test_train_batches__do_not_depend_on_the_machine(
     expected = steps(source, 3)
     assert sum(len(batch["bad"]) for batch in expected) >= 2
     for micro_batch in (1, 3, 100) if num_workers == 0 else (3,):
-        found = steps(source, 3, num_processes=num_processes, num_workers=num_workers, micro_batch=micro_batch)
+        found = steps(
+            source, 3, num_processes=num_processes, num_workers=num_workers, micro_batch=micro_batch
+        )
         assert all(same(one, other) for one, other in zip(found, expected, strict=True))
 
 
@@ -136,7 +140,9 @@ def test_train_batches__micro_batches_are_cut_in_order() -> None:
     assert [len(batch) for batch in third] == [4, 4]
 
 
-@pytest.mark.parametrize(("num_processes", "micro_batch", "num_workers"), [(1, 10, 0), (1, 3, 2), (3, 2, 0), (8, 1, 0)])
+@pytest.mark.parametrize(
+    ("num_processes", "micro_batch", "num_workers"), [(1, 10, 0), (1, 3, 2), (3, 2, 0), (8, 1, 0)]
+)
 def test_train_batches__neighbours_are_those_before_in_the_global_batch(
     make_split: MakeSplit, num_processes: int, micro_batch: int, num_workers: int
 ) -> None:
@@ -159,7 +165,11 @@ def test_train_batches__neighbours_are_those_before_in_the_global_batch(
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_train_batches__leave_global_chance_alone(num_workers: int) -> None:
-    torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state()[1], random.getstate()
+    torch_state, numpy_state, python_state = (
+        torch.get_rng_state(),
+        np.random.get_state()[1],
+        random.getstate(),
+    )
     list(islice(train(SyntheticSource(23, 3, 12), num_workers=num_workers), 4))
     assert torch.equal(torch.get_rng_state(), torch_state)
     np.testing.assert_array_equal(np.random.get_state()[1], numpy_state)
@@ -263,7 +273,13 @@ def test_eval_batches__whole_ones_hold_the_same_images_for_any_number_of_process
         [
             b.samples.tolist()
             for b in eval_batches(
-                source, EVAL, batch_size=4, rank=rank, num_processes=num_processes, num_workers=0, whole_batches=True
+                source,
+                EVAL,
+                batch_size=4,
+                rank=rank,
+                num_processes=num_processes,
+                num_workers=0,
+                whole_batches=True,
             )
         ]
         for rank in range(num_processes)
@@ -288,10 +304,11 @@ def test_eval_batches__workers_change_nothing(make_split: MakeSplit) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_eval_batches__a_bad_sample_is_an_error(make_split: MakeSplit, num_workers: int) -> None:
     source = ShardSource(make_split(20, "test", bad=(13,)))
-    subset = Subset(source, np.arange(20)[::-1])
-    for chosen in (source, subset):
+    for chosen in (source, subset(source, np.arange(20)[::-1])):
         batches = eval_batches(chosen, EVAL, batch_size=4, rank=0, num_processes=1, num_workers=num_workers)
-        with pytest.raises(DataError, match=r"test/shard-00000\d.tar: sample k13 cannot be evaluated \(truncated\)"):
+        with pytest.raises(
+            DataError, match=r"test/shard-00000\d.tar: sample k13 cannot be evaluated \(truncated\)"
+        ):
             list(batches)
 
 
@@ -310,7 +327,9 @@ def test_batch__length_is_that_of_its_labels() -> None:
 def test_batch__is_pinned_beside_a_gpu() -> None:
     for num_workers in (0, 2):
         batch = next(train(SyntheticSource(20, 3, 12), num_workers=num_workers))
-        assert all(tensor.is_pinned() for tensor in (batch.images, batch.labels, batch.weights, batch.samples))
+        assert all(
+            tensor.is_pinned() for tensor in (batch.images, batch.labels, batch.weights, batch.samples)
+        )
 
 
 def test_batches__several_labels(tmp_path: Path, tiny_png: Callable[[int], bytes]) -> None:
@@ -321,7 +340,8 @@ def test_batches__several_labels(tmp_path: Path, tiny_png: Callable[[int], bytes
     [none] = [sample for sample in range(5) if source.key(sample) == "k2"]
     batch = next(train(source, batch_size=5, micro_batch=5))
     by_key = {
-        source.key(sample): row for sample, row in zip(batch.samples.tolist(), batch.labels.tolist(), strict=True)
+        source.key(sample): row
+        for sample, row in zip(batch.samples.tolist(), batch.labels.tolist(), strict=True)
     }
     assert (by_key["k0"], by_key["k1"], by_key["k3"]) == ([0, -1], [2, 1], [1, -1])
     assert batch.bad == ((none, "k2", "no label"),)
@@ -337,10 +357,12 @@ def test_concat__labels_of_any_width_are_padded(tmp_path: Path, tiny_png: Callab
     sources = []
     for name, labels in (("one", [0, -1]), ("three", [(1,), (2, 1, 0)])):
         items = [Item(f"k{n}", own, partial(tiny_png, n)) for n, own in enumerate(labels)]  # type: ignore[arg-type]
-        sources.append(ShardSource(write_split(items, tmp_path / name, ("a", "b", "c"), seed=0, source_text="")))
-    both = Concat((sources[0], sources[1]))
+        sources.append(
+            ShardSource(write_split(items, tmp_path / name, ("a", "b", "c"), seed=0, source_text=""))
+        )
+    both = concat((sources[0], sources[1]))
     assert sorted(both.labels().tolist()) == [[-1, -1, -1], [0, -1, -1], [1, -1, -1], [2, 1, 0]]
     assert both.labels(np.array([3, 0])).tolist() == both.labels()[[3, 0]].tolist()
     assert both.labels(np.zeros(0, np.int64)).shape == (0, 3)
-    assert Concat((sources[0], sources[0])).labels().shape == (4,)
+    assert concat((sources[0], sources[0])).labels().shape == (4,)
     assert has_label(both.labels()).tolist() == [label != [-1] * 3 for label in both.labels().tolist()]

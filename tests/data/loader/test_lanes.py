@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitctl.data.loader.lanes import LaneOrder, Lanes, micro_batches, own_slots, share
-from vitctl.data.source.mixture import MixtureOrder
-from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
+from vitctl.data.source.order import MixtureOrder, Order, SampleOrder, WindowedOrder
 from vitctl.errors import DataError
 
 SIZES = st.tuples(st.integers(1, 70), st.integers(1, 12), st.integers(1, 9)).filter(lambda s: s[1] <= s[0])
@@ -20,7 +19,9 @@ def slots_of(lanes: Lanes, rank: int, num_processes: int) -> list[int]:
 @given(SIZES)
 def test_lanes__every_slot_belongs_to_one_leaf_of_one_lane(sizes: tuple[int, int, int]) -> None:
     lanes = Lanes(*sizes)
-    assert [slot for lane in range(lanes.num_lanes) for slot in lanes.lane(lane)] == list(range(lanes.batch_size))
+    assert [slot for lane in range(lanes.num_lanes) for slot in lanes.lane(lane)] == list(
+        range(lanes.batch_size)
+    )
     for lane, leaves in enumerate(lanes.leaves):
         assert [slot for part in leaves for slot in part.slots] == list(lanes.lane(lane))
         assert all(1 <= len(part.slots) <= lanes.leaf_images for part in leaves)
@@ -36,7 +37,9 @@ def test_owned__by_every_number_of_processes_each_leaf_has_one_owner(
     owned = [lanes.owned(rank, processes) for rank in range(processes)]
     assert [leaf for own in owned for leaf in own] == list(range(lanes.num_leaves))
     assert all(owned)
-    assert [s for rank in range(processes) for s in slots_of(lanes, rank, processes)] == list(range(lanes.batch_size))
+    assert [s for rank in range(processes) for s in slots_of(lanes, rank, processes)] == list(
+        range(lanes.batch_size)
+    )
     for rank in range(processes):
         assert list(own_slots(lanes.batch_size, lanes, rank, processes)) == slots_of(lanes, rank, processes)
     if processes <= lanes.num_lanes:
@@ -61,12 +64,17 @@ def test_leaves__partners_stay_in_the_lane() -> None:
 
 
 def test_micro_batches__without_lanes_partners_are_those_of_the_whole_batch() -> None:
-    assert [(list(part.slots), part.before) for part in micro_batches(10, 2, 0, 3)] == [([0, 1, 2], 9), ([3, 4], 2)]
+    assert [(list(part.slots), part.before) for part in micro_batches(10, 2, 0, 3)] == [
+        ([0, 1, 2], 9),
+        ([3, 4], 2),
+    ]
     assert [(list(part.slots), part.before) for part in micro_batches(10, 2, 1, 9)] == [([5, 6, 7, 8, 9], 4)]
     assert own_slots(10, None, 1, 3) == share(10, 3, 1) == range(3, 6)
 
 
-@pytest.mark.parametrize(("sizes", "processes"), [((4, 5, 1), 1), ((4, 0, 1), 1), ((4, 2, 0), 1), ((4, 2, 2), 3)])
+@pytest.mark.parametrize(
+    ("sizes", "processes"), [((4, 5, 1), 1), ((4, 0, 1), 1), ((4, 2, 0), 1), ((4, 2, 2), 3)]
+)
 def test_lanes__impossible_numbers(sizes: tuple[int, int, int], processes: int) -> None:
     with pytest.raises(DataError):
         Lanes(*sizes).owned(0, processes)
@@ -88,7 +96,9 @@ def test_lane_order__every_epoch_visits_each_sample_once(
 def test_lane_order__a_lane_walks_through_one_run_of_each_epoch(
     num_samples: int, batch_size: int, num_lanes: int
 ) -> None:
-    """Over an order that does not shuffle, the samples show the run: without a gap, one lane's after the other's."""
+    """Over an order that does not shuffle, the samples show the run: without a gap, one lane's after the
+    other's.
+    """
     order = LaneOrder(Order(num_samples, 0, shuffle=False), batch_size, num_lanes)
     positions = np.arange(5 * num_samples)
     epochs, samples = order.at(positions)
@@ -102,11 +112,16 @@ def test_lane_order__a_lane_walks_through_one_run_of_each_epoch(
 
 
 def test_lane_order__a_lane_reads_its_own_shards() -> None:
-    """100 shards of 50 samples, 8 lanes, windows of 2 shards: a lane sees its 12.5 and those of the windows at its ends."""
+    """100 shards of 50 samples, 8 lanes, windows of 2 shards: a lane sees its 12.5 and those of the windows
+    at its ends.
+    """
     inside = WindowedOrder(5000, 3, 50, 2)
     order, positions = LaneOrder(inside, 64, 8), np.arange(5000)
     _, samples = order.at(positions)
-    seen = [set((samples[np.isin(positions % 64, Lanes(64, 8, 8).lane(lane))] // 50).tolist()) for lane in range(8)]
+    seen = [
+        set((samples[np.isin(positions % 64, Lanes(64, 8, 8).lane(lane))] // 50).tolist())
+        for lane in range(8)
+    ]
     assert all(13 <= len(shards) <= 17 for shards in seen)
     assert sum(map(len, seen)) <= 100 + 7 * 4
     first = samples[(positions % 64 < 8) & (positions < 64 * 6)] // 50  # 48 samples of a window of 100
@@ -132,5 +147,7 @@ def test_lane_order__is_for_good() -> None:
     """These decide what a run trains on: a change would change every run with lanes and a windowed order."""
     order = LaneOrder(WindowedOrder(40, 1, 5, 2), 8, 4)
     assert order.at(np.arange(16))[1].tolist() == [33, 6, 10, 12, 3, 15, 37, 28, 34, 8, 14, 13, 16, 1, 35, 38]
-    far = LaneOrder(WindowedOrder(303_000_000, 1, 3030, 32), 4096, 8).at(np.array([0, 512, 10**12]))[1].tolist()
+    far = (
+        LaneOrder(WindowedOrder(303_000_000, 1, 3030, 32), 4096, 8).at(np.array([0, 512, 10**12]))[1].tolist()
+    )
     assert far == [223805029, 126351153, 97135882]

@@ -1,31 +1,54 @@
-"""Loader processes: their signals, their end, and what is said of one that died."""
+"""Loader processes: their signals, their end, and what is said of one that died; the memory without a name in
+which they pass images; and shards that are fetched before they are needed.
+"""
 
+import gc
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
-from multiprocessing import active_children
+from multiprocessing import Pipe, Process, active_children
+from multiprocessing.connection import Connection
 from pathlib import Path
+from zlib import crc32
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from tests import warm
+from tests.data.server import Faults, serving
+from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader import workers as lifecycle
 from vitctl.data.loader.batches import Batch, train_batches
-from vitctl.data.loader.workers import Workers, oom_kills
-from vitctl.data.source.order import Order
-from vitctl.data.source.read import Source, SyntheticSource
+from vitctl.data.loader.lanes import LaneOrder, Lanes, own_slots
+from vitctl.data.loader.workers import Prefetcher, SharedMemory, Workers, oom_kills, reads_whole_shards
+from vitctl.data.shards.index import Index
+from vitctl.data.source.order import MixtureOrder, Order, SampleOrder, WindowedOrder
+from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.views import Source
 from vitctl.errors import DataError
+from vitctl.system import http
+
+
+def batches_of(
+    source: Source, order: SampleOrder, num_workers: int, *, batch_size: int = 4, micro_batch: int = 4
+) -> Iterator[Batch]:
+    where = {"rank": 0, "num_processes": 1, "first_step": 0, "num_workers": num_workers}
+    sizes = {"batch_size": batch_size, "micro_batch": micro_batch}
+    return train_batches(source, order, TrainTransform(8), seed=5, **sizes, **where)
 
 
 def endless(source: Source) -> Iterator[Batch]:
-    sizes = {"batch_size": 10, "micro_batch": 4, "rank": 0, "num_processes": 1, "first_step": 0, "num_workers": 2}
-    return train_batches(source, Order(len(source), 1), TrainTransform(8), seed=5, **sizes)
+    return batches_of(source, Order(len(source), 1), 2, batch_size=10)
 
 
 def test_workers__ignore_signals_and_a_dead_one_is_reported() -> None:
@@ -55,7 +78,7 @@ from itertools import islice
 from multiprocessing import active_children
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.source.order import Order
-from vitctl.data.source.read import SyntheticSource
+from vitctl.data.source.unsharded import SyntheticSource
 from vitctl.data.images.transforms import TrainTransform
 {source}
 batches = train_batches(Chosen(99, 3, 64), Order(99, 0), TrainTransform(64), seed=0, batch_size=16,
@@ -82,7 +105,9 @@ Chosen = SyntheticSource
 
 
 def test_workers__that_are_hit_while_they_start_do_not_stop_their_parent() -> None:
-    """As Ctrl-C hits all processes of a terminal: two that count it in the parent's pipe would make the parent leave at once."""
+    """As Ctrl-C hits all processes of a terminal: two that count it in the parent's pipe would make the
+    parent leave at once.
+    """
     process, workers = start("sys.exit(7 + flag.raised)", source=EAGER)
     assert len(workers) == 2
     assert process.wait(timeout=60) == 7
@@ -131,18 +156,22 @@ def test_workers__do_not_hold_up_an_exit() -> None:
 @pytest.mark.parametrize("held", ["held = list(islice(batches, 6))", "next(batches)"], ids=["busy", "stuck"])
 def test_workers__kill_leaves_no_process_and_no_shared_memory(held: str) -> None:
     stuck = held == "next(batches)"
-    process, workers = start("time.sleep(600)", source=STUCK if stuck else "Chosen = SyntheticSource", held=held)
+    process, workers = start(
+        "time.sleep(600)", source=STUCK if stuck else "Chosen = SyntheticSource", held=held
+    )
     assert len(workers) == 2 == len(alive(workers))
     process.kill()
     process.wait(timeout=60)
-    assert soon(lambda: not alive(workers), seconds=3)  # torch's own watch takes five, and never sees a stuck one
+    assert soon(
+        lambda: not alive(workers), seconds=3
+    )  # torch's own watch takes five, and never sees a stuck one
     assert not named_memory([process.pid, *workers])
 
 
-def soon(holds: Callable[[], bool], seconds: float) -> bool:
+def soon(holds: Callable[[], bool], seconds: float = 60) -> bool:
     deadline = time.monotonic() + seconds
     while not (there := holds()) and time.monotonic() < deadline:
-        time.sleep(0.02)
+        time.sleep(0.01)
     return there
 
 
@@ -193,8 +222,6 @@ def test_cause_of_death__nobody_died(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("0::/job/7", "sys/fs/cgroup/job/7/memory.events"),
         ("0::/not/mounted", "sys/fs/cgroup/memory.events"),
-        ("5:cpu:/\n4:memory:/job", "sys/fs/cgroup/memory/job/memory.oom_control"),
-        ("4:memory:/not/mounted", "sys/fs/cgroup/memory/memory.oom_control"),
         ("0::/", "proc/vmstat"),
     ],
 )
@@ -211,3 +238,186 @@ def test_oom_kills__are_those_of_the_control_group(tmp_path: Path, group: str, f
 
 def test_oom_kills__without_any_counter(tmp_path: Path) -> None:
     assert oom_kills(tmp_path) == 0
+
+
+def open_memories() -> int:
+    names = [os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+    return sum("memfd:vitctl (" in name for name in names)  # beside it there may be the memory lock
+
+
+def test_zeros__all_are_and_two_views_are_one_memory() -> None:
+    memory = SharedMemory.zeros(10_000)
+    first, second = memory.tensor(at_once=True), memory.tensor()
+    assert first.shape == (10_000,)
+    assert first.dtype == torch.uint8
+    assert not first.any()
+    first[9_999] = 7
+    assert second[9_999] == 7
+
+
+def test_tensor__outlives_the_object_and_closes_what_it_held() -> None:
+    before = open_memories()
+    tensor = SharedMemory.zeros(5_000).tensor()
+    tensor.fill_(3)
+    assert int(tensor.sum()) == 15_000
+    del tensor
+    gc.collect()
+    assert open_memories() == before
+
+
+def fill(there: Connection) -> None:
+    memory = SharedMemory.zeros(6)
+    memory.tensor().copy_(torch.arange(6))
+    there.send(memory)
+    assert there.recv() == "seen"
+
+
+def test_pickled__another_process_sees_the_same_bytes() -> None:
+    here, there = Pipe()
+    process = Process(target=fill, args=(there,))
+    process.start()
+    assert here.recv().tensor().tolist() == [0, 1, 2, 3, 4, 5]
+    here.send("seen")
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def images_of(num_workers: int, num: int, micro_batch: int = 20) -> list[Tensor]:
+    made = batches_of(
+        SyntheticSource(99, 3, 16), Order(99, 0), num_workers, batch_size=40, micro_batch=micro_batch
+    )
+    return [batch.images for batch in islice(made, num)]
+
+
+def test_batches__of_workers_lie_in_it_in_the_layout_of_those_made_here() -> None:
+    before = open_memories()
+    ours, theirs = images_of(0, 6), images_of(2, 6)
+    assert open_memories() == before + 6
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+        assert one.stride() == other.stride()
+    del theirs, other
+    gc.collect()
+    assert open_memories() == before
+
+
+def test_batches__more_than_are_read_at_once_come_in_order() -> None:
+    """Groups of 16 images are begun together; 20 make one and a part of one."""
+    [whole] = images_of(0, 1)
+    assert torch.equal(whole, torch.cat(images_of(0, 20, micro_batch=1)))
+
+
+MakeSplit = Callable[..., Index]
+GIB = 2**30
+ORDER = WindowedOrder(40, 1, 7, 2)  # three windows of 14, 14 and 12
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+
+
+def shards(source: Source, order: SampleOrder, positions: range) -> set[str]:
+    return {
+        source.location(sample).rpartition("/")[2] for sample in order.at(np.array(positions))[1].tolist()
+    }
+
+
+def fetched(faults: Faults) -> Counter[str]:
+    return Counter(path.rpartition("/")[2] for path, _ in faults.asked if path.endswith(".tar"))
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_loader__the_next_window_is_here_before_it_is_read(make_split: MakeSplit, num_workers: int) -> None:
+    local = ShardSource(make_split(40))
+    faults = Faults()
+    with serving(local.index.folder.parent, faults) as url:
+        source = open_split("train", path=url, cache_bytes=GIB)
+        assert reads_whole_shards(source)
+        reading = batches_of(source, ORDER, num_workers)
+        first = next(reading)
+        given = range(4 * (1 + 2 * num_workers))  # positions of the first batch, and of two for each worker
+        coming = range(
+            4 * (1 + num_workers) + ORDER.window_size
+        )  # seen from the last batch of the worker that has got least far
+        assert soon(lambda: set(fetched(faults)) >= shards(local, ORDER, coming))
+        if num_workers == 1:
+            assert shards(local, ORDER, coming) > shards(local, ORDER, given)
+        found = [first, *islice(reading, 9)]
+        del reading
+    assert set(fetched(faults).values()) == {1}  # threads and loader processes wait for each other
+    expected = list(islice(batches_of(local, ORDER, 0), 10))
+    assert [b.samples.tolist() for b in found] == [b.samples.tolist() for b in expected]
+    assert all(np.array_equal(one.images, other.images) for one, other in zip(found, expected, strict=True))
+
+
+class Recorder(SyntheticSource):
+    """Ten samples to a shard; every read is noted, and of shard 1 none succeeds."""
+
+    def location(self, sample: int) -> str:
+        return f"shard {sample // 10}"
+
+    def read(self, sample: int) -> bytes:
+        READ[self.location(sample)] += 1
+        if sample // 10 == 1:
+            raise DataError("cannot be fetched")
+        return b""
+
+
+READ: Counter[str] = Counter()
+
+
+def test_read_ahead__parts_share_the_shards_and_go_on_after_one_that_cannot_be_fetched() -> None:
+    source, order, shares = Recorder(100, 3, 8), WindowedOrder(100, 0, 10, 5), []
+    for part in range(2):
+        READ.clear()
+        ahead = Prefetcher(source, order, part, 2)
+        for position in range(0, 60, 5):
+            ahead.reach(position)
+        expected = {f"shard {n}" for n in range(10) if crc32(f"shard {n}".encode()) % 2 == part}
+        assert soon(lambda expected=expected: set(READ) == expected)  # type: ignore[misc]
+        assert set(READ.values()) == {1}
+        shares.append(expected)
+    assert len(shares[0] | shares[1]) == 10 == len(shares[0]) + len(shares[1])
+
+
+def test_stretch__of_every_order() -> None:
+    assert (Order(40, 1).window_size, ORDER.window_size) == (0, 14)
+    assert MixtureOrder((Order(9, 1), Order(9, 2)), (1, 1), 0).window_size == 0
+    assert MixtureOrder((ORDER, Order(9, 2), WindowedOrder(40, 1, 5, 1)), (2, 1, 1), 0).window_size == 20
+
+
+@pytest.mark.usefixtures("quick")
+def test_reads_whole_shards__not_of_local_files_and_not_without_a_cache(make_split: MakeSplit) -> None:
+    local = ShardSource(make_split(40))
+    assert not reads_whole_shards(local)
+    with serving(local.index.folder.parent, Faults()) as url:
+        assert not reads_whole_shards(open_split("train", path=url, cache_bytes=0))
+
+
+@pytest.mark.parametrize(
+    ("shard", "window", "batch_size", "num_processes"),
+    [(1024, 16, 64, 2), (1050, 8, 64, 1), (4096, 16, 256, 2), (1024, 128, 1024, 2)],
+)
+def test_probed__every_lane_of_this_process_and_no_other(
+    shard: int, window: int, batch_size: int, num_processes: int
+) -> None:
+    inside = WindowedOrder(2000 * shard, 1, shard, window)
+    order, lanes = LaneOrder(inside, batch_size, 8), Lanes(batch_size, 8, 4)
+    slots = own_slots(batch_size, lanes, 0, num_processes)
+    ahead = Prefetcher(Recorder(10, 3, 8), order, 0, 1, slots)
+    found: set[int] = set()
+    size, missed, read = order.window_size // 4, 0, 0
+    for begin in range(0, 3 * order.window_size, size):
+        positions = np.arange(begin, begin + size)
+        probed = ahead._probed(positions)
+        assert set((probed % batch_size).tolist()) <= set(slots)
+        assert set(order.lane(probed).tolist()) == set(range(8 // num_processes))
+        found |= set((order.at(probed)[1] // shard).tolist())
+        if begin >= order.window_size:  # what is read now was looked up a window ago
+            now = positions - order.window_size + size
+            own = order.at(now[np.isin(now % batch_size, slots)])[1] // shard
+            missed, read = missed + int((~np.isin(own, list(found))).sum()), read + len(own)
+    assert missed < 0.03 * read

@@ -9,8 +9,9 @@ import pytest
 import webdataset
 
 from tests.data.old_index import forget_tables
-from vitctl.data.shards.index import Index, find_splits, index_shards, read_index
-from vitctl.data.source.read import ShardSource
+from vitctl.data.shards.index import Index, find_splits, read_index
+from vitctl.data.shards.make_index import index_shards
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
@@ -28,7 +29,12 @@ def test_read_index__gives_what_was_written(make_split: MakeSplit) -> None:
     assert again.source == "noise"
     shards = [[shard.num_samples, shard.num_bytes, shard.sha256] for shard in again.shards]
     tables = [hashlib.sha256((index.folder / "samples.npy").read_bytes()).hexdigest()]
-    held = {"classes": ["a", "b", "c"], "members": {"image": "", "label": ""}, "shards": shards, "tables": tables}
+    held = {
+        "classes": ["a", "b", "c"],
+        "members": {"image": "", "label": ""},
+        "shards": shards,
+        "tables": tables,
+    }
     assert again.digest == hashlib.sha256(json.dumps(held).encode()).hexdigest()
     assert isinstance(again.rows, np.memmap)
     for shard in again.shards:
@@ -66,7 +72,9 @@ def test_read_index__covers_its_tables(tmp_path: Path, tiny_png: Callable[[int],
     assert read_index(folder).tables == noted
 
 
-def test_read_index__one_of_before_is_readable_and_its_digest_covers_the_tables(make_split: MakeSplit) -> None:
+def test_read_index__one_of_before_is_readable_and_its_digest_covers_the_tables(
+    make_split: MakeSplit,
+) -> None:
     folder = make_split(20).folder
     fields = json.loads((folder / "index.json").read_text())
     del fields["tables"]
@@ -105,15 +113,23 @@ def test_read_index__reports_every_problem_at_once(make_split: MakeSplit) -> Non
         ({"source": None}, "source should be a string"),
         ({"shards": []}, "shards should be a list"),
         ({"tables": {}}, "tables should hold num_bytes and sha256 of samples.npy"),
-        ({"tables": {"samples.npy": {"num_bytes": 1, "sha256": "x"}}}, "tables should hold num_bytes and sha256"),
+        (
+            {"tables": {"samples.npy": {"num_bytes": 1, "sha256": "x"}}},
+            "tables should hold num_bytes and sha256",
+        ),
         (
             {"shards": [{"name": "../x.tar", "num_samples": 20, "num_bytes": 1, "sha256": ""}]},
             "shards should be a list",
         ),
-        ({"shards": [{"name": "x.tar", "num_samples": -1, "num_bytes": 1, "sha256": ""}]}, "shards should be a list"),
+        (
+            {"shards": [{"name": "x.tar", "num_samples": -1, "num_bytes": 1, "sha256": ""}]},
+            "shards should be a list",
+        ),
     ],
 )
-def test_read_index__refuses_bad_fields(make_split: MakeSplit, changes: dict[str, object], message: str) -> None:
+def test_read_index__refuses_bad_fields(
+    make_split: MakeSplit, changes: dict[str, object], message: str
+) -> None:
     folder = make_split(20).folder
     change(folder, **changes)
     with pytest.raises(DataError, match=message):
@@ -203,5 +219,7 @@ def test_index_shards__reads_several_labels_of_other_programs(tmp_path: Path) ->
     with pytest.raises(DataError, match=r"labels.npy is missing"):
         read_index(tmp_path)
     np.save(tmp_path / "labels.npy", np.zeros((4, 2), np.int32))
-    with pytest.raises(DataError, match=r"labels.npy holds \(4, 2\) rows of int32, should hold \(4, 3\) of int32"):
+    with pytest.raises(
+        DataError, match=r"labels.npy holds \(4, 2\) rows of int32, should hold \(4, 3\) of int32"
+    ):
         read_index(tmp_path)

@@ -1,11 +1,16 @@
-from collections.abc import Callable
+import hashlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.data.server import Faults, serving
 from vitctl.data.shards import remote
-from vitctl.data.shards.remote import MissingError, check_address, read_file, read_range
+from vitctl.data.shards.remote import MissingError, ShardCache, check_address, read_file, read_range
 from vitctl.errors import DataError
 from vitctl.system import http
 
@@ -42,7 +47,9 @@ def test_stream__goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_stream__a_whole_file_needs_no_ranges_but_a_part_does(tmp_path: Path) -> None:
     with serving(tmp_path, Faults(4, short=0.4), ranges=False) as url:
         assert read_file(f"{url}/file", len(TEXT)) == TEXT
-        with pytest.raises(DataError, match=r"supports no byte ranges; read whole shards with data.cache_gib"):
+        with pytest.raises(
+            DataError, match=r"supports no byte ranges; read whole shards with data.cache_gib"
+        ):
             read_range(f"{url}/file", 5, 9)
 
 
@@ -53,7 +60,10 @@ def test_stream__gives_up_after_five_attempts_with_one_line(
     monkeypatch.setattr(http, "ATTEMPTS", 5)
     faults = Faults(0, **{fault: 1.0})
     monkeypatch.setattr(http, "PAUSE_SECONDS", 0.01)
-    with serving(tmp_path, faults) as url, pytest.raises(DataError, match=r"gave up after 5 attempts") as caught:
+    with (
+        serving(tmp_path, faults) as url,
+        pytest.raises(DataError, match=r"gave up after 5 attempts") as caught,
+    ):
         read_range(f"{url}/file", 0, 10)
     assert "\n" not in str(caught.value) and "/file: " in str(caught.value)
     assert len(faults.asked) == 5
@@ -85,35 +95,26 @@ def test_stream__never_asks_again_for_what_is_not_there(tmp_path: Path) -> None:
         read_range(f"{url}/file", 0, 10)
 
 
-def test_stream__waits_as_long_as_it_is_told_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("told", [0.0, 7.0, 10.0**9])
+def test_stream__pauses_double_up_to_a_bound_or_as_the_server_says(
+    monkeypatch: pytest.MonkeyPatch, told: float
+) -> None:
     slept: list[float] = []
 
     def ask(*_: object) -> remote._Response:
-        raise http.TransientError("busy", 7.0 if len(slept) == 0 else 10**9)
-
-    monkeypatch.setattr(remote, "_from_http", ask)
-    monkeypatch.setattr(http, "ATTEMPTS", 3)
-    monkeypatch.setattr("vitctl.system.http.time.sleep", slept.append)
-    with pytest.raises(DataError, match="busy; gave up"):
-        read_range("https://example.org/x", 0, 1)
-    assert slept == [7.0, 30.0]
-
-
-def test_stream__pauses_double_up_to_a_bound_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-
-    def ask(*_: object) -> remote._Response:
-        raise http.TransientError("busy")
+        raise http.TransientError("busy", told)
 
     monkeypatch.setattr(remote, "_from_http", ask)
     monkeypatch.setattr(http, "ATTEMPTS", 10)
     monkeypatch.setattr(http, "PAUSE_SECONDS", 0.5)
     monkeypatch.setattr("vitctl.system.http.time.sleep", slept.append)
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match="busy; gave up"):
         read_range("https://example.org/x", 0, 1)
-    bounds = [min(0.5 * 2**turn, 30.0) for turn in range(9)]
-    assert all(bound / 2 <= pause <= bound for pause, bound in zip(slept, bounds, strict=True))
-    assert len({pause / bound for pause, bound in zip(slept, bounds, strict=True)}) > 1
+    longest = [min(0.5 * 2**turn, 30.0) for turn in range(9)]
+    least = min(told, 30.0)
+    for pause, most in zip(slept, longest, strict=True):
+        assert max(most / 2, least) <= pause <= max(most, least)
+    assert len({pause / most for pause, most in zip(slept, longest, strict=True)}) > 1
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,10 @@ def test_hub__addresses_are_files_on_the_hub() -> None:
     assert remote._hub_address("hf://datasets/o/n/train/a b.tar") == (
         "https://huggingface.co/datasets/o/n/resolve/main/train/a%20b.tar"
     )
-    assert remote._hub_address("hf://datasets/o/n@v1/x.tar") == "https://huggingface.co/datasets/o/n/resolve/v1/x.tar"
+    assert (
+        remote._hub_address("hf://datasets/o/n@v1/x.tar")
+        == "https://huggingface.co/datasets/o/n/resolve/v1/x.tar"
+    )
     with pytest.raises(DataError, match="should look like hf://datasets/OWNER/NAME"):
         remote._hub_address("hf://o/n")
 
@@ -180,3 +184,129 @@ def test_fsspec__reads_ranges_and_whole_files(monkeypatch: pytest.MonkeyPatch) -
     assert read_file("s3://bucket/file", len(TEXT)) == TEXT
     with pytest.raises(MissingError, match="no such file"):
         read_file("s3://bucket/none", 10)
+
+
+FORK = multiprocessing.get_context("fork")
+
+
+def plant(folder: Path, number: int, size: int = 1000) -> tuple[str, int, str]:
+    """A file `folder/number`: name, size, digest."""
+    data = bytes([number]) * size
+    (folder / f"{number}.tar").write_bytes(data)
+    return f"{number}.tar", size, hashlib.sha256(data).hexdigest()
+
+
+def read(cache: ShardCache, url: str, shard: tuple[str, int, str]) -> bytes:
+    name, size, sha256 = shard
+    descriptor = cache.open(f"{url}/{name}", size, sha256)
+    try:
+        return os.pread(descriptor, size + 1, 0)
+    finally:
+        os.close(descriptor)
+
+
+def kept(cache: ShardCache) -> set[str]:
+    return {path.name for path in cache.folder.glob("*.*")}
+
+
+def test_cache__fetches_once_and_drops_the_least_recently_used(tmp_path: Path) -> None:
+    shards = [plant(tmp_path, number) for number in range(4)]
+    cache, faults = ShardCache(tmp_path / "cache", 3000), Faults()
+    with serving(tmp_path, faults) as url:
+        for number in (0, 1, 2, 0, 1):
+            assert read(cache, url, shards[number]) == bytes([number]) * 1000
+            time.sleep(0.01)
+        assert [path for path, _ in faults.asked] == ["/0.tar", "/1.tar", "/2.tar"]
+        held = cache.open(f"{url}/2.tar", *shards[2][1:])
+        os.utime(cache.folder / f"{shards[2][2]}.tar", (1, 1))
+        read(cache, url, shards[3])
+    assert kept(cache) == {f"{shards[number][2]}.tar" for number in (0, 1, 3)}
+    assert os.pread(held, 2000, 0) == bytes([2]) * 1000  # dropped, and still read by who holds it
+    os.close(held)
+
+
+def test_cache__stays_below_its_bound(tmp_path: Path) -> None:
+    shards = [plant(tmp_path, number, 400 + 37 * number) for number in range(12)]
+    cache = ShardCache(tmp_path / "cache", 2000)
+    with serving(tmp_path, Faults(1, drop=0.2, short=0.2)) as url:
+        for turn in range(30):
+            number = turn * 7 % 12
+            assert read(cache, url, shards[number]) == bytes([number]) * (400 + 37 * number)
+            assert sum(path.stat().st_size for path in cache.folder.glob("*.*")) <= 2000
+
+
+def test_cache__refuses_what_is_not_what_the_index_says(tmp_path: Path) -> None:
+    name, size, sha256 = plant(tmp_path, 7)
+    cache = ShardCache(tmp_path / "cache", 5000)
+    with serving(tmp_path, Faults()) as url:
+        with pytest.raises(
+            DataError, match=r"1000 bytes with sha256 .*, its index says 1000 bytes with ffff"
+        ):
+            cache.open(f"{url}/{name}", size, "f" * 64)
+        with pytest.raises(DataError, match="more than 999 bytes"):
+            cache.open(f"{url}/{name}", 999, sha256)
+        with pytest.raises(DataError, match=r"5001 bytes, the cache holds 5000; raise data.cache_gib"):
+            cache.open(f"{url}/{name}", 5001, sha256)
+        assert kept(cache) == set()
+        assert len(read(cache, url, (name, size, sha256))) == 1000
+        (cache.folder / f"{sha256}.tar").write_bytes(b"cut")  # by somebody else
+        assert len(read(cache, url, (name, size, sha256))) == 1000
+
+
+def _read_all(cache: ShardCache, url: str, shards: list[tuple[str, int, str]]) -> None:
+    for name, size, sha256 in shards:
+        assert read(cache, url, (name, size, sha256)) == bytes([int(name.partition(".")[0])]) * size
+
+
+def test_cache__processes_share_one_transfer(tmp_path: Path) -> None:
+    shards, faults = [plant(tmp_path, number) for number in range(6)], Faults()
+    cache = ShardCache(tmp_path / "cache", 10_000)
+    with serving(tmp_path, faults) as url:
+        workers = [FORK.Process(target=_read_all, args=(cache, url, shards)) for _ in range(4)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    assert sorted(path for path, _ in faults.asked) == [f"/{number}.tar" for number in range(6)]
+
+
+def test_cache__a_killed_holder_leaves_no_lock_and_no_half_file(tmp_path: Path) -> None:
+    shard = plant(tmp_path, 3, 200_000)
+    cache = ShardCache(tmp_path / "cache", 10**6)
+    with serving(tmp_path, Faults()) as url:
+        monkey = FORK.Process(target=_fetch_and_hang, args=(cache, url, shard))
+        monkey.start()
+        until = time.monotonic() + 10
+        while not _sizes(cache) and time.monotonic() < until:
+            time.sleep(0.01)
+        (aside,) = cache.folder.glob(".*.partial")
+        assert aside.exists() and monkey.is_alive()
+        os.kill(monkey.pid or 0, signal.SIGKILL)
+        monkey.join()
+        assert aside.exists() and not (cache.folder / f"{shard[2]}.tar").exists()
+        assert read(cache, url, shard) == bytes([3]) * 200_000
+    assert kept(cache) == {f"{shard[2]}.tar"}
+
+
+def _sizes(cache: ShardCache) -> list[int]:
+    return [size for path in cache.folder.glob(".*.partial") if (size := path.stat().st_size)]
+
+
+def _fetch_and_hang(cache: ShardCache, url: str, shard: tuple[str, int, str]) -> None:
+    """Gets half of the shard, then sleeps with the lock in hand."""
+
+    def half(_url: str) -> Iterator[bytes]:
+        yield bytes([3]) * 100_000
+        time.sleep(60)
+
+    remote.stream = half  # type: ignore[assignment]
+    read(cache, url, shard)
+
+
+def test_cache__a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        DataError, match=r"file/cache/.*: cannot be written \(Not a directory\); set VITCTL_CACHE to a"
+    ):
+        ShardCache(tmp_path / "file" / "cache", 3000).open("https://nowhere.example/0.tar", 1000, "0" * 64)

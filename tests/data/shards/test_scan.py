@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
-from vitctl.data.inspect.verify import verify_index
-from vitctl.data.shards.index import index_shards, read_index
-from vitctl.data.shards.scan import Fields, escape_key, member_name, read_shard, split_name, unescape_key
-from vitctl.data.source.read import ShardSource
+from vitctl.data.inspect.check_shards import verify_index
+from vitctl.data.shards.index import read_index
+from vitctl.data.shards.make_index import index_shards
+from vitctl.data.shards.scan import Fields, read_shard
+from vitctl.data.shards.tar import escape_key, member_name, split_name, unescape_key
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.errors import DataError
 from vitctl.system.bounds import Bound
 
@@ -107,7 +109,10 @@ IMAGE = ("a.jpg", b"i")
         ([IMAGE, ("a.cls", b"-2")], "sample a has label -2, should be 0 or more"),
         ([("/etc/a.jpg", b"i"), CLASS], "'/etc/a.jpg' points outside the shard"),
         ([("b/../../a.jpg", b"i"), CLASS], "points outside the shard"),
-        ([info("a.jpg", tarfile.SYMTYPE, linkname="/etc/passwd"), CLASS], "'a.jpg' is a link, a device or sparse"),
+        (
+            [info("a.jpg", tarfile.SYMTYPE, linkname="/etc/passwd"), CLASS],
+            "'a.jpg' is a link, a device or sparse",
+        ),
         ([IMAGE, info("b.jpg", tarfile.LNKTYPE, linkname="a.jpg")], "'b.jpg' is a link, a device or sparse"),
         ([info("a.jpg", tarfile.FIFOTYPE), CLASS], "'a.jpg' is a link, a device or sparse"),
     ],
@@ -127,7 +132,12 @@ def test_scan__refuses_large_members(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_scan__never_opens_other_members(tmp_path: Path) -> None:
-    members: list[Member | tarfile.TarInfo] = [IMAGE, CLASS, ("a.pkl", b"cos\nsystem\n(S'false'\ntR."), ("a.pth", b"x")]
+    members: list[Member | tarfile.TarInfo] = [
+        IMAGE,
+        CLASS,
+        ("a.pkl", b"cos\nsystem\n(S'false'\ntR."),
+        ("a.pth", b"x"),
+    ]
     rows = read_shard(write_tar(tmp_path / "s.tar", members)).rows
     assert len(rows) == 1
 
@@ -202,7 +212,9 @@ def test_scan__what_webdataset_takes_for_no_member_of_a_sample_is_none(tmp_path:
         ("folder/b.jpg", b"3"),
         ("folder/b.cls", b"1"),
     ]
-    between = [pair for member, name in zip_longest(members, others) for pair in ((name, b"x"), member) if pair]
+    between = [
+        pair for member, name in zip_longest(members, others) for pair in ((name, b"x"), member) if pair
+    ]
     path = write_tar(tmp_path / "s.tar", between)
     scan = read_shard(path)
     assert scan.rows["label"].tolist() == [0, 1]

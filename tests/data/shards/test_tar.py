@@ -12,18 +12,20 @@ from hypothesis import strategies as st
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from tests.data.conftest import CLASSES, make_items, picture, several
-from vitctl.data.datasets.readers.png import encode_png
-from vitctl.data.shards.index import index_shards
-from vitctl.data.shards.scan import read_shard, unescape_key
-from vitctl.data.shards.tar import ShardWriter, stored_names
-from vitctl.data.source.read import ShardSource
+from vitctl.data.datasets.readers.arrays import encode_png
+from vitctl.data.shards.make_index import index_shards
+from vitctl.data.shards.scan import read_shard
+from vitctl.data.shards.tar import ShardWriter, stored_names, unescape_key
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0."), min_size=1, max_size=160)
 SAMPLES = st.lists(
-    st.tuples(KEYS, st.dictionaries(st.sampled_from(["jpg", "cls", "json"]), st.binary(max_size=1300), min_size=1)),
+    st.tuples(
+        KEYS, st.dictionaries(st.sampled_from(["jpg", "cls", "json"]), st.binary(max_size=1300), min_size=1)
+    ),
     min_size=1,
 )
 
@@ -74,7 +76,9 @@ def test_write_split__bytes_are_those_of_every_version_before(tmp_path: Path, se
         Item(name, labels[number % 3], lambda number=number: picture(number))  # type: ignore[misc]
         for number, name in enumerate(NAMES)
     ]
-    index = write_split(items, tmp_path / "train", ("cat", "a dog", "é中"), seed=5, source_text="", max_samples=7)
+    index = write_split(
+        items, tmp_path / "train", ("cat", "a dog", "é中"), seed=5, source_text="", max_samples=7
+    )
     digests = "".join(shard.sha256 for shard in index.shards)
     assert hashlib.sha256(digests.encode()).hexdigest() == WRITTEN_BEFORE[several_labels]
 
@@ -115,18 +119,27 @@ def test_class_names__go_with_the_shards_and_no_reader_sees_a_sample_more(tmp_pa
     theirs = []
     for path in paths:
         with path.open("rb") as file:
-            theirs += [sample["__key__"] for sample in group_by_keys(tar_file_expander([{"url": "", "stream": file}]))]
+            theirs += [
+                sample["__key__"]
+                for sample in group_by_keys(tar_file_expander([{"url": "", "stream": file}]))
+            ]
     source = ShardSource(again)
     assert [unescape_key(key) for key in theirs] == [source.key(n) for n in range(11)]
     with tarfile.open(paths[0]) as tar:
-        assert len(tar.getnames()) == 2 * 4 and all(name.endswith((".cls", ".jpg", ".png")) for name in tar.getnames())
+        assert len(tar.getnames()) == 2 * 4 and all(
+            name.endswith((".cls", ".jpg", ".png")) for name in tar.getnames()
+        )
 
 
-def test_class_names__of_shards_without_them_are_numbers_and_different_ones_are_refused(tmp_path: Path) -> None:
+def test_class_names__of_shards_without_them_are_numbers_and_different_ones_are_refused(
+    tmp_path: Path,
+) -> None:
     old = tmp_path / "old.tar"
     with old.open("wb") as file, ShardWriter(file) as writer:  # as all were written before
         for number in range(3):
-            writer.write(f"k{number}", {"png": encode_png(np.zeros((2, 2), np.uint8)), "cls": str(number).encode()})
+            writer.write(
+                f"k{number}", {"png": encode_png(np.zeros((2, 2), np.uint8)), "cls": str(number).encode()}
+            )
     assert index_shards([old]).class_names == ("0", "1", "2")
     other = write_split(make_items(4), tmp_path / "new", CLASSES, seed=0, source_text="")
     (tmp_path / "mixed").mkdir()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import SHARED
-from vitctl.data.datasets.readers.packed_lists import imagenet_validation_labels
+from vitctl.data.datasets.readers.imagenet import imagenet_validation_labels
 from vitctl.data.source.imagenet_real import NUM_IMAGES, SHA256, label_sets, read_real
 from vitctl.engine.metrics import count_hits, padded_sets
 from vitctl.errors import DataError
@@ -54,7 +54,11 @@ def write(path: Path, sets: object) -> Path:
 
 def test_label_sets__go_by_name_and_not_by_order() -> None:
     sets = [[number % 1000] for number in range(NUM_IMAGES)]
-    keys = ["n01440764/ILSVRC2012_val_00000293.JPEG", "ILSVRC2012_val_00000001", "ILSVRC2012_val_00050000_n01.JPEG"]
+    keys = [
+        "n01440764/ILSVRC2012_val_00000293.JPEG",
+        "ILSVRC2012_val_00000001",
+        "ILSVRC2012_val_00050000_n01.JPEG",
+    ]
     assert label_sets(keys, sets) == [[292], [0], [999]]
 
 
@@ -64,7 +68,10 @@ def test_label_sets__go_by_name_and_not_by_order() -> None:
         (["cat.jpg"], "'cat.jpg' is no ImageNet validation image like ILSVRC2012_val_00000001.JPEG"),
         (["ILSVRC2012_val_00000000.JPEG"], "is no ImageNet validation image"),
         (["ILSVRC2012_val_00050001.JPEG"], "is no ImageNet validation image"),
-        (["a/ILSVRC2012_val_00000002.JPEG", "b/ILSVRC2012_val_00000002.JPEG"], "are one ImageNet validation image$"),
+        (
+            ["a/ILSVRC2012_val_00000002.JPEG", "b/ILSVRC2012_val_00000002.JPEG"],
+            "are one ImageNet validation image$",
+        ),
     ],
 )
 def test_label_sets__refuses(keys: list[str], message: str) -> None:
@@ -72,12 +79,18 @@ def test_label_sets__refuses(keys: list[str], message: str) -> None:
         label_sets(keys, [[0]] * NUM_IMAGES)
 
 
-@pytest.mark.parametrize("sets", [{}, [[1]], [[1]] * 49_999 + [[1000]], [[1]] * 49_999 + [[True]], [1] * 50_000])
+@pytest.mark.parametrize(
+    "sets", [{}, [[1]], [[1]] * 49_999 + [[1000]], [[1]] * 49_999 + [[True]], [1] * 50_000]
+)
 def test_read_real__refuses_what_is_something_else(sets: object, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"real.json: should be a list of 50,000 lists of class numbers 0 to 999$"):
+    with pytest.raises(
+        DataError, match=r"real.json: should be a list of 50,000 lists of class numbers 0 to 999$"
+    ):
         read_real(write(tmp_path / "real.json", sets))
 
 
 def test_read_real__says_how_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="ReaL labels are missing; get them with `vitctl data prepare imagenet_real`"):
+    with pytest.raises(
+        DataError, match="ReaL labels are missing; get them with `vitctl data prepare imagenet_real`"
+    ):
         read_real(tmp_path / "real.json")

@@ -1,7 +1,10 @@
+import errno
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from itertools import islice
@@ -9,17 +12,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import webdataset
 
 from tests.data.conftest import contents
 from tests.data.server import Faults, serving
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
-from vitctl.data.shards.index import Index, index_addresses
+from vitctl.data.shards.index import Index, read_index
+from vitctl.data.shards.make_index import index_addresses, index_shards
 from vitctl.data.source.exclusion import write_exclusion
-from vitctl.data.source.locate import expand, locate_splits
+from vitctl.data.source.locate import INDEXED, expand, locate_splits
 from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
-from vitctl.data.source.read import ShardSource, Source
+from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.views import Source
 from vitctl.errors import DataError
 from vitctl.system import http
 
@@ -99,7 +105,9 @@ def test_remote_split__a_server_that_always_fails_stops_the_run_with_one_line(
         faults.shares = {"503": 1.0}
         monkeypatch.setattr(http, "ATTEMPTS", 3)
         for num_workers in (0, 2):
-            with pytest.raises(DataError, match=r"tar: the server answers 503 .*; gave up after 3 attempts") as caught:
+            with pytest.raises(
+                DataError, match=r"tar: the server answers 503 .*; gave up after 3 attempts"
+            ) as caught:
                 epoch(source, Order(40, 1), num_workers)
             assert "\n" not in str(caught.value)
             assert str(caught.value).startswith(url)
@@ -168,7 +176,9 @@ def test_read_index__refuses_addresses_that_point_outside(
 def test_locate_splits__some_shards_of_a_split(make_split: MakeSplit, tmp_path: Path) -> None:
     local = ShardSource(make_split(20))
     folder, everything = local.index.folder, contents(local)
-    (tmp_path / "list.txt").write_text(f"# two of them\n{folder}/shard-000002.tar\n\n{folder}/shard-000000.tar\n")
+    (tmp_path / "list.txt").write_text(
+        f"# two of them\n{folder}/shard-000002.tar\n\n{folder}/shard-000000.tar\n"
+    )
     with serving(folder.parent, Faults()) as url:
         for text, rows in {
             f"{folder}/shard-{{000000..000001}}.tar": [*range(14)],
@@ -186,7 +196,10 @@ def test_locate_splits__some_shards_of_a_split(make_split: MakeSplit, tmp_path: 
     [
         ("{0..1}", "names 2 files in 1 folders, should be the .tar shards of one split"),
         ("a/x.tar,b/x.tar", "names 2 files in 2 folders"),
-        ("nowhere/{0..1}.tar", r"no index.json beside these shards; .*data index 'nowhere/\{0..1\}.tar' --out"),
+        (
+            "nowhere/{0..1}.tar",
+            r"no index.json beside these shards; .*data index 'nowhere/\{0..1\}.tar' --out",
+        ),
         ("nowhere/*.tar", r"nowhere/\*.tar: no file matches this pattern"),
         ("a{0}.tar", "should be a range as"),
         ("a{0..9999999}.tar", "more than 1,000,000 names"),
@@ -214,7 +227,8 @@ def test_expand__braces_nest_side_by_side_and_keep_zeros() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{08..11}{a,b}", "{00..127}", "x{3..0}y", "{1..10..3}", "x{a,,b}", r"a\{1,2}", "{é..,z}", "{0..0}"]
+    "text",
+    ["{08..11}{a,b}", "{00..127}", "x{3..0}y", "{1..10..3}", "x{a,,b}", r"a\{1,2}", "{é..,z}", "{0..0}"],
 )
 def test_expand__braces_are_those_of_the_shell(text: str) -> None:
     shell = subprocess.run(
@@ -239,7 +253,9 @@ def test_expand__too_many_names_are_refused_before_they_fill_the_memory(text: st
 
 @pytest.mark.parametrize("text", ["{a,{b,c}}", "{a,b}}", "}{a,b}"])
 def test_expand__braces_that_do_not_pair_up_are_refused(text: str) -> None:
-    with pytest.raises(DataError, match=r"braces within braces, or one that is not closed; list the names in @FILE"):
+    with pytest.raises(
+        DataError, match=r"braces within braces, or one that is not closed; list the names in @FILE"
+    ):
         expand(text)
 
 
@@ -260,7 +276,9 @@ def asked_for(faults: Faults) -> list[str]:
     return found
 
 
-def test_remote_index__is_renewed_by_every_command(make_split: MakeSplit, capfd: pytest.CaptureFixture[str]) -> None:
+def test_remote_index__is_renewed_by_every_command(
+    make_split: MakeSplit, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder, faults = make_split(20).folder, Faults()
     with serving(folder.parent, faults) as url:
         assert len(open_split("train", path=f"{url}/train")) == 20
@@ -281,7 +299,9 @@ def test_remote_index__is_renewed_by_every_command(make_split: MakeSplit, capfd:
 
 
 @pytest.mark.parametrize("name", ["index.json", "samples.npy"])
-def test_remote_index__a_broken_copy_is_fetched_anew(make_split: MakeSplit, tmp_path: Path, name: str) -> None:
+def test_remote_index__a_broken_copy_is_fetched_anew(
+    make_split: MakeSplit, tmp_path: Path, name: str
+) -> None:
     folder = make_split(20).folder
     with serving(folder.parent, Faults()) as url:
         open_split("train", path=f"{url}/train")
@@ -307,3 +327,164 @@ def test_locate_splits__what_is_no_address_is_one_line(url: str) -> None:
     with pytest.raises(DataError) as caught:
         locate_splits(url, "train")
     assert "\n" not in str(caught.value)
+
+
+def without_index(index: Index) -> tuple[Path, bytes, list[object]]:
+    """A split as another program left it; the index that `data index` writes for it, and what is in it."""
+    shards = [index.folder / shard.name for shard in index.shards]
+    told, inside = index_shards(shards, source=INDEXED), contents(ShardSource(index))
+    text = (told.folder / "index.json").read_bytes()
+    for name in ("index.json", "samples.npy"):
+        (index.folder / name).unlink()
+    return index.folder, text, inside
+
+
+@pytest.mark.parametrize("given", ["the set", "the split"])
+def test_data__shards_without_an_index_are_indexed_once_and_that_is_said(
+    make_split: MakeSplit, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    folder, text, inside = without_index(make_split(20))
+    make_split(4, "test")
+    source = open_split("train", path=str(folder.parent if given == "the set" else folder))
+    assert contents(source) == inside
+    assert source.class_names == ("a", "b", "c")  # which the shards tell
+    assert (folder / "index.json").read_bytes() == text
+    assert sorted(path.name for path in folder.iterdir() if path.suffix != ".tar") == [
+        "index.json",
+        "samples.npy",
+    ]
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    told = rf"{folder}: 3 shard\(s\) without an index, 0.1 MiB, are read once ... 20 images of 3 classes, \d+\.\d s\n"
+    assert re.fullmatch(told, said.err)
+    assert contents(open_split("train", path=str(folder.parent))) == inside
+    assert capsys.readouterr().err == ""
+
+
+def test_data__of_a_set_the_splits_that_lack_an_index_get_one(make_split: MakeSplit) -> None:
+    folder, _, inside = without_index(make_split(9, "val"))
+    make_split(4, "train"), without_index(make_split(4, "aside"))
+    assert len(open_split("train", path=str(folder.parent))) == 4
+    assert contents(open_split("val", path=str(folder.parent))) == inside
+    assert not (folder.parent / "aside/index.json").exists()  # neither a usual name nor asked for
+    assert len(open_split("aside[:2]", path=str(folder.parent))) == 2
+
+
+ONE = "import sys; from vitctl.data.datasets.catalog import open_split; print(open_split('train', path=sys.argv[1]).digest)"
+
+
+def test_data__of_processes_that_begin_at_once_one_indexes(make_split: MakeSplit) -> None:
+    folder, _, _ = without_index(make_split(600, max_samples=200))
+    command = [sys.executable, "-c", ONE, str(folder)]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    said = [process.communicate() for process in running]
+    assert [process.returncode for process in running] == [0] * 4
+    assert {out for out, _ in said} == {read_index(folder).digest + "\n"}
+    assert sorted(err.count("are read once") for _, err in said) == [0, 0, 0, 1]
+    assert not list(folder.glob(".*"))
+
+
+def test_data__where_there_are_no_locks_all_write_the_same(
+    make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    folder, text, _ = without_index(make_split(9))
+    monkeypatch.setattr("vitctl.data.source.locate.fcntl.flock", no_locks)
+    open_split("train", path=str(folder))
+    assert (folder / "index.json").read_bytes() == text
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_data__a_folder_that_cannot_be_written_says_what_to_type(
+    make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    folder, _, _ = without_index(make_split(9))
+
+    def refused(path: Path) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr("vitctl.data.source.locate.open_lock", refused)
+    wanted = rf"no index, and none can be written there \(.*\); type `vitctl data index {folder} --out FOLDER`, then --data FOLDER$"
+    with pytest.raises(DataError, match=wanted):
+        open_split("train", path=str(folder))
+
+
+def test_data__a_list_is_indexed_in_the_cache_for_these_files_as_they_are(
+    make_split: MakeSplit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _, inside = without_index(make_split(20, max_samples=6))
+    before = sorted(path.name for path in folder.iterdir())
+    pattern = f"{folder}/shard-{{000000..000002}}.tar"
+    for _ in range(2):
+        assert contents(open_split("train", path=pattern)) == inside[:18]
+    assert capsys.readouterr().err.count("3 shard(s) without an index") == 1
+    assert contents(open_split("train", path=f"{folder}/shard-000002.tar")) == inside[12:18]
+    assert sorted(path.name for path in folder.iterdir()) == before
+    os.utime(folder / "shard-000001.tar", (1, 1))
+    open_split("train", path=pattern)
+    assert capsys.readouterr().err.count("3 shard(s) without an index") == 1
+    assert len(list((tmp_path / "cache/splits").iterdir())) == 3
+
+
+def test_data__splits_side_by_side_are_not_made_one(make_split: MakeSplit) -> None:
+    """As in the usual WebDataset of ImageNet: imagenet1k-train-0000.tar beside imagenet1k-validation-00.tar."""
+    folder, _, inside = without_index(make_split(20, max_samples=10))
+    (folder / "shard-000000.tar").rename(folder / "imagenet1k-train-0000.tar")
+    (folder / "shard-000001.tar").rename(folder / "imagenet1k-validation-00.tar")
+    with pytest.raises(
+        DataError,
+        match=r"holds shards of several splits by their names \(train, validation\); give those of one",
+    ):
+        open_split("train", path=str(folder))
+    assert contents(open_split("train", path=f"{folder}/imagenet1k-train-{{0000..0000}}.tar")) == inside[:10]
+
+
+def test_data__a_damaged_shard_is_one_line_and_nothing_is_left(
+    make_split: MakeSplit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _, _ = without_index(make_split(20))
+    shard = folder / "shard-000001.tar"
+    shard.write_bytes(shard.read_bytes()[:3000])
+    with pytest.raises(
+        DataError, match=r"shard-000001.tar: .*; if these are not shards, make some: `vitctl data shards"
+    ) as caught:
+        open_split("train", path=str(folder))
+    assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"shard-{number:06d}.tar" for number in range(3)
+    ]
+    assert capsys.readouterr().err.endswith("are read once ... \n")
+
+
+def test_data__shards_of_webdatasets_own_writer(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with webdataset.ShardWriter(f"{tmp_path}/mine/%04d.tar", maxcount=5, verbose=0) as writer:
+        for number in range(12):
+            writer.write(
+                {"__key__": f"n{number}", "jpg": np.full((9, 9, 3), 20 * number, np.uint8), "cls": number % 4}
+            )
+    source = open_split("mine", path=str(tmp_path / "mine"))
+    assert source.class_names == ("0", "1", "2", "3")
+    assert source.labels().tolist() == [number % 4 for number in range(12)]
+    assert [source.key(number) for number in range(12)] == [f"n{number}" for number in range(12)]
+
+
+def test_data__a_shard_that_came_after_the_index_is_refused_and_not_left_untrained(
+    make_split: MakeSplit,
+) -> None:
+    folder, _, _ = without_index(make_split(20))
+    assert len(open_split("train", path=str(folder.parent))) == 20
+    first = sorted(folder.glob("*.tar"))[0]
+    (folder / "later.tar").write_bytes(first.read_bytes())
+    for path in (folder, folder.parent):
+        with pytest.raises(
+            DataError,
+            match=r"1 shard\(s\) came after it was indexed \(such as later\.tar\); remove .*index\.json",
+        ):
+            open_split("train", path=str(path))
+    (folder / "later.tar").unlink()
+    assert len(open_split("train", path=str(folder.parent))) == 20

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.shards.index import Index
-from vitctl.data.source.read import ShardSource, SyntheticSource
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.source.splits import _of_each_class, md5_order, resolve, select
+from vitctl.data.source.unsharded import SyntheticSource
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
@@ -88,11 +89,11 @@ SIZES = {"train": 50_000, "validation": 1_020, "test": 10_000}
     ],
 )
 def test_resolve__gives_ranges(spec: str, parts: list[tuple[str, int, int]]) -> None:
-    assert resolve(spec, SIZES) == parts
+    assert [part[:3] for part in resolve(spec, SIZES)] == parts
 
 
 def test_resolve__percentages_of_imagenet_as_published() -> None:
-    assert resolve("train[:99%]", {"train": 1_281_167}) == [("train", 0, 1_268_355)]
+    assert resolve("train[:99%]", {"train": 1_281_167})[0][:3] == ("train", 0, 1_268_355)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,9 @@ def test_select__refuses_nothing() -> None:
 
 
 def by_class(number_of: tuple[int, ...], spec: str, tmp_path: Path) -> tuple[list[int], list[str]]:
-    """Images of each class in a split expression over a split of so many images of each class, and their keys."""
+    """Images of each class in a split expression over a split of so many images of each class, and their
+    keys.
+    """
     items = [
         Item(f"{label}/{n}", label, partial(encode_png, np.zeros((2, 2), np.uint8)))
         for label, count in enumerate(number_of)
@@ -199,7 +202,9 @@ def test_shares_of_each_class__unlabelled_and_several_labels() -> None:
     assert sorted(_of_each_class(np.arange(5), table, 0, 50).tolist()) == [0, 2, 4]
 
 
-@pytest.mark.parametrize("spec", ["train[:5 of each class]", "train[:101% of each class]", "train[: of each]"])
+@pytest.mark.parametrize(
+    "spec", ["train[:5 of each class]", "train[:101% of each class]", "train[: of each]"]
+)
 def test_select__refuses_shares_that_are_none(spec: str, sources: Mapping[str, ShardSource]) -> None:
     with pytest.raises(DataError):
         select(spec, sources)

@@ -21,10 +21,10 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from tests.data.conftest import CLASSES, make_items, picture, several
 from vitctl.data.datasets.detect import open_originals
-from vitctl.data.images.formats import image_extension
-from vitctl.data.images.reencode import Reencode
-from vitctl.data.shards.index import index_shards
-from vitctl.data.source.read import ShardSource
+from vitctl.data.images.convert import Reencode
+from vitctl.data.images.image_types import image_extension
+from vitctl.data.shards.make_index import index_shards
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item, Originals
 from vitctl.data.writer.write import write_originals, write_split
 from vitctl.errors import DataError
@@ -57,9 +57,13 @@ def test_write_split__webdataset_reads_what_we_write(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("max_bytes", [12_000, 16_000, 10**9])
 def test_write_split__shards_keep_within_their_bytes(tmp_path: Path, max_bytes: int) -> None:
-    index = write_split(make_items(20), tmp_path / "train", CLASSES, seed=0, source_text="", max_bytes=max_bytes)
+    index = write_split(
+        make_items(20), tmp_path / "train", CLASSES, seed=0, source_text="", max_bytes=max_bytes
+    )
     assert (len(index.shards) > 1) == (max_bytes < 10**9)
-    content = [shard.num_samples * 4 * 512 + 1024 for shard in index.shards]  # header and one block for each member
+    content = [
+        shard.num_samples * 4 * 512 + 1024 for shard in index.shards
+    ]  # header and one block for each member
     assert max(content) <= max_bytes
     assert sum(shard.num_samples for shard in index.shards) == 20
 
@@ -75,7 +79,10 @@ def test_write_split__bytes_decide_the_extension_and_stay(tmp_path: Path) -> Non
     items = [Item("png.jpg", 0, lambda: picture(1)), Item("cmyk.png", 1, file.getvalue)]
     index = write_split(items, tmp_path / "train", CLASSES, seed=0, source_text="")
     with tarfile.open(tmp_path / "train/shard-000000.tar") as tar:
-        assert {name for name in tar.getnames() if not name.endswith("cls")} == {"png%2Ejpg.png", "cmyk%2Epng.jpg"}
+        assert {name for name in tar.getnames() if not name.endswith("cls")} == {
+            "png%2Ejpg.png",
+            "cmyk%2Epng.jpg",
+        }
     source = ShardSource(index)
     assert {source.key(sample): source.read(sample) for sample in range(2)} == {
         "png.jpg": picture(1),
@@ -102,7 +109,9 @@ def fail() -> bytes:
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, DataError])
 def test_write_split__half_done_is_not_there_and_goes_on(tmp_path: Path, stop: type[BaseException]) -> None:
-    """Nothing at OUT; the shards that were finished are taken over by the next run, untouched, and not read again."""
+    """Nothing at OUT; the shards that were finished are taken over by the next run, untouched, and not read
+    again.
+    """
     read: list[str] = []
 
     def item(number: int, last: Callable[[], bytes]) -> Item:
@@ -125,7 +134,9 @@ def test_write_split__half_done_is_not_there_and_goes_on(tmp_path: Path, stop: t
     read.clear()
     notes: list[str] = []
     items = [item(number, lambda: picture(7)) for number in range(10)]
-    index = write_split(items, tmp_path / "train", CLASSES, seed=0, source_text="", max_samples=2, note=notes.append)
+    index = write_split(
+        items, tmp_path / "train", CLASSES, seed=0, source_text="", max_samples=2, note=notes.append
+    )
     assert notes == [f"continuing: {len(finished)} of 5 shards are finished already"]
     assert len(read) == 10 - 2 * len(finished)
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "train").glob("*.tar")}.items() >= {
@@ -156,7 +167,9 @@ def test_write_split__a_changed_plan_starts_again_and_says_so(tmp_path: Path, ch
     options = usual | ({change: other[change]} if change in other else {})
     notes: list[str] = []
     write_split(items(changed=True), tmp_path / "train", names, **options, note=notes.append)  # type: ignore[arg-type]
-    assert len(notes) == 1 and notes[0].startswith("starting again: the images or the options are not those of the")
+    assert len(notes) == 1 and notes[0].startswith(
+        "starting again: the images or the options are not those of the"
+    )
     write_split(items(changed=True), tmp_path / "wanted", names, **options)  # type: ignore[arg-type]
     assert tree(tmp_path / "train") == tree(tmp_path / "wanted")
 
@@ -190,7 +203,14 @@ def test_write_split__what_is_there_whole_stays_and_anything_else_is_refused(
     before = {path: path.stat().st_mtime_ns for path in first.folder.iterdir()}
     notes: list[str] = []
     again = write_split(
-        make(8), tmp_path / "train", CLASSES, seed=0, source_text="", max_samples=3, note=notes.append, workers=2
+        make(8),
+        tmp_path / "train",
+        CLASSES,
+        seed=0,
+        source_text="",
+        max_samples=3,
+        note=notes.append,
+        workers=2,
     )
     assert notes == ["is there already, whole; nothing was written"]
     assert again == first
@@ -205,17 +225,23 @@ def test_write_split__what_is_there_whole_stays_and_anything_else_is_refused(
         (make(8), CLASSES, {"source_text": "other"}),
     ):
         arguments: dict[str, Any] = {"seed": 0, "source_text": "", "max_samples": 3, **options}
-        with pytest.raises(DataError, match="train: exists already with other images or options; remove it or choose"):
+        with pytest.raises(
+            DataError, match="train: exists already with other images or options; remove it or choose"
+        ):
             write_split(items, tmp_path / "train", names, **arguments)
     assert {path: path.stat().st_mtime_ns for path in first.folder.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["train"]
 
 
-def test_write_split__two_writers_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_split__two_writers_do_not_share_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("vitctl.data.writer.write._LOCK_SECONDS", 0)
 
     def again() -> bytes:
-        with pytest.raises(DataError, match="train: is being written by another process; wait for it or stop it"):
+        with pytest.raises(
+            DataError, match="train: is being written by another process; wait for it or stop it"
+        ):
             write_split(make_items(1), tmp_path / "train", CLASSES, seed=0, source_text="")
         return picture(1)
 
@@ -259,7 +285,9 @@ def test_write_split__an_image_of_unknown_size_is_made_once(tmp_path: Path, work
 
 def test_write_split__a_size_that_is_not_true_is_refused(tmp_path: Path) -> None:
     items = [Item("a", 0, lambda: picture(1), 5)]
-    with pytest.raises(DataError, match=rf"a: has {len(picture(1))} bytes and had 5 before; it changed meanwhile"):
+    with pytest.raises(
+        DataError, match=rf"a: has {len(picture(1))} bytes and had 5 before; it changed meanwhile"
+    ):
         write_split(items, tmp_path / "train", CLASSES, seed=0, source_text="", workers=2)
 
 
@@ -280,11 +308,15 @@ write_split(items, Path(sys.argv[1]), CLASSES, seed=0, source_text="", max_sampl
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_write_split__killed_in_the_middle_it_leaves_no_process_and_goes_on(tmp_path: Path, number: int) -> None:
+def test_write_split__killed_in_the_middle_it_leaves_no_process_and_goes_on(
+    tmp_path: Path, number: int
+) -> None:
     items = [replace(item, size=len(item.read())) for item in make_items(60)]
     wanted = write_split(items, tmp_path / "wanted", CLASSES, seed=0, source_text="", max_samples=5)
     script = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path / "train"), "2"], stderr=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, "-c", KILLED, str(tmp_path / "train"), "2"],
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     until = time.monotonic() + 60
     while len(list((tmp_path / ".train.partial").glob("*.tar"))) < 3:
@@ -300,7 +332,14 @@ def test_write_split__killed_in_the_middle_it_leaves_no_process_and_goes_on(tmp_
     assert not (tmp_path / "train").exists()
     notes: list[str] = []
     index = write_split(
-        items, tmp_path / "train", CLASSES, seed=0, source_text="", max_samples=5, workers=2, note=notes.append
+        items,
+        tmp_path / "train",
+        CLASSES,
+        seed=0,
+        source_text="",
+        max_samples=5,
+        workers=2,
+        note=notes.append,
     )
     assert notes == [f"continuing: {len(finished)} of 12 shards are finished already"]
     assert tree(tmp_path / "train") == tree(tmp_path / "wanted")
@@ -334,7 +373,9 @@ def test_write_split__makes_large_photographs_smaller_and_no_others(tmp_path: Pa
         "png": picture(50),
     }
     items = [Item(key, 0, lambda data=data: data, len(data)) for key, data in files.items()]  # type: ignore[misc]
-    index = write_split(items, tmp_path / "train", CLASSES, seed=0, source_text="here", reencode=Reencode(max_side=60))
+    index = write_split(
+        items, tmp_path / "train", CLASSES, seed=0, source_text="here", reencode=Reencode(max_side=60)
+    )
     assert index.source.startswith("here; JPEG longer than 60 pixels shrunk to that, quality 90, Pillow ")
     source = ShardSource(index)
     found = {source.key(sample): source.read(sample) for sample in range(len(source))}
@@ -356,14 +397,14 @@ def test_reencode__quality_alone_compresses_again_where_that_helps() -> None:
     assert len(again(large)) < len(large) and Image.open(io.BytesIO(again(large))).size == (90, 45)
     assert Image.open(io.BytesIO(again(large))).info["exif"] == Image.open(io.BytesIO(large)).info["exif"]
     assert Reencode(quality=90)(small) == small
-    with pytest.raises(DataError, match="max side 0, quality 0: should be 1 pixel or more, 1 to 100"):
-        Reencode()
 
 
 def test_write_split__a_damaged_photograph_cannot_be_made_smaller(tmp_path: Path) -> None:
     items = [Item("a", 0, lambda: photo(90)[:600], 600)]
     with pytest.raises(DataError, match=r"a: cannot be made smaller \(.*\); fix it or leave it out"):
-        write_split(items, tmp_path / "train", CLASSES, seed=0, source_text="", reencode=Reencode(max_side=60))
+        write_split(
+            items, tmp_path / "train", CLASSES, seed=0, source_text="", reencode=Reencode(max_side=60)
+        )
 
 
 @pytest.mark.parametrize(
@@ -405,7 +446,9 @@ def test_image_extension__never_fails(data: bytes) -> None:
 
 
 def test_write_split__keeps_unlabelled_items(tmp_path: Path) -> None:
-    index = write_split([Item("a", -1, lambda: picture(1))], tmp_path / "predict", CLASSES, seed=0, source_text="")
+    index = write_split(
+        [Item("a", -1, lambda: picture(1))], tmp_path / "predict", CLASSES, seed=0, source_text=""
+    )
     assert ShardSource(index).labels().tolist() == [-1]
 
 

@@ -15,7 +15,7 @@ from vitctl.engine.checkpoint.files import keep, newest_checkpoint, read_checkpo
 from vitctl.engine.run_files import OPTIMIZER, STATE
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import variant
-from vitctl.models.weights.config import read_config
+from vitctl.models.weights.header import read_config
 
 CONFIG = variant("Ti/4", depth=1, hidden_size=6, image_size=8, num_classes=2)
 
@@ -64,7 +64,9 @@ def test_save__the_rights_are_those_of_the_umask(tmp_path: Path) -> None:
 
 def test_save__a_whole_checkpoint_is_never_replaced_a_torn_one_is(tmp_path: Path) -> None:
     save(tmp_path, 3, mark="old")
-    with pytest.raises(CheckpointError, match="step_00000003: is already there and complete, and is not replaced"):
+    with pytest.raises(
+        CheckpointError, match="step_00000003: is already there and complete, and is not replaced"
+    ):
         save(tmp_path, 3, mark="new")
     assert read_checkpoint(tmp_path / "step_00000003").state["mark"] == "old"
     (tmp_path / "step_00000003" / "optimizer.safetensors").write_bytes(b"torn")
@@ -73,7 +75,9 @@ def test_save__a_whole_checkpoint_is_never_replaced_a_torn_one_is(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000003"]
 
 
-def test_save__a_crash_while_writing_leaves_the_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save__a_crash_while_writing_leaves_the_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(tmp_path, 1)
 
     def crash(*_: object) -> None:
@@ -105,14 +109,18 @@ def flip_a_bit(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "ema.safetensors", "optimizer.safetensors"])
 @pytest.mark.parametrize("harm", [truncate, flip_a_bit, os.unlink])
-def test_newest__a_harmed_one_is_passed_over_and_said(tmp_path: Path, name: str, harm: Callable[[Path], None]) -> None:
+def test_newest__a_harmed_one_is_passed_over_and_said(
+    tmp_path: Path, name: str, harm: Callable[[Path], None]
+) -> None:
     save(tmp_path, 5)
     newest = save(tmp_path, 10)
     harm(newest / name)
     saved, problems = newest_checkpoint(tmp_path)
     assert saved is not None
     assert saved.step == 5
-    assert problems == [f"{newest}: not a whole checkpoint: {name} is missing or changed since it was written"]
+    assert problems == [
+        f"{newest}: not a whole checkpoint: {name} is missing or changed since it was written"
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "vitctl-checkpoint/1"}'])
@@ -127,7 +135,9 @@ def test_read__of_another_format(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     state = json.loads((path / STATE).read_text())
     (path / STATE).write_text(json.dumps({**state, "format": "vitctl-checkpoint/9"}))
-    with pytest.raises(CheckpointError, match="says 'vitctl-checkpoint/9', this vitctl reads 'vitctl-checkpoint/1'"):
+    with pytest.raises(
+        CheckpointError, match="says 'vitctl-checkpoint/9', this vitctl reads 'vitctl-checkpoint/1'"
+    ):
         read_checkpoint(path)
 
 
@@ -161,7 +171,9 @@ def test_read__a_state_of_other_numbers(tmp_path: Path) -> None:
     text = (path / STATE).read_text()
     assert text.count('"samples": 96,') == 1
     (path / STATE).write_text(text.replace('"samples": 96,', '"samples": 97,'))
-    with pytest.raises(CheckpointError, match=r"not a whole checkpoint: state\.json changed since it was written"):
+    with pytest.raises(
+        CheckpointError, match=r"not a whole checkpoint: state\.json changed since it was written"
+    ):
         read_checkpoint(path)
 
 
@@ -180,7 +192,10 @@ def test_read__a_state_without_its_digest_is_refused(tmp_path: Path, sha256: Any
 def test_newest__what_may_not_be_read_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    """A run that took the older one would throw away the newer one's steps. Whoever runs the tests may read everything."""
+    """A run that took the older one would throw away the newer one's steps.
+
+    Whoever runs the tests may read everything.
+    """
     for step in (5, 10):
         save(tmp_path, step)
     for owner, name in ((Path, "open"), (Path, "iterdir"), (os, "open")):

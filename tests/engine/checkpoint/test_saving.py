@@ -14,12 +14,12 @@ from vitctl.engine.checkpoint import saving
 from vitctl.engine.checkpoint.files import read_checkpoint
 from vitctl.engine.checkpoint.saving import Saver, check_space, parts
 from vitctl.engine.journal import Journal
-from vitctl.engine.loop import Trainer
+from vitctl.engine.step import TrainStep
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import variant
 
 CONFIG = variant("Ti/4", depth=1, hidden_size=6, image_size=8, num_classes=2)
-Make = Callable[..., Trainer]
+Make = Callable[..., TrainStep]
 
 
 def saver(root: Path, report: Callable[[dict[str, Any]], None] = lambda _: None) -> Saver:
@@ -38,7 +38,12 @@ def test_start__what_changes_later_is_not_saved(tmp_path: Path, monkeypatch: pyt
     for step in (1, 2):
         go.clear()
         weight.fill_(step)
-        one.start(step, [("model", "w", weight), ("optimizer", "step/w", torch.tensor(float(step)))], {"a": step}, {})
+        one.start(
+            step,
+            [("model", "w", weight), ("optimizer", "step/w", torch.tensor(float(step)))],
+            {"a": step},
+            {},
+        )
         weight.fill_(99)  # the training goes on
         assert not (tmp_path / "checkpoints" / f"step_{step:08d}").exists()
         go.set()
@@ -49,7 +54,9 @@ def test_start__what_changes_later_is_not_saved(tmp_path: Path, monkeypatch: pyt
         assert saved.state["a"] == step
 
 
-def test_start__live_tensors_are_copied_until_they_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start__live_tensors_are_copied_until_they_may_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     go, copy = threading.Event(), Saver._copy
     said: list[dict[str, Any]] = []
 
@@ -117,7 +124,9 @@ def test_check_space__counts_what_will_be_written(
     t.update(0, [batch(8)])
     tensors = list(parts(t.unwrapped, average, t.optimizer))
     assert {part for part, _, _ in tensors} == {"model", "ema", "optimizer"}
-    size = sum(tensor.numel() * tensor.element_size() for _, name, tensor in tensors if not name.startswith("step/"))
+    size = sum(
+        tensor.numel() * tensor.element_size() for _, name, tensor in tensors if not name.startswith("step/")
+    )
     for free, enough in ((3 * size, True), (3 * size - 1, False)):
         usage = saving.shutil._ntuple_diskusage(10**9, 0, free)  # type: ignore[attr-defined]
         monkeypatch.setattr(saving.shutil, "disk_usage", lambda _, usage=usage: usage)
@@ -152,7 +161,10 @@ def test_finish__says_whatever_went_wrong(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(saving, "save_checkpoint", wrong)
     one = saver(tmp_path)
     one.start(3, [("model", "w", torch.zeros(3))], {}, {})
-    assert one.finish() == f"step 3 could not be saved in {tmp_path / 'checkpoints'} (MemoryError: no room for a copy)"
+    assert (
+        one.finish()
+        == f"step 3 could not be saved in {tmp_path / 'checkpoints'} (MemoryError: no room for a copy)"
+    )
 
 
 def test_check_space__what_was_set_aside_is_never_deleted(

@@ -43,6 +43,13 @@ def test_checksum__every_bit_counts(dtype: torch.dtype) -> None:
 
 def test_checksum__names_shapes_and_places_count() -> None:
     a, b = torch.arange(6.0), torch.arange(6.0).flip(0)
-    variants = [[("a", a)], [("b", a)], [("a", b)], [("a", a.view(2, 3))], [("a", a.double())], [("a", a), ("b", a)]]
+    variants = [
+        [("a", a)],
+        [("b", a)],
+        [("a", b)],
+        [("a", a.view(2, 3))],
+        [("a", a.double())],
+        [("a", a), ("b", a)],
+    ]
     assert len({checksum(tensors) for tensors in variants}) == len(variants)
     assert checksum([("a", a.view(2, 3).T)]) == checksum([("a", a.view(2, 3).T.contiguous())])

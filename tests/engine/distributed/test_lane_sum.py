@@ -16,6 +16,10 @@ from torch import Tensor
 from vitctl.data.loader.lanes import Lanes, Tree, binary_tree, leaves, subtrees
 from vitctl.engine.distributed import lane_sum
 from vitctl.engine.distributed.lane_sum import LaneSum, added
+from vitctl.engine.schedule import in_words, lanes_of
+from vitctl.jobs.plan import plan_training
+from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.schema import Pretrain
 
 
 def by_hand(tree: Tree, values: dict[int, np.ndarray]) -> np.ndarray:
@@ -40,7 +44,10 @@ def test_subtrees__any_runs_of_leaves_make_up_the_tree(count: int, data: st.Data
     cuts = sorted({0, count, *data.draw(st.lists(st.integers(0, count), max_size=5))})
     parts = [subtrees(tree, range(a, b)) for a, b in pairwise(cuts)]
     assert [leaf for part in parts for node in part for leaf in leaves(node)] == list(range(count))
-    values = {leaf: np.float32(np.random.default_rng(leaf).normal()) * np.float32(3.0**leaf) for leaf in range(count)}
+    values = {
+        leaf: np.float32(np.random.default_rng(leaf).normal()) * np.float32(3.0**leaf)
+        for leaf in range(count)
+    }
     known = {node: [torch.tensor(by_hand(node, values))] for part in parts for node in part}
     whole = added(tree, lambda node: known.get(node))
     assert whole[0].numpy().tobytes() == by_hand(tree, values).tobytes()
@@ -77,21 +84,27 @@ def sums_of_all(
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, 3, 4, 5, 7, 8, 11])
-def test_gradients__every_process_gets_the_sum_by_hand(num_processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients__every_process_gets_the_sum_by_hand(
+    num_processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lanes, shapes = Lanes(37, 8, 2), [(3, 5), (7,), (), (2, 2, 2), (1,)]
     monkeypatch.setattr(lane_sum, "BUCKET_BYTES", 60)  # several buckets, of one tensor and of more
 
     def gradient(leaf: int) -> list[Tensor]:
         rng = np.random.default_rng(leaf)
         return [
-            torch.tensor(rng.normal(size=shape).astype(np.float32) * np.float32(10.0 ** (leaf % 5))) for shape in shapes
+            torch.tensor(rng.normal(size=shape).astype(np.float32) * np.float32(10.0 ** (leaf % 5)))
+            for shape in shapes
         ]
 
     tree = lanes.tree
     expected = [
-        by_hand(tree, {leaf: gradient(leaf)[i].numpy() for leaf in range(lanes.num_leaves)}) for i in range(len(shapes))
+        by_hand(tree, {leaf: gradient(leaf)[i].numpy() for leaf in range(lanes.num_leaves)})
+        for i in range(len(shapes))
     ]
-    straight = [sum(gradient(leaf)[i].numpy() for leaf in range(lanes.num_leaves)) for i in range(len(shapes))]
+    straight = [
+        sum(gradient(leaf)[i].numpy() for leaf in range(lanes.num_leaves)) for i in range(len(shapes))
+    ]
     assert any(a.tobytes() != np.asarray(b).tobytes() for a, b in zip(expected, straight, strict=True))
     for found in sums_of_all(lanes, num_processes, gradient, monkeypatch):
         assert [t.numpy().tobytes() for t in found] == [value.tobytes() for value in expected]
@@ -129,3 +142,43 @@ def test_gradients__leaves_are_computed_in_order_and_few_sums_are_held(
 def test_table__without_other_processes_is_that_of_the_rows() -> None:
     rows = torch.tensor([[float("nan"), 1.0], [-0.0, 2.0]], dtype=torch.float64)
     assert LaneSum(Lanes(2, 2, 1), 0, 1).table(rows).numpy().tobytes() == rows.numpy().tobytes()
+
+
+def recipe(**values: object) -> Pretrain:
+    given = {"data.synthetic": 1000, **values}
+    found = load_recipe("smoke", [Override(key, value) for key, value in given.items()]).recipe
+    assert isinstance(found, Pretrain)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ((4096, 8, 32), "8 lanes of 512 images, in leaves of up to 32: 128 leaves"),
+        ((21, 8, 2), "8 lanes of 2 to 3 images, in leaves of up to 2: 13 leaves"),
+        ((16, 8, 32), "8 lanes of 2 images, each a leaf: 8 leaves"),
+        ((1, 1, 1), "1 lane of 1 image, each a leaf: 1 leaf"),
+    ],
+)
+def test_in_words(sizes: tuple[int, int, int], words: str) -> None:
+    assert in_words(Lanes(*sizes)) == words
+
+
+def test_lanes_of__the_recipe() -> None:
+    assert lanes_of(recipe(), 1) is None
+    chosen = recipe(**{"schedule.lanes": 8, "schedule.batch_size": 64, "schedule.leaf_images": 4})
+    assert lanes_of(chosen, 3) == Lanes(64, 8, 4)
+
+
+def test_plan__tells_leaves_and_counts_the_sums_that_are_kept() -> None:
+    values = {"schedule.batch_size": 64, "schedule.leaf_images": 4}
+    plain = plan_training(recipe(**values, **{"machine.micro_batch": 4}))
+    plan = plan_training(recipe(**values, **{"schedule.lanes": 8, "machine.micro_batch": 64}))
+    assert plan.micro_batch == 4 == plain.micro_batch
+    assert (
+        plan.memory_bytes - plain.memory_bytes == 4 * plan.parameters * 4
+    )  # 16 leaves: a tree of four levels, in float32
+    assert plan.notes[-1] == (
+        "8 lanes of 8 images, in leaves of up to 4: 16 leaves; the same bytes on up to 16 processes; "
+        "machine.micro_batch has no effect"
+    )

@@ -28,7 +28,9 @@ def test_best_precision__of_a_cpu_is_what_it_multiplies_fast(
 
 
 def test_start__refuses_another_number_of_processes() -> None:
-    with pytest.raises(LaunchError, match=r"the recipe asks for 2 processes \(machine\.processes\), 1 were started"):
+    with pytest.raises(
+        LaunchError, match=r"the recipe asks for 2 processes \(machine\.processes\), 1 were started"
+    ):
         start(precision="float32", device="cpu", processes=2)
 
 
@@ -52,7 +54,9 @@ def test_start__switches_tf32_off(precision: str, tf32: Callable[[], tuple[bool,
 def test_start__tf32_where_it_is_asked_for(
     tf32: Callable[[], tuple[bool, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(LaunchError, match=r"machine\.precision = 'tf32': needs an NVIDIA GPU of 2020 or later"):
+    with pytest.raises(
+        LaunchError, match=r"machine\.precision = 'tf32': needs an NVIDIA GPU of 2020 or later"
+    ):
         alone(precision="tf32", device="cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_tf32_supported", lambda: True)
@@ -63,7 +67,9 @@ def test_start__tf32_where_it_is_asked_for(
 
 
 def test_start__refuses_a_tracker_that_is_not_there() -> None:
-    with pytest.raises(LaunchError, match=r"log\.trackers: tensorbord is not installed here, or unknown to accelerate"):
+    with pytest.raises(
+        LaunchError, match=r"log\.trackers: tensorbord is not installed here, or unknown to accelerate"
+    ):
         start(precision="float32", device="cpu", processes=1, trackers=("tensorbord",))
 
 
@@ -76,7 +82,9 @@ def test_runtime__images_are_normalised_in_its_own_type(runtime: Runtime) -> Non
     images = torch.tensor([[[[0, 255]], [[51, 102]], [[255, 0]]]], dtype=torch.uint8)
     got = runtime.normaliser((0.5, 0.0, 0.5), (0.5, 1.0, 0.25))(images)
     assert got.dtype == torch.float64
-    torch.testing.assert_close(got, torch.tensor([[[[-1.0, 1.0]], [[0.2, 0.4]], [[2.0, -2.0]]]], dtype=torch.float64))
+    torch.testing.assert_close(
+        got, torch.tensor([[[[-1.0, 1.0]], [[0.2, 0.4]], [[2.0, -2.0]]]], dtype=torch.float64)
+    )
 
 
 def test_runtime__alone(runtime: Runtime) -> None:

@@ -33,7 +33,9 @@ def noisy(name: str) -> Model:
 
 
 def seen(model: nn.Module) -> dict[str, set[torch.dtype]]:
-    """Types of the weights that the layers of a network compute with under bf16 autocast, and of what enters its blocks."""
+    """Types of the weights that the layers of a network compute with under bf16 autocast, and of what enters
+    its blocks.
+    """
     found: dict[str, set[torch.dtype]] = {"head": set(), "linear": set(), "blocks": set(), "others": set()}
 
     def note(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -65,7 +67,9 @@ def test_shard__bf16_is_for_what_autocast_converts(name: str) -> None:
     assert found["linear"] == (set() if name == "resnet v2" else {torch.bfloat16})
     assert found["head"] == {torch.float32}
     assert found["others"] == {torch.float32}
-    assert found["blocks"] == ({torch.bfloat16} if name == "resnet v2" else {torch.float32})  # what convolutions return
+    assert found["blocks"] == (
+        {torch.bfloat16} if name == "resnet v2" else {torch.float32}
+    )  # what convolutions return
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -87,6 +91,9 @@ def test_shard__of_every_family_gathered_in_bf16_has_the_same_bits(name: str, ch
 def test_shard__each_block_gathers_the_next_one(gathers_bf16: bool) -> None:
     model: Any = build(TINY["vit"])
     shard(model, torch.device("cpu"), 1, gathers_bf16=gathers_bf16)
-    states = [(block.attention.qkv if gathers_bf16 else block)._get_fsdp_state() for block in outermost_blocks(model)]
+    states = [
+        (block.attention.qkv if gathers_bf16 else block)._get_fsdp_state()
+        for block in outermost_blocks(model)
+    ]
     assert len(states) > 1
     assert [state._states_to_forward_prefetch for state in states] == [*([state] for state in states[1:]), []]

@@ -19,7 +19,9 @@ from vitctl.engine.distributed.transfer import Transfer, given, sent
 
 aten: Any = torch.ops.aten
 CPU = torch.device("cpu")
-BATCHES = [batch(4 if number != 6 else 2, seed=number, first=4 * number) for number in range(11)]  # one is smaller
+BATCHES = [
+    batch(4 if number != 6 else 2, seed=number, first=4 * number) for number in range(11)
+]  # one is smaller
 
 
 class Event:
@@ -46,7 +48,9 @@ class Stream:
 
 
 class Device(TorchDispatchMode):
-    """A device whose memory is that of the host, and whose streams do their work when chance has it: a copy is made late."""
+    """A device whose memory is that of the host, and whose streams do their work when chance has it: a copy
+    is made late.
+    """
 
     streams: list[Stream]
 

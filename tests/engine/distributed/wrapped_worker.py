@@ -1,4 +1,6 @@
-"""One of two processes that train a small ViT twice: in a plain DDP, and as `Runtime.wrap` wraps it; prints digests of the weights."""
+"""One of two processes that train a small ViT twice: in a plain DDP, and as `Runtime.wrap` wraps it; prints
+digests of the weights.
+"""
 
 import sys
 from contextlib import nullcontext
@@ -16,13 +18,16 @@ from vitctl.engine.distributed.runtime import Runtime, start
 from vitctl.engine.optimizer import build_optimizer, clip_gradients
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model, build
+from vitctl.recipe.sections import Optimizer
 
 STEPS, SKIPPED = 5, 2
 
 
 def trained(runtime: Runtime, model: Model, wrapped: Any, micro_batches: int) -> str:
-    """A digest of the weights after a few steps, with dropout, clipping, an evaluation, and one step that is skipped."""
-    optimizer = build_optimizer(model, name="adam", weight_decay=0.1, beta1=0.9, beta2=0.999, eps=1e-8, momentum=0.9)
+    """A digest of the weights after a few steps, with dropout, clipping, an evaluation, and one step that is
+    skipped.
+    """
+    optimizer = build_optimizer(model, Optimizer(name="adam", lr=1.0, weight_decay=0.1))
     optimizer.param_groups[0]["lr"] = 1e-2
     for step in range(STEPS):
         torch.manual_seed(2 * step + runtime.rank)

@@ -1,4 +1,4 @@
-"""Chained lines: what was changed, removed or added is found; what a crash left is not taken for it."""
+"""Chained lines: a changed, removed or added line is found; what a crash left is not taken for one."""
 
 import hashlib
 import json
@@ -10,11 +10,6 @@ import pytest
 
 from vitctl.engine.journal import Journal, append_record, cut_after, never_raising, read_records
 from vitctl.engine.trace.chain import head, read_chain
-from vitctl.engine.trace.steps import kind_of
-
-
-def chain(path: Path) -> Any:
-    return read_chain(path, kind_of)
 
 
 def written(path: Path, count: int = 6) -> Path:
@@ -36,8 +31,8 @@ def recomputed(path: Path) -> str:
 @pytest.mark.parametrize("name", ["log.jsonl", "steps.jsonl"])
 def test_lines__are_chained_by_a_rule_that_anyone_can_compute(tmp_path: Path, name: str) -> None:
     path = written(tmp_path / name)
-    assert recomputed(path) == head(path) == chain(path).links[-1]
-    assert (chain(path).broken_at, chain(path).num_torn, len(chain(path).links)) == (0, 0, 6)
+    assert recomputed(path) == head(path) == read_chain(path).links[-1]
+    assert (read_chain(path).broken_at, read_chain(path).num_torn, len(read_chain(path).links)) == (0, 0, 6)
     assert read_records(path) == [{"kind": "train", "step": step, "loss": step / 3} for step in range(1, 7)]
 
 
@@ -62,25 +57,18 @@ def test_lines__of_other_files_are_not(tmp_path: Path) -> None:
 def test_chain__names_the_line_that_does_not_follow(tmp_path: Path, change: Any, line: int) -> None:
     path = written(tmp_path / "log.jsonl")
     path.write_bytes(b"\n".join(change(path.read_bytes().splitlines())) + b"\n")
-    assert chain(path).broken_at == line
+    assert read_chain(path).broken_at == line
 
 
-def test_chain__goes_on_after_a_torn_line_and_zeros(tmp_path: Path) -> None:
+def test_chain__continues_after_a_torn_line_and_zeros(tmp_path: Path) -> None:
     path = written(tmp_path / "log.jsonl", 3)
     path.write_bytes(path.read_bytes() + b'{"kind": "train", "st')
     append_record(path, {"step": 4})
     path.write_bytes(path.read_bytes() + bytes(20_000))
     append_record(path, {"step": 5})
-    found = chain(path)
+    found = read_chain(path)
     assert (found.broken_at, found.num_torn, len(found.links)) == (0, 2, 5)
     assert [record["step"] for record in read_records(path)] == [1, 2, 3, 4, 5]
-
-
-def test_chain__a_line_without_a_link_does_not_follow(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    path.write_text('{"step": 1}\n')
-    append_record(path, {"step": 2})
-    assert chain(path).broken_at == 1
 
 
 def test_cut_after__links_anew_from_the_first_dropped_record_only(tmp_path: Path) -> None:
@@ -91,7 +79,7 @@ def test_cut_after__links_anew_from_the_first_dropped_record_only(tmp_path: Path
     after = path.read_bytes().splitlines()
     assert after[:2] == before[:2]
     assert [record["step"] for record in read_records(path)] == [1, 2, 0]
-    assert chain(path).broken_at == 0
+    assert read_chain(path).broken_at == 0
     assert recomputed(path) == head(path)
 
 
@@ -102,12 +90,12 @@ def test_cut_after__does_not_hide_that_a_line_was_changed(tmp_path: Path, edited
     lines = path.read_bytes().splitlines()
     lines[edited] = lines[edited].replace(b'"loss"', b'"lass"').replace(b"one", b"two")
     path.write_bytes(b"\n".join(lines) + b"\n")
-    assert chain(path).broken_at == edited + 1
+    assert read_chain(path).broken_at == edited + 1
     cut_after(path, 3)
-    assert chain(path).broken_at > 0
+    assert read_chain(path).broken_at > 0
 
 
-def test_writers__of_several_threads_and_doors_make_one_chain(tmp_path: Path) -> None:
+def test_writers__of_several_threads_make_one_chain(tmp_path: Path) -> None:
     """The journal, the thread that saves, and a report that failed append to one log."""
     path = tmp_path / "log.jsonl"
     journals = [Journal(path) for _ in range(4)]
@@ -126,6 +114,6 @@ def test_writers__of_several_threads_and_doors_make_one_chain(tmp_path: Path) ->
     never_raising(fails, path)({"step": 3})
     for thread in threads:
         thread.join()
-    found = chain(path)
+    found = read_chain(path)
     assert (len(found.links), found.broken_at, found.num_torn) == (101, 0, 0)
     assert all(isinstance(json.loads(line), dict) for line in path.read_bytes().splitlines())

@@ -71,7 +71,9 @@ def test_newest__a_result_that_is_none_is_named(tmp_path: Path) -> None:
 
 
 def test_find_weights__refuses(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="nowhere: no such weights; give a run folder, a checkpoint folder or a"):
+    with pytest.raises(
+        CheckpointError, match="nowhere: no such weights; give a run folder, a checkpoint folder or a"
+    ):
         find_weights(str(tmp_path / "nowhere"))
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="run: holds no complete checkpoint"):
@@ -96,7 +98,14 @@ def test_loaded_model__at_another_size_only_the_position_embedding_changes(pretr
 def test_transferred_model__zero_head_or_fresh_weights(pretrained: Path) -> None:
     weights = find_weights(str(pretrained)).weights
     model, lines = transferred_model(
-        weights, StartWeights(), num_classes=4, image_size=16, dropout=0.1, drop_path=0.2, seed=0, dtype=torch.float64
+        weights,
+        StartWeights(),
+        num_classes=4,
+        image_size=16,
+        dropout=0.1,
+        drop_path=0.2,
+        seed=0,
+        dtype=torch.float64,
     )
     assert model.config.representation_size == 0
     assert (model.config.dropout, model.config.drop_path) == (0.1, 0.2)
@@ -135,7 +144,9 @@ def test_rates_of__are_the_recipes_or_those_stored(
     """None: a ResNet, which has neither."""
     config = variant("R50x1") if stored is None else variant("B/16", **stored)
     for name in ("finetune", "vtab"):
-        recipe: Any = load_recipe(name, [Override("dropout", dropout), Override("drop_path", drop_path)]).recipe
+        recipe: Any = load_recipe(
+            name, [Override("dropout", dropout), Override("drop_path", drop_path)]
+        ).recipe
         assert rates_of(recipe, config) == {"dropout": rates[0], "drop_path": rates[1]}
 
 
@@ -155,9 +166,13 @@ def test_at_size__fills_in_the_stored_size_and_checks_again() -> None:
 
 
 def test_train_transform__takes_the_words_of_the_recipe() -> None:
-    data = TrainImages(image_size=24, decode="scaled", randaugment_layers=2, randaugment_magnitude=15, mixup_alpha=0.2)
+    data = TrainImages(
+        image_size=24, decode="scaled", randaugment_layers=2, randaugment_magnitude=15, mixup_alpha=0.2
+    )
     antialias = "bilinear_antialias"
-    expected = TrainTransform(24, decode="scaled", randaugment_layers=2, randaugment_magnitude=15, resample=antialias)
+    expected = TrainTransform(
+        24, decode="scaled", randaugment_layers=2, randaugment_magnitude=15, resample=antialias
+    )
     assert train_transform(data) == expected
     assert (eval_transform(data).decode, eval_transform(data).resample) == ("exact", antialias)
     area = data.model_copy(update={"eval_resample": "area"})

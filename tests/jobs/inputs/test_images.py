@@ -29,7 +29,8 @@ def test_shards__of_one_split_are_all_taken_and_that_is_said(tiny_data: Path, tm
     names, notes = found(str(tmp_path / "data"))
     assert len(names) == 70
     assert notes == [
-        f"{tmp_path}/data: all images of its only split, train; --split chooses others, such as those that evaluate scores"
+        f"{tmp_path}/data: all images of its only split, train; --split chooses others, such as those that "
+        f"evaluate scores"
     ]
     nine, silent = found(str(tmp_path / "data"), split="train[:9]")
     assert (len(nine), set(nine) <= set(names), silent) == (9, True, [])

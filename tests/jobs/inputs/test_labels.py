@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import TINY, two_processes, worker
-from tests.jobs.conftest import CPU, do
+from tests.trained import CPU, do
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.datasets.readers.files import class_list
-from vitctl.data.datasets.readers.png import encode_png
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import CheckpointError, DataError, RecipeError
@@ -38,7 +38,11 @@ def label(number: int) -> int:
 
 def shards(out: Path, names: tuple[str, ...], labels: list[int]) -> Path:
     items = [
-        Item(f"{WNIDS[own % 1000]}/ILSVRC2012_val_{number + 1:08d}.JPEG", own, lambda number=number: picture(number))
+        Item(
+            f"{WNIDS[own % 1000]}/ILSVRC2012_val_{number + 1:08d}.JPEG",
+            own,
+            lambda number=number: picture(number),
+        )
         for number, own in enumerate(labels)
     ]
     write_split(items, out / "test", names, seed=3, source_text="noise", max_samples=7)
@@ -62,8 +66,17 @@ def coarse(imagenet: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(folder: Path, imagenet: Path, **values: Any) -> Path:
-    few = {"schedule.total_steps": 2, "schedule.warmup_steps": 1, "averaging.decay": 0.0, "evaluation.every_steps": 0}
-    do(TINY, folder, **{"data.path": str(imagenet), "data.train_split": "test", "data.eval_split": "", **few, **values})
+    few = {
+        "schedule.total_steps": 2,
+        "schedule.warmup_steps": 1,
+        "averaging.decay": 0.0,
+        "evaluation.every_steps": 0,
+    }
+    do(
+        TINY,
+        folder,
+        **{"data.path": str(imagenet), "data.train_split": "test", "data.eval_split": "", **few, **values},
+    )
     return folder
 
 
@@ -117,7 +130,9 @@ def objectnet(folder: Path, sets: list[list[int]]) -> Path:
 
 
 def test_objectnet__official_and_restricted(score: Score, tmp_path: Path) -> None:
-    """Each image is right by the official rule when its class is any of the object's; restricted, others cannot win."""
+    """Each image is right by the official rule when its class is any of the object's; restricted, others
+    cannot win.
+    """
     given = answers(score())
     free = [number for number in range(1000) if number not in given.values()]
     sets = [[given[n], free[n]] if n % 4 == 0 else [free[n]] for n in range(NUM_IMAGES)]
@@ -133,7 +148,9 @@ def test_objectnet__official_and_restricted(score: Score, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("labels", ["objectnet", "objectnet_restricted"])
-def test_objectnet__is_preprocessed_as_in_bit(score: Score, coarse: Path, tmp_path: Path, labels: str) -> None:
+def test_objectnet__is_preprocessed_as_in_bit(
+    score: Score, coarse: Path, tmp_path: Path, labels: str
+) -> None:
     """BiT, Appendix B: the shorter side to 512 and the centre of 480."""
     data = objectnet(tmp_path / "objectnet", [[0], [1]])
     used = score(labels, "run", data, **{"weights.source": str(coarse)})["provenance"]
@@ -144,7 +161,11 @@ def test_objectnet__is_preprocessed_as_in_bit(score: Score, coarse: Path, tmp_pa
 @pytest.mark.parametrize(
     ("labels", "error", "message"),
     [
-        ("reel", RecipeError, r"evaluation.labels = 'reel': should be original, real, objectnet, objectnet_restricted"),
+        (
+            "reel",
+            RecipeError,
+            r"evaluation.labels = 'reel': should be original, real, objectnet, objectnet_restricted",
+        ),
         ("real", DataError, r"imagenet_real/real.json: ReaL labels are missing; get them with"),
         ("objectnet", DataError, r"class 'n01440764' names no ImageNet classes"),
     ],
@@ -155,14 +176,18 @@ def test_labels__refused(score: Score, labels: str, error: type[Exception], mess
 
 
 def test_real__refuses_other_classes(job: Any) -> None:
-    with pytest.raises(DataError, match=r"for ImageNet's 1,000 classes in order, these images have 6 \(circle, "):
+    with pytest.raises(
+        DataError, match=r"for ImageNet's 1,000 classes in order, these images have 6 \(circle, "
+    ):
         job("evaluate", **{"evaluation.labels": "real"})
 
 
 def test_objectnet__needs_imagenets_head(pretrained: Path, tmp_path: Path) -> None:
     data = objectnet(tmp_path / "objectnet", [[0], [1]])
     given = {"weights.source": str(pretrained), "data.path": str(data), "evaluation.labels": "objectnet"}
-    with pytest.raises(CheckpointError, match=r"its head has 6 classes \(circle, .*\), the data has 1000 \(n01440764"):
+    with pytest.raises(
+        CheckpointError, match=r"its head has 6 classes \(circle, .*\), the data has 1000 \(n01440764"
+    ):
         do("evaluate", tmp_path / "run", **CPU, **given)
 
 
@@ -172,7 +197,9 @@ def test_images_without_a_label__are_refused(score: Score, tmp_path: Path) -> No
         score(data=data)
 
 
-def test_two_processes__give_the_same_integers(score: Score, classifier: Path, imagenet: Path, tmp_path: Path) -> None:
+def test_two_processes__give_the_same_integers(
+    score: Score, classifier: Path, imagenet: Path, tmp_path: Path
+) -> None:
     (tmp_path / "real.json").write_text(json.dumps([[label(n % NUM_IMAGES), 7] for n in range(50_000)]))
     one = score(str(tmp_path / "real.json"))
     values = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY
-from tests.jobs.conftest import CPU, Job
+from tests.trained import CPU, Job
 from vitctl.errors import RecipeError
 from vitctl.jobs.inputs.length import fit_schedule, fitted_recipe
 from vitctl.recipe.load import Loaded, Override, load_recipe
@@ -76,7 +76,7 @@ def test_fit__a_warmup_that_a_flag_opened_is_in_proportion_to_the_recipes() -> N
 
 def test_finetune__the_run_folder_holds_what_was_fitted(job: Job, tmp_path: Path, tiny_data: Path) -> None:
     """70 images: batches of 8, and 200 updates."""
-    from tests.jobs.conftest import do
+    from tests.trained import do
 
     pretrained = job("finetune")["provenance"]["from"]
     do("finetune", tmp_path / "own", **CPU, **{"data.path": str(tiny_data), "weights.source": pretrained})

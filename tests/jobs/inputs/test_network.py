@@ -16,4 +16,6 @@ def test_unseen_pixels__are_those_beyond_the_last_whole_patch(model: str, size: 
     assert said == unseen_pixels(variant(model), size)
     assert len(said) == bool(unseen)
     if unseen:
-        assert f"the last {unseen} rows and columns of pixels are not used; 378 or 392 would use all" in said[0]
+        assert (
+            f"the last {unseen} rows and columns of pixels are not used; 378 or 392 would use all" in said[0]
+        )

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.jobs.conftest import CPU, SMALL, Job, do
+from tests.trained import CPU, SMALL, Job, do
 from vitctl.data.datasets.catalog import open_split
-from vitctl.data.datasets.readers.png import encode_png
-from vitctl.data.source.own_splits import own_splits
+from vitctl.data.datasets.readers.arrays import encode_png
+from vitctl.data.source.splits import default_splits
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
@@ -36,7 +36,10 @@ def plant(folder: Path, *splits: str, per_class: int = 5) -> Path:
 
 
 def fitted(recipe: str, folder: Path, **typed: Any) -> tuple[dict[str, Any], str]:
-    overrides = [Override("data.path", str(folder), "--data"), *(Override(key, value) for key, value in typed.items())]
+    overrides = [
+        Override("data.path", str(folder), "--data"),
+        *(Override(key, value) for key, value in typed.items()),
+    ]
     found = fit_splits(load_recipe(recipe, overrides))
     return {one.key: one.value for one in found.overrides}, found.note
 
@@ -52,7 +55,7 @@ def fitted(recipe: str, folder: Path, **typed: Any) -> tuple[dict[str, Any], str
     ],
 )
 def test_own_splits__takes_what_is_there(found: list[str], train: str, scored: str) -> None:
-    chosen = own_splits(found)
+    chosen = default_splits(found)
     assert chosen is not None and (chosen.train, chosen.scored) == (train, scored)
     assert bool(chosen.note) == ((train, scored) != ("train", "test"))
 
@@ -66,12 +69,14 @@ def test_fit_splits__what_is_to_be_scored_is_not_trained_on(tmp_path: Path, name
         DataError, match=rf"holds '{name}' alone, and no split to train on; .*`vitctl data shards` line again"
     ):
         fitted(recipe, tmp_path)
-    assert fitted(recipe, tmp_path, **{"data.train_split": "test[:80%]", "data.eval_split": "test[80%:]"}) == ({}, "")
+    assert fitted(
+        recipe, tmp_path, **{"data.train_split": "test[:80%]", "data.eval_split": "test[80%:]"}
+    ) == ({}, "")
 
 
 @pytest.mark.parametrize("found", [[], ["a", "b"], ["train", "more"], ["test", "validation"]])
 def test_own_splits__guesses_nothing(found: list[str]) -> None:
-    assert own_splits(found) is None
+    assert default_splits(found) is None
 
 
 def test_fit_splits__cuts_a_set_in_one_piece_for_every_job(tmp_path: Path) -> None:
@@ -126,10 +131,14 @@ def test_evaluate__a_lone_split_of_another_name_is_scored_whole(tmp_path: Path) 
 def test_finetune__photographs_on_their_side_train_as_those_that_stand(
     form: str, pretrained: Path, tmp_path: Path, job: Job
 ) -> None:
-    """Bit for bit the weights of the same pixels stored upright; the result and the stored pre-processing say so."""
+    """Bit for bit the weights of the same pixels stored upright; the result and the stored pre-processing say
+    so.
+    """
     for name in ("stands", "lies"):
         for split in ("train", "test"):
-            items = [Item(str(n), n % 2, partial(_photo, n, form, 6 if name == "lies" else 1)) for n in range(9)]
+            items = [
+                Item(str(n), n % 2, partial(_photo, n, form, 6 if name == "lies" else 1)) for n in range(9)
+            ]
             write_split(items, tmp_path / name / split, ("a", "b"), seed=0, source_text="")
     changes = {**CPU, **SMALL, "weights.source": str(pretrained), "data.crop": "inception"}
     runs = {
@@ -141,7 +150,11 @@ def test_finetune__photographs_on_their_side_train_as_those_that_stand(
         }.items()
     }
     used = {run: result["provenance"] for run, result in runs.items()}
-    assert used["turned"]["weights_sha256"] == used["upright"]["weights_sha256"] != used["left"]["weights_sha256"]
+    assert (
+        used["turned"]["weights_sha256"]
+        == used["upright"]["weights_sha256"]
+        != used["left"]["weights_sha256"]
+    )
     assert {run: one["exif_orientation"] for run, one in used.items()} == {
         "upright": True,
         "turned": True,

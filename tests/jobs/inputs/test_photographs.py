@@ -39,7 +39,7 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
     said = vitctl(*line)
     assert (said.code, said.err) == (0, "")
     folder = made(tmp_path)
-    assert f"PHOTOS: photographs, making their shards in {folder.relative_to(tmp_path)}" in said.out
+    assert f"PHOTOS: photos, writing their shards to {folder.relative_to(tmp_path)}" in said.out
     by_hand = vitctl("data", "shards", "PHOTOS", "by-hand")
     assert by_hand.code == 0
     shard = "train/shard-000000.tar"
@@ -47,7 +47,7 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
 
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     said = vitctl("evaluate", "--from", "runs/a", "--data", "PHOTOS", "--out", "runs/e")
-    assert said.code == 0 and "unchanged, using its shards" in said.out
+    assert said.code == 0 and "unchanged; using their shards" in said.out
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
     trained, scored = provenance(tmp_path / "runs/a"), provenance(tmp_path / "runs/e")
     assert trained["data_sha256"] == scored["data_sha256"]
@@ -68,13 +68,19 @@ def test_finetune__changed_photographs_get_new_shards_and_are_not_scored_by_the_
     assert vitctl(*line, "--out", "runs/b").code == 0
     assert before.is_dir() and len(list((tmp_path / "runs/shards").iterdir())) == 2
     said = vitctl("evaluate", "--from", "runs/a", "--data", "PHOTOS")
-    assert said.code == 2 and "may have been trained on some of these" in said.err and "--split train" in said.err
+    assert (
+        said.code == 2
+        and "may have been trained on some of these" in said.err
+        and "--split train" in said.err
+    )
     assert vitctl("evaluate", "--from", "runs/b", "--data", "PHOTOS").code == 0
     assert vitctl("resume", "runs/a").code == 0
     assert vitctl(*line, "--out", "runs/a").code == 2
 
 
-def test_finetune__train_and_test_folders(vitctl: Vitctl, photos: Path, pretrained: Path, tmp_path: Path) -> None:
+def test_finetune__train_and_test_folders(
+    vitctl: Vitctl, photos: Path, pretrained: Path, tmp_path: Path
+) -> None:
     (tmp_path / "BOTH").mkdir()
     photos.rename(tmp_path / "BOTH" / "train")
     for name in ("cat", "dog"):
@@ -83,7 +89,12 @@ def test_finetune__train_and_test_folders(vitctl: Vitctl, photos: Path, pretrain
     said = vitctl("finetune", "--from", pretrained, "--data", "BOTH", *QUICK, "--out", "runs/a")
     assert said.code == 0
     used = provenance(tmp_path / "runs/a")
-    assert (used["train_split"], used["split"], used["num_train"], used["num_images"]) == ("train", "test", 10, 2)
+    assert (used["train_split"], used["split"], used["num_train"], used["num_images"]) == (
+        "train",
+        "test",
+        10,
+        2,
+    )
 
 
 def test_finetune__what_data_shards_refuses_is_refused_in_its_words(
@@ -104,7 +115,7 @@ def test_finetune__dry_run_writes_nothing(vitctl: Vitctl, pretrained: Path, tmp_
     before = sorted(tmp_path.rglob("*"))
     said = vitctl("finetune", "--from", pretrained, "--data", "PHOTOS", "--dry-run")
     assert said.code == 0
-    assert "their shards would be made in runs/shards/PHOTOS-" in said.out
+    assert "their shards would be written to runs/shards/PHOTOS-" in said.out
     assert "8 images, 2 classes" in said.out
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -123,7 +134,7 @@ def test_finetune__shards_that_were_not_finished_are_made_again(
         assert vitctl(*line).code != 0
     assert not (made(tmp_path) / RECORD).exists() and not (made(tmp_path) / "train").exists()
     said = vitctl(*line)
-    assert said.code == 0 and "making their shards" in said.out
+    assert said.code == 0 and "writing their shards" in said.out
     (made(tmp_path) / RECORD).unlink()  # killed after the last split
     assert vitctl(*line).code == 0
     assert (made(tmp_path) / RECORD).exists()

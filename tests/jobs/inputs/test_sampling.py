@@ -10,11 +10,10 @@ import pytest
 from tests.conftest import TINY
 from tests.data.old_index import forget_tables
 from tests.data.server import Faults, serving
-from tests.jobs.conftest import CPU, SMALL, do
-from vitctl.data.datasets.readers.png import encode_png
+from tests.trained import CPU, SMALL, do
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.loader.lanes import LaneOrder
-from vitctl.data.source.mixture import MixtureOrder
-from vitctl.data.source.order import Order, WindowedOrder
+from vitctl.data.source.order import MixtureOrder, Order, WindowedOrder
 from vitctl.data.writer.items import Item
 from vitctl.data.writer.write import write_split
 from vitctl.engine.journal import read_records
@@ -41,13 +40,20 @@ def png(number: int) -> bytes:
 
 def split(folder: Path, num_images: int, names: tuple[str, ...] = NAMES, shard_size: int = 10) -> Path:
     for name in ("train", "test"):
-        items = [Item(f"k{number}", number % len(names), partial(png, number)) for number in range(num_images)]
+        items = [
+            Item(f"k{number}", number % len(names), partial(png, number)) for number in range(num_images)
+        ]
         write_split(items, folder / name, names, seed=1, source_text="noise", max_samples=shard_size)
     return folder
 
 
 def recipe(path: Path | str = "", **values: Any) -> Any:
-    given = {**CPU, **SMALL, "data.path": str(path), **{f"data.{key}": value for key, value in values.items()}}
+    given = {
+        **CPU,
+        **SMALL,
+        "data.path": str(path),
+        **{f"data.{key}": value for key, value in values.items()},
+    }
     return load_recipe(str(TINY), [Override(key, value) for key, value in given.items()]).recipe
 
 
@@ -81,9 +87,14 @@ def test_open_train__classes_set_the_head(tmp_path: Path) -> None:
         check_recipe(recipe(folder, classes=["a", "d"]), tmp_path)
 
 
-def test_plan__of_a_subset_of_a_known_set_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan__of_a_subset_of_a_known_set_needs_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    for values, size in (({"data.subset_images": 9_000_000}, 9_000_000), ({"data.subset_fraction": 0.1}, 30_300_000)):
+    for values, size in (
+        ({"data.subset_images": 9_000_000}, 9_000_000),
+        ({"data.subset_fraction": 0.1}, 30_300_000),
+    ):
         overrides = [Override(key, value) for key, value in values.items()]
         assert plan_training(load_recipe("jft_b16", overrides).recipe).num_images == size  # type: ignore[arg-type]
 
@@ -108,7 +119,9 @@ def test_training_order__lanes_walk_through_windows_of_their_own(tmp_path: Path)
     windowed = recipe(folder, order="windowed", order_window_shards=1).data
     assert training_order(windowed, source, 3, lanes) == LaneOrder(WindowedOrder(95, 3, 10, 1), 8, 4)
     check_order(windowed, source, 3, lanes)
-    with pytest.raises(RecipeError, match=r"windows of data\.order_window_shards = 1 in each of 8 lanes, should be 16"):
+    with pytest.raises(
+        RecipeError, match=r"windows of data\.order_window_shards = 1 in each of 8 lanes, should be 16"
+    ):
         check_order(windowed, source, 3, OFF.model_copy(update={"lanes": 8}))
 
 
@@ -142,11 +155,15 @@ def test_mixture__needs_the_same_classes(tmp_path: Path) -> None:
 def test_mixture__trains_and_says_its_shares(tmp_path: Path) -> None:
     values = {f"data.{key}": value for key, value in mixed(tmp_path).items()}
     result = do(
-        TINY, tmp_path / "run", **{**CPU, **SMALL, **values, "evaluation.every_steps": 0, "checkpoint.keep_best": 0}
+        TINY,
+        tmp_path / "run",
+        **{**CPU, **SMALL, **values, "evaluation.every_steps": 0, "checkpoint.keep_best": 0},
     )
     assert result["status"] == "done"
     assert result["provenance"]["num_train"] == 80
-    texts = [record["text"] for record in read_records(tmp_path / "run" / "log.jsonl") if record["kind"] == "data"]
+    texts = [
+        record["text"] for record in read_records(tmp_path / "run" / "log.jsonl") if record["kind"] == "data"
+    ]
     assert [text[:15] for text in texts] == ["mixture: 75.00%", "mixture: 25.00%"]
 
 
@@ -184,9 +201,7 @@ def test_check__shards_sorted_by_class_are_one_line(tmp_path: Path, shards: int)
     rows["label"].sort()
     np.save(folder / "samples.npy", rows)
     forget_tables(folder)
-    expected = (
-        r"entropy of [012]\.\d\d bits, those of random ones [23]\.\d\d: the shards are sorted by class; write them"
-    )
+    expected = r"entropy of [012]\.\d\d bits, those of random ones [23]\.\d\d: the shards are sorted by class; write them"
     with pytest.raises(RecipeError, match=expected) as caught:
         check_recipe(recipe(folder, **values), tmp_path)
     assert "\n" not in str(caught.value)

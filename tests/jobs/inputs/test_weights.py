@@ -9,13 +9,12 @@ import onnx
 import pytest
 import torch
 
-from tests.jobs.conftest import CPU, SMALL, Job, do
+from tests.trained import CPU, SMALL, Job, do
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.inputs.weights import find_weights, load_model
 from vitctl.models.build import build
 from vitctl.models.configs import ResNetConfig, ViTConfig
-from vitctl.models.weights.load import Weights, read_weights
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 from vitctl.report.compare import compare_runs
 
 IMAGENET = {"weights.mean": (0.485, 0.456, 0.406), "weights.std": (0.229, 0.224, 0.225)}
@@ -45,7 +44,9 @@ def bare(pretrained: Path, tmp_path: Path) -> Path:
 
 def logged(folder: Path) -> list[str]:
     records = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
-    return [record["text"] for record in records if record["kind"] == "warning" and "assumed" in record["text"]]
+    return [
+        record["text"] for record in records if record["kind"] == "warning" and "assumed" in record["text"]
+    ]
 
 
 def test_evaluate__says_and_records_what_is_assumed(job: Job, bare: Path, tmp_path: Path) -> None:
@@ -88,14 +89,20 @@ def test_jobs_that_do_not_use_the_stored_crop__do_not_name_it(
     assert list(given["provenance"]["assumed"]) == TRAINING[2:]
 
 
-def test_finetune__its_own_weights_record_what_they_were_trained_with(job: Job, bare: Path, tmp_path: Path) -> None:
+def test_finetune__its_own_weights_record_what_they_were_trained_with(
+    job: Job, bare: Path, tmp_path: Path
+) -> None:
     job("finetune", "tuned", **{"weights.source": str(bare), **IMAGENET})
     meta = find_weights(str(tmp_path / "tuned")).weights.meta
     assert meta["mean"] == [0.485, 0.456, 0.406] and "assumed" not in meta
 
 
 def test_export__what_was_assumed_goes_along(bare: Path, tmp_path: Path) -> None:
-    values = {"weights.source": str(bare), "export.to": ("timm", "onnx"), "weights.std": IMAGENET["weights.std"]}
+    values = {
+        "weights.source": str(bare),
+        "export.to": ("timm", "onnx"),
+        "weights.std": IMAGENET["weights.std"],
+    }
     do("export", tmp_path / "run", **CPU, **values)
     card = (tmp_path / "run/timm/README.md").read_text()
     assert "weights.mean=[0.5,0.5,0.5]" in card and "weights.std" not in card
@@ -118,6 +125,8 @@ def test_given__refuses_nonsense(job: Job, bare: Path) -> None:
 
 def test_given__a_resnet_has_no_gelu(tmp_path: Path) -> None:
     config = ResNetConfig(stage_depths=(1,), width=32, version="v2", image_size=32, num_classes=3)
-    file = write_weights(Weights(config, build(config).state_dict(), {}), tmp_path / "w.npz", "google").files[0]
+    file = write_weights(Weights(config, build(config).state_dict(), {}), tmp_path / "w.npz", "google").files[
+        0
+    ]
     with pytest.raises(CheckpointError, match=r"weights\.gelu"):
         find_weights(str(file), given={"gelu": "erf"})

@@ -14,9 +14,14 @@ from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs import training
 from vitctl.jobs.inputs.weights import find_weights
 from vitctl.jobs.record.runs import choose_weights, newest_run
-from vitctl.models.weights.load import read_weights, weights_digest
+from vitctl.models.weights.weights_file import read_weights, weights_digest
 
-STEPS = {"schedule.total_steps": 8, "checkpoint.every_steps": 2, "checkpoint.keep_last": 1, "checkpoint.keep_best": 1}
+STEPS = {
+    "schedule.total_steps": 8,
+    "checkpoint.every_steps": 2,
+    "checkpoint.keep_last": 1,
+    "checkpoint.keep_best": 1,
+}
 SCORED = {**STEPS, "evaluation.every_steps": 4}
 FALLING = [Score(12, 23, 0.5), Score(9, 23, 0.4)]  # after 4 and after 8 steps
 
@@ -41,7 +46,13 @@ def test_select_best__the_best_checkpoint_stands_for_the_run(falling: Run) -> No
     folder = falling("a", **{"evaluation.select_best": True})
     metrics, p = result(folder)["metrics"], result(folder)["provenance"]
     assert (metrics["accuracy"], metrics["correct"], metrics["mean_per_class"]) == (12 / 23, 12, 0.5)
-    assert metrics["last"] == {"step": 8, "accuracy": 9 / 23, "correct": 9, "total": 23, "mean_per_class": 0.4}
+    assert metrics["last"] == {
+        "step": 8,
+        "accuracy": 9 / 23,
+        "correct": 9,
+        "total": 23,
+        "mean_per_class": 0.4,
+    }
     assert (p["weights_chosen"], p["weights_step"], p["weights_averaged"]) == ("best", 4, True)
     best = read_weights(folder / "checkpoints" / "step_00000004" / "ema.safetensors")
     assert p["weights_sha256"] == weights_digest(best.state)
@@ -87,7 +98,10 @@ def test_best__that_is_damaged_is_not_replaced_in_silence(falling: Run) -> None:
     ("values", "match"),
     [
         ({"checkpoint.keep_best": 0}, r"set checkpoint\.keep_best = 1"),
-        ({"checkpoint.every_steps": 3}, r"checkpoint\.every_steps = 3 should divide evaluation\.every_steps = 4"),
+        (
+            {"checkpoint.every_steps": 3},
+            r"checkpoint\.every_steps = 3 should divide evaluation\.every_steps = 4",
+        ),
     ],
 )
 def test_select_best__needs_a_checkpoint_at_every_score(run: Run, values: dict[str, Any], match: str) -> None:
@@ -116,7 +130,9 @@ def test_last__of_a_finished_run_is_the_one_of_its_result(falling: Run) -> None:
 
 def test_average__that_a_run_did_not_keep(run: Run) -> None:
     folder = run("a", **{**SCORED, "averaging.decay": 0.0})
-    with pytest.raises(CheckpointError, match=r"ema\.safetensors: no such weights; only a run with averaging\.decay"):
+    with pytest.raises(
+        CheckpointError, match=r"ema\.safetensors: no such weights; only a run with averaging\.decay"
+    ):
         choose_weights(folder, "ema")
     assert choose_weights(folder)[0].name == choose_weights(folder, "model")[0].name == "model.safetensors"
 
@@ -135,7 +151,9 @@ def test_passed_over__stands_in_the_provenance(falling: Run) -> None:
     assert "step_00000008: not a whole checkpoint" in told
 
 
-def finished(runs: Path, name: str, when: int, job: str = "pretrain", status: str = "done", **metrics: float) -> Path:
+def finished(
+    runs: Path, name: str, when: int, job: str = "pretrain", status: str = "done", **metrics: float
+) -> Path:
     folder = runs / name
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps({"job": job, "status": status, "metrics": metrics}))
@@ -166,4 +184,6 @@ def test_newest__names_newer_runs_that_it_passed_over(tmp_path: Path) -> None:
     deeper = finished(tmp_path / "sweep", "cell", 7)
     found = newest_run("fewshot", tmp_path)
     assert found.folder == new
-    assert found.text.endswith(f"; newer, but not used: {stopped} (stopped), {deeper} (deeper than {tmp_path}/NAME)")
+    assert found.text.endswith(
+        f"; newer, but not used: {stopped} (stopped), {deeper} (deeper than {tmp_path}/NAME)"
+    )

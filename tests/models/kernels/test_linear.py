@@ -11,7 +11,9 @@ from vitctl.models.kernels.linear import Head, Linear, onednn_problem, set_linea
 from vitctl.models.variants import variant
 
 CPU = torch.device("cpu")
-needs_onednn = pytest.mark.skipif(bool(onednn_problem(torch.float32, CPU)), reason="this PyTorch has no oneDNN")
+needs_onednn = pytest.mark.skipif(
+    bool(onednn_problem(torch.float32, CPU)), reason="this PyTorch has no oneDNN"
+)
 
 
 def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:

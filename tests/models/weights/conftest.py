@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitctl.models.build import build
 from vitctl.models.configs import Config, ViTConfig
-from vitctl.models.weights.load import Weights
+from vitctl.models.weights.weights_file import Weights
 
 META: dict[str, Any] = {
     "image_size": 32,
@@ -33,7 +33,14 @@ def meta() -> dict[str, Any]:
 def plain() -> ViTConfig:
     """A ViT that every program can hold; its 64 channels for each head are what files do not tell."""
     return ViTConfig(
-        patch_size=8, hidden_size=128, depth=2, mlp_size=96, num_heads=2, image_size=32, num_classes=5, gelu="erf"
+        patch_size=8,
+        hidden_size=128,
+        depth=2,
+        mlp_size=96,
+        num_heads=2,
+        image_size=32,
+        num_classes=5,
+        gelu="erf",
     )
 
 
@@ -44,7 +51,10 @@ def make_weights() -> Callable[..., Weights]:
     def make(config: Config, meta: dict[str, Any] | None = None, seed: int = 0) -> Weights:
         generator = torch.Generator().manual_seed(seed)
         state = build(config).state_dict()
-        noisy = {name: tensor + torch.randn(tensor.shape, generator=generator) * 0.1 for name, tensor in state.items()}
+        noisy = {
+            name: tensor + torch.randn(tensor.shape, generator=generator) * 0.1
+            for name, tensor in state.items()
+        }
         return Weights(config, noisy, META if meta is None else meta)
 
     return make

@@ -1,6 +1,8 @@
-"""The authors' networks in NumPy float64, straight from their `.npz` names, and random weights in their layouts.
+"""The authors' networks in NumPy float64, straight from their `.npz` names, and random weights in their
+layouts.
 
-Written from the description of their code and files; knows nothing of vitctl. Images are [B, H, W, 3] in [-1, 1].
+Written from the description of their code and files; knows nothing of vitctl. Images are [B, H, W, 3] in [-1,
+1].
 """
 
 from collections.abc import Iterator
@@ -24,7 +26,14 @@ def draw(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> Weights:
 
 
 def transformer_shapes(
-    width: int, heads: int, mlp: int, depth: int, tokens: int, kernel: tuple[int, int, int], classes: int, rep: int = 0
+    width: int,
+    heads: int,
+    mlp: int,
+    depth: int,
+    tokens: int,
+    kernel: tuple[int, int, int],
+    classes: int,
+    rep: int = 0,
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of the Transformer; `kernel` is the patch's height, width and channels."""
     size = width // heads
@@ -42,7 +51,10 @@ def transformer_shapes(
         for norm in ("LayerNorm_0", "LayerNorm_2"):
             yield from ((f"{block}/{norm}/scale", (width,)), (f"{block}/{norm}/bias", (width,)))
         for dense, shape in (("Dense_0", (width, mlp)), ("Dense_1", (mlp, width))):
-            yield from ((f"{block}/MlpBlock_3/{dense}/kernel", shape), (f"{block}/MlpBlock_3/{dense}/bias", shape[1:]))
+            yield from (
+                (f"{block}/MlpBlock_3/{dense}/kernel", shape),
+                (f"{block}/MlpBlock_3/{dense}/bias", shape[1:]),
+            )
     yield from (("Transformer/encoder_norm/scale", (width,)), ("Transformer/encoder_norm/bias", (width,)))
     if rep:
         yield from (("pre_logits/kernel", (width, rep)), ("pre_logits/bias", (rep,)))
@@ -51,13 +63,21 @@ def transformer_shapes(
 
 def hybrid_root_shapes(width: int, depths: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of the ResNet in front of a hybrid."""
-    yield from (("conv_root/kernel", (7, 7, 3, width)), ("gn_root/scale", (width,)), ("gn_root/bias", (width,)))
+    yield from (
+        ("conv_root/kernel", (7, 7, 3, width)),
+        ("gn_root/scale", (width,)),
+        ("gn_root/bias", (width,)),
+    )
     inputs = width
     for stage, units in enumerate(depths):
         middle = width * 2**stage
         for unit in range(units):
             name = f"block{stage + 1}/unit{unit + 1}"
-            convs = {"1": (1, 1, inputs, middle), "2": (3, 3, middle, middle), "3": (1, 1, middle, 4 * middle)}
+            convs = {
+                "1": (1, 1, inputs, middle),
+                "2": (3, 3, middle, middle),
+                "3": (1, 1, middle, 4 * middle),
+            }
             if unit == 0:
                 convs["_proj"] = (1, 1, inputs, 4 * middle)
             for suffix, shape in convs.items():
@@ -74,7 +94,11 @@ def bit_shapes(width: int, depths: tuple[int, ...], classes: int) -> Iterator[tu
         middle = width * 2**stage
         for unit in range(units):
             name = f"resnet/block{stage + 1}/unit{unit + 1:02d}"
-            convs = {"a": (1, 1, inputs, middle), "b": (3, 3, middle, middle), "c": (1, 1, middle, 4 * middle)}
+            convs = {
+                "a": (1, 1, inputs, middle),
+                "b": (3, 3, middle, middle),
+                "c": (1, 1, middle, 4 * middle),
+            }
             for letter, shape in convs.items():
                 yield f"{name}/{letter}/standardized_conv2d/kernel", shape
                 yield from ((f"{name}/{letter}/group_norm/{kind}", shape[2:3]) for kind in ("gamma", "beta"))
@@ -82,7 +106,10 @@ def bit_shapes(width: int, depths: tuple[int, ...], classes: int) -> Iterator[tu
                 yield f"{name}/a/proj/standardized_conv2d/kernel", (1, 1, inputs, 4 * middle)
             inputs = 4 * middle
     yield from (("resnet/group_norm/gamma", (inputs,)), ("resnet/group_norm/beta", (inputs,)))
-    yield from (("resnet/head/conv2d/kernel", (1, 1, inputs, classes)), ("resnet/head/conv2d/bias", (classes,)))
+    yield from (
+        ("resnet/head/conv2d/kernel", (1, 1, inputs, classes)),
+        ("resnet/head/conv2d/bias", (classes,)),
+    )
 
 
 def vit(w: Weights, images: Array) -> Array:
@@ -96,7 +123,9 @@ def vit(w: Weights, images: Array) -> Array:
     depth = sum(name.endswith("LayerNorm_0/scale") for name in w)
     for i in range(depth):
         block = f"Transformer/encoderblock_{i}"
-        x = x + attention(layer_norm(x, w, f"{block}/LayerNorm_0"), w, f"{block}/MultiHeadDotProductAttention_1")
+        x = x + attention(
+            layer_norm(x, w, f"{block}/LayerNorm_0"), w, f"{block}/MultiHeadDotProductAttention_1"
+        )
         hidden = dense(layer_norm(x, w, f"{block}/LayerNorm_2"), w, f"{block}/MlpBlock_3/Dense_0")
         hidden = 0.5 * hidden * (1 + np.tanh(np.sqrt(2 / np.pi) * (hidden + 0.044715 * hidden**3)))
         x = x + dense(hidden, w, f"{block}/MlpBlock_3/Dense_1")

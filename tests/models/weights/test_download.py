@@ -20,9 +20,7 @@ from vitctl.system.bounds import Bound
 from vitctl.system.files import cache_folder
 
 CONTENT = bytes(range(256)) * 20_000  # several pieces
-AGAIN = (
-    "if the address needs a query (?...), which is never stored, give it again with the option, or in VITCTL_ADDRESSES"
-)
+AGAIN = "if the address needs a query (?...), which is never stored, give it again with the option, or in VITCTL_ADDRESSES"
 
 
 @dataclass
@@ -53,7 +51,9 @@ def handler(server: Server) -> type[BaseHTTPRequestHandler]:
                 self.send_file(cut=answer)
 
         def send_file(self, cut: int) -> None:
-            """Send the file or the asked part of it; `cut` below 200 is the percentage after which to hang up."""
+            """Send the file or the asked part of it; `cut` below 200 is the percentage after which to hang
+            up.
+            """
             start = 0
             if "Range" in self.headers and self.headers.get("If-Range") == server.etag:
                 start = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
@@ -214,14 +214,18 @@ def test_fetch__checks_the_digest_that_the_server_tells(
     with pytest.raises(CheckpointError) as error:
         get(attempts=2)
     found, wanted = (hashlib.new(algorithm, content).hexdigest()[:16] for content in (CONTENT, b"other"))
-    assert f"its {algorithm} is {found}..., the server says {wanted}...; 2 attempts failed" in str(error.value)
+    assert f"its {algorithm} is {found}..., the server says {wanted}...; 2 attempts failed" in str(
+        error.value
+    )
     assert len(server.requests) == 2
     assert list(tmp_path.rglob("*.part")) == []
     server.headers = told(CONTENT)
     assert get().read_bytes() == CONTENT
 
 
-def test_fetch__checks_the_digest_in_a_name_of_torch(server: Server, get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch__checks_the_digest_in_a_name_of_torch(
+    server: Server, get: Get, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("vitctl.models.weights.download._HASHED_NAME_HOST", "127.0.0.1")
     start = hashlib.sha256(CONTENT).hexdigest()[:8]
     named = server.url.replace("vit,res_384.npz", "vit_b_16-{}.pth")
@@ -257,7 +261,10 @@ def test_fetch__follows_few_redirects_and_only_to_https(server: Server, get: Get
     with pytest.raises(CheckpointError, match="302"):
         get(attempts=1)
     assert len(server.requests) <= 7
-    for target, words in (("http://example.org/x", "use https"), ("ftp://127.0.0.1/x", "files are read over https://")):
+    for target, words in (
+        ("http://example.org/x", "use https"),
+        ("ftp://127.0.0.1/x", "files are read over https://"),
+    ):
         server.answers = [target]
         with pytest.raises(CheckpointError, match=f"{target}: .*{words}"):
             get(attempts=1)
@@ -268,7 +275,9 @@ def test_fetch__follows_few_redirects_and_only_to_https(server: Server, get: Get
             "https:///x", "x.npz", "hf://o/n", "s3://a/b"]
 )  # fmt: skip
 def test_fetch__refuses_what_is_not_https(tmp_path: Path, url: str) -> None:
-    with pytest.raises(CheckpointError, match=r"use https|over https://; commands are never run|is not an address"):
+    with pytest.raises(
+        CheckpointError, match=r"use https|over https://; commands are never run|is not an address"
+    ):
         fetch(url, cache=tmp_path)
 
 
@@ -294,8 +303,12 @@ def test_fetch__files_of_other_addresses_do_not_meet(server: Server, get: Get, t
     assert all(path.is_relative_to(tmp_path) for path in paths)
 
 
-@pytest.mark.parametrize("told", [{}, {"ETag": "", "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}, {"ETag": ""}])
-def test_fetch__a_query_may_name_another_file_at_the_same_path(server: Server, get: Get, told: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "told", [{}, {"ETag": "", "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}, {"ETag": ""}]
+)
+def test_fetch__a_query_may_name_another_file_at_the_same_path(
+    server: Server, get: Get, told: dict[str, str]
+) -> None:
     server.headers = told
     assert get(f"{server.url}?id=1").read_bytes() == CONTENT
     download._CHECKED.clear()  # as in a new process
@@ -305,7 +318,9 @@ def test_fetch__a_query_may_name_another_file_at_the_same_path(server: Server, g
     server.content, server.etag = CONTENT[::-1], '"two"'
     server.headers = {key: value.replace("2024", "2025") for key, value in told.items()}
     assert get(f"{server.url}?id=2").read_bytes() == CONTENT[::-1]
-    assert [path.name for path in get(f"{server.url}?id=2").parent.iterdir() if "id=" in path.read_text("latin1")] == []
+    assert [
+        path.name for path in get(f"{server.url}?id=2").parent.iterdir() if "id=" in path.read_text("latin1")
+    ] == []
 
 
 @pytest.mark.parametrize("path", ["", "/", "/a/%2e%2e/b", "/./b"])

@@ -1,4 +1,6 @@
-"""The authors' files: logits equal an independent NumPy network that reads their names, in every spelling there is."""
+"""The authors' files: logits equal an independent NumPy network that reads their names, in every spelling
+there is.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,8 +16,7 @@ from tests.models.weights import google_reference as reference
 from tests.models.weights.google_reference import Array
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config, HybridConfig, ResNetConfig, ViTConfig
-from vitctl.models.weights.load import Weights, read_weights
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
 Logits = Callable[[Weights, Tensor], Tensor]
 Make = Callable[..., Weights]
@@ -46,8 +47,16 @@ CASES: dict[str, tuple[dict[str, tuple[int, ...]], Callable[..., Array], Config]
     "vit": (VIT, reference.vit, ViTConfig(**_VIT_SIZES, patch_size=8)),
     "pre-logits": (WITH_REP, reference.vit, ViTConfig(**_VIT_SIZES, patch_size=8, representation_size=11)),
     "gap": (GAP, reference.vit, ViTConfig(**_VIT_SIZES, patch_size=8, classifier="gap")),
-    "hybrid": (HYBRID, reference.hybrid, HybridConfig(**_VIT_SIZES, patch_size=1, width=32, stage_depths=(2, 1))),
-    "root": (ROOT_ONLY, reference.hybrid, HybridConfig(**_VIT_SIZES, patch_size=2, width=32, stage_depths=())),
+    "hybrid": (
+        HYBRID,
+        reference.hybrid,
+        HybridConfig(**_VIT_SIZES, patch_size=1, width=32, stage_depths=(2, 1)),
+    ),
+    "root": (
+        ROOT_ONLY,
+        reference.hybrid,
+        HybridConfig(**_VIT_SIZES, patch_size=2, width=32, stage_depths=()),
+    ),
     "bit": (BIT, reference.bit, ResNetConfig(width=32, stage_depths=(2, 1), version="v2", num_classes=5)),
 }
 
@@ -173,7 +182,11 @@ def test_read__imagenet21k_is_cropped_from_256(tmp_path: Path) -> None:
     drawn = reference.draw(dict(reference.transformer_shapes(4, 2, 4, 1, 14 * 14, (16, 16, 3), 21843)))
     weights = read_weights(save(tmp_path / "model.npz", drawn))
     assert weights.config.num_classes == 21843
-    assert [weights.meta[key] for key in ("image_size", "eval_method", "eval_resize")] == [224, "shorter_side", 256]
+    assert [weights.meta[key] for key in ("image_size", "eval_method", "eval_resize")] == [
+        224,
+        "shorter_side",
+        256,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +221,9 @@ def test_read__mismatches_are_grouped(tmp_path: Path) -> None:
         read_weights(save(tmp_path / "model.npz", bad))
     first, missing, unexpected, shape = str(error.value).splitlines()
     assert first == f"{tmp_path / 'model.npz'}: the tensors do not make a whole model"
-    assert missing.startswith("  missing: Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/bias, ")
+    assert missing.startswith(
+        "  missing: Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/bias, "
+    )
     assert missing.endswith(", and 8 more")
     assert unexpected.startswith("  unexpected: Transformer/adapter_0/kernel, ")
     assert unexpected.endswith(", and 296 more")
@@ -265,7 +280,10 @@ def test_write__refuses_what_the_authors_code_computes_otherwise(
 ) -> None:
     resnet = ResNetConfig(width=32, stage_depths=(1,), num_classes=2)
     cases: list[tuple[Config, str]] = [
-        (replace(tiny, gelu="erf"), "tanh GELU and norm_eps 1e-06, these weights were trained with erf and 1e-06"),
+        (
+            replace(tiny, gelu="erf"),
+            "tanh GELU and norm_eps 1e-06, these weights were trained with erf and 1e-06",
+        ),
         (replace(tiny, norm_eps=1e-12), "these weights were trained with tanh and 1e-12"),
         (replace(tiny, position_embedding="2d"), "it has no position_embedding '2d' at 'stem'"),
         (resnet, "Google BiT cannot hold this model: ResNets were published as v2 only"),

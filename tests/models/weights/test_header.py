@@ -13,11 +13,9 @@ from tests.models.weights.conftest import hollow
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import HybridConfig, ViTConfig
 from vitctl.models.weights import containers
-from vitctl.models.weights.config import read_config
-from vitctl.models.weights.header import safetensors_header
-from vitctl.models.weights.load import Weights, read_weights, save_weights
+from vitctl.models.weights.header import read_config, safetensors_header
 from vitctl.models.weights.sources import locate
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.weights_file import Weights, read_weights, save_weights, write_weights
 
 Make = Callable[..., Weights]
 
@@ -45,7 +43,14 @@ def test_read_config__of_a_torch_file(plain: ViTConfig, make_weights: Make, tmp_
 
 def test_read_config__of_a_hybrid(make_weights: Make, tmp_path: Path) -> None:
     config = HybridConfig(
-        patch_size=1, hidden_size=64, depth=1, mlp_size=32, num_heads=1, stage_depths=(1, 1), width=32, image_size=64
+        patch_size=1,
+        hidden_size=64,
+        depth=1,
+        mlp_size=32,
+        num_heads=1,
+        stage_depths=(1, 1),
+        width=32,
+        image_size=64,
     )
     path = write_weights(make_weights(config), tmp_path, "google").files[0]
     assert read_config(path) == read_weights(path).config

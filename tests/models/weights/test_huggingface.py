@@ -14,8 +14,7 @@ from torch import Tensor
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import ViTConfig
 from vitctl.models.position import resize_position_embedding
-from vitctl.models.weights.load import Weights, read_weights
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
 transformers = pytest.importorskip("transformers")
 Logits = Callable[[Weights, Tensor], Tensor]
@@ -50,7 +49,12 @@ def theirs(config: ViTConfig) -> Any:
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_folder__is_one_that_transformers_opens(
-    plain: ViTConfig, make_weights: Make, logits_of: Logits, images: Tensor, tmp_path: Path, change: dict[str, Any]
+    plain: ViTConfig,
+    make_weights: Make,
+    logits_of: Logits,
+    images: Tensor,
+    tmp_path: Path,
+    change: dict[str, Any],
 ) -> None:
     config = replace(plain, **change)
     weights = make_weights(config)
@@ -70,20 +74,6 @@ def test_folder__is_one_that_transformers_opens(
     assert spread > 0.1
     assert (logits_of(weights, images) - exact).abs().max() < 1e-12 * spread
     assert (logits_of(weights, images.float()) - run(images.float())).abs().max() < 1e-5 * spread
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_folder__comes_back_exactly(
-    plain: ViTConfig, make_weights: Make, meta: dict[str, Any], tmp_path: Path, change: dict[str, Any]
-) -> None:
-    weights = make_weights(replace(plain, **change))
-    files = write_weights(weights, tmp_path, "hf").files
-    assert [file.name for file in files] == ["model.safetensors", "config.json", "preprocessor_config.json"]
-    again = read_weights(tmp_path)
-    assert again.config == weights.config
-    assert again.meta == meta | {"format": "hf", "position_resize": "bicubic"}
-    assert again.state.keys() == weights.state.keys()
-    assert all(torch.equal(again.state[name], tensor) for name, tensor in weights.state.items())
 
 
 def test_folder__tells_preprocessing_and_class_names(
@@ -150,7 +140,9 @@ def test_read__defaults_without_configuration(plain: ViTConfig, make_weights: Ma
     assert (weights.meta["mean"], weights.meta["resample"]) == ([0.5] * 3, "bilinear_antialias")
 
 
-def test_read__refuses_what_it_would_compute_otherwise(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+def test_read__refuses_what_it_would_compute_otherwise(
+    plain: ViTConfig, make_weights: Make, tmp_path: Path
+) -> None:
     write_weights(make_weights(plain), tmp_path, "hf")
     path = tmp_path / "config.json"
     described = json.loads(path.read_text())
@@ -171,21 +163,6 @@ def test_read__refuses_what_it_would_compute_otherwise(plain: ViTConfig, make_we
     path.write_text("{")
     with pytest.raises(CheckpointError, match=r"config\.json: not JSON"):
         read_weights(tmp_path)
-
-
-def test_write__refuses_what_it_cannot_hold(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"representation_size": 48}, "its classifier has no pre-logits layer"),
-        ({"classifier": "gap"}, "it always has a class token and a learned position embedding"),
-        ({"position_embedding": "none"}, "it always has a class token and a learned position embedding"),
-    ]
-    for change, words in cases:
-        with pytest.raises(CheckpointError) as error:
-            write_weights(make_weights(replace(plain, **change)), tmp_path / "x", "hf")
-        assert str(error.value).startswith(f"{tmp_path / 'x'}: Hugging Face ViT cannot hold this model: {words}")
-    with pytest.raises(CheckpointError, match="is a folder with several files; give the name of a folder"):
-        write_weights(make_weights(plain), tmp_path / "x.safetensors", "hf")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_notes__say_what_the_folder_cannot(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:

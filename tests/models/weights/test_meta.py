@@ -13,9 +13,8 @@ from vitctl.errors import CheckpointError
 from vitctl.models.build import build
 from vitctl.models.configs import ViTConfig
 from vitctl.models.variants import to_dict
-from vitctl.models.weights.load import Weights, read_weights, save_weights
 from vitctl.models.weights.meta import require_meta
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.weights_file import Weights, read_weights, save_weights, write_weights
 
 GOOD: dict[str, Any] = {
     "mean": [0.5, 0.5, 0.5],
@@ -29,7 +28,9 @@ GOOD: dict[str, Any] = {
 
 @pytest.fixture
 def config() -> ViTConfig:
-    return ViTConfig(patch_size=8, hidden_size=64, depth=1, mlp_size=16, num_heads=1, image_size=16, num_classes=3)
+    return ViTConfig(
+        patch_size=8, hidden_size=64, depth=1, mlp_size=16, num_heads=1, image_size=16, num_classes=3
+    )
 
 
 def own(path: Path, config: ViTConfig, meta: dict[str, Any]) -> Path:
@@ -61,10 +62,15 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
-def test_read_weights__metadata_that_make_no_sense(tmp_path: Path, config: ViTConfig, name: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in BAD.items() for value in values]
+)
+def test_read_weights__metadata_that_make_no_sense(
+    tmp_path: Path, config: ViTConfig, name: str, value: Any
+) -> None:
     with pytest.raises(
-        CheckpointError, match=rf"(makes no sense: |class names are stored).*{'' if name == 'class_names' else name}"
+        CheckpointError,
+        match=rf"(makes no sense: |class names are stored).*{'' if name == 'class_names' else name}",
     ) as caught:
         read_weights(own(tmp_path / "model.safetensors", config, {**GOOD, name: value}))
     assert str(caught.value).startswith(f"{tmp_path / 'model.safetensors'}: ")
@@ -72,14 +78,27 @@ def test_read_weights__metadata_that_make_no_sense(tmp_path: Path, config: ViTCo
 
 
 def test_read_weights__good_metadata_are_as_they_were(tmp_path: Path, config: ViTConfig) -> None:
-    more = {"class_names": ["a", "b", "c"], "exif_orientation": True, "of_ours": [1, {"a": None}], "head": "zero"}
-    for meta in ({}, GOOD, GOOD | more, {"mean": [0, 0, 0], "std": [1, 1, 1]}, {"eval_resize": 16, "image_size": 16}):
+    more = {
+        "class_names": ["a", "b", "c"],
+        "exif_orientation": True,
+        "of_ours": [1, {"a": None}],
+        "head": "zero",
+    }
+    for meta in (
+        {},
+        GOOD,
+        GOOD | more,
+        {"mean": [0, 0, 0], "std": [1, 1, 1]},
+        {"eval_resize": 16, "image_size": 16},
+    ):
         assert read_weights(own(tmp_path / "model.safetensors", config, meta)).meta == meta
 
 
 @pytest.mark.parametrize("to", ["timm", "hf"])
 @pytest.mark.parametrize("broken", ["mean", "std"])
-def test_read_weights__the_files_of_other_programs_too(tmp_path: Path, config: ViTConfig, to: Any, broken: str) -> None:
+def test_read_weights__the_files_of_other_programs_too(
+    tmp_path: Path, config: ViTConfig, to: Any, broken: str
+) -> None:
     write_weights(Weights(config, build(config, seed=0).state_dict(), dict(GOOD)), tmp_path / to, to)
     assert read_weights(tmp_path / to).meta["mean"] == [0.5] * 3
     name = "config.json" if to == "timm" else "preprocessor_config.json"
@@ -102,7 +121,9 @@ def test_read_weights__tensors_that_are_no_numbers(
     assert read_weights(path).config == config
     state["blocks.0.mlp.fc1.bias"][7] = value
     save_weights(path, state, config, GOOD)
-    with pytest.raises(CheckpointError, match=r"1 of \d+ tensors hold NaN or infinities \(blocks\.0\.mlp\.fc1\.bias\)"):
+    with pytest.raises(
+        CheckpointError, match=r"1 of \d+ tensors hold NaN or infinities \(blocks\.0\.mlp\.fc1\.bias\)"
+    ):
         read_weights(path)
 
 
@@ -115,7 +136,9 @@ def test_read_weights__numbers_that_are_infinite_in_float32(tmp_path: Path, conf
 
 
 def test_read_weights__archives_that_are_no_numbers(tmp_path: Path) -> None:
-    config = ViTConfig(patch_size=8, hidden_size=64, depth=1, mlp_size=16, num_heads=1, image_size=16, num_classes=3)
+    config = ViTConfig(
+        patch_size=8, hidden_size=64, depth=1, mlp_size=16, num_heads=1, image_size=16, num_classes=3
+    )
     google = ViTConfig(**{**vars(config), "gelu": "tanh", "norm_eps": 1e-6})
     written = write_weights(
         Weights(google, build(google, seed=0).state_dict(), dict(GOOD)), tmp_path / "model.npz", "google"
@@ -130,5 +153,7 @@ def test_read_weights__archives_that_are_no_numbers(tmp_path: Path) -> None:
 
 def test_require_meta__names_what_is_missing() -> None:
     require_meta(GOOD, ("mean", "std"))
-    with pytest.raises(CheckpointError, match="mean, eval_method of the images is not stored beside the weights"):
+    with pytest.raises(
+        CheckpointError, match="mean, eval_method of the images is not stored beside the weights"
+    ):
         require_meta({"std": [1.0] * 3}, ("mean", "std", "eval_method"))

@@ -6,9 +6,8 @@ import pytest
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import ViTConfig
 from vitctl.models.weights.download import NotOnServerError
-from vitctl.models.weights.load import Weights, read_weights
 from vitctl.models.weights.sources import locate
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
 HUB = "https://huggingface.co/google/vit/resolve/main/"
 
@@ -49,7 +48,9 @@ def test_locate__hub_fetches_what_belongs_beside(tmp_path: Path) -> None:
     weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
     web = Web({f"{HUB}model.safetensors": weights, f"{HUB}config.json": config})
     assert locate("hf://google/vit", web) == weights
-    assert web.asked == [f"{HUB}{name}" for name in ("config.json", "preprocessor_config.json", "model.safetensors")]
+    assert web.asked == [
+        f"{HUB}{name}" for name in ("config.json", "preprocessor_config.json", "model.safetensors")
+    ]
 
 
 def test_locate__hub_takes_the_pickle_where_there_is_nothing_else(tmp_path: Path) -> None:
@@ -68,7 +69,8 @@ def test_locate__hub_says_what_is_missing() -> None:
     with pytest.raises(CheckpointError) as error:
         locate("hf://google/vit", Web({}))
     assert str(error.value) == (
-        "hf://google/vit: holds no model.safetensors and no pytorch_model.bin; name the file: hf://google/vit/FILE"
+        "hf://google/vit: holds no model.safetensors and no pytorch_model.bin; name the file: "
+        "hf://google/vit/FILE"
     )
     with pytest.raises(CheckpointError) as error:
         locate("hf://google/vit/x.npz", Web({}))

@@ -12,12 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vitctl.errors import CheckpointError
 from vitctl.models.configs import ViTConfig
 from vitctl.models.position import resize_position_embedding
 from vitctl.models.variants import variant
-from vitctl.models.weights.load import Weights, read_weights
-from vitctl.models.weights.write import write_weights
+from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
 Logits = Callable[[Weights, Tensor], Tensor]
 Make = Callable[..., Weights]
@@ -32,7 +30,12 @@ def from_note(note: str) -> nn.Module:
 
 @pytest.mark.parametrize("change", [{}, {"representation_size": 24}, {"norm_eps": 1e-5}], ids=str)
 def test_file__loads_strictly_with_equal_logits(
-    plain: ViTConfig, make_weights: Make, logits_of: Logits, images: Tensor, tmp_path: Path, change: dict[str, Any]
+    plain: ViTConfig,
+    make_weights: Make,
+    logits_of: Logits,
+    images: Tensor,
+    tmp_path: Path,
+    change: dict[str, Any],
 ) -> None:
     weights = make_weights(replace(plain, **change))
     written = write_weights(weights, tmp_path / "model.safetensors", "torchvision")
@@ -44,15 +47,6 @@ def test_file__loads_strictly_with_equal_logits(
     assert spread > 0.1
     assert (logits_of(weights, images) - exact).abs().max() < 1e-12 * spread
     assert (logits_of(weights, images.float()) - rounded).abs().max() < 1e-5 * spread
-
-
-def test_file__there_and_back_is_exact(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
-    for change in ({}, {"representation_size": 24}):
-        weights = make_weights(replace(plain, **change))
-        again = read_weights(write_weights(weights, tmp_path, "torchvision").files[0])
-        assert again.config == weights.config
-        assert again.state.keys() == weights.state.keys()
-        assert all(torch.equal(again.state[name], tensor) for name, tensor in weights.state.items())
 
 
 @pytest.mark.slow
@@ -74,7 +68,9 @@ def test_read__their_model_at_its_real_size(logits_of: Logits, tmp_path: Path) -
     assert all(torch.equal(rewritten[name], tensor) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize(("image_size", "eval_resize", "resample"), [(224, 256, "bilinear"), (384, 384, "bicubic")])
+@pytest.mark.parametrize(
+    ("image_size", "eval_resize", "resample"), [(224, 256, "bilinear"), (384, 384, "bicubic")]
+)
 def test_read__their_presets(
     plain: ViTConfig, make_weights: Make, tmp_path: Path, image_size: int, eval_resize: int, resample: str
 ) -> None:
@@ -108,25 +104,16 @@ def test_read__position_embeddings_resize_as_in_torchvision(
         assert (found - state["encoder.pos_embedding"]).abs().max() < 1e-6
 
 
-def test_read__the_oldest_files_name_the_mlp_otherwise(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+def test_read__the_oldest_files_name_the_mlp_otherwise(
+    plain: ViTConfig, make_weights: Make, tmp_path: Path
+) -> None:
     weights = make_weights(plain)
     state = load_file(write_weights(weights, tmp_path, "torchvision").files[0])
-    old = {name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): t for name, t in state.items()}
+    old = {
+        name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): t
+        for name, t in state.items()
+    }
     assert len(old.keys() - state.keys()) == 4 * plain.depth
     save_file(old, tmp_path / "old.safetensors")
     found = read_weights(tmp_path / "old.safetensors")
     assert all(torch.equal(found.state[name], tensor) for name, tensor in weights.state.items())
-
-
-def test_write__refuses_what_it_cannot_hold(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"gelu": "tanh"}, "its GELU is exact and these weights were trained with the tanh form"),
-        ({"classifier": "gap"}, "it always has a class token and a learned position embedding"),
-        ({"num_classes": 0}, "it always has a head"),
-        ({"image_size": 36}, "image_size 36 has to be a multiple of patch_size 8 there"),
-    ]
-    for change, words in cases:
-        with pytest.raises(CheckpointError) as error:
-            write_weights(make_weights(replace(plain, **change)), tmp_path / "x", "torchvision")
-        assert str(error.value) == f"{tmp_path / 'x'}: torchvision cannot hold this model: {words}"
-    assert list(tmp_path.iterdir()) == []

@@ -1,12 +1,18 @@
-"""The console for all output: control characters in names and messages are escaped, never executed."""
+"""The console: text, tables, progress bars. Control characters in names and messages are escaped."""
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import IO, Any, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
+from rich.control import Control
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.segment import ControlType, Segment
+from rich.table import Table
 from rich.text import Text
 
 from vitctl.system.text import PlainStream, printable
@@ -15,15 +21,15 @@ _FILE: Any = Console.file  # a property
 
 
 class PlainConsole(Console):
-    """Rich's console that escapes control characters in text; its own codes, for colours and the cursor, are not escaped."""
+    """Rich's console, with control characters in text escaped; colours and cursor codes still work."""
 
     @property
     def file(self) -> IO[str]:
-        """The underlying stream, without the wrapper that escapes text, also while a live view replaces standard output."""
-        found: Any = _FILE.fget(self)
-        while isinstance(found, PlainStream):
-            found = found.stream
-        return cast("IO[str]", found)
+        """The underlying stream without the wrapper that escapes text, also during a live view."""
+        stream: Any = _FILE.fget(self)
+        while isinstance(stream, PlainStream):
+            stream = stream.stream
+        return cast("IO[str]", stream)
 
     @file.setter
     def file(self, new: IO[str]) -> None:
@@ -31,17 +37,138 @@ class PlainConsole(Console):
         _FILE.fset(self, new)
 
     def on_broken_pipe(self) -> None:
-        """Who reads has had enough: `main` ends the command with code 0, where Rich would end it with 1."""
+        """Let `main` end the command with code 0, where Rich would end it with 1."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Text with markup, before its width is measured, so that columns stay aligned."""
+        """Escape text with markup before its width is measured, so that columns stay aligned."""
         return super().render_str(printable(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """All output; a carriage return ends a line that will be overwritten."""
+        """Escape all output; a carriage return ends a line that will be overwritten."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text == "\r":
                 yield segment
             else:
                 yield Segment(printable(segment.text), segment.style)
+
+
+CONSOLE = PlainConsole(highlight=False)
+SHORT_NAME = 22  # characters of a name that is never broken in a table
+
+
+def say(text: str) -> None:
+    """Print text as it is: no markup, and lines are not wrapped, so that they can be copied."""
+    CONSOLE.print(text, markup=False, soft_wrap=True)
+
+
+def show_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", left: Sequence[str] | None = ()
+) -> None:
+    """Print a table.
+
+    Args:
+        header: names of the columns.
+        rows: cells as text.
+        title: a line above the table.
+        left: columns of text beside the first; all if None. The other columns are numbers.
+    """
+    if title:
+        say(title)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, name in enumerate(header):
+        is_text = i == 0 or left is None or name in left
+        is_short = i == 0 and all(len(str(row[0])) <= SHORT_NAME for row in rows)
+        table.add_column(
+            escape(name),
+            justify="left" if is_text else "right",
+            overflow="fold",
+            no_wrap=is_short or not is_text,  # can be copied
+        )
+    for row in rows:
+        table.add_row(*(escape(str(cell)) for cell in row))
+    CONSOLE.print(table)
+
+
+@contextmanager
+def waiting(text: str, console: Console = CONSOLE) -> Iterator[None]:
+    """Show a line on a terminal during work; the cursor stays visible, also after an error."""
+    if not console.is_terminal:
+        yield
+        return
+    console.print(escape(f"{text} ..."), end="\r")
+    try:
+        yield
+    finally:
+        console.control(Control((ControlType.ERASE_IN_LINE, 2)))
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function (done, total) that moves a progress bar; there is no bar without a terminal.
+
+    The bar starts with the first step, after worker processes were forked.
+    """
+    progress = Progress(console=CONSOLE, transient=True, disable=not CONSOLE.is_terminal)
+    task = progress.add_task(title, total=None)
+
+    def show(done: int, total: int) -> None:
+        progress.start()
+        progress.update(task, completed=done, total=total)
+
+    try:
+        yield show
+    finally:
+        progress.stop()
+
+
+def adding(progress: Callable[[int, int], None], total: int) -> Callable[[int], None]:
+    """Turn a function (done, total) into one that counts increments."""
+    done = 0
+
+    def add(more: int) -> None:
+        nonlocal done
+        done += more
+        progress(done, total)
+
+    return add
+
+
+@contextmanager
+def progress_of_steps() -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a function (step, done, total) that moves a progress bar, or prints each new step if there is no
+    terminal.
+    """
+    with Progress(console=CONSOLE, transient=True, disable=not CONSOLE.is_terminal) as progress:
+        bar, current = progress.add_task("", total=None), ""
+
+        def show(step: str, done: int, total: int) -> None:
+            nonlocal current
+            if step != current and not CONSOLE.is_terminal and not step.startswith("checking"):
+                say(step)
+            current = step
+            progress.update(bar, description=step, completed=done, total=total or None)
+
+        yield show
+
+
+def fetch_weights(source: str, *, on_stderr: bool = False) -> None:
+    """Download weights into the cache, with a progress bar; resumes an interrupted download.
+
+    Args:
+        source: the address (https://, hf://, gs://).
+        on_stderr: show progress on standard error, if standard output is for results.
+    """
+    from vitctl.models.weights.download import fetch
+    from vitctl.models.weights.sources import locate
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = PlainConsole(stderr=True, highlight=False) if on_stderr else CONSOLE
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(source, total=None)
+
+        def show(done: int, total: int | None) -> None:
+            progress.update(bar, completed=done, total=total)
+
+        path = locate(source, partial(fetch, progress=show))
+    console.print(f"{source}: {path}", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What `vitctl verify` shows: a line for each thing, and on a terminal how far a replay is."""
+"""The screen of `vitctl verify`: a line for each finding, and on a terminal the progress of a replay."""
 
 import time
 from types import TracebackType
@@ -8,8 +8,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from vitctl.cli.show.render import CONSOLE, clock
-from vitctl.jobs.verification.finding import FAILS, Finding
+from vitctl.cli.show.console import CONSOLE
+from vitctl.cli.show.render import clock
+from vitctl.verify.finding import FAILS, Finding
 
 _LABEL = 12
 
@@ -40,7 +41,7 @@ class FindingsScreen:
         return Text(self.status, no_wrap=True, overflow="ellipsis")
 
     def replaying(self, first: int, last: int, step: int) -> None:
-        """Show that a step was replayed, of the steps from first to last."""
+        """Show the progress of a replay of the steps from first to last."""
         now = time.monotonic()
         if self.steps != (first, last):
             self.steps, self.began = (first, last), now

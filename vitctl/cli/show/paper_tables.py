@@ -2,15 +2,13 @@
 
 from pathlib import Path
 
-from vitctl.cli.show.render import CONSOLE, show_table
+from vitctl.cli.show.console import CONSOLE, say, show_table
 from vitctl.errors import RecipeError
-from vitctl.recipe.paper import RESULTS
-from vitctl.recipe.paper_vtab import OTHERS_SOURCES
+from vitctl.recipe.paper import OTHERS_SOURCES, RESULTS, VTAB_MODELS
 from vitctl.report.our_results import OurResults, our_results
 from vitctl.report.paper_plot import PLOTS
 from vitctl.report.paper_table import (
     SETTINGS,
-    TABLE_9_RECIPES,
     Accuracy,
     Gpu,
     ResultRow,
@@ -21,7 +19,7 @@ from vitctl.report.paper_table import (
 )
 from vitctl.system.figures import NOT_INSTALLED, can_plot
 
-TABLES = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "fig2", "fig3", "fig4", "fig5", "fig13", "4.6", "figures")
+TABLES = (*"123456789", "fig2", "fig3", "fig4", "fig5", "fig13", "4.6", "figures")
 OF_TASKS = {
     "9": "Table 9: VTAB-1k by task",
     "fig2": "Figure 2: VTAB-1k by group, means of Table 9's tasks",
@@ -41,9 +39,9 @@ def show_paper_tables(
     """Print one table or all.
 
     Args:
-        number: of a table, None for all.
-        targets: columns; none: the first of each table.
-        runs: folder of our runs.
+        number: of a table; None for all.
+        targets: columns; none: the default columns of each table.
+        runs: folder of the user's runs.
         device, mfu: GPU of the GPU-days, and the share of its peak that training reaches.
         plot: the .png for a figure; None: no plot.
 
@@ -53,35 +51,38 @@ def show_paper_tables(
     gpu = find_gpu(device, mfu)
     if number is not None and number not in TABLES:
         raise RecipeError(f"there is no table '{number}' here; there are {', '.join(TABLES)}")
-    known = [column for n in ([number] if number else RESULTS) if n in RESULTS for column in RESULTS[n].columns]
+    numbers = [number] if number else list(TABLES)
+    known = dict.fromkeys(column for n in numbers if n in RESULTS for column in RESULTS[n].columns)
     if wrong := [target for target in targets if target not in known]:
-        raise RecipeError(f"--target {wrong[0]}: no such column; there are {', '.join(dict.fromkeys(known)) or 'none'}")
+        raise RecipeError(f"--target {wrong[0]}: no such column; there are {', '.join(known) or 'none'}")
     if plot is not None:
         _check_plot(number, plot)
     ours = our_results(runs)
-    for name in [number] if number else TABLES:
+    for name in numbers:
         if name in SETTINGS:
             _show_settings(name, gpu)
         elif name in OF_TASKS:
             _show_tasks(name, ours)
         else:
             _show_results(name, targets, ours, gpu)
+        CONSOLE.print()
     if number not in ("1", "4", *OF_TASKS):
         CONSOLE.print(
-            f"GPU-days: days of one {gpu.device} at {mfu:.0%} of its bf16 peak. TPU-days: the paper's TPUv3-core-days. EFLOPs: 10^18 "
-            "operations of the pre-training.",
+            f"GPU-days: days of one {gpu.device} at {mfu:.0%} of its bf16 peak. TPU-days: the paper's "
+            f"TPUv3-core-days. EFLOPs: 10^18 operations of the pre-training.",
             markup=False,
         )
     if number not in SETTINGS:
-        _say_runs(ours, runs)
+        _show_runs(ours, runs)
     if plot is not None and number is not None:
-        CONSOLE.print(f"plot: {PLOTS[number](ours, plot)}", markup=False, soft_wrap=True)
+        say(f"plot: {PLOTS[number](ours, plot)}")
 
 
 def _check_plot(number: str | None, plot: Path) -> None:
     if number not in PLOTS:
         raise RecipeError(
-            f"--plot {plot}: there are plots of {', '.join(PLOTS)}, e.g. `vitctl recipes table fig5 --plot {plot}`"
+            f"--plot {plot}: there are plots of {', '.join(PLOTS)}, e.g. `vitctl recipes table fig5 "
+            f"--plot {plot}`"
         )
     if plot.suffix.lower() != ".png":
         raise RecipeError(f"--plot {plot}: should be the name of a .png file")
@@ -91,16 +92,17 @@ def _check_plot(number: str | None, plot: Path) -> None:
         raise RecipeError(f"--plot: {NOT_INSTALLED}")
 
 
-def _say_runs(ours: OurResults, runs: Path) -> None:
+def _show_runs(ours: OurResults, runs: Path) -> None:
     """Print what the columns "ours" show, and which runs are in none of them."""
-    say = f"ours: finished runs of these recipes, unchanged and on all of their images, under {runs}/"
     CONSOLE.print(
-        f"{say}; ± is the deviation over seeds, ours of the population; the paper does not say which.", markup=False
+        f"ours: finished runs of these recipes, unchanged and on all of their images, under {runs}/; ± is "
+        f"the deviation over seeds, ours of the population; the paper does not say which.",
+        markup=False,
     )
     for run in ours.left_out[:_SHOWN_RUNS]:
-        CONSOLE.print(f"left out: {run.run} ({run.recipe}): {run.reason}", markup=False, soft_wrap=True)
+        say(f"left out: {run.run} ({run.recipe}): {run.reason}")
     if (more := len(ours.left_out) - _SHOWN_RUNS) > 0:
-        CONSOLE.print(f"left out: {more} more", markup=False)
+        say(f"left out: {more} more")
 
 
 def _show_settings(number: str, gpu: Gpu) -> None:
@@ -110,19 +112,18 @@ def _show_settings(number: str, gpu: Gpu) -> None:
     name = "model" if number == "1" else "recipe"
     header = (name, *SETTINGS[number], *cost)
     show_table(header, cells, title=_SETTINGS_TITLES[number], left=("data", "decay", "rates"))
-    CONSOLE.print()
 
 
 def _show_tasks(number: str, ours: OurResults) -> None:
     rows = task_rows(number, ours)
-    header = ("task" if number == "9" else "group", *(name for column in TABLE_9_RECIPES for name in (column, "ours")))
+    columns = (name for column in VTAB_MODELS for name in (column, "ours"))
     cells = [(row.name, *(text for one in row.accuracies for text in _pair(one, 1))) for row in rows]
-    show_table(header, cells, title=f"{OF_TASKS[number]}; top-1 in percent")
+    title = f"{OF_TASKS[number]}; top-1 in percent"
+    show_table(("task" if number == "9" else "group", *columns), cells, title=title)
     if others := rows[0].others:
-        values = [(name, *(_value(row.others[name], 1) for row in rows)) for name in others]
+        values = [(name, *(_percent(row.others[name], None, 1) for row in rows)) for name in others]
         show_table(("network", *(row.name for row in rows)), values)
         CONSOLE.print(OTHERS_SOURCES, markup=False)
-    CONSOLE.print()
 
 
 def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: Gpu) -> None:
@@ -130,31 +131,29 @@ def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: 
     shown = tuple(t for t in targets if t in table.columns) or table.shown or table.columns[:1]
     rows = result_rows(number, shown, ours, gpu)
     has_numbers = any(one.paper is not None for row in rows for one in row.accuracies)
-    has_exaflops = any(row.paper_exaflops for row in rows)
-    has_days = any(row.paper_core_days for row in rows)
-    is_brief = has_numbers and len(shown) > 1 and CONSOLE.width < WIDE
-    costs = ["steps", "EFLOPs", *(("paper",) if has_exaflops else ()), *(("TPU-days",) if has_days else ()), "GPU-days"]
+    all_costs = [_costs(row) for row in rows]
+    costs = [name for name in all_costs[0] if name not in _OPTIONAL or any(c[name] != "-" for c in all_costs)]
+    if has_numbers and len(shown) > 1 and CONSOLE.width < WIDE:
+        costs = ["EFLOPs"]
     columns = (name for target in shown for name in ((target, "ours") if has_numbers else (target,)))
-    header = ("recipe", *columns, *(costs[1:2] if is_brief else costs))
-    title = f"{_kind(number)} {table.caption}; top-1 in percent"
-    cells = []
-    for row in rows:
-        accuracies = [text for one in row.accuracies for text in _pair(one, 2)[0 if has_numbers else 1 :]]
-        cost = _costs(row, has_exaflops, has_days)
-        cells.append((row.recipe, *accuracies, *(cost[1:2] if is_brief else cost)))
+    cells: list[tuple[str, ...]] = []
+    for row, cost in zip(rows, all_costs, strict=True):
+        accuracies = (text for one in row.accuracies for text in _pair(one, 2)[0 if has_numbers else 1 :])
+        cells.append((row.recipe, *accuracies, *(cost[name] for name in costs)))
     for name, values in table.others.items():
         known = dict(zip(table.columns, values, strict=True))
+        texts = ("-" if known[target] is None else f"{known[target]:g}" for target in shown)
+        accuracies = (text for paper in texts for text in (paper, "-"))
         known_costs = {"TPU-days": _short(table.core_days.get(name))}
-        accuracies = [
-            text for target in shown for text in ("-" if known[target] is None else f"{known[target]:g}", "-")
-        ]
-        cells.append((name, *accuracies, *(known_costs.get(column, "-") for column in header[len(accuracies) + 1 :])))
-    show_table(header, cells, title=title)
+        cells.append((name, *accuracies, *(known_costs.get(cost, "-") for cost in costs)))
+    title = f"{_kind(number)} {table.caption}; top-1 in percent"
+    show_table(("recipe", *columns, *costs), cells, title=title)
     for row in rows:
         for target, one in zip(shown, row.accuracies, strict=True):
             if one.ours is not None and one.ours.remark:
                 CONSOLE.print(f"{row.recipe}, {target}: {one.ours.remark}", markup=False)
-    CONSOLE.print()
+    if hidden := [column for column in table.columns if column not in shown]:
+        CONSOLE.print(f"more columns, with --target NAME: {', '.join(hidden)}", markup=False)
 
 
 def _kind(number: str) -> str:
@@ -165,30 +164,34 @@ def _kind(number: str) -> str:
     return f"{'Section' if '.' in number else 'Table'} {number}:"
 
 
-def _costs(row: ResultRow, has_exaflops: bool, has_days: bool) -> list[str]:
+_OPTIONAL = ("paper", "TPU-days")  # costs that the paper gives for some tables
+
+
+def _costs(row: ResultRow) -> dict[str, str]:
     steps = row.cost.steps
-    costs = [f"{steps:,}" if CONSOLE.width >= WIDE else f"{steps / 1000:,.0f}k", _short(row.cost.exaflops)]
-    costs += [_short(row.paper_exaflops)] if has_exaflops else []
-    costs += [_short(row.paper_core_days)] if has_days else []
-    return [*costs, _short(row.cost.gpu_days)]
+    return {
+        "steps": f"{steps:,}" if CONSOLE.width >= WIDE else f"{steps / 1000:,.0f}k",
+        "EFLOPs": _short(row.cost.exaflops),
+        "paper": _short(row.paper_exaflops),
+        "TPU-days": _short(row.paper_core_days),
+        "GPU-days": _short(row.cost.gpu_days),
+    }
 
 
 def _pair(one: Accuracy, digits: int) -> tuple[str, str]:
-    """The paper's accuracy and ours as text."""
-    paper = _value(one.paper, digits, one.deviation)
-    return paper, _with_deviation(one.ours.mean, one.ours.std, digits) if one.ours is not None else "not run"
+    """Return the paper's accuracy and ours as text."""
+    paper = _percent(one.paper, one.deviation, digits)
+    return paper, _percent(one.ours.mean, one.ours.std, digits) if one.ours else "not run"
 
 
-def _value(value: float | None, digits: int, deviation: float | None = None) -> str:
-    return "-" if value is None else _with_deviation(value, deviation, digits)
-
-
-def _with_deviation(value: float, deviation: float | None, digits: int) -> str:
+def _percent(value: float | None, deviation: float | None, digits: int) -> str:
+    if value is None:
+        return "-"
     return f"{value:.{digits}f}" + (f"±{deviation:.{digits}f}" if deviation is not None else "")
 
 
 def _short(value: float | None) -> str:
-    """Three digits, and no exponent."""
+    """Format a cost with three digits and no exponent."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

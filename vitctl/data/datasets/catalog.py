@@ -1,18 +1,15 @@
-"""The catalog of known data sets, and opening of splits by name or location."""
+"""Finds data sets by name, and opens splits by name or location."""
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
-from vitctl.data.datasets.downloads import originals_folder
-from vitctl.data.datasets.originals import KNOWN, DataSet
-from vitctl.data.datasets.readers import digits, glyphs, shapes
+from vitctl.data.datasets.known_sets import DATA_SETS, DataSet
 from vitctl.data.datasets.vtab import in_vtab1k
 from vitctl.data.shards.index import find_splits
-from vitctl.data.source.exclusion import Without
 from vitctl.data.source.locate import locate_splits, no_index_message
-from vitctl.data.source.read import Source, SyntheticSource
 from vitctl.data.source.splits import resolve, select
+from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.views import Source, split_sources
 from vitctl.data.writer.items import Originals
 from vitctl.data.writer.write import write_originals
 from vitctl.errors import DataError, explaining
@@ -20,57 +17,11 @@ from vitctl.system.parsing import parsing
 from vitctl.system.pool import default_workers
 from vitctl.system.text import did_you_mean, nearest, typed_command
 
-
-def _make_digits(out: Path) -> None:
-    for split in digits.SIZES:
-        write_originals(Originals(digits.items(split), digits.CLASS_NAMES, "scikit-learn digit scans"), out, split)
-
-
-def _make_glyphs(out: Path) -> None:
-    for split, size in GLYPHS_SIZES.items():
-        made = Originals(glyphs.items(split, size, 0), glyphs.CLASS_NAMES, "vitctl glyphs generator")
-        write_originals(made, out, split, workers=default_workers())
-
-
-def _make_shapes(out: Path, *, task: str, sizes: Mapping[str, int]) -> None:
-    names = shapes.TASKS[task].class_names
-    for split, size in sizes.items():
-        made = Originals(shapes.items(task, split, size, 0), names, f"vitctl shapes, task {task}")
-        write_originals(made, out, split, workers=default_workers())
-
-
-def _shapes(task: str, sizes: Mapping[str, int]) -> DataSet:
-    name = "shapes" if task == "all" else f"shapes-{task}"
-    return DataSet(name, len(shapes.TASKS[task].class_names), sizes, make=partial(_make_shapes, task=task, sizes=sizes))
-
-
-GLYPHS_SIZES = {"train": 10_000, "test": 1_000}
-
-DATA_SETS = {
-    row.name: row
-    for row in (
-        DataSet("digits", 10, digits.SIZES, make=_make_digits),
-        DataSet("glyphs", glyphs.NUM_LETTERS, GLYPHS_SIZES, make=_make_glyphs),
-        _shapes("all", {"train": 8000, "test": 1000}),
-        *(_shapes(task, {"train": 1000, "test": 1000}) for task in shapes.TASKS if task != "all"),
-        *KNOWN,
-        DataSet(
-            "jft300m",
-            18_291,
-            {"train": 303_000_000, "validation": 49_511},
-            "JFT-300M is private to Google.",
-            ("jft", "jft-300m"),
-        ),
-    )
-}
+_ENOUGH_FOR_WORKERS = 2_000  # images; fewer are written sooner than processes have started
 
 
 def find_data_set(name: str) -> DataSet:
-    """The table's row of a name or an alias.
-
-    Raises:
-        DataError: there is none; the nearest names are suggested.
-    """
+    """Return the row of a name or an alias. Raises DataError, with the nearest names, if there is none."""
     by_name = {alias: row for row in DATA_SETS.values() for alias in (row.name, *row.aliases)}
     if name.lower() in by_name:
         return by_name[name.lower()]
@@ -79,12 +30,13 @@ def find_data_set(name: str) -> DataSet:
     near = starts[:3] or list(dict.fromkeys(by_name[alias].name for alias in close))
     hint = f"{did_you_mean(near)} " if near else ""
     raise DataError(
-        f"no data set is called '{name}'; {hint}known: {', '.join(DATA_SETS)}; for your own images use --data FOLDER"
+        f"no data set is called '{name}'; {hint}known: {', '.join(DATA_SETS)}; for your own images use "
+        f"--data FOLDER"
     )
 
 
 def known_size(dataset: str, split: str) -> tuple[int, int] | None:
-    """(images of a split expression, classes) from the catalog, for planning; None where they depend on the data."""
+    """Return (images of a split expression, classes) for planning; None if they depend on the data."""
     row = find_data_set(dataset)
     try:
         return sum(part.stop - part.start for part in resolve(split, row.sizes)), row.num_classes
@@ -93,21 +45,19 @@ def known_size(dataset: str, split: str) -> tuple[int, int] | None:
 
 
 def read_originals(name: str, root: Path, *, allow_partial: bool = False) -> dict[str, Originals]:
-    """Open the original files of a known data set, to be written by `write_split`.
+    """Open the original files of a known data set, to be written by `write_originals`.
 
     Args:
         name: a name or an alias.
         root: folder of the files.
-        allow_partial: accept splits that have not all of their images.
+        allow_partial: accept splits that lack some of their images.
 
     Raises:
         DataError: the set has no original files, or they are missing, damaged or of another number.
     """
     row = find_data_set(name)
-    if row.read is None:
-        raise DataError(f"{row.name}: has no original files to read; {row.obtain or 'it comes with vitctl'}")
     with parsing(f"{root}: {row.name}", DataError):
-        splits = row.read(root)
+        splits = row.open(root)
     wrong = [
         f"{split} has {len(originals.items):,} images, should have {row.sizes[split]:,}"
         for split, originals in splits.items()
@@ -129,7 +79,7 @@ def open_split(
     cache_bytes: int = 0,
     whole: bool = True,
 ) -> Source:
-    """The images of a split, by number.
+    """Open the images of a split, by number.
 
     Example:
         from vitctl import open_split
@@ -141,15 +91,16 @@ def open_split(
 
     Args:
         split: an expression such as "train", "train[:98%]", "train[:800]+validation[:200]".
-        path: folder of shards, or what else `locate_splits` understands; goes before `dataset`.
+        path: folder of shards, or what else `locate_splits` understands; takes precedence over `dataset`.
         dataset: a known name, looked for as `root/name`.
         root: folder of known data sets.
         scratch: where sets that come with vitctl are written when `root` has none.
         cache_bytes: bound of the cache of remote shards; 0 reads single images.
-        whole: refuse splits of a known set that have not all of its images.
+        whole: refuse splits of a known set that lack some of its images.
 
     Returns:
-        the samples, numbered from 0: `len`, `class_names`, `labels`, `key` and `read`. It travels to other processes by pickling.
+        the samples, numbered from 0: `len`, `class_names`, `labels`, `key` and `read`. It travels to other
+            processes by pickling.
 
     Raises:
         DataError: in one line what is missing, and how to get it.
@@ -176,18 +127,22 @@ def open_split(
 def write_data_set(row: DataSet, out: Path) -> None:
     """Write the splits of a set that comes with vitctl; those that an earlier, killed process finished stay."""
     assert row.make is not None
+    workers = default_workers() if sum(row.sizes.values()) >= _ENOUGH_FOR_WORKERS else 0
     if not find_splits(out).keys() >= row.sizes.keys():
-        row.make(out)
+        for split in row.sizes:
+            write_originals(row.make(split), out, split, workers=workers)
 
 
 def synthetic(num_images: int, *, dataset: str, image_size: int) -> Source:
-    """Generated noise images with the number of classes of a known data set, 1,000 when none is named."""
+    """Return generated noise images with as many classes as a known data set; 1,000 if none is named."""
     return SyntheticSource(num_images, find_data_set(dataset).num_classes if dataset else 1000, image_size)
 
 
 def _folder(split: str, dataset: str, root: str, scratch: Path | None) -> Path:
     if not dataset:
-        raise DataError("no data was given; use --data FOLDER (shards made by `vitctl data shards`) or --dataset NAME")
+        raise DataError(
+            "no data was given; use --data FOLDER (shards made by `vitctl data shards`) or --dataset NAME"
+        )
     row = find_data_set(dataset)
     folder = Path(root) / row.name
     if row.make is not None and scratch is not None and not find_splits(folder):
@@ -196,7 +151,9 @@ def _folder(split: str, dataset: str, root: str, scratch: Path | None) -> Path:
     if message := missing_shards(row, root, split):
         command = typed_command("vitctl COMMAND")
         again = (
-            "the same line with --data SHARDS for --dataset" if "--dataset" in command else f"`{command} --data SHARDS`"
+            "the same line with --data SHARDS for --dataset"
+            if "--dataset" in command
+            else f"`{command} --data SHARDS`"
         )
         raise DataError(
             f"{message} Other images: `vitctl data shards PHOTOS SHARDS`, then {again}. "
@@ -206,28 +163,30 @@ def _folder(split: str, dataset: str, root: str, scratch: Path | None) -> Path:
 
 
 def missing_shards(row: DataSet, root: str, split: str) -> str:
-    """Say that a known data set has no shards below `root`, and how they are made; "" where it has some."""
+    """Return a message that a known data set has no shards below `root`, and how to make them; "" if it has."""
     folder = Path(root) / row.name
     if find_splits(folder):
         return ""
     obtain = row.obtain.replace("ROOT", root).replace("NAME", row.name)
     if "data prepare" in obtain:
         obtain += f" It downloads what it may; files that you have go into {originals_of(row, Path(root))}/."
-    return f"{row.name}: expected shards with split '{split}' and {row.num_classes:,} classes in {folder}, found none. {obtain}"
+    wanted = f"expected shards with split '{split}' and {row.num_classes:,} classes in {folder}"
+    return f"{row.name}: {wanted}, found none. {obtain}"
 
 
 def originals_of(row: DataSet, root: Path) -> Path:
-    """The folder of a set's original files."""
-    return root / "originals" / originals_folder(row.name)
+    """Return the folder of a set's original files."""
+    return root / "originals" / (row.family or row.name)
 
 
 def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Path) -> None:
     sizes = row.sizes if "train" in find_splits(folder) else {"train800": 800, "val200": 200}
-    for name, opened in sources.items():
-        source = opened.source if isinstance(opened, Without) else opened  # what is left out on purpose is no mistake
+    for name, source in sources.items():
+        stored = sum(split.index.num_samples for split in split_sources(source))  # excluded images count
         wanted = sizes.get(name)
-        if len(source.class_names) != row.num_classes or (wanted is not None and len(source) != wanted):
+        if len(source.class_names) != row.num_classes or (wanted is not None and stored != wanted):
             raise DataError(
-                f"{folder / name}: {len(source):,} images of {len(source.class_names):,} classes, {row.name} has "
-                f"{wanted or '?':,} of {row.num_classes:,}; if it is another data set give it with --data {folder}"
+                f"{folder / name}: {stored:,} images of {len(source.class_names):,} classes, "
+                f"{row.name} has {wanted or '?':,} of {row.num_classes:,}; if it is another data set give it with --data "
+                f"{folder}"
             )

@@ -4,13 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitctl.data.datasets.catalog import DATA_SETS, find_data_set, open_split
-from vitctl.data.datasets.originals import DataSet
-from vitctl.data.datasets.readers.caltech101 import SPLIT_NAME
-from vitctl.data.datasets.vtab import VAL200_AND_TEST_DIGESTS, VTAB, VtabTask, is_published_train800, names_digest
+from vitctl.data.datasets.catalog import find_data_set, open_split
+from vitctl.data.datasets.known_sets import DATA_SETS, DataSet
+from vitctl.data.datasets.readers.class_folder import CALTECH101_SPLIT
+from vitctl.data.datasets.vtab import (
+    VAL200_AND_TEST_DIGESTS,
+    VTAB,
+    VtabTask,
+    is_published_train800,
+    names_digest,
+)
 from vitctl.data.shards.index import find_splits, read_index
-from vitctl.data.source.provenance import source_texts
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source, source_texts
 from vitctl.errors import DataError
 
 # The paper's transfer and few-shot sets (Section 4.1; big_vision's few-shot list), and those of pre-training.
@@ -47,37 +52,28 @@ class InventoryEntry:
 
 
 def list_inventory(root: Path) -> list[InventoryEntry]:
-    """Every known data set and its state under `root`."""
+    """Return every known data set and its state under `root`."""
     return [_holding(row, root) for row in DATA_SETS.values()]
 
 
 def _holding(row: DataSet, root: Path) -> InventoryEntry:
     try:
-        splits = find_splits(root / row.name)
-        held = {name: read_index(place) for name, place in splits.items()}
+        indexes = {name: read_index(place) for name, place in find_splits(root / row.name).items()}
+        notes = dict.fromkeys(index.source for index in indexes.values())
+        missing = [name for name in row.sizes if name not in indexes and "train800" not in indexes]
+        state = "; ".join(text for text in notes if "partial" in text or "copy" in text) or SHARDS
+        if not indexes:
+            state = ABSENT if row.make is None else BUILT_IN
+        elif missing:
+            state = f"{SHARDS} without {', '.join(missing)}"
+        is_ready = bool(indexes) or row.make is not None
     except DataError as error:
-        return InventoryEntry(
-            row.name, uses_of(row), row.num_classes, dict(row.sizes), f"damaged: {error}", ready=False
-        )
-    found = [
-        text for text in dict.fromkeys(index.source for index in held.values()) if "partial" in text or "copy" in text
-    ]
-    missing = [name for name in row.sizes if name not in held and "train800" not in held]
-    if held and missing:
-        state = f"{SHARDS} without {', '.join(missing)}"
-    elif held:
-        state = "; ".join(found) or SHARDS
-    elif row.make is not None:
-        state = BUILT_IN
-    else:
-        state = ABSENT
-    return InventoryEntry(
-        row.name, uses_of(row), row.num_classes, dict(row.sizes), state, ready=bool(held) or row.make is not None
-    )
+        state, is_ready = f"damaged: {error}", False
+    return InventoryEntry(row.name, uses_of(row), row.num_classes, dict(row.sizes), state, is_ready)
 
 
 def uses_of(row: DataSet) -> tuple[str, ...]:
-    """What a set is used for."""
+    """Return what a set is used for."""
     vtab = tuple(f"VTAB {task.group}" for task in VTAB if task.data_set == row.name)
     other = tuple(use for use, names in USES.items() if row.name in names)
     return vtab + other
@@ -90,7 +86,7 @@ class TaskCheck:
     Args:
         task: its name.
         num_classes: of its head.
-        sizes: images of train800, val200 and test; empty when the set is absent.
+        sizes: images of train800, val200 and test; empty if the set is absent.
         digests: of their keys.
         verdict: "match" when all that is known of the images agrees; else in words.
         is_wrong: whether the images are not the benchmark's although they claim to be.
@@ -132,22 +128,23 @@ def check_task(
     return TaskCheck(task.name, task.num_classes, sizes, digests, *_verdict(task, opened, keys[0], digests))
 
 
-def _verdict(task: VtabTask, opened: list[Source], train800: list[str], digests: tuple[str, ...]) -> tuple[str, bool]:
+def _verdict(
+    task: VtabTask, opened: list[Source], train800: list[str], digests: tuple[str, ...]
+) -> tuple[str, bool]:
     copies = [text for source in opened for text in source_texts(source) if "copy" in text]
     published = is_published_train800(task, train800)
-    ruled = VAL200_AND_TEST_DIGESTS.get(task.name)
-    agree = {"train800": published, **dict(zip(("val200", "test"), _same(digests[1:], ruled), strict=True))}
+    agree = {"train800": published}
+    for split, digest, wanted in zip(
+        ("val200", "test"), digests[1:], VAL200_AND_TEST_DIGESTS.get(task.name, (None, None)), strict=True
+    ):
+        agree[split] = None if wanted is None else digest == wanted
     wrong = [split for split, same in agree.items() if same is False]
     if copies and wrong:
         return f"a copy without the original names: {copies[0]}", False
     if wrong:
         return f"NO MATCH: {', '.join(wrong)}", True
     if task.name == "caltech101":
-        return f"ours: {SPLIT_NAME}; the benchmark's split cannot be drawn again", False
+        return f"ours: {CALTECH101_SPLIT}; the benchmark's split cannot be drawn again", False
     known = [split for split, same in agree.items() if same]
     text = f"{MATCH} ({', '.join(known)})" if known else COUNTS
     return text + (f"; {copies[0]}" if copies else ""), False
-
-
-def _same(digests: tuple[str, ...], wanted: tuple[str, str] | None) -> tuple[bool | None, ...]:
-    return (None, None) if wanted is None else tuple(found == want for found, want in zip(digests, wanted, strict=True))

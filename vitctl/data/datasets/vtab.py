@@ -9,11 +9,11 @@ from vitctl.errors import DataError
 
 @dataclass(frozen=True)
 class VtabTask:
-    """A task: 800 images to train on, 200 to choose settings by, the whole test split, and which augmentations its
-    training images get.
+    """A task: 800 images to train on, 200 to choose settings by, the whole test split, and which
+    augmentations its training images get.
 
-    `train800`, `val200` and `test` are split expressions over the shards of `data_set` in md5 order. `community` is the
-    task's folder in the layout of the community's copy.
+    `train800`, `val200` and `test` are split expressions over the shards of `data_set` in md5 order.
+    `community` is the task's folder in the layout of the community's copy.
     """
 
     name: str
@@ -44,15 +44,25 @@ def _row(
     community: str = "",
 ) -> VtabTask:
     return VtabTask(
-        name, group, name, num_classes, train800, val200, test, "f" in augment, "c" in augment, community or name
+        name,
+        group,
+        name,
+        num_classes,
+        train800,
+        val200,
+        test,
+        "f" in augment,
+        "c" in augment,
+        community or name,
     )
 
 
 NATURAL, SPECIALIZED, STRUCTURED = "natural", "specialized", "structured"
 GROUPS = (NATURAL, SPECIALIZED, STRUCTURED)
 
-# Splits are those of the original benchmark code. Augmentation, c random crop and f flip, is that of BiT, Appendix F, which
-# the paper follows (B.1.1): it flips digits too, and keeps whole the images whose label is a count or a distance.
+# Splits are those of the original benchmark code. Augmentation, c random crop and f flip, is that of BiT,
+# Appendix F, which the paper follows (B.1.1): it flips digits too, and keeps whole the images whose label is
+# a count or a distance.
 VTAB = (
     _row("caltech101", NATURAL, 102, "train[:800]", "train[2754:2954]", "test", "cf"),
     _row("cifar100", NATURAL, 100, "train[:800]", "train[45000:45200]", "test", "cf", "cifar"),
@@ -64,19 +74,39 @@ VTAB = (
     _row("patch_camelyon", SPECIALIZED, 2, "train[:800]", "validation[:200]", "test", "cf"),
     _row("eurosat", SPECIALIZED, 10, "train[:800]", "train[16200:16400]", "train[21600:]", "cf"),
     _row("resisc45", SPECIALIZED, 45, "train[:800]", "train[18900:19100]", "train[25200:]", "cf"),
-    _row("retinopathy", SPECIALIZED, 5, "train[:800]", "validation[:200]", "test", "cf", "diabetic_retinopathy"),
+    _row(
+        "retinopathy", SPECIALIZED, 5, "train[:800]", "validation[:200]", "test", "cf", "diabetic_retinopathy"
+    ),
     _row("clevr-count", STRUCTURED, 8, "train[:800]", "train[63000:63200]", "validation", "f", "clevr_count"),
     _row("clevr-dist", STRUCTURED, 6, "train[:800]", "train[63000:63200]", "validation", "f", "clevr_dist"),
     _row("dmlab", STRUCTURED, 6, "train[:800]", "validation[:200]", "test", "f"),
     _row("kitti-dist", STRUCTURED, 4, "train[:800]", "validation[:200]", "test", "f", "kitti"),
-    _row("dsprites-loc", STRUCTURED, 16, "train[:800]", "train[589824:590024]", "train[663552:]", "", "dsprites_loc"),
-    _row("dsprites-ori", STRUCTURED, 16, "train[:800]", "train[589824:590024]", "train[663552:]", "c", "dsprites_ori"),
+    _row(
+        "dsprites-loc",
+        STRUCTURED,
+        16,
+        "train[:800]",
+        "train[589824:590024]",
+        "train[663552:]",
+        "",
+        "dsprites_loc",
+    ),
+    _row(
+        "dsprites-ori",
+        STRUCTURED,
+        16,
+        "train[:800]",
+        "train[589824:590024]",
+        "train[663552:]",
+        "c",
+        "dsprites_ori",
+    ),
     _row("smallnorb-azim", STRUCTURED, 18, "train[:800]", "test[:200]", "test[50%:]", "c", "smallnorb_azi"),
     _row("smallnorb-elev", STRUCTURED, 9, "train[:800]", "test[:200]", "test[50%:]", "cf", "smallnorb_ele"),
 )
 
-# Sets that come with vitctl: real digit scans, and factors of the shapes generator, in VTAB's three groups. The augmentation
-# is ours: what leaves every label true, so that digits keep their handedness.
+# Sets that come with vitctl: real digit scans, and factors of the shapes generator, in VTAB's three groups.
+# The augmentation is ours: what leaves every label true, so that digits keep their handedness.
 _MINI_SPLITS = ("train[:800]", "train[800:1000]", "test")
 MINI = (
     _row("digits", NATURAL, 10, *_MINI_SPLITS, "c"),
@@ -92,7 +122,8 @@ SUITES: dict[str, tuple[VtabTask, ...]] = {"vtab": VTAB, "mini": MINI}
 
 
 def in_vtab1k(split: str, data_set: str) -> str:
-    """A split expression of a task in the words of a VTAB-1k copy, which has the splits train800, val200 and test.
+    """A split expression of a task in the words of a VTAB-1k copy, which has the splits train800, val200 and
+    test.
 
     Raises:
         DataError: the copy does not have these images.
@@ -107,12 +138,14 @@ def in_vtab1k(split: str, data_set: str) -> str:
         if task.data_set == data_set and split in known:
             return known[split]
     raise DataError(
-        f"the VTAB-1k copy of {data_set} has the splits train800, val200 and test; '{split}' needs the whole data set"
+        f"the VTAB-1k copy of {data_set} has the splits train800, val200 and test; '{split}' needs the whole "
+        f"data set"
     )
 
 
-# Digests of train800 that others can be held to, where the names of all its images were published (from the lists of
-# TensorFlow Datasets' own output that the authors of Visual Prompt Tuning put out), or follow from the rule (dSprites).
+# Digests of train800 that others can be held to, where the names of all its images were published (from the
+# lists of TensorFlow Datasets' own output that the authors of Visual Prompt Tuning put out), or follow from
+# the rule (dSprites).
 TRAIN800_DIGESTS = {
     "cifar100": "ac3a4b7f6d6c32f7",
     "dtd": "b6cbbd31253a3442",
@@ -126,7 +159,8 @@ TRAIN800_DIGESTS = {
     "dsprites-loc": "a28a98f0345bb70e",
     "dsprites-ori": "a28a98f0345bb70e",
 }
-# Names in the published lists where they are not the keys; for one task it is not published whether with the extension.
+# Names in the published lists where they are not the keys; for one task it is not published whether with the
+# extension.
 _PUBLISHED_NAMES: dict[str, tuple[Callable[[str], str], ...]] = {
     "cifar100": (lambda key: f"train_{int(key):05d}",),
     "eurosat": (lambda key: key.partition("_")[2],),
@@ -149,12 +183,16 @@ VAL200_AND_TEST_DIGESTS: dict[str, tuple[str, str]] = {
 
 
 def names_digest(names: Iterable[str]) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of the sorted names, one per line: the same for every order."""
+    """The first 16 hexadecimal digits of the SHA-256 of the sorted names, one per line: the same for every
+    order.
+    """
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
 
 
 def is_published_train800(task: VtabTask, keys: Iterable[str]) -> bool | None:
-    """Whether these are the keys of the benchmark's 800 images; None for the tasks of which no digest is known."""
+    """Whether these are the keys of the benchmark's 800 images; None for the tasks of which no digest is
+    known.
+    """
     if task.name not in TRAIN800_DIGESTS:
         return None
     held = list(keys)

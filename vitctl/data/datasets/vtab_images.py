@@ -1,26 +1,41 @@
-"""The images of a VTAB task: from shards of the original files, or from the community's copy."""
+"""The images of VTAB tasks: from shards of the original files, or in the community's layout, and its export.
 
-from collections.abc import Mapping
+The community's copy of VTAB-1k has a folder per task with four lists and the images, written as JPEG again.
+`vitctl data export-vtab1k` writes the same layout with the original bytes.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from vitctl.data.datasets.catalog import find_data_set, known_size, open_split
-from vitctl.data.datasets.readers import community
-from vitctl.data.datasets.readers.community import LIST
+from vitctl.data.datasets.catalog import known_size, open_split
+from vitctl.data.datasets.readers.files import file_items, need, numbered_labels, read_bytes, read_lines
 from vitctl.data.datasets.vtab import VTAB, VtabTask, is_published_train800
-from vitctl.data.shards.index import find_splits
-from vitctl.data.shards.index_fields import INDEX_FILE
+from vitctl.data.images.image_types import image_extension
+from vitctl.data.shards.index import INDEX_FILE, find_splits
 from vitctl.data.source.exclusion import open_shards
-from vitctl.data.source.labels import check_labels
-from vitctl.data.source.provenance import source_text, source_texts
-from vitctl.data.source.read import Concat, Source
-from vitctl.data.source.splits import resolve
-from vitctl.data.writer.items import Originals
+from vitctl.data.source.views import Source, check_labels, concat, source_text, source_texts
+from vitctl.data.writer.items import Item, Originals
 from vitctl.data.writer.write import write_originals
 from vitctl.errors import DataError
+from vitctl.system.files import write_text
 from vitctl.system.parsing import parsing
+from vitctl.system.text import escaped_json
 
+COMMUNITY_LIST = "train800.txt"  # identifies a folder of a task
+COMMUNITY_SOURCE = "VTAB-1k, community copy (JPEG again, not the original bytes)"
+COMMUNITY_SIZES = {"train800": 800, "val200": 200, "train800val200": 1000}
+_ARCHIVE = "vtab-1k.zip, the layout with train800.txt, val200.txt, train800val200.txt and test.txt in a folder per task"
+# What the export adds to the layout: where its images came from, and their original names.
+_NOTE, _KEYS, _FORMAT = "vitctl.json", "keys", "vitctl-vtab1k/1"
 _COMMUNITY = ("train800", "val200", "test")
+
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -32,9 +47,9 @@ class TaskData:
         train800, val200, train, test: images; `train` is the first two together.
         names: the split expressions, by those four words.
         source: where the images came from, in words.
-        proven: whether the 800 training images are the benchmark's by a published digest of their names; None where no digest
-            is known.
-        copy: in what the images are not those of the benchmark; empty when they are.
+        proven: whether the 800 training images are the benchmark's by a published digest of their names; None
+            if no digest is known.
+        copy: how the images differ from those of the benchmark; empty if they do not.
     """
 
     task: VtabTask
@@ -54,14 +69,14 @@ def open_task(task: VtabTask, root: Path, *, scratch: Path | None, allow_partial
     Args:
         task: a row of a suite.
         root: folder of known data sets.
-        scratch: gets the shards of the community's copy, and of sets that come with vitctl.
-        allow_partial: take splits that have not all of their images, where the expressions still mean something.
+        scratch: folder for the shards of the community's copy, and of sets that come with vitctl.
+        allow_partial: accept splits that lack some of their images, if the expressions still select enough.
 
     Raises:
         DataError: in one line what is missing or wrong.
     """
     shards = find_splits(root / task.data_set)
-    if not shards and scratch is not None and (root / task.community / LIST).is_file():
+    if not shards and scratch is not None and (root / task.community / COMMUNITY_LIST).is_file():
         shards = _written(task, root, scratch)
     again = set(_COMMUNITY) <= set(shards)
     if again:
@@ -81,7 +96,7 @@ def open_task(task: VtabTask, root: Path, *, scratch: Path | None, allow_partial
         task,
         train800,
         val200,
-        Concat((train800, val200)),
+        concat((train800, val200)),
         test,
         {**names, "train": f"{names['train800']}+{names['val200']}"},
         source_text(test),
@@ -91,14 +106,14 @@ def open_task(task: VtabTask, root: Path, *, scratch: Path | None, allow_partial
 
 
 def num_test(task: VtabTask) -> int:
-    """Images of the whole test split of a task."""
+    """Return the number of images in the whole test split of a task."""
     known = known_size(task.data_set, task.test)
     assert known is not None, task.name
     return known[0]
 
 
 def _written(task: VtabTask, root: Path, scratch: Path) -> dict[str, Path]:
-    """The community's lists of a task as shards of the same bytes, written once."""
+    """Write the community's lists of a task as shards of the same bytes, once."""
     folder = scratch / task.name
     if not set(_COMMUNITY) <= set(find_splits(folder)):
         originals = read_community(task, root)
@@ -109,42 +124,49 @@ def _written(task: VtabTask, root: Path, scratch: Path) -> dict[str, Path]:
 
 
 def _check(task: VtabTask, sources: Mapping[str, Source], root: Path, allow_partial: bool) -> None:
-    """Classes are those of the task, each image is of one; numbers too, which expressions over whole splits settle but lists do not."""
+    """Check classes, labels and numbers of images. Lists may hold any number; expressions check it themselves."""
     classes = {source.class_names for source in sources.values()}
     counts = {len(names) for names in classes}
     if counts != {task.num_classes} or len(classes) > 1:
         raise DataError(
-            f"{root}: {task.name} has {task.num_classes} classes, the same in each split; found {sorted(counts)}"
+            f"{root}: {task.name} has {task.num_classes} classes, the same in each split; found "
+            f"{sorted(counts)}"
         )
     for name, source in sources.items():
-        check_labels(source, f"{task.name}, {name}", "training" if name == "train800" else "scoring", single=True)
-    wanted = {"train800": {800}, "val200": {200}, "test": {num_test(task)}}
-    if task.name == "caltech101":
-        wanted["test"].add(num_test(task) + 1)  # two splits of it were drawn, see its reader
-    wrong = [f"{name} has {len(sources[name]):,}" for name in wanted if len(sources[name]) not in wanted[name]]
+        check_labels(
+            source, f"{task.name}, {name}", "training" if name == "train800" else "scoring", single=True
+        )
+    wanted = {"train800": {800}, "val200": {200}, "test": _test_sizes(task)}
+    wrong = [
+        f"{name} has {len(sources[name]):,}" for name in wanted if len(sources[name]) not in wanted[name]
+    ]
     if wrong and not allow_partial:
-        raise DataError(f"{root}: not the whole of {task.name}: {', '.join(wrong)} images; data.allow_partial takes it")
+        raise DataError(
+            f"{root}: not the whole of {task.name}: {', '.join(wrong)} images; data.allow_partial takes it"
+        )
 
 
 def _copy(task: VtabTask, opened: tuple[Source, ...], *, again: bool, proven: bool | None) -> str:
-    """In which way the images of train800, val200 and test are not those of the benchmark."""
+    """Describe how the images differ from those of the benchmark; "" if they do not."""
     texts = dict.fromkeys(text for source in opened for text in source_texts(source))
-    again = again or any(text.startswith(community.SOURCE) for text in texts)
-    said = ["the community's copy: JPEG again, not the original bytes"] if again else []
-    said += [text for text in texts if "copy" in text and not text.startswith(community.SOURCE)]
+    again = again or any(text.startswith(COMMUNITY_SOURCE) for text in texts)
+    notes = ["the community's copy: JPEG again, not the original bytes"] if again else []
+    notes += [text for text in texts if "copy" in text and not text.startswith(COMMUNITY_SOURCE)]
     whole = (800, 200, num_test(task))
     for name, source, wanted in zip(("training", "validation", "test"), opened, whole, strict=True):
         if len(source) < wanted:
-            said.append(f"partial: {len(source):,} of {wanted:,} {name} images")
+            notes.append(f"partial: {len(source):,} of {wanted:,} {name} images")
     if proven is False:
-        said.append("other training images than the benchmark's, by the digest of their names")
+        notes.append("other training images than the benchmark's, by the digest of their names")
     if task.name == "caltech101" and not again:
-        said.append("a split of our own: the published one hung on the order of a folder, and differs per machine")
-    return "; ".join(said)
+        notes.append(
+            "a split of our own: the published one hung on the order of a folder, and differs per machine"
+        )
+    return "; ".join(notes)
 
 
 def read_community(task: VtabTask, root: Path) -> dict[str, Originals]:
-    """The splits `train800`, `val200`, `train800val200` and `test` of a task in the community's copy of VTAB-1k.
+    """Read the splits `train800`, `val200`, `train800val200` and `test` of a task in the community's layout.
 
     Args:
         task: a row of `VTAB`.
@@ -153,8 +175,139 @@ def read_community(task: VtabTask, root: Path) -> dict[str, Originals]:
     Raises:
         DataError: the task's lists or images are missing or wrong.
     """
-    (test,) = resolve(task.test, find_data_set(task.data_set).sizes)
-    num_test = test.stop - test.start
-    one_more = {num_test + 1} if task.name == "caltech101" else set()  # two splits of it were drawn, see its reader
-    with parsing(root / task.community, DataError):
-        return community.read(root / task.community, task.num_classes, {num_test} | one_more)
+    folder = root / task.community
+    with parsing(folder, DataError):
+        return read_community_lists(folder, task.num_classes, _test_sizes(task))
+
+
+def _test_sizes(task: VtabTask) -> set[int]:
+    """Return how many images the test split may have: two splits of Caltech101 were drawn, see its reader."""
+    return {num_test(task), num_test(task) + (task.name == "caltech101")}
+
+
+def read_community_lists(folder: Path, num_classes: int, test_sizes: Collection[int]) -> dict[str, Originals]:
+    """Read the four lists of a task; classes have numbers for names.
+
+    An exported folder holds the original bytes, and records their source and their original keys. In others
+    scores differ from those on original files where compression shows, as on CIFAR-100 and SVHN.
+
+    Raises:
+        DataError: the lists are missing, of the wrong length, or name files or labels that do not exist.
+    """
+    source = _note_source(folder)
+    splits = {}
+    for split in (*COMMUNITY_SIZES, "test"):
+        path = need(folder, f"{split}.txt", archive=_ARCHIVE)
+        rows = [line.rpartition(" ") for line in read_lines(path)]
+        names = [name for name, *_ in rows]
+        if "" in names:
+            raise DataError(f"{path}: every line should be like images/{split}/000000.jpg 7")
+        wanted = {COMMUNITY_SIZES[split]} if split in COMMUNITY_SIZES else set(test_sizes)
+        if len(names) not in wanted:
+            expected = " or ".join(f"{size:,}" for size in sorted(wanted))
+            raise DataError(f"{path}: {len(names):,} images, should be {expected}")
+        labels = numbered_labels((label for *_, label in rows), num_classes, path, first=0)
+        listed = folder / _KEYS / f"{split}.txt"
+        keys = read_lines(listed) if listed.is_file() else names
+        if len(keys) != len(names):
+            raise DataError(f"{listed}: {len(keys):,} names for {len(names):,} images")
+        class_names = tuple(map(str, range(num_classes)))
+        splits[split] = Originals(file_items(folder, names, labels, keys), class_names, source)
+    return splits
+
+
+def _note_source(folder: Path) -> str:
+    path = folder / _NOTE
+    if not path.is_file():
+        return COMMUNITY_SOURCE
+    try:
+        note = json.loads(read_bytes(path))
+        source, form = str(note["source"]), note["format"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        source, form = "", ""
+    if form != _FORMAT:
+        raise DataError(f"{path}: should be a note of the format {_FORMAT}")
+    return source
+
+
+def export_task(
+    task: VtabTask, root: Path, out: Path, progress: Progress = lambda _done, _total: None
+) -> Path:
+    """Write a task in the community's layout, which trainers of adapters read. The folder is written atomically.
+
+    Images keep their bytes and their format. `train800val200.txt` names the files of the other two lists, so
+    no image is stored twice. The original names are in `keys/`, so that `vitctl data check` can verify a copy.
+
+    Args:
+        task: a row of `VTAB`.
+        root: folder of known data sets.
+        out: gets a folder named as the community names the task.
+        progress: called with (images done, images in all) of each split.
+
+    Raises:
+        DataError: the data set is missing, or an image cannot be read.
+    """
+    folder = out / task.community
+    if folder.exists():
+        return folder
+    aside = out / f".{task.community}.partial"
+    shutil.rmtree(aside, ignore_errors=True)
+    splits = _open_splits(task, root)
+    aside.mkdir(parents=True)  # fails if a link has taken its place
+    lists = {split: _write_images(aside, split, source, progress) for split, source in splits.items()}
+    lists["train800val200"] = lists["train800"] + lists["val200"]
+    for split, lines in lists.items():
+        write_text(aside / f"{split}.txt", "".join(f"{line}\n" for line in lines))
+    note = {
+        "format": _FORMAT,
+        "task": task.name,
+        "source": "; ".join(
+            dict.fromkeys(text for source in splits.values() for text in source_texts(source))
+        ),
+        "lists_sha256": {
+            split: hashlib.sha256((aside / f"{split}.txt").read_bytes()).hexdigest() for split in lists
+        },
+    }
+    write_text(aside / _NOTE, escaped_json(json.dumps(note, indent=1, ensure_ascii=False)) + "\n")
+    os.replace(aside, folder)
+    return folder
+
+
+def export_shards(
+    task: VtabTask, root: Path, out: Path, progress: Progress = lambda _done, _total: None
+) -> Path:
+    """Write a task's train800, val200 and test as shards, which `vitctl vtab --data OUT` takes."""
+    folder = out / task.data_set
+    for split, source in _open_splits(task, root).items():
+        if not (folder / split / INDEX_FILE).exists():
+            labels = source.labels().tolist()
+            items = [Item(source.key(n), labels[n], partial(source.read, n)) for n in range(len(source))]
+            write_originals(
+                Originals(items, source.class_names, source_text(source)), folder, split, progress=progress
+            )
+    return folder
+
+
+def _open_splits(task: VtabTask, root: Path) -> dict[str, Source]:
+    expressions = {"train800": task.train800, "val200": task.val200, "test": task.test}
+    return {
+        name: open_split(split, dataset=task.data_set, root=str(root)) for name, split in expressions.items()
+    }
+
+
+def _write_images(folder: Path, split: str, source: Source, progress: Progress) -> list[str]:
+    """Write the images in the order of their keys, and return the lines of their list."""
+    place = folder / "images" / split
+    place.mkdir(parents=True)
+    keys = [source.key(sample) for sample in range(len(source))]
+    labels, lines, names = source.labels(), [], []
+    for number, sample in enumerate(sorted(range(len(source)), key=keys.__getitem__)):
+        data = source.read(sample)
+        name = f"images/{split}/{number:06d}.{image_extension(data)}"
+        (folder / name).write_bytes(data)
+        lines.append(f"{name} {labels[sample]}")
+        names.append(keys[sample])
+        progress(number + 1, len(source))
+    (folder / _KEYS).mkdir(exist_ok=True)
+    write_text(folder / _KEYS / f"{split}.txt", "".join(f"{name}\n" for name in names))
+    return lines

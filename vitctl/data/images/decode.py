@@ -1,14 +1,18 @@
-"""Decode images to pixels. An image that cannot be decoded raises `BadSample`, whose reason is a category to count by."""
+"""Decode images to pixels.
+
+An image that cannot be decoded raises `BadSample`, whose reason is a category to count by.
+"""
 
 import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from vitctl.data.images.image_types import image_extension, webp_size
 from vitctl.data.images.jpeg import (
     LACKS_SCANS,
     Jpeg,
@@ -16,23 +20,23 @@ from vitctl.data.images.jpeg import (
     find_fault,
     lacks_scans,
     num_scans,
+    orientation_of,
     read_header,
     with_end_marker,
 )
-from vitctl.data.images.orientation import stored_box, turn_of, turned
-from vitctl.data.images.webp import is_webp, webp_size
 from vitctl.errors import DataError
 from vitctl.system.bounds import PICTURE, PIXELS, SCANNED, SCANS
 from vitctl.system.memory_lock import acquire
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-_ORIENTATION = 0x0112
 Truncated = Literal["refuse", "pad"]
 # Peak memory while an image is decoded, in bytes per pixel; measured in tests/data/test_costly_samples.py.
-# By format, else by Pillow's mode; other modes need a second buffer for the conversion to RGB.
+# By format, else by Pillow's mode; other modes need a second buffer for the conversion to RGB. With several
+# scans the decoder of a JPEG holds the coefficients of the whole image.
 _BYTES_PER_PIXEL = {"WEBP": 24, "CMYK JPEG": 20, "RGB": 12, "L": 12, "P": 12, "1": 12}
+_BYTES_PER_PIXEL |= {"one scan": 3, "several scans": 9}
 _OTHER_BYTES_PER_PIXEL = 16
-_JPEG_BYTES_PER_PIXEL, _PROGRESSIVE_BYTES_PER_PIXEL = 3, 9
+_ORIENTATION = 0x0112
 
 
 class BadSample(DataError):  # noqa: N818 - it names the sample, not the failure
@@ -40,7 +44,7 @@ class BadSample(DataError):  # noqa: N818 - it names the sample, not the failure
 
     Args:
         reason: category to count by, such as `truncated` or `not an image`.
-        detail: what was found, for the message.
+        detail: further text of the message.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -48,44 +52,52 @@ class BadSample(DataError):  # noqa: N818 - it names the sample, not the failure
         self.reason = reason
 
 
+class _Turn(NamedTuple):
+    """How stored pixels are converted for display: transpose first, then flip rows, then flip columns."""
+
+    transpose: bool
+    flip_rows: bool
+    flip_columns: bool
+
+
+# Exif 2.32, 4.6.4 A: the visual position of the 0th row and the 0th column of the stored pixels.
+_TURNS = {
+    1: _Turn(False, False, False),
+    2: _Turn(False, False, True),
+    3: _Turn(False, True, True),
+    4: _Turn(False, True, False),
+    5: _Turn(True, False, False),
+    6: _Turn(True, False, True),
+    7: _Turn(True, True, True),
+    8: _Turn(True, True, False),
+}
+
+
 class Picture:
     """An image whose size is known, and whose pixels are decoded lazily: only the region that is requested.
 
     Args:
-        pixels: uint8 `[H, W, 3]`, when they are decoded already.
-        data: else the file of a baseline or progressive JPEG, and
-        jpeg: its header.
-        orientation: Exif orientation, 1 to 8: how stored pixels are rotated and mirrored to be shown.
+        stored: decoded pixels, uint8 `[H, W, 3]`; or the header of a JPEG, which is decoded later.
+        orientation: Exif orientation: how stored pixels are rotated and mirrored for display.
         truncated: see `decode`.
     """
 
     def __init__(
-        self,
-        pixels: np.ndarray | None = None,
-        *,
-        data: bytes = b"",
-        jpeg: Jpeg | None = None,
-        orientation: int = 1,
-        truncated: Truncated = "refuse",
+        self, stored: np.ndarray | Jpeg, orientation: int = 1, truncated: Truncated = "refuse"
     ) -> None:
-        self._pixels, self._data, self._jpeg, self._turn = pixels, data, jpeg, turn_of(orientation)
+        self._stored, self._turn = stored, _TURNS.get(orientation, _TURNS[1])
         self._truncated: Truncated = truncated
-        if jpeg is not None and pixels is None:
-            stored = jpeg.height, jpeg.width
-        elif pixels is not None and jpeg is None:
-            stored = pixels.shape[0], pixels.shape[1]
-        else:
-            raise ValueError("a picture needs either pixels or the header of a JPEG")
-        self.height, self.width = stored[::-1] if self._turn.transpose else stored
+        sides = (stored.height, stored.width) if isinstance(stored, Jpeg) else stored.shape[:2]
+        self.height, self.width = sides[::-1] if self._turn.transpose else sides
 
     @property
     def num_bytes(self) -> int:
         """Memory that this object holds now."""
-        return len(self._data) + (0 if self._pixels is None else self._pixels.nbytes)
+        return len(self._stored.data) if isinstance(self._stored, Jpeg) else self._stored.nbytes
 
     @property
     def is_turned(self) -> bool:
-        """Whether the stored pixels are rotated or mirrored to be shown."""
+        """Whether the stored pixels are rotated or mirrored for display."""
         return any(self._turn)
 
     def region(
@@ -98,9 +110,10 @@ class Picture:
             left: first column.
             height: of the region, in pixels.
             width: of the region, in pixels.
-            reduce: 1 for the exact pixels; 2, 4 or 8 to decode a JPEG directly to 1/2, 1/4 or 1/8 of the size, with the region
-                rounded outwards to whole pixels. Other formats ignore it.
-            reuse_buffer: decode into a buffer of this thread, which the next call with `reuse_buffer` overwrites; faster.
+            reduce: 1 for the exact pixels; 2, 4 or 8 to decode a JPEG directly to 1/2, 1/4 or 1/8 of the
+                size, with the region rounded outwards to whole pixels. Other formats ignore it.
+            reuse_buffer: decode into a buffer of this thread, which the next call with `reuse_buffer`
+                overwrites; faster.
 
         Returns:
             uint8 `[height, width, 3]`, or that divided by `reduce`.
@@ -108,46 +121,51 @@ class Picture:
         Raises:
             BadSample: as `decode`.
         """
-        part = stored_box(self._turn, (top, left, height, width), self.height, self.width)
-        return turned(self._stored(*part, reduce, reuse_buffer), self._turn)
+        turn = self._turn
+        top = self.height - top - height if turn.flip_rows else top
+        left = self.width - left - width if turn.flip_columns else left
+        if turn.transpose:
+            top, left, height, width = left, top, width, height
+        pixels = self._decoded(top, left, height, width, reduce, reuse_buffer)
+        if not any(turn):
+            return pixels
+        pixels = pixels.transpose(1, 0, 2) if turn.transpose else pixels
+        return np.ascontiguousarray(pixels[:: -1 if turn.flip_rows else 1, :: -1 if turn.flip_columns else 1])
 
-    def _stored(self, top: int, left: int, height: int, width: int, reduce: int, reuse_buffer: bool) -> np.ndarray:
-        if self._jpeg is not None:
-            acquire(_jpeg_bytes(self._jpeg, top + height))
-            pixels = decode_rows(self._data, self._jpeg, top + height, reduce, reuse_buffer=reuse_buffer)
+    def _decoded(
+        self, top: int, left: int, height: int, width: int, reduce: int, reuse_buffer: bool
+    ) -> np.ndarray:
+        if isinstance(self._stored, Jpeg):
+            jpeg, bottom = self._stored, top + height
+            acquire(_jpeg_bytes(jpeg, bottom))
+            pixels = decode_rows(jpeg, bottom, reduce, reuse_buffer=reuse_buffer)
             if pixels is not None:
-                rows = slice(top // reduce, -(-(top + height) // reduce))
+                rows = slice(top // reduce, -(-bottom // reduce))
                 return pixels[rows, left // reduce : -(-(left + width) // reduce)]
-            self._pixels, self._jpeg = _decode_with_pillow(self._data, PIXELS.limit, self._truncated)[0], None
-        assert self._pixels is not None
-        return self._pixels[top : top + height, left : left + width]
+            self._stored = _decode_with_pillow(jpeg.data, self._truncated)[0]
+        return self._stored[top : top + height, left : left + width]
 
 
-def open_picture(
-    data: bytes, *, max_pixels: int | None = None, exif_orientation: bool = True, truncated: Truncated = "refuse"
-) -> Picture:
-    """Open an image lazily: of an 8-bit baseline or progressive JPEG only the header is parsed; other formats are decoded at once.
+def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Truncated = "refuse") -> Picture:
+    """Open an image lazily: of an 8-bit baseline or progressive JPEG only the header is parsed; other formats
+    are decoded at once.
 
     Args and errors are those of `decode`.
     """
     data = with_end_marker(data)
-    max_pixels = PIXELS.limit if max_pixels is None else max_pixels
     jpeg = read_header(data)
     if jpeg is None:
-        pixels, orientation = _decode_with_pillow(data, max_pixels, truncated)
-        return Picture(pixels, orientation=orientation if exif_orientation else 1)
-    if jpeg.width * jpeg.height > max_pixels:
-        raise BadSample("too large", f"{jpeg.width}x{jpeg.height} pixels, should be at most {_limit_text(max_pixels)}")
-    _check_memory(jpeg.width, jpeg.height, _jpeg_bytes(jpeg, jpeg.height))
+        pixels, orientation = _decode_with_pillow(data, truncated)
+        return Picture(pixels, orientation if exif_orientation else 1)
+    _check_cost(jpeg.width, jpeg.height, _jpeg_bytes(jpeg, jpeg.height))
     _check_scans(data, jpeg.width * jpeg.height)
     if truncated == "refuse" and not jpeg.can_stop_early and lacks_scans(data, jpeg.num_components):
         raise BadSample(*LACKS_SCANS)  # the decoder reports no error where the data end between two scans
-    orientation = jpeg.orientation if exif_orientation else 1
-    return Picture(data=data, jpeg=jpeg, orientation=orientation, truncated=truncated)
+    return Picture(jpeg, orientation_of(jpeg) if exif_orientation else 1, truncated)
 
 
 def from_pillow(image: Image.Image, *, exif_orientation: bool = True) -> Picture:
-    """An image that Pillow has opened, with the pixels and the orientation that `decode` gives of its file.
+    """Return an image opened with Pillow, with the pixels and the orientation that `decode` gives of its file.
 
     Args:
         image: in any mode, loaded or not.
@@ -156,15 +174,13 @@ def from_pillow(image: Image.Image, *, exif_orientation: bool = True) -> Picture
     Raises:
         BadSample: as `decode`.
     """
-    with _pillow_problems(b"", PIXELS.limit):
-        _check_size(image.mode, image.width, image.height, PIXELS.limit)
+    with _pillow_problems(b""):
+        acquire(_check_cost(image.width, image.height, _pillow_bytes(image, image.mode)))
         pixels = _rgb(image)
-        return Picture(pixels, orientation=_orientation(image) if exif_orientation else 1)
+        return Picture(pixels, _orientation(image) if exif_orientation else 1)
 
 
-def decode(
-    data: bytes, *, max_pixels: int | None = None, exif_orientation: bool = True, truncated: Truncated = "refuse"
-) -> np.ndarray:
+def decode(data: bytes, *, exif_orientation: bool = True, truncated: Truncated = "refuse") -> np.ndarray:
     """Decode an image to RGB.
 
     Greyscale, palette, alpha, CMYK and 16-bit images become 8-bit RGB: transparency is dropped, and 16-bit
@@ -172,11 +188,12 @@ def decode(
 
     Args:
         data: the bytes of a JPEG, PNG, WEBP, GIF, BMP or TIFF file.
-        max_pixels: refuse images with more pixels, before decoding; None: the limit in docs/bounds.md.
-        exif_orientation: rotate and mirror the image according to its Exif or XMP orientation; False keeps the stored pixels, as
-            the authors' pipeline does. TIFF files are always oriented, because there it is part of the format.
-        truncated: how to treat a JPEG whose data are truncated or damaged: `refuse` raises BadSample; `pad` returns an image
-            with the missing rows as the decoder fills them (grey). A region above the damage is decoded either way.
+        exif_orientation: rotate and mirror the image according to its Exif or XMP orientation; False keeps
+            the stored pixels, as the authors' pipeline does. TIFF files are always oriented, because there it
+            is part of the format.
+        truncated: how to treat a JPEG whose data are truncated or damaged: `refuse` raises BadSample; `pad`
+            returns an image with the missing rows as the decoder fills them (grey). A region above the damage
+            is decoded either way.
 
     Returns:
         uint8 `[H, W, 3]`, writable.
@@ -184,17 +201,21 @@ def decode(
     Raises:
         BadSample: `not an image`, `too large`, `truncated` or `damaged`.
     """
-    picture = open_picture(data, max_pixels=max_pixels, exif_orientation=exif_orientation, truncated=truncated)
+    picture = open_picture(data, exif_orientation=exif_orientation, truncated=truncated)
     return picture.region(0, 0, picture.height, picture.width)
 
 
-def _decode_with_pillow(data: bytes, max_pixels: int, truncated: Truncated) -> tuple[np.ndarray, int]:
-    """The stored pixels, and the orientation. Pillow does not report damage in the compressed data of a JPEG."""
-    if is_webp(data):
-        _check_size("WEBP", *webp_size(data), max_pixels)  # before Pillow allocates memory for all pixels
-    with _pillow_problems(data, max_pixels), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+def _decode_with_pillow(data: bytes, truncated: Truncated) -> tuple[np.ndarray, int]:
+    """Return the stored pixels, and the orientation.
+
+    Pillow does not report damage in the compressed data of a JPEG.
+    """
+    if image_extension(data) == "webp":  # checked here, because Pillow opens it with memory for all pixels
+        width, height = webp_size(data)
+        acquire(_check_cost(width, height, width * height * _BYTES_PER_PIXEL["WEBP"]))
+    with _pillow_problems(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
         kind = "CMYK JPEG" if (image.mode, image.format) == ("CMYK", "JPEG") else image.mode
-        _check_size(kind, image.width, image.height, max_pixels)
+        acquire(_check_cost(image.width, image.height, _pillow_bytes(image, kind)))
         if image.format == "JPEG":
             _check_scans(data, image.width * image.height)
         pixels, orientation = _rgb(image), _orientation(image)
@@ -205,55 +226,57 @@ def _decode_with_pillow(data: bytes, max_pixels: int, truncated: Truncated) -> t
 
 
 @contextmanager
-def _pillow_problems(data: bytes, max_pixels: int) -> Iterator[None]:
-    """Whatever Pillow raises inside becomes a BadSample. Its warnings, about metadata and size, are ignored: we check the size."""
+def _pillow_problems(data: bytes) -> Iterator[None]:
+    """Convert whatever Pillow raises inside to a BadSample.
+
+    Its warnings, about metadata and size, are ignored: the size is checked here.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
-        except BadSample:
+        except (BadSample, MemoryError):
             raise
         except UnidentifiedImageError:
             raise BadSample("not an image", f"begins with {data[:8].hex(' ') or 'nothing'}") from None
         except Image.DecompressionBombError:
-            raise BadSample("too large", f"should be at most {max_pixels} pixels") from None
-        except MemoryError:
-            raise
+            raise BadSample("too large", f"should be at most {PIXELS} pixels") from None
         except Exception as error:  # Pillow's plugins raise a dozen types for damaged files
             reason = "truncated" if isinstance(error, EOFError) or "truncated" in str(error) else "damaged"
             raise BadSample(reason, " ".join(str(error).split())) from None
 
 
-def _check_size(kind: str, width: int, height: int, max_pixels: int) -> None:
-    """Check the size before decoding, and acquire the memory lock for a large image. Raises BadSample where it is too large."""
-    if width * height > max_pixels:
-        raise BadSample("too large", f"{width}x{height} pixels, should be at most {_limit_text(max_pixels)}")
-    needed = width * height * _BYTES_PER_PIXEL.get(kind, _OTHER_BYTES_PER_PIXEL)
-    _check_memory(width, height, needed)
-    acquire(needed)
+def _check_cost(width: int, height: int, num_bytes: int) -> int:
+    """Check pixels and memory against their limits before decoding; returns the memory.
 
-
-def _limit_text(max_pixels: int) -> str:
-    return str(PIXELS) if max_pixels == PIXELS.limit else f"{max_pixels}"
-
-
-def _check_memory(width: int, height: int, needed: int) -> None:
-    if needed > PICTURE.limit:
+    Raises BadSample above a limit.
+    """
+    if width * height > PIXELS.limit:
+        raise BadSample("too large", f"{width}x{height} pixels, should be at most {PIXELS}")
+    if num_bytes > PICTURE.limit:
         raise BadSample(
             "too large",
-            f"{width}x{height} pixels need {needed >> 20} MiB to decode, should be at most {PICTURE.limit >> 20} ({PICTURE.variable})",
+            f"{width}x{height} pixels need {num_bytes >> 20} MiB to decode, should be at most "
+            f"{PICTURE.limit >> 20} ({PICTURE.variable})",
         )
+    return num_bytes
+
+
+def _pillow_bytes(image: Image.Image, kind: str) -> int:
+    return image.width * image.height * _BYTES_PER_PIXEL.get(kind, _OTHER_BYTES_PER_PIXEL)
 
 
 def _jpeg_bytes(jpeg: Jpeg, num_rows: int) -> int:
-    """Memory to decode a JPEG: with several scans the decoder holds the coefficients of the whole image."""
     if jpeg.can_stop_early:
-        return min(num_rows, jpeg.height) * jpeg.width * _JPEG_BYTES_PER_PIXEL
-    return jpeg.height * jpeg.width * _PROGRESSIVE_BYTES_PER_PIXEL
+        return min(num_rows, jpeg.height) * jpeg.width * _BYTES_PER_PIXEL["one scan"]
+    return jpeg.height * jpeg.width * _BYTES_PER_PIXEL["several scans"]
 
 
 def _check_scans(data: bytes, num_pixels: int) -> None:
-    """Limit decoding time: each scan of a JPEG processes all pixels, however few bytes it has. Raises BadSample above the limit."""
+    """Limit decoding time: each scan of a JPEG processes all pixels, however few bytes it has.
+
+    Raises BadSample above the limit.
+    """
     scans = num_scans(data)
     if scans > SCANS.limit or (scans > 1 and scans * num_pixels > SCANNED.limit):
         bounds = f"{SCANS.variable}, {SCANNED.variable}"
@@ -263,7 +286,10 @@ def _check_scans(data: bytes, num_pixels: int) -> None:
 
 
 def _orientation(image: Image.Image) -> int:
-    """The Exif orientation of a loaded image. It must be loaded, because a PNG may store it after the pixels."""
+    """Return the Exif orientation of a loaded image.
+
+    It must be loaded, because a PNG may store it after the pixels.
+    """
     if image.format == "TIFF":
         return 1  # Pillow has applied it
     try:

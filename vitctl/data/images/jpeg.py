@@ -1,18 +1,16 @@
 """Partial decoding of common JPEGs: rows below the crop are not decoded.
 
-The compressed data of a JPEG can only be decoded from the start, but decoding can stop early: with a smaller height written
-into the header, the decoder stops below the crop. The decoded rows are the same, bit for bit.
+The compressed data of a JPEG can only be decoded from the start, but decoding can stop early: with a smaller
+height written into the header, the decoder stops below the crop. The decoded rows are the same, bit for bit.
 All other JPEGs are decoded with Pillow, in `decode.py`; the pixels are equal.
 """
 
 import re
 import threading
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal
 
 import numpy as np
-
-from vitctl.data.images.orientation import exif_orientation, xmp_orientation
 
 _START_OF_IMAGE, _END_OF_IMAGE = b"\xff\xd8\xff", b"\xff\xd9"
 _BASELINE, _PROGRESSIVE = (0xC0, 0xC1), 0xC2
@@ -22,125 +20,57 @@ _COLOURS = {"Gray": 1, "CMYK": 4, "YCCK": 4}  # others have 3
 _APPLICATION_1 = 0xE1  # Exif and XMP
 _SKIPPED = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # tables, restart interval, applications, comments
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
+_ORIENTATION, _SHORT, _LONG = 0x0112, 3, 4  # a field of Exif, and the types that it may have
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
+_MAX_FIELDS = 4096
 _HEIGHT_IN_FRAME = 5  # bytes from the frame's marker to its height
 _MAX_SEGMENTS = 500
 _EXTRANEOUS = "extraneous bytes before marker"
-_CORRUPT = "Corrupt JPEG data"  # prefix of the decoder's messages about compressed data; others are about the header
+_CORRUPT = "Corrupt JPEG data"  # begins the decoder's messages about compressed data, not those about headers
 _HOLE = bytes(64)  # in compressed data: a block that was never written, or an image of one colour
 _FEW_ZEROS = bytes(16)  # more than the decoder reads ahead
 _MAX_SCRATCH = 1 << 25  # bytes of the reused buffer of a thread; larger images get a new buffer
 _MARGIN = 2  # extra rows, from which the chroma of the last row is interpolated
 
+Fault = tuple[str, str]  # a defect in the compressed data: category to count by, and message
+LACKS_SCANS: Fault = ("truncated", "the JPEG lacks its last scans")
+
 
 @dataclass(frozen=True)
 class Jpeg:
-    """The header of a common JPEG.
+    """A common JPEG, of which the header was parsed.
 
     Args:
-        height: in pixels.
-        width: in pixels.
+        data: the whole file.
+        height: in pixels, as stored.
+        width: in pixels, as stored.
         frame: byte offset of the frame marker (SOF).
-        can_stop_early: whether one scan holds all components, from top to bottom and without a hole, so that decoding can stop early.
-        orientation: Exif orientation, 1 to 8; height and width are those of the stored pixels.
+        can_stop_early: whether one scan holds all components, from top to bottom and without a hole, so that
+            decoding can stop early.
         num_components: 1 (grey) or 3 (colour).
+        metadata: contents of the segments for Exif and XMP.
     """
 
+    data: bytes
     height: int
     width: int
     frame: int
     can_stop_early: bool
-    orientation: int = 1
-    num_components: int = 3
-
-
-class Fault(NamedTuple):
-    """A defect in the compressed data of a JPEG: category to count by, and message."""
-
-    reason: str
-    detail: str
-
-
-LACKS_SCANS = Fault("truncated", "the JPEG lacks its last scans")
+    num_components: int
+    metadata: tuple[bytes, ...]
 
 
 def with_end_marker(data: bytes) -> bytes:
-    """A JPEG cut after its end marker (EOI), which is appended where it is missing; other formats unchanged.
+    """Return a JPEG cut after its end marker (EOI), which is appended where it is missing; other formats
+    unchanged.
 
-    Bytes after the marker are not part of the image, and an image with all rows is complete without the marker.
+    Bytes after the marker are not part of the image, and an image with all rows is complete without the
+    marker.
     """
     if data.endswith(_END_OF_IMAGE) or not data.startswith(_START_OF_IMAGE):
         return data
     end = data.find(_END_OF_IMAGE, _first_scan(data))
     return data + _END_OF_IMAGE if end < 0 else data[: end + len(_END_OF_IMAGE)]
-
-
-def find_fault(data: bytes) -> Fault | None:
-    """Decode a whole JPEG that has an end marker, to find out whether its compressed data are truncated or damaged.
-
-    A few extraneous bytes after the last row are harmless and common, except where zeros stand in place of compressed data.
-    None for an intact image, and for one whose header this decoder does not support, which Pillow may decode.
-    """
-    import simplejpeg
-
-    try:
-        colours = simplejpeg.decode_jpeg_header(data)[2]
-    except ValueError:
-        return None
-    try:
-        simplejpeg.decode_jpeg(data, "CMYK" if colours in ("CMYK", "YCCK") else "RGB")
-    except ValueError as error:
-        message = str(error)
-        if "premature end" in message:
-            return Fault("truncated", "the compressed data of the JPEG end before its last row")
-        if _EXTRANEOUS in message:
-            extraneous = re.search(rf"(\d+) {_EXTRANEOUS}", message)
-            decoded = len(data) - len(_END_OF_IMAGE) - (int(extraneous[1]) if extraneous else 0)
-            starts_in_data = data.endswith(_FEW_ZEROS, 0, decoded)  # padding would start after the last row
-            if starts_in_data or data.find(_HOLE, _first_scan(data), decoded) >= 0:
-                return Fault("damaged", "the compressed data of the JPEG contain zeros in place of rows")
-            return (
-                Fault("truncated", "the JPEG lacks its last scans")
-                if lacks_scans(data, _COLOURS.get(colours, 3))
-                else None
-            )
-        if _CORRUPT in message:
-            return Fault("damaged", " ".join(message.split()))
-    return LACKS_SCANS if lacks_scans(data, _COLOURS.get(colours, 3)) else None
-
-
-def lacks_scans(data: bytes, num_components: int) -> bool:
-    """Whether a progressive JPEG ends before its scans hold every coefficient of every component to the last bit.
-
-    Source: ITU-T T.81, sections B.2.3 and G.1.1.1
-    """
-    precise: dict[int, set[int]] = {}  # component -> coefficients known to the last bit
-    position = _first_scan(data)
-    while 0 <= position < len(data):
-        num = data[position + 4] if position + 4 < len(data) else 0
-        header = data[position + 5 : position + 2 * num + 8]
-        if data[position + 2 : position + 4] == (6 + 2 * num).to_bytes(2) and len(header) == 2 * num + 3:
-            first, last, bits = header[2 * num :]
-            for component in header[: 2 * num : 2]:
-                precise.setdefault(component, set()).update(range(first, last + 1) if bits & 15 == 0 else ())
-        position = data.find(b"\xff%c" % _START_OF_SCAN, position + 2)
-    if not precise:  # no scan was found: left to the decoder
-        return False
-    return len(precise) < num_components or any(len(known) < _COEFFICIENTS for known in precise.values())
-
-
-def _first_scan(data: bytes) -> int:
-    """The byte offset of the first scan marker (SOS); the length of the data where there is none."""
-    position = 2
-    for _ in range(_MAX_SEGMENTS):
-        if position + 4 > len(data) or data[position] != 0xFF:
-            break
-        if data[position + 1] == _START_OF_SCAN:
-            return position
-        if data[position + 1] == 0xFF:  # fill bytes
-            position += 1
-            continue
-        position += 2 + int.from_bytes(data[position + 2 : position + 4])
-    return len(data)
 
 
 def read_header(data: bytes) -> Jpeg | None:
@@ -152,41 +82,80 @@ def read_header(data: bytes) -> Jpeg | None:
         if position + 10 > len(data) or data[position] != 0xFF:
             return None
         marker, size = data[position + 1], int.from_bytes(data[position + 2 : position + 4])
+        if marker == _START_OF_SCAN:
+            break
         if marker in (*_BASELINE, _PROGRESSIVE):
             frame, kind = position, marker
-        elif marker == _START_OF_SCAN:
-            can_stop_early = kind in _BASELINE and data.find(_HOLE, position) < 0
-            return _header(data, frame, data[position + 4], can_stop_early, _orientation(metadata))
         elif marker not in _SKIPPED:
             return None  # lossless, hierarchical or arithmetic coding, or an illegal marker
         elif marker == _APPLICATION_1:
             metadata.append(data[position + 4 : position + 2 + size])
         position += 2 + size
-    return None
-
-
-def num_scans(data: bytes) -> int:
-    """Number of scans of a JPEG, or a few more: those of a thumbnail in its metadata are counted too."""
-    return data.count(b"\xff%c" % _START_OF_SCAN)
-
-
-def _orientation(segments: list[bytes]) -> int:
-    """The orientation in the metadata of a JPEG; Exif takes precedence over XMP."""
-    if not segments:
-        return 1
-    exif = b"".join(one.removeprefix(_EXIF) for one in segments if one.startswith(_EXIF))
-    found = exif_orientation(exif)
-    xmp = next((one for one in segments if one.startswith(_XMP)), b"")
-    return xmp_orientation(xmp) if found is None else found
-
-
-def _header(data: bytes, frame: int, num_in_scan: int, can_stop_early: bool, orientation: int) -> Jpeg | None:
-    height = int.from_bytes(data[frame + _HEIGHT_IN_FRAME : frame + _HEIGHT_IN_FRAME + 2])
-    width = int.from_bytes(data[frame + _HEIGHT_IN_FRAME + 2 : frame + _HEIGHT_IN_FRAME + 4])
+    else:
+        return None
     num_bits, num_components = data[frame + 4], data[frame + 9]
+    at = frame + _HEIGHT_IN_FRAME
+    height, width = int.from_bytes(data[at : at + 2]), int.from_bytes(data[at + 2 : at + 4])
     if not frame or num_bits != 8 or num_components not in (1, 3) or not height or not width:
         return None
-    return Jpeg(height, width, frame, can_stop_early and num_in_scan == num_components, orientation, num_components)
+    is_one_scan = kind in _BASELINE and data[position + 4] == num_components
+    can_stop_early = is_one_scan and data.find(_HOLE, position) < 0
+    return Jpeg(data, height, width, frame, can_stop_early, num_components, tuple(metadata))
+
+
+def orientation_of(jpeg: Jpeg) -> int:
+    """Return the Exif orientation in the metadata of a JPEG, 1 where it is missing; Exif takes precedence over
+    XMP, as in Pillow.
+    """
+    exif = b"".join(one.removeprefix(_EXIF) for one in jpeg.metadata if one.startswith(_EXIF))
+    order: Literal["little", "big"] = "little" if exif[:2] == b"II" else "big"
+
+    def number(at: int, size: int) -> int:
+        return int.from_bytes(exif[at : at + size], order)
+
+    start = number(4, 4)
+    num_fields = min(number(start, 2), _MAX_FIELDS) if exif[:2] in (b"II", b"MM") else 0
+    for at in range(start + 2, min(start + 2 + 12 * num_fields, len(exif) - 11), 12):
+        kind = number(at + 2, 2)
+        if number(at, 2) == _ORIENTATION and kind in (_SHORT, _LONG):
+            return number(at + 8, 2 if kind == _SHORT else 4)
+    xmp = next((one for one in jpeg.metadata if one.startswith(_XMP)), b"")
+    match = _XMP_ORIENTATION.search(xmp)
+    return int(match[1]) if match else 1
+
+
+def decode_rows(
+    jpeg: Jpeg, num_rows: int, reduce: int = 1, *, reuse_buffer: bool = False
+) -> np.ndarray | None:
+    """Decode the top rows of an image.
+
+    Args:
+        jpeg: the image.
+        num_rows: rows to decode, 1 to the height.
+        reduce: 1, 2, 4 or 8: decode to 1/reduce of the size, which is faster and changes the pixels slightly.
+        reuse_buffer: decode into the buffer of this thread, which the next call with `reuse_buffer`
+            overwrites; faster.
+
+    Returns:
+        uint8 `[H, W, 3]`, of `num_rows / reduce` rows or more; None when the data do not match the header.
+    """
+    import simplejpeg
+
+    data, height = jpeg.data, num_rows + _MARGIN * reduce
+    stop = jpeg.can_stop_early and height < jpeg.height
+    if stop:
+        at = jpeg.frame + _HEIGHT_IN_FRAME
+        data = b"".join((memoryview(data)[:at], height.to_bytes(2), memoryview(data)[at + 2 :]))
+    rows, columns = -(-(height if stop else jpeg.height) // reduce), -(-jpeg.width // reduce)
+    smallest = {"min_height": rows, "min_width": columns, "min_factor": reduce} if reduce > 1 else {}
+    pixels = _SCRATCH.zeros(rows, columns) if reuse_buffer else np.zeros((rows, columns, 3), np.uint8)
+    try:
+        simplejpeg.decode_jpeg(data, "RGB", buffer=pixels, **smallest)
+    except ValueError as error:
+        # This message is expected: the data below the crop are extraneous. After any other message rows may
+        # be missing.
+        return pixels if stop and _EXTRANEOUS in str(error) else None
+    return pixels
 
 
 class _Scratch(threading.local):
@@ -208,34 +177,72 @@ class _Scratch(threading.local):
 _SCRATCH = _Scratch()
 
 
-def decode_rows(
-    data: bytes, jpeg: Jpeg, num_rows: int, reduce: int = 1, *, reuse_buffer: bool = False
-) -> np.ndarray | None:
-    """Decode the top rows of an image.
+def find_fault(data: bytes) -> Fault | None:
+    """Decode a whole JPEG that has an end marker, and return how its compressed data are truncated or damaged.
 
-    Args:
-        data: the whole file.
-        jpeg: its header.
-        num_rows: rows to decode, 1 to the height.
-        reduce: 1, 2, 4 or 8: decode to 1/reduce of the size, which is faster and changes the pixels slightly.
-        reuse_buffer: decode into the buffer of this thread, which the next call with `reuse_buffer` overwrites; faster.
-
-    Returns:
-        uint8 `[H, W, 3]`, of `num_rows / reduce` rows or more; None when the data do not match the header.
+    A few extraneous bytes after the last row are harmless and common, except where zeros stand in place of
+    compressed data. None for an intact image, and for one whose header this decoder does not support, which
+    Pillow may decode.
     """
     import simplejpeg
 
-    height = num_rows + _MARGIN * reduce
-    stop = jpeg.can_stop_early and height < jpeg.height
-    if stop:
-        at = jpeg.frame + _HEIGHT_IN_FRAME
-        data = b"".join((memoryview(data)[:at], height.to_bytes(2), memoryview(data)[at + 2 :]))
-    rows, columns = -(-(height if stop else jpeg.height) // reduce), -(-jpeg.width // reduce)
-    smallest = {"min_height": rows, "min_width": columns, "min_factor": reduce} if reduce > 1 else {}
-    pixels = _SCRATCH.zeros(rows, columns) if reuse_buffer else np.zeros((rows, columns, 3), np.uint8)
     try:
-        simplejpeg.decode_jpeg(data, "RGB", buffer=pixels, **smallest)
+        colours = simplejpeg.decode_jpeg_header(data)[2]
+    except ValueError:
+        return None
+    try:
+        simplejpeg.decode_jpeg(data, "CMYK" if colours in ("CMYK", "YCCK") else "RGB")
     except ValueError as error:
-        # This message is expected: the data below the crop are extraneous. After any other message rows may be missing.
-        return pixels if stop and _EXTRANEOUS in str(error) else None
-    return pixels
+        message = str(error)
+        if "premature end" in message:
+            return "truncated", "the compressed data of the JPEG end before its last row"
+        if _EXTRANEOUS in message:
+            extraneous = re.search(rf"(\d+) {_EXTRANEOUS}", message)
+            decoded = len(data) - len(_END_OF_IMAGE) - (int(extraneous[1]) if extraneous else 0)
+            starts_in_data = data.endswith(_FEW_ZEROS, 0, decoded)  # padding would start after the last row
+            if starts_in_data or data.find(_HOLE, _first_scan(data), decoded) >= 0:
+                return "damaged", "the compressed data of the JPEG contain zeros in place of rows"
+        elif _CORRUPT in message:
+            return "damaged", " ".join(message.split())
+    return LACKS_SCANS if lacks_scans(data, _COLOURS.get(colours, 3)) else None
+
+
+def lacks_scans(data: bytes, num_components: int) -> bool:
+    """Whether a progressive JPEG ends before its scans hold every coefficient of every component to the last
+    bit.
+
+    Source: ITU-T T.81, sections B.2.3 and G.1.1.1
+    """
+    precise: dict[int, set[int]] = {}  # component -> coefficients known to the last bit
+    position = _first_scan(data)
+    while 0 <= position < len(data):
+        num = data[position + 4] if position + 4 < len(data) else 0
+        header = data[position + 5 : position + 2 * num + 8]
+        if data[position + 2 : position + 4] == (6 + 2 * num).to_bytes(2) and len(header) == 2 * num + 3:
+            first, last, bits = header[2 * num :]
+            for component in header[: 2 * num : 2]:
+                precise.setdefault(component, set()).update(range(first, last + 1) if bits & 15 == 0 else ())
+        position = data.find(b"\xff%c" % _START_OF_SCAN, position + 2)
+    if not precise:  # no scan was found: left to the decoder
+        return False
+    return len(precise) < num_components or any(len(known) < _COEFFICIENTS for known in precise.values())
+
+
+def num_scans(data: bytes) -> int:
+    """Return the number of scans of a JPEG, or a few more: those of a thumbnail in its metadata are counted
+    too.
+    """
+    return data.count(b"\xff%c" % _START_OF_SCAN)
+
+
+def _first_scan(data: bytes) -> int:
+    """Return the byte offset of the first scan marker (SOS); the length of the data where there is none."""
+    position = 2
+    for _ in range(_MAX_SEGMENTS):
+        if position + 4 > len(data) or data[position] != 0xFF:
+            break
+        if data[position + 1] == _START_OF_SCAN:
+            return position
+        is_fill_byte = data[position + 1] == 0xFF
+        position += 1 if is_fill_byte else 2 + int.from_bytes(data[position + 2 : position + 4])
+    return len(data)

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.images.transforms import TrainTransform, augmentation_rng
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source
 from vitctl.system.files import atomic_write
 from vitctl.system.text import one_line
 
@@ -29,7 +29,10 @@ _LATIN = re.compile("LATIN (CAPITAL|SMALL) (?:LETTER|LIGATURE) ([A-Z]{1,2})(?: W
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A thumbnail and up to two lines of caption, the second in grey. Without pixels the cell says "unreadable"."""
+    """A thumbnail and up to two lines of caption, the second in grey.
+
+    Without pixels the cell says "unreadable".
+    """
 
     pixels: np.ndarray | None
     caption: str
@@ -40,7 +43,8 @@ def draw_sheet(cells: Sequence[Cell], *, columns: int, title: str, subtitle: str
     """Lay out pictures in rows.
 
     Args:
-        cells: pixels uint8 `[H, W, 3]` of any size; each is fitted into a square, small ones enlarged without blur.
+        cells: pixels uint8 `[H, W, 3]` of any size; each is fitted into a square, small ones enlarged without
+            blur.
         columns: pictures in a row.
         title: above all.
         subtitle: in smaller letters beside it.
@@ -69,13 +73,23 @@ def draw_sheet(cells: Sequence[Cell], *, columns: int, title: str, subtitle: str
     return page
 
 
-def show_images(source: Source, samples: Sequence[int], *, columns: int, title: str, subtitle: str = "") -> Image.Image:
+def show_images(
+    source: Source, samples: Sequence[int], *, columns: int, title: str, subtitle: str = ""
+) -> Image.Image:
     """A sheet of images with the names of their classes and their sizes."""
-    return draw_sheet([cell(source, sample) for sample in samples], columns=columns, title=title, subtitle=subtitle)
+    return draw_sheet(
+        [cell(source, sample) for sample in samples], columns=columns, title=title, subtitle=subtitle
+    )
 
 
 def show_augmented(
-    source: Source, samples: Sequence[int], transform: TrainTransform, *, seed: int, title: str, subtitle: str = ""
+    source: Source,
+    samples: Sequence[int],
+    transform: TrainTransform,
+    *,
+    seed: int,
+    title: str,
+    subtitle: str = "",
 ) -> Image.Image:
     """A row for each image: as it is, and what training sees of it in its first five epochs."""
     cells = []
@@ -116,7 +130,9 @@ def save(page: Image.Image, path: Path) -> None:
 
 
 def drawable(text: str) -> str:
-    """The text in letters that Pillow's font has: Latin letters without accents, "[dog]" for a symbol, "[U+72AC]" for all else."""
+    """The text in letters that Pillow's font has: Latin letters without accents, "[dog]" for a symbol,
+    "[U+72AC]" for all else.
+    """
     return "".join(map(_drawable, unicodedata.normalize("NFC", text)))
 
 
@@ -149,7 +165,10 @@ def _fitted(pixels: np.ndarray) -> Image.Image:
 
 
 def _shortened(
-    pen: ImageDraw.ImageDraw, text: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: float = _CELL
+    pen: ImageDraw.ImageDraw,
+    text: str,
+    font: ImageFont.ImageFont | ImageFont.FreeTypeFont,
+    width: float = _CELL,
 ) -> str:
     """The text, or as much of its beginning as there is room for."""
     text = drawable(one_line(" ".join(text.split())))

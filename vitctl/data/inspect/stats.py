@@ -2,13 +2,13 @@
 
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vitctl.data.images.decode import BadSample, open_picture
-from vitctl.data.images.formats import image_extension
-from vitctl.data.source.read import Source, has_label
+from vitctl.data.images.image_types import image_extension
+from vitctl.data.source.views import Source, has_label
 from vitctl.system.pool import Done, run_tasks
 
 _PERCENTILES = (0, 25, 50, 75, 100)
@@ -56,18 +56,21 @@ class Stats:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class _Image:
+class _Image(NamedTuple):
+    """What was measured on an image.
+
+    `numbers` are height, width, whether it was turned, mean and mean square of red, green and blue; None for
+    an image that cannot be decoded.
+    """
+
     format: str
     num_bytes: int
-    height: int = 0
-    width: int = 0
-    mean: tuple[float, ...] = ()
-    mean_square: tuple[float, ...] = ()
-    is_turned: bool = False
+    numbers: tuple[float, ...] | None = None
 
 
-def measure(source: Source, *, num_images: int = 1000, workers: int = 0, done: Done = lambda _: None) -> Stats:
+def measure(
+    source: Source, *, num_images: int = 1000, workers: int = 0, done: Done = lambda _: None
+) -> Stats:
     """Count the labels of a split, and decode some of its images.
 
     Args:
@@ -87,32 +90,29 @@ def measure(source: Source, *, num_images: int = 1000, workers: int = 0, done: D
             done(1)
         return found
 
-    images = [
-        one
-        for found in run_tasks(block, -(-len(chosen) // _IMAGES_PER_TASK), workers=workers, done=done)
-        for one in found
-    ]
+    blocks = run_tasks(block, -(-len(chosen) // _IMAGES_PER_TASK), workers=workers, done=done)
+    images = [image for images in blocks for image in images]
     labels = source.labels()
-    read = [image for image in images if image.height]
-    means = np.array([image.mean for image in read]).reshape(-1, 3)
-    squares = np.array([image.mean_square for image in read]).reshape(-1, 3)
-    mean = means.mean(axis=0) if read else np.zeros(3)
-    std = np.sqrt(np.maximum(squares.mean(axis=0) - mean**2, 0)) if read else np.zeros(3)
+    numbers = np.array([image.numbers for image in images if image.numbers]).reshape(-1, 9)
+    heights, widths, turned = numbers[:, :3].T
+    mean, mean_square = np.zeros(3), np.zeros(3)
+    if len(numbers):
+        mean, mean_square = numbers[:, 3:6].mean(axis=0), numbers[:, 6:].mean(axis=0)
     return Stats(
         num_images=len(source),
         num_classes=len(source.class_names),
         num_unlabelled=int((~has_label(labels)).sum()),
         images_per_class=tuple(np.bincount(labels[labels >= 0], minlength=len(source.class_names)).tolist()),
         num_sampled=len(images),
-        num_unreadable=len(images) - len(read),
-        num_turned=sum(image.is_turned for image in read),
+        num_unreadable=len(images) - len(numbers),
+        num_turned=int(turned.sum()),
         formats=dict(Counter(image.format for image in images).most_common()),
         mean_bytes=float(np.mean([image.num_bytes for image in images])),
-        widths=_quantiles([image.width for image in read]),
-        heights=_quantiles([image.height for image in read]),
-        aspects=_quantiles([image.width / image.height for image in read]),
+        widths=_quantiles(widths),
+        heights=_quantiles(heights),
+        aspects=_quantiles(widths / heights),
         mean=tuple(mean.tolist()),
-        std=tuple(std.tolist()),
+        std=tuple(np.sqrt(np.maximum(mean_square - mean**2, 0)).tolist()),
     )
 
 
@@ -128,12 +128,9 @@ def _measured(source: Source, sample: int) -> _Image:
     except BadSample:
         return _Image(form, len(data))
     flat = pixels.reshape(-1, 3).astype(np.float32) / 255
-    mean, square = flat.mean(axis=0, dtype=np.float64), (flat * flat).mean(axis=0, dtype=np.float64)
-    height, width = pixels.shape[:2]
-    return _Image(
-        form, len(data), height, width, tuple(mean.tolist()), tuple(square.tolist()), is_turned=picture.is_turned
-    )
+    means = (*flat.mean(axis=0, dtype=np.float64), *(flat * flat).mean(axis=0, dtype=np.float64))
+    return _Image(form, len(data), (*pixels.shape[:2], picture.is_turned, *means))
 
 
-def _quantiles(values: list[float] | list[int]) -> tuple[float, ...]:
-    return tuple(np.percentile(values, _PERCENTILES).tolist()) if values else ()
+def _quantiles(values: np.ndarray) -> tuple[float, ...]:
+    return tuple(np.percentile(values, _PERCENTILES).tolist()) if len(values) else ()

@@ -14,15 +14,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from vitctl.data.images.convert import without_heic
 from vitctl.data.images.decode import BadSample, Picture, open_picture
-from vitctl.data.images.heic import without_heic
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
 from vitctl.data.loader.lanes import Lanes, micro_batches, own_slots, share
-from vitctl.data.loader.prefetch import Prefetcher, reads_whole_shards
-from vitctl.data.loader.shared_memory import SharedMemory, empty_images
-from vitctl.data.loader.workers import is_worker_death, original_message, start_workers, worker_init
+from vitctl.data.loader.workers import (
+    Prefetcher,
+    SharedMemory,
+    empty_images,
+    is_worker_death,
+    original_message,
+    reads_whole_shards,
+    start_workers,
+    worker_init,
+)
 from vitctl.data.source.order import SampleOrder
-from vitctl.data.source.read import Source, has_label, sample_key
+from vitctl.data.source.views import Source, has_label, sample_key
 from vitctl.errors import DataError
 from vitctl.system import bounds
 from vitctl.system.bounds import HELD
@@ -32,14 +39,9 @@ from vitctl.system.waiting import HERE
 PADDING = -1
 _PREFETCH = 2
 _OPEN_IMAGES = 16  # images opened before they are transformed; their files are held in memory
-
-
-@dataclass(frozen=True)
-class Begun:
-    """An opened image: the function that transforms it, and the memory that it holds until then, in bytes."""
-
-    finish: Callable[[], Tensor]
-    num_bytes: int
+_TENSORS = ("images", "labels", "weights", "samples")
+# Of an opened image: the function that transforms it, and the memory that it holds until then, in bytes.
+Opened = tuple[Callable[[], Tensor], int]
 
 
 @dataclass(frozen=True)
@@ -48,17 +50,18 @@ class Batch:
 
     Args:
         images: uint8 `[B, 3, S, S]`, channels last in memory; zeros where the weight is 0.
-        labels: int64 `[B]`, 0 where the weight is 0 and the label is unknown; or `[B, L]` where images may have several, padded
-            with -1.
+        labels: int64 `[B]`, 0 where the weight is 0 and the label is unknown; or `[B, L]` where images may
+            have several, padded with -1.
         weights: float32 `[B]`, 0 for a bad sample or padding, else 1.
         samples: int64 `[B]`, numbers in the source, -1 for padding.
         bad: sample, key and reason of each bad sample.
-        neighbour: the sample at the position before the first, as the mixup partner of the first. It is counted, and its `bad`
-            listed, in its own batch.
+        neighbour: the sample at the position before the first, as the mixup partner of the first. It is
+            counted, and its `bad` listed, in its own batch.
         memory: in a worker, the shared memory of the images.
-        digests: hexadecimal SHA-256 of each encoded image, where they were asked for; "" of padding, and of what cannot be read.
-        checksums: int64 `[B, 2]`, where they were asked for: CRC-32 of each encoded image, 0 of what cannot be read, and of its
-            pixels in `images`.
+        digests: hexadecimal SHA-256 of each encoded image, where they were asked for; "" of padding, and of
+            what cannot be read.
+        checksums: int64 `[B, 2]`, where they were asked for: CRC-32 of each encoded image, 0 of what cannot
+            be read, and of its pixels in `images`.
     """
 
     images: Tensor
@@ -75,32 +78,25 @@ class Batch:
         return len(self.labels)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle for another process. Only the images use shared memory, because each shared tensor needs a connection."""
-        small = (self.labels.numpy(), self.weights.numpy(), self.samples.numpy())
-        return _received, (
-            self.memory or self.images,
-            tuple(self.images.shape),
-            *small,
-            self.bad,
-            self.neighbour,
-            None,
-            self.digests,
-            self.checksums,
-        )
+        """Pickle for another process.
+
+        Only the images use shared memory, because each shared tensor needs a connection.
+        """
+        small = {name: getattr(self, name).numpy() for name in _TENSORS[1:]}
+        values = {**vars(self), **small, "images": None, "memory": None}
+        return _received, (self.memory or self.images, tuple(self.images.shape), values)
 
     def pin_memory(self) -> "Batch":
-        """The same batch in page-locked memory; called by the DataLoader."""
-        tensors = (self.images, self.labels, self.weights, self.samples)
-        images, labels, weights, samples = (tensor.pin_memory() for tensor in tensors)
-        return Batch(images, labels, weights, samples, self.bad, digests=self.digests, checksums=self.checksums)
+        """Return the same batch in page-locked memory; called by the DataLoader."""
+        return replace(self, memory=None, **{name: getattr(self, name).pin_memory() for name in _TENSORS})
 
 
-def _received(images: SharedMemory | Tensor, shape: tuple[int, ...], *others: Any) -> Batch:
+def _received(images: SharedMemory | Tensor, shape: tuple[int, ...], values: dict[str, Any]) -> Batch:
     if isinstance(images, SharedMemory):
         num_images, colours, height, width = shape
         images = images.tensor().view(num_images, height, width, colours).permute(0, 3, 1, 2)
-    labels, weights, samples, *rest = others
-    return Batch(images, torch.from_numpy(labels), torch.from_numpy(weights), torch.from_numpy(samples), *rest)
+    small = {name: torch.from_numpy(values[name]) for name in _TENSORS[1:]}
+    return Batch(**{**values, **small, "images": images})
 
 
 def train_batches(
@@ -123,8 +119,9 @@ def train_batches(
 ) -> Iterator[Batch]:
     """An infinite iterator over the micro-batches of one process, from any step on.
 
-    Step s trains on positions `s * batch_size` to `(s + 1) * batch_size` of the order; a process takes its `share`
-    of them, cut into micro-batches. A sample that cannot be used becomes zeros with weight 0 and is listed in `bad`.
+    Step s trains on positions `s * batch_size` to `(s + 1) * batch_size` of the order; a process takes its
+    `share` of them, cut into micro-batches. A sample that cannot be used becomes zeros with weight 0 and is
+    listed in `bad`.
 
     Args:
         source: the training split.
@@ -137,9 +134,10 @@ def train_batches(
         num_processes: that share the global batch.
         first_step: finished steps; starting late costs nothing.
         num_workers: loader processes, 0 to work in this one.
-        lanes: of `batch_size`; a process takes the leaves that it owns, instead of micro-batches of its `share`.
-        neighbours: give each micro-batch the sample at the position before it in the global batch, or in its lane; before the
-            first the last.
+        lanes: of `batch_size`; a process takes the leaves that it owns, instead of micro-batches of its
+            `share`.
+        neighbours: give each micro-batch the sample at the position before it in the global batch, or in its
+            lane; before the first the last.
         needs_labels: take an image without a label for one that cannot be used.
         checksums: fill `Batch.checksums`.
         pinned: give batches in page-locked memory, for a GPU.
@@ -154,7 +152,11 @@ def train_batches(
         )
     if order.num_samples != len(source):
         raise DataError(f"the order covers {order.num_samples} samples, the source has {len(source)}")
-    parts = lanes.parts(rank, num_processes) if lanes else micro_batches(batch_size, num_processes, rank, micro_batch)
+    parts = (
+        lanes.parts(rank, num_processes)
+        if lanes
+        else micro_batches(batch_size, num_processes, rank, micro_batch)
+    )
 
     def positions() -> Iterator[list[int]]:
         for first in count(first_step * batch_size, batch_size):
@@ -169,13 +171,13 @@ def train_batches(
 
 
 def _with_neighbour(batch: Batch) -> Batch:
-    """The first row becomes the neighbour of the others."""
-    parts = [(t[:1], t[1:]) for t in (batch.images, batch.labels, batch.weights, batch.samples)]
-    (images, others), (label, labels), (weight, weights), (sample, samples) = parts
-    num_bad = int(weight.item() == 0)
+    """Make the first row the neighbour of the others."""
+    first, others = (
+        {name: getattr(batch, name)[rows] for name in _TENSORS} for rows in (slice(1), slice(1, None))
+    )
+    num_bad = int(first["weights"].item() == 0)
     checksums = None if batch.checksums is None else batch.checksums[1:]
-    neighbour = Batch(images, label, weight, sample)
-    return Batch(others, labels, weights, samples, batch.bad[num_bad:], neighbour, checksums=checksums)
+    return Batch(**others, bad=batch.bad[num_bad:], neighbour=Batch(**first), checksums=checksums)
 
 
 def eval_batches(
@@ -193,7 +195,8 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Batches of one process for evaluation; over all processes, every sample occurs exactly once.
 
-    Every process gets the same number of batches of the same size; the last are padded with samples -1 of weight 0.
+    Every process gets the same number of batches of the same size; the last are padded with samples -1 of
+    weight 0.
 
     Args:
         source: the split to evaluate on.
@@ -202,29 +205,32 @@ def eval_batches(
         rank: of this process.
         num_processes: that share the split.
         num_workers: loader processes, 0 to work in this one.
-        whole_batches: divide batches among the processes, not samples: then each holds the same images for any number of processes.
-        unchecked: the images were not checked when shards were made of them: HEIC is converted here, and a sample that cannot be
-            used is left as zeros of weight 0, listed in `bad`.
+        whole_batches: divide batches among the processes, not samples: then each holds the same images for
+            any number of processes.
+        unchecked: the images were not checked when shards were made of them: HEIC is converted here, and a
+            sample that cannot be used is left as zeros of weight 0, listed in `bad`.
         digests: fill `Batch.digests`.
         pinned: as of `train_batches`.
 
     Raises:
-        DataError: without `unchecked`, a sample cannot be used, named by key and shard; or a loader process was killed.
+        DataError: without `unchecked`, a sample cannot be used, named by key and shard; or a loader process
+            was killed.
     """
     longest = len(source) if whole_batches else -(-len(source) // num_processes)
     size = min(batch_size, longest)
-    own = share(len(source), num_processes, rank)
+    chosen = share(len(source), num_processes, rank)
     if whole_batches:
         num_batches = -(-len(source) // size)
         mine = share(num_batches, num_processes, rank)
-        own = range(mine.start * size, min(mine.stop * size, len(source)))
+        chosen = range(mine.start * size, min(mine.stop * size, len(source)))
         longest = -(-num_batches // num_processes) * size
 
     def positions() -> Iterator[list[int]]:
-        for begin in range(own.start, own.start + longest, size):
-            yield [sample if sample < own.stop else PADDING for sample in range(begin, begin + size)]
+        for begin in range(chosen.start, chosen.start + longest, size):
+            yield [sample if sample < chosen.stop else PADDING for sample in range(begin, begin + size)]
 
-    for batch in _batches(_EvalSamples(source, transform, unchecked, digests), positions(), num_workers, pinned):
+    samples = _EvalSamples(source, transform, unchecked, digests)
+    for batch in _batches(samples, positions(), num_workers, pinned):
         for sample, key, reason in () if unchecked else batch.bad:
             can_pad = reason in ("truncated", "damaged") and transform.truncated == "refuse"
             pad = "; of a JPEG data.truncated = 'pad' scores what is there" if can_pad else ""
@@ -263,7 +269,7 @@ class _TrainSamples(Dataset[Batch]):
         labelled, num_classes = has_label(labels), len(self.source.class_names)
         encoded = np.zeros(len(positions), np.int64)
 
-        def begin(row: int, sample: int) -> Begun:
+        def open_sample(row: int, sample: int) -> Opened:
             if self.needs_labels and not labelled[row]:
                 raise BadSample("no label")
             if self.needs_labels and labels[row].max() >= num_classes:
@@ -273,10 +279,10 @@ class _TrainSamples(Dataset[Batch]):
                 encoded[row] = zlib.crc32(data)
             picture = _opened(data, self.transform)
             rng = augmentation_rng(self.seed, int(epochs[row]), sample)
-            chosen = self.transform.draw(picture.height, picture.width, rng)
-            return Begun(partial(self.transform.apply, picture, chosen), picture.num_bytes)
+            drawn = self.transform.draw(picture.height, picture.width, rng)
+            return partial(self.transform.apply, picture, drawn), picture.num_bytes
 
-        batch = _batch(self.source, samples, labels, self.transform.image_size, begin)
+        batch = _batch(self.source, samples, labels, self.transform.image_size, open_sample)
         if not self.checksums:
             return batch
         pixels = [zlib.crc32(image.permute(1, 2, 0).numpy()) for image in batch.images]
@@ -296,17 +302,17 @@ class _EvalSamples(Dataset[Batch]):
         samples = np.array(positions, np.int64)
         labels = self.source.labels(np.maximum(samples, 0))
         labels[samples == PADDING] = 0
-        found = [""] * len(positions) if self.digests else []
+        digests = [""] * len(positions) if self.digests else []
 
-        def begin(row: int, sample: int) -> Begun:
+        def open_sample(row: int, sample: int) -> Opened:
             data = self.source.read(sample)
             if self.digests:
-                found[row] = hashlib.sha256(data).hexdigest()
+                digests[row] = hashlib.sha256(data).hexdigest()
             picture = _opened(without_heic(data) if self.unchecked else data, self.transform)
-            return Begun(partial(self.transform, picture), picture.num_bytes)
+            return partial(self.transform, picture), picture.num_bytes
 
-        batch = _batch(self.source, samples, labels, self.transform.image_size, begin)
-        return replace(batch, digests=tuple(found)) if self.digests else batch
+        batch = _batch(self.source, samples, labels, self.transform.image_size, open_sample)
+        return replace(batch, digests=tuple(digests))
 
 
 def _opened(data: bytes, transform: TrainTransform | EvalTransform) -> Picture:
@@ -314,38 +320,44 @@ def _opened(data: bytes, transform: TrainTransform | EvalTransform) -> Picture:
 
 
 def _batch(
-    source: Source, samples: np.ndarray, labels: np.ndarray, image_size: int, begin: Callable[[int, int], Begun]
+    source: Source,
+    samples: np.ndarray,
+    labels: np.ndarray,
+    image_size: int,
+    open_sample: Callable[[int, int], Opened],
 ) -> Batch:
-    """Assemble a batch. Images are opened in groups and then transformed, because alternating per image loses CPU cache locality."""
+    """Assemble a batch.
+
+    Images are opened in groups and then transformed, because alternating per image loses CPU cache locality.
+    """
     images, memory = empty_images(len(samples), image_size)
     weights = np.zeros(len(samples), np.float32)
     bad: dict[int, str] = {}
-    begun: dict[int, Begun] = {}
+    opened: dict[int, Opened] = {}
 
-    def finish() -> None:
-        for row in list(begun):
+    def transform_opened() -> None:
+        for row in list(opened):
             with _recorded(bad, row):
-                images[row] = begun.pop(row).finish()
+                images[row] = opened.pop(row)[0]()  # nothing refers to the picture after this line
                 weights[row] = 1
         release()
 
     for row in np.flatnonzero(samples != PADDING).tolist():
         with _recorded(bad, row):
-            begun[row] = begin(row, int(samples[row]))
-        if len(begun) == _OPEN_IMAGES or sum(one.num_bytes for one in begun.values()) > HELD.limit:
-            finish()
-    finish()
+            opened[row] = open_sample(row, int(samples[row]))
+        num_bytes = sum(held for _, held in opened.values())
+        if len(opened) == _OPEN_IMAGES or num_bytes > HELD.limit:
+            transform_opened()
+    transform_opened()
     for row in bad:
         labels[row] = np.clip(labels[row], 0, len(source.class_names) - 1)
-    bad_samples = tuple(
-        (int(samples[row]), sample_key(source, int(samples[row])), reason) for row, reason in sorted(bad.items())
-    )
+    numbers = {row: int(samples[row]) for row in sorted(bad)}
     return Batch(
         images,
         torch.from_numpy(labels),
         torch.from_numpy(weights),
         torch.from_numpy(samples),
-        bad_samples,
+        tuple((sample, sample_key(source, sample), bad[row]) for row, sample in numbers.items()),
         memory=memory,
     )
 

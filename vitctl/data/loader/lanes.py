@@ -1,8 +1,9 @@
-"""Lanes: fixed parts of the global batch, each with a stream of samples of its own; and leaves, the passes that a lane is cut into.
+"""Lanes: fixed parts of the global batch, each with a stream of samples of its own; and leaves, the passes
+that a lane is cut into.
 
-Who computes a leaf changes nothing: its images, its random draws and its place in the sum of gradients follow from its number. So
-a run has the same bytes on any number of processes (see vitctl/engine/distributed/lane_sum.py), and a machine that owns whole
-lanes reads their samples alone.
+Who computes a leaf changes nothing: its images, its random draws and its place in the sum of gradients follow
+from its number. So a run has the same bytes on any number of processes (see
+vitctl/engine/distributed/lane_sum.py), and a machine that owns whole lanes reads their samples alone.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,9 @@ from vitctl.errors import DataError
 
 
 class Part(NamedTuple):
-    """A run of slots of the global batch that goes through the model together, and the slot of its first mixing partner."""
+    """A run of slots of the global batch that goes through the model together, and the slot of its first
+    mixing partner.
+    """
 
     slots: range
     before: int
@@ -29,7 +32,9 @@ def share(batch_size: int, num_parts: int, part: int) -> range:
 
 
 def micro_batches(batch_size: int, num_processes: int, rank: int, size: int) -> tuple[Part, ...]:
-    """A process's share of the global batch in parts of `size` images, without lanes; the partner of the first image is the last."""
+    """A process's share of the global batch in parts of `size` images, without lanes; the partner of the
+    first image is the last.
+    """
     own = share(batch_size, num_processes, rank)
     parts = (range(first, min(first + size, own.stop)) for first in range(own.start, own.stop, size))
     return tuple(Part(slots, (slots.start - 1) % batch_size) for slots in parts)
@@ -39,7 +44,9 @@ Tree = int | tuple["Tree", "Tree"]  # the number of a leaf, or two subtrees
 
 
 def binary_tree(nodes: Sequence[Tree]) -> Tree:
-    """A binary tree over at least one node, in order; the left half is the largest power of two that leaves something."""
+    """A binary tree over at least one node, in order; the left half is the largest power of two that leaves
+    something.
+    """
     if len(nodes) == 1:
         return nodes[0]
     middle = 1 << (len(nodes) - 1).bit_length() - 1
@@ -47,13 +54,10 @@ def binary_tree(nodes: Sequence[Tree]) -> Tree:
 
 
 def leaves(tree: Tree) -> range:
-    """The numbers of its leaves."""
-    first = last = tree
-    while not isinstance(first, int):
-        first = first[0]
-    while not isinstance(last, int):
-        last = last[1]
-    return range(first, last + 1)
+    """Return the numbers of its leaves."""
+    if isinstance(tree, int):
+        return range(tree, tree + 1)
+    return range(leaves(tree[0]).start, leaves(tree[1]).stop)
 
 
 def subtrees(tree: Tree, own: range) -> list[Tree]:
@@ -87,7 +91,8 @@ class Lanes:
     def __post_init__(self) -> None:
         if not 1 <= self.num_lanes <= self.batch_size or self.leaf_images < 1:
             raise DataError(
-                f"{self.num_lanes} lanes with leaves of {self.leaf_images} for a batch of {self.batch_size} images: every lane "
+                f"{self.num_lanes} lanes with leaves of {self.leaf_images} for a batch of {self.batch_size} "
+                f"images: every lane "
                 "needs an image of each batch, and a leaf at least one"
             )
 
@@ -97,11 +102,17 @@ class Lanes:
 
     @cached_property
     def leaves(self) -> tuple[tuple[Part, ...], ...]:
-        """The leaves of each lane. Mixing partners stay in the lane: the partner of its first image is its last."""
+        """The leaves of each lane.
+
+        Mixing partners stay in the lane: the partner of its first image is its last.
+        """
         lanes = map(self.lane, range(self.num_lanes))
         return tuple(
             tuple(
-                Part(range(first, min(first + self.leaf_images, lane.stop)), lane[(first - lane.start - 1) % len(lane)])
+                Part(
+                    range(first, min(first + self.leaf_images, lane.stop)),
+                    lane[(first - lane.start - 1) % len(lane)],
+                )
                 for first in range(lane.start, lane.stop, self.leaf_images)
             )
             for lane in lanes
@@ -129,7 +140,8 @@ class Lanes:
         return max(len(part.slots) for lane in self.leaves for part in lane)
 
     def owned(self, rank: int, num_processes: int) -> range:
-        """Numbers of the leaves that a process computes: of whole lanes, unless there are more processes than lanes.
+        """Numbers of the leaves that a process computes: of whole lanes, unless there are more processes than
+        lanes.
 
         Raises:
             DataError: there are more processes than leaves.
@@ -167,9 +179,10 @@ def own_slots(batch_size: int, lanes: Lanes | None, rank: int, num_processes: in
 class LaneOrder:
     """Another order, read by lanes: in every epoch each lane walks through a contiguous run of it.
 
-    With `WindowedOrder` inside, a lane has shards and windows of its own, of which it shares only those at the two ends of its run.
-    Position p of the sequence is slot p % batch_size of step p // batch_size. The positions of an epoch are those of the order
-    inside, so every epoch visits each sample once, with any batch size; a lane's run in an epoch is as long as it has slots there.
+    With `WindowedOrder` inside, a lane has shards and windows of its own, of which it shares only those at
+    the two ends of its run. Position p of the sequence is slot p % batch_size of step p // batch_size. The
+    positions of an epoch are those of the order inside, so every epoch visits each sample once, with any
+    batch size; a lane's run in an epoch is as long as it has slots there.
 
     Args:
         order: of all samples.
@@ -195,7 +208,10 @@ class LaneOrder:
         """Return epoch and sample at the given positions; see `SampleOrder`."""
         positions = np.asarray(positions, np.int64)
         epochs, lanes = positions // self.num_samples, self.lane(positions)
-        start, stop = self.batch_size * lanes // self.num_lanes, self.batch_size * (lanes + 1) // self.num_lanes
+        start, stop = (
+            self.batch_size * lanes // self.num_lanes,
+            self.batch_size * (lanes + 1) // self.num_lanes,
+        )
         first, last = epochs * self.num_samples, (epochs + 1) * self.num_samples
         run = self._slots_before(start, last) - self._slots_before(start, first)
         done = self._of_lane(start, stop, positions) - self._of_lane(start, stop, first)

@@ -1,8 +1,12 @@
-"""Loader worker processes: start, cleanup, and the cause of death of a worker."""
+"""Loader worker processes: start, cleanup, and the cause of death of a worker; the shared memory in which they
+pass batches; and the thread that prefetches remote shards for them.
+"""
 
 import atexit
 import ctypes
 import gc
+import math
+import mmap
 import multiprocessing
 import os
 import signal
@@ -10,17 +14,28 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
+from multiprocessing.reduction import DupFd
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
+from zlib import crc32
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
 
-from vitctl.errors import writing
+from vitctl.data.loader.lanes import LaneOrder
+from vitctl.data.source.order import SampleOrder
+from vitctl.data.source.views import Source, split_sources
+from vitctl.errors import DataError, writing
 from vitctl.system import memory_lock
 from vitctl.system.descriptors import ensure_descriptors
 from vitctl.system.signals import blocked_signals, ignore_signals
@@ -44,7 +59,10 @@ class Workers:
     oom_kills: int
 
     def cause_of_death(self) -> str:
-        """Why the first dead worker ended, as text. Waits shortly, because the kernel needs a moment to report it."""
+        """Why the first dead worker ended, as text.
+
+        Waits shortly, because the kernel needs a moment to report it.
+        """
         until = time.monotonic() + _GRACE_SECONDS
         while not (dead := [p for p in self.processes if p.exitcode]) and time.monotonic() < until:
             time.sleep(0.01)
@@ -63,12 +81,17 @@ class Workers:
 def start_workers(loader: Any) -> tuple[Iterator[Any], Workers]:
     """Start iterating over a DataLoader, and remove the SIGCHLD handler that torch installs.
 
-    That handler would raise at any line of the training loop; without it a dead worker is detected while the loop waits for its
-    batch.
+    That handler would raise at any line of the training loop; without it a dead worker is detected while the
+    loop waits for its batch.
     """
     ensure_descriptors(loader.num_workers)
-    handler, others, kills = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children()), oom_kills()
-    # Until a worker ignores signals, it would write them to the signal pipe of this process: they would be counted twice.
+    handler, others, kills = (
+        signal.getsignal(signal.SIGCHLD),
+        set(multiprocessing.active_children()),
+        oom_kills(),
+    )
+    # Until a worker ignores signals, it would write them to the signal pipe of this process: they would be
+    # counted twice.
     with (
         blocked_signals(),
         writing("/dev/shm"),
@@ -82,14 +105,22 @@ def start_workers(loader: Any) -> tuple[Iterator[Any], Workers]:
 
 
 def _lost_batch(error: BaseException, _: object) -> None:
-    """End a worker that cannot send a batch: the parent detects that, and does not wait for the batch forever."""
+    """End a worker that cannot send a batch: the parent detects that, and does not wait for the batch
+    forever.
+    """
     print(f"a loader process cannot send a batch: {error}", file=sys.stderr, flush=True)
     os._exit(_LOST_BATCH)
 
 
 def worker_init() -> Callable[[int], None]:
-    """The `worker_init_fn` of a DataLoader. A worker forked by the main thread is killed when that thread ends."""
-    tied = threading.current_thread() is threading.main_thread() and multiprocessing.get_start_method() != "forkserver"
+    """The `worker_init_fn` of a DataLoader.
+
+    A worker forked by the main thread is killed when that thread ends.
+    """
+    tied = (
+        threading.current_thread() is threading.main_thread()
+        and multiprocessing.get_start_method() != "forkserver"
+    )
     return partial(_init_worker, os.getpid() if tied else None, memory_lock.shared_lock())
 
 
@@ -107,45 +138,166 @@ def _init_worker(parent: int | None, lock: memory_lock.MemoryLock | None, _: int
 
 @atexit.register
 def _kill_workers() -> None:
-    """Kill the workers at exit: Python sends SIGTERM to its daemon processes, which workers ignore, and would wait forever."""
+    """Kill the workers at exit: Python sends SIGTERM to its daemon processes, which workers ignore, and would
+    wait forever.
+    """
     for worker in _WORKERS:
         worker.kill()
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """Processes killed by the out-of-memory killer so far: in our control group, else on this machine, else 0."""
-    for file in _counters(root):
-        try:
-            counts = dict(line.split() for line in file.read_text(encoding="ascii").splitlines())
-            return int(counts["oom_kill"])
-        except (OSError, ValueError, KeyError):
-            continue
+    """Return the number of processes killed by the out-of-memory killer so far: in our control group, else on
+    this machine, else 0.
+    """
+    groups = root / "sys" / "fs" / "cgroup"
+    group = groups
+    with suppress(OSError):
+        text = (root / "proc" / "self" / "cgroup").read_text(encoding="utf-8")
+        group = groups / text.rstrip("\n").rpartition("0::/")[2]
+    # Within a container the path is that of the host, and the group is the root.
+    for file in (group / "memory.events", groups / "memory.events", root / "proc" / "vmstat"):
+        with suppress(OSError, ValueError, KeyError):
+            return int(dict(map(str.split, file.read_text(encoding="ascii").splitlines()))["oom_kill"])
     return 0
 
 
-def _counters(root: Path) -> Iterator[Path]:
-    groups = root / "sys" / "fs" / "cgroup"
-    try:
-        lines = (root / "proc" / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            yield groups / path.lstrip("/") / "memory.events"
-        elif "memory" in controllers.split(","):
-            yield groups / "memory" / path.lstrip("/") / "memory.oom_control"
-    yield groups / "memory.events"  # within a container the path is that of the host, and the group is the root
-    yield groups / "memory" / "memory.oom_control"
-    yield root / "proc" / "vmstat"
-
-
 def original_message(text: str) -> str:
-    """The original message: torch wraps an exception of a worker into the text of its traceback, message last."""
+    """The original message: torch wraps an exception of a worker into the text of its traceback, message
+    last.
+    """
     return text.strip().rpartition("\n")[2].partition(": ")[2] if text.startswith("Caught ") else text
 
 
 def is_worker_death(error: Exception) -> bool:
     """Whether a worker died: torch reports it, or its connection broke while it sent a batch."""
     text = str(error)
-    return text.startswith("DataLoader worker") if isinstance(error, RuntimeError) else not text.startswith("Caught")
+    return (
+        text.startswith("DataLoader worker")
+        if isinstance(error, RuntimeError)
+        else not text.startswith("Caught")
+    )
+
+
+class SharedMemory:
+    """Shared memory behind a descriptor, which is passed to other processes by pickling.
+
+    Torch shares a tensor by creating a file in /dev/shm and unlinking it at once; a process that is killed in
+    between leaks the file. This memory never has a name.
+
+    Args:
+        descriptor: of the memory; closed with this object.
+        size: in bytes.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.descriptor, self.size = descriptor, size
+
+    @classmethod
+    def zeros(cls, size: int) -> "SharedMemory":
+        """New memory of `size` bytes."""
+        memory = cls(os.memfd_create("vitctl"), size)
+        os.ftruncate(memory.descriptor, size)
+        return memory
+
+    def tensor(self, *, at_once: bool = False) -> Tensor:
+        """The memory as uint8 `[size]`, mapped as long as the tensor exists.
+
+        Args:
+            at_once: map all pages now, which is faster when all of them will be written.
+        """
+        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if at_once else 0)
+        return torch.frombuffer(mmap.mmap(self.descriptor, self.size, flags), dtype=torch.uint8)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attached, (DupFd(self.descriptor), self.size)
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+def _attached(descriptor: Any, size: int) -> SharedMemory:
+    return SharedMemory(descriptor.detach(), size)
+
+
+def empty_images(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory | None]:
+    """Zeros, uint8 `[num_images, 3, S, S]`, channels last; in a worker they are allocated in shared memory,
+    which is returned too.
+    """
+    shape = (num_images, image_size, image_size, 3)
+    if get_worker_info() is None or sys.platform != "linux":
+        return torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2), None
+    memory = SharedMemory.zeros(math.prod(shape))
+    return memory.tensor(at_once=True).view(shape).permute(0, 3, 1, 2), memory
+
+
+_CHUNKS, _PROBES = 4, 128  # a window is prefetched in chunks; in each chunk so many positions are checked
+_RECENT_CHUNKS = 2 * _CHUNKS
+
+
+def reads_whole_shards(source: Source) -> bool:
+    """Whether reading a sample fetches its whole remote shard."""
+    return any(split.index.is_remote and split.cache is not None for split in split_sources(source))
+
+
+class Prefetcher:
+    """A thread that prefetches the shards of the next window: it reads one sample of each, which fetches the
+    shard into the cache.
+
+    Errors are ignored here: the loader raises them when it reads the sample.
+
+    Args:
+        source: to read from; it is shared between threads.
+        order: whose `window_size` is the prefetch distance.
+        part: number of this worker; the workers share the shards.
+        num_parts: number of workers.
+        slots: with lanes, those of the global batch that this process serves; None: all slots read the same
+            window.
+    """
+
+    def __init__(
+        self, source: Source, order: SampleOrder, part: int, num_parts: int, slots: range | None = None
+    ) -> None:
+        self._source, self._order, self._part, self._num_parts = source, order, part, num_parts
+        self._slots = slots
+        self._chunk = max(1, order.window_size // _CHUNKS)
+        self._requested = 0
+        self._chunks: SimpleQueue[int] = SimpleQueue()
+        threading.Thread(target=self._work, name="prefetch", daemon=True).start()
+
+    def reach(self, position: int) -> None:
+        """Report that the loader has reached this position of the order."""
+        self._requested = max(self._requested, position)
+        while self._requested < position + self._order.window_size:
+            self._chunks.put(self._requested)
+            self._requested += self._chunk
+
+    def _work(self) -> None:
+        recent: deque[set[str]] = deque(maxlen=_RECENT_CHUNKS)
+        while True:
+            begin = self._chunks.get()
+            positions = self._probed(np.arange(begin, begin + self._chunk))
+            ours = {self._source.location(sample): sample for sample in self._order.at(positions)[1].tolist()}
+            ours = {
+                shard: sample
+                for shard, sample in ours.items()
+                if crc32(shard.encode()) % self._num_parts == self._part
+            }
+            for shard, sample in ours.items():
+                if not any(shard in shards for shards in recent):
+                    with suppress(DataError):
+                        self._source.read(sample)
+            recent.append(set(ours))
+
+    def _probed(self, positions: np.ndarray) -> np.ndarray:
+        """The positions of a chunk at which shards are looked up: _PROBES of them in each window that is read
+        at a time.
+        """
+        if self._slots is None or not isinstance(self._order, LaneOrder):
+            return _spread(positions)
+        own = positions[np.isin(positions % self._order.batch_size, self._slots)]
+        lanes = self._order.lane(own)
+        return np.concatenate([_spread(own[lanes == lane]) for lane in np.unique(lanes)] or [own])
+
+
+def _spread(positions: np.ndarray) -> np.ndarray:
+    return positions[:: max(1, len(positions) // _PROBES)]

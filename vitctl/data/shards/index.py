@@ -1,51 +1,108 @@
 """The index of a split, stored beside its shards: `index.json` and `samples.npy`.
 
-A *split folder* holds shards, `index.json` and `samples.npy`; a *data set folder* holds split folders. The index names the
-address of shards that are stored elsewhere, and a whole split folder may be remote.
-Opening a split takes constant time: the same for a thousand samples and for three hundred million.
+A *split folder* holds shards, `index.json` and `samples.npy`; a *data set folder* holds split folders. The
+index names the address of shards that are stored elsewhere, and a whole split folder may be remote. Opening a
+split takes constant time: the same for a thousand samples and for three hundred million.
+
+An index is untrusted: it is validated as a whole before it is used, and its URLs may only name files to read.
 """
 
 import hashlib
 import json
 import os
 import re
-import tempfile
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from tokenize import TokenError
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
-from vitctl.data.shards.index_fields import INDEX_FILE, field_problems
-from vitctl.data.shards.mapped import mapped
-from vitctl.data.shards.remote import bounded, check_address
-from vitctl.data.shards.scan import ROW, Fields, Scan, embedded_class_names, read_shard
-from vitctl.data.shards.tables import LABELS, SAMPLES, table_problems, table_sha256, write_table
+from vitctl.data.shards.remote import check_address
+from vitctl.data.shards.scan import ROW, Fields
 from vitctl.errors import DataError
 from vitctl.system.address import without_queries
-from vitctl.system.bounds import CLASSES, INDEX, SHARD
-from vitctl.system.files import parse_json, read_bytes, write_text
-from vitctl.system.text import escaped_json, one_line
+from vitctl.system.bounds import INDEX
+from vitctl.system.files import open_regular, parse_json, read_bytes
+from vitctl.system.parsing import error_text
+from vitctl.system.text import breaks_line, one_line
 
 FORMAT = "vitctl-index/1"
+INDEX_FILE, SAMPLES, LABELS = "index.json", "samples.npy", "labels.npy"
+# Tables up to this many bytes are verified when a split is opened; larger ones during the run, like shards.
+VERIFIED_ON_OPEN = 64 * 2**20
 _TABLE_HEADER_BYTES = 2**16
-_ANY = Fields()
-_SHA256 = re.compile("[0-9a-f]{64}")
+_CACHED_DIGESTS = 64
+_SHA256 = "^[0-9a-f]{64}$"
+_MAX_INT = 2**53  # the largest integer that every JSON parser reads exactly
+_MAX_LABELS = 10**6
+# Surrogates are allowed where they stand for a byte that is not UTF-8.
+_NOT_A_FILE_NAME = re.compile(r"^\.{0,2}$|[\0/\ud800-\udc7f\udd00-\udfff]")
 _USUAL_SPLITS = ("train", "validation", "test")
+_SHOWN_PROBLEMS = 5
+
+
+def _file_name(name: str) -> str:
+    if _NOT_A_FILE_NAME.search(name) or breaks_line(name):
+        raise ValueError("not the name of a file beside the index")
+    return name
+
+
+_Count = Annotated[StrictInt, Field(ge=0, le=_MAX_INT)]
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One tar file of a split. `sha256` is in hex; `url` is its address when it is not in the folder of the index."""
+    """One tar file of a split.
 
-    name: str
-    num_samples: int
-    num_bytes: int
-    sha256: str
-    url: str = ""
+    `sha256` is in hex; `url` is its address when it is not in the folder of the index.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    name: Annotated[StrictStr, Field(max_length=255), AfterValidator(_file_name)]
+    num_samples: _Count
+    num_bytes: _Count
+    sha256: Annotated[StrictStr, Field(max_length=64)]
+    url: Annotated[StrictStr, Field(max_length=4096)] = ""
+
+
+class _Table(BaseModel, extra="forbid"):
+    num_bytes: StrictInt
+    sha256: Annotated[StrictStr, Field(pattern=_SHA256)]
+
+
+class _Content(BaseModel):
+    """The fields of `index.json`."""
+
+    class_names: list[StrictStr] = Field(min_length=1)
+    source: StrictStr
+    num_samples: Annotated[_Count, Field(ge=1)]
+    shards: list[Shard] = Field(min_length=1)
+    members: Fields = Fields()
+    max_labels: Annotated[StrictInt, Field(ge=1, le=_MAX_LABELS)] | None = None
+    tables: dict[str, _Table] | None = None
+
+    @property
+    def table_shapes(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Shape and dtype of each table, by the name of its file."""
+        shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {SAMPLES: ((self.num_samples,), ROW)}
+        if self.max_labels is not None:
+            shapes[LABELS] = (self.num_samples, self.max_labels), np.dtype("<i4")
+        return shapes
+
+
+_SHOULD = {
+    "class_names": "class_names should be a list of names",
+    "source": "source should be a string",
+    "num_samples": "num_samples should be a whole number above 0",
+    "shards": "shards should be a list of {name, num_samples, num_bytes, sha256}, each beside the index",
+    "members": "members should name the extensions of image and label",
+    "max_labels": f"max_labels should be a whole number from 1 to {_MAX_LABELS:,}",
+    "tables": "tables should hold num_bytes and sha256 of",
+}
 
 
 @dataclass(frozen=True)
@@ -60,11 +117,13 @@ class Index:
         source: provenance of the images, as text.
         index_sha256: of `index.json`.
         rows: one `ROW` per sample in shard order, `[num_samples]`, memory-mapped.
-        base: address of a remote split folder, of which `folder` holds only the index; empty for a local split.
-        labels: of samples that may have several: int32 `[num_samples, L]`, padded with -1, memory-mapped; None for others.
+        base: address of a remote split folder, of which `folder` holds only the index; empty for a local
+            split.
+        labels: of samples that may have several: int32 `[num_samples, L]`, padded with -1, memory-mapped;
+            None for others.
         members: which members of a sample are its image and its label.
-        tables: num_bytes and sha256 of `samples.npy` and `labels.npy` by name, as in `index.json`; empty for indexes of older
-            releases, which do not record them.
+        tables: num_bytes and sha256 of `samples.npy` and `labels.npy` by name, as in `index.json`; empty for
+            indexes of older releases, which do not record them.
     """
 
     folder: Path
@@ -76,14 +135,16 @@ class Index:
     rows: np.ndarray = field(repr=False, compare=False)
     labels: np.ndarray | None = field(default=None, repr=False, compare=False)
     base: str = ""
-    members: Fields = _ANY
+    members: Fields = field(default_factory=Fields)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the content: the bytes of every shard and table, the class names, and which members are used.
+        """SHA-256 of the content: the bytes of every shard and table, the class names, and which members are
+        used.
 
-        Location and provenance are not part of it. Tables whose digests the index does not record are read once for it.
+        Location and provenance are not part of it. Tables whose digests the index does not record are read
+        once for it.
         """
         names = (SAMPLES,) if self.labels is None else (SAMPLES, LABELS)
         content = {
@@ -91,15 +152,16 @@ class Index:
             "members": asdict(self.members),
             "shards": [[shard.num_samples, shard.num_bytes, shard.sha256] for shard in self.shards],
             "tables": [
-                self.tables[name]["sha256"] if self.tables else table_sha256(self.folder / name) for name in names
+                self.tables[name]["sha256"] if self.tables else table_sha256(self.folder / name)
+                for name in names
             ],
         }
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def address(self, shard: int) -> str:
-        """The path or URL of a shard."""
-        found = self.shards[shard]
-        return found.url or f"{self.base or self.folder}/{found.name}"
+        """Return the path or URL of a shard."""
+        chosen = self.shards[shard]
+        return chosen.url or f"{self.base or self.folder}/{chosen.name}"
 
     @property
     def is_remote(self) -> bool:
@@ -108,9 +170,11 @@ class Index:
 
 
 def read_index(folder: Path, base: str = "") -> Index:
-    """Open a split, after checking that its index is valid and that every local shard exists with its full size.
+    """Open a split, after checking that its index is valid and that every local shard exists with its full
+    size.
 
-    Tables of up to 64 MiB are verified against their digests too; larger ones during the run (see integrity.py).
+    Tables of up to 64 MiB are verified against their digests too; larger ones during the run (see
+    verification.py).
 
     Args:
         folder: holds the index.
@@ -120,184 +184,37 @@ def read_index(folder: Path, base: str = "") -> Index:
         DataError: one line with every problem found.
     """
     path = folder / INDEX_FILE
-    fields, digest = _read_json(path)
-    problems = field_problems(fields)
-    if not problems:
-        problems = _address_problems(fields, base) if base or any("url" in shard for shard in fields["shards"]) else []
-        problems += _size_problems(folder, fields) if not base else []
-        problems += _row_problems(folder, fields)
-    if problems:
-        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
-        raise DataError(f"{path}: {shown}")
+    try:
+        text = read_bytes(path, INDEX.limit, error=DataError)
+    except DataError as error:
+        raise DataError(f"{error}; should be an index of shards") from None
+    fields = parse_json(text, path, error=DataError)
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        format_name = fields.get("format") if isinstance(fields, dict) else None
+        raise DataError(f"{path}: format is {format_name!r}, should be {FORMAT!r}")
+    content, problems = _validated(fields)
+    shards: list[Shard] = []
+    if content is not None:
+        shards, problems = _checked_addresses(content.shards, base)
+        problems += [] if base else _size_problems(folder, shards)
+        for name, (shape, dtype) in content.table_shapes.items():
+            problems += _table_problems(folder / name, shape, dtype, (content.tables or {}).get(name))
+    if content is None or problems:
+        more = f"; and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
+        raise DataError(f"{path}: {'; '.join(problems[:_SHOWN_PROBLEMS])}{more}")
     return Index(
         folder=folder,
-        shards=tuple(Shard(**shard) for shard in fields["shards"]),
-        class_names=tuple(fields["class_names"]),
-        num_samples=fields["num_samples"],
-        source=fields["source"],
-        index_sha256=digest,
-        rows=mapped(folder / SAMPLES),
-        labels=mapped(folder / LABELS) if "max_labels" in fields else None,
+        shards=tuple(shards),
+        class_names=tuple(content.class_names),
+        num_samples=content.num_samples,
+        source=content.source,
+        index_sha256=hashlib.sha256(text).hexdigest(),
+        rows=_mapped(folder / SAMPLES),
+        labels=None if content.max_labels is None else _mapped(folder / LABELS),
         base=base,
-        members=Fields(**fields.get("members", {})),
-        tables=fields.get("tables", {}),
+        members=content.members,
+        tables={name: table.model_dump() for name, table in (content.tables or {}).items()},
     )
-
-
-def index_shards(
-    paths: Sequence[Path],
-    *,
-    class_names: Sequence[str] | None = None,
-    source: str = "",
-    members: Fields = _ANY,
-    progress: Callable[[int, int], None] | None = None,
-) -> Index:
-    """Write `index.json` and `samples.npy` for WebDataset shards, made by any program.
-
-    Args:
-        paths: the shards of one split, all in one folder; their order becomes the storage order.
-        class_names: in label order; None: the names embedded in the shards, else the class numbers.
-        source: provenance of the images, as text.
-        members: which members of a sample are its image and its label, where the default extensions do not apply.
-        progress: called with (shards done, total number of shards).
-
-    Raises:
-        DataError: a shard is damaged or unsafe, a sample lacks a field, a label has no class name.
-    """
-    if not paths or len({path.parent for path in paths}) > 1:
-        raise DataError(f"{len(paths)} shards in {len({path.parent for path in paths})} folders, should be in one")
-    scans = []
-    for done, path in enumerate(paths):
-        scans.append(read_shard(path, members))
-        if progress:
-            progress(done + 1, len(paths))
-    return write_index(paths, scans, class_names=class_names, source=source, members=members)
-
-
-def write_index(
-    paths: Sequence[Path],
-    scans: Sequence[Scan],
-    *,
-    class_names: Sequence[str] | None = None,
-    source: str = "",
-    members: Fields = _ANY,
-) -> Index:
-    """Write the index of shards that were scanned already; see `index_shards`. Multiple labels go to `labels.npy`."""
-    shards = [
-        Shard(path.name, len(scan.rows), path.stat().st_size, scan.sha256)
-        for path, scan in zip(paths, scans, strict=True)
-    ]
-    return _write(paths[0].parent, shards, scans, class_names, source, members)
-
-
-def index_addresses(
-    urls: Sequence[str],
-    out: Path,
-    *,
-    class_names: Sequence[str] | None = None,
-    source: str = "",
-    members: Fields = _ANY,
-    progress: Callable[[int, int], None] | None = None,
-) -> Index:
-    """Write the index of remote WebDataset shards to a local folder. Each shard is read once and not stored.
-
-    Args:
-        urls: URLs of the shards of one split; their order becomes the storage order.
-        out: folder that gets `index.json` and `samples.npy`.
-        class_names, source, members, progress: as for `index_shards`.
-
-    Raises:
-        DataError: as `index_shards`; or a URL is refused, two shards share a name, a shard cannot be fetched.
-    """
-    urls = without_queries(*urls, error=DataError)
-    names = [url.rpartition("/")[2] for url in urls]
-    if not urls or len(set(names)) < len(names):
-        raise DataError(f"{len(urls)} addresses with {len(set(names))} file names, each shard should have its own")
-    out.mkdir(parents=True, exist_ok=True)
-    scans, shards = [], []
-    for done, (url, name) in enumerate(zip(urls, names, strict=True)):
-        scan, num_bytes = _scan_remote(url, out, members)
-        scans.append(scan)
-        shards.append(Shard(name, len(scan.rows), num_bytes, scan.sha256, url))
-        if progress:
-            progress(done + 1, len(urls))
-    return _write(out, shards, scans, class_names, source, members)
-
-
-def _scan_remote(url: str, parent: Path, members: Fields) -> tuple[Scan, int]:
-    with tempfile.TemporaryDirectory(prefix=".shard.", suffix=".partial", dir=parent) as folder:
-        aside = Path(folder) / "shard.tar"
-        try:
-            with aside.open("xb") as file:
-                for chunk in bounded(url, SHARD.limit):
-                    file.write(chunk)
-            return read_shard(aside, members), aside.stat().st_size
-        except DataError as error:
-            raise DataError(str(error).replace(str(aside), url)) from None
-
-
-def _write(
-    folder: Path,
-    shards: Sequence[Shard],
-    scans: Sequence[Scan],
-    class_names: Sequence[str] | None,
-    source: str,
-    members: Fields,
-) -> Index:
-    rows = np.concatenate([scan.rows for scan in scans])
-    if not len(rows):
-        raise DataError(f"{folder}: the shards hold no samples")
-    labels = _joined_labels(scans)
-    names = class_names if class_names is not None else embedded_class_names(folder, scans)
-    names = _class_names(folder, rows["label"] if labels is None else labels, names)
-    fields: dict[str, Any] = {
-        "format": FORMAT,
-        "class_names": names,
-        "num_samples": len(rows),
-        "shards": [{key: value for key, value in asdict(shard).items() if value != ""} for shard in shards],
-        "source": source,
-    }
-    if members != _ANY:
-        fields["members"] = asdict(members)
-    fields["tables"] = {SAMPLES: write_table(folder / SAMPLES, rows)}
-    if labels is not None:
-        fields["max_labels"] = labels.shape[1]
-        fields["tables"][LABELS] = write_table(folder / LABELS, labels)
-    text = escaped_json(json.dumps(fields, indent=1, ensure_ascii=False))
-    write_text(folder / INDEX_FILE, text + "\n")
-    return read_index(folder)
-
-
-def _joined_labels(scans: Sequence[Scan]) -> np.ndarray | None:
-    if all(scan.labels is None for scan in scans):
-        return None
-    tables = [scan.rows["label"][:, None] if scan.labels is None else scan.labels for scan in scans]
-    width = max(table.shape[1] for table in tables)
-    padded = [np.pad(table, ((0, 0), (0, width - table.shape[1])), constant_values=-1) for table in tables]
-    return np.concatenate(padded).astype(np.int32)
-
-
-def table_names(text: bytes) -> tuple[str, ...]:
-    """The files that belong to an index, besides `index.json` itself.
-
-    Args:
-        text: content of `index.json`.
-    """
-    try:
-        fields = parse_json(text, INDEX_FILE, error=DataError)
-    except DataError:
-        return (SAMPLES,)  # opening the index reports the problem
-    return (SAMPLES, LABELS) if isinstance(fields, dict) and "max_labels" in fields else (SAMPLES,)
-
-
-def table_bytes(text: bytes) -> int:
-    """Upper limit on the size of each of these files, from the number of samples in the text of `index.json`."""
-    try:
-        fields = json.loads(text)
-        each = max(ROW.itemsize, 4 * int(fields.get("max_labels", 1)))
-        return _TABLE_HEADER_BYTES + int(fields["num_samples"]) * each
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        return _TABLE_HEADER_BYTES  # opening the index reports the problem
 
 
 def find_splits(folder: Path) -> dict[str, Path]:
@@ -308,73 +225,146 @@ def find_splits(folder: Path) -> dict[str, Path]:
     """
     if (folder / INDEX_FILE).is_file():
         return {folder.resolve().name: folder}
-    found = {path.parent.name: path.parent for path in folder.glob(f"*/{INDEX_FILE}")}
-    rank = {name: position for position, name in enumerate(_USUAL_SPLITS)}
-    return {name: found[name] for name in sorted(found, key=lambda name: (rank.get(name, len(rank)), name))}
+    splits = {path.parent.name: path.parent for path in folder.glob(f"*/{INDEX_FILE}")}
+    first = [name for name in _USUAL_SPLITS if name in splits]
+    return {name: splits[name] for name in (*first, *sorted(splits.keys() - set(first)))}
 
 
-def _class_names(folder: Path, labels: np.ndarray, names: Sequence[str] | None) -> list[str]:
-    needed = max(int(labels.max()) + 1, 1)
-    if names is None and needed > CLASSES.limit:
-        raise DataError(f"{folder}: label {needed - 1} of classes without names, should be below {CLASSES}")
-    names = [str(label) for label in range(needed)] if names is None else list(names)
-    if needed > len(names):
-        raise DataError(f"{folder}: label {needed - 1} has no name, {len(names)} class names were given")
-    if len(set(names)) < len(names):
-        raise DataError(f"{folder}: class name {Counter(names).most_common(1)[0][0]!r} occurs twice")
-    return names
+def table_limits(text: bytes) -> dict[str, int]:
+    """Return the names of the files that belong to an index, besides `index.json` itself, and an upper limit
+    on the size of each.
 
-
-def _read_json(path: Path) -> tuple[dict[str, Any], str]:
+    Args:
+        text: content of `index.json`. Where it is not valid, opening the index will report the problem.
+    """
     try:
-        text = read_bytes(path, INDEX.limit, error=DataError)
-    except DataError as error:
-        raise DataError(f"{error}; should be an index of shards") from None
-    fields = parse_json(text, path, error=DataError)
-    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        found = fields.get("format") if isinstance(fields, dict) else None
-        raise DataError(f"{path}: format is {found!r}, should be {FORMAT!r}")
-    return fields, hashlib.sha256(text).hexdigest()
+        fields = parse_json(text, INDEX_FILE, error=DataError)
+        row = max(ROW.itemsize, 4 * int(fields.get("max_labels", 1)))
+        limit = _TABLE_HEADER_BYTES + int(fields["num_samples"]) * row
+        return dict.fromkeys((SAMPLES, LABELS) if "max_labels" in fields else (SAMPLES,), limit)
+    except (DataError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        return {SAMPLES: _TABLE_HEADER_BYTES}
 
 
-def _address_problems(fields: dict[str, Any], base: str) -> list[str]:
-    """An index is untrusted: the URLs in it may only name files to read."""
+def table_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, cached in this process until the file changes."""
+    now = os.stat(path)
+    return _hashed(str(path), now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+
+
+@lru_cache(_CACHED_DIGESTS)
+def _hashed(path: str, *_: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _validated(fields: dict[str, Any]) -> tuple[_Content | None, list[str]]:
+    """Return the content of `index.json`; or None, and a message for each wrong field."""
+    tables = [SAMPLES, LABELS] if "max_labels" in fields else [SAMPLES]
+    should = {**_SHOULD, "tables": f"{_SHOULD['tables']} {' and '.join(sorted(tables))}"}
+    try:
+        content = _Content.model_validate(fields)
+    except ValidationError as error:
+        wrong = {problem["loc"][0] for problem in error.errors(include_input=False, include_url=False)}
+        return None, [text for name, text in should.items() if name in wrong]
     problems = []
+    total = sum(shard.num_samples for shard in content.shards)
+    if content.num_samples != total:
+        problems.append(f"num_samples is {content.num_samples}, the shards sum to {total}")
+    if "tables" in fields and set(content.tables or {}) != set(tables):
+        problems.append(should["tables"])
+    return None if problems else content, problems
+
+
+def _checked_addresses(shards: list[Shard], base: str) -> tuple[list[Shard], list[str]]:
+    """Return the shards with the text of their URLs, and the problems of these."""
+    if not base and not any(shard.url for shard in shards):
+        return shards, []
     try:
-        urls = without_queries(*(shard.get("url", "") for shard in fields["shards"]), error=DataError, over=False)
+        urls = without_queries(*(shard.url for shard in shards), error=DataError, over=False)
     except DataError as error:
-        return [str(error)]
-    for shard, url in zip(fields["shards"], urls, strict=True):
-        shard |= {"url": url} if url else {}
+        return shards, [str(error)]
+    problems = []
+    for shard, url in zip(shards, urls, strict=True):
         try:
-            if base or "url" in shard:
-                check_address(shard.get("url") or f"{base}/{shard['name']}")
-                if not _SHA256.fullmatch(shard["sha256"]):
-                    problems.append(f"{one_line(shard['name'])}: sha256 should be 64 hex digits")
+            if base or url:
+                check_address(url or f"{base}/{shard.name}")
+                if not re.fullmatch(_SHA256, shard.sha256):
+                    problems.append(f"{one_line(shard.name)}: sha256 should be 64 hex digits")
         except DataError as error:
             problems.append(str(error))
-    return problems
+    return [replace(shard, url=url) for shard, url in zip(shards, urls, strict=True)], problems
 
 
-def _size_problems(folder: Path, fields: dict[str, Any]) -> list[str]:
+def _size_problems(folder: Path, shards: list[Shard]) -> list[str]:
     problems = []
-    for shard in fields["shards"]:
-        if shard.get("url"):
+    for shard in shards:
+        if shard.url:
             continue
         try:
             # A Path for each of many shards would take seconds.
-            num_bytes = os.stat(f"{folder}/{shard['name']}").st_size
+            num_bytes = os.stat(f"{folder}/{shard.name}").st_size
         except (OSError, ValueError):
-            problems.append(f"{one_line(shard['name'])} is missing")
+            problems.append(f"{one_line(shard.name)} is missing")
             continue
-        if num_bytes != shard["num_bytes"]:
-            problems.append(f"{one_line(shard['name'])} has {num_bytes} bytes, should have {shard['num_bytes']}")
+        if num_bytes != shard.num_bytes:
+            problems.append(f"{one_line(shard.name)} has {num_bytes} bytes, should have {shard.num_bytes}")
     return problems
 
 
-def _row_problems(folder: Path, fields: dict[str, Any]) -> list[str]:
-    num_samples, width, recorded = fields["num_samples"], fields.get("max_labels"), fields.get("tables", {})
-    problems = table_problems(folder / SAMPLES, (num_samples,), ROW, recorded.get(SAMPLES))
-    if width is not None:
-        problems += table_problems(folder / LABELS, (num_samples, width), np.dtype("<i4"), recorded.get(LABELS))
-    return problems
+def _table_problems(
+    path: Path, shape: tuple[int, ...], dtype: np.dtype, recorded: _Table | None
+) -> list[str]:
+    """Return the problems of a table. Indexes of older releases record no digest of it."""
+    try:
+        rows = _mapped(path)
+        if rows.dtype != dtype or rows.shape != shape:
+            held, wanted = rows.dtype.names or rows.dtype, dtype.names or dtype
+            return [f"{path.name} holds {rows.shape} rows of {held}, should hold {shape} of {wanted}"]
+        if recorded is None or path.stat().st_size > VERIFIED_ON_OPEN:
+            return []
+        sha256 = table_sha256(path)
+    except FileNotFoundError:
+        return [f"{path.name} is missing"]
+    except DataError as error:
+        return [f"{path.name} cannot be read ({error})"]
+    except Exception as error:  # NumPy raises many types for a damaged header
+        return [f"{path.name} cannot be read ({error_text(error)})"]
+    if sha256 == recorded.sha256:
+        return []
+    return [
+        f"{path.name} changed since its index was written (sha256 {sha256[:12]}..., should be "
+        f"{recorded.sha256[:12]}...); "
+        "copy the split again, or write its index again with `vitctl data index`"
+    ]
+
+
+class _Mapped(np.memmap):
+    """A memory-mapped table.
+
+    Reading beyond the end of a truncated file kills the process (SIGBUS), so the size is checked first.
+    """
+
+    def __getitem__(self, key: Any) -> Any:
+        """Index as any array. Raises DataError where the file was truncated."""
+        held = getattr(self, "_mmap", None)
+        if held is not None and held.size() < len(held):
+            raise DataError(
+                f"{self.filename}: was truncated from {len(held)} to {held.size()} bytes while in use; index "
+                f"the shards again"
+            )
+        return super().__getitem__(key)
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """Memory-map an .npy file, so that opening takes the same time for any number of samples.
+
+    Raises DataError, OSError or ValueError where the file is not a table.
+    """
+    os.stat(path)
+    open_regular(path, error=DataError).close()
+    try:
+        table: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (SyntaxError, TokenError, TypeError, OverflowError, RecursionError) as error:  # in its header
+        raise ValueError(f"a damaged header: {error}") from None
+    return table.view(_Mapped) if isinstance(table, np.memmap) else table

@@ -1,27 +1,200 @@
-"""Writes shards with webdataset, and records their digest, their byte offsets and the class names embedded in them."""
+"""Tar files: shards are written with webdataset, and untrusted archives read within limits.
+
+Python's tarfile alone accepts negative sizes and names of gigabytes, and takes a damaged header for the end of
+the archive.
+
+Source: IEEE Std 1003.1-2017, pax; CVE-2025-8194 (negative sizes) and CVE-2024-6232 (quadratic time), which the
+tarfile of older Pythons still has
+"""
 
 import hashlib
+import io
 import json
+import re
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from typing import IO
+from pathlib import Path
+from typing import IO, Any
 
+from vitctl.errors import DataError
+from vitctl.system.bounds import MEMBER_HEADER, TAR_COMMENT
+
+_MEMBER_HEADERS = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+# What tarfile raises itself behind a first header; typeshed lacks the name.
+_HeaderError: type[tarfile.HeaderError] = tarfile.SubsequentHeaderError  # type: ignore[attr-defined]
+_LONG_NUMBER = re.compile(rb"\d{100}")  # tarfile searches for the space behind it in quadratic time
+_LENGTH = re.compile(rb"(\d{1,10}) ")
 _NAMES = "class_names"
+
+
+class _Header(tarfile.TarInfo):
+    """A header block; it is refused before the data that it declares is read."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
+        """Parse one block. Raises tarfile.HeaderError where the declared sizes exceed the limits."""
+        header = super().frombuf(buf, encoding, errors)
+        if header.size < 0 or header.type == tarfile.GNUTYPE_SPARSE:
+            raise _HeaderError("a member of negative size, or a sparse one")
+        limit = TAR_COMMENT.limit if header.type == tarfile.XGLTYPE else MEMBER_HEADER.limit
+        if header.type in (*_MEMBER_HEADERS, tarfile.XGLTYPE) and header.size > limit:
+            raise _HeaderError(
+                f"a name, header or comment of {header.size:,} bytes, should be at most {limit:,}"
+            )
+        return header
+
+    def _proc_pax(self, archive: "BoundedTar") -> tarfile.TarInfo:
+        """Check the syntax of pax records before tarfile parses them: its search takes quadratic time on
+        malformed ones.
+        """
+        begin = archive.fileobj.tell()
+        _check_records(archive.fileobj.read(self.size))
+        archive.fileobj.seek(begin)
+        member: tarfile.TarInfo = super()._proc_pax(archive)  # type: ignore[misc]
+        return member
+
+
+def _check_records(data: bytes) -> None:
+    """Check that each record is `<length> <key>=<value>` and a newline, where the length counts the whole
+    record.
+    """
+    if _LONG_NUMBER.search(data) or b"GNU.sparse" in data:
+        raise _HeaderError("a sparse member, or a number of 100 digits in its header")
+    at = 0
+    while (length := _LENGTH.match(data, at)) is not None:
+        end = at + int(length[1])
+        if end > len(data) or data[end - 1 : end] != b"\n" or data.find(b"=", length.end(), end) < 0:
+            break
+        at = end
+    if data[at:].strip(b"\0"):
+        raise _HeaderError("a damaged extended header")
+
+
+class BoundedTar(tarfile.TarFile):
+    """An uncompressed tar file, member by member; only the last header is kept, so that memory does not grow
+    with their number.
+    """
+
+    tarinfo = _Header
+    firstmember: tarfile.TarInfo | None  # attributes of the base class that its type stubs lack
+    members: list[Any]
+
+    def next(self) -> tarfile.TarInfo | None:
+        """Return the next member, None at the end.
+
+        Raises:
+            tarfile.ReadError: a header is damaged, exceeds a limit, or points back to an earlier byte.
+        """
+        if self.firstmember is not None:
+            return super().next()
+        before = self.offset
+        try:
+            member = super().next()
+        except (RecursionError, ValueError, OverflowError, MemoryError) as error:
+            raise tarfile.ReadError(
+                f"the header at byte {before} cannot be read ({type(error).__name__})"
+            ) from None
+        if member is not None and (member.size < 0 or self.offset <= before):
+            raise tarfile.ReadError(f"the size of the member at byte {before} points back to an earlier byte")
+        if sum(len(key) + len(value) for key, value in self.pax_headers.items()) > TAR_COMMENT.limit:
+            raise tarfile.ReadError(f"comments of more than {TAR_COMMENT} bytes in total")
+        del self.members[:-1]
+        return member
+
+    def __iter__(self) -> Iterator[tarfile.TarInfo]:
+        """Iterate over the members."""
+        while (member := self.next()) is not None:
+            yield member
+
+
+def open_tar(file: IO[bytes]) -> BoundedTar:
+    """Open an uncompressed tar file that starts at the current position of `file`.
+
+    Raises:
+        tarfile.TarError: it is not a tar file, or exceeds a limit.
+    """
+    return BoundedTar.open(fileobj=file, mode="r:")
+
+
+def check_end(path: Path, tar: tarfile.TarFile) -> None:
+    """Check that a tar file really ends where tarfile stopped reading.
+
+    Raises:
+        DataError: the file continues, or is truncated.
+    """
+    assert tar.fileobj is not None
+    tar.fileobj.seek(tar.offset)
+    if tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        after = f" (after {members[-1].name})" if (members := tar.getmembers()) else ""
+        raise DataError(
+            f"{path}: damaged or truncated at byte {tar.offset}{after}, should end there with a block "
+            f"of zeros"
+        )
+
+
+def member_name(header: bytes) -> str:
+    """Return the name in the header blocks of one member; empty when they are not a header.
+
+    The md5 order of a split needs the names of all samples, so the common single block is parsed without
+    tarfile, which takes five times as long.
+    """
+    if len(header) == tarfile.BLOCKSIZE:
+        prefix = header[345:500].rstrip(b"\0") if header[257:263] == b"ustar\0" else b""
+        name = b"/".join(filter(None, (prefix, header[:100].rstrip(b"\0"))))
+        return name.decode("utf-8", "surrogateescape")
+    try:
+        with open_tar(io.BytesIO(header)) as tar:
+            member = tar.next()
+    except (tarfile.TarError, OSError):
+        return ""
+    return member.name if member else ""
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Split a member name into key and extension, at the first dot of its base name; both empty when it
+    belongs to no sample.
+
+    Same rule as webdataset's `base_plus_ext`, which is not used: importing it imports torch, and its time is
+    quadratic in the length of a name, seconds for the longest name allowed. It also reads `._a.jpg`, a macOS
+    metadata file, as a sample.
+    """
+    folder, slash, base = name.rpartition("/")
+    stem, dot, extension = base.partition(".")
+    if not dot or not (stem or slash) or base.startswith("._"):
+        return "", ""
+    return folder + slash + stem, extension.lower()
+
+
+def escape_key(key: str) -> str:
+    """Escape the dots of a key: in a shard the first dot of the base name ends the key."""
+    return key.replace("%", "%25").replace(".", "%2E")
+
+
+def unescape_key(key: str) -> str:
+    """Undo `escape_key`."""
+    return key.replace("%2E", ".").replace("%25", "%")
 
 
 class ShardWriter:
     """Writes one shard with `webdataset.TarWriter`, and returns the offsets of its members.
 
     A context manager: at its end the archive is finished, also after an error, when the file is discarded.
+    Size and digest are final then.
 
     Args:
         file: empty, open for writing; it stays open.
-        class_names: in label order; embedded before the first sample, where `stored_names` reads them. Empty: not embedded.
+        class_names: in label order; embedded before the first sample, where `stored_names` reads them. Empty:
+            not embedded.
     """
 
     def __init__(self, file: IO[bytes], class_names: Sequence[str] = ()) -> None:
-        from webdataset import TarWriter  # imported here because it imports torch, which reading shards does not need
+        from webdataset import TarWriter  # it imports torch, which reading shards does not need
 
         self._stream = _Hashing(file)
         self._writer = TarWriter(
@@ -36,9 +209,11 @@ class ShardWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # An archive left open would write its end when it is garbage-collected, into a file that is closed by then.
+        # An archive left open would write its end when it is garbage-collected, into a file that is closed by
+        # then.
         with suppress(OSError) if kind else nullcontext():
             self._writer.close()
+        self.num_bytes, self.sha256 = self._stream.num_bytes, self._stream.digest.hexdigest()
 
     def write(self, key: str, members: Mapping[str, bytes]) -> dict[str, tuple[int, int]]:
         """Add one sample.
@@ -51,22 +226,14 @@ class ShardWriter:
             extension to the byte offsets of header and content of the member.
         """
         offsets = {}
-        for extension in sorted(members):  # one at a time: the offset after each gives the length of its header
-            header, size = self._tar.offset, len(members[extension])
-            self._writer.write({"__key__": key, extension: members[extension]})
-            offsets[extension] = header, self._tar.offset - size - -size % tarfile.BLOCKSIZE
+        # One at a time: the offset after each gives the length of its header.
+        for extension, content in sorted(members.items()):
+            header = self._tar.offset
+            self._writer.write({"__key__": key, extension: content})
+            num_blocks = -(-len(content) // tarfile.BLOCKSIZE)
+            offsets[extension] = header, self._tar.offset - num_blocks * tarfile.BLOCKSIZE
         self._tar.members.clear()  # type: ignore[attr-defined] # otherwise it keeps every header in memory
         return offsets
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the file; final when the context has ended."""
-        return self._stream.num_bytes
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of the file, in hex; valid when the context has ended."""
-        return self._stream.digest.hexdigest()
 
 
 class _Hashing:
@@ -82,7 +249,8 @@ class _Hashing:
 
 
 def names_header(class_names: Sequence[str]) -> bytes:
-    """Class names as a comment of the archive, in a global header of POSIX tar, which no program reads as a sample.
+    """Return class names as a comment of the archive, in a global header of POSIX tar, which no program reads
+    as a sample.
 
     Source: IEEE Std 1003.1-2017, pax, "pax Extended Header"
     """
@@ -90,10 +258,11 @@ def names_header(class_names: Sequence[str]) -> bytes:
 
 
 def stored_names(tar: tarfile.TarFile) -> tuple[str, ...]:
-    """The class names in the comment of an archive whose first member was read; empty where there are none."""
+    """Return the class names in the comment of an archive whose first member was read; empty where it has no
+    such comment.
+    """
     try:
-        fields = json.loads(tar.pax_headers.get("comment", ""))
-    except (ValueError, RecursionError):
+        names = json.loads(tar.pax_headers.get("comment", ""))[_NAMES]
+    except (ValueError, RecursionError, LookupError, TypeError):
         return ()
-    names = fields.get(_NAMES) if isinstance(fields, dict) else None
     return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()

@@ -1,66 +1,41 @@
-"""Excluded images: a list beside the index of a split (excluded.json), applied when the split is opened. Shards stay unchanged."""
+"""Excluded images: a list beside the index of a split (excluded.json), applied when the split is opened.
+
+Shards stay unchanged.
+"""
 
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitctl.data.shards.index import Index, read_index
-from vitctl.data.source.image_digest import image_digest
-from vitctl.data.source.read import ShardSource, Source, View, sample_key
+from vitctl.data.images.decode import BadSample
+from vitctl.data.shards.index import Index
+from vitctl.data.source.shard_source import ShardSource, open_index
+from vitctl.data.source.views import Source, sample_key
 from vitctl.errors import DataError
 from vitctl.system.bounds import INDEX
 from vitctl.system.files import read_json, write_json
 
 FILE = "excluded.json"
+DIGEST = np.dtype("S16")  # of the bytes of an image
 _FORMAT, _BY_KEY = "vitctl-excluded/2", "vitctl-excluded/1"
-_MAX_KEYS = 2_000_000  # half a minute
-_OTHER_SHARDS = "made for other shards than these; make it again with `vitctl data dedup ... --apply`, or remove it"
 
 
-@dataclass(frozen=True, eq=False)
-class Without(View):
-    """A source without the excluded samples; the others keep their order. Memory grows with the number of excluded samples only.
+def bytes_digest(data: bytes) -> bytes:
+    """Return the BLAKE2b digest of an image's bytes, 16 bytes, to find exact duplicates."""
+    return hashlib.blake2b(data, digest_size=DIGEST.itemsize).digest()
 
-    Args:
-        source: all samples.
-        excluded: int64 `[m]`, numbers of the excluded samples, ascending.
-    """
 
-    excluded: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.source) - len(self.excluded)
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.source.class_names
-
-    @cached_property
-    def digest(self) -> str:
-        excluded = np.ascontiguousarray(self.excluded, "<i8")
-        return hashlib.sha256(f"without {self.source.digest} ".encode() + excluded.tobytes()).hexdigest()
-
-    def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
-        """Labels of the given samples, or of all."""
-        if samples is None:
-            return np.delete(self.source.labels(), self.excluded, axis=0)
-        return self.source.labels(self._whole(np.asarray(samples)))
-
-    def _one(self, sample: int) -> int:
-        if not 0 <= sample < len(self):
-            raise IndexError(f"sample {sample} of {len(self)}")
-        return int(self._whole(np.array([sample]))[0])
-
-    def _whole(self, samples: np.ndarray) -> np.ndarray:
-        """Convert to sample numbers of the source."""
-        others_before = self.excluded - np.arange(len(self.excluded))
-        return samples + np.searchsorted(others_before, samples, side="right")
+def image_digest(source: Source, sample: int) -> bytes:
+    """Return the digest of an image; an unreadable image gets a digest that matches no other."""
+    try:
+        data = source.read(sample)
+    except BadSample:
+        data = f"unreadable {sample}".encode()
+    return bytes_digest(data)
 
 
 def open_shards(folder: Path) -> Source:
@@ -69,22 +44,18 @@ def open_shards(folder: Path) -> Source:
     Raises:
         DataError: as `read_index`; or the list is damaged, or belongs to other shards.
     """
-    return without_excluded(ShardSource(read_index(folder)))
-
-
-def without_excluded(source: ShardSource) -> Source:
-    """Apply the list of excluded images to an opened split; see `open_shards`."""
-    excluded = read_exclusion(source.index)
-    return Without(source, excluded) if len(excluded) else source
+    index = open_index(folder)
+    return ShardSource(index, excluded=read_exclusion(index))
 
 
 def read_exclusion(index: Index) -> np.ndarray:
     """Read the excluded samples of a split, int64 `[m]`, ascending; empty without a list.
 
-    The list holds sample numbers, and is valid only for shards with the same bytes; their index may have been written again.
+    The list holds sample numbers. It is valid only for shards with the same bytes; their index may have been
+    written again.
 
     Raises:
-        DataError: the list is damaged, belongs to other shards, excludes everything, or uses keys that are not unique.
+        DataError: the list is damaged, belongs to other shards, or excludes everything.
     """
     path = index.folder / FILE
     if not path.exists():
@@ -92,29 +63,52 @@ def read_exclusion(index: Index) -> np.ndarray:
     fields = read_json(path, INDEX.limit, error=DataError)
     if not isinstance(fields, dict):
         raise DataError(f"{path}: should hold a list of images with the digest of their shards")
-    if fields.get("format") == _BY_KEY:
-        return _read_by_key(path, fields, index)
-    if fields.get("format") != _FORMAT:
-        raise DataError(f"{path}: format is {fields.get('format')!r}, should be {_FORMAT!r}")
-    images = fields.get("images")
-    is_valid = all(isinstance(one, dict) for one in images) if isinstance(images, list) else False
-    samples = _numbers(
-        path, [one.get("sample") for one in images] if isinstance(images, list) and is_valid else [-1], index
-    )
-    if fields.get("shards") != _shards_digest(index) or fields.get("rows") != _rows_digest(index, samples):
-        raise DataError(f"{path}: {_OTHER_SHARDS}")
+    form, images = fields.get("format"), fields.get("images")
+    if form == _FORMAT and isinstance(images, list):
+        numbers = [one.get("sample") if isinstance(one, dict) else None for one in images]
+    elif form == _BY_KEY and isinstance(images, dict):
+        numbers = list(images.values())
+    elif form in (_FORMAT, _BY_KEY):
+        numbers = [None]
+    else:
+        raise DataError(f"{path}: format is {form!r}, should be {_FORMAT!r}")
+    is_valid = all(type(number) is int and 0 <= number < index.num_samples for number in numbers)
+    samples = np.unique(np.array(numbers if is_valid else [], np.int64))
+    if not is_valid or not len(numbers) == len(samples) < index.num_samples:
+        raise DataError(
+            f"{path}: images should be different numbers below {index.num_samples}, and not all of them"
+        )
+    if form == _BY_KEY:
+        belongs = fields.get("index") == index.index_sha256
+    else:
+        belongs = all(fields.get(name) == digest for name, digest in _digests(index, samples).items())
+    if not belongs:
+        raise DataError(
+            f"{path}: made for other shards than these; make it again with `vitctl data dedup ... --apply`, "
+            "or remove it"
+        )
+    if isinstance(images, dict) and (index.is_remote or _num_named(index, images) != len(images)):
+        raise DataError(
+            f"{path}: made by an earlier release, which kept one image of each key, and keys may repeat in "
+            "this split: more images may have been meant; remove it and make it again with `vitctl data "
+            "dedup ... --apply`"
+        )
     return samples
 
 
 def changed_images(index: Index) -> list[str]:
-    """The keys of excluded images whose bytes have changed since they were excluded."""
+    """Return the keys of excluded images whose bytes have changed since they were excluded."""
     if not len(read_exclusion(index)):
         return []
     images = read_json(index.folder / FILE, INDEX.limit, error=DataError)["images"]
     if isinstance(images, dict):
         return []  # the older format has no digests
     source = ShardSource(index)
-    return [str(one.get("key")) for one in images if one.get("digest") != image_digest(source, one["sample"]).hex()]
+    return [
+        str(one.get("key"))
+        for one in images
+        if one.get("digest") != image_digest(source, one["sample"]).hex()
+    ]
 
 
 def write_exclusion(index: Index, samples: Sequence[int], *, reason: str) -> int:
@@ -132,58 +126,29 @@ def write_exclusion(index: Index, samples: Sequence[int], *, reason: str) -> int
     excluded = np.union1d(read_exclusion(index), np.asarray(samples, np.int64))
     if len(excluded) == index.num_samples:
         raise DataError(f"{path}: would leave none of {index.num_samples} images; nothing was written")
-    fields = {
-        "format": _FORMAT,
-        "shards": _shards_digest(index),
-        "rows": _rows_digest(index, excluded),
-        "reason": reason,
-        "images": [
-            {"sample": sample, "key": sample_key(source, sample), "digest": image_digest(source, sample).hex()}
-            for sample in excluded.tolist()
-        ],
+    images = [
+        {"sample": sample, "key": sample_key(source, sample), "digest": image_digest(source, sample).hex()}
+        for sample in excluded.tolist()
+    ]
+    write_json(path, {"format": _FORMAT, **_digests(index, excluded), "reason": reason, "images": images})
+    return len(excluded)
+
+
+def _digests(index: Index, samples: np.ndarray) -> dict[str, str]:
+    """Return digests that tie a list to its shards.
+
+    `shards` is over the digests of all shards in their order, `rows` over the samples' byte offsets.
+    """
+    shards = json.dumps([[shard.sha256, shard.num_samples] for shard in index.shards])
+    rows = index.rows[samples]
+    offsets = [samples, *(rows[name].astype(np.int64) for name in ("header", "data", "size"))]
+    return {
+        "shards": hashlib.sha256(shards.encode()).hexdigest(),
+        "rows": hashlib.sha256(np.stack(offsets).astype("<i8").tobytes()).hexdigest(),
     }
-    write_json(path, fields)
-    return len(read_exclusion(index))
 
 
-def _numbers(path: Path, listed: Sequence[object], index: Index) -> np.ndarray:
-    good = all(type(one) is int and 0 <= one < index.num_samples for one in listed)
-    samples = np.unique(np.array(listed if good else [], np.int64))
-    if not good or not len(listed) == len(samples) < index.num_samples:
-        raise DataError(f"{path}: images should be different numbers below {index.num_samples}, and not all of them")
-    return samples
-
-
-def _read_by_key(path: Path, fields: dict[str, Any], index: Index) -> np.ndarray:
-    """Read the format of an earlier release, which holds one image per key, and so is incomplete where keys repeat."""
-    if fields.get("index") != index.index_sha256:
-        raise DataError(f"{path}: {_OTHER_SHARDS}")
-    images = fields.get("images")
-    samples = _numbers(path, list(images.values()) if isinstance(images, dict) else [-1], index)
-    assert isinstance(images, dict)
-    if index.is_remote or index.num_samples > _MAX_KEYS or _num_named(index, frozenset(images)) != len(images):
-        raise DataError(
-            f"{path}: made by an earlier release, which kept one image of each key, and keys repeat in this split or are too many "
-            "to compare: more images may have been meant; remove it and make it again with `vitctl data dedup ... --apply`"
-        )
-    return samples
-
-
-@lru_cache(16)
-def _num_named(index: Index, keys: frozenset[str]) -> int:
-    """How many samples of a split have one of these keys."""
+def _num_named(index: Index, keys: dict[str, Any]) -> int:
+    """Return how many samples of a split have one of these keys."""
     source = ShardSource(index)
     return sum(sample_key(source, sample) in keys for sample in range(len(source)))
-
-
-def _shards_digest(index: Index) -> str:
-    """SHA-256 over the digests of all shards, in their order."""
-    shards = [[shard.sha256, shard.num_samples] for shard in index.shards]
-    return hashlib.sha256(json.dumps(shards).encode()).hexdigest()
-
-
-def _rows_digest(index: Index, samples: np.ndarray) -> str:
-    """SHA-256 over the byte offsets of some samples in their shards."""
-    rows = index.rows[samples]
-    offsets = np.stack([samples, *(rows[name].astype(np.int64) for name in ("header", "data", "size"))]).astype("<i8")
-    return hashlib.sha256(offsets.tobytes()).hexdigest()

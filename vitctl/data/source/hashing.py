@@ -1,8 +1,10 @@
-"""A background process of a job that verifies shards against their digests: `python -I hashing.py RECORDS PARENT`.
+"""A background process of a job that verifies shards against their digests: `python -I hashing.py RECORDS
+PARENT`.
 
-It imports only the standard library. It reads lines of [path, size, sha256, whether it is a cached copy] from standard input and
-appends a record for each file; a damaged cached copy is deleted. It is a separate process and not a thread, because the job forks
-loader workers, which is not safe in a process with threads. It runs at low priority (nice), and ends with its parent.
+It imports only the standard library. It reads lines of [path, size, sha256, whether it is a cached copy] from
+standard input and appends a record for each file; a damaged cached copy is deleted. It is a separate process
+and not a thread, because the job forks loader workers, which is not safe in a process with threads. It runs
+at low priority (nice), and ends with its parent.
 """
 
 import hashlib
@@ -15,7 +17,8 @@ from contextlib import suppress
 
 _CHUNK = 4 * 2**20
 _NICE = 10
-# Sent to the process group, but the job stops this process. The same as in vitctl.system.signals, which is not imported here.
+# Sent to the process group, but the job stops this process. The same as in vitctl.system.signals, which is
+# not imported here.
 IGNORED_SIGNALS = (
     signal.SIGTERM,
     signal.SIGUSR1,
@@ -29,7 +32,9 @@ IGNORED_SIGNALS = (
 )
 
 
-def hash_file(path: str, num_bytes: int, sha256: str, alive: Callable[[], None] = lambda: None) -> dict[str, object]:
+def hash_file(
+    path: str, num_bytes: int, sha256: str, alive: Callable[[], None] = lambda: None
+) -> dict[str, object]:
     """Verify a file against its digest.
 
     Args:
@@ -38,7 +43,8 @@ def hash_file(path: str, num_bytes: int, sha256: str, alive: Callable[[], None] 
         alive: called every few MiB.
 
     Returns:
-        path and sha256 as given, `inode`, `mtime_ns` and `ctime_ns` before it was read, and `problem`: a message, "" when the file
+        path and sha256 as given, `inode`, `mtime_ns` and `ctime_ns` before it was read, and `problem`: a
+            message, "" when the file
         is intact.
     """
     record: dict[str, object] = {
@@ -61,7 +67,9 @@ def hash_file(path: str, num_bytes: int, sha256: str, alive: Callable[[], None] 
     except OSError as error:
         return record | {"problem": f"cannot be read ({error.strerror})"}
     if (size, found.hexdigest()) != (num_bytes, sha256):
-        record["problem"] = f"sha256 is {found.hexdigest()[:12]}..., its index says {sha256[:12]}...; it changed since"
+        record["problem"] = (
+            f"sha256 is {found.hexdigest()[:12]}..., its index says {sha256[:12]}...; it changed since"
+        )
     return record
 
 

@@ -22,14 +22,17 @@ def read_real(path: Path) -> list[list[int]]:
     """
     if not path.is_file():
         raise DataError(
-            f"{path}: ReaL labels are missing; get them with `vitctl data prepare imagenet_real`, or from {URL}"
+            f"{path}: ReaL labels are missing; get them with `vitctl data prepare imagenet_real`, or "
+            f"from {URL}"
         )
     try:
         sets = read_json(path, _MAX_BYTES, error=DataError)
     except DataError:
         sets = None
     if not isinstance(sets, list) or len(sets) != NUM_IMAGES or not all(map(_is_set, sets)):
-        raise DataError(f"{path}: should be a list of {NUM_IMAGES:,} lists of class numbers 0 to {NUM_CLASSES - 1}")
+        raise DataError(
+            f"{path}: should be a list of {NUM_IMAGES:,} lists of class numbers 0 to {NUM_CLASSES - 1}"
+        )
     return sets
 
 
@@ -48,7 +51,8 @@ def label_sets(keys: Iterable[str], sets: list[list[int]]) -> list[list[int]]:
         match = _NUMBER.search(key)
         if match is None or not 1 <= int(match[1]) <= len(sets):
             raise DataError(
-                f"'{key}' is no ImageNet validation image like ILSVRC2012_val_00000001.JPEG; ReaL labels go by these names"
+                f"'{key}' is no ImageNet validation image like ILSVRC2012_val_00000001.JPEG; ReaL labels go "
+                f"by these names"
             )
         if int(match[1]) in found:
             raise DataError(f"'{key}' and '{found[int(match[1])]}' are one ImageNet validation image")
@@ -58,5 +62,6 @@ def label_sets(keys: Iterable[str], sets: list[list[int]]) -> list[list[int]]:
 
 def _is_set(labels: object) -> bool:
     return isinstance(labels, list) and all(
-        isinstance(label, int) and not isinstance(label, bool) and 0 <= label < NUM_CLASSES for label in labels
+        isinstance(label, int) and not isinstance(label, bool) and 0 <= label < NUM_CLASSES
+        for label in labels
     )

@@ -1,23 +1,34 @@
-"""Finds the splits that --data names: a folder, a URL, or shards by pattern, by list or by @file."""
+"""Finds the splits that --data names: a folder, a URL, or shards by pattern, by list or by @file.
 
+Local shards without an index, as other programs write them, are read once and indexed. The index of a remote
+split is cached.
+"""
+
+import errno
+import fcntl
 import glob
 import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from braceexpand import braceexpand
 
-from vitctl.data.shards.cache import ShardCache
-from vitctl.data.shards.index import find_splits, read_index, table_bytes, table_names
-from vitctl.data.shards.index_fields import INDEX_FILE
+from vitctl.data.shards.index import (
+    INDEX_FILE,
+    find_splits,
+    table_limits,
+)
+from vitctl.data.shards.make_index import index_shards, link_shards
 from vitctl.data.shards.remote import (
     MissingError,
+    ShardCache,
     UnreachableError,
     bounded,
     check_address,
@@ -25,26 +36,39 @@ from vitctl.data.shards.remote import (
     read_changed,
     read_file,
 )
-from vitctl.data.source.exclusion import read_exclusion, without_excluded
-from vitctl.data.source.read import ShardSource, Source, Subset
-from vitctl.data.source.unindexed import index_folder, index_list
+from vitctl.data.source.exclusion import read_exclusion
+from vitctl.data.source.shard_source import ShardSource, open_index
+from vitctl.data.source.splits import ROLES
+from vitctl.data.source.views import Source, subset
 from vitctl.errors import DataError
 from vitctl.system.address import without_queries
 from vitctl.system.bounds import INDEX, SHARD_LIST
-from vitctl.system.files import atomic_write, cache_folder, read_bytes, write_bytes, write_text
+from vitctl.system.files import (
+    atomic_write,
+    cache_folder,
+    inside,
+    open_lock,
+    read_bytes,
+    write_bytes,
+    write_text,
+)
 from vitctl.system.text import nearest, one_line
 
+INDEXED = "indexed by vitctl"  # the provenance of shards without an index, which is otherwise unknown
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _STRAY_BRACE = re.compile(r"\{[^}]*(\{|$)|(^|\})[^{]*\}")
 _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})(\.\.[0-9]{1,18})?")
 _MAX_NAMES = 10**6
 _ETAG, _MAX_ETAG_BYTES = f"{INDEX_FILE}.etag", 1000
 _LOOKED_FOR = ("train", "validation", "val", "test", "train800", "val200", "train800val200")
+_LOCK = ".index.lock"
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True)
 class SplitLocation:
-    """The location of a split.
+    """Where a split is.
 
     Args:
         folder: holds its index.
@@ -62,26 +86,27 @@ class SplitLocation:
         Args:
             cache_bytes: size limit of the cache of remote shards; 0 reads single images without a cache.
         """
-        index = read_index(self.folder, self.base)
-        cache = ShardCache(cache_folder() / "shards", cache_bytes) if index.is_remote and cache_bytes else None
-        source = ShardSource(index, cache)
+        index = open_index(self.folder, self.base)
+        cache = None
+        if index.is_remote and cache_bytes:
+            cache = ShardCache(cache_folder() / "shards", cache_bytes)
+        excluded = read_exclusion(index)
         if not self.shards:
-            return without_excluded(source)
-        ends = np.cumsum([shard.num_samples for shard in index.shards])
-        numbers = {shard.name: number for number, shard in enumerate(index.shards)}
-        if missing := [name for name in self.shards if name not in numbers]:
+            return ShardSource(index, cache, excluded)
+        ends = np.cumsum([shard.num_samples for shard in index.shards]).tolist()
+        limits = {
+            shard.name: (end - shard.num_samples, end) for shard, end in zip(index.shards, ends, strict=True)
+        }
+        if missing := [name for name in self.shards if name not in limits]:
             raise DataError(
                 f"{self.base or self.folder}: {missing[0]} is not in the index ({len(missing)} shards are not)"
             )
-        chosen = [numbers[name] for name in self.shards]
-        rows = np.concatenate(
-            [np.arange(ends[number] - index.shards[number].num_samples, ends[number]) for number in chosen]
-        )
-        return Subset(source, rows[~np.isin(rows, read_exclusion(index))])
+        rows = np.concatenate([np.arange(*limits[name]) for name in self.shards])
+        return subset(ShardSource(index, cache), rows[~np.isin(rows, excluded)])
 
 
 def locate_all_splits(text: str) -> dict[str, SplitLocation]:
-    """All splits at a location, read as in `locate_splits`; shards without an index are not indexed.
+    """Find all splits at a location, read as in `locate_splits`; shards without an index are not indexed.
 
     A URL cannot be listed, so common split names are tried there. A split of another name needs its own URL.
 
@@ -94,7 +119,8 @@ def locate_all_splits(text: str) -> dict[str, SplitLocation]:
         return found
     if is_remote(text):
         raise DataError(
-            f"{text}: no index.json there, nor in {', '.join(_LOOKED_FOR)}; give the address of a folder of shards or of one split"
+            f"{text}: no index.json there, nor in {', '.join(_LOOKED_FOR)}; give the address of a folder of "
+            f"shards or of one split"
         )
     raise DataError(no_index_message(text))
 
@@ -102,11 +128,11 @@ def locate_all_splits(text: str) -> dict[str, SplitLocation]:
 def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[str, SplitLocation]:
     """Find splits at a location: split name to location; empty when there is no index.
 
-    Local shards without an index are indexed first, with a message on stderr; see unindexed.py.
+    Local shards without an index are indexed first, with a message on stderr.
 
     Args:
-        text: a local folder of shards or of splits; the URL of one; shards as `train/{000..127}.tar`, joined by
-            commas, or in a text file as `@shards.txt`; local ones also as `train/*.tar`.
+        text: a local folder of shards or of splits; the URL of one; shards as `train/{000..127}.tar`, joined
+            by commas, or in a text file as `@shards.txt`; local ones also as `train/*.tar`.
         split: the split expression; a URL cannot be listed, so its splits are requested by name.
         makes_index: index local shards that have no index.
 
@@ -114,45 +140,53 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
         DataError: the text is malformed, a URL is refused or cannot be read.
     """
     (text,) = without_queries(text, error=DataError)
-    if not text.startswith("@") and not _BRACES.search(text) and "," not in text and not text.endswith(".tar"):
-        if not is_remote(text):
-            if makes_index:
-                index_folder(Path(text), _names(split))
-            return {name: SplitLocation(folder) for name, folder in find_splits(Path(text)).items()}
-        return _remote_splits(text.rstrip("/"), split)
+    names = list(dict.fromkeys(part.split("[")[0].strip() for part in split.split("+")))
+    is_folder = not (text.startswith("@") or _BRACES.search(text) or "," in text or text.endswith(".tar"))
+    if is_folder and is_remote(text):
+        return _remote_splits(check_address(text.rstrip("/")), names)
+    if is_folder:
+        if makes_index:
+            _index_folder(Path(text), names)
+        return {name: SplitLocation(folder) for name, folder in find_splits(Path(text)).items()}
     shards = expand(text)
     folders = {shard.rpartition("/")[0] for shard in shards}
     if len(folders) != 1 or not all(shard.endswith(".tar") for shard in shards):
         raise DataError(
-            f"{text}: names {len(shards)} files in {len(folders)} folders, should be the .tar shards of one split"
+            f"{text}: names {len(shards)} files in {len(folders)} folders, should be the .tar shards of one "
+            "split"
         )
     (folder,) = folders
     found = locate_splits(folder or ".", split, makes_index=False)
     if not found and makes_index and not is_remote(text) and all(map(os.path.exists, shards)):
-        return {Path(folder).resolve().name: SplitLocation(index_list([Path(shard) for shard in shards]))}
+        return {Path(folder).resolve().name: SplitLocation(_index_list([Path(shard) for shard in shards]))}
     if len(found) != 1:
         raise DataError(
-            f"{folder}: no index.json beside these shards; write one with `vitctl data index '{text}' --out FOLDER`"
+            f"{folder}: no index.json beside these shards; write one with `vitctl data index '{text}' "
+            f"--out FOLDER`"
         )
-    names = tuple(shard.rpartition("/")[2] for shard in shards)
-    return {name: SplitLocation(place.folder, place.base, names) for name, place in found.items()}
+    chosen = tuple(shard.rpartition("/")[2] for shard in shards)
+    return {name: replace(place, shards=chosen) for name, place in found.items()}
 
 
 def no_index_message(path: str, split: str = "train") -> str:
-    """The error message for a location without an index, and how to fix it, in one line."""
+    """Return the error message for a location without an index, with how to fix it, in one line."""
     if is_remote(path):
-        return f"{path}: neither index.json nor {split}/index.json there; `vitctl data index URL... --out FOLDER` writes one"
-    if not Path(path).exists():
-        near = nearest(Path(path).name, _neighbours(Path(path)), 1)
-        return f"{path}: no such folder{f'; did you mean {Path(path).parent / near[0]}?' if near else ''}"
-    if Path(path).is_dir() and not any(Path(path).iterdir()):
+        return (
+            f"{path}: neither index.json nor {split}/index.json there; `vitctl data index URL... --out FOLDER` "
+            "writes one"
+        )
+    folder = Path(path)
+    if not folder.exists():
+        near = nearest(folder.name, [one.name for one in folder.parent.glob("*/")], 1)
+        return f"{path}: no such folder{f'; did you mean {folder.parent / near[0]}?' if near else ''}"
+    if folder.is_dir() and not any(folder.iterdir()):
         return f"{path}: is empty; should be a folder of shards made by `vitctl data shards`"
-    shard = next(Path(path).rglob("*.tar"), None)
-    if Path(path).is_dir() and shard is None:
+    shard = next(folder.rglob("*.tar"), None)
+    if folder.is_dir() and shard is None:
         out = f"{path.rstrip('/')}-shards"
         return (
-            f"{path}: holds files and no shards; make them with `vitctl data shards {path} {out}`, then type the same line with "
-            f"--data {out}"
+            f"{path}: holds files and no shards; make them with `vitctl data shards {path} {out}`, then type "
+            f"the same line with --data {out}"
         )
     return (
         f"{path}: no shards with an index here; make them with `vitctl data shards SOURCE {path}`, "
@@ -160,24 +194,23 @@ def no_index_message(path: str, split: str = "train") -> str:
     )
 
 
-def _neighbours(path: Path) -> list[str]:
-    try:
-        return [one.name for one in path.parent.iterdir() if one.is_dir()]
-    except OSError:
-        return []
-
-
 def expand(text: str) -> list[str]:
     """Expand a pattern, a list or an @file to names, in order.
 
     Raises:
-        DataError: braces are malformed, no file matches, the list cannot be read, or it is more than a million names.
+        DataError: braces are malformed, no file matches, the list cannot be read, or it is more than a
+            million names.
     """
     names: list[str] = []
     (text,) = without_queries(text, error=DataError)
-    for name in _parts(text):
-        for expanded in _expand_braces(name):
-            names += _matching(expanded)
+    for pattern in _listed(text):
+        for name in _expand_braces(pattern):
+            if is_remote(name) or glob.escape(name) == name or os.path.lexists(name):
+                names.append(name)
+            elif matching := sorted(glob.glob(name)):
+                names += matching
+            else:
+                raise DataError(f"{name}: no file matches this pattern")
             if len(names) > _MAX_NAMES:
                 raise DataError(f"{text[:80]}: more than {_MAX_NAMES:,} names")
     if not names:
@@ -185,125 +218,230 @@ def expand(text: str) -> list[str]:
     return names
 
 
-def _matching(name: str) -> list[str]:
-    """The local files that a pattern with *, ? or [ matches, in order; any other name as it is."""
-    if is_remote(name) or glob.escape(name) == name or os.path.lexists(name):
-        return [name]
-    if not (found := sorted(glob.glob(name))):
-        raise DataError(f"{name}: no file matches this pattern")
-    return found
+def _listed(text: str) -> Iterable[str]:
+    """Return the names in an @file or a list joined by commas."""
+    if not text.startswith("@"):
+        return [part.strip() for part in re.split(r",(?![^{]*\})", text) if part.strip()]
+    path = Path(text[1:])
+    try:
+        lines = read_bytes(path, SHARD_LIST.limit, error=DataError).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error}); should be a text file with a shard per line"
+        ) from None
+    names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    return without_queries(*names, error=DataError, over=False)
 
 
-def _parts(text: str) -> Iterator[str]:
-    if text.startswith("@"):
-        path = Path(text[1:])
-        try:
-            lines = read_bytes(path, SHARD_LIST.limit, error=DataError).decode().splitlines()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}: cannot be read ({error}); should be a text file with a shard per line") from None
-        names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        yield from without_queries(*names, error=DataError, over=False)
-        return
-    yield from (part.strip() for part in re.split(r",(?![^{]*\})", text) if part.strip())
+def _expand_braces(text: str) -> Iterable[str]:
+    """Expand with the package braceexpand, as webdataset does.
 
-
-def _expand_braces(text: str) -> Iterator[str]:
-    """Expand with the package braceexpand, as webdataset does. Patterns that it would not expand, or too many names, are refused."""
+    Patterns that it would not expand, or too many names, are refused.
+    """
     choices = _BRACES.findall(text)
-    for inside in choices:
-        span = _RANGE.fullmatch(inside)
-        if span is None and "," not in inside:
+    for choice in choices:
+        span = _RANGE.fullmatch(choice)
+        if span is None and "," not in choice:
             raise DataError(
-                f"{text[:80]}: '{{{inside[:80]}}}' should be a range as {{000..127}} or a choice as {{a,b}}"
+                f"{text[:80]}: '{{{choice[:80]}}}' should be a range as {{000..127}} or a choice as {{a,b}}"
             )
-        if len(choices) >= _MAX_NAMES.bit_length() or (span and abs(int(span[2]) - int(span[1])) >= _MAX_NAMES):
+        if len(choices) >= _MAX_NAMES.bit_length() or (
+            span and abs(int(span[2]) - int(span[1])) >= _MAX_NAMES
+        ):
             raise DataError(f"{text[:80]}: more than {_MAX_NAMES:,} names")
     if not choices:
-        return iter((text,))
+        return [text]
     if _STRAY_BRACE.search(text):
-        raise DataError(f"{text[:80]}: braces within braces, or one that is not closed; list the names in @FILE")
+        raise DataError(
+            f"{text[:80]}: braces within braces, or one that is not closed; list the names in @FILE"
+        )
     return braceexpand(text, escape=False)
 
 
-def _names(split: str) -> list[str]:
-    """The splits that an expression names."""
-    return list(dict.fromkeys(part.split("[")[0].strip() for part in split.split("+")))
+def _index_folder(folder: Path, splits: Sequence[str]) -> None:
+    """Index the shards in a folder, or in its subfolders that are named like splits, where there is no index
+    yet.
+
+    Args:
+        folder: local.
+        splits: names to look for in addition to the common ones.
+
+    Raises:
+        DataError: a shard is damaged or incomplete, the shards belong to several splits by name, or the
+            folder is read-only.
+    """
+    candidates = [folder]
+    has_shards = any(folder.glob("*.tar")) and not any(folder.glob(f"*/{INDEX_FILE}"))
+    if not has_shards and not (folder / INDEX_FILE).exists():
+        names = dict.fromkeys((*splits, *ROLES))
+        candidates = [inside(folder, name, error=DataError) for name in names if name]
+    for candidate in candidates:
+        if (candidate / INDEX_FILE).exists():
+            _check_none_added(candidate)
+        elif paths := sorted(candidate.glob("*.tar")):
+            _check_one_split(candidate, paths)
+            _index_once(candidate, paths)
 
 
-def _remote_splits(url: str, split: str) -> dict[str, SplitLocation]:
-    """The splits at a URL, which is a split folder itself, or holds a folder for each split."""
-    url = check_address(url)
-    names = _names(split)
+def _check_none_added(folder: Path) -> None:
+    """Refuse shards added to a folder after vitctl indexed it by itself: they would not be read."""
+    try:
+        index = open_index(folder)
+    except DataError:  # reported where this split is opened, if it is
+        return
+    added = sorted({path.name for path in folder.glob("*.tar")} - {shard.name for shard in index.shards})
+    if index.source == INDEXED and added:
+        raise DataError(
+            f"{folder}: {len(added):,} shard(s) came after it was indexed (such as {one_line(added[0])}); "
+            f"remove {folder / INDEX_FILE} and run again to index all of them, or move the new ones away"
+        )
+
+
+def _index_list(paths: Sequence[Path]) -> Path:
+    """Index selected shards of a folder without an index. The index is stored in the cache, with links to the
+    shards.
+
+    A changed shard (path, size or mtime) gives a new index.
+
+    Returns:
+        the folder of the index.
+
+    Raises:
+        DataError: as `index_folder`; or a shard does not exist.
+    """
+    state = ""
+    for path in paths:
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        state += f"{path.resolve()}\0{found.st_size}\0{found.st_mtime_ns}\0"
+    folder = _cached_index(state, "surrogateescape")
+    if not (folder / INDEX_FILE).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _index_once(folder, paths)
+    return folder
+
+
+def _check_one_split(folder: Path, paths: Sequence[Path]) -> None:
+    """Refuse training and test shards in one folder, a common layout for ImageNet: they must not become one
+    split.
+    """
+    named = {
+        frozenset(ROLES[word] for word in re.split("[^a-z]+", path.stem.lower()) if word in ROLES)
+        for path in paths
+    }
+    roles = sorted("+".join(sorted(roles)) for roles in named if roles)
+    if len(roles) > 1:
+        raise DataError(
+            f"{folder}: holds shards of several splits by their names ({', '.join(roles)}); give those of "
+            f"one, as '{folder}/NAME-{{0000..1023}}.tar', or index each with `vitctl data index 'SHARDS' --out "
+            f"NEW/train`, then --data NEW"
+        )
+
+
+def _index_once(folder: Path, paths: Sequence[Path]) -> None:
+    """Write the index under a lock, so that one process does it and others wait.
+
+    Without lock support each writes the same file.
+    """
+    try:
+        with open_lock(folder / _LOCK) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+            try:
+                if not (folder / INDEX_FILE).exists():
+                    _index(folder, paths)
+            finally:
+                (folder / _LOCK).unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno not in _READ_ONLY:
+            raise
+        raise DataError(
+            f"{folder}: its shards have no index, and none can be written there ({error.strerror}); "
+            f"type `vitctl data index {folder} --out FOLDER`, then --data FOLDER"
+        ) from None
+
+
+def _index(folder: Path, paths: Sequence[Path]) -> None:
+    size, began = sum(path.stat().st_size for path in paths) / 2**20, time.monotonic()
+    place, end = one_line(str(paths[0].parent)), ""
+    _show(f"{place}: {len(paths):,} shard(s) without an index, {size:,.1f} MiB, are read once", end=" ... ")
+    try:
+        local = paths if paths[0].parent == folder else link_shards(paths, folder)
+        index = index_shards(local, source=INDEXED)
+        seconds = time.monotonic() - began
+        end = f"{index.num_samples:,} images of {len(index.class_names):,} classes, {seconds:.1f} s"
+    except DataError as error:
+        raise DataError(
+            f"{error}; if these are not shards, make some: `vitctl data shards SOURCE OUT`"
+        ) from None
+    finally:
+        _show(end)
+
+
+def _show(text: str, end: str = "\n") -> None:
+    with suppress(OSError):  # a closed terminal must not stop the job
+        print(text, end=end, file=sys.stderr, flush=True)
+
+
+def _remote_splits(url: str, names: Sequence[str]) -> dict[str, SplitLocation]:
+    """Find splits at a URL, which is a split folder itself, or holds a folder for each split."""
     # Where a split below this URL is cached, the URL itself is not requested: offline the request would fail.
-    if not any((_copy(f"{url}/{name}") / INDEX_FILE).exists() for name in names):
+    if not any((_cached_index(f"{url}/{name}") / INDEX_FILE).exists() for name in names):
         try:
             return {url.rpartition("/")[2]: SplitLocation(_fetched_index(url), url)}
         except MissingError:
             pass
     found = {}
     for name in names:
-        try:
+        with suppress(MissingError):
             found[name] = SplitLocation(_fetched_index(f"{url}/{name}"), f"{url}/{name}")
-        except MissingError:
-            continue
     return found
 
 
 def _fetched_index(url: str) -> Path:
-    """Fetch the index of a remote split into the cache; `index.json` is written last.
+    """Fetch the index of a remote split into the cache.
 
-    A cached index is revalidated by its ETag, so that an unchanged index takes one short response. An incomplete copy is fetched
-    again. Where the server does not respond, the cached copy is used, with a warning.
+    A cached index is revalidated by its ETag, so that an unchanged index takes one short response. An
+    incomplete or damaged copy is fetched again. If the server does not respond, the cached copy is used,
+    with a warning.
     """
-    folder = _copy(url)
-    cached = _cached_index(folder, url)
+    folder, cached = _cached_index(url), b""
+    with suppress(DataError):
+        open_index(folder, url)
+        cached = read_bytes(folder / INDEX_FILE, INDEX.limit, error=DataError)
+    if not cached:
+        _fetch_index(url, folder, read_file(f"{url}/{INDEX_FILE}", INDEX.limit))
+        return folder
+    etag = b""
+    with suppress(DataError):
+        etag = read_bytes(folder / _ETAG, _MAX_ETAG_BYTES, error=DataError)
     try:
-        if cached is None:
-            _fetch_index(url, folder, read_file(f"{url}/{INDEX_FILE}", INDEX.limit))
-        else:
-            _revalidate(url, folder, cached)
+        changed = read_changed(f"{url}/{INDEX_FILE}", INDEX.limit, etag.decode("ascii", "ignore").strip())
+        if changed is not None and changed[0] != cached:
+            _fetch_index(url, folder, *changed)
+        elif changed is not None:
+            with suppress(OSError):  # owned by another user: reading is enough
+                write_text(folder / _ETAG, changed[1])
     except UnreachableError as error:
         print(f"warning: {one_line(str(error))}; the cached index is used", file=sys.stderr)
     return folder
 
 
-def _copy(url: str) -> Path:
-    """The cache folder for the index of a split."""
-    return cache_folder() / "splits" / hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:24]
-
-
-def _cached_index(folder: Path, url: str) -> bytes | None:
-    """The cached `index.json`, when it and its tables are valid."""
-    try:
-        read_index(folder, url)
-        return read_bytes(folder / INDEX_FILE, INDEX.limit, error=DataError)
-    except DataError:
-        return None
-
-
-def _revalidate(url: str, folder: Path, cached: bytes) -> None:
-    """Fetch the index again where it has changed since it was cached."""
-    index = read_changed(f"{url}/{INDEX_FILE}", INDEX.limit, _etag(folder))
-    if index is not None and index[0] != cached:
-        _fetch_index(url, folder, *index)
-        return
-    if index is not None:
-        with suppress(OSError):  # owned by another user: reading is enough
-            write_text(folder / _ETAG, index[1])
+def _cached_index(name: str, errors: str = "surrogatepass") -> Path:
+    """Return the cache folder for an index, by the address of its split or the state of its shards."""
+    return cache_folder() / "splits" / hashlib.sha256(name.encode("utf-8", errors)).hexdigest()[:24]
 
 
 def _fetch_index(url: str, folder: Path, text: bytes, etag: str = "") -> None:
+    """Fetch the tables of an index; `index.json` is written last."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in table_names(text):
+    for name, max_bytes in table_limits(text).items():
         with atomic_write(folder / name) as aside, aside.open("wb") as file:
-            for chunk in bounded(f"{url}/{name}", table_bytes(text)):
-                file.write(chunk)
+            file.writelines(bounded(f"{url}/{name}", max_bytes))
     write_bytes(folder / INDEX_FILE, text)
     write_text(folder / _ETAG, etag)
-
-
-def _etag(folder: Path) -> str:
-    try:
-        return read_bytes(folder / _ETAG, _MAX_ETAG_BYTES, error=DataError).decode("ascii", "ignore").strip()
-    except DataError:
-        return ""

@@ -1,15 +1,20 @@
 """The order of samples as a pure function of the position, so that a run resumes anywhere from one integer.
 
-Two implementations of one protocol: `Order` shuffles all samples exactly, for local shards; `WindowedOrder` reads
-sequentially and shuffles within a window, for remote shards and hard disks.
+`Order` shuffles all samples exactly, for local shards. `WindowedOrder` reads sequentially and shuffles within
+a window, for remote shards and hard disks. `MixtureOrder` mixes several orders with fixed weights.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
+from vitctl.errors import DataError
+
 MAX_SAMPLES = 2**40
+BLOCK_SIZE = 4096  # of a mixture
 _ROUNDS = 6
 _MIN_BITS = 6  # a smaller domain leaves too few round functions to tell its permutations apart
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -22,12 +27,12 @@ class SampleOrder(Protocol):
     @property
     def num_samples(self) -> int:
         """Samples in the data set."""
-        ...
 
     @property
     def window_size(self) -> int:
-        """Length of a window: positions that read the same few shards, which can be prefetched. 0 where there are no windows."""
-        ...
+        """Length of a window: positions that read the same few shards, which can be prefetched. 0 where there
+        are no windows.
+        """
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return epoch and sample at the given positions of the sequence.
@@ -38,7 +43,6 @@ class SampleOrder(Protocol):
         Returns:
             epochs, int64 `[P]`, and samples, int64 `[P]` in `range(num_samples)`.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,8 @@ class Order:
     """A full shuffle: every order of the samples is equally likely.
 
     A keyed Feistel network permutes the sample numbers, with cycle walking until the result is inside
-    `range(num_samples)`. It is a bijection by construction, needs no table, and takes the same time at position 0 and
-    at position 10**12.
+    `range(num_samples)`. It is a bijection by construction, needs no table, and takes the same time at
+    position 0 and at position 10**12.
 
     Args:
         num_samples: samples in the data set, 1 to 2**40.
@@ -82,10 +86,10 @@ class Order:
 class WindowedOrder:
     """A shuffle within windows, with sequential reads.
 
-    The samples are divided into blocks of consecutive samples. Every epoch shuffles the blocks, groups them into windows, and
-    fully shuffles the samples of each window. So a window needs only its own blocks, and each block is read sequentially.
-    The last block may be shorter; its position in an epoch is random. There is no table: a position is computed in constant
-    time, for any number of shards.
+    The samples are divided into blocks of consecutive samples. Every epoch shuffles the blocks, groups them
+    into windows, and fully shuffles the samples of each window. So a window needs only its own blocks, and
+    each block is read sequentially. The last block may be shorter; its position in an epoch is random. There
+    is no table: a position is computed in constant time, for any number of shards.
 
     Only samples of the same window can share a batch; shards with shuffled samples compensate for that.
 
@@ -145,6 +149,92 @@ class WindowedOrder:
         return np.where(in_short, num_blocks * self.block_size + offsets - short_begins, samples)
 
 
+def quotas(weights: Sequence[float], block_size: int = BLOCK_SIZE) -> tuple[int, ...]:
+    """Samples of each source in a block: the weights scaled to the block size, rounded by the largest
+    remainder method.
+
+    Args:
+        weights: one per source, each above 0; only their ratios count.
+        block_size: their sum.
+
+    Raises:
+        DataError: a source is too rare to occur in a block.
+    """
+    exact = np.array(weights, np.float64) / sum(weights) * block_size
+    counts = np.floor(exact).astype(np.int64)
+    counts[np.argsort(counts - exact, kind="stable")[: block_size - counts.sum()]] += 1
+    if (counts < 1).any():
+        rare = int(np.argmin(counts))
+        raise DataError(
+            f"weight {weights[rare]:g} is {weights[rare] / sum(weights):.2e} of the mixture, should be "
+            f"at least 1/{block_size}: a rarer source would never be sampled"
+        )
+    return tuple(counts.tolist())
+
+
+@dataclass(frozen=True)
+class MixtureOrder:
+    """An infinite sequence of samples of several sources, numbered as in `views.concat`.
+
+    The sequence is divided into blocks. Each block holds a fixed number of samples of each source, its quota,
+    in an order shuffled for that block; the samples of a source come in its own order. So the mixture is
+    exact in every block, each source has its own epochs, and any position is computed in constant time.
+
+    Args:
+        orders: the order of each source.
+        counts: samples of each source in a block, see `quotas`.
+        seed: of the order within blocks.
+
+    Raises:
+        ValueError: the number of counts differs from the number of orders, or a count is below 1.
+    """
+
+    orders: tuple[SampleOrder, ...]
+    counts: tuple[int, ...]
+    seed: int
+
+    def __post_init__(self) -> None:
+        if len(self.orders) != len(self.counts) or min(self.counts, default=0) < 1:
+            raise ValueError(
+                f"counts {self.counts} for {len(self.orders)} orders, should be one of at least 1 for each"
+            )
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all sources."""
+        return sum(order.num_samples for order in self.orders)
+
+    @property
+    def window_size(self) -> int:
+        """The smallest window of the sources, in positions of the mixture; 0 where no source has windows."""
+        block = sum(self.counts)
+        windows = [
+            order.window_size * block // count
+            for order, count in zip(self.orders, self.counts, strict=True)
+            if order.window_size
+        ]
+        return min(windows, default=0)
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum(self.counts)
+
+    def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return epoch (of its source) and sample at the given positions; see `SampleOrder`."""
+        blocks, offsets = np.divmod(np.asarray(positions, np.int64), int(self._ends[-1]))
+        slots = shuffle_blocks(self.seed, blocks, offsets, int(self._ends[-1]))
+        numbers = np.searchsorted(self._ends, slots, side="right")
+        epochs, samples = np.empty_like(slots), np.empty_like(slots)
+        begin = 0
+        for number, (order, count) in enumerate(zip(self.orders, self.counts, strict=True)):
+            chosen = numbers == number
+            positions_of_order = blocks[chosen] * count + slots[chosen] - (self._ends[number] - count)
+            epochs[chosen], inside = order.at(positions_of_order)
+            samples[chosen] = inside + begin
+            begin += order.num_samples
+        return epochs, samples
+
+
 def shuffle_blocks(seed: int, blocks: np.ndarray, offsets: np.ndarray, block_size: int) -> np.ndarray:
     """Permute the offsets within each block of a sequence, independent of the orders with the same seed.
 
@@ -167,7 +257,9 @@ def _check_num_samples(num_samples: int) -> None:
 
 def _keys(seed: int, epochs: np.ndarray, windows: np.ndarray | None = None) -> np.ndarray:
     """A 64-bit key for the shuffle of each epoch, or of each window."""
-    keys = mix_words(epochs.astype(np.uint64) * np.uint64(_GOLDEN) ^ mix_words(np.array([seed & _WORD], np.uint64)))
+    keys = mix_words(
+        epochs.astype(np.uint64) * np.uint64(_GOLDEN) ^ mix_words(np.array([seed & _WORD], np.uint64))
+    )
     return keys if windows is None else mix_words(keys ^ windows.astype(np.uint64) * np.uint64(_GOLDEN))
 
 
@@ -183,7 +275,9 @@ def _shuffle(values: np.ndarray, keys: np.ndarray, size: int) -> np.ndarray:
 
 
 def _permute(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
-    """Permute `range(2**bits)` with an unbalanced Feistel network: the two halves mask each other alternately."""
+    """Permute `range(2**bits)` with an unbalanced Feistel network: the two halves mask each other
+    alternately.
+    """
     low_bits = bits // 2
     low_mask, high_mask = np.uint64((1 << low_bits) - 1), np.uint64((1 << (bits - low_bits)) - 1)
     low, high = values & low_mask, values >> np.uint64(low_bits)
@@ -197,7 +291,9 @@ def _permute(values: np.ndarray, keys: np.ndarray, bits: int) -> np.ndarray:
 
 
 def mix_words(words: np.ndarray) -> np.ndarray:
-    """Mix every bit of words, uint64, into all 64 bits of the result (the finaliser of SplitMix64, a bijection)."""
+    """Mix every bit of words, uint64, into all 64 bits of the result (the finaliser of SplitMix64, a
+    bijection).
+    """
     words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray = words ^ words >> np.uint64(31)

@@ -1,15 +1,26 @@
-"""Split expressions, which count in md5 order: `train[:98%]`, `train[:800]+validation[:200]`, `train[80%: of each class]`."""
+"""Split expressions, which count in md5 order: `train[:98%]`, `train[:800]+validation[:200]`, `train[80%: of
+each class]`; and the default expressions for a user's data set.
+"""
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from vitctl.data.source.read import Concat, Source, Subset
+from vitctl.data.source.views import Source, View, concat, subset
 from vitctl.errors import DataError
 
+TRAIN, TEST = "train", "test"
+_TRAIN_NAMES = (TRAIN, "training")
+NOT_TRAINED = (TEST, "testing", "validation", "val", "valid", "dev")  # in the order in which one is scored
+# Name of a folder or a shard -> its role.
+ROLES = {
+    **dict.fromkeys(_TRAIN_NAMES, TRAIN),
+    **dict.fromkeys(NOT_TRAINED[:2], TEST),
+    **dict.fromkeys(NOT_TRAINED[2:], "validation"),
+}
 _PART = re.compile(r"(?P<split>\w+)(?:\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?(?P<each> of each class)?\])?")
 
 _ORDERS: dict[tuple[str, str], np.ndarray] = {}
@@ -17,25 +28,21 @@ _MAX_ORDERS = 64
 
 
 class Part(NamedTuple):
-    """The samples `start` to `stop` (excluded) of a split, counted in md5 order."""
+    """The samples `start` to `stop` (excluded) of a split, counted in md5 order.
+
+    With `each`, start and stop are percentages, and apply to every class separately.
+    """
 
     split: str
     start: int
     stop: int
-
-
-class Share(NamedTuple):
-    """The samples of every class of a split between two percentages, counted in md5 order."""
-
-    split: str
-    start: int
-    stop: int
+    each: bool = False
 
 
 def md5_order(keys: Iterable[str | int], split: str) -> np.ndarray:
-    """The order in which TensorFlow Datasets stores a split: by the MD5 of the split's name and the sample's key.
+    """Return the order in which TensorFlow Datasets stores a split: by the MD5 of its name and each key.
 
-    Because it is a pure function of the names, "the first 800" are the same 800 samples on every machine.
+    It depends on the names only, so "the first 800" are the same 800 samples on every machine.
 
     Args:
         keys: one per sample, as the original data set names them; numbers count as their decimal text.
@@ -44,14 +51,11 @@ def md5_order(keys: Iterable[str | int], split: str) -> np.ndarray:
     Returns:
         int64 `[n]`, the numbers of the samples in that order.
     """
-    salt = split.encode()
-    digests = [hashlib.md5(salt + _bytes(key), usedforsecurity=False).digest() for key in keys]
+    digests = []
+    for key in keys:
+        name = str(key).replace("\\", "/").encode(errors="surrogateescape")  # the bytes in its shard
+        digests.append(hashlib.md5(split.encode() + name, usedforsecurity=False).digest())
     return np.array(sorted(range(len(digests)), key=digests.__getitem__), np.int64)
-
-
-def _bytes(key: str | int) -> bytes:
-    """The bytes of a key as in its shard, also where they are not UTF-8."""
-    return str(key).replace("\\", "/").encode(errors="surrogateescape")
 
 
 def resolve(spec: str, sizes: Mapping[str, int]) -> list[Part]:
@@ -59,17 +63,17 @@ def resolve(spec: str, sizes: Mapping[str, int]) -> list[Part]:
 
     Args:
         spec: parts joined by `+`; each a split's name, and perhaps `[start:stop]` with counts or percentages,
-            which count from the end when negative. Percentages round to the nearest sample. Percentages of each class work
-            in `select` only: their number of samples does not follow from the sizes.
+            which count from the end when negative. Percentages round to the nearest sample. Percentages of
+            each class work in `select` only: their number of samples does not follow from the sizes.
         sizes: samples in each split.
 
     Raises:
         DataError: the expression is malformed, names an unknown split, or asks for more than there is.
     """
-    parts = [_part(part.strip(), sizes) for part in spec.split("+")]
-    if any(isinstance(part, Share) for part in parts):
+    parts = _parts(spec, sizes)
+    if any(part.each for part in parts):
         raise DataError(f"split {spec!r}: how many samples that is depends on the classes")
-    return [part for part in parts if isinstance(part, Part)]
+    return parts
 
 
 def select(spec: str, sources: Mapping[str, Source]) -> Source:
@@ -78,50 +82,48 @@ def select(spec: str, sources: Mapping[str, Source]) -> Source:
     A whole split is in storage order; a range is selected, and ordered, in md5 order of the keys.
 
     Args:
-        spec: see `resolve`; a range may also be `[start%:stop% of each class]`, which applies to every class separately.
+        spec: see `resolve`; a range may also be `[start%:stop% of each class]`, which applies to every class
+            separately.
         sources: the splits of one data set, by name.
 
     Raises:
         DataError: as `resolve`; or nothing is selected.
     """
     sizes = {name: len(source) for name, source in sources.items()}
-    parts = [_part(part.strip(), sizes) for part in spec.split("+")]
-    chosen = [_chosen(part, sources[part.split]) for part in parts]
+    chosen = [_chosen(part, sources[part.split]) for part in _parts(spec, sizes)]
     if not all(len(source) for source in chosen):
         raise DataError(f"split {spec!r} selects no samples")
-    return chosen[0] if len(chosen) == 1 else Concat(tuple(chosen))
+    return chosen[0] if len(chosen) == 1 else concat(chosen)
 
 
 def num_repeated(source: Source) -> int:
-    """How many samples a split expression selects more than once, as `test[:20]+test[10:]` does.
-
-    Args:
-        source: as returned by `select`, or a view of that.
-    """
-    if not isinstance(source, Concat):
-        return num_repeated(source.parts[0]) if len(source.parts) == 1 else 0
-    wholes: dict[str, np.ndarray] = {}
+    """Count the samples that a source selects more than once, as `test[:20]+test[10:]` does."""
+    if not isinstance(source, View):
+        return 0
+    seen: dict[str, np.ndarray] = {}
     repeated = 0
-    for part in source.parts:
-        whole, rows = (part.source, part.rows) if isinstance(part, Subset) else (part, np.arange(len(part)))
-        taken = wholes.setdefault(whole.digest, np.zeros(len(whole), bool))
-        repeated += int(np.count_nonzero(taken[rows]))
-        taken[rows] = True
+    for store, rows, _ in source.by_store():
+        taken = seen.setdefault(store.digest, np.zeros(len(store), bool))
+        chosen = slice(None) if rows is None else rows
+        repeated += int(np.count_nonzero(taken[chosen]))
+        taken[chosen] = True
     return repeated
 
 
-def _chosen(part: Part | Share, source: Source) -> Source:
-    if isinstance(part, Share):
-        return Subset(source, _of_each_class(_order_of(source, part.split), source.labels(), part.start, part.stop))
+def _chosen(part: Part, source: Source) -> Source:
+    if part.each:
+        order = _order_of(source, part.split)
+        return subset(source, _of_each_class(order, source.labels(), part.start, part.stop))
     if (part.start, part.stop) == (0, len(source)):
         return source
-    return Subset(source, _order_of(source, part.split)[part.start : part.stop])
+    return subset(source, _order_of(source, part.split)[part.start : part.stop])
 
 
 def _of_each_class(order: np.ndarray, labels: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """The samples of every class between two percentages, in the order given; samples without a label count as a class.
+    """Return the samples of every class between two percentages, in the order given.
 
-    A class of two samples or more has at least one on each side of every cut; a single sample goes to the first side.
+    Samples without a label count as a class. A class of two or more samples has at least one on each side of
+    every cut. A single sample goes to the first side.
     """
     first = (labels if labels.ndim == 1 else labels[:, 0])[order]
     _, classes, counts = np.unique(first, return_inverse=True, return_counts=True)
@@ -133,7 +135,7 @@ def _of_each_class(order: np.ndarray, labels: np.ndarray, start: int, stop: int)
 
 
 def _cuts(counts: np.ndarray, percent: int) -> np.ndarray:
-    """How many samples of each class come before a percentage."""
+    """Return how many samples of each class come before a percentage."""
     if percent in (0, 100):
         return counts * (percent // 100)
     nearest = np.round(percent * counts / 100).astype(np.int64)
@@ -141,7 +143,9 @@ def _cuts(counts: np.ndarray, percent: int) -> np.ndarray:
 
 
 def _order_of(source: Source, split: str) -> np.ndarray:
-    """The md5 order of a source, cached: a VTAB task selects from one split three times, and a split may have 737,280 names."""
+    """Return the md5 order of a source. It is cached: a VTAB task selects three times from up to 737,280
+    names.
+    """
     cache_key = source.digest, split
     if cache_key not in _ORDERS:
         if len(_ORDERS) >= _MAX_ORDERS:
@@ -152,33 +156,80 @@ def _order_of(source: Source, split: str) -> np.ndarray:
     return _ORDERS[cache_key]
 
 
-def _part(text: str, sizes: Mapping[str, int]) -> Part | Share:
+def _parts(spec: str, sizes: Mapping[str, int]) -> list[Part]:
+    return [_part(text.strip(), sizes) for text in spec.split("+")]
+
+
+def _part(text: str, sizes: Mapping[str, int]) -> Part:
     match = _PART.fullmatch(text)
     if match is None:
-        raise DataError(f"split {text!r}: should look like train, train[:98%] or train[:800]+validation[:200]")
+        raise DataError(
+            f"split {text!r}: should look like train, train[:98%] or train[:800]+validation[:200]"
+        )
     split = match["split"]
     if split not in sizes:
         raise DataError(f"split {text!r}: there is no {split!r}, should be one of: {', '.join(sizes)}")
-    if match["each"]:
-        return Share(split, _percent(match["start"], 0, text), _percent(match["stop"], 100, text))
-    start = _boundary(match["start"], 0, sizes[split], text)
-    stop = _boundary(match["stop"], sizes[split], sizes[split], text)
-    return Part(split, start, max(start, stop))
+    size = 100 if match["each"] else sizes[split]
+    start, stop = (
+        default if limit is None else _boundary(limit, size, text, each=bool(match["each"]))
+        for limit, default in ((match["start"], 0), (match["stop"], size))
+    )
+    return Part(split, start, max(start, stop), bool(match["each"]))
 
 
-def _percent(text: str | None, default: int, part: str) -> int:
-    if text is None:
-        return default
-    percent = int(text.removesuffix("%"))
-    if not text.endswith("%") or not -100 <= percent <= 100:
-        raise DataError(f"split {part!r}: of each class takes shares of -100% to 100%, as in train[80%: of each class]")
-    return percent + 100 if percent < 0 else percent
-
-
-def _boundary(text: str | None, default: int, size: int, part: str) -> int:
-    if text is None:
-        return default
-    value = round(int(text[:-1]) * size / 100) if text.endswith("%") else int(text)
+def _boundary(limit: str, size: int, part: str, *, each: bool) -> int:
+    value = round(int(limit[:-1]) * size / 100) if limit.endswith("%") else int(limit)
+    if each and (not limit.endswith("%") or abs(value) > size):
+        raise DataError(
+            f"split {part!r}: of each class takes shares of -100% to 100%, as in train[80%: of each class]"
+        )
     if abs(value) > size:
-        raise DataError(f"split {part!r}: {text} is more than the {size} samples there are")
+        raise DataError(f"split {part!r}: {limit} is more than the {size} samples there are")
     return value + size if value < 0 else value
+
+
+class DefaultSplits(NamedTuple):
+    """Split expressions.
+
+    Args:
+        train: to train on.
+        scored: to score.
+        lr_train: training split of the search for the learning rate.
+        lr_validation: validation split of that search; neither has a scored image.
+        note: one line for the user; empty where the splits are `train` and `test`.
+    """
+
+    train: str
+    scored: str
+    lr_train: str
+    lr_validation: str
+    note: str
+
+
+def default_splits(found: Sequence[str]) -> DefaultSplits | None:
+    """Choose the splits of a data set for training and scoring.
+
+    A data set with one split is divided: the last 20% of each class, in md5 order of the names, are scored.
+
+    Args:
+        found: names of its splits.
+
+    Returns:
+        None where there is no clear choice: several splits, none of them for training or none to score.
+    """
+    if len(found) == 1:
+        name = found[0]
+        return DefaultSplits(
+            f"{name}[:80% of each class]",
+            f"{name}[80%: of each class]",
+            f"{name}[:60% of each class]",
+            f"{name}[60%:80% of each class]",
+            f"no test split: '{name}[80%: of each class]' is held out for evaluation (fixed by the MD5 "
+            "of the names); the others are trained on",
+        )
+    train = next((name for name in _TRAIN_NAMES if name in found), "")
+    scored = next((name for name in NOT_TRAINED if name in found), "")
+    if not train or not scored:
+        return None
+    note = "" if (train, scored) == (TRAIN, TEST) else f"'{train}' is trained on, '{scored}' is scored"
+    return DefaultSplits(train, scored, f"{train}[:90%]", f"{train}[90%:]", note)

@@ -1,4 +1,5 @@
-"""Validation of original images before they are written: every image is decoded, the classes of the splits are compared.
+"""Validation of original images before they are written: every image is decoded, the classes of the splits
+are compared.
 
 Files that are not written are listed, with the reason.
 """
@@ -7,17 +8,15 @@ import shlex
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import numpy as np
-
+from vitctl.data.images.convert import CONVERSION, without_heic
 from vitctl.data.images.decode import BadSample, open_picture
-from vitctl.data.images.formats import HEAD_BYTES, content_type, image_extension
-from vitctl.data.images.heic import CONVERSION, heic_to_jpeg, is_heic
-from vitctl.data.source.subsets import no_class
+from vitctl.data.images.image_types import HEAD_BYTES, content_type, image_extension, is_heic
+from vitctl.data.source.views import no_class
 from vitctl.data.writer.items import Item, LeftOut, Originals, read_item
 from vitctl.errors import DataError
 from vitctl.system.bounds import IMAGE_FILE
@@ -32,7 +31,9 @@ _HEIC_NAMES = (".heic", ".heif", ".hif")
 
 
 class Doubt(NamedTuple):
-    """A line about classes with what to do about it, and the options of `data shards` that do so without further work."""
+    """A line about classes with what to do about it, and the options of `data shards` that do so without
+    further work.
+    """
 
     text: str
     options: tuple[str, ...]
@@ -57,11 +58,11 @@ class Intake:
     doubts: tuple["Doubt", ...]
 
     def counts(self) -> list[tuple[str, int]]:
-        """How many files were left out for which kind of reason, most first."""
+        """Count the files that were left out by kind of reason, most first."""
         return Counter(one.reason.partition(":")[0] for one in self.left_out).most_common()
 
     def write(self, path: Path) -> None:
-        """The whole list as a table: file, what became of it, why."""
+        """Write the whole list as a table: file, what became of it, why."""
         path.parent.mkdir(parents=True, exist_ok=True)
         listed = {one.name for one in self.left_out}
         rows = [("file", "what", "reason")]
@@ -71,20 +72,22 @@ class Intake:
         write_csv(path, rows)
 
 
-@dataclass
-class _Split:
-    """A split while it is looked at: what each item was found to be."""
+class _Split(NamedTuple):
+    """A split with the finding for each image: "" if it can be used as it is, `heic`, or what is wrong."""
 
     originals: Originals
-    found: list[str] = field(default_factory=list)
+    findings: list[str]
 
-    def name(self, item: Item) -> str:
-        """Of an item, as the source names it."""
-        return self.originals.prefix + item.key
-
-    @property
-    def labels(self) -> list[tuple[int, ...]]:
-        return [item.label if isinstance(item.label, tuple) else (item.label,) for item in self.originals.items]
+    def per_class(self, *, usable: bool) -> list[int]:
+        """Count the images of each class; with `usable`, without bad images."""
+        counts = [0] * len(self.originals.class_names)
+        for item, finding in zip(self.originals.items, self.findings, strict=True):
+            if usable and _is_bad(finding):
+                continue
+            for label in item.label if isinstance(item.label, tuple) else (item.label,):
+                if label >= 0:
+                    counts[label] += 1
+        return counts
 
 
 def check_originals(
@@ -100,8 +103,8 @@ def check_originals(
 
     Args:
         splits: as a reader found them.
-        bad: what becomes of images that cannot be decoded: `stop` and `skip` list them; `keep` looks at none of them, for
-            sets so large that decoding each image once is too slow.
+        bad: what becomes of images that cannot be decoded: `stop` and `skip` list them; `keep` looks at none
+            of them, for sets so large that decoding each image once is too slow.
         drop: classes to leave out.
         keep: classes to take although there is a doubt about them.
         workers: processes that decode; 0: this one.
@@ -112,49 +115,32 @@ def check_originals(
     """
     if not any(originals.is_user_data for originals in splits.values()):
         return Intake(splits, (), (), (), ())
-    looked = {name: _Split(originals, _look(originals.items, bad, workers, done)) for name, originals in splits.items()}
-    wrong = {
-        split: [
-            LeftOut(one.name(item), why)
-            for item, why in zip(one.originals.items, one.found, strict=True)
-            if _is_bad(why)
-        ]
-        for split, one in looked.items()
+    looked = {
+        name: _Split(originals, _look(originals.items, bad, workers, done))
+        for name, originals in splits.items()
     }
     _check_named(looked, drop, keep)
+    out: dict[str, Originals] = {}
+    left_out, wrong, converted = list[LeftOut](), list[LeftOut](), list[str]()
+    for name, split in looked.items():
+        rest, bad_images, dropped = _sorted_out(split, set(drop), converted)
+        wrong += bad_images
+        left_out += [*split.originals.left_out, *(bad_images if bad == "skip" else ()), *dropped]
+        if rest.items:
+            out[name] = rest
     doubts = _doubts(looked, set(drop), set(keep))
-    out = {split: _rest(one, set(drop)) for split, one in looked.items()}
-    left_out = [
-        one
-        for split, own in looked.items()
-        for one in (*own.originals.left_out, *(wrong[split] if bad == "skip" else ()), *_dropped(own, set(drop)))
-    ]
-    return Intake(
-        {split: originals for split, originals in out.items() if originals.items},
-        tuple(left_out),
-        tuple(one for own in wrong.values() for one in own),
-        tuple(
-            one.name(item)
-            for one in looked.values()
-            for item, why in zip(one.originals.items, one.found, strict=True)
-            if why == _HEIC
-        ),
-        tuple(doubts),
-    )
+    return Intake(out, tuple(left_out), tuple(wrong), tuple(converted), tuple(doubts))
 
 
 def check_image(data: bytes) -> str:
-    """What a file called an image is: empty for one that training can read, `heic` for one that is converted, else what is wrong.
-
-    The whole of it is decoded.
-    """
+    """Decode a whole image. Return "" if training can read it, `heic` if it is converted, else what is wrong."""
     if not data:
         return "empty file"
     if len(data) > IMAGE_FILE.limit:
         return f"too large: {len(data):,} bytes, should have at most {IMAGE_FILE}"
     try:
         if is_heic(data[:HEAD_BYTES]):
-            heic_to_jpeg(data)
+            without_heic(data)
             return _HEIC
         if image_extension(data) is None:
             return f"not an image: {content_type(data)}"
@@ -187,49 +173,65 @@ def _is_bad(found: str) -> bool:
     return found not in ("", _HEIC)
 
 
-def _rest(one: _Split, drop: set[str]) -> Originals:
-    """What is to be written: without bad images and dropped classes, HEIC as JPEG, labels counted again."""
-    names = one.originals.class_names
-    kept = [name for name in names if name not in drop]
-    new = {names.index(name): label for label, name in enumerate(kept)}
-    items = []
-    for item, found in zip(one.originals.items, one.found, strict=True):
-        if _is_bad(found) or (not isinstance(item.label, tuple) and item.label >= 0 and item.label not in new):
+def _sorted_out(
+    split: _Split, drop: set[str], converted: list[str]
+) -> tuple[Originals, list[LeftOut], list[LeftOut]]:
+    """Return what is to be written, bad images, and images of dropped classes.
+
+    HEIC images are stored as JPEG, and their names are added to `converted`. Labels are numbered again.
+    """
+    originals = split.originals
+    kept = [name for name in originals.class_names if name not in drop]
+    new = {originals.class_names.index(name): label for label, name in enumerate(kept)} | {-1: -1}
+    items, wrong, dropped = list[Item](), list[LeftOut](), list[LeftOut]()
+    num_converted = split.findings.count(_HEIC)
+    for item, finding in zip(originals.items, split.findings, strict=True):
+        name = originals.prefix + item.key
+        if _is_bad(finding):
+            wrong.append(LeftOut(name, finding))
             continue
-        label = item.label if isinstance(item.label, tuple) else new.get(item.label, -1)
-        if found == _HEIC:
+        if finding == _HEIC:
+            converted.append(name)
             item = replace(item, read=partial(_converted, item), size=None)
-        items.append(replace(item, label=label))
-    notes = [f"{sum(map(_is_bad, one.found)):,} bad image(s) left out"] if any(map(_is_bad, one.found)) else []
-    notes += [f"{one.found.count(_HEIC):,} {CONVERSION}"] if _HEIC in one.found else []
-    source = "; ".join([one.originals.source, *notes])
-    return replace(one.originals, items=items, class_names=tuple(kept), source=source, left_out=(), empty_classes=())
+        if isinstance(item.label, tuple):
+            items.append(item)
+        elif item.label in new:
+            items.append(replace(item, label=new[item.label]))
+        else:
+            dropped.append(LeftOut(name, "class dropped"))
+    notes = [originals.source]
+    notes += [f"{len(wrong):,} bad image(s) left out"] if wrong else []
+    notes += [f"{num_converted:,} {CONVERSION}"] if num_converted else []
+    rest = replace(
+        originals,
+        items=items,
+        class_names=tuple(kept),
+        source="; ".join(notes),
+        left_out=(),
+        empty_classes=(),
+    )
+    return rest, wrong, dropped
 
 
 def _converted(item: Item) -> bytes:
     data = read_item(item)
     try:
-        return heic_to_jpeg(data) if is_heic(data[:HEAD_BYTES]) else data
+        return without_heic(data)
     except BadSample as error:
         raise DataError(f"{item.key}: {error}") from None
 
 
-def _dropped(one: _Split, drop: set[str]) -> list[LeftOut]:
-    labels = {label for label, name in enumerate(one.originals.class_names) if name in drop}
-    return [
-        LeftOut(one.name(item), "class dropped")
-        for item, found in zip(one.originals.items, one.found, strict=True)
-        if item.label in labels and not _is_bad(found)
-    ]
-
-
 def _check_named(looked: Mapping[str, _Split], drop: Sequence[str], keep: Sequence[str]) -> None:
-    known = {name for one in looked.values() for name in (*one.originals.class_names, *one.originals.empty_classes)}
+    known = {
+        name for one in looked.values() for name in (*one.originals.class_names, *one.originals.empty_classes)
+    }
     for name in (*drop, *keep):
         if name not in known:
             raise no_class(name, sorted(known))
     if drop and _has_several(looked):
-        raise DataError("--drop-class: these images have several labels each; take the label out of the table")
+        raise DataError(
+            "--drop-class: these images have several labels each; take the label out of the table"
+        )
 
 
 def _has_several(looked: Mapping[str, _Split]) -> bool:
@@ -237,10 +239,10 @@ def _has_several(looked: Mapping[str, _Split]) -> bool:
 
 
 def _doubts(looked: Mapping[str, _Split], drop: set[str], keep: set[str]) -> list[Doubt]:
-    """Classes that were probably not meant so. A class in doubt is named once."""
+    """Return doubts about classes that are probably mistakes. A class in doubt is named once."""
     names = next(iter(looked.values())).originals.class_names
-    usable = {split: _per_class(one, usable=True) for split, one in looked.items()}
-    held = {split: _per_class(one, usable=False) for split, one in looked.items()}
+    usable = {split: one.per_class(usable=True) for split, one in looked.items()}
+    held = {split: one.per_class(usable=False) for split, one in looked.items()}
     doubts: list[Doubt] = []
     # An image with several labels cannot lose one of them here.
     choices = ("--keep-class",) if _has_several(looked) else ("--drop-class", "--keep-class")
@@ -249,7 +251,9 @@ def _doubts(looked: Mapping[str, _Split], drop: set[str], keep: set[str]) -> lis
         typed = ", or ".join(f"{option} {shlex.quote(name)}" for option in options)
         doubts.append(Doubt(f"class {name!r} {text} type {typed}", (options[0], name)))
 
-    for name in sorted({name for one in looked.values() for name in one.originals.empty_classes} - drop - keep):
+    for name in sorted(
+        {name for one in looked.values() for name in one.originals.empty_classes} - drop - keep
+    ):
         doubt(name, "has no image: add some, or")
     for label, name in enumerate(names):
         if name in drop or name in keep:
@@ -264,7 +268,7 @@ def _doubts(looked: Mapping[str, _Split], drop: set[str], keep: set[str]) -> lis
 
 
 def _twins(names: Sequence[str], keep: set[str]) -> list[Doubt]:
-    """Class names that differ in case, blanks or the way that accents are written alone."""
+    """Return a doubt for each group of class names that differ only in case, blanks or accent encoding."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
@@ -272,17 +276,9 @@ def _twins(names: Sequence[str], keep: set[str]) -> list[Doubt]:
     for group in groups.values():
         if len(group) > 1 and not set(group) <= keep:
             options = tuple(word for name in group for word in ("--keep-class", name))
-            text = f"classes {' and '.join(map(repr, group))} are named nearly the same: rename one to put them together, or type"
-            doubts.append(Doubt(f"{text} {shlex.join(options)} if they are different", options))
+            text = (
+                f"classes {' and '.join(map(repr, group))} are named nearly the same: rename one to put them "
+                f"together, or type {shlex.join(options)} if they are different"
+            )
+            doubts.append(Doubt(text, options))
     return doubts
-
-
-def _per_class(one: _Split, *, usable: bool) -> np.ndarray:
-    labels = [
-        label
-        for labels, found in zip(one.labels, one.found, strict=True)
-        if not (usable and _is_bad(found))
-        for label in labels
-        if label >= 0
-    ]
-    return np.bincount(np.array(labels, np.int64), minlength=len(one.originals.class_names))

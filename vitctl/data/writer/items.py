@@ -1,4 +1,6 @@
-"""One original image, and one split of them before it is written: what readers of data sets give to the writer of shards."""
+"""One original image, and one split of them before it is written: what readers of data sets give to the
+writer of shards.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +27,10 @@ class Item:
 
 
 def read_item(item: Item) -> bytes:
-    """The encoded image of an item. Raises DataError when what it is made from is damaged, whatever it is made from."""
+    """The encoded image of an item.
+
+    Raises DataError when what it is made from is damaged, whatever it is made from.
+    """
     with parsing(item.key, DataError, "cannot be read"):
         return item.read()
 
@@ -46,7 +51,8 @@ class Originals:
         items: its images.
         class_names: in label order.
         source: where they come from, in words.
-        is_user_data: files and classes are as a user arranged them, and are looked at before they are written; see `check_originals`.
+        is_user_data: files and classes are as a user arranged them, and are looked at before they are
+            written; see `check_originals`.
         left_out: files that its reader left out.
         empty_classes: class folders without an image.
         prefix: what stands before the keys of the items in the names of the source, such as `val/`.

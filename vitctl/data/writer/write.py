@@ -1,6 +1,8 @@
 """Writes a split as shards: images unchanged, shuffled once; the shards are reproducible byte for byte."""
 
 import fcntl
+import hashlib
+import json
 import os
 import shutil
 import time
@@ -12,16 +14,16 @@ from typing import IO, Any
 
 import numpy as np
 
+from vitctl.data.images.convert import Reencode
 from vitctl.data.images.decode import BadSample
-from vitctl.data.images.formats import image_extension
-from vitctl.data.images.reencode import Reencode
-from vitctl.data.shards.index import Index, read_index, write_index
-from vitctl.data.shards.index_fields import INDEX_FILE
-from vitctl.data.shards.scan import ROW, Scan, escape_key, pad_labels, read_shard
-from vitctl.data.shards.tar import ShardWriter, names_header
-from vitctl.data.source.read import ShardSource
+from vitctl.data.images.image_types import image_extension
+from vitctl.data.shards.index import INDEX_FILE, Index, read_index
+from vitctl.data.shards.make_index import write_index
+from vitctl.data.shards.scan import ROW, Scan, pad_labels, read_shard
+from vitctl.data.shards.tar import ShardWriter, escape_key, names_header
+from vitctl.data.source.order import Order
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item, Originals, read_item
-from vitctl.data.writer.plan import ShardPlan, label_text, plan_shards
 from vitctl.errors import DataError
 from vitctl.system.bounds import IMAGE_FILE
 from vitctl.system.files import atomic_write, inside, no_links, write_text
@@ -30,7 +32,9 @@ from vitctl.system.text import breaks_line, one_line
 
 MAX_BYTES = 256 * 2**20
 MAX_SAMPLES = 100_000
-_PLAN = "plan.sha256"
+_PLAN, _PLAN_FORMAT = "plan.sha256", "vitctl-shards/2"
+_BLOCK = 512
+_END_BYTES = 10_240  # tar files are padded to whole records
 _HELD_BYTES = 256 * 2**20
 _IMAGES_PER_TASK = 256
 _LOCK_SECONDS = 5
@@ -52,10 +56,11 @@ def write_split(
 ) -> Index:
     """Write items as WebDataset shards with an index. The folder is written atomically.
 
-    Each shard tells its class names, see `ShardWriter`. The extension of a member follows the bytes of the image, not its
-    old name, so that a PNG called `.jpg` is stored untouched as `.png`. The same items and seed give the same bytes, whatever
-    the number of processes, and do not depend on interruptions: writing resumes after the shards that are finished
-    in `.OUT.partial`. A split that is there already with the same images is left as it is.
+    Each shard tells its class names, see `ShardWriter`. The extension of a member follows the bytes of the
+    image, not its old name, so that a PNG called `.jpg` is stored untouched as `.png`. The same items and
+    seed give the same bytes, whatever the number of processes, and do not depend on interruptions: writing
+    resumes after the shards that are finished in `.OUT.partial`. A split that is there already with the same
+    images is left as it is.
 
     Args:
         items: the split; shuffled by `seed` on the way.
@@ -67,22 +72,30 @@ def write_split(
         max_samples: close a shard at this many samples.
         workers: processes that write different shards; 0: this one writes them all.
         reencode: makes JPEG files smaller; None leaves every byte alone. Told in the index.
-        progress: called with (images done, images in all). Images of unknown size count twice, they are measured first.
+        progress: called with (images done, images in all). Images of unknown size count twice, they are
+            measured first.
         note: called with a line about what an earlier, unfinished run left.
 
     Raises:
-        DataError: `out` is taken or being written, two items share a key, a label has no name, an image is none.
+        DataError: `out` is taken or being written, two items share a key, a label has no name, an image is
+            none.
     """
     _check(items, out, class_names)
     import webdataset  # noqa: F401 - `ShardWriter` needs it: once here, and not in every process that is forked
 
     source = f"{source_text}; {reencode}" if reencode else source_text
+    finished, total = 0, len(items) + sum(item.size is None for item in items)
+
+    def count(more: int) -> None:
+        nonlocal finished
+        finished += more
+        if progress and more:
+            progress(finished, total)
+
     with _own_folder(out) as aside:
-        count = _Count(progress, len(items))
         sizes, held = _measure(items, workers, count)
         plan = plan_shards(
-            [item.key for item in items],
-            [item.label for item in items],
+            items,
             sizes,
             seed=seed,
             max_bytes=max_bytes - len(names_header(class_names)),
@@ -92,10 +105,13 @@ def write_split(
         job = _Job(items, sizes, held, plan, aside, reencode, tuple(class_names))
         if (out / INDEX_FILE).exists():
             return job.finished_before(out, list(class_names), source, note)
-        _go_on(aside, plan, note)
+        _prepare_folder(aside, plan, note)
         scans = run_tasks(job.shard, plan.num_shards, workers=workers, done=count)
         write_index(
-            [job.path(shard) for shard in range(plan.num_shards)], scans, class_names=class_names, source=source
+            [job.path(shard) for shard in range(plan.num_shards)],
+            scans,
+            class_names=class_names,
+            source=source,
         )
         (aside / _PLAN).unlink()
         os.replace(aside, out)
@@ -106,31 +122,92 @@ def write_originals(originals: Originals, out: Path, split: str, *, seed: int = 
     """Write a split of a data set to the folder OUT/SPLIT; the rest as `write_split`.
 
     Raises:
-        DataError: as `write_split`; or the name of the split, which may come from a table, is not a plain folder name.
+        DataError: as `write_split`; or the name of the split, which may come from a table, is not a plain
+            folder name.
     """
     if split.startswith((".", "-")):
-        raise DataError(f"{originals.source}: the split {one_line(split[:100])!r} begins with {split[0]!r}; rename it")
+        raise DataError(
+            f"{originals.source}: the split {one_line(split[:100])!r} begins with {split[0]!r}; rename it"
+        )
     place = inside(out, split, error=DataError, where=originals.source)
-    return write_split(originals.items, place, originals.class_names, seed=seed, source_text=originals.source, **how)
+    return write_split(
+        originals.items, place, originals.class_names, seed=seed, source_text=originals.source, **how
+    )
 
 
-@dataclass
-class _Count:
-    """Adds up what is done, for those who watch."""
+@dataclass(frozen=True, eq=False)
+class ShardPlan:
+    """A shuffle, cut into shards.
 
-    progress: Progress | None
-    total: int
-    sum: int = 0
+    Args:
+        order: int64 `[n]`, which item stands at each place.
+        bounds: int64 `[num_shards + 1]`, the place at which each shard begins, and the end.
+        digest: SHA-256 of all that decides what the shards will hold, in hex.
+    """
 
-    def __call__(self, more: int) -> None:
-        self.sum += more
-        if self.progress and more:
-            self.progress(self.sum, self.total)
+    order: np.ndarray
+    bounds: np.ndarray
+    digest: str
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards."""
+        return len(self.bounds) - 1
+
+    def items(self, shard: int) -> np.ndarray:
+        """Return the items of a shard in their order, int64 `[k]`."""
+        return self.order[self.bounds[shard] : self.bounds[shard + 1]]
+
+
+def plan_shards(
+    items: Sequence[Item],
+    sizes: np.ndarray,
+    *,
+    seed: int,
+    max_bytes: int,
+    max_samples: int,
+    about: Sequence[object],
+) -> ShardPlan:
+    """Shuffle a split, and close each shard before it grows too large.
+
+    Args:
+        items: the split.
+        sizes: int64 `[n]`, bytes of each image.
+        seed: of the shuffle.
+        max_bytes: of a shard; an item that is larger gets one of its own.
+        max_samples: of a shard.
+        about: whatever else the content of the shards depends on; goes into the digest.
+    """
+    _, order = Order(len(items), seed).at(np.arange(len(items)))
+    label_bytes = np.array([len(label_text(item.label)[1]) for item in items], np.int64)
+    ends = np.cumsum((_tar_bytes(sizes) + _tar_bytes(label_bytes))[order])
+    bounds = [0]
+    while bounds[-1] < len(order):
+        start = bounds[-1]
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + max_bytes - _END_BYTES, side="right"))
+        bounds.append(min(max(stop, start + 1), start + max_samples, len(order)))
+    digest = hashlib.sha256(json.dumps([_PLAN_FORMAT, seed, max_bytes, max_samples, *about]).encode())
+    for number, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
+        digest.update(json.dumps([items[number].key, items[number].label, size]).encode())
+    return ShardPlan(order, np.array(bounds, np.int64), digest.hexdigest())
+
+
+def label_text(label: int | tuple[int, ...]) -> tuple[str, bytes]:
+    """Return extension and content of the member with the labels: one as `cls`, several as `json`."""
+    if isinstance(label, tuple):
+        return "json", json.dumps({"labels": list(label)}).encode()
+    return "cls", str(label).encode()
+
+
+def _tar_bytes(sizes: np.ndarray) -> np.ndarray:
+    """Return the bytes that members of these sizes take in a tar file, with their headers."""
+    return _BLOCK * (1 + -(-sizes // _BLOCK))
 
 
 @dataclass(frozen=True)
 class _Job:
-    """All that a process needs to write any shard of a plan."""
+    """Everything a process needs to write any shard of a plan."""
 
     items: Sequence[Item]
     sizes: np.ndarray
@@ -144,7 +221,7 @@ class _Job:
         return self.folder / f"shard-{shard:06d}.tar"
 
     def shard(self, shard: int, done: Done) -> Scan:
-        """Write a shard, unless it is there; returns what is in it."""
+        """Write a shard unless it exists; return its content."""
         path, numbers = self.path(shard), self.plan.items(shard)
         if path.exists():
             found = self._scan_again(path, numbers)
@@ -154,8 +231,10 @@ class _Job:
         with atomic_write(path) as aside, aside.open("wb") as file:
             return self._write(file, numbers.tolist(), done)
 
-    def finished_before(self, out: Path, class_names: list[str], source: str, note: Callable[[str], None]) -> Index:
-        """The split that is there, when it is what the plan would make."""
+    def finished_before(
+        self, out: Path, class_names: list[str], source: str, note: Callable[[str], None]
+    ) -> Index:
+        """Return the existing split if it is what the plan would make."""
         index = read_index(out)
         stored, planned = ShardSource(index), self.plan.order.tolist()
         same = (
@@ -166,7 +245,9 @@ class _Job:
             and all(stored.key(place) == self.items[number].key for place, number in enumerate(planned))
         )
         if not same:
-            raise DataError(f"{out}: exists already with other images or options; remove it or choose another name")
+            raise DataError(
+                f"{out}: exists already with other images or options; remove it or choose another name"
+            )
         note("is there already, whole; nothing was written")
         return index
 
@@ -175,7 +256,7 @@ class _Job:
         return pad_labels([label if isinstance(label, tuple) else (label,) for label in labels])
 
     def _write(self, file: IO[bytes], numbers: list[int], done: Done) -> Scan:
-        """Fill one shard. What a scan would find in it is known by then."""
+        """Write the samples of one shard. Return what a scan of it would give."""
         rows, table = [], self._labels(numbers)
         with ShardWriter(file, self.class_names) as writer:
             for number, first in zip(numbers, table[:, 0].tolist(), strict=True):
@@ -206,18 +287,24 @@ class _Job:
             try:
                 data = self.reencode(data)
             except BadSample as error:
-                raise DataError(f"{item.key}: cannot be made smaller ({error}); fix it or leave it out") from None
+                raise DataError(
+                    f"{item.key}: cannot be made smaller ({error}); fix it or leave it out"
+                ) from None
         return extension, data
 
     def _scan_again(self, path: Path, numbers: np.ndarray) -> Scan | None:
-        """What a finished shard of an earlier run holds; None when it is not what the plan says."""
+        """Return the content of a finished shard of an earlier run; None if it does not match the plan."""
         try:
             scan = read_shard(path)
         except DataError:
             return None
         found = scan.rows["label"] if scan.labels is None else scan.labels
         same = np.array_equal(self._labels(numbers.tolist()), _as_table(found))
-        return scan if same and (self.reencode or np.array_equal(scan.rows["size"], self.sizes[numbers])) else None
+        return (
+            scan
+            if same and (self.reencode or np.array_equal(scan.rows["size"], self.sizes[numbers]))
+            else None
+        )
 
 
 def _as_table(labels: np.ndarray) -> np.ndarray:
@@ -237,19 +324,23 @@ def _check(items: Sequence[Item], out: Path, class_names: Sequence[str]) -> None
     seen: set[str] = set()
     for item in items:
         if breaks_line(item.key):
-            raise DataError(f"{out}: the image {one_line(item.key)!r} has a control character in its name; rename it")
+            raise DataError(
+                f"{out}: the image {one_line(item.key)!r} has a control character in its name; rename it"
+            )
         if item.key in seen:
             raise DataError(f"{out}: two images have the key {item.key!r}, should be unique in a split")
         seen.add(item.key)
-        several = isinstance(item.label, tuple)
-        for label in item.label if isinstance(item.label, tuple) else (item.label,):
-            if not (0 if several else -1) <= label < num_classes:
-                raise DataError(f"{item.key}: label {label} has no name, {num_classes} class names were given")
+        least, labels = (0, item.label) if isinstance(item.label, tuple) else (-1, (item.label,))
+        for label in labels:
+            if not least <= label < num_classes:
+                raise DataError(
+                    f"{item.key}: label {label} has no name, {num_classes} class names were given"
+                )
 
 
 @contextmanager
 def _own_folder(out: Path) -> Iterator[Path]:
-    """The folder that becomes `out`, for this process and its children alone until then."""
+    """Lock and yield the folder that becomes `out`, which until then only this process and its children use."""
     aside = out.with_name(f".{out.name}.partial")
     aside.mkdir(parents=True, exist_ok=True)
     descriptor = no_links(str(aside), os.O_RDONLY | os.O_DIRECTORY)
@@ -265,24 +356,25 @@ def _own_folder(out: Path) -> Iterator[Path]:
 
 
 def _lock(descriptor: int, out: Path) -> None:
-    """Wait a little: the processes of a killed run hold on to their folder until they notice."""
+    """Lock the folder. Wait a little: processes of a killed run hold their lock until they notice."""
     until = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             if time.monotonic() > until:
-                raise DataError(f"{out}: is being written by another process; wait for it or stop it") from None
+                raise DataError(
+                    f"{out}: is being written by another process; wait for it or stop it"
+                ) from None
             time.sleep(0.1)
 
 
-def _measure(items: Sequence[Item], workers: int, count: _Count) -> tuple[np.ndarray, dict[int, bytes]]:
-    """The bytes of every image, int64 `[n]`. What has to be made for that is held, as far as there is room in memory."""
+def _measure(items: Sequence[Item], workers: int, done: Done) -> tuple[np.ndarray, dict[int, bytes]]:
+    """Return the bytes of every image, int64 `[n]`, and the images read for that, as far as memory allows."""
     sizes = np.array([-1 if item.size is None else item.size for item in items], np.int64)
     unknown, held, held_bytes = np.flatnonzero(sizes < 0), dict[int, bytes](), 0
     blocks = [unknown[begin : begin + _IMAGES_PER_TASK] for begin in range(0, len(unknown), _IMAGES_PER_TASK)]
     room = _HELD_BYTES // max(workers, 1)  # of each process
-    count.total += len(unknown)
 
     def measure(block: int, done: Done) -> tuple[list[int], dict[int, bytes]]:
         nonlocal held_bytes
@@ -296,15 +388,15 @@ def _measure(items: Sequence[Item], workers: int, count: _Count) -> tuple[np.nda
             done(1)
         return found, kept
 
-    measured = run_tasks(measure, len(blocks), workers=workers, done=count)
+    measured = run_tasks(measure, len(blocks), workers=workers, done=done)
     for block, (found, kept) in zip(blocks, measured, strict=True):
         sizes[block] = found
         held |= kept
     return sizes, held
 
 
-def _go_on(aside: Path, plan: ShardPlan, note: Callable[[str], None]) -> None:
-    """Make the folder ready for a plan: with the shards that an earlier run of the same plan finished, or empty."""
+def _prepare_folder(aside: Path, plan: ShardPlan, note: Callable[[str], None]) -> None:
+    """Prepare the folder for a plan: keep the finished shards of an earlier run of the same plan, or empty it."""
     file, finished = aside / _PLAN, len(list(aside.glob("shard-*.tar")))
     if file.is_file() and file.read_text() == plan.digest:
         for left in aside.glob(".*.partial"):  # of a process that was killed

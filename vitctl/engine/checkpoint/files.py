@@ -1,4 +1,6 @@
-"""Checkpoints: safetensors and JSON, written to a temporary folder, flushed, renamed; digests tell which one is complete."""
+"""Checkpoints: safetensors and JSON, written to a temporary folder, flushed, renamed; digests tell which one
+is complete.
+"""
 
 import hashlib
 import os
@@ -14,10 +16,18 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vitctl.engine.journal import json_digest, write_run_json
-from vitctl.engine.run_files import OPTIMIZER, STATE, no_permission, step_folder, step_folders, step_of, tensors_file
+from vitctl.engine.run_files import (
+    OPTIMIZER,
+    STATE,
+    no_permission,
+    step_folder,
+    step_folders,
+    step_of,
+    tensors_file,
+)
 from vitctl.errors import CheckpointError
-from vitctl.models.weights.files import save_tensors
-from vitctl.models.weights.load import save_weights
+from vitctl.models.weights.containers import save_tensors
+from vitctl.models.weights.weights_file import save_weights
 from vitctl.system.bounds import RUN_FILE
 from vitctl.system.files import flush, parse_json
 from vitctl.system.text import one_line
@@ -46,7 +56,9 @@ class SavedCheckpoint:
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of its model, average or optimizer, on the CPU; none when it has no such file."""
         path = self.folder / tensors_file(name)
-        return load_file(path) if path.is_file() else {}  # not a FIFO or a device, which would be read for ever
+        return (
+            load_file(path) if path.is_file() else {}
+        )  # not a FIFO or a device, which would be read for ever
 
 
 def save_checkpoint(
@@ -63,7 +75,8 @@ def save_checkpoint(
     Args:
         root: the run's checkpoints folder.
         step: finished steps.
-        tensors: of the model, of its average if there is one, and of the optimizer, by their names; one file each.
+        tensors: of the model, of its average if there is one, and of the optimizer, by their names; one file
+            each.
         config, meta: of the model, kept inside the weights files.
         state: what else is needed to resume; JSON.
 
@@ -86,7 +99,10 @@ def save_checkpoint(
         file, state_of = aside / tensors_file(OPTIMIZER), tensors.get(OPTIMIZER, {})
         save_tensors({k: v.detach().cpu().contiguous() for k, v in state_of.items()}, file)
         flush(file)
-        files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(aside.iterdir())}
+        files = {
+            path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+            for path in sorted(aside.iterdir())
+        }
         recorded = {"format": FORMAT, "step": step, **state, "files": files}
         write_run_json(aside / STATE, {**recorded, "sha256": json_digest(recorded)})
         flush(aside)
@@ -99,7 +115,9 @@ def save_checkpoint(
 
 @contextmanager
 def _removed_on_error(aside: Path) -> Iterator[None]:
-    """A folder that is empty at first, and removed when the writing failed: half a checkpoint would keep a full disk full."""
+    """A folder that is empty at first, and removed when the writing failed: half a checkpoint would keep a
+    full disk full.
+    """
     shutil.rmtree(aside, ignore_errors=True)
     try:
         yield
@@ -109,10 +127,12 @@ def _removed_on_error(aside: Path) -> Iterator[None]:
 
 
 def newest_checkpoint(root: Path, *, by_size: bool = False) -> tuple[SavedCheckpoint | None, list[str]]:
-    """The newest whole checkpoint, and one line for each newer one that is not whole; `by_size` as `read_checkpoint` takes it.
+    """The newest whole checkpoint, and one line for each newer one that is not whole; `by_size` as
+    `read_checkpoint` takes it.
 
     Raises:
-        CheckpointError: there is no permission to read one; a run that used an older one, or started from zero, would lose steps.
+        CheckpointError: there is no permission to read one; a run that used an older one, or started from
+            zero, would lose steps.
     """
     problems: list[str] = []
     try:
@@ -132,7 +152,8 @@ def newest_name(root: Path) -> str:
 
 
 def set_aside_after(root: Path, step: int) -> None:
-    """Rename the checkpoints of later steps, none of them whole, so that neither budgets nor readers count them.
+    """Rename the checkpoints of later steps, none of them whole, so that neither budgets nor readers count
+    them.
 
     Temporary folders that crashes left behind are removed.
     """
@@ -195,7 +216,8 @@ class _State(BaseModel):
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The state.json of a checkpoint, with its format and required fields checked; its other files are not read.
+    """The state.json of a checkpoint, with its format and required fields checked; its other files are not
+    read.
 
     Raises:
         CheckpointError: it is missing, incomplete, or of another format.
@@ -235,12 +257,17 @@ def _matches_record(path: Path, recorded: Mapping[str, Any], by_size: bool) -> b
         return right_size and (by_size or _sha256(path) == recorded["sha256"])
     except PermissionError:
         raise
-    except (OSError, KeyError, TypeError):  # a disk that lost blocks of the file reports it when they are read
+    except (
+        OSError,
+        KeyError,
+        TypeError,
+    ):  # a disk that lost blocks of the file reports it when they are read
         return False
 
 
 def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float], coming: int | None = None) -> bool:
-    """Delete all checkpoints but the `last` newest and the `best` with the highest scores, and temporary folders of crashes.
+    """Delete all checkpoints but the `last` newest and the `best` with the highest scores, and temporary
+    folders of crashes.
 
     Args:
         root: the run's checkpoints folder.

@@ -1,7 +1,8 @@
-"""Checkpoints in the background: the state is copied to host memory, and written to disk, while training continues.
+"""Checkpoints in the background: the state is copied to host memory, and written to disk, while training
+continues.
 
-Weights, averages and the optimizer's state change in the optimizer step alone, so the copy has the whole forward and backward pass of
-the next step; only what is left of it then holds training up.
+Weights, averages and the optimizer's state change in the optimizer step alone, so the copy has the whole
+forward and backward pass of the next step; only what is left of it then holds training up.
 """
 
 import errno
@@ -82,13 +83,15 @@ class Saver:
             parts: (file, name, tensor) of the model, of its average if there is one, and of the optimizer.
             state: what else is needed to resume.
             scores: step -> accuracy, to choose the best that are kept.
-            live: the tensors are those of the training, which calls `wait_for_copy` before it changes them; else they are copied
-                before this returns.
+            live: the tensors are those of the training, which calls `wait_for_copy` before it changes them;
+                else they are copied before this returns.
         """
         began = time.perf_counter()
         copy = partial(self._copy, list(parts)) if live else _already(self._copy(parts))
         self._stall, self._waiting_since = time.perf_counter() - began, None
-        self._thread = threading.Thread(target=self._save, args=(step, copy, dict(state), dict(scores)), daemon=True)
+        self._thread = threading.Thread(
+            target=self._save, args=(step, copy, dict(state), dict(scores)), daemon=True
+        )
         self._stop_waiting.clear()
         self._copied.clear()
         self._thread.start()
@@ -100,7 +103,9 @@ class Saver:
             self._copied.wait()
 
     def finish(self) -> str:
-        """Wait for the write in progress, but not for disk space; returns what went wrong, "" when it is complete on disk."""
+        """Wait for the write in progress, but not for disk space; returns what went wrong, "" when it is
+        complete on disk.
+        """
         if self._thread is not None:
             self._stop_waiting.set()
             self._thread.join()
@@ -113,9 +118,13 @@ class Saver:
         try:
             keep(self.root, last=self.last, best=self.best, scores=scores)
         except OSError as error:
-            self.journal.write("warning", step=0, text=f"{self.root}: old checkpoints stay ({error.strerror})")
+            self.journal.write(
+                "warning", step=0, text=f"{self.root}: old checkpoints stay ({error.strerror})"
+            )
 
-    def _save(self, step: int, copy: Callable[[], Copy], state: dict[str, Any], scores: dict[int, float]) -> None:
+    def _save(
+        self, step: int, copy: Callable[[], Copy], state: dict[str, Any], scores: dict[int, float]
+    ) -> None:
         try:
             snapshot, devices = copy()
         except Exception as error:  # out of memory
@@ -130,7 +139,9 @@ class Saver:
         self._write(step, snapshot, state, scores)
 
     def _copy(self, parts: Iterable[tuple[str, str, Tensor]]) -> Copy:
-        """Copy the tensors to buffers that are allocated once; from a GPU, to pinned memory, which it does when the events say so."""
+        """Copy the tensors to buffers that are allocated once; from a GPU, to pinned memory, which it does
+        when the events say so.
+        """
         snapshot: Snapshot = {}
         devices: set[torch.device] = set()
         for part, name, tensor in parts:
@@ -168,7 +179,9 @@ class Saver:
         self.journal.write("checkpoint", step=step, path=str(path), **digest, **times)
 
     def _write_behind_records(self, step: int, **given: Any) -> Path:
-        """Write a checkpoint once the records that it names are on disk: after a power failure it would not fit shorter ones."""
+        """Write a checkpoint once the records that it names are on disk: after a power failure it would not
+        fit shorter ones.
+        """
         for name in CHAINED:
             if (self.root.parent / name).is_file():
                 flush(self.root.parent / name)
@@ -180,7 +193,8 @@ class Saver:
         """Write a checkpoint; on a full disk delete old ones first, and else retry until there is space.
 
         Returns:
-            its folder; None, with `_problem` set, where it could not be written before the next save or the end.
+            its folder; None, with `_problem` set, where it could not be written before the next save or the
+            end.
         """
         while True:
             has_room = self._free_bytes() >= num_bytes + SPARE_BYTES
@@ -231,8 +245,12 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def parts(model: nn.Module, average: Average | None, optimizer: Optimizer) -> Iterable[tuple[str, str, Tensor]]:
-    """All tensors of a training by file and name, unsharded, one at a time; with a sharded model all processes must iterate."""
+def parts(
+    model: nn.Module, average: Average | None, optimizer: Optimizer
+) -> Iterable[tuple[str, str, Tensor]]:
+    """All tensors of a training by file and name, unsharded, one at a time; with a sharded model all
+    processes must iterate.
+    """
     averages = {} if average is None else average.tensors
     for name, tensor in model.state_dict().items():
         yield MODEL, name, full(tensor)
@@ -242,11 +260,15 @@ def parts(model: nn.Module, average: Average | None, optimizer: Optimizer) -> It
         yield OPTIMIZER, name, full(tensor)
 
 
-def check_space(root: Path, model: nn.Module, average: Average | None, optimizer: Optimizer, *, kept: int) -> None:
-    """Check before the first save that the disk has space for all checkpoints that will be kept, and the one being written.
+def check_space(
+    root: Path, model: nn.Module, average: Average | None, optimizer: Optimizer, *, kept: int
+) -> None:
+    """Check before the first save that the disk has space for all checkpoints that will be kept, and the one
+    being written.
 
     Args:
-        root: the run's checkpoints folder; checkpoints that are there count as written, except those that are never deleted.
+        root: the run's checkpoints folder; checkpoints that are there count as written, except those that are
+            never deleted.
         model, average, optimizer: what a checkpoint holds.
         kept: checkpoints that are kept.
 
@@ -256,11 +278,15 @@ def check_space(root: Path, model: nn.Module, average: Average | None, optimizer
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     one = weights * (1 if average is None else 2) + optimizer_bytes(optimizer)
     existing = next(path for path in (root, *root.absolute().parents) if path.exists())
-    there = sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and not is_set_aside(path.parent))
+    there = sum(
+        path.stat().st_size for path in root.rglob("*") if path.is_file() and not is_set_aside(path.parent)
+    )
     free = shutil.disk_usage(existing).free
     if free + there < one * (kept + 1):
         raise CheckpointError(
-            f"{root}: {bytes_text(free)} are free, the checkpoints of this run need {bytes_text(one * (kept + 1) - there)} "
-            f"more ({kept} kept and one being written, {bytes_text(one)} each); free some space, choose another folder with --out, or "
+            f"{root}: {bytes_text(free)} are free, the checkpoints of this run need "
+            f"{bytes_text(one * (kept + 1) - there)} "
+            f"more ({kept} kept and one being written, {bytes_text(one)} each); free some space, choose "
+            f"another folder with --out, or "
             "lower checkpoint.keep_last or keep_best"
         )

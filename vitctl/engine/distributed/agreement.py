@@ -1,4 +1,6 @@
-"""All processes resume from one checkpoint, which rank 0 chooses, and have the same state before the first step."""
+"""All processes resume from one checkpoint, which rank 0 chooses, and have the same state before the first
+step.
+"""
 
 import hashlib
 import json
@@ -11,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from vitctl.data.source.views import Source
 from vitctl.engine.checkpoint.files import SavedCheckpoint, newest_checkpoint, newest_name, read_checkpoint
 from vitctl.engine.distributed.process_group import check_same, raise_on_all
 from vitctl.engine.distributed.runtime import Runtime
@@ -21,7 +24,10 @@ from vitctl.errors import CheckpointError
 CheckpointTensors = Mapping[str, dict[str, Tensor]]  # file of a checkpoint -> its tensors by name
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_CHUNK, _CPU_CHUNK = 2**22, 2**15  # words at a time: at most 64 MiB of temporary memory; on a CPU what fits its cache
+_CHUNK, _CPU_CHUNK = (
+    2**22,
+    2**15,
+)  # words at a time: at most 64 MiB of temporary memory; on a CPU what fits its cache
 _FACTOR = 0x1E3779B97F4A7C15  # odd; spreads the positions in a tensor over all 64 bits
 
 
@@ -34,8 +40,45 @@ class Identity(Protocol):
         ...
 
     def check(self, name: str, state: Mapping[str, Any]) -> str:
-        """Compare with a checkpoint; returns a message for the user, or "". Raises CheckpointError for another training's."""
+        """Compare with a checkpoint; returns a message for the user, or "".
+
+        Raises CheckpointError for another training's.
+        """
         ...
+
+
+_FIX = (
+    "make sure that all nodes read the same files (a network disk may show one of them an old state; a run "
+    "that is active writes "
+    "new checkpoints: name one of them with --from), then start again"
+)
+
+
+def check_inputs(
+    runtime: Runtime,
+    state: Mapping[str, Tensor],
+    config: Any,
+    meta: Mapping[str, Any],
+    sources: Iterable[Source | None],
+) -> None:
+    """Compare what this process has read with what rank 0 has read.
+
+    Args:
+        runtime: this process among its peers, all of which call this.
+        state, config, meta: the weights that the job starts from, their model, and what is stored with them.
+        sources: the splits that it reads; None is ignored.
+
+    Raises:
+        LaunchError: they differ; the same message on every process.
+    """
+    if runtime.num_processes == 1:
+        return
+    facts = {
+        "start weights": checksum(sorted(state.items())),
+        "model": f"{config!r} {json.dumps(meta, sort_keys=True, default=str)}",
+        "data index": " ".join(source.digest if source is not None else "none" for source in sources),
+    }
+    check_same(facts, _FIX)
 
 
 def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[SavedCheckpoint | None, list[str]]:
@@ -46,10 +89,12 @@ def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[SavedCheckpoint | N
         root: the run's checkpoints folder.
 
     Returns:
-        the checkpoint, None when there is none; on rank 0 also one line for each newer one that is incomplete.
+        the checkpoint, None when there is none; on rank 0 also one line for each newer one that is
+        incomplete.
 
     Raises:
-        CheckpointError: a process cannot read exactly that checkpoint, or sees a newer one; the same line on every process.
+        CheckpointError: a process cannot read exactly that checkpoint, or sees a newer one; the same line on
+            every process.
     """
     saved: SavedCheckpoint | None = None
     problems: list[str] = []
@@ -57,7 +102,9 @@ def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[SavedCheckpoint | N
     if runtime.is_main:
         try:
             saved, problems = newest_checkpoint(root)
-            chosen = {"name": saved.folder.name, "digest": saved.digest} if saved else {"name": "", "digest": ""}
+            chosen = (
+                {"name": saved.folder.name, "digest": saved.digest} if saved else {"name": "", "digest": ""}
+            )
             chosen |= {"newest": newest_name(root)}
         except CheckpointError as error:
             problem = str(error)
@@ -83,7 +130,8 @@ def check_resumable(runtime: Runtime, saved: SavedCheckpoint, total_steps: int, 
     problem = said = ""
     if saved.step > total_steps:
         problem = (
-            f"{saved.folder}: is of step {saved.step}, and this run would end at step {total_steps}, before it; set "
+            f"{saved.folder}: is of step {saved.step}, and this run would end at step {total_steps}, before "
+            f"it; set "
             f"schedule.total_steps to {saved.step} or more, or choose another folder with --out"
         )
     elif own is not None and runtime.is_main:
@@ -103,7 +151,8 @@ def _read_chosen(runtime: Runtime, root: Path, chosen: dict[str, str]) -> tuple[
         if (newest := newest_name(root)) > chosen["newest"]:
             return (
                 None,
-                f"{root / newest}: seen by {who} but not by process 0, which would start from an earlier step; {fix}",
+                f"{root / newest}: seen by {who} but not by process 0, which would start from an earlier "
+                f"step; {fix}",
             )
         if not chosen["name"]:
             return None, ""
@@ -122,14 +171,16 @@ def agreed_tensors(runtime: Runtime, saved: SavedCheckpoint) -> CheckpointTensor
     """The tensors of a checkpoint, read by every process.
 
     Raises:
-        CheckpointError: a process could not read them, though it had verified them; the same line on every process.
+        CheckpointError: a process could not read them, though it had verified them; the same line on every
+            process.
     """
     problem, read = "", {}
     try:
         read = {name: saved.tensors(name) for name in (MODEL, OPTIMIZER, AVERAGE)}
     except (OSError, SafetensorError) as error:
         problem = (
-            f"{saved.folder}: process {runtime.rank} on {socket.gethostname()} could not read it ({error}); check its "
+            f"{saved.folder}: process {runtime.rank} on {socket.gethostname()} could not read it ({error}); "
+            f"check its "
             "disk, then resume"
         )
     raise_on_all(problem)
@@ -145,7 +196,8 @@ def check_same_state(
 ) -> None:
     """Check that step, weights, their average and the optimizer state are the same on all processes.
 
-    With a sharded model each process holds another part: there the full tensors are compared that it was cut from.
+    With a sharded model each process holds another part: there the full tensors are compared that it was cut
+    from.
 
     Args:
         runtime: this process among its peers.
@@ -160,7 +212,9 @@ def check_same_state(
     if runtime.num_processes == 1:
         return
     if is_sharded(model):
-        everything = ((file, name, tensor) for file, tensors in read.items() for name, tensor in tensors.items())
+        everything = (
+            (file, name, tensor) for file, tensors in read.items() for name, tensor in tensors.items()
+        )
     held = checksum((f"{part} {name}", tensor) for part, name, tensor in everything)
     check_same(
         {"step": str(step), "weights or optimizer state": held},
@@ -169,7 +223,8 @@ def check_same_state(
 
 
 def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """A digest of named tensors, computed on their device in integer arithmetic: equal for equal bits, on any device.
+    """A digest of named tensors, computed on their device in integer arithmetic: equal for equal bits, on any
+    device.
 
     A change of a single number always changes it. It detects accidents; it is not cryptographic.
     """

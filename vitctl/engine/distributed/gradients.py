@@ -1,4 +1,6 @@
-"""The gradient of a global batch from the micro-batches of all processes: by all-reduce, or by a fixed tree over its leaves."""
+"""The gradient of a global batch from the micro-batches of all processes: by all-reduce, or by a fixed tree
+over its leaves.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +19,8 @@ Backward = Callable[[Batch, int, float], Tensor]  # (batch, step, scale of its l
 
 
 class Sums(NamedTuple):
-    """Over the global batch, the same on every process: the loss, images that count, unusable images, processes that got a signal.
+    """Over the global batch, the same on every process: the loss, images that count, unusable images,
+    processes that got a signal.
 
     Scalars in float64 on the device, where they may not be computed yet.
     """
@@ -37,7 +40,9 @@ class Gradients(Protocol):
         ...
 
     def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
-        """Compute it after `step` finished steps, from this process's share; `stopped`: this process received a signal."""
+        """Compute it after `step` finished steps, from this process's share; `stopped`: this process received
+        a signal.
+        """
         ...
 
 
@@ -70,7 +75,8 @@ class AllReduced:
 
 @dataclass(frozen=True)
 class ByLanes:
-    """Gradients and counts are added in the order of the leaves, so that they are the same on any number of processes.
+    """Gradients and counts are added in the order of the leaves, so that they are the same on any number of
+    processes.
 
     Args:
         runtime: of this process.
@@ -108,13 +114,17 @@ class ByLanes:
 
 
 def _counts(batches: list[Batch], stopped: bool) -> Tensor:
-    """Images that count, unusable ones, and whether this process received a signal, float64 `[batches, 3]`, on the host."""
+    """Images that count, unusable ones, and whether this process received a signal, float64 `[batches, 3]`,
+    on the host.
+    """
     rows = [[float(batch.weights.sum()), float(len(batch.bad)), float(stopped)] for batch in batches]
     return torch.tensor(rows, dtype=torch.float64)
 
 
 def _added(terms: list[Tensor]) -> Tensor:
-    """The sum in float64, from left to right: the order decides the last bits, and `sum` has another in other releases of Python."""
+    """The sum in float64, from left to right: the order decides the last bits, and `sum` has another in other
+    releases of Python.
+    """
     total = torch.zeros_like(terms[0], dtype=torch.float64)
     for term in terms:
         total = total + term

@@ -1,8 +1,10 @@
-"""The gradient of a global batch by one fixed binary tree of additions, the same bits on any number of processes.
+"""The gradient of a global batch by one fixed binary tree of additions, the same bits on any number of
+processes.
 
-Rounding makes a sum depend on the order of its additions. Here the order is fixed by the numbers of the leaves: the leaves of a lane
-are added in a binary tree, and then the lanes. A process adds the largest subtrees that lie within its own leaves, and the additions
-above them are done in one place for each block of the gradient, by the process that the block is sent to.
+Rounding makes a sum depend on the order of its additions. Here the order is fixed by the numbers of the
+leaves: the leaves of a lane are added in a binary tree, and then the lanes. A process adds the largest
+subtrees that lie within its own leaves, and the additions above them are done in one place for each block of
+the gradient, by the process that the block is sent to.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +21,9 @@ BUCKET_BYTES = 64 * 2**20  # of the gradient that are exchanged at a time
 
 
 def added(tree: Tree, known: Callable[[Tree], Tensors | None]) -> Tensors:
-    """Add up a tree, left before right; `known` gives the tensors of a node, which are changed, or None: add its subtrees."""
+    """Add up a tree, left before right; `known` gives the tensors of a node, which are changed, or None: add
+    its subtrees.
+    """
     tensors = known(tree)
     if tensors is not None:
         return tensors
@@ -52,18 +56,25 @@ class LaneSum:
         """The sum of the gradients of all leaves, the same on every process.
 
         Args:
-            leaf: computes the gradient of one of this process's leaves, a list of tensors that may be changed.
+            leaf: computes the gradient of one of this process's leaves, a list of tensors that may be
+                changed.
         """
         nodes = subtrees(self.lanes.tree, self.own)
-        sums = {node: added(node, lambda part: leaf(part) if isinstance(part, int) else None) for node in nodes}
+        sums = {
+            node: added(node, lambda part: leaf(part) if isinstance(part, int) else None) for node in nodes
+        }
         return sums[self.lanes.tree] if self.num_processes == 1 else self._exchanged(sums)
 
     def table(self, rows: Tensor) -> Tensor:
-        """The rows of all leaves, float64 `[num_leaves, N]`, from those of this process's; no number is rounded."""
+        """The rows of all leaves, float64 `[num_leaves, N]`, from those of this process's; no number is
+        rounded.
+        """
         table = rows.new_zeros(self.lanes.num_leaves, rows.shape[1])
         table[self.own.start : self.own.stop] = rows
         if self.num_processes > 1:
-            bits = table.view(torch.int64)  # one process has each row, the others zeros: a sum of integers copies them
+            bits = table.view(
+                torch.int64
+            )  # one process has each row, the others zeros: a sum of integers copies them
             dist.all_reduce(bits)
         return table
 
@@ -80,14 +91,19 @@ class LaneSum:
         return mine[0]
 
     def _completed(self, sums: Tensor) -> Tensor:
-        """The sum `[S]` of a part of the gradient from this process's subtrees of it, `[K, S]`; S is a multiple of the processes."""
+        """The sum `[S]` of a part of the gradient from this process's subtrees of it, `[K, S]`; S is a
+        multiple of the processes.
+        """
         nodes = [
-            subtrees(self.lanes.tree, self.lanes.owned(rank, self.num_processes)) for rank in range(self.num_processes)
+            subtrees(self.lanes.tree, self.lanes.owned(rank, self.num_processes))
+            for rank in range(self.num_processes)
         ]
         size = sums.shape[1] // self.num_processes
         sent = sums.view(len(sums), self.num_processes, size).transpose(0, 1).reshape(-1, size)
         received = sums.new_empty(sum(map(len, nodes)), size)
-        dist.all_to_all_single(received, sent, [len(theirs) for theirs in nodes], [len(sums)] * self.num_processes)
+        dist.all_to_all_single(
+            received, sent, [len(theirs) for theirs in nodes], [len(sums)] * self.num_processes
+        )
         known = dict(zip((node for theirs in nodes for node in theirs), received, strict=True))
         block = added(self.lanes.tree, lambda node: [known[node]] if node in known else None)[0]
         whole = sums.new_empty(sums.shape[1])

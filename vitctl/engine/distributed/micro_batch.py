@@ -1,4 +1,7 @@
-"""The largest micro-batch that fits into device memory, found by trying. Global batch and learning rate do not change."""
+"""The largest micro-batch that fits into device memory, found by trying.
+
+Global batch and learning rate do not change.
+"""
 
 from collections.abc import Callable
 
@@ -27,7 +30,8 @@ def largest_micro_batch(fits: Callable[[int], bool], share: int) -> int:
     while not fits(-(-share // enough)):
         if enough == share:
             raise LaunchError(
-                "machine.micro_batch = -1: not even one image at a time fits on this device; set machine.checkpoint_blocks = true, "
+                "machine.micro_batch = -1: not even one image at a time fits on this device; set "
+                "machine.checkpoint_blocks = true, "
                 "machine.sharding = 'fsdp', or take a smaller model"
             )
         too_few, enough = enough, min(2 * enough, share)
@@ -57,7 +61,8 @@ def fits_everywhere(
         objective: the loss of a batch.
         batch: of this process.
         reserve: bytes that training needs in addition: optimizer state, averages.
-        adds_up: the pass adds to gradients that are there before it: sums of earlier micro-batches, or DDP's buckets.
+        adds_up: the pass adds to gradients that are there before it: sums of earlier micro-batches, or DDP's
+            buckets.
     """
     model.train()
     fitted = True

@@ -1,4 +1,5 @@
-"""The process group: rendezvous, a first all-reduce as a test, one line per node, and checks that all processes agree.
+"""The process group: rendezvous, a first all-reduce as a test, one line per node, and checks that all
+processes agree.
 
 Text is exchanged between CPUs by gloo; tensors on GPUs by NCCL.
 """
@@ -40,15 +41,19 @@ def join(*, cpu: bool, seconds: float = JOIN_SECONDS) -> None:
         backend, limit = "gloo" if cpu else "cpu:gloo,cuda:nccl", timedelta(seconds=seconds)
         if _store_outlives_processes():
             rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            kept = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, False, limit)
+            kept = dist.TCPStore(
+                os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, False, limit
+            )
             store = dist.PrefixStore(f"restart_{os.environ['TORCHELASTIC_RESTART_COUNT']}", kept)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
         else:
             dist.init_process_group(backend, timeout=limit)
     except (RuntimeError, ValueError) as error:
         raise LaunchError(
-            f"process {os.environ.get('RANK')} on {socket.gethostname()}: the {os.environ.get('WORLD_SIZE')} processes did not "
-            f"all meet at {place} within {seconds:.0f} s ({str(error).splitlines()[0][:200]}); check that all were started and "
+            f"process {os.environ.get('RANK')} on {socket.gethostname()}: the {os.environ.get('WORLD_SIZE')} "
+            f"processes did not "
+            f"all meet at {place} within {seconds:.0f} s ({str(error).splitlines()[0][:200]}); check that "
+            f"all were started and "
             "that every node can reach that address"
         ) from error
 
@@ -56,8 +61,8 @@ def join(*, cpu: bool, seconds: float = JOIN_SECONDS) -> None:
 def _store_outlives_processes() -> bool:
     """Whether torchrun keeps the store of the rendezvous when it restarts the processes.
 
-    They would read the addresses of the earlier processes, and wait for ever or be refused. On one machine the number of
-    restarts serves as a prefix; with several, each torchrun has its own count.
+    They would read the addresses of the earlier processes, and wait for ever or be refused. On one machine
+    the number of restarts serves as a prefix; with several, each torchrun has its own count.
     """
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return kept and os.environ.get("GROUP_WORLD_SIZE") == "1" and "TORCHELASTIC_RESTART_COUNT" in os.environ
@@ -80,8 +85,10 @@ def check_all_reduce(*, cpu: bool, seconds: float = CHECK_SECONDS) -> None:
         done = False
     if not done or int(total) != dist.get_world_size():
         raise LaunchError(
-            f"process {dist.get_rank()} on {socket.gethostname()}: {dist.get_world_size()} processes met, but could not add "
-            f"a number within {limit:.0f} s; a process hangs, or the network between the nodes is blocked: check firewalls and "
+            f"process {dist.get_rank()} on {socket.gethostname()}: {dist.get_world_size()} processes met, "
+            f"but could not add "
+            f"a number within {limit:.0f} s; a process hangs, or the network between the nodes is blocked: "
+            f"check firewalls and "
             "GLOO_SOCKET_IFNAME / NCCL_SOCKET_IFNAME"
         )
 
@@ -102,7 +109,9 @@ def broadcast_text(text: str) -> str:
 
 
 def gather_texts(text: str) -> list[str]:
-    """The text of each process, cut after 2,000 bytes, by rank, on every process; without a process group its own."""
+    """The text of each process, cut after 2,000 bytes, by rank, on every process; without a process group its
+    own.
+    """
     if not dist.is_initialized():
         return [text]
     HERE.arrive()
@@ -147,7 +156,8 @@ def check_same(facts: Mapping[str, str], fix: str) -> None:
     for rank, (host, theirs) in enumerate(others, start=1):
         if differing := [name for name in own if theirs.get(name) != first[1].get(name)]:
             raise LaunchError(
-                f"process {rank} on {host} has different {', '.join(differing)} than process 0 on {first[0]}; nothing was computed "
+                f"process {rank} on {host} has different {', '.join(differing)} than process 0 on "
+                f"{first[0]}; nothing was computed "
                 f"with them: {fix}"
             )
 

@@ -1,5 +1,6 @@
 """The runtime of every process of a job: accelerate, the device, and the precision."""
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.engine.distributed.transfer import Transfer
 from vitctl.errors import LaunchError
 from vitctl.models.hardware import bf16_tflops
+from vitctl.recipe.machine import Machine
 from vitctl.system.waiting import HERE
 
 MIX = 0x9E3779B97F4A7C15
@@ -54,7 +56,8 @@ class Computation:
 class Normaliser:
     """uint8 `[B, 3, S, S]` to the device, then normalised there: (x / 255 - mean) / std.
 
-    `mean` and `std` go to the device once, because a copy from ordinary memory makes the host wait for the device.
+    `mean` and `std` go to the device once, because a copy from ordinary memory makes the host wait for the
+    device.
     """
 
     def __init__(self, computation: Computation, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -83,7 +86,9 @@ class Fetched:
             self._arrived.record()
 
     def wait(self) -> Tensor:
-        """The numbers, on the host; waits for all that the device was told before they were asked for, and for nothing later."""
+        """The numbers, on the host; waits for all that the device was told before they were asked for, and
+        for nothing later.
+        """
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._tensor
@@ -149,7 +154,10 @@ class Runtime:
         return own
 
     def sum(self, values: list[float]) -> list[float]:
-        """Element-wise sum over all processes, in float64, the same numbers on each. The device is not waited for."""
+        """Element-wise sum over all processes, in float64, the same numbers on each.
+
+        The device is not waited for.
+        """
         HERE.arrive()
         total = torch.tensor(values, dtype=torch.float64)
         if self.num_processes > 1:
@@ -157,7 +165,10 @@ class Runtime:
         return [float(v) for v in total.tolist()]
 
     def sum_words(self, words: np.ndarray) -> np.ndarray:
-        """Element-wise sum over all processes modulo 2^64, uint64 `[n]`, the same on each. The device is not waited for."""
+        """Element-wise sum over all processes modulo 2^64, uint64 `[n]`, the same on each.
+
+        The device is not waited for.
+        """
         if self.num_processes == 1:
             return words
         HERE.arrive()
@@ -183,13 +194,16 @@ class Runtime:
         Args:
             model: on its device.
             ddp: whether DDP adds up its gradients.
-            always_synced: no backward pass is within `no_sync`, on any process. Then DDP learns the graph from the first pass
-                (`static_graph`), which fails inside torch where that pass does not add up.
+            always_synced: no backward pass is within `no_sync`, on any process. Then DDP learns the graph
+                from the first pass (`static_graph`), which fails inside torch where that pass does not add
+                up.
         """
         self.accelerator.ddp_handler = DistributedDataParallelKwargs(
             gradient_as_bucket_view=True, static_graph=always_synced
         )
-        wrapped: nn.Module = self.accelerator.prepare_model(model, evaluation_mode=is_sharded(model) or not ddp)
+        wrapped: nn.Module = self.accelerator.prepare_model(
+            model, evaluation_mode=is_sharded(model) or not ddp
+        )
         return wrapped
 
     @cached_property
@@ -198,7 +212,9 @@ class Runtime:
         return Transfer(self.device)
 
     def release(self) -> None:
-        """Free the wrapped models, to which accelerate keeps references, and buffers of batches; between two trainings."""
+        """Free the wrapped models, to which accelerate keeps references, and buffers of batches; between two
+        trainings.
+        """
         vars(self).pop("transfer", None)
         self.accelerator.free_memory()
 
@@ -215,11 +231,14 @@ def start(
         trackers, folder: accelerate's trackers and where they write.
 
     Raises:
-        LaunchError: the number of processes is not the recipe's, the device cannot do the precision, or a tracker is missing.
+        LaunchError: the number of processes is not the recipe's, the device cannot do the precision, or a
+            tracker is missing.
     """
     cpu, chosen = _device_and_precision(device, precision)
     if lacking := sorted({*trackers} - {str(name) for name in get_available_trackers()}):
-        raise LaunchError(f"log.trackers: {', '.join(lacking)} is not installed here, or unknown to accelerate")
+        raise LaunchError(
+            f"log.trackers: {', '.join(lacking)} is not installed here, or unknown to accelerate"
+        )
     AcceleratorState._reset_state()
     accelerator = Accelerator(
         cpu=cpu,
@@ -229,13 +248,15 @@ def start(
     )
     if accelerator.num_processes != processes:
         raise LaunchError(
-            f"the recipe asks for {processes} processes (machine.processes), {accelerator.num_processes} were started"
+            f"the recipe asks for {processes} processes (machine.processes), {accelerator.num_processes} "
+            f"were started"
         )
     return Runtime(accelerator, chosen)
 
 
 def alone(*, precision: str, device: str) -> Computation:
-    """How a process computes that has no peers, so that it needs no `Runtime`: with the device and the precision of one.
+    """How a process computes that has no peers, so that it needs no `Runtime`: with the device and the
+    precision of one.
 
     Args, Raises: as `start`.
     """
@@ -246,7 +267,9 @@ def alone(*, precision: str, device: str) -> Computation:
 def _device_and_precision(device: str, precision: str) -> tuple[bool, str]:
     """Whether the CPU computes, and the precision."""
     if device == "cuda" and not torch.cuda.is_available():
-        raise LaunchError("machine.device = 'cuda': PyTorch finds no GPU here (`vitctl doctor` tells why); use 'auto'")
+        raise LaunchError(
+            "machine.device = 'cuda': PyTorch finds no GPU here (`vitctl doctor` tells why); use 'auto'"
+        )
     cpu = device == "cpu" or not torch.cuda.is_available()
     chosen = best_precision(cpu) if precision == "auto" else precision
     if chosen == "bf16" and not cpu and not torch.cuda.is_bf16_supported():
@@ -255,7 +278,8 @@ def _device_and_precision(device: str, precision: str) -> tuple[bool, str]:
         )
     if chosen == "tf32" and (cpu or not torch.cuda.is_tf32_supported()):
         raise LaunchError(
-            "machine.precision = 'tf32': needs an NVIDIA GPU of 2020 or later; set machine.precision to 'float32' or 'auto'"
+            "machine.precision = 'tf32': needs an NVIDIA GPU of 2020 or later; set machine.precision to "
+            "'float32' or 'auto'"
         )
     # Convolutions use it by torch's default, matrix products do not.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = chosen == "tf32"
@@ -263,7 +287,9 @@ def _device_and_precision(device: str, precision: str) -> tuple[bool, str]:
 
 
 def best_precision(cpu: bool) -> str:
-    """bf16 where the device multiplies it fast (CUDA with bf16, CPUs with AMX or avx512_bf16), float32 elsewhere."""
+    """bf16 where the device multiplies it fast (CUDA with bf16, CPUs with AMX or avx512_bf16), float32
+    elsewhere.
+    """
     if not cpu:
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     try:
@@ -274,5 +300,22 @@ def best_precision(cpu: bool) -> str:
 
 
 def seed_step(seed: int, step: int, part: int) -> None:
-    """Seed dropout by (seed, step, part), so that a resumed run draws the same masks; the part is a rank, or a leaf of a lane."""
+    """Seed dropout by (seed, step, part), so that a resumed run draws the same masks; the part is a rank, or
+    a leaf of a lane.
+    """
     torch.manual_seed((seed * MIX + step * 1_000_003 + part) % 2**63)
+
+
+def num_workers(machine: Machine, runtime: Runtime) -> int:
+    """Return the loader processes of each process: machine.workers, up to 8 with a GPU, else half of the cores."""
+    return loader_workers(machine, runtime.device, runtime.num_processes)
+
+
+def loader_workers(machine: Machine, device: torch.device, num_processes: int) -> int:
+    """Return the same for a process without a `Runtime`."""
+    if machine.workers >= 0:
+        return machine.workers
+    cores = os.cpu_count() or 1
+    if device.type == "cuda":
+        return min(8, cores // min(num_processes, max(1, torch.cuda.device_count())))
+    return max(1, min(8, cores // 2))

@@ -1,7 +1,8 @@
 """FSDP2: parameters, gradients and optimizer state are sharded over the processes; checkpoints are unsharded.
 
-The result is that of DDP: weights are gathered in the type of the parameters, and autocast converts them. It is the same, bit for
-bit, where the weights that autocast would convert are gathered in bf16: only when they are converted differs.
+The result is that of DDP: weights are gathered in the type of the parameters, and autocast converts them. It
+is the same, bit for bit, where the weights that autocast would convert are gathered in bf16: only when they
+are converted differs.
 """
 
 import sys
@@ -13,18 +14,51 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 import torch
 from torch import Tensor, nn
 
+from vitctl.errors import LaunchError
 from vitctl.models.blocks import Block
 from vitctl.models.kernels.linear import Head, Linear
+from vitctl.recipe.machine import ShardedMachine, TrainMachine
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
+    from vitctl.engine.distributed.runtime import Runtime
+
+
+def shard_as(machine: TrainMachine, runtime: "Runtime", model: nn.Module, *, probed: bool) -> None:
+    """Shard the model where machine.sharding says so.
+
+    Raises:
+        LaunchError: the machine cannot, or the model is probed, which calls it for its features only.
+    """
+    if not (isinstance(machine, ShardedMachine) and machine.sharding == "fsdp"):
+        return
+    if probed:
+        raise LaunchError(
+            "fewshot_probe.every_steps calls the model for its features only, which machine.sharding = 'fsdp' "
+            "does not support; set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
+        )
+    gathers_bf16 = machine.sharding_dtype == "bf16"
+    if gathers_bf16 and runtime.precision != "bf16":
+        raise LaunchError(
+            f"machine.sharding_dtype = 'bf16': this run computes in {runtime.precision}, and would lose "
+            f"precision; set machine.precision to 'bf16' or machine.sharding_dtype to 'float32'"
+        )
+    machine.shards(runtime.num_processes)  # raises where they cannot be divided so
+    shard(model, runtime.device, runtime.num_processes, machine.sharding_replicas, gathers_bf16=gathers_bf16)
+
 
 def shard(
-    model: nn.Module, device: torch.device, num_processes: int, replicas: int = 1, *, gathers_bf16: bool = False
+    model: nn.Module,
+    device: torch.device,
+    num_processes: int,
+    replicas: int = 1,
+    *,
+    gathers_bf16: bool = False,
 ) -> None:
-    """Shard the parameters of `model` over the processes, in place: each outermost block as a unit, then the rest.
+    """Shard the parameters of `model` over the processes, in place: each outermost block as a unit, then the
+    rest.
 
     While a block computes, the weights of the next one are gathered.
 
@@ -34,11 +68,14 @@ def shard(
         model: on its device.
         device: of this process.
         num_processes: of the job.
-        replicas: copies of the model, each sharded over successive processes (HSDP); gradients are added up over the copies.
-        gathers_bf16: gather the linear layers of blocks in bf16, for a model that runs under bf16 autocast. Their gradients are added up
-            in float32. What autocast leaves in float32, such as norms and the head, is gathered in float32, once for all blocks.
+        replicas: copies of the model, each sharded over successive processes (HSDP); gradients are added up
+            over the copies.
+        gathers_bf16: gather the linear layers of blocks in bf16, for a model that runs under bf16 autocast.
+            Their gradients are added up in float32. What autocast leaves in float32, such as norms and the
+            head, is gathered in float32, once for all blocks.
     """
-    # Imported here and not above: that takes longer than all other imports of a run on one device after torch's own.
+    # Imported here and not above: that takes longer than all other imports of a run on one device after
+    # torch's own.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -49,8 +86,11 @@ def shard(
     else:
         mesh = init_device_mesh(device.type, (num_processes,))
     # Inputs are left to autocast: cast here, the residual stream would become bf16.
-    bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    # Torch warns of what changes an output in place. The outputs of linear layers are views, and nothing does.
+    bf16 = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    # Torch warns of what changes an output in place. The outputs of linear layers are views, and nothing
+    # does.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
     units: list[FSDPModule] = []
     for block in outermost_blocks(model):
@@ -85,7 +125,9 @@ def is_sharded(model: nn.Module) -> "TypeGuard[FSDPModule]":
 
 
 def synced(model: nn.Module, accelerator: Any, *, now: bool) -> AbstractContextManager[Any]:
-    """Within the block backward passes sum their gradients over the processes if `now`, else a later pass does."""
+    """Within the block backward passes sum their gradients over the processes if `now`, else a later pass
+    does.
+    """
     if is_sharded(model):
         model.set_requires_gradient_sync(now)
         return nullcontext()
@@ -121,4 +163,6 @@ def like(whole: Tensor, reference: Tensor) -> Tensor:
 def load_full_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     """Give a model a whole state, of which each process takes its part."""
     own = model.state_dict()
-    model.load_state_dict({name: like(value, own[name]) if name in own else value for name, value in state.items()})
+    model.load_state_dict(
+        {name: like(value, own[name]) if name in own else value for name, value in state.items()}
+    )

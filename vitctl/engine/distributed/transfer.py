@@ -1,7 +1,9 @@
-"""Batches on their way to a GPU: the next one is copied while the one before is computed on, and the host waits for neither.
+"""Batches on their way to a GPU: the next one is copied while the one before is computed on, and the host
+waits for neither.
 
-Copies go by a stream of their own, from pinned memory into one of two buffers, so that at most two batches are on the device. The
-copying stream waits until the computation is done with a buffer, the computing stream waits until the copy into it is complete:
+Copies go by a stream of their own, from pinned memory into one of two buffers, so that at most two batches
+are on the device. The copying stream waits until the computation is done with a buffer, the computing stream
+waits until the copy into it is complete:
 
     host:     send 0 | send 1, use 0 | send 2, use 1 | ...
     copying:  into A   into B          after use 0: into A
@@ -24,13 +26,17 @@ _cuda: Any = torch.cuda  # not all of it has types
 
 @dataclass(frozen=True)
 class SentBatch(Batch):
-    """A batch whose numbers are on the device as well, until the next one is asked for; what is on the host stays as it was."""
+    """A batch whose numbers are on the device as well, until the next one is asked for; what is on the host
+    stays as it was.
+    """
 
     on_device: Batch | None = None
 
 
 def given(batch: Batch) -> Batch:
-    """The batch as a network is given it: its images, labels and weights on the device, where a `Transfer` has sent them there."""
+    """The batch as a network is given it: its images, labels and weights on the device, where a `Transfer`
+    has sent them there.
+    """
     return (isinstance(batch, SentBatch) and batch.on_device) or batch
 
 
@@ -117,7 +123,10 @@ class Transfer:
         return SentBatch(**vars(batch), on_device=on_device), buffer
 
     def _buffer(self, tensors: list[Tensor]) -> _Buffer:
-        """The one of two for batches of these shapes that was used longest ago. Its memory belongs to the computing stream."""
+        """The one of two for batches of these shapes that was used longest ago.
+
+        Its memory belongs to the computing stream.
+        """
         if self._stream is None:
             self._stream = _cuda.Stream(self._device)
         key = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)

@@ -1,13 +1,15 @@
-"""Chained lines: each line of log.jsonl and steps.jsonl ends with a SHA-256 over itself and the digest of the line before.
+"""Chained lines: each line of log.jsonl and steps.jsonl ends with a SHA-256 over itself and the digest of the
+line before.
 
-The file itself is the only state, so that threads and processes may append to it, and a crash leaves nothing to mend. A line
-that a crash cut short belongs to no chain; the next line follows the last whole one.
+The file itself is the only state, so that threads and processes may append to it, and a crash leaves nothing
+to repair. A line that a crash cut short is not part of the chain; the next line follows the last complete
+one.
 """
 
 import hashlib
+import json
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,21 +20,18 @@ from vitctl.system.bounds import LOG_LINE
 from vitctl.system.files import open_regular
 
 _LINK = re.compile(rb', "sha256": "([0-9a-f]{64})"\}$')
-# Kinds of records that carry no number of a training: a start writes them, so that one may follow what a crash or a result ended.
-QUIET = frozenset(("start", "resume", "warning", "data", "weights", "node"))
-_MOST_TORN = 1000  # incomplete lines in a row
-_WINDOW = 2**14  # bytes from the end of a file where the last whole line is looked for first
+_WINDOW = 2**14  # bytes from the end of a file that are searched first for the last complete line
 
 
 class Line(NamedTuple):
-    """A whole line: its text without the link, as bytes, the digest of its link, "" where it has none, and its number from 1."""
+    """A complete line: its text without the link, the digest in its link ("" without one), its number from 1."""
 
     body: bytes
     sha256: str
     number: int = 0
 
     def follows(self, before: str) -> bool:
-        """Whether its link is that of a line after one with the digest `before`."""
+        """Whether it is linked to a line with the digest `before`."""
         return self.sha256 == link(self.body, before)
 
 
@@ -48,13 +47,13 @@ def linked(body: bytes, before: str) -> bytes:
 
 
 def split(line: bytes) -> Line:
-    """A line without its newline, and its link."""
+    """Separate a line without its newline from its link."""
     found = _LINK.search(line)
     return Line(line[: found.start()] + b"}", found[1].decode()) if found else Line(line, "")
 
 
 def last_line(descriptor: int) -> Line:
-    """The last linked line of an open file; an empty one where there is none."""
+    """The last linked line of an open file; an empty one if there is none."""
     size, window = os.fstat(descriptor).st_size, _WINDOW
     while True:
         first = max(0, size - window)
@@ -68,7 +67,7 @@ def last_line(descriptor: int) -> Line:
 
 
 def end_of(path: Path) -> Line:
-    """The last linked line of a file; an empty one where there is none."""
+    """The last linked line of a file; an empty one if there is none."""
     if not os.path.lexists(path):
         return Line(b"{}", "")
     with open_regular(path, error=LaunchError) as file:
@@ -76,12 +75,12 @@ def end_of(path: Path) -> Line:
 
 
 def head(path: Path) -> str:
-    """The digest of the last line of a file of chained lines; "" where there is none."""
+    """The digest of the last line of a file of chained lines; "" if there is none."""
     return end_of(path).sha256
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file without their newlines; a line that is too long is left out."""
+    """The lines of a file without their newlines; lines that are too long are skipped."""
     most, inside = LOG_LINE.limit, False
     with open_regular(path, error=LaunchError) as file:
         while line := file.readline(most):
@@ -93,67 +92,47 @@ def whole_lines(path: Path) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class Chain:
-    """What a file of chained lines proves.
+    """The chained lines of a file.
 
     Args:
-        links: digests of the linked lines, in order.
-        kinds: of their records.
+        links: digests of the lines, in order.
         num_torn: incomplete lines, as a crash leaves them.
-        broken_at: number of the first line of the file, from 1, that does not follow the one before; 0 where all do.
-        torn_at: of the first line that is no record, and stands where no crash leaves one; 0 where there is none.
+        broken_at: number of the first line, from 1, that does not follow the one before; 0 if all do.
     """
 
-    links: Sequence[str]
-    kinds: Sequence[str]
-    num_torn: int
-    broken_at: int
-    torn_at: int
-
-    def numbers_after(self, digest: str) -> list[str]:
-        """Kinds of the records behind the line with a digest that carry numbers."""
-        return [kind for kind in self.kinds[self.links.index(digest) + 1 :] if kind not in QUIET]
+    links: Sequence[str] = ()
+    num_torn: int = 0
+    broken_at: int = 0
 
 
-def read_chain(
-    path: Path, kind_of: Callable[[bytes], str | None], take: Callable[[Line], None] = lambda _: None
-) -> Chain:
-    """Follow the links of a file.
-
-    A crash leaves an incomplete line at the end. A start follows it; or, where the disk was full, the same line, whole.
-
-    Args:
-        path: of the file.
-        kind_of: the kind of the record in the text of a line; None where it is no record.
-        take: called with each record.
-    """
+def read_chain(path: Path, take: Callable[[Line], None] = lambda _: None) -> Chain:
+    """Follow the links of a file; `take` is called with each complete line."""
     links: list[str] = []
-    kinds: list[str] = []
-    torn: list[bytes] = []
-    num_torn = broken_at = torn_at = 0
+    num_torn = broken_at = 0
     for number, text in enumerate(whole_lines(path), 1):
         line = split(text)._replace(number=number)
-        kind = kind_of(line.body)
-        if kind is None:
+        if not _is_record(line.body):
             num_torn += bool(text)
-            torn += [text] * bool(text)
-            torn_at = torn_at or (number if len(torn) > _MOST_TORN else 0)
-            torn = torn[:_MOST_TORN]
             continue
-        if torn and kind not in QUIET and not all(text.startswith(one) for one in torn):
-            torn_at = torn_at or number - 1
-        torn = []
         if not broken_at and not line.follows(links[-1] if links else ""):
             broken_at = number
         links.append(line.sha256)
-        kinds.append(sys.intern(kind))
         take(line)
-    return Chain(links, kinds, num_torn, broken_at, torn_at)
+    return Chain(links, num_torn, broken_at)
+
+
+def _is_record(body: bytes) -> bool:
+    try:
+        return isinstance(json.loads(body), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def without(lines: Sequence[bytes], is_kept: Callable[[bytes], bool]) -> list[bytes]:
-    """Drop lines and link those behind them anew.
+    """Drop lines and link the lines after them anew.
 
-    A line that did not follow the one before it stays as it is: dropping lines never hides that one was changed.
+    A line that did not follow the one before it stays as it is: dropping lines never hides that one was
+    changed.
 
     Args:
         lines: without newlines.

@@ -1,44 +1,108 @@
-"""The record of every step: a chained line in steps.jsonl, and marks of its samples and gradients in trace.bin."""
+"""The record of every step: a chained line in steps.jsonl, and 16-bit marks of its samples and gradients in
+trace.bin.
 
+The digests of a global batch do not depend on how it is split over processes, micro-batches and workers: each
+sample gives a word of 64 bits from its position in the global batch and its value, and the digest is their
+sum modulo 2^64. They detect accidents and differences in a replay; they are not cryptographic.
+"""
+
+import hashlib
 import json
 import os
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
 
 from vitctl.data.loader.batches import Batch
+from vitctl.data.source.order import mix_words
 from vitctl.engine.distributed.agreement import checksum
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.engine.journal import Journal
-from vitctl.engine.loop import Result
 from vitctl.engine.run_files import STEP_RECORDS, TRACE
+from vitctl.engine.step import Result
 from vitctl.engine.trace.chain import end_of
-from vitctl.engine.trace.digests import PARTS, batch_digest, norm_marks, norms_digest
 from vitctl.engine.trace.steps import START
 from vitctl.errors import CheckpointError
 from vitctl.system.files import no_links, open_regular
 
 FORMAT = "vitctl-steps/1"
+# Digests of a batch, in causal order: numbers in the source, encoded images, uint8 images after augmentation
+# and before mixing, labels.
+PARTS = ("samples", "bytes", "pixels", "labels")
 
+_SLOTS = 4  # marks of 16 bits in a word
 _HEADER = struct.Struct("<16sIIQ")
 _MAGIC = b"vitctl-trace/1"
 
 
+class BatchDigest(NamedTuple):
+    """Digests of a global batch.
+
+    Args:
+        parts: uint64 `[4]`, in the order of `PARTS`.
+        marks: uint16 `[batch_size]`, of each sample, mixed from its encoded image, pixels and label.
+    """
+
+    parts: np.ndarray
+    marks: np.ndarray
+
+
+def batch_digest(
+    runtime: Runtime, batches: Iterable[Batch], positions: range, batch_size: int
+) -> BatchDigest:
+    """The digests of a global batch; all processes call this together.
+
+    Args:
+        runtime: this process among its peers.
+        batches: micro-batches of this process, with checksums.
+        positions: of their samples in the global batch, in order.
+        batch_size: of the global batch.
+    """
+    values = np.concatenate([_values(batch) for batch in batches])
+    places = mix_words(np.arange(positions.start + 1, positions.stop + 1, dtype=np.uint64))
+    parts = mix_words(mix_words(values) ^ places[:, None]).sum(axis=0, dtype=np.uint64)
+    _, encoded, pixels, labels = values.T
+    marks = np.zeros(-(-batch_size // _SLOTS) * _SLOTS, np.uint16)
+    marks[positions.start : positions.stop] = _mark(mix_words(mix_words(encoded) ^ pixels) ^ labels)
+    # Every mark comes from one process, so that the sum of the words of all processes has the marks of all.
+    words = runtime.sum_words(np.concatenate((parts, marks.view(np.uint64))))
+    return BatchDigest(words[: len(PARTS)], words[len(PARTS) :].view(np.uint16)[:batch_size])
+
+
+def norm_marks(norms: np.ndarray) -> np.ndarray:
+    """A mark of 16 bits for each norm: float64 `[P]` to uint16 `[P]`."""
+    return _mark(np.ascontiguousarray(norms, np.float64).view(np.uint64))
+
+
+def _mark(words: np.ndarray) -> np.ndarray:
+    return (mix_words(words) >> np.uint64(48)).astype(np.uint16)
+
+
+def _values(batch: Batch) -> np.ndarray:
+    assert batch.checksums is not None, "train_batches(..., checksums=True) computes them"
+    labels = batch.labels.numpy().reshape(len(batch), -1).astype(np.uint64)
+    folded = labels[:, 0]
+    for column in labels.T[1:]:
+        folded = mix_words(folded) ^ column
+    columns = (batch.samples.numpy().astype(np.uint64), *batch.checksums.astype(np.uint64).T, folded)
+    return np.stack(columns, axis=1)
+
+
 @dataclass(frozen=True)
 class StepRecord:
-    """What is recorded of one step.
+    """The record of one step.
 
     Args:
         fields: of its line in steps.jsonl.
-        marks: uint16, of the samples of the global batch, then of the norm of each parameter's gradient; see digests.py.
+        marks: uint16, of the samples of the global batch, then of the norm of each parameter's gradient.
     """
 
     fields: dict[str, Any]
@@ -63,16 +127,18 @@ def describe_step(
         batches: micro-batches of this process, with checksums.
         positions: of their samples in the global batch.
         batch_size: of the global batch.
-        weights: the model after the step, to record a digest of its weights; None: none is recorded.
+        weights: the model after the step, to record a digest of its weights; None to record none.
     """
     digest = batch_digest(runtime, batches, positions, batch_size)
     norms = np.zeros(0) if result.gradient is None else result.gradient.numpy()
     marks = np.concatenate((digest.marks, norm_marks(norms))).astype("<u2")
+    bits = {name: float(getattr(result, name)).hex() for name in ("loss", "grad_norm", "lr")}
+    norm_bytes = np.ascontiguousarray(norms, "<f8").tobytes()
     fields: dict[str, Any] = {
         "step": step,
-        "bits": {"loss": result.loss.hex(), "grad_norm": result.grad_norm.hex(), "lr": float(result.lr).hex()},
+        "bits": bits,
         "batch": {name: f"{word:016x}" for name, word in zip(PARTS, digest.parts.tolist(), strict=True)},
-        "gradient": norms_digest(norms),
+        "gradient": hashlib.sha256(norm_bytes).hexdigest()[:16],
         "trace": f"{zlib.crc32(marks.tobytes()):08x}",
     }
     if result.skipped:
@@ -83,12 +149,12 @@ def describe_step(
 
 
 def end_of_steps(folder: Path, step: int) -> tuple[str, int]:
-    """The digest of the last line of steps.jsonl, "" where there is none, and how many steps up to `step` have no record behind it."""
-    end = end_of(folder / STEP_RECORDS)
-    try:
+    """The digest of the last line of steps.jsonl ("" if there is none), and the number of steps up to `step`
+    that have no record after it.
+    """
+    end, last = end_of(folder / STEP_RECORDS), 0
+    with suppress(ValueError, TypeError, AttributeError, RecursionError):  # a changed line counts no steps
         last = int(json.loads(end.body).get("step", 0))
-    except (ValueError, TypeError, AttributeError, RecursionError):  # somebody changed the line: it counts nothing
-        last = 0
     return end.sha256, max(0, step - last)
 
 
@@ -118,7 +184,7 @@ class Recorder:
     batch_size: int
 
     def start(self, step: int, facts: Mapping[str, Any], checkpoint: str = "") -> None:
-        """Record what a start of the run computes with, before its first step, and cut the marks of later steps.
+        """Record how a start of the run computes, before its first step, and cut the marks of later steps.
 
         Args:
             step: finished steps.
@@ -128,10 +194,10 @@ class Recorder:
         if not self.runtime.is_main:
             return
         before, unrecorded = end_of_steps(self.folder, step)
-        own: dict[str, Any] = {"format": FORMAT, "batch_size": self.batch_size}
-        own |= {"before": before, "unrecorded": unrecorded, "checkpoint": checkpoint}
-        own |= {} if is_sharded(self.model) else {"weights": weights_checksum(self.model)}
-        self.journal.append(self.folder / STEP_RECORDS, {"kind": START, "step": step, **own, **facts})
+        start: dict[str, Any] = {"format": FORMAT, "batch_size": self.batch_size}
+        start |= {"before": before, "unrecorded": unrecorded, "checkpoint": checkpoint}
+        start |= {} if is_sharded(self.model) else {"weights": weights_checksum(self.model)}
+        self.journal.append(self.folder / STEP_RECORDS, {"kind": START, "step": step, **start, **facts})
         with suppress(OSError):
             self._cut_marks(step)
 
@@ -140,22 +206,19 @@ class Recorder:
         model = self.model if weights and self.runtime.is_main and not is_sharded(self.model) else None
         record = describe_step(self.runtime, step, result, batches, self.positions, self.batch_size, model)
         if self.runtime.is_main:
-            # A full disk: the journal holds the line, which says that the marks are lost.
+            # On a full disk the journal holds the line, which says that the marks are lost.
             lost = {} if self._write_marks(step, record.marks) else {"trace": ""}
             self.journal.append(self.folder / STEP_RECORDS, record.fields | lost)
 
     def _cut_marks(self, step: int) -> None:
         path, size = self.folder / TRACE, 2 * (self.batch_size + sum(1 for _ in self.model.parameters()))
         header = read_marks_header(path)
-        descriptor = no_links(str(path), os.O_RDWR | os.O_CREAT)
-        try:
+        with os.fdopen(no_links(str(path), os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as file:
             if header is None or header.size != size or header.first > step:
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, _HEADER.pack(_MAGIC, size, 0, step), 0)
+                file.truncate(0)
+                file.write(_HEADER.pack(_MAGIC, size, 0, step))
             else:
-                os.ftruncate(descriptor, min(os.fstat(descriptor).st_size, header.begin(step + 1)))
-        finally:
-            os.close(descriptor)
+                file.truncate(min(os.fstat(file.fileno()).st_size, header.begin(step + 1)))
 
     def _write_marks(self, step: int, marks: np.ndarray) -> bool:
         """Write the marks of a step; returns whether all of them are in the file."""
@@ -163,15 +226,11 @@ class Recorder:
         if header is None or header.size < marks.nbytes:
             return False
         try:
-            descriptor = no_links(str(self.folder / TRACE), os.O_RDWR)
+            with os.fdopen(no_links(str(self.folder / TRACE), os.O_RDWR), "r+b", buffering=0) as file:
+                file.seek(header.begin(step))
+                return file.write(marks.tobytes()) == marks.nbytes
         except OSError:
             return False
-        try:
-            return os.pwrite(descriptor, marks.tobytes(), header.begin(step)) == marks.nbytes
-        except OSError:
-            return False
-        finally:
-            os.close(descriptor)
 
 
 @dataclass(frozen=True)
@@ -182,12 +241,12 @@ class MarksHeader:
     first: int
 
     def begin(self, step: int) -> int:
-        """Where the marks of a step begin."""
+        """Offset of the marks of a step."""
         return _HEADER.size + (step - 1 - self.first) * self.size
 
 
 def read_marks_header(path: Path) -> MarksHeader | None:
-    """The header of trace.bin; None where there is none."""
+    """The header of trace.bin; None if there is none."""
     try:
         with open_regular(path, error=CheckpointError) as file:
             magic, size, _, first = _HEADER.unpack(file.read(_HEADER.size))
@@ -196,15 +255,15 @@ def read_marks_header(path: Path) -> MarksHeader | None:
     return MarksHeader(size, first) if magic.rstrip(b"\0") == _MAGIC and 0 < size < 2**31 else None
 
 
-def read_marks(path: Path, fields: Mapping[str, Any], count: int) -> np.ndarray | None:
-    """The marks of a step, `count` of them; None where trace.bin does not hold those that its line names."""
+def read_marks(path: Path, step: int, crc: str, count: int) -> np.ndarray | None:
+    """The `count` marks of a step; None if trace.bin does not hold those with the CRC-32 that its line names."""
     header = read_marks_header(path)
-    if header is None or int(fields["step"]) <= header.first or 2 * count > header.size:
+    if header is None or step <= header.first or 2 * count > header.size:
         return None
     try:
         with open_regular(path, error=CheckpointError) as file:
-            file.seek(header.begin(int(fields["step"])))
+            file.seek(header.begin(step))
             content = file.read(2 * count)
-    except (CheckpointError, OSError, OverflowError):  # a step that lies beyond any file
+    except (CheckpointError, OSError, OverflowError):  # an offset beyond any file
         return None
-    return np.frombuffer(content, "<u2") if f"{zlib.crc32(content):08x}" == fields.get("trace") else None
+    return np.frombuffer(content, "<u2") if f"{zlib.crc32(content):08x}" == crc else None

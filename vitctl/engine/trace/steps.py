@@ -1,10 +1,11 @@
-"""Reading steps.jsonl: what was recorded of the starts and of the steps of a training."""
+"""Reading steps.jsonl: what was recorded of the starts and steps of a training, and what its checkpoints say of
+these records.
+"""
 
 import json
-import math
 import os
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -16,7 +17,7 @@ from vitctl.engine.run_files import LOG_HEAD, STATE, STEP_RECORDS, STEPS_HEAD, U
 from vitctl.engine.trace.chain import Chain, Line, read_chain
 from vitctl.errors import CheckpointError
 
-START = "start"  # kind of the records of starts; those of steps have none
+START = "start"  # kind of the records of starts; records of steps have none
 MOST_STEPS = 10**12
 
 
@@ -42,7 +43,7 @@ class StepLine(BaseModel):
     skipped: bool = False
 
     def number(self, name: str) -> float:
-        """The loss, grad_norm or lr; NaN where none is recorded."""
+        """The loss, grad_norm or lr; NaN if it is not recorded."""
         return float.fromhex(self.bits.get(name, "nan"))
 
 
@@ -68,19 +69,11 @@ class MadeOf(BaseModel):
 
 
 class StartLine(BaseModel):
-    """A start of a training as it was recorded.
-
-    `before` is the digest of the line before it ("" at the beginning of the record), `unrecorded` the number of steps before it that
-    have no record, `checkpoint` the digest of the checkpoint that it loaded ("" for the start weights), `weights` that of the weights.
-    """
+    """A start of a training as it was recorded: the machine, and how it computes. `weights` is their digest."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     step: int = Field(ge=0, le=MOST_STEPS)
-    before: str | None = Field(None, max_length=100)  # None: recorded before starts named it
-    unrecorded: int = Field(0, ge=0, le=MOST_STEPS)
-    checkpoint: str = Field("", max_length=100)
-    batch_size: int = Field(ge=1, le=10**9)
     made_of: MadeOf
     weights: str = Field("", max_length=100)
     recipe_file: str = Field("", max_length=100)
@@ -100,75 +93,90 @@ class StartLine(BaseModel):
     versions: dict[str, str] = Field(default_factory=dict, max_length=100)
 
 
-class Gap(NamedTuple):
-    """Steps without a record, `first` to `last`; `is_told`: the start that follows them says so."""
-
-    first: int
-    last: int
-    is_told: bool
-
-
 @dataclass(frozen=True)
 class Steps:
     """The record of a training.
 
     Args:
-        chain: of its file.
+        chain: the lines of its file.
         starts: in order.
-        by_step: each step; of one that was recorded twice the last.
-        after: digest of a line -> finished steps at it.
-        gaps: between the records.
-        problem: the first line that cannot follow those before it; "" where there is none.
+        by_step: each step; the last record of a step that was recorded twice.
+        gaps: (first, last) of steps without a record.
+        problem: the first line that cannot follow those before it; "" if there is none.
     """
 
     chain: Chain
     starts: list[StartLine]
     by_step: dict[int, StepLine]
-    after: dict[str, int]
-    gaps: list[Gap]
+    gaps: list[tuple[int, int]]
     problem: str
 
     @property
     def last(self) -> int:
-        """The last step that has a record; 0 where none has."""
+        """The last step that has a record; 0 if none has."""
         return max(self.by_step, default=0)
-
-    def start_of(self, step: int) -> StartLine:
-        """The start of the process that made a step. Raises CheckpointError where none is recorded."""
-        found = [start for start in self.starts if start.step < step]
-        if not found:
-            raise CheckpointError(f"{STEP_RECORDS}: no start is recorded before step {step}")
-        return found[-1]
-
-    def starts_of(self, first: int, last: int) -> list[StartLine]:
-        """The starts of the processes that made some steps, `first` to `last`, in order."""
-        return [self.start_of(first), *(start for start in self.starts if first <= start.step < last)]
 
 
 def read_steps(folder: Path) -> Steps | None:
-    """The record of the training in a folder; None where there is none.
+    """The record of the training in a folder; None if there is none.
 
     Raises:
-        CheckpointError: a line is no record of a step or a start.
+        CheckpointError: a line is not a record of a step or a start.
     """
     path = folder / STEP_RECORDS
     if not os.path.lexists(path):
         return None
-    found = _Reading(path)
-    chain = read_chain(path, kind_of, found.take)
-    return Steps(chain, found.starts, found.by_step, found.after, found.gaps, found.problem)
+    starts: list[StartLine] = []
+    by_step: dict[int, StepLine] = {}
+    gaps: list[tuple[int, int]] = []
+    problem, last = "", 0
+
+    def take(line: Line) -> None:
+        nonlocal problem, last
+        record = _parsed(line, path)
+        is_step = isinstance(record, StepLine)
+        if record.step < last + is_step:
+            problem = problem or f"{path}, line {line.number}: a second record of step {record.step}"
+        if record.step > last + is_step:
+            gaps.append((last + 1, record.step - is_step))
+        last = max(last, record.step)
+        if isinstance(record, StepLine):
+            by_step[record.step] = record
+        else:
+            starts.append(record)
+
+    chain = read_chain(path, take)
+    return Steps(chain, starts, by_step, gaps, problem)
+
+
+def _parsed(line: Line, path: Path) -> StepLine | StartLine:
+    fields: Mapping[str, Any] = json.loads(line.body)
+    try:
+        return (StartLine if fields.get("kind") == START else StepLine).model_validate(fields)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors(include_input=False)[0]["loc"])) or "its value"
+        raise CheckpointError(
+            f"{path}, line {line.number}: not a record of a step ({where[:80]}); it was changed"
+        ) from None
 
 
 class LoggedEnds(NamedTuple):
-    """The digests of the lines of log.jsonl, and those of the checkpoints that it names, by step."""
+    """The lines of log.jsonl, and the digests of the checkpoints that it names, by step."""
 
-    lines: Collection[str]
+    chain: Chain
     checkpoints: Mapping[int, str]
-    broken_at: int = 0  # number of the first line that does not follow the one before
+
+    @property
+    def broken_at(self) -> int:
+        """Number of the first line that does not follow the line before; 0 if all do."""
+        return self.chain.broken_at
 
 
 def read_logged_ends(folder: Path) -> LoggedEnds:
-    """What log.jsonl in a folder says of checkpoints; nothing where there is no log. Raises LaunchError where it is no file."""
+    """What log.jsonl in a folder says of checkpoints; empty if there is no log.
+
+    Raises LaunchError if it is not a file.
+    """
     checkpoints: dict[int, str] = {}
 
     def take(line: Line) -> None:
@@ -178,39 +186,30 @@ def read_logged_ends(folder: Path) -> LoggedEnds:
                     checkpoints[record.get("step", 0)] = str(record["digest"])
 
     path = folder / LOG
-    if not os.path.lexists(path):
-        return LoggedEnds((), checkpoints)
-    chain = read_chain(path, kind_of, take)
-    return LoggedEnds(chain.links, checkpoints, chain.broken_at)
+    chain = read_chain(path, take) if os.path.lexists(path) else Chain()
+    return LoggedEnds(chain, checkpoints)
 
 
 def record_problem(saved: SavedCheckpoint, steps: Steps | None, log: LoggedEnds, weights: str = "") -> str:
-    """Return why the records beside a checkpoint are not those that it was saved with; "" where they are.
+    """Return why the records beside a checkpoint are not those that it was saved with; "" if they are.
 
     Args:
         saved: the checkpoint.
-        steps: the record of the steps; None where there is none.
+        steps: the record of the steps; None if there is none.
         log: what the log says of checkpoints.
-        weights: digest of the weights in it, see `weights_checksum`; "": they are not compared.
+        weights: digest of the checkpoint's weights, see `weights_checksum`; "" to skip them.
     """
     state, step = saved.state, saved.step
     if step_of(saved.folder) not in (None, step):
         return f"{STATE} says step {step}"
-    start = next((one for one in reversed(steps.starts) if one.step < step), None) if steps is not None else None
-    if start is not None and start.before is not None and (unnamed := not_named(saved)):
-        return f"{STATE} does not say {unnamed}; it was changed"
-    at, head = 0, state.get(STEPS_HEAD, "")
-    if head:
+    if head := state.get(STEPS_HEAD, ""):
         if steps is None:
             return f"was saved with a record of its steps, and {STEP_RECORDS} is gone"
         if steps.chain.broken_at:
             return f"{STEP_RECORDS}, line {steps.chain.broken_at}, does not follow the line before"
-        if head not in steps.after:
+        if head not in steps.chain.links:
             return f"{STEP_RECORDS} has no line with the digest that it was saved with ({head[:16]})"
-        at = steps.after[head]
-    if (head or UNRECORDED in state) and at + state.get(UNRECORDED, 0) != step:
-        return f"is of step {step}, and the record that it was saved with ends at step {at}"
-    if (end := state.get(LOG_HEAD, "")) and end not in log.lines:
+    if (end := state.get(LOG_HEAD, "")) and end not in log.chain.links:
         return f"{LOG} has no line with the digest that it was saved with ({end[:16]})"
     if log.checkpoints.get(step, saved.digest) != saved.digest:
         return f"{LOG} names another checkpoint of step {step}"
@@ -221,80 +220,5 @@ def record_problem(saved: SavedCheckpoint, steps: Steps | None, log: LoggedEnds,
 
 
 def not_named(saved: SavedCheckpoint) -> str:
-    """The ends of records that a checkpoint does not name, as one saved before they were; "" where it names all."""
+    """The fields that a checkpoint of an earlier vitctl lacks: the ends of its records; "" if it has all."""
     return ", ".join(name for name in (STEPS_HEAD, UNRECORDED, LOG_HEAD) if name not in saved.state)
-
-
-@dataclass
-class _Reading:
-    """The records of a file so far."""
-
-    path: Path
-    starts: list[StartLine] = field(default_factory=list)
-    by_step: dict[int, StepLine] = field(default_factory=dict)
-    after: dict[str, int] = field(default_factory=dict)
-    gaps: list[Gap] = field(default_factory=list)
-    problem: str = ""
-    last: int = 0
-    end: str = ""
-
-    def take(self, line: Line) -> None:
-        record = _parsed(line, self.path)
-        is_start = isinstance(record, StartLine)
-        begin = self.last + (not is_start)
-        text = self._start_problem(record) if isinstance(record, StartLine) else ""
-        if not self.starts and not is_start:
-            text = "a step before any start; lines were removed"
-        if record.step < begin:
-            text = "a second record of a step, or of an earlier one; it was added"
-        elif record.step > begin:
-            is_told = isinstance(record, StartLine) and record.unrecorded == record.step - self.last
-            self.gaps.append(Gap(self.last + 1, record.step - (not is_start), is_told))
-        if text and not self.problem:
-            self.problem = f"{self.path}, line {line.number}: {text}"
-        self.last, self.end = max(self.last, record.step), line.sha256
-        self.after[line.sha256] = record.step
-        if isinstance(record, StartLine):
-            self.starts.append(record)
-        else:
-            self.by_step[record.step] = record
-
-    def _start_problem(self, start: StartLine) -> str:
-        """Why a start cannot follow the lines before it; "" where it can."""
-        if start.before is None:
-            return ""
-        if start.before != self.end:
-            return "this start names another line before it; lines were changed, added or removed"
-        if bool(start.step) != bool(start.checkpoint):
-            return f"this start is at step {start.step}, and names {'a' if start.checkpoint else 'no'} checkpoint"
-        line = self.by_step.get(start.step)
-        if line is not None and line.weights and start.weights and line.weights != start.weights:
-            return f"this start loaded other weights than those after step {start.step}"
-        return ""
-
-
-def kind_of(body: bytes) -> str | None:
-    """The kind of the record in a line, "" where it names none; None where it is no JSON object."""
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    return str(value.get("kind", ""))[:100] if isinstance(value, dict) else None
-
-
-def same_number(one: float, two: float) -> bool:
-    """Equal, or both not a number."""
-    return one == two or (math.isnan(one) and math.isnan(two))
-
-
-def _parsed(line: Line, path: Path) -> StepLine | StartLine:
-    if not line.sha256:
-        raise CheckpointError(f"{path}, line {line.number}: has no link to the line before; it was changed or added")
-    fields: Mapping[str, Any] = json.loads(line.body)
-    try:
-        return (StartLine if fields.get("kind") == START else StepLine).model_validate(fields)
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors(include_input=False)[0]["loc"])) or "its value"
-        raise CheckpointError(
-            f"{path}, line {line.number}: is no record of a step ({where[:80]}); it was changed"
-        ) from None

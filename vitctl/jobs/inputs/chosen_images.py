@@ -11,7 +11,7 @@ from torch import Tensor
 from vitctl.data.images.decode import BadSample, open_picture
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.inspect.contact_sheet import choose
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source
 from vitctl.errors import DataError
 
 
@@ -36,7 +36,9 @@ class ChosenImages:
     def __len__(self) -> int:
         return len(self.names)
 
-    def pixels(self, transform: EvalTransform, done: Callable[[int, int], None] = lambda _done, _total: None) -> Tensor:
+    def pixels(
+        self, transform: EvalTransform, done: Callable[[int, int], None] = lambda _done, _total: None
+    ) -> Tensor:
         """The images as a network gets them before the value range.
 
         Args:
@@ -75,10 +77,13 @@ def choose_images(sources: Sequence[Source], num_images: int, seed: int, text: s
     chosen = np.array(choose(int(firsts[-1]), num_images, seed), np.int64)
     owners = np.searchsorted(firsts, chosen, side="right") - 1
     places = [
-        (sources[owner], number) for owner, number in zip(owners, (chosen - firsts[owners]).tolist(), strict=True)
+        (sources[owner], number)
+        for owner, number in zip(owners, (chosen - firsts[owners]).tolist(), strict=True)
     ]
     (class_names, *others) = dict.fromkeys(tuple(source.class_names) for source in sources)
-    labels = [-1 if others else int(source.labels(np.array([number])).reshape(-1)[0]) for source, number in places]
+    labels = [
+        -1 if others else int(source.labels(np.array([number])).reshape(-1)[0]) for source, number in places
+    ]
     return ChosenImages(
         tuple(source.key(number) for source, number in places),
         tuple(labels),

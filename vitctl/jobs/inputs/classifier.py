@@ -1,4 +1,6 @@
-"""A trained classifier that is ready to be shown images: from a run, a checkpoint, weights of any program, or an ONNX file."""
+"""A trained classifier that is ready to be shown images: from a run, a checkpoint, weights of any program, or
+an ONNX file.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +15,8 @@ from torch import Tensor
 from vitctl.data.images.decode import BadSample, Picture, open_picture
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.loader.batches import eval_batches
-from vitctl.data.source.read import Source, sample_key
+from vitctl.data.source.views import Source, sample_key
+from vitctl.engine.computation import choose_kernels
 from vitctl.engine.distributed.runtime import alone
 from vitctl.engine.evaluation import NOT_FINITE, most_likely
 from vitctl.errors import CheckpointError, DataError, RecipeError
@@ -22,10 +25,9 @@ from vitctl.jobs.inputs.forward import Activation, Network, Outputs, TorchNetwor
 from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.onnx_file import OnnxNetwork
 from vitctl.jobs.inputs.weights import loaded_model, scored_weights
-from vitctl.jobs.record.kernels import choose_kernels
 from vitctl.jobs.record.runs import newest_run
-from vitctl.models.weights.assumed import assumed_line
 from vitctl.models.weights.download import fetch
+from vitctl.models.weights.meta import assumed_line
 from vitctl.models.weights.sources import locate
 from vitctl.recipe.schema import Evaluate
 from vitctl.recipe.sections import WeightsSource
@@ -134,14 +136,17 @@ class OpenClassifier:
                 images = self.shown(open_picture(data, exif_orientation=turned, truncated=truncated))[None]
             except BadSample as error:
                 nothing = torch.zeros(1, max(1, len(self.class_names)))
-                yield Answers(name, [error.reason], nothing if self.network.has_head else None, torch.zeros(1, 0), [""])
+                yield Answers(
+                    name, [error.reason], nothing if self.network.has_head else None, torch.zeros(1, 0), [""]
+                )
                 continue
             logits, features = check_finite(self.network(images, with_features=with_features))
             digests = [hashlib.sha256(data).hexdigest()] * with_features
             yield Answers(name, [""], logits, features, digests)
 
     def rankings(self, logits: Tensor, top: int, threshold: float = 0.0) -> list[Ranking]:
-        """The most likely classes of each row of logits `[B, K]` with their probabilities, the most likely first.
+        """The most likely classes of each row of logits `[B, K]` with their probabilities, the most likely
+        first.
 
         Args:
             logits: of images.
@@ -169,7 +174,8 @@ def check_finite(outputs: Outputs) -> Outputs:
 def open_classifier(
     recipe: Evaluate, *, needs_head: bool = True, note: Callable[[str], None] = lambda _: None
 ) -> OpenClassifier:
-    """The classifier that a recipe's [weights] means, with the pre-processing that `vitctl evaluate` gives it.
+    """The classifier that a recipe's [weights] means, with the pre-processing that `vitctl evaluate` gives
+    it.
 
     Args:
         recipe: [weights], [machine], and [data] for what it says of the pre-processing.
@@ -186,7 +192,8 @@ def open_classifier(
     opened = _from_onnx(recipe) if recipe.weights.source.endswith(ONNX) else _from_weights(recipe, needs_head)
     if needs_head and not opened.network.has_head:
         raise CheckpointError(
-            f"{opened.path}: gives no logits, so that it predicts no classes; write its features with --features"
+            f"{opened.path}: gives no logits, so that it predicts no classes; write its features with "
+            f"--features"
         )
     return opened
 
@@ -196,7 +203,8 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
     if needs_head and not found.weights.has_head:
         zero = found.weights.meta.get("head") == "zero"
         raise CheckpointError(
-            f"{found.path}: {'its head is all zeros' if zero else 'it has no head'}, so that it predicts no classes; fine-tune it "
+            f"{found.path}: {'its head is all zeros' if zero else 'it has no head'}, so that it predicts no "
+            f"classes; fine-tune it "
             "first, or write its features with --features"
         )
     machine, meta = recipe.machine, found.weights.meta
@@ -225,21 +233,26 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
     weights, data, machine = recipe.weights, recipe.data, recipe.machine
     if weights != WeightsSource(source=weights.source):
         raise CheckpointError(
-            f"{weights.source}: an ONNX file is one set of weights; leave --weights, --model and weights.* out"
+            f"{weights.source}: an ONNX file is one set of weights; leave --weights, --model and "
+            f"weights.* out"
         )
     network = OnnxNetwork(Path(locate(weights.source, fetch)), machine.device)
     if data.image_size not in (0, network.image_size):
         raise RecipeError(
-            f"data.image_size = {data.image_size}: {weights.source} takes images of {network.image_size} pixels; leave it out"
+            f"data.image_size = {data.image_size}: {weights.source} takes images of {network.image_size} "
+            f"pixels; leave it out"
         )
     if machine.precision not in ("auto", "float32"):
         raise RecipeError(
-            f"machine.precision = '{machine.precision}': {weights.source} computes as it was exported; leave it out"
+            f"machine.precision = '{machine.precision}': {weights.source} computes as it was exported; "
+            f"leave it out"
         )
     guessed = network.meta.get("assumed")
     warnings = [f"assumed when the file was exported: {', '.join(guessed)}"] if guessed else []
     sized = recipe.model_copy(update={"data": data.model_copy(update={"image_size": network.image_size})})
-    return _opened(network, _transform(sized, network.meta), network.meta, network.digest, weights.source, "", warnings)
+    return _opened(
+        network, _transform(sized, network.meta), network.meta, network.digest, weights.source, "", warnings
+    )
 
 
 def _opened(

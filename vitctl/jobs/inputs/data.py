@@ -6,9 +6,8 @@ from pydantic import ValidationError
 
 from vitctl.data.datasets.catalog import synthetic
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
-from vitctl.data.source.labels import check_labels
-from vitctl.data.source.read import Source
 from vitctl.data.source.splits import num_repeated
+from vitctl.data.source.views import Source, check_labels
 from vitctl.engine.mixing import Mixing
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs import sampling
@@ -16,12 +15,16 @@ from vitctl.recipe.images import Place, TrainImages
 
 
 def open_images(place: Place, split: str, run_dir: Path) -> Source:
-    """A split of a recipe's [data]; data sets that come with vitctl are generated in RUN/data where they are missing."""
+    """A split of a recipe's [data]; data sets that come with vitctl are generated in RUN/data where they are
+    missing.
+    """
     return sampling.open_recipe_split(place, split, run_dir / "data")
 
 
 def open_whole(place: Place, split: str, run_dir: Path) -> Source:
-    """A split behind a score: remote shards are read whole through the cache, which verifies them, also with data.cache_gib = 0."""
+    """A split behind a score: remote shards are read whole through the cache, which verifies them, also with
+    data.cache_gib = 0.
+    """
     limit = place.cache_gib or Place.model_fields["cache_gib"].default
     return open_images(place.model_copy(update={"cache_gib": limit}), split, run_dir)
 
@@ -42,7 +45,8 @@ def check_once(source: Source, split: str) -> None:
     """Raises DataError where a split expression takes an image twice: it cannot be scored."""
     if repeated := num_repeated(source):
         raise DataError(
-            f"'{split}' takes {repeated:,} image(s) twice, and a score counts every image once; name parts that do not overlap"
+            f"'{split}' takes {repeated:,} image(s) twice, and a score counts every image once; name parts "
+            f"that do not overlap"
         )
 
 
@@ -67,14 +71,20 @@ def open_training_images(
         else data.model_copy(update={"path": data.mixture[0].path})
     )
     check_labels(train, data.train_split, "training" if needs_labels else "pixels")
-    test = (open_scored if needs_labels else open_images)(scored, data.eval_split, run_dir) if data.eval_split else None
+    test = (
+        (open_scored if needs_labels else open_images)(scored, data.eval_split, run_dir)
+        if data.eval_split
+        else None
+    )
     if test is not None and not needs_labels:
         check_labels(test, data.eval_split, "pixels")
     if test is not None and test.class_names != train.class_names:
         odd = sorted(set(train.class_names) ^ set(test.class_names))[:3]
         raise DataError(
-            f"'{data.train_split}' has {len(train.class_names)} classes, '{data.eval_split}' {len(test.class_names)}, "
-            f"and they are not the same{': ' + ', '.join(odd) if odd else ' in order'}; make both with one class list"
+            f"'{data.train_split}' has {len(train.class_names)} classes, '{data.eval_split}' "
+            f"{len(test.class_names)}, "
+            f"and they are not the same{': ' + ', '.join(odd) if odd else ' in order'}; make both with one "
+            f"class list"
         )
     return train, test
 

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from vitctl.data.datasets.catalog import find_data_set
-from vitctl.data.source.labels import check_labels
-from vitctl.data.source.provenance import source_text
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source, check_labels, source_text
 from vitctl.engine.evaluation import Score
 from vitctl.engine.metrics import mean_per_class
 from vitctl.engine.ridge import choose_shots, count_correct, decompose
@@ -60,13 +58,15 @@ def open_sets(data: FewshotImages, shots: Sequence[int], run_dir: Path) -> list[
     """The data sets of a recipe's [data], checked to have enough images for the shots.
 
     Raises:
-        DataError: data is missing, the splits have different classes, labels are invalid, an expression takes an image twice, or a
-            class has fewer images than shots.
+        DataError: data is missing, the splits have different classes, labels are invalid, an expression takes
+            an image twice, or a class has fewer images than shots.
     """
     places = [data.model_copy(update={"dataset": name, "path": ""}) for name in data.datasets] or [data]
     sets = []
     for place in places:
-        name = find_data_set(place.dataset).name if place.dataset and not place.path else Path(place.path).name
+        name = (
+            find_data_set(place.dataset).name if place.dataset and not place.path else Path(place.path).name
+        )
         default = SPLITS.get(name, ("train", "test"))
         train_split, eval_split = place.train_split or default[0], place.eval_split or default[1]
         train, test = (open_whole(place, split, run_dir) for split in (train_split, eval_split))
@@ -78,12 +78,16 @@ def open_sets(data: FewshotImages, shots: Sequence[int], run_dir: Path) -> list[
 
 def _check(one: FewshotSet, shots: int) -> None:
     if one.train.class_names != one.test.class_names:
-        raise DataError(f"'{one.train_split}' and '{one.eval_split}' do not have the same classes in the same order")
+        raise DataError(
+            f"'{one.train_split}' and '{one.eval_split}' do not have the same classes in the same order"
+        )
     check_labels(one.train, one.train_split, "draws", single=True)
     check_labels(one.test, one.eval_split, "scoring", single=True)
     for source, split in ((one.train, one.train_split), (one.test, one.eval_split)):
         check_once(source, split)
-    choose_shots(one.train.labels(), shots, num_classes=one.num_classes, seed=0, class_names=one.train.class_names)
+    choose_shots(
+        one.train.labels(), shots, num_classes=one.num_classes, seed=0, class_names=one.train.class_names
+    )
 
 
 def score_draw(
@@ -121,5 +125,6 @@ def drawn_rows(one: FewshotSet, shots: int, seed: int) -> list[tuple[str | int, 
     chosen = choose_shots(one.train.labels(), shots, num_classes=one.num_classes, seed=seed).tolist()
     names = one.train.class_names
     return [
-        (one.name, seed, names[i // shots], i % shots, sample, one.train.key(sample)) for i, sample in enumerate(chosen)
+        (one.name, seed, names[i // shots], i % shots, sample, one.train.key(sample))
+        for i, sample in enumerate(chosen)
     ]

@@ -6,10 +6,9 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from vitctl.engine.computation import Kernels, use_kernels
 from vitctl.engine.distributed.runtime import Computation, Normaliser
 from vitctl.engine.evaluation import class_logits, image_features
-from vitctl.jobs.record.kept import Kernels
-from vitctl.jobs.record.kernels import use_kernels
 from vitctl.models.build import Model
 
 Activation = Literal["softmax", "sigmoid"]

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import IO
 
 from vitctl.data.datasets.readers.class_folder import sort_files
-from vitctl.data.images.formats import IMAGE_EXTENSIONS, SYSTEM_FILE
+from vitctl.data.images.image_types import IMAGE_EXTENSIONS, SYSTEM_FILE
 from vitctl.data.shards.index import find_splits
 from vitctl.data.shards.remote import check_address, is_remote
-from vitctl.data.source.image_files import ImageFiles
 from vitctl.data.source.locate import locate_all_splits, locate_splits, no_index_message
-from vitctl.data.source.read import Source, sample_key
+from vitctl.data.source.unsharded import ImageFiles
+from vitctl.data.source.views import Source, sample_key
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.sampling import open_recipe_split
 from vitctl.recipe.images import Place
@@ -39,19 +39,22 @@ def find_images(
     note: Note,
     missing: list[str] | None = None,
 ) -> list[Source]:
-    """The images of each input, in order; neighbouring files are one source. Nothing is decoded or, but for folders, read.
+    """The images of each input, in order; neighbouring files are one source. Nothing is decoded or, but for
+    folders, read.
 
     Args:
-        inputs: images, folders (searched in depth), patterns with `*`, `?` or `[`, addresses of images, shards as `--data` takes
-            them with `:SPLIT` behind, and `-`: a list of paths and addresses.
+        inputs: images, folders (searched in depth), patterns with `*`, `?` or `[`, addresses of images,
+            shards as `--data` takes them with `:SPLIT` behind, and `-`: a list of paths and addresses.
         place: how shards are read.
         split: of shards that are given without one.
         stdin: the list: one name per line, or ended by NUL as `find -print0` does.
         note: told what was left out of folders.
-        missing: gets a line for each input without images, if others have some; None: such an input is an error.
+        missing: gets a line for each input without images, if others have some; None: such an input is an
+            error.
 
     Raises:
-        DataError: an input names nothing, or shards have several splits and none was chosen; with `missing`, every input.
+        DataError: an input names nothing, or shards have several splits and none was chosen; with `missing`,
+            every input.
     """
     found: list[Source | str] = []
     errors: list[DataError] = []
@@ -82,7 +85,11 @@ def some_names(sources: Sequence[Source], count: int) -> list[str]:
     """Names of the first images, at most `count` of each source; of shards one, which has to be read."""
     names: list[str] = []
     for source in sources:
-        names += source.names[:count] if isinstance(source, ImageFiles) else [sample_key(source, 0)] * bool(len(source))
+        names += (
+            source.names[:count]
+            if isinstance(source, ImageFiles)
+            else [sample_key(source, 0)] * bool(len(source))
+        )
     return names
 
 
@@ -102,7 +109,9 @@ def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | s
             raise DataError(f"{text}: no file matches this pattern")
         return [one for name in names for one in _one(name, place, split, note)]
     near = nearest(path.name, _beside(path), 1)
-    raise DataError(f"{text}: no such file or folder{f'; did you mean {path.parent / near[0]}?' if near else ''}")
+    raise DataError(
+        f"{text}: no such file or folder{f'; did you mean {path.parent / near[0]}?' if near else ''}"
+    )
 
 
 def _single(text: str, place: Place, split: str, note: Note) -> Sequence[Source | str]:
@@ -143,7 +152,8 @@ def _shards(text: str, split: str, place: Place, note: Note) -> Source:
     chosen = split or _only_split(text)
     if not split:
         note(
-            f"{text}: all images of its only split, {chosen}; --split chooses others, such as those that evaluate scores"
+            f"{text}: all images of its only split, {chosen}; --split chooses others, such as those that "
+            f"evaluate scores"
         )
     return open_recipe_split(place.model_copy(update={"path": text, "dataset": ""}), chosen, scratch=None)
 
@@ -154,12 +164,17 @@ def _only_split(text: str) -> str:
         raise DataError(no_index_message(text))
     if len(found) > 1:
         last = [*found][-1]
-        raise DataError(f"{text}: has the splits {', '.join(found)}; choose one: {text}:{last}, or --split {last}")
+        raise DataError(
+            f"{text}: has the splits {', '.join(found)}; choose one: {text}:{last}, or --split {last}"
+        )
     return next(iter(found))
 
 
 def _names_in(stdin: IO[bytes], note: Note) -> Iterator[str]:
-    """The names of a list. One that does not exist is a bad image, not an error: the list may be a program's."""
+    """The names of a list.
+
+    One that does not exist is a bad image, not an error: the list may be a program's.
+    """
     content = stdin.read(SHARD_LIST.limit + 1)
     if len(content) > SHARD_LIST.limit:
         raise DataError(f"standard input: a list of more than {SHARD_LIST} bytes; give it in parts")

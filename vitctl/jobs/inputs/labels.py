@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from vitctl.data.datasets.readers.files import class_list
-from vitctl.data.datasets.readers.objectnet import imagenet_classes
+from vitctl.data.datasets.readers.imagenet import imagenet_classes
 from vitctl.data.source.imagenet_real import label_sets, read_real
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source
 from vitctl.engine.metrics import correct_predictions, count_by_class, count_confusions, padded_sets
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.weights import FoundWeights
@@ -28,8 +28,8 @@ class LabelRule:
 
     Args:
         labels: name of a set of labels -> int64 `[N]` or `[N, L]`, padded with -1; the first is the main one.
-        classes: int64 `[N]`, the class of each image, for the counts by class: its first label where it has several, -1 where
-            it has none and is not counted.
+        classes: int64 `[N]`, the class of each image, for the counts by class: its first label where it has
+            several, -1 where it has none and is not counted.
         class_names: of `classes`.
         prediction_names: of the classes that may be predicted.
         to_scores: logits `[B, K]` to the scores of the classes that may be predicted `[B, A]`.
@@ -42,7 +42,9 @@ class LabelRule:
     to_scores: Callable[[Tensor], Tensor] = field(default=lambda logits: logits)
 
     def count_by_class(self, best: np.ndarray) -> np.ndarray:
-        """Images, top-1 and top-5 hits of each class under the main labels, int64 `[K, 3]`, from predictions `[N, 5]`."""
+        """Images, top-1 and top-5 hits of each class under the main labels, int64 `[K, 3]`, from predictions
+        `[N, 5]`.
+        """
         counted = self.classes >= 0
         right = correct_predictions(best, next(iter(self.labels.values())))[counted]
         return count_by_class(right, self.classes[counted], len(self.class_names))
@@ -86,13 +88,17 @@ def check_imagenet(source: Source) -> None:
     are_wnids = bool(set(names) & set(wnids))
     if len(names) != len(wnids) or (are_wnids and names != wnids):
         raise DataError(
-            f"ReaL labels are for ImageNet's {len(wnids):,} classes in order, these images have {len(names):,} "
+            f"ReaL labels are for ImageNet's {len(wnids):,} classes in order, these images have "
+            f"{len(names):,} "
             f"({', '.join(names[:3])} ...)"
         )
 
 
 def check_head_classes(found: FoundWeights, names: tuple[str, ...]) -> None:
-    """Compare the classes of head and data: by name, or by number where the weights file has no names. Raises CheckpointError."""
+    """Compare the classes of head and data: by name, or by number where the weights file has no names.
+
+    Raises CheckpointError.
+    """
     stored = found.weights.meta.get("class_names") or []
     num_classes = len(stored) or found.weights.config.num_classes
     if stored != list(names) if stored else num_classes != len(names):
@@ -108,7 +114,8 @@ def _objectnet(source: Source, classes: np.ndarray, found: FoundWeights, *, rest
     if not all(wnids):
         odd = source.class_names[wnids.index([])]
         raise DataError(
-            f"class '{odd}' names no ImageNet classes: these are not the images of `vitctl data prepare objectnet`"
+            f"class '{odd}' names no ImageNet classes: these are not the images of `vitctl data prepare "
+            f"objectnet`"
         )
     numbers = {wnid: number for number, wnid in enumerate(class_list("imagenet"))}
     check_head_classes(found, tuple(numbers))

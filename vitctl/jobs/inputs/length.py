@@ -1,11 +1,12 @@
-"""Batch size, length and warm-up of a run, where its recipe derives them from the number of training images. Imports no torch."""
+"""Batch size, length and warm-up of a run, where its recipe derives them from the number of training images.
 
-from collections.abc import Callable
+Imports no torch.
+"""
+
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
-from vitctl.engine.schedule import lr_at, total_steps
+from vitctl.engine.schedule import total_steps
 from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.schema import TrainRecipe
 
@@ -18,20 +19,6 @@ IN_PROPORTION = ", in proportion"  # marks, in the origin of the warm-up, that a
 R = TypeVar("R", bound=TrainRecipe)
 
 
-def learning_rate(recipe: TrainRecipe, steps: int) -> Callable[[int], float]:
-    """The learning rate as a function of finished steps, in a run of `steps`, from [optimizer] and [schedule]."""
-    s = recipe.schedule
-    return partial(
-        lr_at,
-        base_lr=recipe.optimizer.lr,
-        total=steps,
-        warmup=s.warmup_steps,
-        decay=s.decay,
-        end_lr=s.end_lr,
-        drops=s.drops,
-    )
-
-
 def needs_num_images(recipe: object) -> bool:
     """Whether a value of a recipe's [schedule] depends on the number of training images."""
     if not isinstance(recipe, TrainRecipe):
@@ -41,16 +28,19 @@ def needs_num_images(recipe: object) -> bool:
 
 
 def fitted_recipe(recipe: R, num_images: int) -> R:
-    """`recipe` with the open values of its [schedule] filled in: batch_size = 0, no length, warmup_steps = -1.
+    """`recipe` with the open values of its [schedule] filled in: batch_size = 0, no length, warmup_steps =
+    -1.
 
-    Large sets come out as the paper's: batches of 512, at most the 20,000 steps of Table 4, and the warm-up of 500 of
-    vision_transformer's configs/common.py. Small ones get eight batches an epoch, and at least 200 updates.
+    Large sets come out as the paper's: batches of 512, at most the 20,000 steps of Table 4, and the warm-up
+    of 500 of vision_transformer's configs/common.py. Small ones get eight batches an epoch, and at least 200
+    updates.
 
     Args:
         recipe: checked.
         num_images: in data.train_split.
 
-    Paper: Table 4 gives 512 images a batch, and 500 to 20,000 steps; the rule between them is a choice of vitctl
+    Paper: Table 4 gives 512 images a batch, and 500 to 20,000 steps; the rule between them is a choice of
+    vitctl
     """
     if not needs_num_images(recipe):
         return recipe
@@ -67,7 +57,8 @@ def fitted_recipe(recipe: R, num_images: int) -> R:
 
 
 def fit_schedule(loaded: Loaded, num_images: int) -> Loaded:
-    """`loaded` as `fitted_recipe` gives it, each value with its origin; after --steps or --epochs the warm-up is scaled with the length.
+    """`loaded` as `fitted_recipe` gives it, each value with its origin; after --steps or --epochs the warm-up
+    is scaled with the length.
 
     Args:
         loaded: a recipe that trains.

@@ -1,4 +1,7 @@
-"""The network of a recipe: from its [model], or from the header of the weights it starts from. Imports no torch."""
+"""The network of a recipe: from its [model], or from the header of the weights it starts from.
+
+Imports no torch.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,15 +12,17 @@ from vitctl.engine.run_files import CHECKPOINTS, MODEL, step_folders, tensors_fi
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.models.configs import Config, MaskedPatchConfig, ViTConfig
 from vitctl.models.variants import variant
-from vitctl.models.weights.config import read_config
 from vitctl.models.weights.download import cached
+from vitctl.models.weights.header import read_config
 from vitctl.models.weights.sources import Fetch, locate
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
 from vitctl.system.address import without_queries
 
 
 class StoredNetwork(NamedTuple):
-    """The network of stored weights, their path or address, and a line that names the run where none was given."""
+    """The network of stored weights, their path or address, and a line that names the run where none was
+    given.
+    """
 
     path: str
     config: Config
@@ -34,7 +39,8 @@ def find_network(
         fetch: downloads the file of an address; by default only the cache is used.
 
     Raises:
-        CheckpointError: there are none, or they are at an address and not in the cache, and no model is named.
+        CheckpointError: there are none, or they are at an address and not in the cache, and no model is
+            named.
     """
     taken, (source,) = "", without_queries(source, error=CheckpointError)
     if "://" not in source:
@@ -52,7 +58,9 @@ def find_network(
         source = str(path)
     else:
         if which:
-            raise CheckpointError(f"{source}: --weights {which}: this is one set of weights; leave --weights out")
+            raise CheckpointError(
+                f"{source}: --weights {which}: this is one set of weights; leave --weights out"
+            )
         try:
             path = locate(source, fetch)
         except CheckpointError:
@@ -61,7 +69,8 @@ def find_network(
             if model:
                 return StoredNetwork(f"{source}, not downloaded yet: assumed to be a {model}", variant(model))
             raise CheckpointError(
-                f"{source}: not downloaded yet, and --dry-run downloads nothing; name the model instead, e.g. --model B/16"
+                f"{source}: not downloaded yet, and --dry-run downloads nothing; name the model instead, "
+                f"e.g. --model B/16"
             ) from None
     return StoredNetwork(source, read_config(path, model=model), taken)
 
@@ -73,7 +82,8 @@ def _newest_file(folder: Path) -> Path | None:
 
 
 def model_config(recipe: Pretrain, num_classes: int) -> Config:
-    """The network of a recipe's [model] for this many classes; masked patch prediction has none: the target sets the size of the output.
+    """The network of a recipe's [model] for this many classes; masked patch prediction has none: the target
+    sets the size of the output.
 
     Raises:
         RecipeError: the named row's family lacks a field that is set.
@@ -85,20 +95,28 @@ def model_config(recipe: Pretrain, num_classes: int) -> Config:
     }
     masked = not needs_labels(recipe)
     config = variant(
-        recipe.model.name, image_size=recipe.data.image_size, num_classes=0 if masked else num_classes, **fields
+        recipe.model.name,
+        image_size=recipe.data.image_size,
+        num_classes=0 if masked else num_classes,
+        **fields,
     )
     if not masked and not recipe.model.pre_logits:
         return config
     if not isinstance(config, ViTConfig):
-        raise RecipeError(f"model.name = '{recipe.model.name}': only a ViT has pre-logits or predicts masked patches")
+        raise RecipeError(
+            f"model.name = '{recipe.model.name}': only a ViT has pre-logits or predicts masked patches"
+        )
     if not masked:
         return replace(config, representation_size=config.hidden_size)
     if (recipe.data.mean, recipe.data.std) != ((0.5,) * 3, (0.5,) * 3):
         raise RecipeError(
-            "loss.name = 'masked_patch': its targets need pixels in the range -1..1; leave data.mean and data.std at 0.5"
+            "loss.name = 'masked_patch': its targets need pixels in the range -1..1; leave data.mean and "
+            "data.std at 0.5"
         )
     if type(config) is not ViTConfig:
-        raise RecipeError(f"model.name = '{recipe.model.name}': masked patches are predicted by a plain ViT, e.g. B/16")
+        raise RecipeError(
+            f"model.name = '{recipe.model.name}': masked patches are predicted by a plain ViT, e.g. B/16"
+        )
     return MaskedPatchConfig(**vars(config), target=recipe.masked_patch.target)
 
 
@@ -108,9 +126,14 @@ def needs_labels(recipe: Pretrain | Finetune) -> bool:
 
 
 def rates_of(recipe: Finetune | Vtab, stored: Config) -> dict[str, float]:
-    """dropout and drop_path of a fine-tuning run: the recipe's, or those stored with the weights; 0 where nothing is stored."""
+    """dropout and drop_path of a fine-tuning run: the recipe's, or those stored with the weights; 0 where
+    nothing is stored.
+    """
     wanted = {"dropout": recipe.dropout, "drop_path": recipe.drop_path}
-    return {name: float(getattr(stored, name, 0.0) if rate == "as_stored" else rate) for name, rate in wanted.items()}
+    return {
+        name: float(getattr(stored, name, 0.0) if rate == "as_stored" else rate)
+        for name, rate in wanted.items()
+    }
 
 
 def rates_in_words(recipe: Finetune | Vtab, rates: Mapping[str, float]) -> str:
@@ -128,6 +151,7 @@ def unseen_pixels(config: Config, image_size: int = 0) -> list[str]:
     if seen == size:
         return []
     return [
-        f"image size {size} is not a multiple of the patch size {patch}: the last {size - seen} rows and columns of pixels are "
+        f"image size {size} is not a multiple of the patch size {patch}: the last {size - seen} rows and "
+        f"columns of pixels are "
         f"not used; {seen} or {seen + patch} would use all"
     ]

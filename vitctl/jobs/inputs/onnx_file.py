@@ -1,4 +1,6 @@
-"""An ONNX file that `vitctl export` wrote, opened to predict with: the network, and what its metadata say of images and classes."""
+"""An ONNX file that `vitctl export` wrote, opened to predict with: the network, and what its metadata say of
+images and classes.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -65,10 +67,14 @@ class OnnxNetwork:
         self.image_size = size or int(self.meta["image_size"])
         names, num_classes = self.meta.get("class_names"), outputs.get(LOGITS, [0])[-1]
         if names and self.has_head and num_classes != len(names):
-            raise CheckpointError(f"{path}: names {len(names)} classes and gives {num_classes} logits; export it again")
+            raise CheckpointError(
+                f"{path}: names {len(names)} classes and gives {num_classes} logits; export it again"
+            )
 
     def _check_input(self) -> tuple[str, int]:
-        """The name of its only input, uint8 [batch, 3, S, S], and S; 0 where it resizes photographs [batch, H, W, 3]."""
+        """The name of its only input, uint8 [batch, 3, S, S], and S; 0 where it resizes photographs [batch,
+        H, W, 3].
+        """
         inputs = self._session.get_inputs()
         shape = list(inputs[0].shape) if inputs else []
         if self.resizes and len(inputs) == 1 and inputs[0].type == "tensor(uint8)" and shape[3:] == [3]:
@@ -77,7 +83,8 @@ class OnnxNetwork:
         if not is_ours or not isinstance(shape[2], int) or shape[2] != shape[3] or isinstance(shape[0], int):
             found = ", ".join(f"{one.name} {one.type} {list(one.shape)}" for one in inputs) or "nothing"
             raise CheckpointError(
-                f"{self.path}: takes {one_line(found)}, should take uint8 [batch, 3, S, S], as `vitctl export --to onnx` writes it"
+                f"{self.path}: takes {one_line(found)}, should take uint8 [batch, 3, S, S], as `vitctl "
+                f"export --to onnx` writes it"
             )
         return str(inputs[0].name), int(shape[2])
 
@@ -85,7 +92,9 @@ class OnnxNetwork:
         """What `weights.meta` of a run holds, from the metadata of the file."""
         stored = self._session.get_modelmeta().custom_metadata_map
         self.digest = str(stored.get("weights_sha256", ""))
-        told = {name: self._parsed(name, stored.get(name, "null")) for name in ("preprocessing", "class_names")}
+        told = {
+            name: self._parsed(name, stored.get(name, "null")) for name in ("preprocessing", "class_names")
+        }
         meta = told["preprocessing"] if isinstance(told["preprocessing"], dict) else {}
         meta |= {"class_names": told["class_names"]} if told["class_names"] else {}
         try:
@@ -93,12 +102,15 @@ class OnnxNetwork:
             require_meta(meta, ("image_size", "eval_method", "eval_resize", "resample"))
         except (CheckpointError, ValueError):
             raise CheckpointError(
-                f"{self.path}: its metadata do not say how images are pre-processed; give a file of `vitctl export --to onnx`"
+                f"{self.path}: its metadata do not say how images are pre-processed; give a file of `vitctl "
+                f"export --to onnx`"
             ) from None
         return meta
 
     def _parsed(self, name: str, text: str) -> Any:
-        return parse_json(text.encode("utf-8", "surrogatepass"), f"{self.path}: {name}", error=CheckpointError)
+        return parse_json(
+            text.encode("utf-8", "surrogatepass"), f"{self.path}: {name}", error=CheckpointError
+        )
 
     def __call__(self, images: Tensor, *, with_features: bool = False) -> Outputs:
         """Outputs of uint8 images `[B, 3, S, S]`; `[B, 3, H, W]` where it resizes them."""
@@ -108,7 +120,8 @@ class OnnxNetwork:
         for name, value in zip(wanted, found, strict=True):
             if value.ndim != 2 or len(value) != len(images) or value.dtype.kind != "f":
                 raise CheckpointError(
-                    f"{self.path}: {name} of {len(images)} images is {value.dtype} {list(value.shape)}, should be numbers, a row for each "
+                    f"{self.path}: {name} of {len(images)} images is {value.dtype} {list(value.shape)}, "
+                    f"should be numbers, a row for each "
                     "image; export it again"
                 )
         by_name = {name: torch.from_numpy(value) for name, value in zip(wanted, found, strict=True)}

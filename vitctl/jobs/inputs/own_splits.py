@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits
-from vitctl.data.source.own_splits import NOT_TRAINED, TEST, TRAIN, OwnSplits, own_splits
+from vitctl.data.source.splits import NOT_TRAINED, TEST, TRAIN, DefaultSplits, default_splits
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.fewshot_sets import SPLITS
 from vitctl.jobs.inputs.photographs import is_photographs, planned_splits
@@ -28,8 +28,8 @@ class FittedSplits(NamedTuple):
 def fit_splits(loaded: Loaded) -> FittedSplits:
     """Replace the default splits of a recipe by those that data.path has.
 
-    Splits that the user named stay. The result is written into the recipe of the run, where every later job reads what was
-    trained on.
+    Splits that the user named stay. The result is written into the recipe of the run, where every later job
+    reads what was trained on.
 
     Args:
         loaded: a recipe of any job.
@@ -50,7 +50,7 @@ def fit_splits(loaded: Loaded) -> FittedSplits:
         if not is_remote(data.path):
             raise
         return FittedSplits([], "")  # opening the data later raises the error
-    fitting = own_splits(found)
+    fitting = default_splits(found)
     if fitting is None:
         return FittedSplits([], "")
     if isinstance(recipe, Evaluate | ExportRecipe):
@@ -67,15 +67,17 @@ def fit_splits(loaded: Loaded) -> FittedSplits:
     return FittedSplits([], "")
 
 
-def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: OwnSplits) -> FittedSplits:
+def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: DefaultSplits) -> FittedSplits:
     keys = ("data.train_split", "data.eval_split")
     if (_has(found, train) and _has(found, scored)) or any(_is_from_flag(loaded, key) for key in keys):
         return FittedSplits([], "")
     if len(found) == 1 and found[0] in NOT_TRAINED:
         name = found[0]
         raise DataError(
-            f"the data holds '{name}' alone, and no split to train on; if writing it was not finished, type the `vitctl data shards` "
-            f"line again; to train on a part of it: --set data.train_split='{name}[:80%]' --set data.eval_split='{name}[80%:]'"
+            f"the data holds '{name}' alone, and no split to train on; if writing it was not finished, type "
+            f"the `vitctl data shards` "
+            f"line again; to train on a part of it: --set data.train_split='{name}[:80%]' --set "
+            f"data.eval_split='{name}[80%:]'"
         )
     values = dict(zip(keys, (fitting.train, fitting.scored), strict=True))
     if isinstance(loaded.recipe, Finetune):
@@ -83,16 +85,20 @@ def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: Ow
     return FittedSplits([Override(key, value, _FLAG) for key, value in values.items()], fitting.note)
 
 
-def _sweep(loaded: Loaded, recipe: Finetune, found: list[str], fitting: OwnSplits) -> dict[str, str]:
+def _sweep(loaded: Loaded, recipe: Finetune, found: list[str], fitting: DefaultSplits) -> dict[str, str]:
     """Learning rates are tried and chosen on training images: never on those that are scored."""
     keys = ("sweep.train_split", "sweep.eval_split")
-    if any(_is_from_flag(loaded, key) for key in keys) or (len(found) > 1 and _has(found, recipe.sweep.train_split)):
+    if any(_is_from_flag(loaded, key) for key in keys) or (
+        len(found) > 1 and _has(found, recipe.sweep.train_split)
+    ):
         return {}
     return dict(zip(keys, (fitting.lr_train, fitting.lr_validation), strict=True))
 
 
-def _scored(loaded: Loaded, scored: str, found: list[str], fitting: OwnSplits) -> FittedSplits:
-    """A data set with one split: score the part that fine-tuning on it would score; all of it where it is not called train."""
+def _scored(loaded: Loaded, scored: str, found: list[str], fitting: DefaultSplits) -> FittedSplits:
+    """A data set with one split: score the part that fine-tuning on it would score; all of it where it is not
+    called train.
+    """
     if _has(found, scored) or _is_from_flag(loaded, "data.eval_split"):
         return FittedSplits([], "")
     (value, note) = fitting.scored, f"'{fitting.scored}' is scored"

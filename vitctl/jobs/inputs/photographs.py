@@ -11,7 +11,7 @@ import numpy as np
 
 from vitctl.data.datasets.detect import open_originals
 from vitctl.data.shards.index import find_splits
-from vitctl.data.source.read import Source
+from vitctl.data.source.views import Source
 from vitctl.data.writer.items import Originals, read_item
 
 RECORD = "photographs.json"  # in the folder of shards, written last: what they were made of
@@ -78,5 +78,8 @@ class _Unwritten:
 
 
 def planned_splits(path: str) -> dict[str, Source]:
-    """Return the splits that the shards of photographs will have; nothing is decoded or written. Raises DataError."""
+    """Return the splits that the shards of photographs will have; nothing is decoded or written.
+
+    Raises DataError.
+    """
     return {name: _Unwritten(originals) for name, originals in open_originals(path).items()}

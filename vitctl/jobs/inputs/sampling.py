@@ -6,12 +6,9 @@ import numpy as np
 
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.loader.lanes import LaneOrder
-from vitctl.data.source.mixture import MixtureOrder, quotas
-from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
-from vitctl.data.source.provenance import split_sources
-from vitctl.data.source.read import Concat, Source
+from vitctl.data.source.order import MixtureOrder, Order, SampleOrder, WindowedOrder, quotas
 from vitctl.data.source.splits import num_repeated
-from vitctl.data.source.subsets import of_classes, random_subset
+from vitctl.data.source.views import Source, View, concat, of_classes, random_subset, split_sources
 from vitctl.errors import RecipeError
 from vitctl.recipe.images import Place, TrainImages
 from vitctl.recipe.sections import Schedule
@@ -41,7 +38,8 @@ def open_recipe_split(place: Place, split: str, scratch: Path | None) -> Source:
 
 
 def open_train(data: TrainImages, scratch: Path | None) -> Source:
-    """The images of data.train_split, of each source of a mixture, cut down to the subset that [data] asks for.
+    """The images of data.train_split, of each source of a mixture, cut down to the subset that [data] asks
+    for.
 
     Raises:
         DataError: data is missing, or the sources of a mixture have other classes.
@@ -49,7 +47,7 @@ def open_train(data: TrainImages, scratch: Path | None) -> Source:
     places = [data.model_copy(update={"path": part.path, "dataset": ""}) for part in data.mixture] or [data]
     sources = [open_recipe_split(place, data.train_split, scratch) for place in places]
     sources = [_subset(data, source) for source in sources]
-    return Concat(tuple(sources)) if data.mixture else sources[0]
+    return concat(sources) if data.mixture else sources[0]
 
 
 def _subset(data: TrainImages, source: Source) -> Source:
@@ -63,18 +61,23 @@ def subset_size(data: TrainImages, num_images: int) -> int:
 
 
 def training_order(data: TrainImages, source: Source, seed: int, schedule: Schedule) -> SampleOrder:
-    """The order of data.order over the images of `open_train`; each source of a mixture has an order of its own.
+    """The order of data.order over the images of `open_train`; each source of a mixture has an order of its
+    own.
 
-    With schedule.lanes each lane walks through its own part of a windowed order. The exact order needs none: every sample has the
-    same chance in every lane.
+    With schedule.lanes each lane walks through its own part of a windowed order. The exact order needs none:
+    every sample has the same chance in every lane.
     """
     if not data.mixture:
         order = _walk(data, source, seed)
     else:
-        assert isinstance(source, Concat)
+        assert isinstance(source, View)
         walks = tuple(_walk(data, part, seed + number) for number, part in enumerate(source.parts))
         order = MixtureOrder(walks, quotas([part.weight for part in data.mixture]), seed)
-    return LaneOrder(order, schedule.batch_size, schedule.lanes) if order.window_size and schedule.lanes else order
+    return (
+        LaneOrder(order, schedule.batch_size, schedule.lanes)
+        if order.window_size and schedule.lanes
+        else order
+    )
 
 
 def _walk(data: TrainImages, source: Source, seed: int) -> SampleOrder:
@@ -94,7 +97,7 @@ def check_order(data: TrainImages, source: Source, seed: int, schedule: Schedule
     Raises:
         RecipeError: one line with what is wrong and what to set.
     """
-    parts = source.parts if data.mixture and isinstance(source, Concat) else (source,)
+    parts = source.parts if data.mixture and isinstance(source, View) else (source,)
     num_walks = max(1, schedule.lanes)
     for part in parts:
         if data.order == "windowed":
@@ -108,8 +111,10 @@ def _check_window(data: TrainImages, source: Source, num_walks: int) -> None:
     if shards < 2 * window * num_walks:
         each = f" in each of {num_walks} lanes" if num_walks > 1 else ""
         raise RecipeError(
-            f"data.order = 'windowed': {shards} shards are too few for windows of data.order_window_shards = {window}{each}, should "
-            f"be {2 * window * num_walks} or more; set data.order = 'exact', a smaller window, or write smaller shards (--max-mib)"
+            f"data.order = 'windowed': {shards} shards are too few for windows of data.order_window_shards = "
+            f"{window}{each}, should "
+            f"be {2 * window * num_walks} or more; set data.order = 'exact', a smaller window, or write "
+            f"smaller shards (--max-mib)"
         )
 
 
@@ -130,9 +135,12 @@ def _check_cache(data: TrainImages, source: Source, num_walks: int) -> None:
             f"{needed / _GIB:.3g} or more"
         )
     if 0 < bound < needed:
-        other = "a smaller data.order_window_shards" if data.order == "windowed" else "data.order = 'windowed'"
+        other = (
+            "a smaller data.order_window_shards" if data.order == "windowed" else "data.order = 'windowed'"
+        )
         raise RecipeError(
-            f"data.cache_gib = {data.cache_gib:g} is too small: {what} need {needed / _GIB:.3g}, and evicted shards are "
+            f"data.cache_gib = {data.cache_gib:g} is too small: {what} need {needed / _GIB:.3g}, and evicted "
+            f"shards are "
             f"downloaded again and again; raise it, set {other}, or data.cache_gib = 0 to read single images"
         )
 
@@ -148,8 +156,10 @@ def _check_entropy(data: TrainImages, source: Source, seed: int, schedule: Sched
     found, expected = (_mean_entropy(source, walk, num_chunks, size) for walk in (order, shuffled))
     if found < _LEAST_ENTROPY * expected:
         raise RecipeError(
-            f"the labels of the first batches have an entropy of {found:.2f} bits, those of random ones {expected:.2f}: the "
-            "shards are sorted by class; write them again shuffled with `vitctl data shards`, or set data.order = 'exact'"
+            f"the labels of the first batches have an entropy of {found:.2f} bits, those of random ones "
+            f"{expected:.2f}: the "
+            "shards are sorted by class; write them again shuffled with `vitctl data shards`, or set "
+            "data.order = 'exact'"
         )
 
 
@@ -169,15 +179,16 @@ def label_entropy(labels: np.ndarray) -> float:
 def sampling_notes(data: TrainImages, source: Source) -> list[str]:
     """Notes on the data for plan and log: shares of a mixture, subsets, how remote shards are read."""
     notes = []
-    if data.mixture and isinstance(source, Concat):
+    if data.mixture and isinstance(source, View):
         counts = quotas([part.weight for part in data.mixture])
         for part, images, count in zip(data.mixture, source.parts, counts, strict=True):
             share, total = count / sum(counts), len(images)
             notes.append(
-                f"mixture: {share:.2%} of the images from {part.path} ({total:,} images, {share * len(source) / total:.3g} "
+                f"mixture: {share:.2%} of the images from {part.path} ({total:,} images, "
+                f"{share * len(source) / total:.3g} "
                 "times as often as by its size)"
             )
-    for own in source.parts if data.mixture and isinstance(source, Concat) else (source,):
+    for own in source.parts if data.mixture and isinstance(source, View) else (source,):
         if repeated := num_repeated(own):
             notes.append(f"'{data.train_split}' takes {repeated:,} image(s) twice")
     if data.subset_images or data.subset_fraction < 1:

@@ -1,6 +1,6 @@
 """The weights that a job starts from or scores: found from a recipe, and loaded into a model."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -8,15 +8,17 @@ from typing import Any
 
 import torch
 
+from vitctl.data.source.views import Source
+from vitctl.engine.distributed.agreement import check_inputs
+from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.journal import Journal
 from vitctl.engine.run_files import RECIPE
 from vitctl.errors import CheckpointError, explaining
 from vitctl.jobs.record.runs import RUNS, ChosenWeights, choose_weights, newest_run
 from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import downstream
-from vitctl.models.weights.assumed import assumed_line, assumed_values
-from vitctl.models.weights.load import Weights, read_weights
-from vitctl.models.weights.meta import require_meta
+from vitctl.models.weights.meta import assumed_line, assumed_values, require_meta
+from vitctl.models.weights.weights_file import Weights, read_weights
 from vitctl.recipe.images import StoredTransform
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Vtab
 from vitctl.recipe.sections import StartWeights
@@ -27,7 +29,9 @@ WeightsRecipe = Evaluate | ExportRecipe | Fewshot | Finetune | Vtab
 
 @dataclass(frozen=True)
 class FoundWeights:
-    """Weights, their path (or address, as given), which weights of a run they are, and what is assumed: recipe key -> value."""
+    """Weights, their path (or address, as given), which weights of a run they are, and what is assumed:
+    recipe key -> value.
+    """
 
     path: str
     weights: Weights
@@ -36,7 +40,9 @@ class FoundWeights:
 
     def log(self, journal: Journal, *said: str) -> None:
         """Write which weights a job uses, and a warning that names every value that is assumed about them."""
-        journal.write("weights", step=0, path=self.path, text="; ".join(filter(None, (self.chosen.text, *said))))
+        journal.write(
+            "weights", step=0, path=self.path, text="; ".join(filter(None, (self.chosen.text, *said)))
+        )
         if line := assumed_line(self.assumed):
             journal.write("warning", step=0, text=line)
 
@@ -53,7 +59,8 @@ def find_weights(
     """The weights that a recipe's [weights] means.
 
     Args:
-        source: a weights file of any known format, a checkpoint folder, a run folder, an address, or "newest".
+        source: a weights file of any known format, a checkpoint folder, a run folder, an address, or
+            "newest".
         runs: where "newest" looks for the newest finished run.
         which: of the weights of a run or of a checkpoint, see `choose_weights`.
         model: name of the model, for what a foreign file's shapes cannot tell.
@@ -66,7 +73,9 @@ def find_weights(
     (source,) = without_queries(source, error=CheckpointError)
     if "://" in source:
         if which:
-            raise CheckpointError(f"{source}: --weights {which}: this is one set of weights; leave --weights out")
+            raise CheckpointError(
+                f"{source}: --weights {which}: this is one set of weights; leave --weights out"
+            )
         return _given(FoundWeights(source, read_weights(source, model=model or None)), given, job)
     place = newest_run(job, runs).folder if source == "newest" else Path(source)
     path, chosen = choose_weights(place, which)
@@ -74,7 +83,10 @@ def find_weights(
 
 
 def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeights:
-    """The same weights with the given values, and what is still assumed about them. Raises CheckpointError."""
+    """The same weights with the given values, and what is still assumed about them.
+
+    Raises CheckpointError.
+    """
     weights = found.weights
     in_config = {name: given[name] for name in given if name in ("gelu", "norm_eps")}
     if odd := [name for name in in_config if not hasattr(weights.config, name)]:
@@ -103,7 +115,10 @@ def _check_meta(found: FoundWeights, names: tuple[str, ...] = ("mean", "std")) -
 
 
 def scored_weights(recipe: Evaluate) -> FoundWeights:
-    """The weights of a recipe, if the pre-processing that a score needs is stored with them. Raises CheckpointError."""
+    """The weights of a recipe, if the pre-processing that a score needs is stored with them.
+
+    Raises CheckpointError.
+    """
     return _check_meta(weights_of(recipe), ("image_size", "eval_method", "eval_resize", "resample"))
 
 
@@ -117,7 +132,11 @@ def weights_of(recipe: WeightsRecipe) -> FoundWeights:
     }
     given |= {name: value and list(value) for name, value in (("mean", wanted.mean), ("std", wanted.std))}
     if isinstance(data, StoredTransform):
-        given |= {"eval_method": data.eval_method, "eval_resize": data.eval_resize, "resample": data.eval_resample}
+        given |= {
+            "eval_method": data.eval_method,
+            "eval_resize": data.eval_resize,
+            "resample": data.eval_resample,
+        }
     given = {name: value for name, value in given.items() if value}
     return find_weights(wanted.source, which=wanted.which, model=wanted.model, job=recipe.job, given=given)
 
@@ -143,16 +162,21 @@ def load_model(
         logits = model((images - mean) / std)
 
     Args:
-        source: a run, a checkpoint or a weights file of any known program, or an `https://`, `hf://` or `gs://` address.
-        weights: of a run: "last", "best", a step; "ema" or "model": averaged or not. "" is what `vitctl evaluate` takes.
+        source: a run, a checkpoint or a weights file of any known program, or an `https://`, `hf://` or
+            `gs://` address.
+        weights: of a run: "last", "best", a step; "ema" or "model": averaged or not. "" is what `vitctl
+            evaluate` takes.
         model: name of the model, as "B/16", for what the shapes of a foreign file cannot tell.
-        image_size: width and height in pixels, other than the stored one: the position embedding is resized; 0 keeps it.
+        image_size: width and height in pixels, other than the stored one: the position embedding is resized;
+            0 keeps it.
         dtype: of the parameters.
 
     Returns:
-        the network, a `torch.nn.Module`: images `[B, 3, image_size, image_size]` as (colour - mean) / std to logits `[B, K]`;
-        `features(images)` gives the representation `[B, R]` before the head. And a dictionary: `mean` and `std` of three
-        colours between 0 and 1, `image_size` in pixels, and what else is known, such as `class_names` in the order of the logits.
+        the network, a `torch.nn.Module`: images `[B, 3, image_size, image_size]` as (colour - mean) / std to
+            logits `[B, K]`;
+        `features(images)` gives the representation `[B, R]` before the head. And a dictionary: `mean` and
+        `std` of three colours between 0 and 1, `image_size` in pixels, and what else is known, such as
+        `class_names` in the order of the logits.
 
     Raises:
         VitctlError: there are no such weights, they are damaged, or mean and std are not stored beside them.
@@ -160,7 +184,9 @@ def load_model(
     Paper: Section 3.1, Section 3.2
     """
     if not dtype.is_floating_point:
-        raise CheckpointError(f"dtype {dtype}: should be one of floating point numbers, such as torch.bfloat16")
+        raise CheckpointError(
+            f"dtype {dtype}: should be one of floating point numbers, such as torch.bfloat16"
+        )
     found = find_weights(str(source), which=weights, model=model)
     network, size = loaded_model(found, image_size, dtype)
     return network.eval(), {**found.weights.meta, "image_size": size}
@@ -211,3 +237,8 @@ def transferred_model(
         return model, [text]
     method = weights.meta.get("position_resize", "zoom")
     return model, transfer(model, weights.config, weights.state, method=method)
+
+
+def check_found(runtime: Runtime, found: FoundWeights, sources: Iterable[Source]) -> None:
+    """Compare the weights and images that this process has read with those of rank 0; see `check_inputs`."""
+    check_inputs(runtime, found.weights.state, found.weights.config, found.weights.meta, sources)

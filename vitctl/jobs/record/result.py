@@ -1,7 +1,6 @@
 """The result of a job: RUN/result.json, with everything that two numbers must have in common to be compared."""
 
-import importlib.metadata
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -9,10 +8,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 
-from vitctl.data.source.integrity import DataVerified
-from vitctl.data.source.provenance import source_text
-from vitctl.data.source.read import Source
-from vitctl.engine.journal import CHAINED, json_digest, with_infinities, write_run_json
+from vitctl.data.source.verification import DataVerified
+from vitctl.data.source.views import Source, source_text
+from vitctl.engine.journal import (
+    CHAINED,
+    json_digest,
+    json_text,
+    parse_json_text,
+    with_infinities,
+    write_run_json,
+)
 from vitctl.engine.run_files import CHECKPOINTS, RESULT, STATE, step_folders
 from vitctl.engine.trace.chain import head
 from vitctl.errors import CheckpointError
@@ -27,12 +32,15 @@ DELETE_IT = "; delete it to run again"
 _SEVERAL_SCORES = ("fewshot", "vtab")  # whose accuracy is one for each number of shots, or task
 # What the digests of data cover; those of earlier releases were of index.json alone.
 DATA_DIGEST = {"data_digest": "index, tables, views"}
-# Values that a recipe may take from the weights ("as_stored") or the device ("auto"): a result records the resolved value.
+# Values that a recipe may take from the weights ("as_stored") or the device ("auto"): a result records the
+# resolved value.
 _RESOLVED = {"dropout": "dropout", "drop_path": "drop_path", "machine.precision": "precision"}
 
 
 class _Numbers(BaseModel):
-    """The fields of metrics that other code reads: an accuracy, or one for each number of shots or task; counts."""
+    """The fields of metrics that other code reads: an accuracy, or one for each number of shots or task;
+    counts.
+    """
 
     accuracy: float | dict[str, float] = 0.0
     correct: int = 0
@@ -62,7 +70,9 @@ def _sound(values: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def _sound_origin(values: dict[str, Any]) -> dict[str, Any]:
-    """The provenance, with `data_verified` in a word; earlier releases wrote true, false or the share of the bytes."""
+    """The provenance, with `data_verified` in a word; earlier releases wrote true, false or the share of the
+    bytes.
+    """
     old = values.get("data_verified")
     if isinstance(old, bool):
         values = values | {"data_verified": "whole" if old else "damaged"}
@@ -75,14 +85,16 @@ def _sound_origin(values: dict[str, Any]) -> dict[str, Any]:
 class RunResult:
     """The outcome of a job.
 
-    `status` is "done", "stopped" (by a signal, saved, can be resumed) or "failed"; `metrics` are the numbers, `provenance` is what they
-    depend on: digests of data and weights, split, resolution, recipe; `record` holds the last digests of log.jsonl and steps.jsonl, and
-    those of the checkpoints.
+    `status` is "done", "stopped" (by a signal, saved, can be resumed) or "failed"; `metrics` are the numbers,
+    `provenance` is what they depend on: digests of data and weights, split, resolution, recipe; `record` holds
+    the last digests of log.jsonl and steps.jsonl, those of the checkpoints, and that of the result itself.
     """
 
     job: str
     status: Literal["done", "stopped", "failed"]
-    metrics: Annotated[dict[str, Any], AfterValidator(partial(_sound, kind=_Numbers))] = field(default_factory=dict)
+    metrics: Annotated[dict[str, Any], AfterValidator(partial(_sound, kind=_Numbers))] = field(
+        default_factory=dict
+    )
     provenance: Annotated[dict[str, Any], AfterValidator(_sound_origin)] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     error: str = ""
@@ -104,7 +116,9 @@ def data_used(source: Source, split: str) -> dict[str, Any]:
 
 
 def unverified_bytes(result: RunResult) -> str:
-    """Why the bytes behind a result are not known to be those of its digests; "" where all of them were verified."""
+    """Why the bytes behind a result are not known to be those of its digests; "" where all of them were
+    verified.
+    """
     used = result.provenance
     return {
         "whole": "",
@@ -114,41 +128,49 @@ def unverified_bytes(result: RunResult) -> str:
     }[used.get("data_verified", "none")]
 
 
-def installed(names: Iterable[str]) -> dict[str, str]:
-    """The version of each package, "not installed" where it is not."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
 def with_recipe(result: RunResult, recipe: Recipe) -> RunResult:
-    """The result with a digest of the recipe values that its numbers depend on, "auto" and "as_stored" resolved."""
+    """The result with a digest of the recipe values that its numbers depend on, "auto" and "as_stored"
+    resolved.
+    """
     used = result.provenance
     resolved = {key: used[name] for key, name in _RESOLVED.items() if name in used}
-    return replace(result, provenance=used | {"recipe_sha256": recipe_digest(recipe, result_neutral(), resolved)})
+    return replace(
+        result, provenance=used | {"recipe_sha256": recipe_digest(recipe, result_neutral(), resolved)}
+    )
 
 
 def recipe_digest(recipe: Recipe, free: tuple[str, ...], resolved: Mapping[str, Any]) -> str:
-    """SHA-256 of a recipe's values, without keys that start with one of `free`; `resolved` replaces some values."""
+    """SHA-256 of a recipe's values, without keys that start with one of `free`; `resolved` replaces some
+    values.
+    """
     return json_digest(deciding_values(recipe, free) | dict(resolved))
 
 
 def write_result(folder: Path, result: RunResult) -> RunResult:
-    """Write RUN/result.json, completely or not at all, and return the result, with the digests of the folder's records."""
+    """Write RUN/result.json, completely or not at all, and return the result, with the digests of the
+    folder's records and its own.
+    """
     result = replace(result, record=record_digests(folder))
+    stored = RunResult(**parse_json_text(json_text(asdict(result))))  # as a reader sees it
+    result = replace(result, record=result.record | {RESULT: published_digest(stored)})
     write_run_json(folder / RESULT, asdict(result))
     return result
+
+
+def published_digest(result: RunResult) -> str:
+    """One digest of a result: job, status, numbers, provenance, and the digests of its records and checkpoints."""
+    fields = {name: getattr(result, name) for name in ("job", "status", "metrics", "provenance", "record")}
+    fields["record"] = {name: value for name, value in result.record.items() if name != RESULT}
+    return json_digest(fields)
 
 
 def record_digests(folder: Path) -> dict[str, Any]:
     """The digests of the last lines of log.jsonl and steps.jsonl, and of the state of each checkpoint."""
     heads = {path: digest for path in CHAINED if (digest := head(folder / path))}
     states = {
-        path.name: digest for path in sorted(step_folders(folder / CHECKPOINTS)) if (digest := _state_digest(path))
+        path.name: digest
+        for path in sorted(step_folders(folder / CHECKPOINTS))
+        if (digest := _state_digest(path))
     }
     return heads | ({CHECKPOINTS: states} if states else {})
 
@@ -174,7 +196,9 @@ def read_result(folder: Path) -> RunResult | None:
         found = _RESULT.validate_json(read_bytes(path, _MOST_BYTES, error=CheckpointError), strict=True)
         if found.job not in _SEVERAL_SCORES and isinstance(found.metrics.get("accuracy"), dict):
             raise CheckpointError(f"accuracy of {found.job}: should be one number")
-        return replace(found, metrics=with_infinities(found.metrics), provenance=with_infinities(found.provenance))
+        return replace(
+            found, metrics=with_infinities(found.metrics), provenance=with_infinities(found.provenance)
+        )
     except (CheckpointError, ValidationError) as error:
         said = str(error) if isinstance(error, CheckpointError) else _first_problem(error)
         raise CheckpointError(f"{path}: not a valid result of vitctl ({said}){DELETE_IT}") from None

@@ -31,7 +31,8 @@ PRETRAINING, TRAINING = ("pretrain",), ("pretrain", "finetune")
 _TAKES_ANY = ("evaluate", "export")  # what also makes sense for a fine-tuned network
 _GIVEN = "as given"
 _INSTEAD = {
-    AVERAGE: "only a run with averaging.decay keeps a Polyak average; use the weights themselves with --weights model",
+    AVERAGE: "only a run with averaging.decay keeps a Polyak average; use the weights themselves with "
+    "--weights model",
     MODEL: "the checkpoint was copied in part; copy it again, or use another one with --weights STEP",
 }
 _QUICKSTARTED = "; `vitctl quickstart` left some here: --from quickstart/pretrain"
@@ -61,7 +62,11 @@ class ChosenWeights:
 
     def used(self, prefix: str = "weights") -> dict[str, Any]:
         """For the provenance of a result."""
-        fields = {f"{prefix}_chosen": self.how, f"{prefix}_step": self.step, f"{prefix}_averaged": self.averaged}
+        fields = {
+            f"{prefix}_chosen": self.how,
+            f"{prefix}_step": self.step,
+            f"{prefix}_averaged": self.averaged,
+        }
         return fields | ({f"{prefix}_passed_over": list(self.damaged)} if self.damaged else {})
 
     @property
@@ -70,13 +75,17 @@ class ChosenWeights:
         said = ["the Polyak average"] if self.averaged else []
         if self.how != _GIVEN:
             scored = f", accuracy {self.accuracy:.2%}" if self.accuracy is not None else ""
-            of = {"last": "the last checkpoint", "best": "the best checkpoint kept"}.get(self.how, "the checkpoint")
+            of = {"last": "the last checkpoint", "best": "the best checkpoint kept"}.get(
+                self.how, "the checkpoint"
+            )
             said.append(f"{of}, step {self.step}{scored}")
         if self.unfinished:
             said.append("of a run that is not finished")
         if self.better:
             step, accuracy = self.better
-            said.append(f"a better checkpoint is kept: step {step}, accuracy {accuracy:.2%}: --weights best uses it")
+            said.append(
+                f"a better checkpoint is kept: step {step}, accuracy {accuracy:.2%}: --weights best uses it"
+            )
         return "; ".join([*said, *(f"skipped: {problem}" for problem in self.damaged)])
 
 
@@ -85,10 +94,11 @@ def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tu
 
     Args:
         place: one of those.
-        which: "last", "best" (by the accuracies that the run logged, among the checkpoints that are kept), or the number of a
-            step; "ema" or "model": the Polyak average, or the weights themselves, of the checkpoint that represents the run.
-            "": that checkpoint: the best of a run with evaluation.select_best, else the last. The Polyak average is
-            used where the run kept one, unless "model" is given.
+        which: "last", "best" (by the accuracies that the run logged, among the checkpoints that are kept), or
+            the number of a step; "ema" or "model": the Polyak average, or the weights themselves, of the
+            checkpoint that represents the run. "": that checkpoint: the best of a run with
+            evaluation.select_best, else the last. The Polyak average is used where the run kept one, unless
+            "model" is given.
         by_size: as `read_checkpoint` takes it.
 
     Raises:
@@ -101,7 +111,9 @@ def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tu
     except ValueError as error:
         raise CheckpointError(f"{place}: --weights {error}") from None
     if (place / RECIPE).is_file() and not (place / CHECKPOINTS).is_dir():
-        raise CheckpointError(f"{place}: a run without checkpoints; give one that has been trained with --from")
+        raise CheckpointError(
+            f"{place}: a run without checkpoints; give one that has been trained with --from"
+        )
     if (place / CHECKPOINTS).is_dir():
         folder, chosen = _checkpoint(place, "" if which in (AVERAGE, MODEL) else which, by_size)
     else:
@@ -113,12 +125,17 @@ def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tu
     is_ours = folder.is_dir() and ((folder / STATE).exists() or (folder / tensors_file(AVERAGE)).exists())
     if not is_ours:
         if which:
-            raise CheckpointError(f"{place}: --weights {which}: this is one set of weights; leave --weights out")
+            raise CheckpointError(
+                f"{place}: --weights {which}: this is one set of weights; leave --weights out"
+            )
         if not folder.exists():
             raise CheckpointError(
-                f"{folder}: no such weights; give a run folder, a checkpoint folder or a weights file with --from"
+                f"{folder}: no such weights; give a run folder, a checkpoint folder or a weights file "
+                f"with --from"
             )
-        return folder, ChosenWeights(step=step_of(folder.parent), averaged=folder.name == tensors_file(AVERAGE))
+        return folder, ChosenWeights(
+            step=step_of(folder.parent), averaged=folder.name == tensors_file(AVERAGE)
+        )
     has_average = (folder / tensors_file(AVERAGE)).exists()
     name = which if which in (AVERAGE, MODEL) else AVERAGE if has_average else MODEL
     path = folder / tensors_file(name)
@@ -140,7 +157,9 @@ def _checkpoint(run: Path, which: str, by_size: bool) -> tuple[Path, ChosenWeigh
     if how == "last":
         saved, problems = newest_checkpoint(root, by_size=by_size)
         if saved is None:
-            raise CheckpointError(f"{run}: holds no complete checkpoint{': ' + problems[0] if problems else ''}")
+            raise CheckpointError(
+                f"{run}: holds no complete checkpoint{': ' + problems[0] if problems else ''}"
+            )
         _check_recorded(run, how, saved.step, problems)
         own = scores.get(saved.step)
         better = (best, scores[best]) if best is not None and own is not None and scores[best] > own else None
@@ -149,11 +168,14 @@ def _checkpoint(run: Path, which: str, by_size: bool) -> tuple[Path, ChosenWeigh
         return saved.folder, ChosenWeights("last", accuracy=own, better=better, damaged=tuple(problems))
     if how == "best" and best is None:
         raise CheckpointError(
-            f"{run}: none of its checkpoints was scored, so there is no best one; use the last: --weights last"
+            f"{run}: none of its checkpoints was scored, so there is no best one; use the last: "
+            f"--weights last"
         )
     step = best if how == "best" else int(how)
     if step not in kept or step is None:
-        raise CheckpointError(f"{run}: has no checkpoint of step {how}; it has {', '.join(map(str, kept)) or 'none'}")
+        raise CheckpointError(
+            f"{run}: has no checkpoint of step {how}; it has {', '.join(map(str, kept)) or 'none'}"
+        )
     if how == "best":
         _check_recorded(run, how, step, [])
     folder = read_checkpoint(step_folder(root, step), by_size=by_size).folder
@@ -164,7 +186,8 @@ def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> 
     """Check that the checkpoint that represents a finished run is the one that its result describes.
 
     Raises:
-        CheckpointError: that one is missing or damaged; another one is used only when it is named by its step.
+        CheckpointError: that one is missing or damaged; another one is used only when it is named by its
+            step.
     """
     result = read_result(run)
     recorded = result.provenance if result is not None and result.status == "done" else {}
@@ -172,7 +195,8 @@ def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> 
         return
     why = problems[0] if problems else "its folder is gone"
     raise CheckpointError(
-        f"{run}: its result is of step {recorded['weights_step']}, whose checkpoint cannot be used ({why}); copy it back, or use "
+        f"{run}: its result is of step {recorded['weights_step']}, whose checkpoint cannot be used ({why}); "
+        f"copy it back, or use "
         f"another one by its step: --weights {step}"
     )
 
@@ -203,7 +227,9 @@ def logged_scores(run: Path) -> dict[int, Score]:
 def logged_probes(run: Path, step: int) -> dict[str, float]:
     """Few-shot accuracies of a training run at a step, by their names: "5-shot"."""
     records = [record for record in read_records(run / LOG) if record.get("kind") == "fewshot"]
-    probes = [record for record in records if record.get("step") == step and {"shots", "accuracy"} <= record.keys()]
+    probes = [
+        record for record in records if record.get("step") == step and {"shots", "accuracy"} <= record.keys()
+    ]
     return {f"{record['shots']}-shot": record["accuracy"] for record in probes}
 
 
@@ -220,7 +246,8 @@ class NewestRun(NamedTuple):
 
 
 def newest_run(job: str, runs: Path = RUNS) -> NewestRun:
-    """The newest finished run whose weights a job can use: any training to score or export, else a pre-training.
+    """The newest finished run whose weights a job can use: any training to score or export, else a
+    pre-training.
 
     Args:
         job: that uses them.
@@ -230,7 +257,9 @@ def newest_run(job: str, runs: Path = RUNS) -> NewestRun:
         CheckpointError: there is none.
     """
     jobs = TRAINING if job in _TAKES_ANY else PRETRAINING
-    found = [(file.stat().st_mtime, file.parent, read_result(file.parent)) for file in runs.glob(f"*/{RESULT}")]
+    found = [
+        (file.stat().st_mtime, file.parent, read_result(file.parent)) for file in runs.glob(f"*/{RESULT}")
+    ]
     done = [
         (when, folder, result)
         for when, folder, result in found
@@ -239,7 +268,8 @@ def newest_run(job: str, runs: Path = RUNS) -> NewestRun:
     wanted = "training" if jobs == TRAINING else "pre-training"
     if not done:
         raise CheckpointError(
-            f"no finished {wanted} run under {runs.resolve()}{_QUICKSTARTED * Path('quickstart/pretrain').is_dir()}; "
+            f"no finished {wanted} run under "
+            f"{runs.resolve()}{_QUICKSTARTED * Path('quickstart/pretrain').is_dir()}; "
             f"give weights with --from, for example the published --from {start_weights(job)}"
         )
     when, folder, result = max(done, key=lambda one: one[:2])
@@ -273,7 +303,9 @@ def _passed_over(runs: Path, jobs: tuple[str, ...], since: float) -> list[str]:
 
 
 def _touched(folder: Path) -> float:
-    return max(path.stat().st_mtime for path in (folder / RESULT, folder / LOG, folder / RECIPE) if path.exists())
+    return max(
+        path.stat().st_mtime for path in (folder / RESULT, folder / LOG, folder / RECIPE) if path.exists()
+    )
 
 
 def _job_of(recipe: Path) -> str:

@@ -1,7 +1,8 @@
 """The attention product, and which of two kernels computes it: torch's fused one, or plain matrix products.
 
-The fused kernel keeps no `[N, N]` matrix. The plain one is faster on a CPU in bf16 where sequences are short. Both compute the
-same, up to rounding, which in bf16 is coarser in the plain one: it keeps the logits in bf16. A rule chooses, no measurement.
+The fused kernel keeps no `[N, N]` matrix. The plain one is faster on a CPU in bf16 where sequences are short.
+Both compute the same, up to rounding, which in bf16 is coarser in the plain one: it keeps the logits in bf16.
+A rule chooses, no measurement.
 """
 
 import math
@@ -12,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Kernel = Literal["fused", "math"]
-# Tokens up to which plain products are the faster kernel, by device and type of the products: benchmarks/kernels.py prints them.
+# Tokens up to which plain products are the faster kernel, by device and type of the products:
+# benchmarks/kernels.py prints them.
 _PLAIN_UP_TO = {("cpu", torch.bfloat16): 1024}
 
 _kernel: Kernel = "fused"
@@ -36,7 +38,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
     Paper: Appendix A, equations 6 and 7
     """
     leading = query.shape[:-3]
-    query, key, value = (tensor.flatten(0, -4) for tensor in (query, key, value))  # fused kernels know one batch
+    query, key, value = (
+        tensor.flatten(0, -4) for tensor in (query, key, value)
+    )  # fused kernels know one batch
     bias = None if bias is None else bias.flatten(0, -4)
     # A bias that learns has no fused kernel on most devices.
     plain = bias is not None or _kernel == "math"
@@ -45,7 +49,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
 
 
 def attention_weights(query: Tensor, key: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return softmax(query key^T / sqrt(Dh) + bias), `[B, ..., H, N, N]`, queries before keys, in float32 or wider.
+    """Return softmax(query key^T / sqrt(Dh) + bias), `[B, ..., H, N, N]`, queries before keys, in float32 or
+    wider.
 
     Paper: Appendix A, equation 6
     """
@@ -60,7 +65,8 @@ def _logits(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def attention_rule(device: str, dtype: torch.dtype, tokens: int) -> Kernel:
-    """Return the kernel of machine.attention = "auto": the same on every machine with this kind of device, at any load and batch.
+    """Return the kernel of machine.attention = "auto": the same on every machine with this kind of device, at
+    any load and batch.
 
     Args:
         device: kind, such as "cpu".
@@ -71,5 +77,6 @@ def attention_rule(device: str, dtype: torch.dtype, tokens: int) -> Kernel:
 
 
 def _math(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
-    # The sums of the softmax are in float32; its result is kept in the type of the product, once for both products behind it.
+    # The sums of the softmax are in float32; its result is kept in the type of the product, once for both
+    # products behind it.
     return _logits(query, key, bias).softmax(dim=-1).to(value.dtype) @ value

@@ -1,7 +1,9 @@
-"""Linear layers, and which of two libraries multiplies their matrices on a CPU: the one that torch takes, or oneDNN.
+"""Linear layers, and which of two libraries multiplies their matrices on a CPU: the one that torch takes, or
+oneDNN.
 
-For float32 torch takes MKL, which on AMD CPUs with AVX-512 uses half of their vector units. Both compute the same, up to rounding.
-`auto` never takes oneDNN: which one is faster depends on the processor, and a recipe takes the same kernels on all of them.
+For float32 torch takes MKL, which on AMD CPUs with AVX-512 uses half of their vector units. Both compute the
+same, up to rounding. `auto` never takes oneDNN: which one is faster depends on the processor, and a recipe
+takes the same kernels on all of them.
 """
 
 from contextlib import nullcontext
@@ -18,7 +20,9 @@ _kernel: Kernel = "torch"
 
 
 def set_linear(kernel: Kernel) -> None:
-    """Choose the library for every model in this process; on a GPU, and for float64, torch's is used in any case."""
+    """Choose the library for every model in this process; on a GPU, and for float64, torch's is used in any
+    case.
+    """
     global _kernel
     _kernel = kernel
 
@@ -43,15 +47,18 @@ class Linear(nn.Linear):
 
 
 class Head(Linear):
-    """A linear layer of the classifier, `[..., R]` to `[..., K]`, in the precision of its weights whatever autocast says.
+    """A linear layer of the classifier, `[..., R]` to `[..., K]`, in the precision of its weights whatever
+    autocast says.
 
-    In bf16 two answers of a thousand are often equal, and a logit near the initial bias of -10 is off by up to 0.03.
+    In bf16 two answers of a thousand are often equal, and a logit near the initial bias of -10 is off by up
+    to 0.03.
     """
 
     def forward(self, features: Tensor) -> Tensor:
         device = features.device.type
-        # Left alone where nothing is on: exporters would otherwise find a region in the graph. torch 2.11 cannot compile
-        # `is_autocast_available`, and `meta` is the one device without autocast that a network meets.
+        # Left alone where nothing is on: exporters would otherwise find a region in the graph. torch 2.11
+        # cannot compile `is_autocast_available`, and `meta` is the one device without autocast that a network
+        # meets.
         is_on = device != "meta" and torch.is_autocast_enabled(device)
         off = torch.autocast(device, enabled=False) if is_on else nullcontext()
         with off:

@@ -1,39 +1,36 @@
 """Downloads over https: resumed after an interruption, verified, and cached."""
 
 import base64
-import fcntl
 import hashlib
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from email.message import Message
+from itertools import count
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from vitctl.errors import CheckpointError
 from vitctl.system.address import check, with_query
 from vitctl.system.bounds import WEIGHTS
-from vitctl.system.files import cache_folder, inside, no_links, open_lock, write_text
+from vitctl.system.files import cache_folder, inside, locked, no_links, write_text
 from vitctl.system.http import (
     ATTEMPTS,
-    Client,
     Response,
     TransientError,
     content_range,
+    open_url,
     parse_num_bytes,
     read_chunks,
 )
 from vitctl.system.text import one_line
 
-_TOLD = 2  # attempts that failed before a person who waits is told
+_REPORTED = 2  # attempts that failed before a person who waits is told
 # Bytes done, and bytes in all (0 when the server does not say).
 Progress = Callable[[int, int], None]
 # Torch's servers put the start of the sha256 into the name, as in vit_b_16-c867db91.pth.
 _HASHED_NAME_HOST = "download.pytorch.org"
-
-
 # Address with its query, of each cached file that this process has compared with the server's.
 _CHECKED: dict[Path, str] = {}
 
@@ -51,8 +48,9 @@ def fetch(
 ) -> Path:
     """Return the file behind `url`, from the cache when it is there, otherwise downloaded and checked.
 
-    An interrupted download resumes where it stopped, in this call and in the next one. The size is checked against the
-    server's, the content against every digest that server or name tell. `HF_TOKEN` goes to Hugging Face alone.
+    An interrupted download resumes where it stopped, in this call and in the next one. The size is checked
+    against the server's, the content against every digest that the server or the name states. `HF_TOKEN` is
+    sent to Hugging Face only.
 
     Args:
         url: an https address.
@@ -60,36 +58,26 @@ def fetch(
         cache: folder of the cache; $VITCTL_CACHE or ~/.cache/vitctl when not given.
         attempts: total number of attempts.
 
-    Raises CheckpointError: another scheme, no such file (NotOnServerError), a login is needed, a web page came instead
-    of the file, or the connection kept failing.
+    Raises CheckpointError: another scheme, no such file (NotOnServerError), a login is needed, a web page
+    came instead of the file, or the connection kept failing.
     """
-    client, url = Client(CheckpointError, NotOnServerError), check(url, CheckpointError)
+    url = check(url, CheckpointError)
     target, asked = _place(cache or cache_folder(), url), with_query(url)
     if target.exists() and asked in (url, _CHECKED.get(target)):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    stamp = target.with_name(target.name + ".stamp")
-    with _locked(target.with_name(target.name + ".lock")):
-        for attempt in range(1, attempts + 1):
+    with locked(_beside(target, ".lock")):
+        for attempt in count(1):
             try:
-                if target.exists() and (
-                    asked == url or _is_same(url, stamp, client)
-                ):  # also: another process was faster
-                    break
-                part = target.with_name(target.name + ".part")
-                new = _transfer(url, part, progress, client)
-                os.replace(part, target)
-                if asked == url:
-                    stamp.unlink(missing_ok=True)
-                else:
-                    write_text(stamp, new)
+                if not (target.exists() and _is_current(url, target)):  # another process may have been faster
+                    _download(url, target, progress)
                 break
             except TransientError as error:
                 if attempt >= min(attempts, error.attempts):
                     raise CheckpointError(
                         f"{url}: {error}; {attempt} attempts failed, run again to continue where it stopped"
                     ) from error
-                if attempt == _TOLD:
+                if attempt == _REPORTED:
                     print(f"warning: {url}: {error}; trying again", file=sys.stderr, flush=True)
                 error.pause(attempt)
     _CHECKED[target] = asked
@@ -97,7 +85,7 @@ def fetch(
 
 
 def cached(url: str) -> Path:
-    """The file behind `url` where the cache has it. Raises NotOnServerError: it has not been fetched yet."""
+    """Return the cached file behind `url`. Raises NotOnServerError: it has not been fetched yet."""
     path = _place(cache_folder(), url)
     if not path.exists():
         raise NotOnServerError(f"{url}: not in {cache_folder()} yet")
@@ -105,7 +93,9 @@ def cached(url: str) -> Path:
 
 
 def _place(cache: Path, url: str) -> Path:
-    """Return the file in the cache for `url`, in folders like those on the server, so that neighbours stay together."""
+    """Return the file in the cache for `url`, in folders like those on the server, so that neighbours stay
+    together.
+    """
     address = urlsplit(url)
     parts = [unquote(part).replace("/", "_").replace("\0", "_") for part in address.path.split("/") if part]
     host = address.netloc.replace(":", "_").replace("\\", "_")
@@ -114,90 +104,103 @@ def _place(cache: Path, url: str) -> Path:
     return inside(cache, host, *parts, error=CheckpointError, where=url)
 
 
-@contextmanager
-def _locked(lock: Path) -> Iterator[None]:
-    """Hold a lock against other processes; the kernel releases it when the process dies."""
-    with open_lock(lock) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _open(url: str, headers: dict[str, str]) -> Response:
+    return open_url(url, headers, error=CheckpointError, missing=NotOnServerError)
 
 
 def _stamp(headers: Message) -> str:
-    """What tells one file of a server from another, in one line; "" where the server says neither version nor time."""
+    """Return what tells one file of a server from another, in one line; "" where the server states neither
+    version nor time.
+    """
     version = [headers.get("ETag", ""), headers.get("Last-Modified", "")]
     return one_line(" ".join([*version, headers.get("Content-Length", "")])) if any(version) else ""
 
 
-def _is_same(url: str, stamp: Path, client: Client) -> bool:
-    """Whether the server still has the cached file. A query may name another file at the same path, as ?id=2 does."""
-    with client.open(url, {}) as response:
-        found = _stamp(response.headers)
-    return bool(found) and stamp.exists() and stamp.read_text() == found
+def _is_current(url: str, target: Path) -> bool:
+    """Whether the server still has the cached file. Only an address with a query is compared: it may name
+    another file at the same path, as ?id=2 does.
+    """
+    if with_query(url) == url:
+        return True
+    stamp = _beside(target, ".stamp")
+    with _open(url, {}) as response:
+        now = _stamp(response.headers)
+    return bool(now) and stamp.exists() and stamp.read_text() == now
 
 
-def _transfer(url: str, part: Path, progress: Progress, client: Client) -> str:
-    """Bring `part` to its full size, check it, and return its stamp. Raises TransientError when trying again may help."""
-    version, headers = part.with_name(part.name + ".etag"), {}
+def _download(url: str, target: Path, progress: Progress) -> None:
+    """Fetch the rest of a file, check all of it, and put it in its place.
+
+    Raises TransientError when trying again may help.
+    """
+    part, version, stamp = (_beside(target, suffix) for suffix in (".part", ".part.etag", ".stamp"))
+    headers = {}
     if part.exists() and part.stat().st_size and version.exists():
         # The server sends everything again when the file has changed since.
         headers = {"Range": f"bytes={part.stat().st_size}-", "If-Range": version.read_text()}
-    response = client.open(url, headers)
+    response = _open(url, headers)
     if response.status == 416:  # what we have does not fit what the server has
         part.unlink(missing_ok=True)
         raise TransientError("the partial file did not fit")
     with response:
         total = _receive(url, response, part, version, progress)
-        digests = list(_stated_digests(url, response.headers))
     size = part.stat().st_size
     if total and size != total:
         raise TransientError(f"the connection ended after {size} of {total} bytes")
-    for algorithm, start in digests:
-        with part.open("rb") as file:
-            found = hashlib.file_digest(file, algorithm).hexdigest()
-        if not found.startswith(start):
-            part.unlink()
-            raise TransientError(f"its {algorithm} is {found[:16]}..., the server says {start[:16]}...")
-    version.unlink(missing_ok=True)
     with part.open("rb") as file:
+        for algorithm, start in _stated_digests(url, response.headers):
+            file.seek(0)
+            digest = hashlib.file_digest(file, algorithm).hexdigest()
+            if not digest.startswith(start):
+                part.unlink()
+                raise TransientError(f"its {algorithm} is {digest[:16]}..., the server says {start[:16]}...")
         os.fsync(file.fileno())
-    return _stamp(response.headers)
+    version.unlink(missing_ok=True)
+    os.replace(part, target)
+    if with_query(url) == url:
+        stamp.unlink(missing_ok=True)
+    else:
+        write_text(stamp, _stamp(response.headers))
 
 
 def _receive(url: str, response: Response, part: Path, version: Path, progress: Progress) -> int:
     """Append to `part`, or start it again, and return the size that the whole file should have (0: unknown)."""
     headers: Message = response.headers
     if headers.get_content_type() == "text/html":
-        raise CheckpointError(f"{url}: answered with a web page, not weights; the link is wrong or needs a login")
+        raise CheckpointError(
+            f"{url}: answered with a web page, not weights; the link is wrong or needs a login"
+        )
     done, total = 0, parse_num_bytes(headers.get("Content-Length")) or 0
     if response.status == 206:
-        done = part.stat().st_size
-        span = content_range(response)
+        done, span = part.stat().st_size, content_range(response)
         if span is None or span[0] != done or span[1] is None:
             part.unlink()
-            raise TransientError("the server went on at the wrong place")
+            raise TransientError("the server resumed at the wrong place")
         total = span[1]
-    _remember_version(version, headers)
-    with open(part, "ab" if done else "wb", opener=no_links) as file:
-        for chunk in read_chunks(response):
-            done += len(chunk)
-            if done > (total or WEIGHTS.limit):
-                part.unlink()
-                raise CheckpointError(f"{url}: sends more than the {total or WEIGHTS.limit} bytes that it may")
-            file.write(chunk)
-            progress(done, total)
-    return total
-
-
-def _remember_version(version: Path, headers: Message) -> None:
     etag = headers.get("ETag", "")
     if etag and not etag.startswith("W/"):
         write_text(version, etag)
     else:
         version.unlink(missing_ok=True)
+    with open(part, "ab" if done else "wb", opener=no_links) as file:
+        for chunk in read_chunks(response):
+            done += len(chunk)
+            if done > (total or WEIGHTS.limit):
+                part.unlink()
+                raise CheckpointError(
+                    f"{url}: sends more than the {total or WEIGHTS.limit} bytes that it may"
+                )
+            file.write(chunk)
+            progress(done, total)
+    return total
 
 
 def _stated_digests(url: str, headers: Message) -> Iterator[tuple[str, str]]:
-    """The digests stated by the server: algorithm and (the start of) the hexadecimal digest."""
+    """Yield the digests stated by the server: algorithm and (the start of) the hexadecimal digest."""
     linked = headers.get("X-Linked-ETag", "").strip('"')
     if re.fullmatch(r"[0-9a-f]{64}", linked):  # Hugging Face's large files
         yield "sha256", linked

@@ -1,7 +1,7 @@
 """The authors' `.npz` files: ViT, AugReg, hybrids, and the ResNets of BiT."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,22 +10,23 @@ from torch import Tensor
 
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config, HybridConfig, ResNetConfig, ViTConfig
-from vitctl.models.weights.assumed import HALF, crop, settle, squash, stored_meta
-from vitctl.models.weights.formats import (
+from vitctl.models.weights.layouts import (
+    SQUASH,
     Beside,
-    Described,
-    Format,
-    Numerics,
+    Json,
     View,
+    WeightsLayout,
     classes,
     needed,
     position_misfits,
+    stored_meta,
     vit_shape,
 )
-from vitctl.models.weights.rules import CONV, DENSE, Layout, Table, Tensors, entry
+from vitctl.models.weights.meta import HALF
+from vitctl.models.weights.rules import CONV, DENSE, MemoryLayout, Table, Tensors, entry
 
 # What the authors' code does and no tensor tells. Paper: Appendix A; their LayerNorm, GELU and GroupNorm.
-NUMERICS = Numerics(gelu="tanh", norm_eps=1e-6)
+NUMERICS: dict[str, Any] = {"gelu": "tanh", "norm_eps": 1e-6}
 NUM_GROUPS = 32
 _NUM_CLASSES_I21K = 21843
 _FINE_TUNED_SIZE = 384  # B.1.1, when neither the file's name nor the grid of patches says otherwise
@@ -38,9 +39,13 @@ def vit_table(num_heads: int) -> Table:
     attention = f"{block}/MultiHeadDotProductAttention_1"
     parts = ("query", "key", "value")
     # The authors keep one axis for the heads and one for the channels of each.
-    split_weight = Layout(lambda t: _turned(t.flatten(1)), lambda t: torch.unflatten(_turned(t), 1, (num_heads, -1)))
-    split_bias = Layout(lambda t: t.flatten(), lambda t: torch.unflatten(t, 0, (num_heads, -1)))
-    merged = Layout(lambda t: _turned(t.flatten(0, 1)), lambda t: torch.unflatten(_turned(t), 0, (num_heads, -1)))
+    split_weight = MemoryLayout(
+        lambda t: _turned(t.flatten(1)), lambda t: torch.unflatten(_turned(t), 1, (num_heads, -1))
+    )
+    split_bias = MemoryLayout(lambda t: t.flatten(), lambda t: torch.unflatten(t, 0, (num_heads, -1)))
+    merged = MemoryLayout(
+        lambda t: _turned(t.flatten(0, 1)), lambda t: torch.unflatten(_turned(t), 0, (num_heads, -1))
+    )
     return {
         "class_token": entry("cls"),
         "position_embedding": entry("Transformer/posembed_input/pos_embedding"),
@@ -49,7 +54,9 @@ def vit_table(num_heads: int) -> Table:
         "blocks.{i}.attention.qkv.weight": entry(
             *(f"{attention}/{part}/kernel" for part in parts), layout=split_weight
         ),
-        "blocks.{i}.attention.qkv.bias": entry(*(f"{attention}/{part}/bias" for part in parts), layout=split_bias),
+        "blocks.{i}.attention.qkv.bias": entry(
+            *(f"{attention}/{part}/bias" for part in parts), layout=split_bias
+        ),
         "blocks.{i}.attention.out.weight": entry(f"{attention}/out/kernel", layout=merged),
         "blocks.{i}.attention.out.bias": entry(f"{attention}/out/bias"),
         **_scale_and_bias("blocks.{i}.norm2", f"{block}/LayerNorm_2"),
@@ -80,7 +87,7 @@ def bit_table(_num_heads: int) -> Table:
     """Return the rows of a ResNet V2."""
     ours, theirs = "backbone.stages.{i}.{j}", "resnet/block{i1}/unit{j1:02d}"
     kernel = "standardized_conv2d/kernel"
-    head = Layout(
+    head = MemoryLayout(
         lambda t: _turned(t.flatten(0, 2)), lambda t: torch.unflatten(_turned(t), 0, (1, 1, -1))
     )  # a 1x1 convolution
     table = {
@@ -100,10 +107,14 @@ def bit_table(_num_heads: int) -> Table:
 
 
 def tidy(tensors: Tensors) -> Tensors:
-    """Bring every spelling to that of the published files: wrappers, Flax generations, norms of shape [1, 1, 1, C]."""
+    """Bring every spelling to that of the published files: wrappers, Flax generations, norms of shape [1, 1,
+    1, C].
+    """
     for wrapper in ("opt/target/", "params/"):
         if any(name.startswith(wrapper) for name in tensors):  # the rest is the optimizer's
-            tensors = {name.removeprefix(wrapper): t for name, t in tensors.items() if name.startswith(wrapper)}
+            tensors = {
+                name.removeprefix(wrapper): t for name, t in tensors.items() if name.startswith(wrapper)
+            }
     return {_published(name): _flat_norm(name, tensor) for name, tensor in tensors.items()}
 
 
@@ -118,12 +129,16 @@ def _flat_norm(name: str, tensor: Tensor) -> Tensor:
     return tensor.flatten() if of_norm and tensor.dim() == 4 and tensor.shape[:3] == (1, 1, 1) else tensor
 
 
-def _describe_vit(view: View, tensors: Tensors, beside: Beside) -> Described:
-    config = ViTConfig(**vit_shape(view, _num_heads(tensors), _named_size(beside) or _FINE_TUNED_SIZE), **NUMERICS)
-    return Described(config, _meta(config))
+def _describe_vit(
+    row: WeightsLayout, view: View, tensors: Tensors, beside: Beside
+) -> tuple[Config, dict[str, Any]]:
+    shape = vit_shape(view, _num_heads(tensors), _named_size(beside) or _FINE_TUNED_SIZE)
+    return _with_meta(row, ViTConfig(**shape, **NUMERICS))
 
 
-def _describe_hybrid(view: View, tensors: Tensors, beside: Beside) -> Described:
+def _describe_hybrid(
+    row: WeightsLayout, view: View, tensors: Tensors, beside: Beside
+) -> tuple[Config, dict[str, Any]]:
     stage_depths = _stage_depths(tensors, r"block(\d+)/unit(\d+)/conv1/kernel")
     shape = vit_shape(view, _num_heads(tensors), None)
     stride = 4 * 2 ** max(0, len(stage_depths) - 1)  # of the backbone: the first stage keeps the root's size
@@ -136,21 +151,30 @@ def _describe_hybrid(view: View, tensors: Tensors, beside: Beside) -> Described:
         image_size=224 if shape["position_embedding"] == "none" else map_size * stride,
     )
     named = replace(config, image_size=_named_size(beside) or config.image_size)
-    if named.grid == config.grid:
-        config = named
-    return Described(config, _meta(config))
+    return _with_meta(row, named if named.grid == config.grid else config)
 
 
-def _describe_bit(view: View, tensors: Tensors, beside: Beside) -> Described:
-    fine_tuned = "ILSVRC2012" in beside.name
+def _describe_bit(
+    row: WeightsLayout, view: View, tensors: Tensors, beside: Beside
+) -> tuple[Config, dict[str, Any]]:
     config = ResNetConfig(
         stage_depths=_stage_depths(tensors, r"resnet/block(\d+)/unit(\d+)/a/standardized_conv2d/kernel"),
         width=len(needed(view, "backbone.root.conv.weight", 4)),
         version="v2",
-        image_size=_BIT_FINE_TUNED_SIZE if fine_tuned else 224,
+        image_size=_BIT_FINE_TUNED_SIZE if "ILSVRC2012" in beside.name else 224,
         num_classes=classes(view),
     )
-    return Described(config, _meta(config))
+    return _with_meta(row, config)
+
+
+def _with_meta(row: WeightsLayout, config: Config) -> tuple[Config, dict[str, Any]]:
+    """Add the authors' pre-processing: a plain square for fine-tuned models, a centre crop for
+    ImageNet-21k.
+    """
+    cut: dict[str, Any] = {"eval_method": "square", "eval_resize": SQUASH}
+    if config.num_classes == _NUM_CLASSES_I21K:
+        cut = {"eval_method": "shorter_side", "eval_resize": 7 / 8}
+    return config, stored_meta(config, row.settle(cut, Beside()))
 
 
 def _num_heads(tensors: Tensors) -> int:
@@ -175,17 +199,6 @@ def _named_size(beside: Beside) -> int | None:
     return int(match[1]) if match else None
 
 
-def _meta(config: Config) -> dict[str, Any]:
-    """Return the authors' pre-processing: a plain square for fine-tuned models, a centre crop for ImageNet-21k."""
-    cropped = config.num_classes == _NUM_CLASSES_I21K
-    cut = (
-        {"eval_method": "shorter_side", "eval_resize": crop(7 / 8)}
-        if cropped
-        else {"eval_method": "square", "eval_resize": squash}
-    )
-    return stored_meta(config, settle("google", cut))
-
-
 def _misfits(config: Config) -> Iterator[str]:
     if isinstance(config, ViTConfig):
         if (config.gelu, config.norm_eps) != (NUMERICS["gelu"], NUMERICS["norm_eps"]):
@@ -200,32 +213,52 @@ def _misfits(config: Config) -> Iterator[str]:
         yield "ResNets were published as v2 only"
 
 
-def _notes(_config: Config, meta: Mapping[str, Any]) -> Iterator[str]:
+def _notes(_config: Config, meta: Json) -> Iterator[str]:
     if meta.get("class_names") or any(tuple(meta.get(name, HALF)) != HALF for name in ("mean", "std")):
         yield "the .npz has no place for class names and pre-processing"
-
-
-def _no_sidecars(_config: Config, _meta: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    return {}
 
 
 def _turned(matrix: Tensor) -> Tensor:
     return matrix.permute(1, 0)
 
 
-def _weight_and_bias(ours: str, theirs: str, layout: Layout) -> Table:
-    return {f"{ours}.weight": entry(f"{theirs}/kernel", layout=layout), f"{ours}.bias": entry(f"{theirs}/bias")}
+def _weight_and_bias(ours: str, theirs: str, layout: MemoryLayout) -> Table:
+    return {
+        f"{ours}.weight": entry(f"{theirs}/kernel", layout=layout),
+        f"{ours}.bias": entry(f"{theirs}/bias"),
+    }
 
 
 def _scale_and_bias(ours: str, theirs: str) -> Table:
     return {f"{ours}.weight": entry(f"{theirs}/scale"), f"{ours}.bias": entry(f"{theirs}/bias")}
 
 
-VIT = Format("Google ViT", "npz", ("embedding/kernel",), tidy, vit_table, _describe_vit, _misfits, _notes, _no_sidecars)
-HYBRID = Format(
-    "Google hybrid", "npz", ("conv_root/kernel",), tidy, hybrid_table, _describe_hybrid, _misfits, _notes, _no_sidecars
+# vit_jax, AugReg and BiT: one code base, one value range. How images are cut depends on the head.
+VIT = WeightsLayout(
+    name="google-vit",
+    title="Google ViT",
+    container="npz",
+    mark="embedding/kernel",
+    table=vit_table,
+    describe=_describe_vit,
+    tidy=tidy,
+    documented={"mean": HALF, "std": HALF, "resample": "bilinear", "position_resize": "zoom"},
+    misfits=_misfits,
+    notes=_notes,
 )
-BIT = Format(
-    "Google BiT", "npz", ("resnet/root_block/standardized_conv2d/kernel",),
-    tidy, bit_table, _describe_bit, _misfits, _notes, _no_sidecars,
-)  # fmt: skip
+HYBRID = replace(
+    VIT,
+    name="google-hybrid",
+    title="Google hybrid",
+    mark="conv_root/kernel",
+    table=hybrid_table,
+    describe=_describe_hybrid,
+)
+BIT = replace(
+    VIT,
+    name="google-bit",
+    title="Google BiT",
+    mark="resnet/root_block/standardized_conv2d/kernel",
+    table=bit_table,
+    describe=_describe_bit,
+)

@@ -1,26 +1,27 @@
-"""Hugging Face's `ViTForImageClassification` and `ViTModel`: a folder of weights, configuration and pre-processing."""
+"""Hugging Face's `ViTForImageClassification` and `ViTModel`: a folder of weights, configuration and
+pre-processing.
+"""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config, ViTConfig
-from vitctl.models.weights.assumed import HALF, settle, squash, stored_meta
-from vitctl.models.weights.formats import (
+from vitctl.models.weights.layouts import (
+    SQUASH,
     Beside,
-    Described,
-    Format,
-    Numerics,
+    Json,
     View,
-    published_heads,
+    WeightsLayout,
     vit_misfits,
     vit_shape,
 )
+from vitctl.models.weights.meta import HALF
 from vitctl.models.weights.rules import Table, Tensors, entry, pair
 from vitctl.models.weights.sources import CONFIG, PREPROCESSOR
 
-NUMERICS = Numerics(gelu="erf", norm_eps=1e-12)
+NORM_EPS = 1e-12
 # What we write comes first for each form.
 _GELU: dict[str, Literal["tanh", "erf"]] = {
     "gelu": "erf",
@@ -32,7 +33,8 @@ _ACTIVATION = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
 _RESAMPLE = {2: "bilinear_antialias", 3: "bicubic_antialias"}  # Pillow's numbers
 _BODY = "vit."
 _LAYER = "vit.encoder.layer.{i}"
-# transformers 5 names modules otherwise in memory than in its files; a state dict saved by hand has these names.
+# transformers 5 names modules otherwise in memory than in its files; a state dict saved by hand has these
+# names.
 _IN_MEMORY = {
     r"^vit\.layers\.(\d+)\.": r"vit.encoder.layer.\1.",
     r"\.attention\.q_proj\.": ".attention.attention.query.",
@@ -48,7 +50,10 @@ TABLE: Table = {
     "position_embedding": entry("vit.embeddings.position_embeddings"),
     **pair("patch_embedding", "vit.embeddings.patch_embeddings.projection"),
     **pair("blocks.{i}.norm1", f"{_LAYER}.layernorm_before"),
-    **pair("blocks.{i}.attention.qkv", *(f"{_LAYER}.attention.attention.{part}" for part in ("query", "key", "value"))),
+    **pair(
+        "blocks.{i}.attention.qkv",
+        *(f"{_LAYER}.attention.attention.{part}" for part in ("query", "key", "value")),
+    ),
     **pair("blocks.{i}.attention.out", f"{_LAYER}.attention.output.dense"),
     **pair("blocks.{i}.norm2", f"{_LAYER}.layernorm_after"),
     **pair("blocks.{i}.mlp.fc1", f"{_LAYER}.intermediate.dense"),
@@ -63,18 +68,18 @@ def _tidy(tensors: Tensors) -> Tensors:
     """Give a bare ViTModel the prefix of the classifier's body, and every name its spelling in files."""
     if "embeddings.patch_embeddings.projection.weight" in tensors:
         tensors = {_BODY + name: tensor for name, tensor in tensors.items()}
-    named = {_in_files(name): tensor for name, tensor in tensors.items()}
+    named = {}
+    for name, tensor in tensors.items():
+        for pattern, spelling in _IN_MEMORY.items():
+            name = re.sub(pattern, spelling, name)
+        named[name] = tensor
     named.pop("vit.embeddings.mask_token", None)  # of masked image modelling, never used by a classifier
     return named
 
 
-def _in_files(name: str) -> str:
-    for pattern, spelling in _IN_MEMORY.items():
-        name = re.sub(pattern, spelling, name)
-    return name
-
-
-def _describe(view: View, _tensors: Tensors, beside: Beside) -> Described:
+def _describe(
+    row: WeightsLayout, view: View, _tensors: Tensors, beside: Beside
+) -> tuple[Config, dict[str, Any]]:
     config = beside.config
     if config.get("model_type", "vit") != "vit":
         raise CheckpointError(f"config.json: model_type {config['model_type']!r}, only 'vit' is read")
@@ -85,28 +90,28 @@ def _describe(view: View, _tensors: Tensors, beside: Beside) -> Described:
         raise CheckpointError(f"config.json: pooler_act {config['pooler_act']!r}, only 'tanh' is read")
     num_heads = beside.num_heads or config.get("num_attention_heads")
     shape = vit_shape(view, num_heads, config.get("image_size"))
-    recorded = _recorded(beside.preprocessor) | {"num_heads": num_heads or published_heads(shape)}
+    recorded = _recorded(beside.preprocessor) | {"num_heads": num_heads}
     if config:
-        recorded |= {"gelu": _GELU[activation], "norm_eps": config.get("layer_norm_eps", NUMERICS["norm_eps"])}
-    values = settle("hf", recorded, beside.marked)
-    dropout = config.get("hidden_dropout_prob", 0.0)
-    model = ViTConfig(**shape, gelu=values["gelu"], norm_eps=values["norm_eps"], dropout=dropout)
-    return Described(model, stored_meta(model, values, _class_names(config.get("id2label") or {})))
+        recorded |= {"gelu": _GELU[activation], "norm_eps": config.get("layer_norm_eps", NORM_EPS)}
+    names, dropout = _class_names(config.get("id2label") or {}), config.get("hidden_dropout_prob", 0.0)
+    return row.vit(shape, recorded, beside, names, dropout=dropout)
 
 
-def _recorded(processor: Mapping[str, Any]) -> dict[str, Any]:
+def _recorded(processor: Json) -> dict[str, Any]:
     """Return what preprocessor_config.json records, by our names; ViT's image processor always squashes."""
+    if not processor:
+        return {}
     number = processor.get("resample")
     return {
         "mean": processor.get("image_mean"),
         "std": processor.get("image_std"),
-        "eval_method": "square" if processor else None,
-        "eval_resize": squash if processor else None,
+        "eval_method": "square",
+        "eval_resize": SQUASH,
         "resample": None if number is None else _RESAMPLE.get(number, f"pillow {number}"),
     }
 
 
-def _class_names(id2label: Mapping[str, str]) -> list[str]:
+def _class_names(id2label: Json) -> list[str]:
     """Return the names in the order of the classes, or none when they are only numbered."""
     numbered = sorted((int(number), name) for number, name in id2label.items())
     invented = all(name == f"LABEL_{number}" for number, name in numbered)
@@ -114,17 +119,12 @@ def _class_names(id2label: Mapping[str, str]) -> list[str]:
 
 
 def _misfits(config: Config) -> Iterator[str]:
-    yield from vit_misfits(config)
-    if not isinstance(config, ViTConfig):
-        return
-    if config.classifier != "token" or config.position_embedding != "learned":
-        yield "it always has a class token and a learned position embedding"
-    if config.representation_size and config.num_classes:
+    yield from vit_misfits(config, only_token=True)
+    if type(config) is ViTConfig and config.representation_size and config.num_classes:
         yield "its classifier has no pre-logits layer, only the model without a head has one (the pooler)"
 
 
-def _notes(config: Config, meta: Mapping[str, Any]) -> Iterator[str]:
-    assert isinstance(config, ViTConfig)
+def _notes(config: ViTConfig, meta: Json) -> Iterator[str]:
     if config.num_classes:
         yield "transformers.ViTForImageClassification.from_pretrained(folder)"
     else:
@@ -134,8 +134,7 @@ def _notes(config: Config, meta: Mapping[str, Any]) -> Iterator[str]:
         yield "its image processor squashes images to a square, these weights expect the shorter side and a centre crop"
 
 
-def _sidecars(config: Config, meta: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    assert isinstance(config, ViTConfig)
+def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
     names = meta.get("class_names") or [f"LABEL_{index}" for index in range(config.num_classes)]
     described = {
         "architectures": ["ViTForImageClassification" if config.num_classes else "ViTModel"],
@@ -170,7 +169,27 @@ def _sidecars(config: Config, meta: Mapping[str, Any]) -> dict[str, dict[str, An
     return {CONFIG: described, PREPROCESSOR: processor}
 
 
-FORMAT = Format(
-    "Hugging Face ViT", "safetensors", ("vit.embeddings.patch_embeddings.projection.weight",),
-    _tidy, lambda _: TABLE, _describe, _misfits, _notes, _sidecars,
-)  # fmt: skip
+# config.json tells gelu and norm_eps, preprocessor_config.json the rest; assumed are the defaults of
+# transformers.
+LAYOUT = WeightsLayout(
+    name="hf",
+    title="Hugging Face ViT",
+    mark="vit.embeddings.patch_embeddings.projection.weight",
+    table=lambda _num_heads: TABLE,
+    describe=_describe,
+    tidy=_tidy,
+    documented={"position_resize": "bicubic"},
+    assumed={
+        "mean": HALF,
+        "std": HALF,
+        "gelu": "erf",
+        "norm_eps": NORM_EPS,
+        "num_heads": "hidden size / 64",
+        "eval_method": "square",
+        "eval_resize": SQUASH,
+        "resample": "bilinear_antialias",
+    },
+    misfits=_misfits,
+    notes=_notes,
+    sidecars=_sidecars,
+)

@@ -1,6 +1,7 @@
-"""What is stored beside tensors: how images become the numbers that the model was trained on, and the names of its classes.
+"""What is stored with tensors: how images become the numbers that the model was trained on, the names of its
+classes, and which of these values are assumed.
 
-One model for our own files and for what is read from the files of other programs.
+One model for our files and for what is read from files of other programs.
 """
 
 from collections.abc import Mapping
@@ -10,10 +11,26 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config
-from vitctl.models.weights.assumed import KEYS
 from vitctl.system.text import one_line
 
-SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of float32's numbers, without those of fewer bits
+SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # float32's normal numbers
+HALF = (0.5, 0.5, 0.5)
+# Values that weights may not record, and the recipe key that sets each. The two without a dot are read from a
+# config.json beside the tensors.
+KEYS = {
+    "mean": "weights.mean",
+    "std": "weights.std",
+    "gelu": "weights.gelu",
+    "norm_eps": "weights.norm_eps",
+    "position_resize": "weights.position_resize",
+    "classifier": "classifier",
+    "num_heads": "num_heads",
+    "eval_method": "data.eval_method",
+    "eval_resize": "data.eval_resize",
+    "resample": "data.eval_resample",
+}
+# The jobs that train or draw shots have their own rules for these.
+OF_SCORING = ("eval_method", "eval_resize", "resample")
 _MAX_PIXELS = 2**14  # as for images in the configurations of models
 _SHOWN = 3
 
@@ -23,11 +40,11 @@ _Deviation = Annotated[float, Field(allow_inf_nan=False, ge=SMALLEST, le=LARGEST
 
 
 class Meta(BaseModel):
-    """Metadata of weights. All of it may be missing, and more may be there; what is there must make sense.
+    """Metadata of weights. Every field may be missing, and other fields may be there.
 
-    `mean` and `std` are of colours between 0 and 1, sizes are in pixels. `resample` may be a rule of another program that we
-    do not have: then it is refused where images are resized by it. `loss` is that of the training: after "sigmoid" each class
-    has a probability of its own.
+    `mean` and `std` are of colours between 0 and 1, sizes are in pixels. `resample` may be a rule of another
+    program that vitctl does not have: it is refused where images are resized by it. `loss` is that of the
+    training: after "sigmoid" the probabilities of the classes are independent.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -56,12 +73,14 @@ class Meta(BaseModel):
     @model_validator(mode="after")
     def _crop_has_room(self) -> "Meta":
         if self.image_size and self.eval_resize and self.eval_resize < self.image_size:
-            raise ValueError(f"eval_resize = {self.eval_resize} is smaller than image_size = {self.image_size}")
+            raise ValueError(
+                f"eval_resize = {self.eval_resize} is smaller than image_size = {self.image_size}"
+            )
         return self
 
 
 def check_meta(meta: Mapping[str, Any], config: Config) -> None:
-    """Hold metadata against `Meta`, and the names of classes against the head.
+    """Check metadata against `Meta`, and the number of class names against the head.
 
     Raises:
         CheckpointError: one line with what makes no sense.
@@ -69,29 +88,58 @@ def check_meta(meta: Mapping[str, Any], config: Config) -> None:
     try:
         found = Meta.model_validate(dict(meta))
     except ValidationError as error:
-        problems = [_in_words(one) for one in error.errors(include_url=False, include_context=False)]
+        problems = [_in_words(problem) for problem in error.errors(include_url=False, include_context=False)]
         more = f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise CheckpointError(
-            f"what is stored beside the weights makes no sense: {'; '.join(problems[:_SHOWN])}{more}; take another file, or fix it"
+            f"what is stored beside the weights makes no sense: {'; '.join(problems[:_SHOWN])}{more}; take "
+            f"another file, or fix it"
         ) from None
     if found.class_names and config.num_classes and len(found.class_names) != config.num_classes:
         raise CheckpointError(
-            f"{len(found.class_names)} class names are stored beside a head of {config.num_classes} classes; take another file, or fix it"
+            f"{len(found.class_names)} class names are stored beside a head of {config.num_classes} classes; "
+            f"take another file, or fix it"
         )
+
+
+def _in_words(problem: Mapping[str, Any]) -> str:
+    place = ".".join(str(part) for part in problem["loc"])
+    text = str(problem["msg"]).removeprefix("Value error, ")
+    if not place:
+        return text
+    shown = one_line(repr(problem["input"]))
+    return (
+        f"{one_line(place)}: {text[:1].lower()}{text[1:]} "
+        f"(it is {shown[:40]}{'...' if len(shown) > 40 else ''})"
+    )
 
 
 def require_meta(meta: Mapping[str, Any], names: tuple[str, ...]) -> None:
     """Raises CheckpointError where metadata lack something that a job cannot do without."""
     if missing := [name for name in names if meta.get(name) is None]:
         raise CheckpointError(
-            f"{', '.join(missing)} of the images is not stored beside the weights, so that no score of them means anything; "
-            "write the file again with it (vitctl.models.weights.load.save_weights)"
+            f"{', '.join(missing)} of the images is not stored beside the weights, so that no score of them "
+            "means anything; write the file again with it (vitctl.models.weights.weights_file.save_weights)"
         )
 
 
-def _in_words(problem: Mapping[str, Any]) -> str:
-    place = ".".join(str(part) for part in problem["loc"])
-    said = str(problem["msg"]).removeprefix("Value error, ")
-    shown = one_line(repr(problem["input"]))
-    given = f" (it is {shown[:40]}{'...' if len(shown) > 40 else ''})" if place else ""
-    return f"{one_line(place)}: {said[:1].lower()}{said[1:]}{given}" if place else said
+def assumed_values(meta: Mapping[str, Any], config: Config, *, scoring: bool) -> dict[str, Any]:
+    """Return what is assumed about weights: recipe key -> value.
+
+    Args:
+        meta, config: of the weights.
+        scoring: whether their evaluation pre-processing is used.
+    """
+    names = [name for name in meta.get("assumed") or () if scoring or name not in OF_SCORING]
+    return {KEYS[name]: meta[name] if name in meta else getattr(config, name) for name in names}
+
+
+def assumed_line(values: Mapping[str, Any]) -> str:
+    """Return one line that names every assumed value and the key that sets it; "" where nothing is assumed."""
+    if not values:
+        return ""
+    shown = ", ".join(f"{key}={str(value).replace(', ', ',')}" for key, value in values.items())
+    of_config = " and ".join(key for key in values if key in ("num_heads", "classifier"))
+    elsewhere = f" ({of_config}: in a config.json beside the file)" if of_config else ""
+    return (
+        f"assumed, not recorded with the weights: {shown}; set what differs with --set KEY=VALUE{elsewhere}"
+    )

@@ -47,7 +47,9 @@ def _from_hub(source: str, fetch: Fetch) -> Path:
     if (path := next(filter(None, found), None)) is None:
         if file:
             raise CheckpointError(f"{source}: no such file in that repository")
-        raise CheckpointError(f"{source}: holds no {' and no '.join(candidates)}; name the file: {source}/FILE")
+        raise CheckpointError(
+            f"{source}: holds no {' and no '.join(candidates)}; name the file: {source}/FILE"
+        )
     return path
 
 

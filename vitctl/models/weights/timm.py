@@ -1,26 +1,25 @@
 """timm's Vision Transformers: a state dict, and the `config.json` of its hub folders."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from vitctl.errors import CheckpointError
 from vitctl.models.configs import Config, ViTConfig
-from vitctl.models.weights.assumed import HALF, crop, settle, squash, stored_meta
-from vitctl.models.weights.formats import (
+from vitctl.models.weights.layouts import (
+    SQUASH,
     Beside,
-    Described,
-    Format,
-    Numerics,
+    Json,
     View,
-    published_heads,
+    WeightsLayout,
     vit_misfits,
     vit_shape,
 )
+from vitctl.models.weights.meta import HALF
 from vitctl.models.weights.rules import Table, Tensors, entry, pair
 from vitctl.models.weights.sources import CONFIG
 
-NUMERICS = Numerics(gelu="erf", norm_eps=1e-6)
+NORM_EPS = 1e-6
 _GELU: dict[str, Literal["tanh", "erf"]] = {"gelu": "erf", "gelu_erf": "erf", "gelu_tanh": "tanh"}
 _RESAMPLE = {"bilinear": "bilinear_antialias", "bicubic": "bicubic_antialias"}
 # timm's names for the sizes that it knows: hidden size, depth, MLP size, heads; and the patches of each.
@@ -61,12 +60,15 @@ TABLE: Table = {
 }
 
 
-def _describe(view: View, _tensors: Tensors, beside: Beside) -> Described:
+def _describe(
+    row: WeightsLayout, view: View, _tensors: Tensors, beside: Beside
+) -> tuple[Config, dict[str, Any]]:
     config = beside.config if "architecture" in beside.config else {}
     args = {**_PECULIAR.get(config.get("architecture", ""), {}), **(config.get("model_args") or {})}
     pretrained = config.get("pretrained_cfg") or {}
+    num_heads = beside.num_heads or args.get("num_heads")
     size = _side(args.get("img_size") or (pretrained.get("input_size") or [0, 0])[-1])
-    shape = vit_shape(view, beside.num_heads or args.get("num_heads"), size)
+    shape = vit_shape(view, num_heads, size)
     if shape["classifier"] == "token" and config.get("global_pool", "token") != "token":
         raise CheckpointError(
             f"config.json: global_pool {config['global_pool']!r} beside a class token is not supported"
@@ -74,29 +76,25 @@ def _describe(view: View, _tensors: Tensors, beside: Beside) -> Described:
     activation = args.get("act_layer", "gelu")
     if activation not in _GELU:
         raise CheckpointError(f"config.json: act_layer {activation!r}, known are {', '.join(_GELU)}")
-    recorded = _recorded(pretrained) | {
-        "num_heads": beside.num_heads or args.get("num_heads") or published_heads(shape)
-    }
+    recorded = _recorded(pretrained) | {"num_heads": num_heads}
     if config:
-        recorded |= {"gelu": _GELU[activation], "norm_eps": config.get("norm_eps", NUMERICS["norm_eps"])}
+        recorded |= {"gelu": _GELU[activation], "norm_eps": config.get("norm_eps", NORM_EPS)}
         recorded["position_resize"] = "bicubic_antialias"  # timm's rule
     if config or shape["classifier"] == "gap":
         recorded["classifier"] = shape["classifier"]
-    values = settle("timm", recorded, beside.marked)
-    model = ViTConfig(**shape, gelu=values["gelu"], norm_eps=values["norm_eps"])
     names = config.get("label_names") or pretrained.get("label_names") or ()
-    return Described(model, stored_meta(model, values, names))
+    return row.vit(shape, recorded, beside, names)
 
 
 def _side(size: int | list[int]) -> int:
-    """Of a square image: timm writes a number, or height and width."""
+    """Return the side of a square image: timm writes a number, or height and width."""
     sides = size if isinstance(size, list) else [size]
     if len(set(sides)) != 1:
         raise CheckpointError(f"config.json: img_size {size} is not square, which is not supported")
     return sides[0]
 
 
-def _recorded(pretrained: Mapping[str, Any]) -> dict[str, Any]:
+def _recorded(pretrained: Json) -> dict[str, Any]:
     """Return what timm's pretrained_cfg records, by our names."""
     squashed, share = pretrained.get("crop_mode") == "squash", pretrained.get("crop_pct")
     interpolation = pretrained.get("interpolation")
@@ -104,7 +102,7 @@ def _recorded(pretrained: Mapping[str, Any]) -> dict[str, Any]:
         "mean": pretrained.get("mean"),
         "std": pretrained.get("std"),
         "eval_method": ("square" if squashed else "shorter_side") if pretrained else None,
-        "eval_resize": squash if squashed else None if share is None else crop(share),
+        "eval_resize": SQUASH if squashed else share,
         "resample": _RESAMPLE.get(interpolation, interpolation) if interpolation else None,
     }
 
@@ -115,14 +113,13 @@ def _misfits(config: Config) -> Iterator[str]:
         yield "it has no pre-logits layer; fine-tune first, or write with no pre-logits"
 
 
-def _notes(config: Config, _meta: Mapping[str, Any]) -> Iterator[str]:
-    assert isinstance(config, ViTConfig)
+def _notes(config: ViTConfig, _meta: Json) -> Iterator[str]:
     architecture = _architecture(config)
     arguments = {"img_size": config.image_size, "num_classes": config.num_classes} | _switches(config)
     if architecture == _ANY_ARCHITECTURE:
         arguments = _sizes(config) | arguments
     shown = [f"{key}={value!r}" for key, value in arguments.items()]
-    if config.norm_eps != NUMERICS["norm_eps"]:
+    if config.norm_eps != NORM_EPS:
         shown.append(f"norm_layer=partial(torch.nn.LayerNorm, eps={config.norm_eps:g})")
     yield f"timm.create_model({architecture!r}, checkpoint_path=FILE, {', '.join(shown)})"
 
@@ -134,18 +131,21 @@ def _architecture(config: ViTConfig) -> str:
 
 
 def _sizes(config: ViTConfig) -> dict[str, Any]:
+    ratio = config.mlp_size / config.hidden_size
+    if int(config.hidden_size * ratio) != config.mlp_size:  # timm rounds down
+        ratio = math.nextafter(ratio, math.inf)
     return {
         "img_size": config.image_size,
         "patch_size": config.patch_size,
         "embed_dim": config.hidden_size,
         "depth": config.depth,
         "num_heads": config.num_heads,
-        "mlp_ratio": _mlp_ratio(config),
+        "mlp_ratio": ratio,
     }
 
 
 def _switches(config: ViTConfig) -> dict[str, Any]:
-    """Return the arguments of timm's models that change the maths where it differs from timm's own."""
+    """Return the arguments of timm's models that change the maths where it differs from timm's default."""
     switches: dict[str, Any] = {} if config.gelu == "erf" else {"act_layer": "gelu_tanh"}
     if config.classifier == "gap":
         switches |= {"class_token": False, "global_pool": "avg", "fc_norm": False}
@@ -154,10 +154,13 @@ def _switches(config: ViTConfig) -> dict[str, Any]:
     return switches
 
 
-def _sidecars(config: Config, meta: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    assert isinstance(config, ViTConfig)
+def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
     size = config.image_size
     squashed = meta.get("eval_method", "square") == "square"
+    resize = size if squashed else meta.get("eval_resize") or size
+    share = size / resize
+    if math.floor(size / share) != resize:  # timm rounds down
+        share = math.nextafter(share, 0)
     backwards = {ours: theirs for theirs, ours in _RESAMPLE.items()}
     pretrained = {
         "mean": meta.get("mean", HALF),
@@ -166,7 +169,7 @@ def _sidecars(config: Config, meta: Mapping[str, Any]) -> dict[str, dict[str, An
         "fixed_input_size": True,
         "interpolation": backwards.get(meta.get("resample", ""), "bilinear"),
         "crop_mode": "squash" if squashed else "center",
-        "crop_pct": 1.0 if squashed else _crop_share(size, meta.get("eval_resize") or size),
+        "crop_pct": share,
         "num_classes": config.num_classes,
         "first_conv": "patch_embed.proj",
         "classifier": "head",
@@ -180,24 +183,33 @@ def _sidecars(config: Config, meta: Mapping[str, Any]) -> dict[str, dict[str, An
         "pretrained_cfg": pretrained,
         **({"label_names": list(meta["class_names"])} if meta.get("class_names") else {}),
         # timm has no field for it, but the way back must not lose it.
-        **({} if config.norm_eps == NUMERICS["norm_eps"] else {"norm_eps": config.norm_eps}),
+        **({} if config.norm_eps == NORM_EPS else {"norm_eps": config.norm_eps}),
     }
     return {CONFIG: described}
 
 
-def _mlp_ratio(config: ViTConfig) -> float:
-    """Return a ratio from which timm, rounding down, gets the MLP's width back."""
-    ratio = config.mlp_size / config.hidden_size
-    return ratio if int(config.hidden_size * ratio) == config.mlp_size else math.nextafter(ratio, math.inf)
-
-
-def _crop_share(size: int, resize: int) -> float:
-    """Return a share from which timm, rounding down, gets the size before the crop back."""
-    share = size / resize
-    return share if math.floor(size / share) == resize else math.nextafter(share, 0)
-
-
-FORMAT = Format(
-    "timm", "safetensors", ("patch_embed.proj.weight",),
-    lambda tensors: tensors, lambda _: TABLE, _describe, _misfits, _notes, _sidecars,
-)  # fmt: skip
+# Also the authors' files of MAE, DINO and DeiT, which were trained with ImageNet's mean and std. Assumed are
+# timm's defaults for Vision Transformers.
+LAYOUT = WeightsLayout(
+    name="timm",
+    title="timm",
+    mark="patch_embed.proj.weight",
+    table=lambda _num_heads: TABLE,
+    describe=_describe,
+    documented={},
+    assumed={
+        "mean": HALF,
+        "std": HALF,
+        "gelu": "erf",
+        "norm_eps": NORM_EPS,
+        "position_resize": "bicubic_antialias",
+        "classifier": "token",
+        "num_heads": "hidden size / 64",
+        "eval_method": "shorter_side",
+        "eval_resize": 0.9,
+        "resample": "bicubic_antialias",
+    },
+    misfits=_misfits,
+    notes=_notes,
+    sidecars=_sidecars,
+)

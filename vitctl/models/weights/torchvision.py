@@ -1,23 +1,20 @@
 """torchvision's Vision Transformers: a state dict and nothing else."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from vitctl.models.configs import Config, ViTConfig
-from vitctl.models.weights.assumed import crop, settle, stored_meta
-from vitctl.models.weights.formats import (
+from vitctl.models.weights.layouts import (
     Beside,
-    Described,
-    Format,
-    Numerics,
+    Json,
     View,
-    published_heads,
+    WeightsLayout,
     vit_misfits,
     vit_shape,
 )
 from vitctl.models.weights.rules import Table, Tensors, entry, pair
 
-NUMERICS = Numerics(gelu="erf", norm_eps=1e-6)
+NORM_EPS = 1e-6
 _LAYER = "encoder.layers.encoder_layer_{i}"
 
 TABLE: Table = {
@@ -39,40 +36,33 @@ TABLE: Table = {
 
 def _tidy(tensors: Tensors) -> Tensors:
     """Bring the MLP's names of the oldest published files to those of today."""
-    renamed = {".mlp.linear_1.": ".mlp.0.", ".mlp.linear_2.": ".mlp.3."}
-    return {_replaced(name, renamed): tensor for name, tensor in tensors.items()}
+    return {
+        name.replace(".mlp.linear_1.", ".mlp.0.").replace(".mlp.linear_2.", ".mlp.3."): tensor
+        for name, tensor in tensors.items()
+    }
 
 
-def _replaced(name: str, renamed: Mapping[str, str]) -> str:
-    for old, new in renamed.items():
-        name = name.replace(old, new)
-    return name
-
-
-def _describe(view: View, _tensors: Tensors, beside: Beside) -> Described:
+def _describe(
+    row: WeightsLayout, view: View, _tensors: Tensors, beside: Beside
+) -> tuple[Config, dict[str, Any]]:
     shape = vit_shape(view, beside.num_heads, None)
-    swag = {"eval_resize": crop(1), "resample": "bicubic_antialias"} if shape["image_size"] != 224 else {}
-    values = settle("torchvision", {"num_heads": beside.num_heads or published_heads(shape), **swag})
-    config = ViTConfig(**shape, gelu=values["gelu"], norm_eps=values["norm_eps"])
-    return Described(config, stored_meta(config, values))
+    swag = {"eval_resize": 1, "resample": "bicubic_antialias"} if shape["image_size"] != 224 else {}
+    return row.vit(shape, {"num_heads": beside.num_heads, **swag}, beside)
 
 
 def _misfits(config: Config) -> Iterator[str]:
-    yield from vit_misfits(config)
-    if not isinstance(config, ViTConfig):
+    yield from vit_misfits(config, only_token=True)
+    if type(config) is not ViTConfig:
         return
     if config.gelu != "erf":
         yield "its GELU is exact and these weights were trained with the tanh form"
-    if config.classifier != "token" or config.position_embedding != "learned":
-        yield "it always has a class token and a learned position embedding"
     if not config.num_classes:
         yield "it always has a head"
     if config.image_size % config.patch_size:
         yield f"image_size {config.image_size} has to be a multiple of patch_size {config.patch_size} there"
 
 
-def _notes(config: Config, meta: Mapping[str, Any]) -> Iterator[str]:
-    assert isinstance(config, ViTConfig)
+def _notes(config: ViTConfig, meta: Json) -> Iterator[str]:
     arguments = {
         "image_size": config.image_size,
         "patch_size": config.patch_size,
@@ -84,14 +74,35 @@ def _notes(config: Config, meta: Mapping[str, Any]) -> Iterator[str]:
         **({"representation_size": config.representation_size} if config.representation_size else {}),
     }
     shown = [f"{key}={value}" for key, value in arguments.items()]
-    if config.norm_eps != NUMERICS["norm_eps"]:
+    if config.norm_eps != NORM_EPS:
         shown.append(f"norm_layer=partial(torch.nn.LayerNorm, eps={config.norm_eps:g})")
     yield f"torchvision.models.VisionTransformer({', '.join(shown)})"
     if meta:
         yield "a torchvision state dict has no place for class names and pre-processing"
 
 
-FORMAT = Format(
-    "torchvision", "safetensors", ("conv_proj.weight",),
-    _tidy, lambda _: TABLE, _describe, _misfits, _notes, lambda _config, _meta: {},
-)  # fmt: skip
+# All published files have ImageNet's mean and std. At 224 pixels there are three presets: resize 256 or 242
+# and bilinear, 224 and bicubic (SWAG); at other sizes SWAG's alone.
+LAYOUT = WeightsLayout(
+    name="torchvision",
+    title="torchvision",
+    mark="conv_proj.weight",
+    table=lambda _num_heads: TABLE,
+    describe=_describe,
+    tidy=_tidy,
+    documented={
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+        "gelu": "erf",
+        "norm_eps": NORM_EPS,
+        "position_resize": "bicubic_aligned",
+        "eval_method": "shorter_side",
+    },
+    assumed={
+        "num_heads": "hidden size / 64",
+        "eval_resize": 224 / 256,
+        "resample": "bilinear_antialias",
+    },
+    misfits=_misfits,
+    notes=_notes,
+)

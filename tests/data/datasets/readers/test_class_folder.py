@@ -3,11 +3,14 @@ import tarfile
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vitctl.data.datasets.detect import open_originals
+from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.readers.class_folder import arrange, read_class_folder, read_class_tar
-from vitctl.data.source.read import ShardSource
+from vitctl.data.datasets.readers.files import class_list
+from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.writer.items import Item, Originals
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
@@ -39,7 +42,16 @@ def summary(splits: dict[str, Originals]) -> dict[str, list[tuple[str, str, byte
     }
 
 
-CLASSES = ["b/2.jpg", "b/1.PNG", "B/x.webp", "a/a.b.jpg", "a/deep/er/3.jpeg", "é/1.jpg", "b/notes.txt", "b/.hidden.jpg"]
+CLASSES = [
+    "b/2.jpg",
+    "b/1.PNG",
+    "B/x.webp",
+    "a/a.b.jpg",
+    "a/deep/er/3.jpeg",
+    "é/1.jpg",
+    "b/notes.txt",
+    "b/.hidden.jpg",
+]
 
 
 def test_class_folder__classes_by_code_point(tmp_path: Path) -> None:
@@ -109,9 +121,42 @@ def test_class_tar__cifar_becomes_shards(tmp_path: Path) -> None:
     assert test.class_names[:3] == ("airplane", "automobile", "bird")
     assert Counter(item.label for item in test.items) == dict.fromkeys(range(10), 1000)
     some = test.items[::50]
-    source = ShardSource(write_split(some, tmp_path / "test", test.class_names, seed=0, source_text=test.source))
+    source = ShardSource(
+        write_split(some, tmp_path / "test", test.class_names, seed=0, source_text=test.source)
+    )
     assert len(source) == 200
     originals = {item.key: (item.label, item.read()) for item in some}
     labels = source.labels().tolist()
     found = {source.key(sample): (labels[sample], source.read(sample)) for sample in range(200)}
     assert found == originals
+
+
+def test_caltech101__draws_thirty_of_each_class_from_sorted_listings(tmp_path: Path) -> None:
+    capitals = ("BACKGROUND_Google", "Faces", "Faces_easy", "Leopards", "Motorbikes")
+    spelled = {name.lower(): name for name in capitals}
+    folders = [spelled.get(name, name) for name in class_list("caltech101")]
+    plant(tmp_path, ["one.jpg"])
+    files = [f"image_{number:04d}.jpg" for number in range(1, 33)]
+    for name in folders:
+        (tmp_path / "101_ObjectCategories" / name).mkdir(parents=True)
+        for file in files[::-1]:
+            (tmp_path / "101_ObjectCategories" / name / file).hardlink_to(tmp_path / "one.jpg")
+    (tmp_path / "101_ObjectCategories/BACKGROUND_Google/tmp").write_bytes(b"stray")
+    splits = DATA_SETS["caltech101"].open(tmp_path)
+    train, test = ({item.key: item.label for item in splits[split].items} for split in ("train", "test"))
+    assert (len(train), len(test), len(train | test)) == (102 * 30, 102 * 2, 102 * 32)
+    assert {key: label for key, label in (train | test).items() if key.endswith("0001.jpg")} == {
+        f"{name}/image_0001.jpg": label for label, name in enumerate(folders)
+    }
+    generator = np.random.RandomState(1234)
+    for name in sorted(folders)[:3]:
+        drawn = {f"{name}/{file}" for file in generator.choice(files, 30, replace=False)}
+        assert {key for key in train if key.startswith(f"{name}/")} == drawn
+    assert splits["train"].source == "Caltech101, split caltech101(vitctl-v1)"
+    for file in files[:2]:
+        (tmp_path / "101_ObjectCategories/ant" / file).unlink()
+    with pytest.raises(DataError, match="ant: 30 images, should be more than 30"):
+        DATA_SETS["caltech101"].open(tmp_path)
+    (tmp_path / "101_ObjectCategories/Faces").rename(tmp_path / "101_ObjectCategories/faces")
+    with pytest.raises(DataError, match="102 class folders; 1 missing: Faces; 1 unknown: faces"):
+        DATA_SETS["caltech101"].open(tmp_path)

@@ -1,12 +1,9 @@
-import hashlib
 from pathlib import Path
 
 import pytest
-import torchvision.datasets
 
 from vitctl.data.datasets.readers.files import (
-    ASSETS,
-    class_list,
+    MissingOriginalsError,
     file_items,
     library,
     load_mat,
@@ -18,42 +15,12 @@ from vitctl.data.datasets.readers.files import (
 )
 from vitctl.errors import DataError
 
-COUNTS = {"caltech101": 102, "dtd": 47, "eurosat": 10, "flowers102": 102, "pets": 37, "resisc45": 45, "uc_merced": 21}
-
-
-@pytest.mark.parametrize(("name", "count"), COUNTS.items())
-def test_class_list__is_whole_and_has_its_digest_in_the_readme(name: str, count: int) -> None:
-    names = class_list(name)
-    assert len(names) == len(set(names)) == count
-    assert all(text == text.strip() != "" for text in names)
-    digest = hashlib.sha256((ASSETS / f"{name}_classes.txt").read_bytes()).hexdigest()[:16]
-    assert f"| {digest} |" in (ASSETS / "README.md").read_text()
-
-
-@pytest.mark.parametrize("name", ["caltech101", "dtd", "eurosat", "resisc45", "uc_merced"])
-def test_class_list__sorted_where_labels_are_places(name: str) -> None:
-    assert list(class_list(name)) == sorted(class_list(name))
-
-
-def test_class_list__pets_are_sorted_without_regard_to_capitals() -> None:
-    assert list(class_list("pets")) == sorted(class_list("pets"), key=str.lower)
-    assert class_list("pets")[:6:5] == ("Abyssinian", "Bengal")
-
-
-def test_class_list__flowers_are_those_of_torchvision() -> None:
-    assert list(class_list("flowers102")) == torchvision.datasets.Flowers102.classes
-
-
-def test_class_list__caltech_has_the_background_among_the_letters() -> None:
-    places = {name: label for label, name in enumerate(class_list("caltech101"))}
-    known = {"accordion": 0, "background_google": 4, "barrel": 5, "faces": 37, "faces_easy": 38, "leopards": 57}
-    assert {name: places[name] for name in known} == known
-    assert (places["motorbikes"], places["yin_yang"]) == (66, 101)
-
 
 def test_need__takes_the_first_place_and_names_the_archive(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     assert need(tmp_path, "a", "b", archive="x.zip from y") == tmp_path / "b"
+    with pytest.raises(MissingOriginalsError, match=r"a or c is missing$"):
+        need(tmp_path, "a", "c")
     with pytest.raises(DataError, match=r"a or c is missing; unpack here: x.zip from y$"):
         need(tmp_path, "a", "c", archive="x.zip from y")
 
@@ -67,6 +34,9 @@ def test_file_items__are_lazy_and_name_the_first_that_is_missing(tmp_path: Path)
         item.read()
     with pytest.raises(DataError, match="2 of 2 listed images are missing, the first is one"):
         file_items(tmp_path, ["one", "two"], [0, 0])
+    for name in ("../one", "/one", "a/../../one"):
+        with pytest.raises(DataError, match="leads out of this folder"):
+            file_items(tmp_path, [name], [0])
 
 
 def test_read_part__refuses_to_run_over_the_end(tmp_path: Path) -> None:

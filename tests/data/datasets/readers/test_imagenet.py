@@ -1,13 +1,19 @@
+"""ImageNet in each of its shapes on disk, and ImageNet-21k: the authors' 21,843 numbers, whatever is on disk."""
+
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.data.datasets.conftest import labels, plant, tar_of
 from vitctl.data.datasets.detect import open_originals
-from vitctl.data.datasets.readers.imagenet import read
+from vitctl.data.datasets.known_sets import DATA_SETS
+from vitctl.data.datasets.readers import imagenet
+from vitctl.data.datasets.readers.files import class_list
+from vitctl.data.datasets.readers.imagenet import imagenet_validation_labels, read_imagenet
 from vitctl.errors import DataError
 
-WNIDS = ["n01440764", *(f"n{10_000_000 + 7 * number}" for number in range(998)), "n15075141"]
+WNIDS = class_list("imagenet")
 FIRST, LAST = WNIDS[0], WNIDS[-1]
 VALIDATION = ["ILSVRC2012_val_00000001.JPEG", "ILSVRC2012_val_00000002.JPEG"]
 
@@ -22,13 +28,11 @@ def plant_folders(root: Path, names: list[str]) -> None:
 def test_read__folders_of_both_splits(tmp_path: Path) -> None:
     plant_folders(tmp_path / "train", [f"{LAST}/{LAST}_7.JPEG", f"{FIRST}/{FIRST}_3.JPEG"])
     plant_folders(tmp_path / "val", [f"{LAST}/{VALIDATION[0]}"])
-    with pytest.raises(
-        DataError, match=r": 2 classes, n01440764 to n15075141, should be 1,000 wnids, n01440764 to n15075141"
-    ):
-        read(tmp_path)
+    with pytest.raises(DataError, match="2 class folders, should be 1,000; unpack it again"):
+        read_imagenet(tmp_path)
     for wnid in WNIDS:
         plant(tmp_path / f"train/{wnid}/{wnid}_1.JPEG")
-    splits = read(tmp_path)
+    splits = read_imagenet(tmp_path)
     assert labels(splits["validation"]) == {VALIDATION[0]: 999}
     train = labels(splits["train"])
     assert len(train) == 1002
@@ -42,8 +46,7 @@ def test_read__flat_validation_with_the_table_of_kaggle(tmp_path: Path) -> None:
     boxes = f"{LAST} 1 2 3 4 {LAST} 5 6 7 8"
     table = f"ImageId,PredictionString\nILSVRC2012_val_00000002,{boxes}\nILSVRC2012_val_00000001,{FIRST} 1 2 3 4\n"
     (tmp_path / "LOC_val_solution.csv").write_text(table)
-    (tmp_path / "LOC_synset_mapping.txt").write_text("".join(f"{wnid} some, words\n" for wnid in WNIDS[::-1]))
-    splits = read(tmp_path)
+    splits = read_imagenet(tmp_path)
     assert set(splits) == {"validation"}
     assert labels(splits["validation"]) == {VALIDATION[0]: 0, VALIDATION[1]: 999}
 
@@ -51,14 +54,15 @@ def test_read__flat_validation_with_the_table_of_kaggle(tmp_path: Path) -> None:
 def test_read__tar_files_stay_packed(tmp_path: Path) -> None:
     """A tar of a tar per class, one PNG named JPEG, and a tar of flat images with a list of their classes."""
     images = {
-        wnid: plant(tmp_path / "image", n % 250, form="PNG" if n == 5 else "JPEG") for n, wnid in enumerate(WNIDS)
+        wnid: plant(tmp_path / "image", n % 250, form="PNG" if n == 5 else "JPEG")
+        for n, wnid in enumerate(WNIDS)
     }
     inner = {f"{wnid}.tar": tar_of({f"{wnid}_1.JPEG": data}) for wnid, data in images.items()}
     (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(tar_of(inner))
     flat = {f"./{name}": images[WNIDS[3 + n]] for n, name in enumerate(VALIDATION)}
     (tmp_path / "ILSVRC2012_img_val.tar").write_bytes(tar_of(flat))
     (tmp_path / "validation_synset_labels.txt").write_text(f"{WNIDS[3]}\n{WNIDS[4]}\n")
-    splits = read(tmp_path)
+    splits = read_imagenet(tmp_path)
     assert labels(splits["train"]) == {f"{wnid}_1.JPEG": label for label, wnid in enumerate(WNIDS)}
     assert all(item.read() == images[WNIDS[item.label]] for item in splits["train"].items)
     assert labels(splits["validation"]) == {VALIDATION[0]: 3, VALIDATION[1]: 4}
@@ -66,40 +70,31 @@ def test_read__tar_files_stay_packed(tmp_path: Path) -> None:
 
 
 def test_read__refuses(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"none is here; put here: ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar from"
-    ):
-        read(tmp_path)
     for name in VALIDATION:
         plant(tmp_path / "val" / name)
-    with pytest.raises(DataError, match=r"LOC_synset_mapping.txt or synsets.txt is missing; unpack here: LOC_syn"):
-        read(tmp_path)
-    (tmp_path / "synsets.txt").write_text("\n".join([*WNIDS[:999], "cat"]))
     with pytest.raises(
-        DataError, match=r"synsets.txt: 1,000 classes, cat to n1\d+, should be 1,000 wnids, n01440764 to n15075141"
+        DataError,
+        match=r"LOC_val_solution.csv or imagenet_2012\w+.txt or validation_synset_labels.txt is missing",
     ):
-        read(tmp_path)
-    (tmp_path / "synsets.txt").write_text("\n".join(WNIDS))
-    with pytest.raises(
-        DataError, match=r"LOC_val_solution.csv or imagenet_2012\w+.txt or validation_synset_labels.txt is missing"
-    ):
-        read(tmp_path)
+        read_imagenet(tmp_path)
     (tmp_path / "validation_synset_labels.txt").write_text(f"{FIRST}\n")
     with pytest.raises(DataError, match=rf"1 lines, 2 of 2 images have no label, first {VALIDATION[0]}"):
-        read(tmp_path)
-    (tmp_path / "validation_synset_labels.txt").write_text(f"{FIRST}\nn00000000\n")
-    with pytest.raises(DataError, match="n00000000 is none of the 1000 classes"):
-        read(tmp_path)
+        read_imagenet(tmp_path)
+    (tmp_path / "validation_synset_labels.txt").write_text(f"{FIRST}\n490\n")
+    with pytest.raises(
+        DataError, match="490 is none of the 1,000 classes, should be a wnid such as n01440764"
+    ):
+        read_imagenet(tmp_path)
     (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(b"<html>" * 200)
     with pytest.raises(DataError, match="not a whole, uncompressed tar file"):
-        read(tmp_path)
+        read_imagenet(tmp_path)
     (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(tar_of({"n01440764.tar": b"no tar at all" * 99}))
     with pytest.raises(DataError, match="damaged or truncated at byte 512"):
-        read(tmp_path)
+        read_imagenet(tmp_path)
 
 
-def test_read__the_labels_of_all_validation_images_name_the_classes(tmp_path: Path) -> None:
-    """Nothing but the archive and the list in the order of the names, not that of the archive; as a folder to make shards of."""
+def test_read__a_label_list_is_in_the_order_of_the_names_not_of_the_archive(tmp_path: Path) -> None:
+    """Nothing but the archive and the list, as a folder to make shards of."""
     names = [f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, 1001)]
     (tmp_path / "ILSVRC2012_img_val.tar").write_bytes(tar_of({name: name.encode() for name in names[::-1]}))
     (tmp_path / "imagenet_2012_validation_synset_labels.txt").write_text("\n".join(WNIDS[::-1]))
@@ -108,7 +103,86 @@ def test_read__the_labels_of_all_validation_images_name_the_classes(tmp_path: Pa
     assert labels(splits["validation"]) == {name: 999 - number for number, name in enumerate(names)}
     assert all(item.read() == item.key.encode() for item in splits["validation"].items)
     assert {item.size for item in splits["validation"].items} == {len(names[0])}
-    (tmp_path / "imagenet_2012_validation_synset_labels.txt").write_text("490\n" * 1000)
-    (tmp_path / "synsets.txt").write_text("\n".join(WNIDS))
-    with pytest.raises(DataError, match="490 is none of the 1000 classes, should be a wnid such as n01440764"):
-        open_originals(str(tmp_path))
+
+
+def test_imagenet_validation_labels__fifty_of_each_class() -> None:
+    labels = imagenet_validation_labels()
+    assert labels[:5].tolist() == [65, 970, 230, 809, 516]
+    assert np.bincount(labels).tolist() == [50] * 1000
+
+
+def test_imagenet__flat_validation_images_need_no_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 1,000 images in the part of all 50,000: they must be whole, or a list is asked for."""
+    labels = np.random.default_rng(0).permutation(1000)
+    monkeypatch.setattr(imagenet, "imagenet_validation_labels", lambda: labels)
+    picture = plant(tmp_path / "one.jpg")
+    (tmp_path / "val").mkdir()
+    for number in range(1, 1001):
+        (tmp_path / f"val/ILSVRC2012_val_{number:08d}.JPEG").hardlink_to(tmp_path / "one.jpg")
+    images = read_imagenet(tmp_path)["validation"].items
+    assert [item.label for item in images] == labels.tolist()
+    assert images[0].read() == picture
+    (tmp_path / "val/ILSVRC2012_val_00000007.JPEG").unlink()
+    with pytest.raises(DataError, match=r"LOC_val_solution.csv or .* is missing"):
+        read_imagenet(tmp_path)
+
+
+SYNSETS = class_list("imagenet21k")
+FIRST_21K, THIRD_21K, LAST_21K = SYNSETS[0], SYNSETS[2], SYNSETS[-1]
+EXPECTED_21K = {f"{FIRST_21K}_4.JPEG": 0, f"{THIRD_21K}_9.JPEG": 2, f"{LAST_21K}_1.JPEG": 21_842}
+
+
+def file_of(wnid: str) -> str:
+    return next(key for key in EXPECTED_21K if key.startswith(wnid))
+
+
+def test_imagenet21k__classes_are_the_authors() -> None:
+    ours = set(class_list("imagenet"))
+    assert len(SYNSETS) == len(set(SYNSETS)) == 21_843
+    assert list(SYNSETS) == sorted(SYNSETS)
+    assert {"n03931044", "n09859684"} <= set(SYNSETS)  # those that have no image in the release of fall 2011
+    assert ours - set(SYNSETS) == {"n04399382"}
+
+
+@pytest.mark.parametrize("inside", ["", "fall11/"])
+def test_imagenet21k__one_archive_of_archives(tmp_path: Path, inside: str) -> None:
+    picture = plant(tmp_path / "any.jpg", 7)
+    synsets = {
+        f"{inside}{wnid}.tar": tar_of({file_of(wnid): picture}) for wnid in (LAST_21K, FIRST_21K, THIRD_21K)
+    }
+    (tmp_path / "fall11_whole.tar").write_bytes(tar_of(synsets))
+    splits = DATA_SETS["imagenet21k"].open(tmp_path)
+    assert labels(splits["train"]) == EXPECTED_21K
+    assert splits["train"].class_names == SYNSETS
+    assert {item.read() for item in splits["train"].items} == {picture}
+
+
+def test_imagenet21k__folders_and_archives_side_by_side(tmp_path: Path) -> None:
+    pictures = {
+        file_of(FIRST_21K): plant(tmp_path / FIRST_21K / file_of(FIRST_21K), 1),
+        file_of(LAST_21K): plant(tmp_path / LAST_21K / file_of(LAST_21K), 2),
+    }
+    pictures[file_of(THIRD_21K)] = picture = plant(tmp_path / "elsewhere" / "any.jpg", 3)
+    (tmp_path / "elsewhere" / "any.jpg").unlink()
+    (tmp_path / "elsewhere").rmdir()
+    (tmp_path / f"{THIRD_21K}.tar").write_bytes(tar_of({file_of(THIRD_21K): picture}))
+    (tmp_path / FIRST_21K / "notes.txt").write_text("no image")
+    splits = DATA_SETS["imagenet21k"].open(tmp_path)
+    assert labels(splits["train"]) == EXPECTED_21K
+    assert {item.key: item.read() for item in splits["train"].items} == pictures
+
+
+def test_imagenet21k__a_class_that_is_none(tmp_path: Path) -> None:
+    plant(tmp_path / "n00000000" / "n00000000_1.JPEG")
+    plant(tmp_path / FIRST_21K / file_of(FIRST_21K))
+    with pytest.raises(DataError, match=r"n00000000: none of the 21,843 classes, such as n00004475$"):
+        DATA_SETS["imagenet21k"].open(tmp_path)
+
+
+def test_imagenet21k__a_cut_archive(tmp_path: Path) -> None:
+    whole = tar_of({f"{FIRST_21K}.tar": tar_of({file_of(FIRST_21K): plant(tmp_path / "any.jpg")})})
+    (tmp_path / "fall11_whole.tar").write_bytes(whole[:1500])
+    with pytest.raises(DataError, match=r"fall11_whole\.tar: not a whole, uncompressed tar file"):
+        DATA_SETS["imagenet21k"].open(tmp_path)

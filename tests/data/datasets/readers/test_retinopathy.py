@@ -1,58 +1,78 @@
 import io
-from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.datasets.conftest import labels, plant
-from vitctl.data.datasets.readers.retinopathy import read
-from vitctl.errors import DataError
+from vitctl.data.datasets.readers.retinopathy import eye_radius, process, process_jpeg
+
+pytest.importorskip("scipy")
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    for name in ("train/10_left", "train/10_right", "test/1_left", "test/1_right", "test/2_left"):
-        plant(tmp_path / f"{name}.jpeg", 200, size=(60, 40))
-    (tmp_path / "trainLabels.csv").write_text("image,level\n10_left,0\n10_right,4\n")
-    (tmp_path / "retinopathy_solution.csv").write_text(
-        "image,level,Usage\n1_left,2,Public\n1_right,1,Private\n2_left,3,Private\n"
-    )
-    return tmp_path
+def eye(height: int, width: int, radius: int) -> np.ndarray:
+    """A noisy bright disc on black, uint8 `[H, W, 3]`."""
+    y, x = np.ogrid[:height, :width]
+    disc = (y - height // 2) ** 2 + (x - width // 2) ** 2 <= radius**2
+    noise = np.random.default_rng(0).integers(90, 160, (height, width, 3))
+    return np.where(disc[:, :, None], noise, 0).astype(np.uint8)
 
 
-def test_read__validation_is_public_and_test_is_private(root: Path) -> None:
-    assert {split: labels(originals) for split, originals in read(root).items()} == {
-        "train": {"10_left": 0, "10_right": 4},
-        "validation": {"1_left": 2},
-        "test": {"1_right": 1, "2_left": 3},
-    }
+def reference(image: np.ndarray) -> np.ndarray:
+    """The recipe once more for an eye that has the right radius already: no scaling, the blur as a plain sum."""
+    kernel = np.exp(-(np.arange(-30, 31) ** 2) / 200)
+    kernel /= kernel.sum()
+    padded = np.pad(image.astype(float), ((30, 30), (30, 30), (0, 0)), "reflect")
+    tall = sum(weight * padded[i : i + image.shape[0]] for i, weight in enumerate(kernel))
+    blurred = sum(weight * tall[:, i : i + image.shape[1]] for i, weight in enumerate(kernel))
+    sharpened = np.clip(4.0 * image - 4.0 * np.round(blurred) + 128, 0, 255).astype(np.uint8)
+    y, x = np.ogrid[: image.shape[0], : image.shape[1]]
+    outside = (y - image.shape[0] // 2) ** 2 + (x - image.shape[1] // 2) ** 2 > 270**2
+    sharpened[outside] = 128
+    return sharpened[
+        image.shape[0] // 2 - 270 : image.shape[0] // 2 + 270,
+        image.shape[1] // 2 - 270 : image.shape[1] // 2 + 270,
+    ]
 
 
-def test_read__images_are_treated_when_they_are_read(root: Path) -> None:
-    pytest.importorskip("scipy")
-    with Image.open(io.BytesIO(read(root)["train"].items[0].read())) as image:
-        assert (image.format, image.size) == ("JPEG", (540, 400))  # the red field is 60 wide: scaled by ten
+def test_process__equals_the_recipe_written_out() -> None:
+    image = eye(610, 640, 300)
+    image[305, 620] = 0  # 600 bright pixels in the middle row are left
+    assert eye_radius(image) == 300
+    treated, wanted = process(image).astype(int), reference(image).astype(int)
+    assert treated.shape == wanted.shape == (540, 540, 3)
+    assert np.abs(treated - wanted).max() <= 4  # one level of the blur, where it lies on a half
+    assert np.mean(treated != wanted) < 0.001
+    assert treated[0, 0].tolist() == [128, 128, 128]
+    assert treated.std() > 20
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("trainLabels.csv", "image,level\n10_left,5\n", "1 labels are out of range, the first is 5 of 5 classes"),
-        ("trainLabels.csv", "image,level\n10_left,\n", "levels should be 0 to 4"),
-        ("trainLabels.csv", "image,grade\n10_left,1\n", "every row should have the columns image, level$"),
-        ("trainLabels.csv", "image,level\n11_left,1\n", "1 of 1 listed images are missing, the first is 11_left.jpeg"),
-        ("retinopathy_solution.csv", "image,level,Usage\n1_left,2,Public\n", "no row has Usage Private"),
-    ],
-)
-def test_read__refuses(name: str, text: str, message: str, root: Path) -> None:
-    (root / name).write_text(text)
-    with pytest.raises(DataError, match=message):
-        read(root)
+def test_process__does_not_see_the_size_of_the_photograph() -> None:
+    def photograph(side: int) -> np.ndarray:
+        y, x = ((np.indices((side, side)) + 0.5) * 2 / side - 1)[:, :, :, None]
+        waves = 120 + 50 * np.sin(40 * x + np.arange(3)) * np.cos(30 * y)
+        return np.where(x * x + y * y < 0.9, waves, 0).astype(np.uint8)
+
+    small, large = process(photograph(300)).astype(int), process(photograph(900)).astype(int)
+    assert small.shape == large.shape == (540, 540, 3)
+    assert np.abs(small - large).mean() < 4
+    assert np.abs(small - 128).mean() > 20
 
 
-def test_read__tells_where_the_solution_is(root: Path) -> None:
-    (root / "retinopathy_solution.csv").unlink()
-    with pytest.raises(
-        DataError, match=r"retinopathy_solution.csv is missing; unpack here: .*/retinopathy_solution.csv$"
-    ):
-        read(root)
+def test_process__a_narrow_photograph_stays_narrow() -> None:
+    image = eye(400, 700, 300)
+    image[200, 50] = 0
+    assert process(image).shape == (400, 540, 3)
+
+
+def test_eye_radius__of_a_black_picture_is_half_its_height() -> None:
+    assert eye_radius(np.zeros((80, 100, 3), np.uint8)) == 40
+    assert process(np.zeros((80, 100, 3), np.uint8)).shape == (540, 540, 3)
+
+
+def test_process_jpeg__stores_a_jpeg() -> None:
+    file = io.BytesIO()
+    Image.fromarray(eye(130, 140, 60)).save(file, "PNG")
+    data = process_jpeg(file.getvalue())
+    with Image.open(io.BytesIO(data)) as image:
+        assert (image.format, image.size) == ("JPEG", (540, 540))
+        assert np.abs(np.asarray(image)[:20, :20].astype(int) - 128).max() <= 3

@@ -3,7 +3,7 @@ import time
 import numpy as np
 import pytest
 
-from vitctl.data.datasets.readers import shape_fields, shapes
+from vitctl.data.datasets.readers import shapes
 from vitctl.data.images.decode import decode
 
 AXIS = np.linspace(-1.6, 1.6, 401, dtype=np.float32)
@@ -47,7 +47,9 @@ def test_scene__factors_are_within_their_classes() -> None:
                 assert abs(shape.radius - shapes.SCALES[shape.scale]) <= 0.02
                 turn = np.rad2deg(shape.angle) - shapes.ORIENTATIONS[shape.orientation]
                 assert abs(turn) <= 15
-                vertical, horizontal = (np.array(shape.centre) > 0.18).astype(int) - (np.array(shape.centre) < -0.18)
+                vertical, horizontal = (np.array(shape.centre) > 0.18).astype(int) - (
+                    np.array(shape.centre) < -0.18
+                )
                 row, column = divmod(shape.location, 3)
                 assert (vertical + 1, horizontal + 1) == (row, column)
 
@@ -72,7 +74,7 @@ def test_picture__the_shape_is_where_and_what_the_scene_says() -> None:
 
 @pytest.mark.parametrize("name", shapes.SHAPES)
 def test_fields__shapes_are_of_one_size(name: str) -> None:
-    inside = shape_fields.FIELDS[name](X, Y) < 0
+    inside = shapes.FIELDS[name](X, Y) < 0
     area = inside.mean() * 3.2**2
     assert 1.0 < area < 3.2
     assert np.hypot(X, Y)[inside].max() < 1.25
@@ -82,7 +84,7 @@ def test_fields__shapes_are_of_one_size(name: str) -> None:
 
 @pytest.mark.parametrize("name", shapes.SHAPES)
 def test_fields__are_distances_near_the_edge(name: str) -> None:
-    field = shape_fields.FIELDS[name](X, Y)
+    field = shapes.FIELDS[name](X, Y)
     spacing = float(AXIS[1] - AXIS[0])
     slope = np.hypot(*np.gradient(field, spacing))
     assert np.median(slope[np.abs(field) < 0.05]) == pytest.approx(1, abs=0.02)
@@ -90,7 +92,7 @@ def test_fields__are_distances_near_the_edge(name: str) -> None:
 
 @pytest.mark.parametrize("name", shapes.ORIENTED)
 def test_fields__oriented_shapes_come_back_only_after_a_full_turn(name: str) -> None:
-    field = shape_fields.FIELDS[name]
+    field = shapes.FIELDS[name]
     upright = field(X, Y) < 0
     for degrees in range(45, 360, 45):
         cos, sin = np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))

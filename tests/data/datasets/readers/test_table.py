@@ -1,9 +1,18 @@
+"""Tables of paths, and parquet files of images."""
+
+import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from vitctl.data.datasets.detect import open_originals
 from vitctl.data.datasets.readers.table import read_table
 from vitctl.errors import DataError
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
 
 
 def write(folder: Path, text: str, name: str = "table.csv") -> Path:
@@ -28,7 +37,9 @@ def test_table__numbers_are_labels(tmp_path: Path) -> None:
 
 
 def test_table__splits_share_their_classes(tmp_path: Path) -> None:
-    splits = read_table(write(tmp_path, "\ufeffpath,label,split\n1.jpg,b,train\n2.jpg,a,val\nx/3.jpg,c,fold_2\n"))
+    splits = read_table(
+        write(tmp_path, "\ufeffpath,label,split\n1.jpg,b,train\n2.jpg,a,val\nx/3.jpg,c,fold_2\n")
+    )
     assert {split: [item.key for item in found.items] for split, found in splits.items()} == {
         "train": ["1.jpg"],
         "validation": ["2.jpg"],
@@ -48,7 +59,10 @@ def test_table__splits_share_their_classes(tmp_path: Path) -> None:
         ("path,label\n1.jpg,\n", "line 2: should have 2 filled columns"),
         ("path,label\n1.jpg,dog,cat\n", "line 2: should have 2 filled columns"),
         ('path,label\n"1.jpg', "cannot be read as a table"),
-        ("path,label\n1.jpg,a\n2.jpg,a;b\n", "1 of 2 values of the column 'label' have a ';', the first is 'a;b'"),
+        (
+            "path,label\n1.jpg,a\n2.jpg,a;b\n",
+            "1 of 2 values of the column 'label' have a ';', the first is 'a;b'",
+        ),
     ],
 )
 def test_table__refuses(tmp_path: Path, text: str, message: str) -> None:
@@ -69,3 +83,127 @@ def test_table__several_labels(tmp_path: Path) -> None:
     numbers = read_table(write(tmp_path, "path\tlabels\n1.jpg\t3;1\n2.jpg\t02\n", "numbers.tsv"))["train"]
     assert [item.label for item in numbers.items] == [(3, 1), (2,)]
     assert numbers.class_names == ("0", "1", "2", "3")
+
+
+def write_parquet(
+    path: Path, labels: list[int], names: list[str] | None = None, image: Any = None, **columns: Any
+) -> None:
+    images = [{"bytes": b"image %d" % n * 50, "path": f"p{n}.jpg"} for n in range(len(labels))]
+    table = pa.table({"image": image or images, "label": labels, **columns})
+    if names:
+        info = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps(info)})
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(table, path, row_group_size=2)
+
+
+def test_read_parquet__splits_names_and_bytes(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "data/train-00000-of-00002.parquet", [2, 0, 1], ["a", "b", "c"])
+    write_parquet(tmp_path / "data/train-00001-of-00002.parquet", [1, 1], ["a", "b", "c"])
+    write_parquet(tmp_path / "data/test-00000-of-00001.parquet", [0, 2, 2], ["a", "b", "c"])
+    splits = open_originals(str(tmp_path))
+    assert sorted(splits) == ["test", "train"]
+    test = splits["test"]
+    assert test.class_names == ("a", "b", "c")
+    found = [(item.key, item.label, item.read()) for item in test.items]
+    assert found == [(f"p{n}.jpg", label, b"image %d" % n * 50) for n, label in enumerate((0, 2, 2))]
+    train = splits["train"]
+    assert [item.key for item in train.items] == list("01234")  # two files use the same paths
+    assert [(item.label, item.read()[:7]) for item in train.items][3] == (1, b"image 0")
+
+
+def test_read_parquet__imagenet_names_lose_their_second_class(tmp_path: Path) -> None:
+    paths = ["n01440764_10026_n01440764.JPEG", "ILSVRC2012_val_00000001_n01751748.JPEG"]
+    write_parquet(tmp_path / "x.parquet", [0, 1], image=[{"bytes": b"x", "path": path} for path in paths])
+    (split,) = open_originals(str(tmp_path / "x.parquet")).values()
+    assert [item.key for item in split.items] == ["n01440764_10026.JPEG", "ILSVRC2012_val_00000001.JPEG"]
+    assert split.class_names == ("0", "1")
+
+
+def test_read_parquet__plain_bytes_without_names(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "x.parquet", [3, 0], image=[b"one", b"two"])
+    (split,) = open_originals(str(tmp_path / "x.parquet")).values()
+    assert [(item.key, item.label, item.read()) for item in split.items] == [
+        ("0", 3, b"one"),
+        ("1", 0, b"two"),
+    ]
+
+
+def test_read_parquet__refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"PAR1 nothing PAR1")
+    with pytest.raises(DataError, match=r"x.parquet: not a whole parquet file"):
+        open_originals(str(path))
+    pq.write_table(pa.table({"picture": [b"x"], "label": [1]}), path)
+    with pytest.raises(
+        DataError, match=r"lacks a column with an image \(image, img, jpg, png\); found: picture, label"
+    ):
+        open_originals(str(path))
+    write_parquet(path, [1], image=[None])
+    with pytest.raises(DataError, match="a row holds no encoded image"):
+        open_originals(str(path))
+    for label in (2, -2):
+        write_parquet(path, [0, label], ["a", "b"])
+        with pytest.raises(DataError, match=rf"image p1.jpg has label {label}, should be -1 to 1"):
+            open_originals(str(path))
+    write_parquet(tmp_path / "train-0.parquet", [0], ["a"])
+    write_parquet(tmp_path / "train-1.parquet", [0], ["b"])
+    path.unlink()
+    with pytest.raises(DataError, match=r"train-1.parquet: its class names are not those of train-0.parquet"):
+        open_originals(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match="parquet needs pyarrow; install it with"):
+        open_originals(str(tmp_path))
+
+
+def test_read_parquet__much_text_made_of_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dictionary holds the one text of all rows."""
+    labels = pa.array(["x" * 40_000] * 3_000).dictionary_encode()
+    pq.write_table(
+        pa.table({"path": [f"{n}.png" for n in range(3_000)], "label": labels}), tmp_path / "x.parquet"
+    )
+    assert (tmp_path / "x.parquet").stat().st_size < 100_000
+    monkeypatch.setenv("VITCTL_MAX_TABLE", "100")
+    with pytest.raises(
+        DataError, match=r"x.parquet: holds more than 104,857,600 .VITCTL_MAX_TABLE, in MiB. bytes of text"
+    ):
+        open_originals(str(tmp_path / "x.parquet"))
+
+
+def test_read_parquet__several_labels(tmp_path: Path) -> None:
+    images = [{"bytes": b"x", "path": f"{n}.jpg"} for n in range(3)]
+    table = pa.table({"image": images, "labels": [[2, 0], [], [1, 1]]})
+    info = {"info": {"features": {"labels": {"feature": {"names": ["a", "b", "c"]}, "_type": "Sequence"}}}}
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(info)}), tmp_path / "x.parquet")
+    (split,) = open_originals(str(tmp_path / "x.parquet")).values()
+    assert [(item.label, item.size) for item in split.items] == [((2, 0), 1), ((), 1), ((1,), 1)]
+    assert split.class_names == ("a", "b", "c")
+    pq.write_table(table, tmp_path / "x.parquet")
+    (split,) = open_originals(str(tmp_path / "x.parquet")).values()
+    assert split.class_names == ("0", "1", "2")
+
+
+def test_read_parquet__a_table_of_paths(tmp_path: Path) -> None:
+    for name in ("1.jpg", "2.jpg"):
+        (tmp_path / name).write_bytes(name.encode())
+    path = tmp_path / "list.parquet"
+    pq.write_table(
+        pa.table({"path": ["1.jpg", "2.jpg"], "label": ["b", "a"], "split": ["train", "val"]}), path
+    )
+    splits = open_originals(str(path))
+    found = {
+        split: [(item.key, item.label, item.read()) for item in own.items] for split, own in splits.items()
+    }
+    assert found == {"train": [("1.jpg", 1, b"1.jpg")], "validation": [("2.jpg", 0, b"2.jpg")]}
+    pq.write_table(pa.table({"path": ["1.jpg", "2.jpg"], "labels": [["b", "a"], ["a"]]}), path)
+    (split,) = open_originals(str(path)).values()
+    assert [item.label for item in split.items] == [(1, 0), (0,)]
+    pq.write_table(
+        pa.table(
+            {"path": ["1.jpg"], "labels": [[]]},
+            pa.schema({"path": pa.string(), "labels": pa.list_(pa.string())}),
+        ),
+        path,
+    )
+    with pytest.raises(DataError, match=r"list.parquet: should have a path and a label in every row"):
+        open_originals(str(path))

@@ -1,4 +1,6 @@
-"""Records and messages are written here from the formats' descriptions, by a writer that shares nothing with the reader."""
+"""Records and messages are written here from the formats' descriptions, by a writer that shares nothing with
+the reader.
+"""
 
 import struct
 from pathlib import Path

@@ -3,94 +3,56 @@
 import io
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vitctl.data.datasets.readers.arrays import pixel_rows
 from vitctl.data.datasets.readers.files import check_labels, need, read_bytes
-from vitctl.data.datasets.readers.rows import pixel_rows
 from vitctl.data.writer.items import Originals
 from vitctl.errors import DataError
 
-_SITE = "https://www.cs.toronto.edu/~kriz/cifar.html"
-ARCHIVE = f"cifar-10-python.tar.gz or cifar-100-python.tar.gz from {_SITE}"
 
-
-@dataclass(frozen=True)
-class Release:
-    """Where one of the two sets keeps its images, labels and class names."""
-
-    title: str
-    archive: str
-    folder: str
-    splits: Mapping[str, tuple[str, ...]]
-    labels: str
-    meta: str
-    names: str
-    num_classes: int
-
-
-CIFAR10 = Release(
-    title="CIFAR-10",
-    archive=f"cifar-10-python.tar.gz from {_SITE}",
-    folder="cifar-10-batches-py",
-    splits={"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)},
-    labels="labels",
-    meta="batches.meta",
-    names="label_names",
-    num_classes=10,
-)
-CIFAR100 = Release(
-    title="CIFAR-100",
-    archive=f"cifar-100-python.tar.gz from {_SITE}",
-    folder="cifar-100-python",
-    splits={"train": ("train",), "test": ("test",)},
-    labels="fine_labels",
-    meta="meta",
-    names="fine_label_names",
-    num_classes=100,
-)
-
-
-def read(root: Path, release: Release) -> dict[str, Originals]:
-    """Keys are the numbers of the images, counted through all files of a split.
+def read_cifar(
+    root: Path, *, folder: str, splits: Mapping[str, tuple[str, ...]], prefix: str, source: str
+) -> dict[str, Originals]:
+    """Read the batches of a release; keys are the numbers of the images, counted through a split's files.
 
     Args:
         root: holds the unpacked folder of the release.
-        release: `CIFAR10` or `CIFAR100`.
+        folder: its name.
+        splits: split name to the names of its batches.
+        prefix: of the entries `labels` and `label_names` in the files, as CIFAR-100 has two kinds of labels.
+        source: name of the set, for the index.
 
     Raises:
         DataError: files are missing, damaged, or hold something other than plain data.
     """
-    folder = need(root, release.folder, archive=release.archive)
-    path = need(folder, release.meta, archive=release.archive)
-    class_names = tuple(_text(name) for name in _entry(path, unpickle(path), release.names))
-    if len(class_names) != release.num_classes:
-        raise DataError(f"{path}: {len(class_names)} class names, should be {release.num_classes}")
-    return {split: _split(folder, release, files, class_names) for split, files in release.splits.items()}
+    place = need(root, folder)
+    path = need(place, "batches.meta", "meta")
+    class_names = tuple(_text(name) for name in _entry(path, unpickle(path), f"{prefix}label_names"))
+    found = {}
+    for split, files in splits.items():
+        batches = [_batch(need(place, name), f"{prefix}labels", len(class_names)) for name in files]
+        pixels, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+        found[split] = Originals(pixel_rows(pixels, labels), class_names, source)
+    return found
 
 
-def _split(folder: Path, release: Release, files: tuple[str, ...], class_names: tuple[str, ...]) -> Originals:
-    batches = [_batch(need(folder, name, archive=release.archive), release) for name in files]
-    pixels, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-    return Originals(pixel_rows(pixels, labels), class_names, release.title)
-
-
-def _batch(path: Path, release: Release) -> tuple[np.ndarray, np.ndarray]:
-    held = unpickle(path)
-    pixels = getattr(_entry(path, held, "data"), "array", None)
-    labels = check_labels(np.array(_entry(path, held, release.labels)), release.num_classes, path)
+def _batch(path: Path, entry: str, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    batch = unpickle(path)
+    pixels = getattr(_entry(path, batch, "data"), "array", None)
+    labels = check_labels(np.array(_entry(path, batch, entry)), num_classes, path)
     if pixels is None or pixels.shape != (len(labels), 3072):
         raise DataError(f"{path}: data should be an array of {len(labels)} rows of 3072 bytes")
     return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
 
 
-def _entry(path: Path, held: dict[str, Any], name: str) -> Any:
-    if name not in held:
+def _entry(path: Path, batch: dict[str, Any], name: str) -> Any:
+    if name not in batch:
         raise DataError(f"{path}: has no '{name}', should be a file of the Python release")
-    return held[name]
+    return batch[name]
 
 
 def _text(value: str | bytes) -> str:
@@ -98,17 +60,14 @@ def _text(value: str | bytes) -> str:
 
 
 def unpickle(path: Path) -> dict[str, Any]:
-    """Read a dictionary of numbers, texts, lists and byte arrays. No object is looked up by the names in the file.
+    """Read a dictionary of numbers, texts, lists and byte arrays; arrays become `Bytes`.
 
-    Returns:
-        the dictionary; arrays are `Bytes`.
-
-    Raises:
-        DataError: the file is damaged or holds anything else.
+    No object is looked up by the names in the file. Raises DataError if the file is damaged or holds anything
+    else.
     """
     try:
-        held = _PlainData(io.BytesIO(read_bytes(path)), encoding="bytes").load()
-        return {_text(name): value for name, value in held.items()}
+        entries = _PlainData(io.BytesIO(read_bytes(path)), encoding="bytes").load()
+        return {_text(name): value for name, value in entries.items()}
     except DataError:
         raise
     except Exception as error:  # damaged pickles raise whatever their opcodes trip over

@@ -1,59 +1,80 @@
-"""What readers of original files share: to find files, to list and to load them, and to read images late."""
+"""What all readers of original files share: finding files, reading them within bounds, and lazy items.
+
+A reader is a function from a folder of original files to `{split: Originals}`. No reader trusts a file: sizes
+are bounded, labels are checked against the classes, and a listed name must stay inside its folder.
+"""
 
 import importlib
 import os
 import stat
-from collections.abc import Sequence
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
+from vitctl.data.shards.tar import check_end, open_tar
 from vitctl.data.writer.items import Item
 from vitctl.errors import DataError
 from vitctl.system import files
 from vitctl.system.bounds import IMAGE_FILE, LIST_FILE, TABLE
+from vitctl.system.files import leads_out, open_regular
+from vitctl.system.text import one_line
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 
 
+class MissingOriginalsError(DataError):
+    """Original files are missing. Whoever knows the data set adds where to get them."""
+
+
 def class_list(name: str) -> tuple[str, ...]:
-    """The class names of a data set in label order, from the list that comes with vitctl."""
+    """Return a data set's class names in label order, from the list that comes with vitctl."""
     return tuple((ASSETS / f"{name}_classes.txt").read_text(encoding="utf-8").splitlines())
 
 
-def need(root: Path, *places: str, archive: str) -> Path:
-    """The first of some places below `root` that exists.
+def need(root: Path, *places: str, archive: str = "") -> Path:
+    """Return the first of some places below `root` that exists.
 
     Args:
         root: folder that the user named.
         places: relative paths, the usual one first.
-        archive: what holds it and where that is found, for the message.
+        archive: what holds them and where to get it, if that is not what the data set's row says.
 
     Raises:
-        DataError: there is none.
+        DataError: none exists.
     """
     for place in places:
         if (root / place).exists():
             return root / place
-    raise DataError(f"{root}: {' or '.join(places)} is missing; unpack here: {archive}")
+    missing = f"{root}: {' or '.join(places)} is missing"
+    if archive:
+        raise DataError(f"{missing}; unpack here: {archive}")
+    raise MissingOriginalsError(missing)
+
+
+# Items: one image each, read when it is asked for
 
 
 def file_items(
     folder: Path, names: Sequence[str], labels: Sequence[int], keys: Sequence[str] | None = None
 ) -> list[Item]:
-    """Images that are files, read when they are asked for.
+    """Return images that are files of their own.
 
     Args:
-        folder: where they lie.
-        names: their paths in the folder.
+        folder: where the files are.
+        names: their paths in the folder, perhaps from a list that is not to be trusted.
         labels: one per image.
-        keys: one per image; the names when not given.
+        keys: one per image; the names if not given.
 
     Raises:
-        DataError: files are missing.
+        DataError: a name leads out of the folder, or files are missing.
     """
+    outside = next((name for name in names if leads_out(name)), None)
+    if outside is not None:
+        raise DataError(f"{folder}: the listed image {one_line(outside[:100])!r} leads out of this folder")
     sizes = [file_size(folder / name) for name in names]
     absent = [name for name, size in zip(names, sizes, strict=True) if size is None]
     if absent:
@@ -66,26 +87,75 @@ def file_items(
     ]
 
 
-def file_size(path: Path) -> int | None:
-    """Bytes of a file; None where there is none."""
+def archive_items(path: Path) -> list[Item]:
+    """Return the plain files of a tar file in its order, without labels. The archive stays packed.
+
+    The files of an inner tar file are named `<its name without .tar>/<name>`; deeper tar files are not opened.
+
+    Raises:
+        DataError: an archive is damaged or compressed, or a member's name leads out of it.
+    """
+    items = []
     try:
-        found = path.stat()
+        with open_regular(path, error=DataError) as file:
+            for name, offset, size in list(_members(path, file)):
+                if not name.lower().endswith(".tar"):
+                    items.append(Item(name, -1, partial(read_part, path, offset, size), size))
+                    continue
+                file.seek(offset)
+                for inner, start, length in _members(path, file):
+                    read = partial(read_part, path, start, length)
+                    items.append(Item(f"{name[:-4]}/{inner}", -1, read, length))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    return items
+
+
+def _members(path: Path, file: IO[bytes]) -> Iterator[tuple[str, int, int]]:
+    """Yield name, offset and size of the plain files of the tar that begins at the file's position."""
+    try:
+        with open_tar(file) as tar:
+            for member in tar:
+                name = member.name.removeprefix("./")
+                if leads_out(name):
+                    raise DataError(f"{path}: member {name!r} points outside the archive")
+                if member.isreg() and not member.issparse():
+                    yield name, member.offset_data, member.size
+            check_end(path, tar)
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+        raise DataError(f"{path}: not a whole, uncompressed tar file ({error})") from None
+
+
+def image_names(folder: Path, suffixes: tuple[str, ...] = (".jpg",)) -> list[str]:
+    """Return the names of a folder's files with one of the suffixes, sorted by code point."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix.lower() in suffixes)
+
+
+# Reading within bounds
+
+
+def file_size(path: Path) -> int | None:
+    """Return the size of a regular file; None if there is none."""
+    try:
+        status = path.stat()
     except (OSError, ValueError):  # a name with a zero byte in it names nothing
         return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
-    """The bytes of a file, an image or a list. Raises DataError when it cannot be read, or is too large (None: for a list)."""
+    """Return a file's content. Raises DataError if it cannot be read or is too large (None: for a list)."""
     return files.read_bytes(path, LIST_FILE.limit if max_bytes is None else max_bytes, error=DataError)
 
 
 def read_part(path: Path, offset: int, size: int) -> bytes:
-    """`size` bytes from `offset` on. Raises DataError when that is too large, the file cannot be read, or ends before."""
+    """Return `size` bytes from `offset` on. Raises DataError if that is too large or not all there."""
     if size > IMAGE_FILE.limit:
-        raise DataError(f"{path}: an image of {size} bytes at byte {offset}, should have at most {IMAGE_FILE.limit}")
+        raise DataError(
+            f"{path}: an image of {size} bytes at byte {offset}, should have at most {IMAGE_FILE.limit}"
+        )
     try:
-        with files.open_regular(path, error=DataError) as file:
+        with open_regular(path, error=DataError) as file:
             data = os.pread(file.fileno(), size, offset)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
@@ -95,7 +165,7 @@ def read_part(path: Path, offset: int, size: int) -> bytes:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file without blank ends; empty ones are left out. Raises DataError when it is no text."""
+    """Return the stripped lines of a text file without the empty ones. Raises DataError if it is not text."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -104,7 +174,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_fields(path: Path, num_fields: int) -> list[list[str]]:
-    """The words of every line. Raises DataError when a line has fewer than `num_fields`."""
+    """Return the words of every line. Raises DataError if a line has fewer than `num_fields`."""
     rows = [line.split() for line in read_lines(path)]
     short = next((row for row in rows if len(row) < num_fields), None)
     if short is not None:
@@ -113,38 +183,66 @@ def read_fields(path: Path, num_fields: int) -> list[list[str]]:
 
 
 def load_mat(path: Path, *names: str) -> list[np.ndarray]:
-    """Variables of a MATLAB 5 file, without their axes of length one.
+    """Return variables of a MATLAB 5 file, without their axes of length one.
 
     Raises:
-        DataError: it is no such file, as when a download stored a web page, or a variable is missing.
+        DataError: it is another file, such as a web page stored by a download, or a variable is missing.
     """
     scipy_io = library("scipy.io")
     if (size := path.stat().st_size) > TABLE.limit:
         raise DataError(f"{path}: {size:,} bytes, should be at most {TABLE}")
     try:
-        held = scipy_io.loadmat(path, squeeze_me=True, variable_names=names)
+        variables = scipy_io.loadmat(path, squeeze_me=True, variable_names=names)
     except Exception as error:  # scipy raises many types for files that are something else
-        raise DataError(f"{path}: not a MATLAB file, download it again ({' '.join(str(error).split())})") from None
-    absent = [name for name in names if name not in held]
+        raise DataError(
+            f"{path}: not a MATLAB file, download it again ({' '.join(str(error).split())})"
+        ) from None
+    absent = [name for name in names if name not in variables]
     if absent:
         raise DataError(f"{path}: has no variable {', '.join(absent)}")
-    return [np.asarray(held[name]) for name in names]
+    return [np.asarray(variables[name]) for name in names]
 
 
 def library(name: str) -> Any:
-    """A module that only some readers need. Raises DataError with the line that installs it."""
+    """Import a module that only some readers need. Raises DataError with the line that installs it."""
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise DataError(f"this data set is read with {name.partition('.')[0]}: pip install 'vitctl[data]'") from None
+        raise DataError(
+            f"this data set is read with {name.partition('.')[0]}: pip install 'vitctl[data]'"
+        ) from None
+
+
+# Labels
 
 
 def check_labels(labels: np.ndarray, num_classes: int, where: Path) -> np.ndarray:
-    """The labels as int64 `[N]`. Raises DataError when one is not 0 to `num_classes` - 1."""
+    """Return the labels as int64 `[N]`. Raises DataError if one is not 0 to `num_classes` - 1."""
     labels = np.asarray(labels, np.int64).ravel()
     wrong = labels[(labels < 0) | (labels >= num_classes)]
     if wrong.size:
         raise DataError(
-            f"{where}: {wrong.size:,} labels are out of range, the first is {wrong[0]} of {num_classes} classes"
+            f"{where}: {wrong.size:,} labels are out of range, the first is {wrong[0]} of "
+            f"{num_classes} classes"
         )
     return labels
+
+
+def numbered_labels(words: Iterable[str], num_classes: int, where: Path, first: int = 1) -> list[int]:
+    """Return labels from class numbers in text that count from `first`. Raises DataError for any other text."""
+    try:
+        labels = [int(word) - first for word in words]
+    except ValueError:
+        last = num_classes - 1 + first
+        raise DataError(f"{where}: every row should have a class number, {first} to {last}") from None
+    return list(check_labels(np.array(labels, np.int64), num_classes, where).tolist())
+
+
+def folder_labels(names: Sequence[str], class_names: Sequence[str], where: Path) -> list[int]:
+    """Return labels from the folders in image names. Raises DataError if a folder is not a class."""
+    numbers = {name: label for label, name in enumerate(class_names)}
+    folders = [name.rpartition("/")[0] for name in names]
+    unknown = next((name for name, folder in zip(names, folders, strict=True) if folder not in numbers), None)
+    if unknown is not None:
+        raise DataError(f"{where}: {unknown} is of none of the {len(numbers)} classes")
+    return [numbers[folder] for folder in folders]

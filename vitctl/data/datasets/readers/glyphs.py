@@ -1,8 +1,8 @@
 """Glyphs: letters of an invented alphabet, written by a formula, in the spirit of Omniglot.
 
-A letter is two to four strokes between the nine points of a 3 x 3 lattice, straight or bent. Every writing of it is turned,
-sheared, scaled, moved and shaken a little, with a pen of its own width and a pair of tones of its own. A picture is a pure
-function of (seed, split, index), and its label is its letter.
+A letter is two to four strokes between the nine points of a 3 x 3 lattice, straight or bent. Every writing of
+it is turned, sheared, scaled, moved and shaken a little, with its own width of pen and its own pair of tones. A
+picture is a pure function of (seed, split, index), and its label is its letter.
 """
 
 import zlib
@@ -10,7 +10,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from vitctl.data.datasets.readers.png import encode_png
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.writer.items import Item
 
 NUM_LETTERS = 60
@@ -21,7 +21,7 @@ _LEAST_DIFFERENCE = 0.06  # mean over the pixels of two letters
 
 
 def items(split: str, num_samples: int, seed: int, image_size: int = 32) -> list[Item]:
-    """Writings of one split, the letters in turn, drawn when they are read.
+    """Return writings of one split, the letters in turn, drawn when they are read.
 
     Args:
         split: any name; splits of different names share no picture.
@@ -45,7 +45,9 @@ def picture(split: str, index: int, seed: int, image_size: int = 32) -> np.ndarr
     strokes = alphabet()[index % NUM_LETTERS]
     strokes = strokes + rng.normal(0, 0.05, (len(strokes), 1, 2)) + rng.normal(0, 0.025, strokes.shape)
     angle, shear = rng.normal(0, 0.14), rng.normal(0, 0.12)
-    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) @ np.array([[1, shear], [0, 1]])
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) @ np.array(
+        [[1, shear], [0, 1]]
+    )
     scale = rng.uniform(0.55, 0.8) * rng.uniform(0.85, 1.15, 2)
     strokes = strokes @ turn.T * scale + rng.uniform(-0.12, 0.12, 2)
     ink = _ink(strokes, rng.uniform(0.08, 0.26), image_size)
@@ -58,9 +60,9 @@ def picture(split: str, index: int, seed: int, image_size: int = 32) -> np.ndarr
 
 @cache
 def alphabet() -> tuple[np.ndarray, ...]:
-    """The strokes of every letter as polylines: `[strokes, points, 2]`, (y, x), centred, the longer side from -1 to 1.
+    """Return the strokes of every letter as polylines, `[strokes, points, 2]`, (y, x).
 
-    A letter that looks too much like an earlier one is not taken.
+    They are centred, the longer side from -1 to 1. A letter that looks too much like an earlier one is skipped.
     """
     letters: list[np.ndarray] = []
     inks: list[np.ndarray] = []
@@ -95,10 +97,11 @@ def _png(split: str, index: int, seed: int, image_size: int) -> bytes:
 
 
 def _ink(strokes: np.ndarray, width: float, image_size: int) -> np.ndarray:
-    """How much of each pixel the pen covers: `[S, S]`, 0 to 1. Edges are one pixel soft."""
+    """Return the share of each pixel that the pen covers: `[S, S]`, 0 to 1. Edges are one pixel soft."""
     line = (np.arange(image_size, dtype=np.float32) + 0.5) * (2 / image_size) - 1
     (y, x), (down, right) = (
-        part.reshape(-1, 2).T.astype(np.float32)[:, :, None] for part in (strokes[:, :-1], np.diff(strokes, axis=1))
+        part.reshape(-1, 2).T.astype(np.float32)[:, :, None]
+        for part in (strokes[:, :-1], np.diff(strokes, axis=1))
     )
     y, x = line - y, line - x  # [segments, S] each: numpy is quickest where the last axis is long
     length = np.maximum(down**2 + right**2, 1e-9)[:, :, None]

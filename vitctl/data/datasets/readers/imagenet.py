@@ -1,152 +1,281 @@
-"""ImageNet (ILSVRC 2012) as people have it: unpacked folders, Kaggle's tree, or the two tar files."""
+"""ImageNet (ILSVRC 2012), ImageNet-21k and ObjectNet as people have them: folders, Kaggle's tree, tar files."""
 
 import csv
+import io
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from vitctl.data.datasets.readers.archives import archive_items
-from vitctl.data.datasets.readers.files import class_list, file_items, need, read_lines
-from vitctl.data.datasets.readers.fixed_classes import image_names
-from vitctl.data.datasets.readers.packed_lists import imagenet_validation_labels
-from vitctl.data.images.formats import IMAGE_SUFFIXES
+import numpy as np
+from PIL import Image
+
+from vitctl.data.datasets.readers.arrays import encode_png
+from vitctl.data.datasets.readers.files import (
+    ASSETS,
+    MissingOriginalsError,
+    archive_items,
+    class_list,
+    file_items,
+    image_names,
+    need,
+    read_bytes,
+    read_lines,
+)
+from vitctl.data.images.image_types import IMAGE_SUFFIXES
 from vitctl.data.writer.items import Item, Originals
 from vitctl.errors import DataError
+from vitctl.system.files import leads_out, parse_json
+from vitctl.system.parsing import parsing
 
-ARCHIVE = "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar from https://image-net.org, packed or unpacked, or Kaggle's ILSVRC/"
-LABEL_ARCHIVE = (
-    "LOC_val_solution.csv of Kaggle, or a text file with the wnid of each validation image in the order of their names"
+_LABEL_ARCHIVE = (
+    "LOC_val_solution.csv of Kaggle, or a text file with the wnid of each validation image in the order of "
+    "their names"
 )
-WNID_ARCHIVE = "LOC_synset_mapping.txt of Kaggle, or a text file whose lines begin with the 1,000 wnids"
-NUM_CLASSES = 1000
-_FIRST, _LAST = "n01440764", "n15075141"
+_WNID = re.compile(r"n\d{8}")
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
-_TRAIN_PLACES = ("train", f"{_KAGGLE}/train", "ILSVRC2012_img_train.tar")
+_PLACES = {
+    "train": ("train", f"{_KAGGLE}/train", "ILSVRC2012_img_train.tar"),
+    "validation": ("val", "validation", f"{_KAGGLE}/val", "ILSVRC2012_img_val.tar"),
+}
+_ALL_PLACES = tuple(place for places in _PLACES.values() for place in places)
 _LABEL_LISTS = (
     "LOC_val_solution.csv",
     "imagenet_2012_validation_synset_labels.txt",
     "validation_synset_labels.txt",
 )
-_CLASS_LISTS = ("LOC_synset_mapping.txt", "synsets.txt")
-_WNID = re.compile(r"n\d{8}")
-_VALIDATION_PLACES = ("val", "validation", f"{_KAGGLE}/val", "ILSVRC2012_img_val.tar")
 
 
-def read(root: Path) -> dict[str, Originals]:
-    """The splits that are there; a class is the place of its wnid among the 1,000 in order, whatever is on disk.
+def is_imagenet(folder: Path) -> bool:
+    """Return whether ImageNet's archives, or Kaggle's tree, are in a folder."""
+    return any((folder / place).exists() for place in _ALL_PLACES if "ILSVRC" in place)
+
+
+def read_imagenet(root: Path) -> dict[str, Originals]:
+    """Read the splits that are there. A class is the place of its wnid among the 1,000 in order.
 
     Keys are file names, as `n01440764_10026.JPEG` and `ILSVRC2012_val_00000001.JPEG`.
 
     Args:
-        root: holds one of `train/<wnid>/`, `ILSVRC/Data/CLS-LOC/train/<wnid>/`, `ILSVRC2012_img_train.tar`, or of
-            `val/<wnid>/`, `val/` flat, `ILSVRC/Data/CLS-LOC/val/`, `ILSVRC2012_img_val.tar`, or of both.
-            Labels of flat images come from `LOC_val_solution.csv` or `[imagenet_2012_]validation_synset_labels.txt`, and where
-            neither is there but all 50,000 images are, from the list that comes with vitctl; the wnids are taken
-            from the folders of either split, the training tar, `LOC_synset_mapping.txt` or `synsets.txt`, or from all
-            labels of the validation images.
+        root: holds one of `train/<wnid>/`, `ILSVRC/Data/CLS-LOC/train/<wnid>/`, `ILSVRC2012_img_train.tar`,
+            or of `val/<wnid>/`, `val/` flat, `ILSVRC/Data/CLS-LOC/val/`, `ILSVRC2012_img_val.tar`, or of
+            both. Labels of flat images come from `LOC_val_solution.csv` or
+            `[imagenet_2012_]validation_synset_labels.txt`, and if neither is there but all 50,000 images
+            are, from the list that comes with vitctl.
 
     Raises:
-        DataError: no images are there, or there are not 1,000 classes.
+        DataError: no images are there, or some class folders are missing.
     """
-    places = {
-        split: next((root / name for name in names if (root / name).exists()), None)
-        for split, names in (("train", _TRAIN_PLACES), ("validation", _VALIDATION_PLACES))
-    }
-    found = {split: _images(place) for split, place in places.items() if place is not None}
-    if not found:
-        raise DataError(
-            f"{root}: {', '.join((*_TRAIN_PLACES, *_VALIDATION_PLACES))}: none is here; put here: {ARCHIVE}"
-        )
-    wnids = _wnids(root, found)
-    return {split: _split(root, images, wnids) for split, images in found.items()}
+    images = {}
+    for split, names in _PLACES.items():
+        place = next((root / name for name in names if (root / name).exists()), None)
+        if place is not None:
+            images[split] = _images(place)
+    if not images:
+        raise MissingOriginalsError(f"{root}: {', '.join(_ALL_PLACES)}: none is here")
+    wnids = class_list("imagenet")
+    folders = [{item.key.partition("/")[0] for item in found if "/" in item.key} for found in images.values()]
+    most = max(folders, key=len)
+    if most and len(most) < len(wnids):
+        raise DataError(f"{root}: {len(most):,} class folders, should be {len(wnids):,}; unpack it again")
+    return {split: _split(root, found, wnids) for split, found in images.items()}
 
 
 def _images(place: Path) -> list[Item]:
-    """All images of a split, keyed by `<wnid>/<file>` or, when they lie flat, by `<file>`. The labels come later."""
+    """Return a split's images without labels, keyed by `<wnid>/<file>` or, if they lie flat, by `<file>`."""
     if place.suffix == ".tar":
         packed = [item for item in archive_items(place) if Path(item.key).suffix.lower() in IMAGE_SUFFIXES]
-        return [replace(item, key="/".join(_folder_and_name(item.key))) for item in packed]
+        return [replace(item, key=_short_key(item.key)) for item in packed]
     folders = sorted(path.name for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
     names = [f"{folder}/{file}" for folder in folders for file in image_names(place / folder, IMAGE_SUFFIXES)]
     names = names or image_names(place, IMAGE_SUFFIXES)
     return file_items(place, names, [-1] * len(names))
 
 
-def _folder_and_name(key: str) -> list[str]:
-    """`[wnid, file]`, or `[file]` where the folder is no wnid."""
-    folder, _, rest = key.partition("/")
-    return [*([folder] if _WNID.fullmatch(folder) else []), (rest or folder).rpartition("/")[2]]
-
-
-def is_imagenet(folder: Path) -> bool:
-    """Whether ImageNet's archives, or Kaggle's tree, lie in a folder."""
-    return any((folder / place).exists() for place in (*_TRAIN_PLACES, *_VALIDATION_PLACES) if "ILSVRC" in place)
-
-
-def _wnids(root: Path, found: dict[str, list[Item]]) -> tuple[str, ...]:
-    """The 1,000 wnids in order, from the first source that has them."""
-    for images in found.values():
-        wnids = {item.key.partition("/")[0] for item in images if "/" in item.key}
-        if wnids:
-            return _checked(wnids, str(root))
-    if not any((root / name).is_file() for name in _CLASS_LISTS):
-        listed = set(_label_list(root, next(iter(found.values()))).values())
-        if len(listed) == NUM_CLASSES:
-            return _checked(listed, str(root))
-    path = need(root, *_CLASS_LISTS, archive=WNID_ARCHIVE)
-    return _checked({line.split()[0] for line in read_lines(path)}, str(path))
-
-
-def _checked(found: set[str], where: str) -> tuple[str, ...]:
-    wnids = sorted(found)
-    if len(wnids) != NUM_CLASSES or (wnids[0], wnids[-1]) != (_FIRST, _LAST):
-        ends = f", {wnids[0]} to {wnids[-1]}" if wnids else ""
-        raise DataError(f"{where}: {len(wnids):,} classes{ends}, should be {NUM_CLASSES:,} wnids, {_FIRST} to {_LAST}")
-    return tuple(wnids)
+def _short_key(key: str) -> str:
+    """Shorten a path in an archive to `<wnid>/<file>`, or to `<file>` if its folder is not a wnid."""
+    folder, file = key.partition("/")[0], key.rpartition("/")[2]
+    return f"{folder}/{file}" if _WNID.fullmatch(folder) else file
 
 
 def _split(root: Path, images: list[Item], wnids: tuple[str, ...]) -> Originals:
-    by_folder = [item.key.rpartition("/")[0] for item in images]
-    names = [item.key.rpartition("/")[2] for item in images]
-    own = by_folder if all(by_folder) else _listed_wnids(root, images)
+    folders = [item.key.rpartition("/")[0] for item in images]
+    given = folders if all(folders) else _listed_wnids(root, images)
     numbers = {wnid: label for label, wnid in enumerate(wnids)}
-    unknown = next((wnid for wnid in own if wnid not in numbers), None)
+    unknown = next((wnid for wnid in given if wnid not in numbers), None)
     if unknown is not None:
-        raise DataError(f"{root}: {unknown} is none of the {NUM_CLASSES} classes, should be a wnid such as {_FIRST}")
-    items = [replace(item, key=name, label=numbers[wnid]) for name, wnid, item in zip(names, own, images, strict=True)]
+        raise DataError(
+            f"{root}: {unknown} is none of the {len(wnids):,} classes, should be a wnid such as {wnids[0]}"
+        )
+    items = [
+        replace(item, key=item.key.rpartition("/")[2], label=numbers[wnid])
+        for wnid, item in zip(given, images, strict=True)
+    ]
     return Originals(items, wnids, "ImageNet, ILSVRC 2012")
 
 
 def _listed_wnids(root: Path, images: list[Item]) -> list[str]:
-    """The wnid of every flat image."""
+    """Return the wnid of every flat image."""
     listed = _label_list(root, images)
     absent = [item.key for item in images if Path(item.key).stem not in listed]
     if absent:
-        path = need(root, *_LABEL_LISTS, archive=LABEL_ARCHIVE)
+        path = need(root, *_LABEL_LISTS, archive=_LABEL_ARCHIVE)
         num_lines = len(read_lines(path))
         raise DataError(
-            f"{path}: {num_lines:,} lines, {len(absent):,} of {len(images):,} images have no label, first {absent[0]}"
+            f"{path}: {num_lines:,} lines, {len(absent):,} of {len(images):,} images have no label, first "
+            f"{absent[0]}"
         )
     return [listed[Path(item.key).stem] for item in images]
 
 
-def _label_list(root: Path, images: list[Item]) -> dict[str, str]:
-    """Image name without suffix to wnid: from Kaggle's table by name, from a list in the order of the names, or, for all 50,000
-    validation images, from the list that comes with vitctl; else nothing."""
+def _label_list(root: Path, images: list[Item]) -> Mapping[str, str]:
+    """Map image names without suffix to wnids, by the first of three sources; nothing if none fits.
+
+    Kaggle's table goes by name, a list by the order of the names; the list that comes with vitctl is for all
+    50,000 validation images.
+    """
     path = next((root / name for name in _LABEL_LISTS if (root / name).is_file()), None)
+    names = sorted(Path(item.key).name for item in images)
     if path is None:
-        return _known_labels({Path(item.key).stem for item in images})
+        wnids = class_list("imagenet")
+        labels = enumerate(imagenet_validation_labels(), start=1)
+        known = {f"ILSVRC2012_val_{number:08d}": wnids[label] for number, label in labels}
+        return known if {Path(name).stem for name in names} == known.keys() else {}
     lines = read_lines(path)
     if path.suffix == ".csv":
         return {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(lines)}
-    names = sorted(item.key.rpartition("/")[2] for item in images)
-    return dict(zip((Path(name).stem for name in names), lines, strict=True)) if len(lines) == len(names) else {}
+    if len(lines) != len(names):
+        return {}
+    return dict(zip((Path(name).stem for name in names), lines, strict=True))
 
 
-def _known_labels(names: set[str]) -> dict[str, str]:
+def imagenet_validation_labels() -> np.ndarray:
+    """Return the labels of ILSVRC2012_val_00000001.JPEG to 00050000, as places of sorted wnids: int64 `[50000]`."""
+    bits = np.unpackbits(np.fromfile(ASSETS / "imagenet_validation_labels.u10", np.uint8)).reshape(-1, 10)
+    return bits @ (1 << np.arange(10, dtype=np.int64)[::-1])
+
+
+_21K_ARCHIVES = ("fall11_whole.tar", "winter21_whole.tar")
+
+
+def read_imagenet21k(root: Path) -> dict[str, Originals]:
+    """Read ImageNet-21k; a class is the place of its wnid in the 21,843 of the authors' heads.
+
+    Two of the classes have no image in the release of fall 2011, and 2,676 or more in that of winter 2021.
+    Keys are file names, as `n01440764_10026.JPEG`.
+
+    Args:
+        root: holds `fall11_whole.tar`, `winter21_whole.tar`, or `<wnid>.tar` and `<wnid>/` side by side.
+
+    Raises:
+        DataError: no images are there, or some lie under a name that is none of the classes.
+    """
+    whole = next((root / name for name in _21K_ARCHIVES if (root / name).is_file()), None)
+    items = archive_items(whole) if whole else []
+    items = items or _synsets_side_by_side(root)
+    if not items:
+        raise MissingOriginalsError(
+            f"{root}: {', '.join(_21K_ARCHIVES)}, <wnid>.tar or <wnid>/: none is here"
+        )
+    class_names = class_list("imagenet21k")
+    labels = {wnid: label for label, wnid in enumerate(class_names)}
+    wnids = [item.key.split("/")[-2:][0] for item in items]  # a folder around the synsets does not matter
+    unknown = sorted(set(wnids) - labels.keys())
+    if unknown:
+        raise DataError(
+            f"{root}: {', '.join(unknown[:5])}: none of the {len(labels):,} classes, such as {class_names[0]}"
+        )
+    images = [
+        replace(item, key=item.key.rpartition("/")[2], label=labels[wnid])
+        for wnid, item in zip(wnids, items, strict=True)
+    ]
+    return {"train": Originals(images, class_names, "ImageNet-21k")}
+
+
+def _synsets_side_by_side(root: Path) -> list[Item]:
+    items: list[Item] = []
+    for place in sorted(root.glob("*")):
+        if place.is_dir() and not place.name.startswith("."):
+            names = [f"{place.name}/{name}" for name in image_names(place, IMAGE_SUFFIXES)]
+            items += file_items(root, names, [-1] * len(names))
+        elif place.suffix == ".tar":
+            packed = archive_items(place)
+            items += [replace(item, key=f"{place.stem}/{Path(item.key).name}") for item in packed]
+    return items
+
+
+_OBJECTNET_CLASSES = 113
+_OBJECTNET_FRAME = 2  # the frame of one red pixel, and its smear
+_OBJECTNET_NAME = re.compile(r".* \((n\d{8}(?: n\d{8})*)\)")
+
+
+def read_objectnet(root: Path) -> dict[str, Originals]:
+    """Read the images of ObjectNet's classes shared with ImageNet as `test`, without their red frame.
+
+    A class is named after its object and the ImageNet classes that count as correct: `Alarm clock (n02708093
+    n03196217)`.
+
+    Args:
+        root: holds `objectnet-1.0/images/<folder>/*.png` and `objectnet-1.0/mappings/`.
+
+    Raises:
+        DataError: files are missing, or the mappings are not ObjectNet's.
+    """
+    folder = need(root, "objectnet-1.0")
+    names = _objectnet_names(need(folder, "mappings"))
+    items = []
+    for label, name in enumerate(names):
+        place = need(folder, f"images/{name}")
+        files = image_names(place, (".png",))
+        items += [Item(f"{name}/{file}", label, partial(_unframed, place / file)) for file in files]
+    source = "ObjectNet, the classes of ImageNet, red frame cut off"
+    return {"test": Originals(items, tuple(names.values()), source)}
+
+
+def imagenet_classes(class_name: str) -> list[str]:
+    """Return the wnids that are correct for a class as ObjectNet's reader names it; none for other names."""
+    match = _OBJECTNET_NAME.fullmatch(class_name)
+    return match[1].split() if match else []
+
+
+def _objectnet_names(mappings: Path) -> dict[str, str]:
+    """Map image folders to class names, in order of the folders."""
+    folder_names = _json(mappings / "folder_to_objectnet_label.json")
+    to_imagenet = _json(mappings / "objectnet_to_imagenet_1k.json")
+    old_numbers = _json(mappings / "pytorch_to_imagenet_2012_id.json")
+    words = read_lines(mappings / "imagenet_to_label_2012_v2")
     wnids = class_list("imagenet")
-    known = {
-        f"ILSVRC2012_val_{number:08d}": wnids[label]
-        for number, label in enumerate(imagenet_validation_labels(), start=1)
-    }
-    return known if names == known.keys() else {}
+    names = {}
+    try:
+        by_words = {words[old]: wnids[int(new)] for new, old in old_numbers.items()}
+        for folder, name in sorted(folder_names.items()):
+            if name in to_imagenet:
+                shared = sorted(by_words[imagenet] for imagenet in to_imagenet[name].split("; "))
+                names[folder] = f"{name} ({' '.join(shared)})"
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{mappings}: the mappings do not fit together ({type(error).__name__}: {error})"
+        ) from None
+    if len(names) != _OBJECTNET_CLASSES:
+        raise DataError(
+            f"{mappings}: {len(names)} classes are shared with ImageNet, should be {_OBJECTNET_CLASSES}"
+        )
+    if outside := next((folder for folder in names if leads_out(folder)), None):
+        raise DataError(f"{mappings}: the folder {outside!r} leads out of the images")
+    return names
+
+
+def _json(path: Path) -> dict[str, Any]:
+    table = parse_json(read_bytes(path), path, error=DataError)
+    if not isinstance(table, dict):
+        raise DataError(f"{path}: should be a JSON table")
+    return table
+
+
+def _unframed(path: Path) -> bytes:
+    with parsing(path, DataError), Image.open(io.BytesIO(read_bytes(path))) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    inner = slice(_OBJECTNET_FRAME, -_OBJECTNET_FRAME)
+    return encode_png(np.ascontiguousarray(pixels[inner, inner]))

@@ -1,8 +1,10 @@
-"""Shapes: pictures of solid shapes over varied backgrounds, drawn by a formula, in the spirit of dSprites and CLEVR.
+"""Shapes: pictures of solid shapes over varied backgrounds, drawn by a formula, in the spirit of dSprites and
+CLEVR.
 
-A picture is a pure function of (seed, split, index), and every factor behind it is known, so one generator serves many
-tasks: which shape, how large, turned how far, where, in which colour, how many. Factors that a task does not ask
-for vary freely; the one it asks for is drawn uniformly, and kept clear of the border between two classes.
+A picture is a pure function of (seed, split, index), and every factor behind it is known, so one generator
+serves many tasks: which shape, how large, turned how far, where, in which colour, how many. Factors that a
+task does not ask for vary freely; the one it asks for is drawn uniformly, and kept clear of the border
+between two classes.
 """
 
 import math
@@ -14,17 +16,108 @@ from itertools import product
 
 import numpy as np
 
-from vitctl.data.datasets.readers.png import encode_png
-from vitctl.data.datasets.readers.shape_fields import FIELDS
+from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.writer.items import Item
+
+# Signed distance fields: how far a point lies outside a shape of radius about 1, negative inside. Each takes x (to
+# the right) and y (down), arrays of one shape, and returns distances in the same unit. Far from the edge they are
+# bounds rather than distances; near it they are exact, which is what smooth edges need.
+
+Array = np.ndarray
+
+
+def _disc(x: Array, y: Array, radius: float = 1.0) -> Array:
+    return np.asarray(np.sqrt(x * x + y * y) - radius)
+
+
+def _box(x: Array, y: Array, half_width: float, half_height: float) -> Array:
+    return np.asarray(np.maximum(np.abs(x) - half_width, np.abs(y) - half_height))
+
+
+def _circle(x: Array, y: Array) -> Array:
+    """A disc."""
+    return _disc(x, y, 0.95)
+
+
+def _square(x: Array, y: Array) -> Array:
+    """A square."""
+    return _box(x, y, 0.8, 0.8)
+
+
+def _triangle(x: Array, y: Array) -> Array:
+    """A tall triangle that points up."""
+    side = (1.9 * np.abs(x) - 0.8 * (y + 1.1)) / np.float32(np.hypot(1.9, 0.8))
+    return np.asarray(np.maximum(side, y - 0.8))
+
+
+def _star(x: Array, y: Array) -> Array:
+    """A star of five points."""
+    fifth = np.float32(2 * np.pi / 5)
+    turn = np.abs((np.arctan2(x, -y) + fifth / 2) % fifth - fifth / 2)
+    radius = np.sqrt(x * x + y * y)
+    return np.asarray(
+        (radius * np.cos(turn) - 1.08) * _STAR_NORMAL[0] + radius * np.sin(turn) * _STAR_NORMAL[1]
+    )
+
+
+def _heart(x: Array, y: Array) -> Array:
+    """A heart: a square on its corner with a disc on each upper side."""
+    y = y + 0.05
+    u, v = (x + y) * np.sqrt(0.5, dtype=np.float32), (x - y) * np.sqrt(0.5, dtype=np.float32)
+    body = _box(u - 0.1, v + 0.1, 0.58, 0.58)
+    return np.asarray(
+        np.minimum(body, np.minimum(_disc(u - 0.1, v - 0.48, 0.58), _disc(u + 0.48, v + 0.1, 0.58)))
+    )
+
+
+def _crescent(x: Array, y: Array) -> Array:
+    """A waxing moon, open to the upper side."""
+    return np.asarray(np.maximum(_disc(x, y), -_disc(x, y + 0.55, 0.85)))
+
+
+def _inner_corner_normal() -> tuple[float, float]:
+    """Return the normal of the edge from a tip (1.08, 0) of the star to the corner between two tips."""
+    corner = 0.5 * np.array([np.cos(np.pi / 5), np.sin(np.pi / 5)])
+    edge = corner - np.array([1.08, 0])
+    normal = np.array([edge[1], -edge[0]]) / np.hypot(*edge)
+    return float(normal[0]), float(normal[1])
+
+
+_STAR_NORMAL = _inner_corner_normal()
+
+FIELDS = {
+    "circle": _circle,
+    "square": _square,
+    "triangle": _triangle,
+    "star": _star,
+    "heart": _heart,
+    "crescent": _crescent,
+}
 
 SHAPES = tuple(FIELDS)
 ORIENTED = ("triangle", "heart", "crescent")  # no rotation but a full turn brings these back
-COLOURS = {"red": 0.0, "orange": 0.085, "yellow": 0.16, "green": 0.34, "blue": 0.6, "purple": 0.79}  # hues, 0 to 1
+COLOURS = {
+    "red": 0.0,
+    "orange": 0.085,
+    "yellow": 0.16,
+    "green": 0.34,
+    "blue": 0.6,
+    "purple": 0.79,
+}  # hues, 0 to 1
 SCALES = (0.20, 0.26, 0.32, 0.38, 0.44, 0.50)  # radius; the picture is 2 wide
 ORIENTATIONS = tuple(range(0, 360, 45))  # degrees, clockwise
 _CELLS = tuple(product((-1, 0, 1), repeat=2))  # y before x
-LOCATIONS = ("top left", "top", "top right", "left", "centre", "right", "bottom left", "bottom", "bottom right")
+LOCATIONS = (
+    "top left",
+    "top",
+    "top right",
+    "left",
+    "centre",
+    "right",
+    "bottom left",
+    "bottom",
+    "bottom right",
+)
 MAX_COUNT = 8
 
 
@@ -77,15 +170,19 @@ TASKS = {
     "colour": Task(tuple(COLOURS), lambda scene: scene[0].colour),
     "scale": Task(tuple(f"radius {radius:.2f}" for radius in SCALES), lambda scene: scene[0].scale),
     "orientation": Task(
-        tuple(f"{degrees} degrees" for degrees in ORIENTATIONS), lambda scene: scene[0].orientation, shapes=ORIENTED
+        tuple(f"{degrees} degrees" for degrees in ORIENTATIONS),
+        lambda scene: scene[0].orientation,
+        shapes=ORIENTED,
     ),
     "location": Task(LOCATIONS, lambda scene: scene[0].location),
-    "count": Task(tuple(str(n) for n in range(1, MAX_COUNT + 1)), lambda scene: len(scene) - 1, max_count=MAX_COUNT),
+    "count": Task(
+        tuple(str(n) for n in range(1, MAX_COUNT + 1)), lambda scene: len(scene) - 1, max_count=MAX_COUNT
+    ),
 }
 
 
 def items(task: str, split: str, num_samples: int, seed: int, image_size: int = 32) -> list[Item]:
-    """Pictures of one split of a task, drawn when they are read.
+    """Return pictures of one split of a task, drawn when they are read.
 
     Args:
         task: a name in `TASKS`.
@@ -109,7 +206,7 @@ def items(task: str, split: str, num_samples: int, seed: int, image_size: int = 
 
 
 def scene(task: str, split: str, index: int, seed: int) -> Scene:
-    """The factors of one picture."""
+    """Return the factors of one picture."""
     return _scene(TASKS[task], _generator(split, index, seed))
 
 
@@ -146,10 +243,15 @@ def _scene(task: Task, rng: np.random.Generator) -> Scene:
 def _shape(task: Task, rng: np.random.Generator, location: int) -> Shape:
     crowded = task.max_count > 1
     shape = SHAPES.index(task.shapes[rng.integers(len(task.shapes))])
-    colour, scale, orientation = rng.integers((len(COLOURS), 2 if crowded else len(SCALES), len(ORIENTATIONS))).tolist()
+    colour, scale, orientation = rng.integers(
+        (len(COLOURS), 2 if crowded else len(SCALES), len(ORIENTATIONS))
+    ).tolist()
     jitter = rng.uniform(-1, 1, 6).tolist()
     radius = SCALES[scale] + 0.02 * jitter[0]
-    spread, reach = min(0.64, 0.92 - radius), 0.03 if crowded else 0.12  # large shapes stay inside the picture
+    spread, reach = (
+        min(0.64, 0.92 - radius),
+        0.03 if crowded else 0.12,
+    )  # large shapes stay inside the picture
     y, x = _CELLS[location]
     return Shape(
         shape=shape,
@@ -165,7 +267,10 @@ def _shape(task: Task, rng: np.random.Generator, location: int) -> Shape:
 
 
 def _draw(canvas: np.ndarray, shape: Shape) -> None:
-    """Paint a shape: a soft shade on the ground, then the body, lit from the top left. Edges are one pixel soft."""
+    """Paint a shape: a soft shade on the ground, then the body, lit from the top left.
+
+    Edges are one pixel soft.
+    """
     y, x = _grid(canvas.shape[1])
     y, x = (y - shape.centre[0]) / shape.radius, (x - shape.centre[1]) / shape.radius
     cos, sin = math.cos(shape.angle), math.sin(shape.angle)
@@ -178,12 +283,14 @@ def _draw(canvas: np.ndarray, shape: Shape) -> None:
 
 
 def _background(rng: np.random.Generator, image_size: int) -> np.ndarray:
-    """Two muted tones that run into each other, with a slow ripple across. `[3, S, S]`, 0 to 1."""
+    """Draw two muted tones that run into each other, with a slow ripple across. `[3, S, S]`, 0 to 1."""
     y, x = _grid(image_size)
     hue, saturation, value, spread, turn, ripple_turn, frequency, phase = rng.uniform(0, 1, 8).tolist()
     value = 0.22 + 0.6 * value
     near = _rgb(hue, 0.3 * saturation, value)
-    far = _rgb(hue + 0.3 * (spread - 0.5), 0.3 * saturation, min(0.95, max(0.12, value + 0.5 * (spread - 0.5))))
+    far = _rgb(
+        hue + 0.3 * (spread - 0.5), 0.3 * saturation, min(0.95, max(0.12, value + 0.5 * (spread - 0.5)))
+    )
     blend = 0.5 + 0.35 * (math.cos(2 * math.pi * turn) * x + math.sin(2 * math.pi * turn) * y)
     across = math.cos(math.pi * ripple_turn) * x + math.sin(math.pi * ripple_turn) * y
     ripple = 1 + 0.07 * np.sin((3 + 9 * frequency) * across + 2 * math.pi * phase)
@@ -192,13 +299,13 @@ def _background(rng: np.random.Generator, image_size: int) -> np.ndarray:
 
 
 def _rgb(hue: float, saturation: float, value: float) -> np.ndarray:
-    """HSV to RGB, all 0 to 1."""
+    """Convert HSV to RGB, all 0 to 1."""
     ramp = np.abs((hue + np.array([0, 2 / 3, 1 / 3])) % 1 * 6 - 3) - 1
     return np.asarray(value * (1 - saturation + saturation * np.clip(ramp, 0, 1)), np.float32)
 
 
 @lru_cache
 def _grid(image_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pixel centres from -1 to 1: y `[S, 1]` and x `[1, S]`."""
+    """Return pixel centres from -1 to 1: y `[S, 1]` and x `[1, S]`."""
     line = ((np.arange(image_size) + 0.5) * (2 / image_size) - 1).astype(np.float32)
     return line[:, None], line[None, :]

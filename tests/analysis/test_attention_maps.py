@@ -1,0 +1,282 @@
+"""Attention weights are those of the paper's equations, and so are distance and rollout."""
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.analysis.conftest import (
+    FAMILIES,
+    TRANSFORMERS,
+    noisy_model,
+    numpy_attentions,
+    random_images,
+    uniform,
+)
+from tests.models import numpy_reference as reference
+from vitctl.analysis.attention_maps import (
+    AttentionLayer,
+    attention_distance,
+    attention_layers,
+    overlay,
+    patch_distances,
+    pixels_per_patch,
+    roll,
+    uniform_distance,
+    watch_attention,
+)
+from vitctl.analysis.observe import observe
+from vitctl.models.axial import AxialAttention
+from vitctl.models.configs import ViTConfig
+from vitctl.models.variants import variant
+
+
+def watched(model: Any, images: Tensor) -> tuple[list[tuple[AttentionLayer, Tensor]], Tensor]:
+    found: list[tuple[AttentionLayer, Tensor]] = []
+    with watch_attention(model, lambda number, layer, weights: found.insert(number, (layer, weights))):
+        return found, model(images)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("mode", ["fused", "math"])
+def test_watch__output_and_gradients_are_the_same_bits(
+    name: str, mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitctl.models.kernels import attention
+
+    monkeypatch.setattr(attention, "_kernel", mode)
+    model, images = noisy_model(FAMILIES[name]).train(), random_images(FAMILIES[name].image_size)
+    plain = model(images)
+    plain.square().sum().backward()
+    before = {
+        key: parameter.grad.clone()
+        for key, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    model.zero_grad()
+    found, output = watched(model, images)
+    output.square().sum().backward()
+    assert torch.equal(output, plain)
+    assert before and all(
+        torch.equal(before[key], p.grad) for key, p in model.named_parameters() if key in before
+    )
+    assert len(found) == len(attention_layers(model))
+    assert not any(weights.requires_grad for _, weights in found)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_watch__weights_equal_numpy(name: str) -> None:
+    model, images = noisy_model(TRANSFORMERS[name]), random_images(32)
+    found, _ = watched(model, images)
+    expected = list(numpy_attentions(model, images))
+    assert len(found) == len(expected) > 1
+    for (layer, weights), all_tokens in zip(found, expected, strict=True):
+        for row, column in np.ndindex(*layer.grid) if layer.along != "grid" else ():
+            place = row * layer.grid[1] + column
+            number, line = (
+                (row, range(layer.grid[1])) if layer.along == "row" else (column, range(layer.grid[0]))
+            )
+            keys = [
+                row * layer.grid[1] + k if layer.along == "row" else k * layer.grid[1] + column for k in line
+            ]
+            of_query = weights[:, number, :, column if layer.along == "row" else row].numpy()
+            np.testing.assert_allclose(of_query, all_tokens[:, :, place, keys], atol=1e-12)
+        if layer.along == "grid":
+            np.testing.assert_allclose(weights.numpy(), all_tokens, atol=1e-12)
+
+
+def test_watch__axial_resnet_equals_loops() -> None:
+    """Logits are q k + q r_k + k r_q with the embeddings r of the offset i - j, from what each attention
+    receives.
+    """
+    model = noisy_model(FAMILIES["axial resnet"])
+    attentions = [module for module in model.modules() if isinstance(module, AxialAttention)]
+    received: list[np.ndarray] = []
+    handles = [
+        one.register_forward_pre_hook(lambda _, given: received.append(given[0].numpy()))
+        for one in attentions
+    ]
+    with torch.no_grad():
+        found, _ = watched(model, random_images(32))
+    for handle in handles:
+        handle.remove()
+    assert [(layer.grid[0], layer.stride) for layer, _ in found] == [(8, 4)] * 6
+    assert [layer.along for layer, _ in found] == ["row", "column"] * 3
+    for (_, weights), module, x in zip(found, attentions, received, strict=True):
+        w = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+        qkv = reference.group_norm(np.einsum("oc,bcl->bol", w["qkv.weight"], x), w, "qkv_norm", 4, 1e-4)
+        size, table = module.head_size, w["relative_position"]
+        for head in range(2):
+            query, key = (
+                qkv[:, head * 2 * size :][:, : size // 2],
+                qkv[:, head * 2 * size :][:, size // 2 : size],
+            )
+            logits = np.einsum("bdi,bdj->bij", query, key)
+            for i, j in np.ndindex(8, 8):
+                offset = table[i - j + 7]
+                logits[:, i, j] += (
+                    query[:, :, i] @ offset[size // 2 : size] + key[:, :, j] @ offset[: size // 2]
+                )
+            powers = np.exp(logits - logits.max(-1, keepdims=True))
+            expected = powers / powers.sum(-1, keepdims=True)
+            np.testing.assert_allclose(weights[:, :, head].flatten(0, 1).numpy(), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["vit", "axial", "axial resnet"])
+def test_watch__weights_are_wide_under_autocast(name: str) -> None:
+    model = noisy_model(FAMILIES[name]).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = watched(model, random_images(32).float())
+    assert {weights.dtype for _, weights in found} == {torch.float32}
+
+
+def test_watch__a_resnet_has_nothing_to_watch() -> None:
+    assert attention_layers(noisy_model(FAMILIES["resnet v1"])) == []
+    assert attention_layers(noisy_model(FAMILIES["resnet v2"])) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "pixels"),
+    [("B/16", 16), ("H/14", 14), ("R50+B/32", 32), ("R50+B/16", 16), ("R50+L/32", 32), ("R+Ti/16", 32)],
+)
+def test_pixels_per_patch__is_the_stride_of_the_tokens(name: str, pixels: int) -> None:
+    """R+Ti/16 has 8x8 patches at stride 4, whatever its name says."""
+    config: Any = variant(name)
+    assert pixels_per_patch(config) == pixels == 224 // config.grid[0]
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_distance__equals_loops_in_numpy(name: str) -> None:
+    model, images = noisy_model(TRANSFORMERS[name]), random_images(32)
+    config = model.config
+    assert isinstance(config, ViTConfig)
+    rows, columns = config.grid
+    places = list(product(range(rows), range(columns)))
+    expected = []
+    for weights in numpy_attentions(model, images):
+        of_layer = np.zeros(weights.shape[:2])
+        for image, head in np.ndindex(*of_layer.shape):
+            for q, (row, column) in enumerate(places):
+                own = weights[image, head, q + config.prefix_tokens, config.prefix_tokens :]
+                pixels = [pixels_per_patch(config) * math.hypot(row - r, column - c) for r, c in places]
+                of_layer[image, head] += own @ pixels / own.sum() / len(places)
+        expected.append(of_layer)
+    found = observe(model, images).distances
+    np.testing.assert_allclose(found.numpy(), np.stack(expected, 1), rtol=1e-12)
+    assert float(found.std()) > 0.5  # attention is far from uniform
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if "resnet v" not in name])
+def test_distance__of_uniform_attention_is_the_mean_of_all_distances(name: str) -> None:
+    """In a line of L places the mean of |i - j| over all pairs is (L^2 - 1) / 3 L; on a grid it is summed
+    here.
+    """
+    config = FAMILIES[name]
+    model = uniform(noisy_model(config))
+    distances = observe(model, random_images(config.image_size)).distances
+    for number, (layer, _) in enumerate(attention_layers(model)):
+        rows, columns = layer.grid
+        line = (rows**2 - 1) / (3 * rows)
+        pairs = product(product(range(rows), range(columns)), repeat=2)
+        mean = (
+            sum(math.dist(a, b) for a, b in pairs) / (rows * columns) ** 2 if layer.along == "grid" else line
+        )
+        torch.testing.assert_close(
+            distances[:, number], torch.full_like(distances[:, number], layer.stride * mean)
+        )
+        assert uniform_distance(layer) == pytest.approx(layer.stride * mean, rel=1e-12)
+
+
+def test_distance__of_four_patches_by_hand() -> None:
+    layer = AttentionLayer(1, "grid", (2, 2), 1, 16)
+    assert uniform_distance(layer) == pytest.approx(16 * (2 + math.sqrt(2)) / 4)
+    assert patch_distances(layer)[0].tolist() == pytest.approx([0, 16, 16, 16 * math.sqrt(2)])
+    to_itself, to_class_token, to_next = torch.eye(5), torch.zeros(5, 5), torch.zeros(5, 5)
+    to_class_token[:, 0], to_class_token[:, 1:] = 0.6, 0.1
+    to_next[torch.arange(5), torch.tensor([0, 2, 1, 4, 3])] = 1
+    weights = torch.stack([to_itself, to_class_token, to_next])[None].double()
+    found = attention_distance(weights, layer)
+    assert found.shape == (1, 3)
+    assert found[0].tolist() == pytest.approx(
+        [0, uniform_distance(layer), 16]
+    )  # the class token does not count
+
+
+def test_distance__everything_to_the_class_token_is_no_nan() -> None:
+    weights = torch.zeros(1, 1, 5, 5)
+    weights[..., 0] = 1
+    assert attention_distance(weights, AttentionLayer(1, "grid", (2, 2), 1, 16)).tolist() == [[0.0]]
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_rollout__equals_numpy(name: str) -> None:
+    model, images = noisy_model(TRANSFORMERS[name]), random_images(32)
+    config = model.config
+    assert isinstance(config, ViTConfig)
+    products = {True: np.eye(config.num_tokens), False: np.eye(config.num_tokens)}
+    for weights in numpy_attentions(model, images):
+        mean = weights.mean(axis=1)
+        with_residual = mean + np.eye(config.num_tokens)
+        with_residual /= with_residual.sum(axis=2, keepdims=True)
+        products = {True: with_residual @ products[True], False: mean @ products[False]}
+    seen = observe(model, images)
+    for identity, found in ((True, seen.mask), (False, seen.mask_without_identity)):
+        of_output = (
+            products[identity][:, 0, 1:] if config.classifier == "token" else products[identity].mean(axis=1)
+        )
+        np.testing.assert_allclose(found.numpy(), of_output.reshape(3, *config.grid), rtol=1e-11)
+    assert not torch.allclose(seen.mask, seen.mask_without_identity)
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+@pytest.mark.parametrize("identity", [True, False])
+def test_rollout__rows_sum_to_one(name: str, identity: bool) -> None:
+    model, rolled = noisy_model(TRANSFORMERS[name]), list[Tensor]()
+
+    def seen(_: int, layer: AttentionLayer, weights: Tensor) -> None:
+        rolled.append(roll(rolled[-1] if rolled else None, weights, layer, identity=identity))
+
+    with watch_attention(model, seen):
+        model(random_images(32))
+    for one in rolled:
+        torch.testing.assert_close(one.sum(-1), torch.ones_like(one[..., 0]))
+
+
+def test_rollout__of_uniform_attention_is_uniform() -> None:
+    for name in ("vit", "gap", "axial"):
+        model = uniform(noisy_model(TRANSFORMERS[name]))
+        seen = observe(model, random_images(32))
+        for mask in (seen.mask, seen.mask_without_identity):
+            torch.testing.assert_close(mask, mask.mean(dim=(1, 2), keepdim=True).expand_as(mask))
+    assert float(seen.mask.sum(dim=(1, 2))[0]) == pytest.approx(1)
+
+
+def test_overlay__is_as_bright_as_the_mask() -> None:
+    images = torch.full((2, 3, 18, 18), 200, dtype=torch.uint8)
+    masks = torch.full((2, 2, 2), 0.1)
+    masks[1] = torch.tensor([[0.2, 0.0], [0.0, 0.0]])
+    bright, partly = overlay(images, masks, 8)
+    assert bright[:, :16, :16].unique().tolist() == [200]
+    assert (
+        bright[:, 16:].unique().tolist() == bright[:, :, 16:].unique().tolist() == [0]
+    )  # no patch covers these
+    assert partly[0, 0, 0] == 200 and partly[0, 15, 15] == 0
+    assert 0 < partly[0, 8, 3] < partly[0, 7, 3] < 200
+
+
+def test_overlay__of_a_map_that_is_larger_than_the_image() -> None:
+    """A ResNet rounds odd sides up."""
+    assert overlay(torch.zeros(1, 3, 37, 37, dtype=torch.uint8), torch.ones(1, 5, 5), 8).shape == (
+        1,
+        3,
+        37,
+        37,
+    )
+    assert overlay(torch.zeros(1, 3, 9, 9, dtype=torch.uint8), torch.zeros(1, 1, 1), 8).unique().tolist() == [
+        0
+    ]

@@ -1,0 +1,183 @@
+"""Pictures: every picture says what it shows, and shows the numbers that it was given."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vitctl.analysis.attention_maps import AttentionLayer
+from vitctl.analysis.inspect_figures import (
+    Heading,
+    Panel,
+    RolledImage,
+    draw_attention_distance,
+    draw_filters,
+    draw_pooling,
+    draw_position_similarity,
+    draw_rollout,
+    draw_rollout_sheet,
+)
+from vitctl.analysis.parameters import principal_components
+from vitctl.system.figures import save_figure
+
+pytest.importorskip("matplotlib")
+HEADING = Heading("A title", "weights  ·  a network  ·  some images")
+
+
+def words(figure: Any) -> list[str]:
+    """All texts of a figure, which is drawn for that."""
+    from matplotlib.text import Text
+
+    figure.canvas.draw()
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+def inside(figure: Any) -> bool:
+    """Whether nothing that is drawn leaves the figure, by more than a hundredth of an inch."""
+    figure.canvas.draw()
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    return min(box.x0, box.y0, width - box.x1, height - box.y1) > -0.01
+
+
+def shown(axes: Any) -> np.ndarray:
+    return np.asarray(axes.images[0].get_array())
+
+
+@pytest.mark.parametrize("count", [28, 5, 1])
+def test_filters__grey_is_zero(count: int) -> None:
+    components = principal_components(
+        torch.randn(40, 3, 4, 4, generator=torch.Generator().manual_seed(0)), count
+    )
+    figure = draw_filters(components, HEADING)
+    assert {"A title", "weights  ·  a network  ·  some images", f"1: {components.shares[0]:.1%}"} <= set(
+        words(figure)
+    )
+    pictures = [axes for axes in figure.axes if axes.images]
+    assert len(pictures) == count
+    for axes, image in zip(pictures, components.images, strict=True):
+        back = (shown(axes).transpose(2, 0, 1) - 0.5) * 2
+        np.testing.assert_allclose(back * image.abs().max().item(), image.numpy(), atol=1e-12)
+    assert inside(figure)
+
+
+def test_positions__every_patch_has_its_map_in_its_place() -> None:
+    rows, columns = 2, 3
+    similarities = torch.arange(36, dtype=torch.float64).reshape(6, 6) / 36
+    panels = [
+        Panel("learned", similarities, (rows, columns)),
+        Panel("none", None, remark="the network was built without position embedding"),
+        Panel("relative", torch.eye(5, dtype=torch.float64)),
+    ]
+    figure = draw_position_similarity(panels, HEADING)
+    texts = words(figure)
+    assert {
+        "learned",
+        "none",
+        "relative",
+        "cosine similarity",
+        "row of the patch",
+        "column of the patch",
+    } <= set(texts)
+    assert "the network was built without position embedding" in [" ".join(text.split()) for text in texts]
+    tiles = shown(figure.axes[0])
+    for row, column in np.ndindex(rows, columns):
+        top, left = row * (rows + 1), column * (columns + 1)
+        expected = similarities[row * columns + column].reshape(rows, columns).numpy()
+        np.testing.assert_array_equal(tiles[top : top + rows, left : left + columns], expected)
+    assert figure.axes[0].images[0].get_clim() == figure.axes[2].images[0].get_clim() == (-1, 1)
+    assert inside(figure)
+
+
+def test_distance__a_dot_for_each_head_within_the_axes() -> None:
+    layers = [AttentionLayer(depth, "grid", (4, 4), 1, 8) for depth in (1, 2, 3)]
+    distances = torch.tensor([[1.0, 12.0], [5.0, 20.0], [15.0, 40.0]])
+    figure = draw_attention_distance(layers, distances, 32, HEADING)
+    axes = figure.axes[0]
+    dots = np.concatenate([one.get_offsets() for one in axes.collections])
+    assert sorted(map(tuple, dots.tolist())) == [(1, 1), (1, 12), (2, 5), (2, 20), (3, 15), (3, 40)]
+    assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > 40
+    assert {
+        "mean attention distance, pixels",
+        "a head",
+        "uniform attention",
+        "of the image's width, %",
+    } <= set(words(figure))
+    assert inside(figure)
+
+
+def test_distance__rows_and_columns_are_told_apart() -> None:
+    layers = [AttentionLayer(depth, along, (4, 4), 0, 8) for depth in (1, 2) for along in ("row", "column")]  # type: ignore[arg-type]
+    figure = draw_attention_distance(layers, torch.rand(4, 3) * 10, 32, HEADING)
+    assert {"a head, within rows", "a head, within columns"} <= set(words(figure))
+    assert inside(figure)
+
+
+def rolled(number: int) -> RolledImage:
+    pixels = torch.randint(
+        0, 256, (3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(number)
+    )
+    masks = (torch.rand(2, 2) + 0.1, torch.rand(2, 2) + 0.1)
+    return RolledImage(
+        pixels, (pixels // 2, pixels // 3), masks, f"a very long name of image {number}\npredicted: owl"
+    )
+
+
+def test_rollout__overlays_and_masks_relative_to_their_mean() -> None:
+    images = [rolled(0), rolled(1)]
+    figure = draw_rollout(images, HEADING)
+    for row, one in enumerate(images):
+        own = figure.axes[5 * row : 5 * row + 5]
+        for place, pixels in ((0, one.pixels), (1, one.overlays[0]), (3, one.overlays[1])):
+            np.testing.assert_array_equal(shown(own[place]), pixels.permute(1, 2, 0).numpy())
+        for place, mask in ((2, one.masks[0]), (4, one.masks[1])):
+            np.testing.assert_allclose(shown(own[place]), (mask / mask.mean()).numpy(), rtol=1e-6)
+    texts = words(figure)
+    assert "a very long name of im…\npredicted: owl" in texts
+    assert {"with identity", "without identity", "attention, 1 = uniform"} <= set(texts)
+    assert inside(figure)
+
+
+@pytest.mark.parametrize("count", [7, 30, 70])
+def test_sheet__has_every_image_beside_its_overlay(count: int) -> None:
+    images = [rolled(number) for number in range(count)]
+    figure = draw_rollout_sheet(images, HEADING)
+    pictures = figure.axes[0].images
+    assert len(pictures) == 2 * count
+    np.testing.assert_array_equal(pictures[-1].get_array(), images[-1].overlays[0].permute(1, 2, 0).numpy())
+    assert len({tuple(one.get_extent()) for one in pictures}) == 2 * count
+    assert inside(figure)
+    width, height = figure.get_size_inches()
+    assert height < 2 * width
+
+
+@pytest.mark.parametrize("num_classes", [0, 1, 3, 9, 12])
+def test_pooling__colours_are_classes_where_there_are_few(num_classes: int) -> None:
+    labels = torch.arange(24) % num_classes if num_classes else torch.full((24,), -1)
+    names = [f"class {label}" for label in range(num_classes)]
+    points = torch.randn(24, 2, dtype=torch.float64)
+    planes = [("class token: 50% right", points), ("mean of the patches: 40% right", points)]
+    figure = draw_pooling(planes, labels, names, torch.rand(24), HEADING)
+    texts = set(words(figure))
+    assert {"class token: 50% right", "mean of the patches: 40% right"} <= texts
+    assert (set(names) <= texts) == (num_classes in (0, 3, 9))
+    assert inside(figure)
+
+
+def test_names__of_files_and_classes_are_shown_as_they_are(tmp_path: Path) -> None:
+    """Two dollar signs would begin a formula, and an unknown command in it ends the drawing."""
+    odd = "$\\frac{$ 잉어"
+    one = rolled(0)
+    images = [RolledImage(one.pixels, one.overlays, one.masks, odd)] * 2
+    heading = Heading("A title", f"{odd}  ·  {odd}")
+    labels = torch.tensor([0, 1] * 4)
+    figures = [
+        draw_rollout(images, heading),
+        draw_rollout_sheet(images, heading),
+        draw_position_similarity([Panel(odd, torch.eye(4), (2, 2))], heading),
+        draw_pooling([("a", torch.rand(8, 2))], labels, [odd, odd + "2"], torch.rand(8), heading),
+    ]
+    for number, figure in enumerate(figures):
+        for kind in ("png", "svg"):
+            assert save_figure(figure, tmp_path / f"{number}.{kind}").stat().st_size > 1000

@@ -1,0 +1,34 @@
+"""A tiny recipe to measure, and its prepared training."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import TINY
+from vitctl.bench.timed_steps import Prepared, with_training, without_extras
+from vitctl.recipe.load import load_recipe
+from vitctl.recipe.schema import Pretrain
+
+
+def tiny_recipe(**values: Any) -> Pretrain:
+    """Return the tiny recipe with some values, without scores."""
+    recipe = load_recipe(str(TINY), list(values.items())).recipe
+    assert isinstance(recipe, Pretrain)
+    recipe = without_extras(recipe)  # type: ignore[assignment]
+    assert isinstance(recipe, Pretrain)
+    return recipe
+
+
+@pytest.fixture
+def prepared(tiny_data: Path, tmp_path: Path) -> Callable[..., Any]:
+    """prepared(measure, **{"a.b": value}) returns what `measure` makes of the prepared training."""
+
+    def do(measure: Callable[[Prepared], Any], **values: Any) -> Any:
+        results: list[Any] = []
+        recipe = tiny_recipe(**{"data.path": str(tiny_data), **values})
+        with_training(recipe, tmp_path, lambda one: results.append(measure(one)))
+        return results[0]
+
+    return do

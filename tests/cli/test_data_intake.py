@@ -1,0 +1,258 @@
+"""`vitctl data shards` on folders as people have them: nothing is lost without a word."""
+
+import csv
+import io
+import json
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.cli.conftest import Vitctl
+from vitctl.data.images.decode import decode
+from vitctl.data.shards.index import find_splits
+from vitctl.data.source.exclusion import open_shards
+
+
+def picture(number: int, form: str = "JPEG", **options: object) -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (24, 32, 3), np.uint8)
+    Image.fromarray(pixels).save(file, form, **options)
+    return file.getvalue()
+
+
+def plant(root: Path, classes: tuple[str, ...] = ("cat", "dog"), per_class: int = 10) -> None:
+    for number, name in enumerate(classes):
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for image in range(per_class):
+            (root / name / f"{image}.jpg").write_bytes(picture(100 * number + image))
+
+
+def listed(folder: Path) -> dict[str, tuple[str, str]]:
+    with (folder / "intake.csv").open(newline="") as file:
+        return {row["file"]: (row["what"], row["reason"]) for row in csv.DictReader(file)}
+
+
+def keys(folder: Path) -> set[str]:
+    source = open_shards(folder)
+    return {source.key(n) for n in range(len(source))}
+
+
+def test_shards__every_file_is_used_or_named(vitctl: Vitctl, tmp_path: Path) -> None:
+    heif = pytest.importorskip("pillow_heif")
+    photos = tmp_path / "photos"
+    plant(photos)
+    with Image.open(photos / "cat/0.jpg") as image:
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        heif.from_pillow(image).save(photos / "cat/phone.heic", exif=exif.tobytes())
+    (photos / "cat/old.jfif").write_bytes(picture(1))
+    (photos / "cat/nameless").write_bytes(picture(2, "PNG"))
+    (photos / "cat/wrong.png").write_bytes(picture(3))
+    (photos / "cat/letter.pdf").write_bytes(b"%PDF-1.7")
+    (photos / "cat/note").write_bytes(b"BM is how this text begins")
+    (photos / "cat/raw.dng").write_bytes(picture(4, "TIFF"))
+    (photos / "README.txt").write_text("mine")
+    (photos / "__MACOSX/cat").mkdir(parents=True)
+    (photos / "__MACOSX/cat/._0.jpg").write_bytes(b"fork")
+    for litter in (".DS_Store", "cat/Thumbs.db", "dog/desktop.ini", "dog/.hidden.jpg"):
+        (photos / litter).write_bytes(b"litter")
+    said = vitctl("data", "shards", "photos", "out")
+    assert (said.code, said.err) == (0, "")
+    assert "__MACOSX" not in said.out
+    assert "files left out: 9 (system file 5, not an image 3, camera raw file 1)" in said.out
+    assert "cat/letter.pdf: not an image: PDF" in said.out
+    assert "1 HEIC made into JPEG" in said.out
+
+    files = {path.relative_to(photos).as_posix() for path in photos.rglob("*") if path.is_file()}
+    found = keys(tmp_path / "out/train")
+    out = listed(tmp_path / "out")
+    left = {name for name, (what, _) in out.items() if what == "left out"}
+    assert files == found | (left - {"__MACOSX"}) | {"__MACOSX/cat/._0.jpg"}
+    assert {"cat/phone.heic", "cat/old.jfif", "cat/nameless", "cat/wrong.png"} <= found
+    assert out["cat/phone.heic"][0] == "converted"
+
+    source = open_shards(tmp_path / "out/train")
+    stored = {source.key(n): source.read(n) for n in range(len(source))}
+    assert stored["cat/nameless"] == picture(2, "PNG")  # byte for byte
+    heic = decode(stored["cat/phone.heic"])
+    upright = np.rot90(decode(picture(0)), -1)
+    assert heic.shape == upright.shape == (32, 24, 3)
+    assert np.abs(heic.astype(int) - upright).mean() < 40  # two lossy codes of noise
+    assert vitctl("data", "check", "out").code == 0
+
+
+def test_shards__heic_without_its_library_is_named_with_what_to_install(
+    vitctl: Vitctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(tmp_path / "photos")
+    (tmp_path / "photos/cat/phone.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    said = vitctl("data", "shards", "photos", "out", "--workers", 0)
+    assert said.code == 2
+    assert "cat/phone.heic: HEIC: read with pillow-heif: pip install 'vitctl[heic]'" in said.out
+
+
+def test_shards__all_bad_images_are_named_and_skipped_on_request(vitctl: Vitctl, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    plant(photos)
+    whole = picture(7)
+    (photos / "cat/cut.jpg").write_bytes(whole[:-40])
+    (photos / "cat/empty.jpg").touch()
+    (photos / "cat/text.jpg").write_bytes(b"not a picture")
+    (photos / "dog/page.jpeg").write_bytes(b"%PDF-1.7")
+    at = whole.index(b"\xff\xc0") + 5
+    (photos / "dog/vast.jpg").write_bytes(whole[:at] + b"\xff\xf0\xff\xf0" + whole[at + 4 :])
+    (photos / "dog/gone.jpg").symlink_to(photos / "nowhere.jpg")
+    wrong = {
+        "cat/cut.jpg": "truncated",
+        "cat/empty.jpg": "empty file",
+        "cat/text.jpg": "not an image",
+        "dog/page.jpeg": "not an image: PDF",
+        "dog/vast.jpg": "too large",
+        "dog/gone.jpg": "unreadable",
+    }
+    said = vitctl("data", "shards", "photos", "out")
+    assert said.code == 2
+    assert said.err == (
+        "vitctl: photos: 6 image(s) cannot be used, listed above; nothing was written; correct the files, "
+        "or type: "
+        "vitctl data shards photos out --bad skip\n"
+    )
+    assert [
+        f"{name}: {reason}" for name, reason in wrong.items() if f"  {name}: {reason}" not in said.out
+    ] == []
+    assert find_splits(tmp_path / "out") == {}
+    assert {name: what for name, (what, _) in listed(tmp_path / "out").items()} == dict.fromkeys(wrong, "bad")
+    said = vitctl("data", "shards", "photos", "out", "--bad", "skip")
+    assert (said.code, said.err) == (0, "")
+    assert all(f"  {name}: {reason}" in said.out for name, reason in wrong.items())
+    assert keys(tmp_path / "out/train") == {f"{name}/{n}.jpg" for name in ("cat", "dog") for n in range(10)}
+    assert "6 bad image(s) left out" in json.loads((tmp_path / "out/train/index.json").read_text())["source"]
+    assert vitctl("data", "shards", "photos", "x", "--bad", "some").err == (
+        "vitctl: --bad some: choose stop, skip or keep\n"
+    )
+
+
+def test_shards__a_long_list_goes_to_the_file(vitctl: Vitctl, tmp_path: Path) -> None:
+    plant(tmp_path / "photos")
+    for number in range(300):
+        (tmp_path / f"photos/cat/bad{number}.jpg").touch()
+    said = vitctl("data", "shards", "photos", "out")
+    assert said.code == 2 and "more; all: out/intake.csv" in said.out
+    assert len(said.out.splitlines()) < 60
+    assert len(listed(tmp_path / "out")) == 300
+
+
+@pytest.mark.parametrize(
+    ("name", "doubt"),
+    [
+        ("Cat", "classes 'Cat' and 'cat' are named nearly the same"),
+        ("cat ", "classes 'cat' and 'cat ' are named nearly the same"),
+    ],
+)
+def test_shards__twins_are_refused_unless_kept(vitctl: Vitctl, tmp_path: Path, name: str, doubt: str) -> None:
+    plant(tmp_path / "photos", ("cat", "dog", name))
+    said = vitctl("data", "shards", "photos", "out")
+    assert said.code == 2 and doubt in said.out
+    assert said.err.startswith(
+        "vitctl: photos: 1 problem(s) with the classes, listed above; nothing was written"
+    )
+    assert vitctl("data", "shards", "photos", "out", "--keep-class", name, "--keep-class", "cat").code == 0
+    assert len(open_shards(tmp_path / "out/train").class_names) == 3
+
+
+def test_shards__a_class_without_an_image_is_refused_unless_dropped(vitctl: Vitctl, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    plant(photos, ("cat", "dog", "emu"))
+    (photos / "owl").mkdir()
+    (photos / "owl/1.pdf").write_bytes(b"%PDF")
+    (photos / "linked").symlink_to(photos / "cat")
+    for path in (photos / "emu").iterdir():
+        path.write_bytes(b"")
+    line = ("data", "shards", "photos", "out", "--bad", "skip")
+    said = vitctl(*line)
+    assert said.code == 2
+    assert "class 'emu' has no usable image: fix some, or type --drop-class emu" in said.out
+    assert "class 'owl' has no image: add some, or type --drop-class owl" in said.out
+    assert "class 'linked' has no image" in said.out and "linked: a link to a folder" in said.out
+    said = vitctl(*line, "--drop-class", "emu", "--drop-class", "owl", "--drop-class", "linked")
+    assert said.code == 0
+    source = open_shards(tmp_path / "out/train")
+    assert source.class_names == ("cat", "dog") and np.bincount(source.labels()).tolist() == [10, 10]
+    assert "there is no class 'owll'; did you mean owl?" in vitctl(*line, "--drop-class", "owll").err
+
+
+def test_shards__a_class_in_test_alone_is_refused_unless_named(vitctl: Vitctl, tmp_path: Path) -> None:
+    plant(tmp_path / "photos/train", ("cat", "dog"))
+    plant(tmp_path / "photos/Test", ("bat", "cat", "dog"), per_class=3)
+    said = vitctl("data", "shards", "photos", "out")
+    assert said.code == 2 and "class 'bat' is in test alone" in said.out
+    assert vitctl("data", "shards", "photos", "kept", "--keep-class", "bat").code == 0
+    assert open_shards(tmp_path / "kept/train").class_names == ("bat", "cat", "dog")
+    assert vitctl("data", "shards", "photos", "out", "--drop-class", "bat").code == 0
+    for split, count in (("train", 10), ("test", 3)):
+        source = open_shards(tmp_path / "out" / split)
+        assert source.class_names == ("cat", "dog")
+        assert np.bincount(source.labels()).tolist() == [count, count]
+    assert listed(tmp_path / "out")["Test/bat/0.jpg"] == ("left out", "class dropped")
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root reads everything")
+def test_shards__a_folder_that_cannot_be_read_is_an_error(vitctl: Vitctl, tmp_path: Path) -> None:
+    plant(tmp_path / "photos")
+    (tmp_path / "photos/dog").chmod(0)
+    said = vitctl("data", "shards", "photos", "out")
+    (tmp_path / "photos/dog").chmod(0o755)
+    assert said.code == 2 and "cannot be read (Permission denied)" in said.err
+
+
+def test_shards__a_set_in_one_piece_says_how_it_will_be_cut(vitctl: Vitctl, tmp_path: Path) -> None:
+    plant(tmp_path / "photos")
+    said = vitctl("data", "shards", "photos", "out")
+    assert "no test split: 'train[80%: of each class]' is held out for evaluation" in said.out
+    shutil.copytree(tmp_path / "photos", tmp_path / "both/train")
+    shutil.copytree(tmp_path / "photos", tmp_path / "both/valid")
+    said = vitctl("data", "shards", "both", "two")
+    assert said.code == 0 and "'train' is trained on, 'validation' is scored" in said.out
+
+
+def test_shards__what_is_no_plain_file_is_named_and_never_opened(vitctl: Vitctl, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / "set" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8), "red").save(tmp_path / "set" / name / "0.png")
+    os.mkfifo(tmp_path / "set" / "a" / "pipe.jpg")
+    said = vitctl("data", "shards", "set", "out", "--workers", "0")
+    assert (said.code, said.err) == (0, "")
+    listed = (tmp_path / "out" / "intake.csv").read_text()
+    assert "a/pipe.jpg" in listed and "a FIFO, a socket or a device" in listed
+
+
+def test_shards__what_it_says_to_type_is_enough(vitctl: Vitctl, tmp_path: Path) -> None:
+    """A bad image, a class of bad images, an empty class, twins and a class of the test split alone: one
+    refusal.
+    """
+    photos = tmp_path / "photos"
+    plant(photos / "train", ("cat", "Cat", "dog", "emu"))
+    plant(photos / "test", ("cat", "it's"))
+    (photos / "train/owl").mkdir()
+    for name in ("cat/bad.jpg", *(f"emu/{n}.jpg" for n in range(10))):
+        (photos / "train" / name).write_bytes(b"")
+    said = vitctl("data", "shards", "photos", "out")
+    assert said.code == 2 and said.err.count("\n") == 1 and find_splits(tmp_path / "out") == {}
+    command = shlex.split(said.err.partition("or type: ")[2])
+    assert command[:5] == ["vitctl", "data", "shards", "photos", "out"]
+    assert (vitctl(*command[1:]).code, set(find_splits(tmp_path / "out"))) == (0, {"train", "test"})
+
+
+def test_shards__what_it_says_to_type_is_enough_for_several_labels(vitctl: Vitctl, tmp_path: Path) -> None:
+    plant(tmp_path / "photos", ("cat",))
+    rows = [f"photos/cat/{n}.jpg,cat;dog,train" for n in range(5)] + ["photos/cat/6.jpg,Dog;owl,test"]
+    (tmp_path / "a.csv").write_text("\n".join(["path,labels,split", *rows]))
+    said = vitctl("data", "shards", "a.csv", "out")
+    assert said.code == 2 and vitctl(*shlex.split(said.err.partition("or type: ")[2])[1:]).code == 0

@@ -1,0 +1,113 @@
+"""The table of everyday flags, and what an unknown option suggests."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Vitctl
+from tests.conftest import TINY
+from vitctl.cli.completion import RECIPE_OF
+from vitctl.cli.flags import FLAGS, Flag
+from vitctl.recipe.load import every_key
+from vitctl.recipe.schema import JOBS
+
+STEPS, WARMUP = 20, 5  # of TINY
+
+
+@pytest.mark.parametrize("row", FLAGS, ids=lambda row: f"{row.option}: {row.commands}")
+def test_flags__a_row_sets_a_key_of_every_command_that_takes_it(row: Flag) -> None:
+    keys = {row.key} | ({row.also[0]} if row.also else set())
+    for command in row.commands.split():
+        job = RECIPE_OF.get(command, command)
+        schemas = [JOBS[job]] if job in JOBS else list(JOBS.values())  # `resume`, `sweep`
+        assert any(keys <= set(every_key(schema)) for schema in schemas), command
+        assert sum(r.option == row.option and command in r.commands.split() for r in FLAGS) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("finetune --learning-rate 0.1", "--lr 0.1"),
+        ("finetune --batch_size=64", "--batch-size 64"),
+        ("pretrain --recipe smoke --num-epochs 3", "--epochs 3"),
+        ("finetune --output_dir runs/a", "--out runs/a"),
+        ("finetune --pretrained runs/a", "--from runs/a"),
+        ("predict a.png --pretrained runs/a", "--from runs/a"),
+        ("finetune --num-workers 4", "--set machine.workers=4"),
+        ("finetune --weight-decay 0.1", "--set optimizer.weight_decay=0.1"),
+        ("pretrain --recipe smoke --weight-decay=0.1", "--set optimizer.weight_decay=0.1"),
+        ("pretrain --recipe smoke --wd 0.1", "--set optimizer.weight_decay=0.1"),
+        ("finetune --learning-rate 1e-3", "--lr 1e-3"),
+        ("finetune --no-sweep", "--set 'sweep.lrs=[]'"),
+        ("finetune --compile", "--set machine.compile=true"),
+        ("fewshot --batch-size 7", "--set evaluation.batch_size=7"),
+        ("vtab --lr 0.5", "--set optimizer.lr=0.5"),
+        ("evaluate --dataset digits --image-size 32", "--res 32"),
+        ("predict a.jpg --batch-size 7", "--batch 7"),
+        ("inspect --batch-size 3", "--set evaluation.batch_size=3"),
+        ("export --batch-sizes 4", "--set export.batch_sizes=4"),
+        ("resume runs/x --label-smoothing 0.1", "--set loss.label_smoothing=0.1"),
+        ("resume runs/x --steps 20", "--set schedule.total_steps=20"),
+        ("pretrain --model B/16", "--set model.name=B/16"),
+        ("bench model --model B/16", "--set model.name=B/16"),
+        ("bench data --crop none", "--set data.crop=none"),
+        ("sweep smoke --patch-size 4", "--set model.patch_size=4"),
+        ("recipes show smoke --patch-size 4", "--set model.patch_size=4"),
+    ],
+)
+def test_unknown_option__names_the_flag_or_the_set_that_does_it(
+    vitctl: Vitctl, line: str, instead: str
+) -> None:
+    said = vitctl(*line.split())
+    assert said.code == 2
+    assert said.err.splitlines()[-1] == f"vitctl: did you mean {instead}"
+
+
+@pytest.mark.parametrize("line", ["finetune --fnord 1", "data list --weight-decay 1", "doctor --lr 1"])
+def test_unknown_option__of_which_no_recipe_knows(vitctl: Vitctl, line: str) -> None:
+    said = vitctl(*line.split())
+    assert said.code == 2
+    assert "--set" not in said.err
+
+
+def schedule(folder: Path) -> dict[str, float]:
+    values = tomllib.loads((folder / "recipe.toml").read_text())["schedule"]
+    return {name: values[name] for name in ("batch_size", "total_steps", "total_epochs", "warmup_steps")}
+
+
+def test_pretrain__has_finetunes_flags_of_length(vitctl: Vitctl, tiny_data: Path) -> None:
+    """One epoch of the 70 images in batches of 8 is 8 steps."""
+    line = ("pretrain", "--recipe", TINY, "--data", tiny_data)
+    said = vitctl(*line, "--out", "a", "--steps", 3, "--lr", 0.1)
+    assert (said.code, said.err) == (0, "")
+    own = schedule(Path("a"))
+    assert own == {"batch_size": 16, "total_steps": 3, "total_epochs": 0, "warmup_steps": 3 * WARMUP // STEPS}
+    assert "total_steps = 3                           # --steps" in Path("a/recipe.toml").read_text()
+    assert vitctl(*line, "--out", "b", "--epochs", 1, "--batch-size", 8).code == 0
+    assert schedule(Path("b")) == {
+        "batch_size": 8, "total_steps": 0, "total_epochs": 1, "warmup_steps": 8 * WARMUP // STEPS
+    }  # fmt: skip
+    both = vitctl(*line, "--steps", 3, "--epochs", 1)
+    assert both.err == "vitctl: --steps 3 and --epochs 1 both set the length; give one of them\n"
+
+
+def test_finetune__a_warmup_that_is_set_stays(vitctl: Vitctl, tiny_data: Path, pretrained: Path) -> None:
+    line = (
+        "finetune",
+        "--recipe",
+        "finetune_pets",
+        "--from",
+        pretrained,
+        "--data",
+        tiny_data,
+        "--res",
+        16,
+        "--lr",
+        0.1,
+    )
+    small = ("--batch-size", 8, "--steps", 5)
+    assert vitctl(*line, *small, "--out", "a").code == 0
+    assert schedule(Path("a"))["warmup_steps"] == 1  # 100 of 500
+    assert vitctl(*line, *small, "--out", "b", "--set", "schedule.warmup_steps=3").code == 0
+    assert schedule(Path("b"))["warmup_steps"] == 3

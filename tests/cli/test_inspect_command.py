@@ -1,0 +1,316 @@
+"""`vitctl inspect` as typed: its pictures, its numbers, and one line for what a network does not have."""
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.cli.conftest import Vitctl
+from tests.models.tiny_models import TINY
+from tests.models.weights import google_reference
+from tests.models.weights.conftest import META
+from vitctl.data.datasets.catalog import open_split
+from vitctl.data.inspect.contact_sheet import choose
+from vitctl.models.build import build
+from vitctl.models.configs import Config
+from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
+
+pytest.importorskip("matplotlib")
+
+ALL = ["attention_distance", "filters", "pooling", "position_similarity", "rollout"]
+
+
+def numbers(folder: Path) -> Any:
+    found = json.loads((folder / "inspect.json").read_text())
+    assert found["format"] == "vitctl-inspect/1"
+    return found
+
+
+def drawn(folder: Path) -> list[str]:
+    """The pictures in a folder; each is there as PNG and as SVG, and opens."""
+    names = sorted(path.stem for path in folder.glob("*.png"))
+    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == sorted(
+        [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
+        + ["inspect.json"] * (folder / "inspect.json").exists()
+    )
+    for name in names:
+        with Image.open(folder / f"{name}.png") as picture:
+            assert min(picture.size) > 250
+            assert len(picture.convert("RGB").getcolors(1 << 24)) > 50
+        assert ElementTree.parse(folder / f"{name}.svg").getroot().tag.endswith("svg")
+    return names
+
+
+LEFT_OUT = "1 file(s) that are no images are left out: notes.txt\n"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two photographs of different sizes, one in a folder of its own, and files that are none."""
+    folder = tmp_path / "photos"
+    (folder / "inner").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for name, size in (("b.jpg", (40, 60, 3)), ("inner/a.png", (33, 32, 3))):
+        Image.fromarray(rng.integers(0, 256, size, dtype=np.uint8)).save(folder / name)
+    (folder / "notes.txt").write_text("nothing to see")
+    (folder / ".hidden.jpg").write_text("nothing to see")
+    return folder
+
+
+def stored(config: Config, folder: Path, **meta: Any) -> Path:
+    """Weights with noise on every number as a folder that --from takes."""
+    generator = torch.Generator().manual_seed(0)
+    state = {
+        name: tensor + 0.3 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in build(config).state_dict().items()
+    }
+    folder.mkdir(parents=True)
+    write_weights(
+        Weights(config, state, {**META, "image_size": config.image_size, **meta}), folder, "safetensors"
+    )
+    return folder
+
+
+def test_google__the_authors_layout_goes_the_whole_way(vitctl: Vitctl, photos: Path, tmp_path: Path) -> None:
+    """A stand-in for ViT-L_16.npz: its names, 14x14 patches of 16 pixels and a class token.
+
+    NumPy reads the file by itself.
+    """
+    shapes = dict(google_reference.transformer_shapes(24, 3, 40, 2, 196, (16, 16, 3), 5, rep=24))
+    published = google_reference.draw(shapes)
+    np.savez(tmp_path / "ViT-L_16.npz", **published)  # type: ignore[arg-type]
+    said = vitctl("inspect", "--from", "ViT-L_16.npz", photos, "--out", "pictures")
+    assert (said.code, said.err) == (0, f"{photos}: {LEFT_OUT}")
+    assert "5 figures, each as .png and .svg, and inspect.json in pictures" in said.out
+    assert drawn(tmp_path / "pictures") == ALL
+    [found] = numbers(tmp_path / "pictures")["weights"]
+    assert (found["name"], found["missing"]) == ("ViT-L_16", {})
+    filters = published["embedding/kernel"].reshape(-1, 24).T.astype(np.float64)
+    variances = np.linalg.eigvalsh(np.cov(filters, rowvar=False))[::-1]
+    np.testing.assert_allclose(
+        found["filters"]["explained_variance"], (variances / variances.sum())[:23], atol=1e-6
+    )
+    table = published["Transformer/posembed_input/pos_embedding"][0, 1:].astype(np.float64)
+    table /= np.linalg.norm(table, axis=1, keepdims=True)
+    cosines = (table @ table.T).reshape(14, 14, 14, 14)
+    by_offset = np.array(found["position_similarity"]["tables"][0]["by_row_and_column_offset"])
+    assert by_offset.shape == (27, 27)
+    assert by_offset[13, 13] == 1
+    beside = np.mean([cosines[r, c, r, c + 1] for r in range(14) for c in range(13)])
+    assert by_offset[13, 14] == pytest.approx(beside, abs=1e-6)
+    [first, _] = found["attention_distance"]["layers"]
+    assert len(first["heads"]) == 3
+    assert all(0 < pixels < 224 for pixels in first["heads"])
+    images = found["rollout"]["images"]
+    assert [one["name"] for one in images] == [str(photos / "b.jpg"), str(photos / "inner" / "a.png")]
+    assert np.array(images[0]["mask"]).shape == (14, 14)
+    assert 0 < np.sum(images[0]["mask"]) < 1
+
+
+def test_run__on_a_split(vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path) -> None:
+    line = ("inspect", "--from", pretrained, "--data", tiny_data, "--num-images", 9)
+    said = vitctl(*line, "--split", "train", "--out", "one")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith("tiny, step 20")
+    assert drawn(tmp_path / "one") == [*ALL, "rollout_sheet"]
+    found = numbers(tmp_path / "one")
+    [of_run] = found["weights"]
+    assert (
+        found["images"]["num_images"] == len(found["images"]["names"]) == len(found["images"]["labels"]) == 9
+    )
+    assert found["images"]["from"].endswith(" train")
+    assert 0 < of_run["pooling"]["nearest_class_mean"]["class_token"]["total"] <= 9
+    assert vitctl(*line, "--split", "train", "--out", "again").code == 0
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
+    assert (
+        vitctl(
+            *line, "--num-images", 1, "--seed", 3, "--set", "machine.precision=float64", "--out", "scored"
+        ).code
+        == 0
+    )
+    scored = numbers(tmp_path / "scored")
+    assert scored["images"]["from"].endswith(" test")  # the split that evaluate scores
+    source = open_split("test", path=tiny_data)
+    assert scored["images"]["names"] == [source.key(sample) for sample in choose(len(source), 1, 3)]
+    assert (scored["precision"], found["precision"]) == ("float64", "float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "pictures", "reasons"),
+    [
+        (
+            "resnet v1",
+            ["filters"],
+            [
+                "a ResNet has no position embedding",
+                "a ResNet has no attention",
+                "a ResNet has no class token: the map is averaged",
+            ],
+        ),
+        (
+            "axial resnet",
+            ["attention_distance", "filters"],
+            [
+                "its positions are offsets within rows and columns",
+                "its attentions lie between convolutions",
+                "it has no class token",
+            ],
+        ),
+        (
+            "axial",
+            ["attention_distance", "filters", "position_similarity", "rollout"],
+            ["the network has no class token"],
+        ),
+        (
+            "gap",
+            ["attention_distance", "filters", "position_similarity", "rollout"],
+            ["the network has no class token"],
+        ),
+        (
+            "no position",
+            ["attention_distance", "filters", "pooling", "rollout"],
+            ["built without position embedding"],
+        ),
+        ("hybrid", ALL, []),
+        ("relative", ALL, []),
+        ("2d every layer", ALL, []),
+    ],
+)
+def test_families__have_their_parts_and_say_why_not(
+    name: str, pictures: list[str], reasons: list[str], vitctl: Vitctl, photos: Path, tmp_path: Path
+) -> None:
+    stored(TINY[name], tmp_path / "weights")
+    said = vitctl("inspect", "--from", "weights", photos, "--out", "out")
+    assert (said.code, said.err) == (0, f"{photos}: {LEFT_OUT}")
+    assert drawn(tmp_path / "out") == pictures
+    text = " ".join(said.out.split())
+    assert [reason for reason in reasons if reason not in text] == []
+    [found] = numbers(tmp_path / "out")["weights"]
+    assert sorted(found["missing"]) == sorted(set(ALL) - set(pictures))
+    assert set(pictures) < set(found)
+
+
+def test_several__side_by_side(vitctl: Vitctl, tmp_path: Path) -> None:
+    for name in ("vit", "2d", "no position", "relative"):
+        stored(TINY[name], tmp_path / name)
+    said = vitctl(
+        "inspect", *(word for name in ("vit", "2d", "no position", "relative") for word in ("--from", name))
+    )
+    assert (said.code, said.err) == (0, "")
+    assert drawn(tmp_path / "inspect") == ["position_similarity"]
+    assert drawn(tmp_path / "inspect" / "no_position") == ["filters"]
+    for name in ("vit", "2d", "relative"):
+        assert drawn(tmp_path / "inspect" / name) == ["filters", "position_similarity"]
+    assert [one["name"] for one in numbers(tmp_path / "inspect")["weights"]] == [
+        "vit",
+        "2d",
+        "no position",
+        "relative",
+    ]
+    assert "needs images: name files or folders, or a split with --data" in " ".join(said.out.split())
+
+
+def test_predictions__are_those_of_the_network(vitctl: Vitctl, photos: Path, tmp_path: Path) -> None:
+    from vitctl.data.images.decode import open_picture
+    from vitctl.data.images.transforms import EvalTransform
+
+    config = TINY["vit"]
+    stored(config, tmp_path / "weights")
+    assert vitctl("inspect", "--from", "weights", photos / "b.jpg", "--out", "out").code == 0
+    [one] = numbers(tmp_path / "out")["weights"][0]["rollout"]["images"]
+    weights = read_weights(tmp_path / "weights")
+    model = build(config).eval()
+    model.load_state_dict(weights.state)
+    pixels = EvalTransform(32, resample="bilinear_antialias")(open_picture((photos / "b.jpg").read_bytes()))
+    mean, std = (torch.tensor(META[name]).view(3, 1, 1) for name in ("mean", "std"))
+    with torch.no_grad():
+        best = int(model(((pixels / 255 - mean) / std)[None]).argmax())
+    assert one["prediction"] == META["class_names"][best]
+
+
+def test_res__gives_a_finer_grid(vitctl: Vitctl, photos: Path, tmp_path: Path) -> None:
+    stored(TINY["vit"], tmp_path / "weights")
+    assert (
+        vitctl(
+            "inspect", "--from", "weights", photos, "--res", 48, "--precision", "float64", "--out", "out"
+        ).code
+        == 0
+    )
+    found = numbers(tmp_path / "out")
+    assert found["precision"] == "float64"
+    assert np.array(found["weights"][0]["rollout"]["images"][0]["mask"]).shape == (6, 6)
+    assert found["weights"][0]["preprocessing"]["image_size"] == 48
+
+
+def test_numbers__of_a_list_stand_on_one_line(vitctl: Vitctl, photos: Path, tmp_path: Path) -> None:
+    stored(TINY["vit"], tmp_path / "weights")
+    assert vitctl("inspect", "--from", "weights", photos, "--out", "out").code == 0
+    lines = (tmp_path / "out" / "inspect.json").read_text().splitlines()
+    assert not [
+        line for line in lines if line.strip().rstrip(",").replace(".", "").replace("-", "").isdigit()
+    ]
+    assert len(lines) < 300
+
+
+def bad_lines() -> dict[str, tuple[list[str], str]]:
+    return {
+        "images and data": (
+            ["photos", "--data", "x"],
+            "vitctl: photos and --data: both name images; leave one of them out",
+        ),
+        "images and split": (
+            ["photos", "--split", "x"],
+            "vitctl: photos and --split: both name images; leave one of them out",
+        ),
+        "no such file": (["nothing.jpg"], "vitctl: nothing.jpg: no such file or folder"),
+        "no image in it": (["empty"], "vitctl: empty: holds no images"),
+        "a damaged image": (["bad.jpg"], "vitctl: bad.jpg: cannot be used (not an image: "),
+        "out is a file": (["photos", "--out", "bad.jpg"], "vitctl: bad.jpg: "),
+        "empty --from": (
+            ["photos", "--from", ""],
+            "vitctl: --from '': is empty; give a value, or leave --from out",
+        ),
+        "no such weights": (["photos", "--from", "nowhere"], "vitctl: nowhere: "),
+    }
+
+
+@pytest.mark.parametrize("case", bad_lines())
+def test_errors__are_one_line(case: str, vitctl: Vitctl, photos: Path, tmp_path: Path) -> None:
+    words, message = bad_lines()[case]
+    stored(TINY["vit"], tmp_path / "weights")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.jpg").write_text("no image at all")
+    assert photos.name == "photos"
+    source = [] if "--from" in words else ["--from", "weights"]
+    said = vitctl("inspect", *source, *words)
+    assert said.code == 2
+    own = said.err.removeprefix(f"photos: {LEFT_OUT}")
+    assert own.startswith(message)
+    assert own.count("\n") == 1
+    assert not (tmp_path / "inspect").is_dir() or case == "a damaged image"
+
+
+def test_errors__without_matplotlib(
+    vitctl: Vitctl, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitctl.jobs.inspection.can_plot", lambda: False)
+    stored(TINY["vit"], tmp_path / "weights")
+    said = vitctl("inspect", "--from", "weights", photos)
+    assert said.code == 2
+    assert said.err == "vitctl: inspect: matplotlib is not installed; pip install 'vitctl[plots]' brings it\n"
+    assert not (tmp_path / "inspect").exists()
+
+
+def test_errors__a_network_of_nan(vitctl: Vitctl, photos: Path, tmp_path: Path) -> None:
+    state = {name: torch.full_like(tensor, 1e30) for name, tensor in build(TINY["vit"]).state_dict().items()}
+    (tmp_path / "weights").mkdir()
+    write_weights(Weights(TINY["vit"], state, META), tmp_path / "weights", "safetensors")
+    said = vitctl("inspect", "--from", "weights", photos)
+    assert said.code == 2
+    assert "the network gives NaN or infinite numbers; use other weights" in said.err

@@ -1,0 +1,190 @@
+"""From pre-training to an exported file, each command taking the newest run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.cli.conftest import Vitctl
+from tests.conftest import TINY
+
+QUICK = ("--set", "machine.workers=0", "--set", "machine.device=cpu")
+
+
+def result(folder: Path) -> Any:
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_the_whole_way(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
+    assert vitctl("pretrain", "-r", TINY, "--data", tiny_data, "--set", "averaging.decay=0").code == 0
+    [trained] = (tmp_path / "runs").iterdir()
+    named = f"weights: runs/{trained.name}/checkpoints/step_00000020/model.safetensors ("
+
+    said = vitctl("fewshot", "--shots", 5, "--data", tiny_data, "--out", "few", *QUICK)
+    assert (said.code, said.err) == (0, "")
+    assert named in said.out
+    assert "5-shot accuracy" in said.out
+    assert list(result(tmp_path / "few")["metrics"]["accuracy"]) == ["5"]
+
+    small = ("--steps", 4, "--set", "schedule.warmup_steps=1", "--set", "schedule.batch_size=8", *QUICK)
+    said = vitctl("finetune", "--data", tiny_data, "--res", 16, "--out", "fine", *small)
+    assert (said.code, said.err) == (0, "")
+    assert named in said.out
+
+    said = vitctl("evaluate", "--from", "fine", "--data", tiny_data, "--out", "score", *QUICK)
+    assert (said.code, said.err) == (0, "")
+    assert result(tmp_path / "fine")["metrics"].items() < result(tmp_path / "score")["metrics"].items()
+    assert "weights: fine/checkpoints/step_00000004/model.safetensors" in said.out
+    said = vitctl("compare", "fine", "score")
+    assert (said.code, said.out.splitlines()[-1]) == (
+        0,
+        "same images, split, labels and evaluation protocol: these numbers may be compared",
+    )
+
+    said = vitctl("evaluate", "--data", tiny_data, "--split", "train[:5]", "--out", "part", *QUICK)
+    assert named in said.out
+    assert result(tmp_path / "part")["metrics"]["total"] == 5
+    said = vitctl("compare", "score", "part")
+    assert (said.code, "must not be compared: part: split differs" in said.out) == (2, True)
+
+    said = vitctl("export", "--to", "safetensors", "--out", "file")
+    assert (said.code, said.err) == (0, "")
+    assert named in said.out
+    assert "file/model.safetensors: verified, largest difference 0.0e+00" in said.out
+
+    few_steps = ("--steps", 2, "--set", "schedule.warmup_steps=1", "--set", "schedule.batch_size=8")
+    said = vitctl("vtab", "--suite", "mini", "--task", "digits", "--out", "table", *few_steps, *QUICK)
+    assert (said.code, said.err) == (0, "")
+    assert named in said.out
+    assert "mean of 1 tasks (partial)" in said.out
+    assert result(tmp_path / "table")["metrics"]["partial"] is True
+
+
+def test_as_typed__fewshot_without_weights(vitctl: Vitctl, tmp_path: Path) -> None:
+    said = vitctl("fewshot", "--shots", 5)
+    assert said.code == 2
+    assert said.err.startswith(
+        f"vitctl: no finished pre-training run under {tmp_path}/runs. Type next: `vitctl fewshot"
+    )
+    assert said.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_as_typed__fewshot_with_weights_needs_no_data(
+    vitctl: Vitctl, pretrained: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "first").symlink_to(pretrained)
+    said = vitctl("fewshot", "--shots", 5)
+    assert (said.code, said.err) == (0, "")
+    assert "weights: runs/first/checkpoints/" in said.out
+    assert "5-shot accuracy" in said.out
+
+
+def test_every_command__without_weights_says_so(vitctl: Vitctl, tmp_path: Path) -> None:
+    for command in ("finetune", "fewshot", "vtab", "evaluate", "export"):
+        said = vitctl(command)
+        assert (said.code, said.err.count("\n")) == (2, 1), command
+        assert f"`vitctl {command} --from gs://vit_models/imagenet21k" in said.err, command
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_vtab__the_real_suite_names_what_is_missing(vitctl: Vitctl, pretrained: Path) -> None:
+    said = vitctl("vtab", "--from", pretrained)
+    assert said.code == 2
+    assert said.err.startswith("vitctl: 19 of 19 tasks have no usable shards under data: caltech101, ")
+    assert "--suite mini needs no data" in said.err
+
+
+def test_export__unknown_format(vitctl: Vitctl, pretrained: Path) -> None:
+    said = vitctl("export", "--from", pretrained, "--to", "tflite")
+    assert said.code == 2
+    assert (
+        said.err
+        == "vitctl: --to: export.to: tflite cannot be written; choose from onnx, pt2, safetensors, timm, hf, "
+        "torchvision, google\n"
+    )
+
+
+def test_evaluate__imagenet_takes_its_validation_split_and_real_its_file(
+    vitctl: Vitctl, pretrained: Path
+) -> None:
+    said = vitctl("evaluate", "--from", pretrained, "--dataset", "imagenet", "--labels", "real")
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert (
+        "imagenet: expected shards with split 'validation' and 1,000 classes in data/imagenet, found none"
+        in said.err
+    )
+    said = vitctl("evaluate", "--from", pretrained, "--dataset", "objectnet")
+    assert "objectnet-1.0.zip from https://objectnet.dev" in said.err
+
+
+def test_evaluate__prints_a_line_for_its_labels_and_writes_the_counts(
+    vitctl: Vitctl, pretrained: Path, tiny_data: Path
+) -> None:
+    said = vitctl("evaluate", "--from", pretrained, "--data", tiny_data, "--out", "score", *QUICK)
+    assert (said.code, said.err) == (0, "")
+    assert "original labels: accuracy " in said.out
+    header = next(line for line in said.out.splitlines() if line.startswith("labels"))
+    assert header.split() == ["labels", "accuracy", "top-5", "correct", "images", "majority"]
+    assert "per_class: score/per_class.csv" in said.out
+    assert "confusion: score/confusion.csv" in said.out
+
+
+def test_fewshot__several_shots_and_several_sets(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:
+    line = (
+        "fewshot",
+        "--from",
+        pretrained,
+        "--dataset",
+        "digits,shapes-shape",
+        "--shots",
+        "1,2",
+        "--out",
+        "few",
+        *QUICK,
+    )
+    said = vitctl(*line)
+    assert (said.code, said.err) == (0, "")
+    table = said.out[said.out.index("data set") :].splitlines()
+    assert [row.split()[:2] for row in table[1:5]] == [
+        [n, s] for n in ("digits", "shapes-shape") for s in ("1", "2")
+    ]
+    assert [row.split()[:4] for row in table[5:7]] == [["mean", "of", "2", "1"], ["mean", "of", "2", "2"]]
+    assert list(result(tmp_path / "few")["metrics"]["data_sets"]) == ["digits", "shapes-shape"]
+    wrong = vitctl("fewshot", "--from", pretrained, "--shots", "1;5")
+    assert (wrong.code, wrong.err) == (
+        2,
+        "vitctl: --shots 1;5: write numbers with commas between them, e.g. --shots 1,5,10,25\n",
+    )
+
+
+def test_finetune__the_sweep_in_one_command(
+    vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    small = (
+        "--steps",
+        4,
+        "--set",
+        "schedule.warmup_steps=1",
+        "--set",
+        "schedule.batch_size=8",
+        "--res",
+        16,
+        *QUICK,
+    )
+    line = ("finetune", "--recipe", "finetune_pets", "--from", pretrained, "--data", tiny_data, *small)
+    said = vitctl(*line, "--out", "swept")
+    assert (said.code, said.err) == (0, "")
+    table = said.out[said.out.index("accuracy on train[90%:]") :].splitlines()
+    assert [row.split()[0] for row in table[1:5]] == ["0.001", "0.003", "0.01", "0.03"]
+    taken = [row.split()[0] for row in table[1:5] if row.endswith("chosen")]
+    swept = result(tmp_path / "swept")
+    assert taken == [f"{swept['provenance']['lr']:g}"]
+    assert table[5].startswith("accuracy ") and "of 23)" in table[5]
+    for flags in (("--lr", taken[0]), ("--set", "sweep.lrs=[]", "--set", f"optimizer.lr={taken[0]}")):
+        said = vitctl(*line, *flags, "--out", flags[0])
+        assert (said.code, said.err) == (0, "")
+        alone = result(tmp_path / flags[0])
+        assert alone["metrics"]["correct"] == swept["metrics"]["correct"]
+        assert alone["provenance"]["weights_sha256"] == swept["provenance"]["weights_sha256"]
+        assert not (tmp_path / flags[0] / "sweep").exists()

@@ -1,0 +1,130 @@
+"""Arrays: samples that are rows, labels that follow from row numbers, NORB's format, scikit-learn's digits."""
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data.datasets.readers.test_contract import TOY_INFO, dsprites, norb, sprites
+from vitctl.data.datasets.known_sets import DATA_SETS
+from vitctl.data.datasets.readers import arrays
+from vitctl.data.datasets.readers.arrays import (
+    DIGITS_SIZES,
+    SPRITE_LABELS,
+    Rows,
+    digit_items,
+    pixel_rows,
+    read_norb,
+)
+from vitctl.data.images.decode import decode
+from vitctl.data.source.splits import md5_order
+from vitctl.errors import DataError
+
+
+def test_rows__behave_like_a_list() -> None:
+    rows = Rows(np.array([5, 6, 7]), lambda row: bytes([row]), "k{}".format)
+    assert len(rows) == 3
+    assert [(item.key, item.label, item.read()) for item in rows] == [
+        ("k0", 5, b"\0"),
+        ("k1", 6, b"\1"),
+        ("k2", 7, b"\2"),
+    ]
+    assert (rows[-1].key, [item.key for item in rows[1:]]) == ("k2", ["k1", "k2"])
+    with pytest.raises(IndexError):
+        rows[3]
+
+
+@pytest.mark.parametrize("shape", [(4, 7, 9, 3), (4, 7, 9)])
+def test_pixel_rows__lose_nothing(shape: tuple[int, ...]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    items = pixel_rows(pixels, np.arange(4))
+    for row in range(4):
+        wanted = pixels[row] if len(shape) == 4 else np.repeat(pixels[row][:, :, None], 3, axis=2)
+        np.testing.assert_array_equal(decode(items[row].read()), wanted)
+    assert [item.key for item in items] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("rows_at_once", [7, 4096])
+def test_dsprites__bits_become_black_and_white(
+    rows_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrays, "_SPRITES_AT_ONCE", rows_at_once)
+    dsprites(tmp_path)
+    items = DATA_SETS["dsprites-loc"].open(tmp_path)["train"].items
+    for row in (0, 7, 2049):
+        pixels = decode(items[row].read())
+        assert np.flatnonzero(pixels[:, :, 1]).tolist() == [row]
+        assert pixels.max() == 255
+
+
+def test_dsprites__a_damaged_file(tmp_path: Path) -> None:
+    data = sprites(np.random.default_rng(0).integers(0, 2, (99, 64, 64), dtype=np.uint8))
+    for damaged in (data[:-100], b"<html>", data[:200] + bytes(40) + data[240:]):
+        (tmp_path / arrays.DSPRITES_FILE).write_bytes(damaged)
+        with pytest.raises(DataError, match="not the images of dSprites"):
+            DATA_SETS["dsprites-loc"].open(tmp_path)
+
+
+def test_dsprites__labels_equal_the_factors_of_every_row() -> None:
+    factors = np.indices((3, 6, 40, 32, 32)).reshape(5, -1)  # shape, scale, orientation, x, y
+    rows = np.arange(factors.shape[1])
+    assert len(rows) == 737_280
+    np.testing.assert_array_equal(SPRITE_LABELS["location"](rows), np.floor(factors[3] / 2))
+    np.testing.assert_array_equal(SPRITE_LABELS["orientation"](rows), np.floor(factors[2] / 2.5))
+    assert np.bincount(SPRITE_LABELS["orientation"](np.arange(40) * 1024)).tolist() == [3, 2] * 8
+
+
+def test_dsprites__the_published_scores_of_guessing() -> None:
+    """One location has 4,541 of the 73,728 test images, one orientation 5,491: what a constant answer scores."""
+    order = md5_order(range(737_280), "train")
+    assert SPRITE_LABELS["location"](order[:10]).tolist() == [0, 0, 7, 6, 7, 11, 7, 5, 6, 14]
+    test = order[663_552:]
+    assert np.bincount(SPRITE_LABELS["location"](test))[8] == 4541
+    assert np.bincount(SPRITE_LABELS["orientation"](test))[0] == 5491
+
+
+def test_read_norb__one_axis_still_has_three_lengths(tmp_path: Path) -> None:
+    (tmp_path / "cat.mat").write_bytes(norb(np.array([3, 1, 4], "<i4")))
+    assert read_norb(tmp_path / "cat.mat").tolist() == [3, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("x.mat", norb(TOY_INFO)[:-1]),
+        ("x.mat", b"MATLAB 5.0 MAT-file, Platform: PCWIN" + bytes(100)),
+        ("x.mat", b""),
+        ("x.mat.gz", gzip.compress(norb(TOY_INFO), mtime=0)[:-12]),
+        ("x.mat.gz", norb(TOY_INFO)),
+        ("x.mat", struct.pack("<ii", 0x1E3D4C55, 2**30)),
+    ],
+)
+def test_read_norb__refuses_other_formats(name: str, data: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match="not a whole NORB file"):
+        read_norb(tmp_path / name)
+
+
+def test_digits__splits_are_the_whole_set_once() -> None:
+    splits = {split: digit_items(split) for split in ("train", "test")}
+    assert {split: len(items) for split, items in splits.items()} == DIGITS_SIZES
+    keys = [item.key for items in splits.values() for item in items]
+    assert sorted(keys) == [f"digit_{number:04d}" for number in range(1797)]
+    assert {item.label for items in splits.values() for item in items} == set(range(10))
+
+
+def test_digits__pictures_are_the_scans() -> None:
+    from sklearn.datasets import load_digits
+
+    scans, targets = load_digits(return_X_y=True)
+    for item in digit_items("test")[:20]:
+        number = int(item.key[-4:])
+        picture = decode(item.read())
+        assert picture.shape == (32, 32, 3)
+        np.testing.assert_array_equal(picture, picture[:, :, :1].repeat(3, 2))
+        blocks = picture[:, :, 0].reshape(8, 4, 8, 4).mean(axis=(1, 3))
+        scan = scans[number].reshape(8, 8) * 255 / 16
+        assert np.corrcoef(blocks.ravel(), scan.ravel())[0, 1] > 0.98
+        assert item.label == targets[number]

@@ -1,0 +1,191 @@
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data.old_index import forget_tables
+from tests.data.server import Faults, serving
+from vitctl.data.inspect.check_shards import Kind, verify_index
+from vitctl.data.shards import index as shard_index
+from vitctl.data.shards.index import Index, read_index
+from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.writer.items import Item
+from vitctl.data.writer.write import write_split
+
+MakeSplit = Callable[..., Index]
+
+
+@pytest.mark.parametrize(("choice", "num_decoded"), [("all", 20), ("sample", 20), ("none", 0)])
+def test_verify_index__a_good_split(make_split: MakeSplit, choice: str, num_decoded: int) -> None:
+    calls: list[tuple[int, int]] = []
+    report = verify_index(make_split(20), decode_images=choice, progress=lambda *call: calls.append(call))  # type: ignore
+    assert report.problems == ()
+    assert report.num_problems == 0
+    assert (report.num_samples, report.num_decoded, report.num_unlabelled) == (20, num_decoded, 0)
+    assert report.class_counts == (7, 7, 6)
+    shards = 3 if choice != "sample" else 0  # which reads none whole
+    assert calls == [(done, shards + num_decoded) for done in range(1, shards + 1 + num_decoded)]
+
+
+def test_verify_index__samples_images_evenly(make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitctl.data.inspect.check_shards._SAMPLED_IMAGES", 5)
+    assert verify_index(make_split(20), decode_images="sample").num_decoded == 5
+
+
+def test_verify_index__decodes_every_image_by_itself_and_by_any_number_of_processes(
+    make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitctl.data.inspect.check_shards._SAMPLED_IMAGES", 5)
+    monkeypatch.setattr("vitctl.data.inspect.check_shards._IMAGES_PER_TASK", 3)
+    index = make_split(20, bad=(4, 9))
+    path = index.folder / index.shards[2].name
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    reports = [verify_index(index, workers=workers) for workers in (0, 2, 3)]
+    assert [report.num_decoded for report in reports] == [20] * 3
+    assert reports[0].num_problems == 3
+    for report in reports[1:]:
+        assert report == reports[0]
+        assert (report.digests == reports[0].digests).all()
+
+
+def test_verify_index__remote_shards_are_checked_as_local_ones_and_leave_nothing(
+    make_split: MakeSplit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    index = make_split(20, bad=(4,))
+    path = index.folder / index.shards[1].name
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    before = sorted(tmp_path.iterdir())
+    with serving(index.folder, Faults()) as url:
+        far = verify_index(read_index(index.folder, url), workers=2)
+        (index.folder / index.shards[2].name).unlink()
+        gone = verify_index(read_index(index.folder, url))
+    near = [problem.replace(str(index.folder), url) for problem in far.problems]
+    assert len(near) == 2 and any("sha256 is" in one for one in near) and any("k4: " in one for one in near)
+    assert [kind.kind for kind in gone.kinds if kind.file == index.shards[2].name] == ["not fetched"]
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_verify_index__names_the_first_bad_image(make_split: MakeSplit) -> None:
+    index = make_split(20, bad=(4, 9))
+    report = verify_index(index, decode_images="all")
+    assert report.num_problems == len(report.problems) == 2
+    assert sorted(problem.split(": ")[1:3] for problem in report.problems) == [
+        ["k4", "truncated"],
+        ["k9", "truncated"],
+    ]
+    assert all(str(index.folder) in problem for problem in report.problems)
+
+
+def test_verify_index__one_changed_byte_is_found(make_split: MakeSplit) -> None:
+    index = make_split(20)
+    path = index.folder / index.shards[1].name
+    data = bytearray(path.read_bytes())
+    data[int(index.rows[7]["header"] + index.rows[7]["data"]) + 60] ^= 1
+    path.write_bytes(data)
+    report = verify_index(read_index(index.folder), decode_images="none")
+    assert len(report.problems) == 1
+    assert "shard-000001.tar: sha256 is" in report.problems[0]
+
+
+def test_verify_index__one_changed_label_is_found(
+    make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_index, "VERIFIED_ON_OPEN", 0)  # as of a table that opening leaves to others
+    index = make_split(20)
+    table = index.folder / "samples.npy"
+    data = bytearray(table.read_bytes())
+    data[-4] ^= 1  # the label of the last sample
+    table.write_bytes(data)
+    report = verify_index(read_index(index.folder), decode_images="none")
+    assert len(report.problems) == 1
+    assert (
+        "shard-000002.tar: sample 5 of it is not where, or not labelled as, samples.npy says"
+        in report.problems[0]
+    )
+
+
+def test_verify_index__a_damaged_member_is_named(make_split: MakeSplit) -> None:
+    index = make_split(20)
+    path = index.folder / index.shards[0].name
+    data = bytearray(path.read_bytes())
+    start = int(index.rows[3]["header"])
+    data[start : start + 5] = b"#####"
+    path.write_bytes(data)
+    report = verify_index(index, decode_images="none")
+    assert len(report.problems) == 1
+    assert f"damaged or truncated at byte {start}" in report.problems[0]
+
+
+def test_verify_index__lists_at_most_a_hundred(make_split: MakeSplit) -> None:
+    index = make_split(120, max_samples=120)
+    source = ShardSource(index)
+    path = index.folder / index.shards[0].name
+    data = bytearray(path.read_bytes())
+    for row in index.rows:
+        start = int(row["header"] + row["data"])
+        data[start : start + 8] = bytes(8)
+    path.write_bytes(data)
+    report = verify_index(index, decode_images="all")
+    assert report.num_problems == 121
+    assert len(report.problems) == 100
+    assert source.key(0) in report.problems[1]
+
+
+def test_verify_index__kinds_of_problems_per_file_and_the_first_of_each(make_split: MakeSplit) -> None:
+    index = make_split(20, bad=(4, 9, 14))
+    source = ShardSource(index)
+    number = {source.key(sample): sample for sample in range(20)}
+    wanted: dict[str, list[str]] = {}
+    for key in sorted(("k4", "k9", "k14"), key=number.__getitem__):
+        wanted.setdefault(Path(source.location(number[key])).name, []).append(key)
+    report = verify_index(index, decode_images="all")
+    assert report.kinds == tuple(Kind(file, "truncated", len(keys), keys[0]) for file, keys in wanted.items())
+    (index.folder / index.shards[1].name).write_bytes(b"text" * 200)
+    kinds = verify_index(index, decode_images="none").kinds
+    assert [(kind.file, kind.kind, kind.count) for kind in kinds] == [
+        ("shard-000001.tar", "damaged shard", 1)
+    ]
+    assert kinds[0].first.startswith("not a whole, uncompressed tar file")
+
+
+def test_verify_index__names_images_that_are_there_twice(
+    tmp_path: Path, tiny_png: Callable[[int], bytes]
+) -> None:
+    items = [Item(f"k{n}", 0, partial(tiny_png, n % 5)) for n in range(7)]
+    index = write_split(items, tmp_path / "train", ("a",), seed=0, source_text="")
+    source, report = ShardSource(index), verify_index(index)
+    found = {frozenset((source.key(first), source.key(later))) for first, later in report.repeated}
+    assert found == {frozenset(("k0", "k5")), frozenset(("k1", "k6"))}
+    assert all(first < later for first, later in report.repeated)
+    assert report.problems == ()
+
+
+def test_verify_index__one_changed_label_of_several_is_found(
+    tmp_path: Path, tiny_png: Callable[[int], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_index, "VERIFIED_ON_OPEN", 0)
+    items = [Item(f"k{n}", (n % 3, (n + 1) % 3)[: 1 + n % 2], partial(tiny_png, n)) for n in range(6)]
+    index = write_split(items, tmp_path / "train", tuple("abc"), seed=0, source_text="", max_samples=4)
+    assert verify_index(index).problems == ()
+    table = np.load(index.folder / "labels.npy")
+    table[5, 1] = 2 if table[5, 1] != 2 else -1
+    np.save(index.folder / "labels.npy", table)
+    report = verify_index(read_index(index.folder))
+    assert [kind.kind for kind in report.kinds] == ["other samples"]
+    assert "shard-000001.tar: sample 1 of it is not where, or not labelled as" in report.problems[0]
+
+
+def test_verify_index__labels_of_no_class_are_a_problem(make_split: MakeSplit) -> None:
+    index = make_split(9)
+    rows = np.load(index.folder / "samples.npy")
+    rows["label"][2] = 7
+    np.save(index.folder / "samples.npy", rows)
+    forget_tables(index.folder)
+    report = verify_index(read_index(index.folder))
+    assert len(report.class_counts) == 3
+    assert any("1 of 9 images have labels outside 0..2, first number 2 (7)" in one for one in report.problems)

@@ -1,0 +1,402 @@
+"""A training run on disk: what it keeps, what it goes on from, when it gives up."""
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records
+from tests.engine.conftest import LOSS, batch
+from vitctl.data.loader.batches import Batch
+from vitctl.data.shards.index import read_index
+from vitctl.engine import trainer as training
+from vitctl.engine.checkpoint.saving import Saver
+from vitctl.engine.preemption import StopFlag, Stopped
+from vitctl.engine.step import TrainStep, Update
+from vitctl.engine.trainer import Trainer
+from vitctl.errors import DataError
+from vitctl.jobs.pretrain import pretrain
+from vitctl.launch.prepare import prepare_run
+from vitctl.recipe.load import Override, load_recipe
+
+Make = Callable[..., TrainStep]
+SHORT = {"schedule.total_steps": 8, "checkpoint.every_steps": 2, "evaluation.every_steps": 4}
+
+
+def records(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [record for record in lines if record["kind"] == kind]
+
+
+def saved_steps(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in (folder / "checkpoints").iterdir())
+
+
+def test_fit__keeps_the_last_and_the_best(run: Run) -> None:
+    folder = run("a", **SHORT, **{"checkpoint.keep_last": 1, "checkpoint.keep_best": 1})
+    scores = {r["step"]: r["accuracy"] for r in records(folder, "evaluate")}
+    assert sorted(scores) == [4, 8]
+    best = 8 if scores[8] >= scores[4] else 4
+    assert saved_steps(folder) == sorted({8, best})
+
+
+def test_fit__again_in_a_finished_folder_trains_nothing_and_says_the_same(run: Run) -> None:
+    folder = run("a", **SHORT)
+    first, files = json.loads((folder / "result.json").read_text()), checkpoint(folder, 8)
+    assert run("a", **SHORT) == folder
+    again = json.loads((folder / "result.json").read_text())
+    assert again.pop("record") != first.pop("record")  # the log has a line more
+    assert again == first
+    assert checkpoint(folder, 8) == files
+    assert [r["step"] for r in train_records(folder)] == list(range(1, 9))
+    assert len(records(folder, "evaluate")) == 2
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "ema.safetensors", "optimizer.safetensors"])
+def test_resume__a_torn_checkpoint_gives_way_to_the_older_one_and_is_said(run: Run, name: str) -> None:
+    straight, folder = run("straight", **SHORT), run("a", **SHORT)
+    torn = folder / "checkpoints" / "step_00000008" / name
+    torn.write_bytes(torn.read_bytes()[:-3])
+    run("a", **SHORT)
+    assert [r["text"].split(": ")[-1] for r in records(folder, "warning")] == [
+        f"{name} is missing or changed since it was written"
+    ]
+    assert [r["step"] for r in records(folder, "resume")] == [6]
+    assert checkpoint(folder, 8) == checkpoint(straight, 8)
+    assert [r["loss"] for r in train_records(folder)] == [r["loss"] for r in train_records(straight)]
+    assert sample_keys(folder) == sample_keys(straight)
+
+
+def test_resume__without_any_whole_checkpoint_starts_anew(run: Run) -> None:
+    straight, folder = run("straight", **SHORT), run("a", **SHORT)
+    for path in (folder / "checkpoints").iterdir():
+        (path / "state.json").unlink()
+    run("a", **SHORT)
+    assert len(records(folder, "warning")) == 2
+    assert records(folder, "resume") == []
+    assert checkpoint(folder, 8) == checkpoint(straight, 8)
+    assert [r["step"] for r in train_records(folder)] == list(range(1, 9))
+
+
+def test_stop__saves_and_goes_on_bit_for_bit(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    straight, folder = run("straight", **SHORT), tmp_path / "a"
+    values = {"data.path": str(tiny_data), **SHORT}
+    loaded = load_recipe(str(TINY), [Override(key, value) for key, value in values.items()])
+    prepare_run(loaded, folder)
+    stop = StopFlag()
+
+    def report(record: dict[str, Any]) -> None:
+        if record["kind"] == "train" and record["step"] == 4:
+            stop.raise_(15)
+
+    with pytest.raises(Stopped):
+        pretrain(loaded.recipe, folder, report, stop)  # type: ignore[arg-type]
+    assert saved_steps(folder)[-1] in (4, 5)
+    run("a", **SHORT)
+    assert checkpoint(folder, 8) == checkpoint(straight, 8)
+    assert [r["loss"] for r in train_records(folder)] == [r["loss"] for r in train_records(straight)]
+
+
+@pytest.mark.parametrize("skipped", [(), (3,)])
+def test_resume__a_debiased_average_goes_on_bit_for_bit(
+    run: Run, monkeypatch: pytest.MonkeyPatch, skipped: tuple[int, ...]
+) -> None:
+    """A skipped update is none of the average's either: their number has to come back with the checkpoint."""
+    own = TrainStep.update
+
+    def update(trainer: TrainStep, step: int, micro_batches: list[Batch]) -> Update:
+        objective = trainer.objective
+        if step in skipped:
+            trainer.objective = lambda *a: objective(*a) * float("nan")
+        result = own(trainer, step, micro_batches)
+        trainer.objective = objective
+        return result
+
+    monkeypatch.setattr(TrainStep, "update", update)
+    values = {**SHORT, "averaging.debias": True, "averaging.decay": 0.9, "checkpoint.keep_last": 4}
+    straight, folder = run("straight", **values), run("a", **values)
+    assert [r["step"] for r in records(folder, "warning") if "was not finite" in r["text"]] == [
+        s + 1 for s in skipped
+    ]
+    for step in (6, 8):
+        shutil.rmtree(folder / "checkpoints" / f"step_{step:08d}")
+    run("a", **values)
+    assert [r["step"] for r in records(folder, "resume")] == [4]
+    assert checkpoint(folder, 8) == checkpoint(straight, 8)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_save__a_slow_copy_has_the_state_of_its_step(
+    run: Run, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """Also where averages take the place of the weights after it; without the wait the test fails."""
+    values = {**SHORT, "averaging.decay": 0.5, "checkpoint.keep_last": 4}
+    straight = run("straight", **values, **{"checkpoint.background": False})
+    copy = Saver._copy
+
+    def slow(*given: Any) -> Any:
+        time.sleep(0.3)
+        return copy(*given)
+
+    monkeypatch.setattr(Saver, "_copy", slow)
+    if not waits:
+        monkeypatch.setattr(Saver, "wait_for_copy", lambda _: None)
+    folder = run("a", **values)
+    same = [checkpoint(folder, step) == checkpoint(straight, step) for step in (2, 4, 6)]
+    assert same == [waits] * 3
+    assert checkpoint(folder, 8) == checkpoint(straight, 8)
+
+
+def test_fit__evaluates_at_each_step_once_and_counts_every_image(run: Run) -> None:
+    folder = run("a", **{**SHORT, "evaluation.every_steps": 3})
+    assert [(r["step"], r["total"]) for r in records(folder, "evaluate")] == [(3, 23), (6, 23), (8, 23)]
+
+
+def test_fit__saves_before_the_last_evaluation_so_that_it_can_be_killed_there(run: Run) -> None:
+    folder = run("a", **SHORT, **{"checkpoint.background": False})
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    own = [(line["kind"], line["step"]) for line in lines if line["kind"] in ("evaluate", "checkpoint")]
+    assert own == [
+        ("checkpoint", 2), ("evaluate", 4), ("checkpoint", 4), ("checkpoint", 6), ("checkpoint", 8), ("evaluate", 8)
+    ]  # fmt: skip
+
+
+def test_fit__without_a_split_to_score(run: Run) -> None:
+    folder = run("a", **{**SHORT, "data.eval_split": ""})
+    assert records(folder, "evaluate") == []
+    assert json.loads((folder / "result.json").read_text())["metrics"] == {}
+
+
+def test_log__every_steps_and_the_last(run: Run) -> None:
+    folder = run("a", **{**SHORT, "log.every_steps": 3})
+    assert [r["step"] for r in train_records(folder)] == [3, 6, 8]
+    last = train_records(folder)[-1]
+    assert (last["samples"], last["total_steps"], last["epoch"]) == (128, 8, round(128 / 70, 4))
+    assert last["images_per_second"] > 0
+    assert 0 <= last["data_wait"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "low", "high"), [(0.0, 0.0, 0.2), (0.25, 0.5, 1.0)], ids=["fast", "slow"]
+)
+def test_log__data_wait_is_the_share_of_time_without_data(
+    run: Run, monkeypatch: pytest.MonkeyPatch, seconds: float, low: float, high: float
+) -> None:
+    real = training.train_batches
+
+    def ready(*given: Any, **named: Any) -> Iterator[Batch]:
+        """Batches that are there when asked for, or so many seconds later."""
+        batches = list(islice(real(*given, **named), 8))
+
+        def handed() -> Iterator[Batch]:
+            for one in batches:
+                if seconds:  # a sleep of nothing, too, gives the processor away
+                    time.sleep(seconds)
+                yield one
+
+        return handed()
+
+    monkeypatch.setattr(training, "train_batches", ready)
+    changes = {"evaluation.every_steps": 0, "log.every_steps": 2}
+    waits = [r["data_wait"] for r in train_records(run("a", **{**SHORT, **changes}))][
+        1:
+    ]  # the first also starts up
+    assert len(waits) == 3
+    assert low <= np.median(waits) <= high
+
+
+def damaged(data: Path, out: Path, split: str, samples: list[int]) -> Path:
+    """A copy of the shards in which some images of a split are zeros."""
+    shutil.copytree(data, out)
+    index = read_index(out / split)
+    ends = np.cumsum([shard.num_samples for shard in index.shards])
+    for sample in samples:
+        row = index.rows[sample]
+        path = out / split / index.shards[int(np.searchsorted(ends, sample, side="right"))].name
+        content = bytearray(path.read_bytes())
+        begin = int(row["header"]) + int(row["data"])
+        content[begin : begin + int(row["size"])] = bytes(int(row["size"]))
+        path.write_bytes(bytes(content))
+    return out
+
+
+def test_bad_samples__are_skipped_counted_and_listed(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    data = damaged(tiny_data, tmp_path / "data", "train", [3])
+    folder = run("a", **{**SHORT, "data.path": str(data)})
+    listed = [json.loads(line) for line in (folder / "bad_samples.jsonl").read_text().splitlines()]
+    assert {entry["sample"] for entry in listed} == {3}
+    assert all(entry["key"] and entry["reason"] for entry in listed)
+    [said] = [record for record in records(folder, "warning") if "could not be used" in record["text"]]
+    where = f"{folder / 'bad_samples.jsonl'} lists them"
+    assert said["text"] == f"images that could not be used: {len(listed)} not an image; {where}"
+    assert train_records(folder)[-1]["num_bad"] == len(listed) == sum(s < 8 * 16 for s in positions_of(3))
+
+
+def positions_of(sample: int) -> list[int]:
+    from vitctl.data.source.order import Order
+
+    positions = np.arange(8 * 16)
+    return [int(p) for p in positions[Order(70, 0).at(positions)[1] == sample]]
+
+
+def test_bad_samples__above_the_budget_stop_the_run(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    data = damaged(tiny_data, tmp_path / "data", "train", [3])
+    said = r"[12] of \d+ images read so far cannot be used, more than data\.max_bad_fraction = 0 allows"
+    with pytest.raises(DataError, match=said) as e:
+        run("a", **{**SHORT, "data.path": str(data), "data.max_bad_fraction": 0.0})
+    assert re.search(
+        f"{tmp_path / 'a' / 'bad_samples.jsonl'} lists them: [12] not an image; fix the data, or resume "
+        f"with: vitctl resume",
+        str(e.value),
+    )
+    assert (tmp_path / "a" / "bad_samples.jsonl").exists()
+    assert json.loads((tmp_path / "a" / "result.json").read_text())["status"] == "failed"
+
+
+def test_bad_samples__in_the_scored_split_are_an_error(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    data = damaged(tiny_data, tmp_path / "data", "test", [5])
+    with pytest.raises(DataError, match=r"cannot be evaluated .*; a score needs every image"):
+        run("a", **{**SHORT, "data.path": str(data)})
+
+
+class Diary(Trainer):
+    """A training that writes down what it would do."""
+
+    def __init__(
+        self, step: TrainStep, total_steps: int, *, behind: int = 0, log: int = 0, evaluate: int = 0,
+        probe: int = 0, save: int = 0,
+    ) -> None:  # fmt: skip
+        vars(self).update(vars(step))
+        self.start_state()
+        self.total_steps, self.steps_behind, self.own, self.probe_every = total_steps, behind, range(8), probe
+        self.saver: Any = Mock()
+        every = {"log": log, "evaluation": evaluate, "checkpoint": save}
+        self.recipe: Any = SimpleNamespace(**{k: SimpleNamespace(every_steps=v) for k, v in every.items()})
+        self.said: list[str] = []
+
+    def log(self, step: int, *_: Any) -> None:
+        self.said.append(f"log {step}")
+
+    def evaluate(self, step: int) -> None:
+        self.said.append(f"evaluate {step}")
+
+    def probe(self, step: int) -> None:
+        self.said.append(f"probe {step}")
+
+    def save(self, step: int, last: bool = False) -> None:
+        self.said.append(f"save {step}" + " and wait" * last)
+
+    def rescue(self, step: int, error: Exception) -> None:
+        self.said.append(f"rescue {step} from {error}")
+
+
+def signalled(diary: Diary) -> Iterator[Batch]:
+    """Batches; a signal comes with the third."""
+    for number in range(9):
+        if number == 2:
+            diary.stop.raise_(15)
+        yield batch(8)
+
+
+def endless() -> Iterator[Batch]:
+    while True:
+        yield batch(8)
+
+
+def test_run_steps__evaluates_before_it_saves_and_both_at_the_end(trainer: Make) -> None:
+    diary = Diary(trainer(LOSS), 5, evaluate=2, probe=3, save=4)
+    diary.run_steps(endless(), 1)
+    expected = "log 2, evaluate 2, log 3, probe 3, log 4, evaluate 4, save 4, log 5, evaluate 5, probe 5, save 5 and wait"
+    assert ", ".join(diary.said) == expected
+
+
+def test_run_steps__zero_means_only_at_the_end(trainer: Make) -> None:
+    diary = Diary(trainer(LOSS), 2)
+    diary.run_steps(endless(), 0)
+    assert diary.said == ["log 1", "log 2", "evaluate 2", "save 2 and wait"]
+
+
+def test_run_steps__a_signal_saves_the_finished_step_and_leaves(trainer: Make) -> None:
+    diary = Diary(trainer(LOSS), 9, evaluate=1)
+    with pytest.raises(Stopped):
+        diary.run_steps(signalled(diary), 0)
+    assert diary.said == ["log 1", "evaluate 1", "log 2", "evaluate 2", "log 3", "save 3 and wait"]
+
+
+def test_run_steps__on_a_gpu_numbers_are_read_one_step_late_but_for_what_is_logged_or_saved(
+    trainer: Make,
+) -> None:
+    class Updates(Diary):
+        def update(self, step: int, micro_batches: list[Batch]) -> Update:
+            self.said.append(f"update {step}")
+            return super().update(step, micro_batches)
+
+    diary = Updates(trainer(LOSS), 7, behind=1, log=5, save=3)
+    diary.run_steps(endless(), 0)
+    assert ", ".join(diary.said) == (
+        "update 0, update 1, log 1, update 2, log 2, log 3, save 3, update 3, update 4, log 4, log 5, update "
+        "5, log 6, save 6, "
+        "update 6, log 7, evaluate 7, save 7 and wait"
+    )
+
+
+def test_run_steps__numbers_read_late_are_the_same(trainer: Make) -> None:
+    read: dict[int, list[tuple[Any, ...]]] = {0: [], 1: []}
+    for behind, said in read.items():
+
+        class Numbers(Diary):
+            def log(self, step: int, *rest: Any, said: list[tuple[Any, ...]] = said) -> None:
+                result = rest[0]
+                said.append((step, result.loss, result.grad_norm, result.lr, result.gradient.tolist()))
+
+        step = trainer(LOSS, name="adam", lr=lambda step: 0.1 / (step + 1))
+        Numbers(step, 6, behind=behind).run_steps(endless(), 0)
+    assert read[0] == read[1]
+    assert [row[0] for row in read[0]] == [1, 2, 3, 4, 5, 6]
+    assert len({row[1] for row in read[0]}) == 6
+
+
+def test_run_steps__a_signal_read_late_stops_after_the_step_under_way(trainer: Make) -> None:
+    diary = Diary(trainer(LOSS), 9, behind=1)
+    with pytest.raises(Stopped):
+        diary.run_steps(signalled(diary), 0)
+    assert diary.said == ["log 1", "log 2", "log 3", "log 4", "save 4 and wait"]
+
+
+def test_run_steps__after_an_error_all_finished_steps_are_logged(trainer: Make) -> None:
+    def batches() -> Iterator[Batch]:
+        yield from [batch(8)] * 3
+        raise OSError("gone")
+
+    diary = Diary(trainer(LOSS), 9, behind=1)
+    with pytest.raises(OSError, match="gone"):
+        diary.run_steps(batches(), 0)
+    assert diary.said == ["log 1", "log 2", "log 3", "rescue 3 from gone"]
+
+
+def test_run_steps__a_signal_before_the_first_step_saves_what_there_is(trainer: Make) -> None:
+    diary = Diary(trainer(LOSS), 9)
+    diary.stop.raise_(10)
+    with pytest.raises(Stopped):
+        diary.run_steps(endless(), 4)
+    assert diary.said == ["save 4 and wait"]
+
+
+def test_run_steps__a_signal_during_evaluation_saves_too(trainer: Make) -> None:
+    class Stopping(Diary):
+        def evaluate(self, _: int) -> None:
+            raise Stopped
+
+    diary = Stopping(trainer(LOSS), 9, evaluate=2)
+    with pytest.raises(Stopped):
+        diary.run_steps(endless(), 0)
+    assert diary.said == ["log 1", "log 2", "save 2 and wait"]

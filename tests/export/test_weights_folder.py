@@ -1,0 +1,129 @@
+"""Folders that transformers and timm open give our five best classes, and say what they are."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import TINY
+from tests.export.conftest import Saved, network, normalised, pixels
+from tests.trained import CPU, do
+from vitctl.data.images.transforms import EvalTransform
+from vitctl.jobs.inputs.weights import find_weights
+
+Exported = Callable[..., dict[str, Any]]
+SQUARE = {"eval_method": "square", "eval_resize": 0, "resample": "bilinear_antialias"}
+
+
+@torch.inference_mode()
+def ours(number: int) -> list[tuple[str, float]]:
+    """The classes by probability."""
+    image = EvalTransform(32, resample="bilinear_antialias")(pixels(number))[None]
+    chances = network("vit")(normalised(image)).softmax(dim=1)[0]
+    return [("abcde"[index], float(chances[index])) for index in chances.argsort(descending=True)]
+
+
+def assert_same(found: list[tuple[str, float]], number: int) -> None:
+    assert [name for name, _ in found] == [name for name, _ in ours(number)]
+    np.testing.assert_allclose(
+        [chance for _, chance in found], [chance for _, chance in ours(number)], atol=2e-3
+    )  # Pillow's levels
+
+
+def test_hf__pipeline_opens_the_folder_with_our_five_best(
+    saved: Saved, exported: Exported, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    exported(saved(**SQUARE), "hf")
+    classify = transformers.pipeline("image-classification", str(tmp_path / "run" / "hf"), device="cpu")
+    for number in range(6):
+        answers = classify(Image.fromarray(pixels(number)), top_k=5)
+        assert_same([(answer["label"], answer["score"]) for answer in answers], number)
+
+
+def test_timm__create_model_opens_the_folder_with_our_five_best(
+    saved: Saved, exported: Exported, tmp_path: Path
+) -> None:
+    timm = pytest.importorskip("timm")
+    exported(saved(**SQUARE), "timm")
+    model = timm.create_model(f"local-dir:{tmp_path / 'run' / 'timm'}", pretrained=True).eval()
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+    for number in range(6):
+        with torch.inference_mode():
+            chances = model(transform(Image.fromarray(pixels(number)))[None]).softmax(dim=1)[0]
+        answers = [("abcde"[index], float(chances[index])) for index in chances.argsort(descending=True)]
+        assert_same(answers, number)
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that other programs can hold, with a Polyak average."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    do(TINY, folder, **{"data.path": str(tiny_data), "model.pre_logits": False})
+    return folder
+
+
+def test_folder__files_of_the_user_stay_beside_a_second_export(
+    exported: Exported, trained: Path, tmp_path: Path
+) -> None:
+    """The whole folder was replaced."""
+    exported(trained, "timm")
+    (tmp_path / "run" / "timm" / "NOTES.md").write_text("mine")
+    exported(trained, "timm")
+    assert (tmp_path / "run" / "timm" / "NOTES.md").read_text() == "mine"
+    assert not [path for path in (tmp_path / "run").iterdir() if path.name.endswith(".partial")]
+
+
+def test_card__says_what_is_known(exported: Exported, trained: Path, tiny_data: Path, tmp_path: Path) -> None:
+    """Results of the run and of the images given, digests, licence; Hugging Face's own reader reads its head."""
+    exported(trained, "timm", **{"export.data_licence": "CC BY 4.0", "data.path": str(tiny_data)})
+    own = do(
+        "evaluate", tmp_path / "score", **CPU, **{"weights.source": str(trained), "data.path": str(tiny_data)}
+    )
+    text = (tmp_path / "run" / "timm" / "README.md").read_text()
+    digest = find_weights(str(trained)).weights.digest
+    metrics = own["metrics"]
+    row = f"{metrics['accuracy']:.2%} | {metrics['correct']} | {metrics['total']} | `{own['provenance']['data_sha256']}` |"
+    assert text.count(row) == 1  # the run scored the same images
+    assert f"| test of {tiny_data} |" in text
+    assert (
+        f"- weights: SHA-256 of the names, types and values of their tensors (not of a file) `{digest}`\n"
+        in text
+    )
+    assert "- trained on 70 images, train of " in text
+    assert "- licence of the images: CC BY 4.0\n" in text
+    hub = pytest.importorskip("huggingface_hub")
+    head = hub.ModelCard(text).data
+    assert (head.library_name, head.pipeline_tag) == ("timm", "image-classification")
+    assert (head.license, head.license_name) == ("other", "CC BY 4.0")
+
+
+def test_card__has_the_result_of_the_run_and_that_of_other_images(
+    exported: Exported, trained: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    exported(trained, "timm", **{"data.path": str(tiny_data), "data.eval_split": "train[:30]"})
+    text = (tmp_path / "run" / "timm" / "README.md").read_text()
+    numbers = json.loads((trained / "result.json").read_text())["metrics"]
+    assert f"{numbers['accuracy']:.2%} | {numbers['correct']} | {numbers['total']} | " in text
+    assert f"| train[:30] of {tiny_data} | " in text
+
+
+def test_card__of_weights_alone_knows_no_result(saved: Saved, exported: Exported, tmp_path: Path) -> None:
+    exported(saved(**SQUARE), "hf")
+    text = (tmp_path / "run" / "hf" / "README.md").read_text()
+    assert "None is known of exactly these weights" in text
+    assert "- licence of the images: not known" in text
+    assert "license:" not in text
+
+
+def test_card__a_result_of_other_weights_is_not_told(
+    exported: Exported, trained: Path, tmp_path: Path
+) -> None:
+    """The run scored its Polyak average; these are the weights themselves."""
+    exported(trained, "timm", **{"weights.which": "model"})
+    assert "None is known of exactly these weights" in (tmp_path / "run" / "timm" / "README.md").read_text()

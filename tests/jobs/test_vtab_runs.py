@@ -1,0 +1,181 @@
+"""The table of tasks: every task once, the finished ones read back, the missing ones named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trained import CPU, TASKS, do, table
+from vitctl.data.datasets.vtab import MINI, VTAB
+from vitctl.data.datasets.vtab_images import open_task
+from vitctl.data.images.decode import decode
+from vitctl.data.images.transforms import EvalTransform
+from vitctl.errors import DataError, RecipeError
+from vitctl.jobs.inputs.weights import find_weights, loaded_model
+from vitctl.jobs.vtab_runs import L2S, Setting, settings
+from vitctl.launch.launcher import launch
+from vitctl.launch.prepare import prepare_run
+from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.paper import TABLE_9
+from vitctl.recipe.schema import Vtab
+from vitctl.report.compare import compare_runs
+
+SETTING = "lr_0.03_steps_2"
+
+
+def test_vtab__a_partial_table_and_again(pretrained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "table"
+    metrics = table(folder, pretrained)["metrics"]
+    assert set(metrics["tasks"]) == {"digits", "shapes-count"}
+    assert metrics["partial"] is True
+    means = {name: values["mean"] for name, values in metrics["tasks"].items()}
+    assert metrics["mean"] == pytest.approx(sum(means.values()) / 2, rel=1e-15)
+    assert metrics["groups"] == {"natural": means["digits"], "structured": means["shapes-count"]}
+    own = json.loads((folder / "tasks" / "digits" / SETTING / "seed_0" / "result.json").read_text())
+    assert own["metrics"]["accuracy"] == means["digits"]
+
+    log = folder / "tasks" / "digits" / SETTING / "seed_0" / "log.jsonl"
+    before = log.read_text()
+    (folder / "tasks" / "shapes-count" / SETTING / "seed_0" / "result.json").unlink()
+    assert table(folder, pretrained)["metrics"] == metrics
+    assert log.read_text() == before
+
+
+def test_vtab__rates_come_with_the_weights(regularised: Path, tmp_path: Path) -> None:
+    """The paper's recipe keeps them; each run, the table and the screen say what they were."""
+    one = {"vtab.tasks": ("digits",)}
+    kept = table(tmp_path / "kept", regularised, **one)
+    without = table(tmp_path / "without", regularised, **one, dropout=0.0, drop_path=0)
+    for name, result, rates in (("kept", kept, (0.1, 0.2)), ("without", without, (0.0, 0.0))):
+        own = json.loads(
+            (tmp_path / name / "tasks" / "digits" / SETTING / "seed_0" / "result.json").read_text()
+        )
+        for used in (result["provenance"], own["provenance"]):
+            assert (used["dropout"], used["drop_path"]) == rates
+    assert (
+        "1 seeds each; dropout 0.1 as stored, drop_path 0.2 as stored"
+        in (tmp_path / "kept/log.jsonl").read_text()
+    )
+    assert dict(compare_runs([tmp_path / "kept", tmp_path / "without"]).differences)["dropout"] == [
+        "0.1",
+        "0",
+    ]
+
+
+def test_vtab__unknown_task(pretrained: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        RecipeError, match=r"vtab.tasks: digit not in suite 'mini'; it has digits, shapes-shape"
+    ):
+        table(tmp_path / "table", pretrained, **{"vtab.tasks": ("digit",)})
+
+
+def test_vtab__names_every_task_without_data_at_once(pretrained: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        do(
+            "vtab",
+            tmp_path / "table",
+            **CPU,
+            **{"weights.source": str(pretrained), "data.path": str(tmp_path)},
+        )
+    said = str(caught.value)
+    assert said.startswith(
+        f"19 of 19 tasks have no usable shards under {tmp_path}: caltech101, cifar100, dtd"
+    )
+    assert "smallnorb-elev; each needs a folder" in said
+    assert "\n" not in said
+    assert not (tmp_path / "table").exists()
+
+
+def test_vtab__light_equals_a_direct_computation(pretrained: Path, tmp_path: Path) -> None:
+    """The features of the loaded model, and a solve in NumPy with every regulariser."""
+    folder = tmp_path / "table"
+    values = {"vtab.tasks": ("digits",), "vtab.light": True, "machine.precision": "float64"}
+    result = table(folder, pretrained, **values)
+    metrics = result["metrics"]
+    assert metrics["protocol"].startswith("light: a linear classifier on frozen features, not the protocol")
+    model, _ = loaded_model(find_weights(str(pretrained)), 0, torch.float64)
+    model.eval()
+    data = open_task(next(task for task in MINI if task.name == "digits"), folder / "data", scratch=None)
+    x, y = {}, {}
+    for name, source in {
+        "fit": data.train800,
+        "choose": data.val200,
+        "all": data.train,
+        "test": data.test,
+    }.items():
+        transform = EvalTransform(16, resample="bilinear_antialias")
+        images = torch.stack([transform(decode(source.read(i))) for i in range(len(source))])
+        with torch.inference_mode():
+            x[name] = model.features((images.double() / 255 - 0.5) / 0.5).float().double().numpy()  # type: ignore[operator]
+        y[name] = source.labels()
+    chosen = max(L2S, key=lambda l2: (correct(x, y, "fit", "choose", l2), -l2))
+    own = json.loads((folder / "light" / "digits" / "result.json").read_text())
+    assert own["provenance"]["l2"] == chosen
+    assert own["metrics"]["correct"] == correct(x, y, "all", "test", chosen)
+    assert metrics["tasks"]["digits"]["mean"] == own["metrics"]["correct"] / own["metrics"]["total"]
+    assert not (folder / "tasks").exists()
+    assert (
+        result["provenance"]["tasks"]["digits"]["crop"],
+        result["provenance"]["tasks"]["digits"]["flip"],
+    ) == (
+        False,
+        False,
+    )
+
+
+def correct(x: dict[str, Any], y: dict[str, Any], fit: str, score: str, l2: float) -> int:
+    mean, std = x[fit].mean(0), x[fit].std(0) + 1e-5
+    a, b = (np.hstack([(x[name] - mean) / std, np.full((len(x[name]), 1), 100.0)]) for name in (fit, score))
+    weights = np.linalg.solve(a.T @ a + l2 * np.eye(a.shape[1]), a.T @ (2 * np.eye(10)[y[fit]] - 1))
+    return int(((b @ weights).argmax(1) == y[score]).sum())
+
+
+def test_settings__every_rate_with_every_schedule_and_the_warmup_in_proportion() -> None:
+    recipe = load_recipe("vtab").recipe
+    assert isinstance(recipe, Vtab)
+    assert settings(recipe) == [
+        Setting(0.003, 500, 100),
+        Setting(0.003, 2500, 500),
+        Setting(0.01, 500, 100),
+        Setting(0.01, 2500, 500),
+    ]
+    alone = load_recipe("vtab", [Override("vtab.sweep_lrs", ()), Override("vtab.sweep_steps", ())]).recipe
+    assert isinstance(alone, Vtab)
+    assert settings(alone) == [Setting(0.01, 2500, 500)]  # what Table 4 prints
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"vtab.seeds": ()}, "seeds = [] leaves nothing to run"),
+        ({"vtab.seeds": (0, 0)}, "seeds = [0, 0] names something twice"),
+        ({"vtab.sweep_lrs": (0.0,)}, "sweep_lrs and sweep_steps should be above 0"),
+        ({"schedule.total_steps": 0, "schedule.total_epochs": 5.0}, "set schedule.total_steps"),
+    ],
+)
+def test_recipe__refuses(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("vtab", [Override(key, value) for key, value in values.items()])
+    assert said in str(caught.value)
+
+
+def test_table_9__every_task_and_the_papers_own_means() -> None:
+    assert set(TABLE_9) == {task.name for task in VTAB}
+    columns = list(zip(*TABLE_9.values(), strict=True))
+    assert [round(float(np.mean(column)), 1) for column in columns] == [77.6, 76.3, 72.7]
+
+
+@pytest.mark.slow
+def test_vtab__two_processes_make_the_same_table(pretrained: Path, tmp_path: Path) -> None:
+    """All processes share each run: in float64 the integers are those of one process."""
+    one = table(tmp_path / "one", pretrained, **{"machine.precision": "float64"})
+    values = {**TASKS, "schedule.batch_size": 8, "weights.source": str(pretrained), "machine.device": "cpu"}
+    values |= {"machine.workers": 0, "machine.precision": "float64", "machine.processes": 2}
+    values |= {"data.path": str(tmp_path / "none")}
+    loaded = load_recipe("vtab_mini", [Override(key, value) for key, value in values.items()])
+    prepare_run(loaded, tmp_path / "two")
+    two = launch(tmp_path / "two", lambda _: None)
+    assert two["metrics"] == one["metrics"]

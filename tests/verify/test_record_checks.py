@@ -1,0 +1,380 @@
+"""The files of a run against its records: an honest run passes, and each changed, damaged or missing file is
+named.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from tests.verify.conftest import (
+    LAST,
+    Train,
+    edit,
+    found,
+    longer,
+    relinked,
+    replaced,
+    rewrite,
+    said,
+)
+from vitctl.engine.journal import append_record, json_digest
+from vitctl.engine.trace.chain import head
+from vitctl.engine.trainer import Trainer
+from vitctl.errors import CheckpointError
+from vitctl.jobs.record.result import published_digest, read_result
+from vitctl.launch.worker import work
+from vitctl.verify.finding import FAILS
+from vitctl.verify.run_check import verify
+
+Harm = Callable[[Path], Any]
+
+
+def test_honest_run__passes_and_says_what_was_not_checked(finished: Path) -> None:
+    findings = [(one.what, one.state) for _, one in verify(finished)]
+    assert findings == [
+        ("steps", "ok"),
+        ("log", "ok"),
+        ("checkpoints", "ok"),
+        ("result", "ok"),
+        ("weights", "ok"),
+        ("recipe", "ok"),
+        ("data", "ok"),
+        ("shards", "not checked"),
+        ("digest", "ok"),
+        ("replay", "not checked"),
+        ("score", "not checked"),
+    ]
+
+
+def test_honest_run__on_another_machine(train: Train, tiny_data: Path, tmp_path: Path) -> None:
+    """Run and data were moved, and the run is only read."""
+    shutil.copytree(tiny_data, tmp_path / "data")
+    run = tmp_path / "elsewhere" / "run"
+    shutil.copytree(train("a", tmp_path / "data"), run)
+    shutil.move(tmp_path / "data", tmp_path / "elsewhere" / "data")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    [(state, text)] = said(run, "data")
+    assert state == "not checked"
+    assert text.endswith("; --data SHARDS names another place")
+    assert found(run) == []
+    options: tuple[dict[str, Any], ...] = ({"steps": "2"}, {"scores": True}, {"reads_bytes": True})
+    for asked in options:  # what was asked for and cannot be computed is not proven
+        assert {text.endswith("; --data SHARDS names another place") for _, text in found(run, **asked)} == {
+            True
+        }
+    data = str(tmp_path / "elsewhere" / "data")
+    checked = [one for _, one in verify(run, steps="10:11", scores=True, reads_bytes=True, data=data)]
+    assert {one.state for one in checked} == {"ok"}
+    assert [one.text for one in checked if one.what == "replay"] == ["steps 9 to 11: equal, bit for bit"]
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def lines(name: str, change: Callable[[list[bytes]], list[bytes]]) -> Harm:
+    def do(run: Path) -> None:
+        path = run / name
+        path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+
+    return do
+
+
+def flip(name: str) -> Harm:
+    def do(run: Path) -> None:
+        content = bytearray((run / name).read_bytes())
+        content[-7] ^= 1
+        (run / name).write_bytes(content)
+
+    return do
+
+
+def put(value: Any, *keys: str) -> Harm:
+    def change(result: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            result = result[key]
+        result[keys[-1]] = value
+
+    return lambda run: rewrite(run / "result.json", change)
+
+
+def remove(*names: str) -> Harm:
+    return lambda run: [(run / name).unlink() for name in names]
+
+
+def rename_checkpoint(run: Path) -> None:
+    (run / LAST).rename(run / "checkpoints/step_00000018")
+
+
+CHAINED = [
+    ("edited", lambda all_: [*all_[:4], all_[4].replace(b'": ', b'":  ', 1), *all_[5:]], "line 5: does not"),
+    ("removed", lambda all_: [*all_[:4], *all_[5:]], "line 5: does not follow the line before"),
+    (
+        "added",
+        lambda all_: [b'{"kind": "evaluate", "step": 12}\n', *all_],
+        "line 1: (does not follow|not a record)",
+    ),
+    ("damaged", lambda all_: [*all_[:4], bytes(300) + b"\n", *all_[5:]], "line 6: does not follow"),
+    ("cut", lambda all_: all_[:-2], "that the result names; its end was removed or changed"),
+]
+HARMS: list[tuple[str, Harm, str, str]] = [
+    (f"{name} {how}", lines(name, change), name[:-6], f"{name}.*{text}")
+    for name in ("log.jsonl", "steps.jsonl")
+    for how, change, text in CHAINED
+]
+HARMS += [
+    (name, flip(f"{LAST}/{name}"), "checkpoint", f"step_00000012: not a whole checkpoint: {name}")
+    for name in ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "state.json")
+]
+HARMS += [
+    (".".join(keys), put(value, *keys), "result", "result.json: its digest is not that of its contents")
+    for value, *keys in (
+        (22, "metrics", "correct"),
+        (0.987, "metrics", "accuracy"),
+        ("0" * 64, "provenance", "weights_sha256"),
+        ("NVIDIA H100", "provenance", "device_name"),
+        ({"torch": "1.0"}, "provenance", "versions"),
+        ("stopped", "status"),
+        ("0" * 64, "record", "checkpoints", "step_00000008"),
+    )
+]
+HARMS += [
+    ("lr", lambda run: edit(run / "recipe.toml", "lr = 0.01", "lr = 0.02"), "recipe", "lr was 0.01, is 0.02"),
+    (
+        "precision",
+        lambda run: edit(run / "recipe.toml", '"float64"', '"float32"'),
+        "recipe",
+        "machine.precision",
+    ),
+    (
+        "no result",
+        lambda run: (run / "result.json").write_text("{"),
+        "result",
+        "not a valid result of vitctl",
+    ),
+    ("no log", remove("log.jsonl"), "log", "log.jsonl is gone"),
+    ("no log, no result", remove("log.jsonl", "result.json"), "log", "log.jsonl is gone"),
+    ("no steps", remove("steps.jsonl"), "steps", "steps.jsonl is gone; the result names"),
+    ("no steps, no result", remove("steps.jsonl", "result.json"), "steps", "gone; the recipe says log.trace"),
+    ("no digests", put({}, "record"), "result", "names no digests of the records"),
+    ("renamed checkpoint", rename_checkpoint, "checkpoint", "step_00000018: state.json says step 12"),
+]
+
+
+@pytest.mark.parametrize(("harm", "what", "text"), [one[1:] for one in HARMS], ids=[one[0] for one in HARMS])
+def test_harm__is_found_and_the_file_named(copy: Path, harm: Harm, what: str, text: str) -> None:
+    harm(copy)
+    texts = [line for thing, line in found(copy) if thing == what]
+    assert re.search(text, texts[0])
+    assert said(copy, "digest") == []
+
+
+def test_replaced_checkpoint__of_another_run_is_found(copy: Path, on_test: Path) -> None:
+    shutil.rmtree(copy / LAST)
+    shutil.copytree(on_test / LAST, copy / LAST)
+    assert ("checkpoint", f"{copy / LAST}: is not the one that the result names; it was replaced") in found(
+        copy
+    )
+
+
+def test_replaced_weights__are_found_in_an_unfinished_run_and_by_resume(copy: Path, on_test: Path) -> None:
+    """Their digests are right, and there is no result: the log names the checkpoint."""
+    (copy / "result.json").unlink()
+    replaced(copy, on_test, "model", "ema", "optimizer")
+    assert found(copy) == [
+        ("checkpoint", f"{copy / LAST}: log.jsonl names another checkpoint of step 12"),
+    ]
+    with pytest.raises(CheckpointError, match=r"log\.jsonl names another .*delete this folder to resume"):
+        longer(copy)
+
+
+RESUMED: list[tuple[Harm, str]] = [
+    (rename_checkpoint, "state.json says step 12"),
+    (remove("steps.jsonl"), "steps.jsonl is gone"),
+    (lines("steps.jsonl", lambda all_: all_[:-1]), "steps.jsonl has no line with the digest"),
+    (remove("log.jsonl"), "log.jsonl has no line with the digest"),
+    (lines("log.jsonl", CHAINED[0][1]), "log.jsonl, line 5, does not follow the line before"),
+]
+
+
+@pytest.mark.parametrize(("harm", "words"), RESUMED, ids=[words for _, words in RESUMED])
+def test_resume__is_refused_beside_other_records(copy: Path, harm: Harm, words: str) -> None:
+    harm(copy)
+    with pytest.raises(CheckpointError, match=f"{re.escape(words)}.*delete this folder to resume from the"):
+        longer(copy)
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def zeros(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("harm", [fifo, zeros])
+@pytest.mark.parametrize("name", ["log.jsonl", "steps.jsonl", "result.json", f"{LAST}/ema.safetensors"])
+def test_what_is_not_a_file__differs_and_nothing_waits(copy: Path, name: str, harm: Harm) -> None:
+    harm(copy / name)
+    assert found(copy)
+
+
+@pytest.mark.parametrize("odd", [3, [], {"a": []}, "x"], ids=str)
+def test_malformed_result__is_not_a_traceback(copy: Path, odd: object) -> None:
+    before = json.loads((copy / "result.json").read_text())
+    fields = [("metrics", name) for name in ("by_seed", "tasks", "correct", "accuracy")]
+    fields += [("provenance", name) for name in ("weights_step", "weights_sha256", "tasks", "versions")]
+    fields += [("record", name) for name in ("checkpoints", "log.jsonl", "result.json")]
+    for part, name in fields:
+        (copy / "result.json").write_text(json.dumps({**before, part: {**before[part], name: odd}}))
+        assert found(copy)
+
+
+def test_published_digest__covers_the_result_and_is_printed_for_an_untouched_run(copy: Path) -> None:
+    [(_, text)] = said(copy, "digest")
+    result = read_result(copy)
+    assert result is not None
+    assert text.startswith(published_digest(result))
+    assert result.record["result.json"] == published_digest(result)
+    put("other words", "error")(copy)
+    assert said(copy, "digest") == [("ok", text)]
+
+
+def test_missing_records__are_not_proven(copy: Path) -> None:
+    """A disk that was full loses lines; the chain of the others is complete."""
+    path = copy / "steps.jsonl"
+    lines("steps.jsonl", lambda all_: [*all_[:5], *all_[7:]])(copy)
+    relinked(path)
+    rewrite(copy / "result.json", lambda r: r["record"].update({"steps.jsonl": head(path)}))
+    [(_, text)] = [one for one in found(copy, steps="all") if one[0] == "steps"]
+    assert "; steps 5 to 6 have no record: " in text
+    assert (
+        "step 5 has no record; those behind it were not computed again"
+        in dict(found(copy, steps="5:8"))["replay"]
+    )
+
+
+def test_deleted_checkpoints__are_told(copy: Path) -> None:
+    shutil.rmtree(copy / "checkpoints")
+    assert found(copy) == []
+    [(state, text)] = said(copy, "checkpoints")
+    assert (state, text) == ("not checked", "step_00000008, step_00000012 of the result: deleted since")
+
+
+def test_what_a_crash_leaves__is_not_accused(copy: Path) -> None:
+    """Incomplete lines, a line that a full disk cut and that follows whole, a resume that made no step."""
+    lines("steps.jsonl", lambda all_: [*all_[:5], all_[5][:40] + b"\n", *all_[5:], bytes(20)])(copy)
+    append_record(copy / "log.jsonl", {"kind": "warning", "step": 0, "text": "resumed, and refused"})
+    assert found(copy) == []
+    assert "; 2 incomplete, as a crash leaves them" in said(copy, "steps")[0][1]
+
+
+def test_result_of_an_earlier_vitctl__has_no_digest_and_its_score_is_that_of_the_log(copy: Path) -> None:
+    rewrite(copy / "result.json", lambda r: r["record"].pop("result.json"))
+    assert found(copy) == []
+    assert said(copy, "result")[0][1].endswith("its other fields have no digest, as of an earlier vitctl")
+    put(22, "metrics", "correct")(copy)
+    assert [what for what, _ in found(copy)] == ["result"]
+
+
+def test_checkpoints_of_an_earlier_vitctl__name_no_records_and_are_not_proven(copy: Path) -> None:
+    states = {}
+    for file in sorted((copy / "checkpoints").glob("*/state.json")):
+        state = json.loads(file.read_text())
+        for name in ("sha256", "log_head", "unrecorded"):
+            del state[name]
+        states[file.parent.name] = json_digest(state)
+        file.write_text(json.dumps({**state, "sha256": states[file.parent.name]}))
+    log = copy / "log.jsonl"
+    log.write_text(re.sub(r'"digest": "\w+", ', "", log.read_text()))
+    relinked(log)
+    named = {"log.jsonl": head(log), "steps.jsonl": head(copy / "steps.jsonl"), "checkpoints": states}
+    rewrite(copy / "result.json", lambda r: r.update(record=named))
+    failing = [(one.what, one.state) for _, one in verify(copy, steps="all") if one.state in FAILS]
+    assert failing == [("checkpoints", "not proven")]
+    for place in ("result.json", f"{LAST}/state.json"):
+        (copy / place).unlink()
+    work(copy)
+    warned = [json.loads(line)["text"] for line in log.read_text().splitlines() if '"warning"' in line]
+    assert warned[-1].startswith("step_00000008 does not say unrecorded, log_head")
+    assert [what for what, _ in found(copy, steps="9:12")] == ["checkpoints"]
+
+
+def test_trace_off__then_on_proves_the_recorded_steps_alone(train: Train) -> None:
+    run = train("off", **{"log.trace": False})
+    assert not (run / "steps.jsonl").exists()
+    assert not (run / "trace.bin").exists()
+    assert found(run, scores=True) == []
+    longer(run, **{"log.trace": True, "schedule.total_steps": 20})
+    [(_, text)] = found(run, steps="17:20", scores=True)
+    assert "steps 1 to 12 have no record" in text
+    assert found(run, steps="all")[-1] == ("replay", "12 of the steps have no recorded start before them")
+
+
+def test_stopped_and_killed__the_chain_continues(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines after the newest complete checkpoint are cut; torn lines are told."""
+    log_step = Trainer._log_step
+
+    def fails(run: Trainer, step: int, *rest: object) -> None:
+        log_step(run, step, *rest)  # type: ignore[arg-type]
+        if step == 7:
+            raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_log_step", fails)
+        patched.setattr(Trainer, "rescue", Mock())  # as SIGKILL: nothing is saved
+        with pytest.raises(ZeroDivisionError):
+            train("a")
+    folder = tmp_path / "a"
+    for name in ("log.jsonl", "steps.jsonl"):
+        with (folder / name).open("a") as file:
+            file.write('{"kind": "tra')
+    assert found(folder) == []
+    assert "1 incomplete, as a crash leaves them" in said(folder, "steps")[0][1]
+    train("a")
+    assert found(folder, steps="all", scores=True, reads_bytes=True) == []
+    assert said(folder, "steps")[0][1].startswith("12 records, each follows the one before, 2 starts; head ")
+    assert said(folder, "replay", steps="all") == [("ok", "steps 1 to 12: equal, bit for bit")]
+
+
+def test_a_learning_rate_that_no_step_used__differs(copy: Path) -> None:
+    longer(copy, "optimizer.lr", **{"optimizer.lr": 5.0})
+    text = "recipe.toml: its values are not those of the last start: optimizer.lr was 0.01, is 5.0"
+    assert ("recipe", text) in found(copy)
+
+
+def test_a_change_on_purpose__is_told(copy: Path) -> None:
+    longer(copy)
+    assert found(copy) == []
+    [(state, text)] = said(copy, "recipe")
+    assert state == "ok"
+    assert text.endswith("; 1 of 2 starts had others: schedule.total_steps was 12, is 20")
+    text = "steps 1 to 12: made with another recipe: schedule.total_steps was 12, now 20"
+    assert ("not proven", text) in said(copy, "replay", steps="all")
+
+
+def test_shards_that_are_not_those_of_the_run__are_not_read(
+    finished: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_data / "test", tmp_path / "other" / "train")
+    shutil.copytree(tiny_data / "test", tmp_path / "other" / "test")
+    here = {"reads_bytes": True, "data": str(tmp_path / "other")}
+    [(what, text)] = found(finished, **here)
+    assert what == "data"
+    assert text.startswith("train: digest ")
+    assert said(finished, "shards", **here) == [
+        ("not checked", "not read, since they are not those of the run")
+    ]
+
+
+def test_no_run__is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"not a run, it has no recipe\.toml; give a run folder"):
+        list(verify(tmp_path))

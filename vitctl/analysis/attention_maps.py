@@ -1,0 +1,271 @@
+"""Where the attentions of a network are, their weights during a forward pass, and what follows from these:
+mean attention distance and attention rollout.
+
+The weights are computed a second time, beside the forward pass, from what each attention receives: the model,
+its kernel and its output are the same with and without.
+
+Mean attention distance is the receptive field of attention, as the size of a kernel is that of a convolution.
+Per head: for each patch that asks, the distance in pixels to every patch in the image, weighted by attention;
+then the mean over the patches that ask, and over images. A patch is 0 pixels away from itself. The class token
+has no place in the image: it neither asks nor is asked, and the weights over the patches are scaled to sum 1.
+Paper: Section 4.5, Figure 7 right; Appendix D.7, Figure 11
+
+Attention rollout is how much each patch contributes to the output over all layers. With A_l the weights of
+layer l `[N, N]`, averaged over its heads, the rollout is A_L ... A_2 A_1. The paper describes this product.
+Abnar and Zuidema 2020, whom it cites, and the authors' code add the residual connection: each A_l becomes
+(A_l + I) / 2, which is A_l + I with its rows scaled to sum 1. Both are offered. Paper: Section 4.5, Figure 6;
+Appendix D.8, Figure 14
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitctl.models.axial import AxialAttention, AxialBlock, AxialUnit
+from vitctl.models.build import Model
+from vitctl.models.configs import AxialResNetConfig, HybridConfig, ViTConfig, stages
+from vitctl.models.kernels.attention import attention_weights
+from vitctl.models.vit import Attention, EncoderBlock, VisionTransformer
+
+_ROOT_STRIDE = 4  # of a ResNet's root
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """One attention of a network.
+
+    Args:
+        depth: which block of the network it belongs to, from 1.
+        along: `grid`, over all tokens; or within each `row` or `column` of the grid.
+        grid: rows and columns of patches, or of the feature map.
+        prefix_tokens: tokens before the patches: 1 with a class token.
+        stride: pixels of the image between neighbours of the grid.
+    """
+
+    depth: int
+    along: Literal["grid", "row", "column"]
+    grid: tuple[int, int]
+    prefix_tokens: int
+    stride: int
+
+
+Watch = Callable[[int, AttentionLayer, Tensor], None]
+
+
+def attention_layers(model: Model) -> list[tuple[AttentionLayer, nn.Module]]:
+    """Return the attentions of a network in the order in which they run; none for a ResNet.
+
+    Args:
+        model: of any family.
+
+    Returns:
+        where each is, and its module.
+    """
+    if isinstance(model, VisionTransformer):
+        return _of_transformer(model)
+    return _of_axial_resnet(model) if isinstance(model.config, AxialResNetConfig) else []
+
+
+@contextmanager
+def watch_attention(model: Model, seen: Watch) -> Iterator[None]:
+    """Inside the block, every forward pass of `model` calls `seen(number of the layer, the layer, its
+    weights)`.
+
+    The weights are those of each query over the keys, `[B, H, N, N]` for `grid`, `[B, rows, H, columns,
+    columns]` for `row`, `[B, columns, H, rows, rows]` for `column`, in float32 or wider, whatever autocast
+    says. They are not kept: with a `seen` that does not keep them either, one layer's weights are in memory
+    at a time.
+
+    Args:
+        model: of any family; its output and its gradients stay the same, bit by bit.
+        seen: called in the order in which the layers run.
+
+    Paper: Appendix A, equation 6
+    """
+    handles = [
+        module.register_forward_pre_hook(partial(_tell, seen, number, layer))
+        for number, (layer, module) in enumerate(attention_layers(model))
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def pixels_per_patch(config: ViTConfig) -> int:
+    """Pixels of the image between neighbouring patches; of a hybrid, the stride of its backbone times its
+    patch size.
+    """
+    if not isinstance(config, HybridConfig):
+        return config.patch_size
+    halvings = max(0, len(config.stage_depths) - 1)
+    return int(config.patch_size * _ROOT_STRIDE * 2**halvings)
+
+
+@torch.no_grad()
+def _tell(
+    seen: Watch, number: int, layer: AttentionLayer, module: nn.Module, inputs: tuple[Any, ...]
+) -> None:
+    tokens: Tensor = inputs[0]
+    with torch.autocast(tokens.device.type, enabled=False):
+        seen(number, layer, _weights(module, tokens.to(next(module.parameters()).dtype), layer))
+
+
+def _weights(module: nn.Module, tokens: Tensor, layer: AttentionLayer) -> Tensor:
+    if isinstance(module, AxialAttention):  # its sequences are the rows, or the columns, of all images
+        weights, _, _ = module.attention(tokens)
+        return torch.unflatten(weights, 0, (-1, layer.grid[0]))
+    assert isinstance(module, Attention)
+    query, key, _ = module.project(tokens)
+    return attention_weights(query, key, module.bias(query))
+
+
+def _of_transformer(model: VisionTransformer) -> list[tuple[AttentionLayer, nn.Module]]:
+    config, found = model.config, list[tuple[AttentionLayer, nn.Module]]()
+    stride = pixels_per_patch(config)
+    for depth, block in enumerate(model.blocks, 1):
+        if isinstance(block, AxialBlock):
+            found.append((AttentionLayer(depth, "row", config.grid, 0, stride), block.row.attention))
+            found.append((AttentionLayer(depth, "column", config.grid, 0, stride), block.column.attention))
+        else:
+            assert isinstance(block, EncoderBlock)
+            found.append(
+                (AttentionLayer(depth, "grid", config.grid, config.prefix_tokens, stride), block.attention)
+            )
+    return found
+
+
+def _of_axial_resnet(model: Model) -> list[tuple[AttentionLayer, nn.Module]]:
+    assert isinstance(model.config, AxialResNetConfig)
+    units = [module for module in model.modules() if isinstance(module, AxialUnit)]
+    shapes = [shape for stage in stages(model.config) for shape in stage]
+    found, stride = list[tuple[AttentionLayer, nn.Module]](), _ROOT_STRIDE
+    for depth, (unit, shape) in enumerate(zip(units, shapes, strict=True), 1):
+        grid = (shape.side, shape.side)
+        found.append((AttentionLayer(depth, "row", grid, 0, stride), unit.row))
+        found.append((AttentionLayer(depth, "column", grid, 0, stride), unit.column))
+        stride *= shape.stride
+    return found
+
+
+def patch_distances(layer: AttentionLayer) -> Tensor:
+    """Distances between the places that attend to each other, in pixels.
+
+    Args:
+        layer: a grid, of which all places count; or the places of one row or column.
+
+    Returns:
+        float64 `[N, N]`, N without prefix tokens.
+    """
+    rows, columns = layer.grid
+    if layer.along != "grid":
+        places = torch.arange(columns if layer.along == "row" else rows, dtype=torch.float64)[:, None]
+    else:
+        places = torch.cartesian_prod(torch.arange(rows, dtype=torch.float64), torch.arange(columns).double())
+    return layer.stride * torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def attention_distance(weights: Tensor, layer: AttentionLayer) -> Tensor:
+    """Return the mean attention distance of every image and head, in pixels.
+
+    Args:
+        weights: as `watch_attention` gives them, each row of sum 1.
+        layer: whose weights they are.
+
+    Returns:
+        float64 `[B, H]` on the CPU.
+
+    Paper: Appendix D.7
+    """
+    among_patches = weights[..., layer.prefix_tokens :, layer.prefix_tokens :].double()
+    total = among_patches.sum(dim=-1).clamp(min=torch.finfo(torch.float64).tiny)  # [..., H, N]
+    weighted = torch.einsum("...qk,qk->...q", among_patches, patch_distances(layer).to(weights.device))
+    of_queries = (weighted / total).mean(dim=-1)  # [B, H], or [B, rows, H] of sequences
+    return (of_queries if of_queries.dim() == 2 else of_queries.mean(dim=1)).cpu()
+
+
+def uniform_distance(layer: AttentionLayer) -> float:
+    """Return the mean attention distance of a head that attends to all patches alike, in pixels."""
+    return float(patch_distances(layer).mean())
+
+
+def roll(rolled: Tensor | None, weights: Tensor, layer: AttentionLayer, *, identity: bool) -> Tensor:
+    """Return the rollout after one more layer.
+
+    Args:
+        rolled: `[B, N, N]` of the layers before it; None for the first.
+        weights: of this layer, as `watch_attention` gives them.
+        layer: whose weights they are; within rows or columns, other pairs of tokens have weight 0.
+        identity: whether the residual connection counts.
+
+    Returns:
+        `[B, N, N]`: what each token of the output has of each token of the input; rows of sum 1.
+
+    Paper: Appendix D.8
+    """
+    mixed = _over_all_tokens(weights.mean(dim=-3), layer)
+    if identity:
+        mixed = (mixed + torch.eye(mixed.shape[-1], dtype=mixed.dtype, device=mixed.device)) / 2
+    return mixed if rolled is None else mixed @ rolled
+
+
+def patch_mask(rolled: Tensor, layer: AttentionLayer) -> Tensor:
+    """Return what the representation in front of the head has of each patch.
+
+    The representation is the class token, or without one the mean of all tokens.
+
+    Args:
+        rolled: `[B, N, N]`, of all layers.
+        layer: any of the network's.
+
+    Returns:
+        `[B, rows, columns]`; with a class token less than 1 in sum: the rest is what the class token had at
+        the start.
+    """
+    of_output = rolled[:, 0] if layer.prefix_tokens else rolled.mean(dim=1)  # [B, N]
+    return torch.unflatten(of_output[:, layer.prefix_tokens :], 1, layer.grid)
+
+
+def overlay(images: Tensor, masks: Tensor, stride: int) -> Tensor:
+    """Images that are as bright as the network attends to them: multiplied by their mask, interpolated, over
+    its maximum.
+
+    Args:
+        images: uint8 `[B, 3, S, S]`.
+        masks: `[B, rows, columns]`, interpolated bilinearly.
+        stride: pixels between neighbouring patches; pixels that no patch covers become black.
+
+    Returns:
+        uint8 `[B, 3, S, S]`.
+
+    Source: google-research/vision_transformer, issue 27, which takes the maximum before interpolating
+    """
+    rows, columns, side = *masks.shape[1:], images.shape[-1]
+    size = (rows * stride, columns * stride)
+    fine = F.interpolate(masks[:, None], size=size, mode="bilinear", align_corners=False)[..., :side, :side]
+    light = fine / fine.amax(dim=(2, 3), keepdim=True).clamp(min=torch.finfo(masks.dtype).tiny)
+    light = F.pad(light, (0, side - light.shape[-1], 0, side - light.shape[-2]))
+    return (images * light).round().to(torch.uint8)
+
+
+def _over_all_tokens(weights: Tensor, layer: AttentionLayer) -> Tensor:
+    """Return weights without heads as `[B, N, N]`, from `[B, rows, columns, columns]` or `[B, columns, rows,
+    rows]` too.
+    """
+    if layer.along == "grid":
+        return weights
+    rows, columns = layer.grid
+    whole = weights.new_zeros(len(weights), rows, columns, rows, columns)
+    # A diagonal is a view whose last axis is the number of the row or column.
+    if layer.along == "row":
+        whole.diagonal(dim1=1, dim2=3).copy_(weights.movedim(1, -1))
+    else:
+        whole.diagonal(dim1=2, dim2=4).copy_(weights.movedim(1, -1))
+    return whole.flatten(3).flatten(1, 2)

@@ -1,0 +1,212 @@
+"""Fig. 12: images/s of a forward pass, best over batch sizes, and the largest batch, against the resolution.
+
+As in the paper the networks only predict: it takes the ratio of forward and backward time as the same for all
+models. Paper: Appendix D.5, Figure 12; Figure 13 (right) for the axial models
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitctl.bench.largest_batch import (
+    Attempt,
+    attempted,
+    free_bytes,
+    guarded,
+    largest_batch,
+    room_of,
+    used_bytes,
+)
+from vitctl.bench.measuring import Budget, OtherWork, machine_facts, matrix_rate, peak, seconds_of
+from vitctl.engine.computation import choose_kernels, use_kernels
+from vitctl.engine.distributed.runtime import Computation, alone
+from vitctl.errors import RecipeError, is_out_of_memory
+from vitctl.models.build import build
+from vitctl.models.flops import FORWARD_AND_BACKWARD, computed_flops
+from vitctl.models.variants import variant
+from vitctl.recipe.machine import NetworkMachine
+
+SIDES = (64, 128, 224, 384, 512)  # of the paper's figure
+MODELS = ("B/32", "B/16", "R50+B/16", "R50x1", "Axial-B/16", "Axial-B/32", "AxialR50")
+_CLASSES, _MOST = 1000, 2**24
+_ONE_PASS = "one image at a time was measured, and no time was left for more: its rate says little; give more --seconds"
+_MATRIX_SECONDS, _LEAST = 1.0, 0.25  # share of a cell's time that is kept for its fastest batch
+# One network at one resolution. `images_per_second` are those of the device at its best batch size, `batches`
+# every size that was tried. `largest_batch` is 0 if it is unknown; `largest_tried`: it was computed, else it
+# follows from the memory of smaller batches. `note` says why there is no number, or why it says little.
+# `gflops` are those of a forward pass as it is computed, `attention` and `linear` the kernels of every job.
+_EMPTY_CELL: dict[str, Any] = {
+    "model": "",
+    "image_size": 0,
+    "gflops": 0.0,
+    "images_per_second": 0.0,
+    "best_batch": 0,
+    "largest_batch": 0,
+    "largest_tried": False,
+    "largest_bound": "",
+    "image_bytes": 0,
+    "attention": "",
+    "linear": "",
+    "batches": [],
+    "note": "",
+}
+
+
+def parse_sides(text: str) -> tuple[int, ...]:
+    """Parse --resolutions: 64..512 is the paper's between the two; or a list, 64,224,384.
+
+    Raises:
+        RecipeError: the text has another form.
+    """
+    first, dots, last = text.partition("..")
+    try:
+        numbers = [int(part) for part in ((first, last) if dots else text.split(","))]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1 or max(numbers) > 4096 or (dots and numbers[0] > numbers[1]):
+        raise RecipeError(
+            f"--resolutions {text}: should be two sides in pixels as 64..512, or a list as 64,224,384"
+        )
+    if not dots:
+        return tuple(dict.fromkeys(numbers))
+    low, high = numbers
+    return tuple(sorted({low, high, *(side for side in SIDES if low < side < high)}))
+
+
+def bench_resolutions(
+    models: Sequence[str],
+    sides: Sequence[int],
+    budget: Budget,
+    *,
+    precision: str = "auto",
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Measure every network at every resolution, the small ones first, in equal parts of the time.
+
+    Args:
+        models: names of the table of models.
+        sides: resolutions in pixels.
+        budget: of all cells; a cell takes at least one forward pass.
+        precision, device: as [machine] has them.
+
+    Returns:
+        `cells` and everything that decides their numbers.
+
+    Raises:
+        RecipeError: an unknown model.
+    """
+    for name in models:
+        variant(name)
+    computation, others = alone(precision=precision, device=device), OtherWork()
+    budget.say("measuring matrix products")
+    matrix = matrix_rate(computation.device, computation.precision, _MATRIX_SECONDS)
+    at_peak = peak(computation.device, computation.precision, matrix)
+    on_cpu = computation.device.type == "cpu"
+    cells: list[dict[str, Any]] = []
+    wanted = [(side, name) for side in sorted(sides) for name in models]
+    for number, (side, name) in enumerate(wanted):
+        if budget.stop.raised:
+            break
+        part = Budget(budget.left / (len(wanted) - number), budget.stop)
+        budget.say(f"{name} at {side}: {number + 1} of {len(wanted)}")
+        cells.append(
+            {**_EMPTY_CELL, "model": name, "image_size": side, **measure_cell(name, side, computation, part)}
+        )
+    return {
+        "kind": "resolutions",
+        "cells": cells,
+        "cores": torch.get_num_threads() if on_cpu else 1,
+        "core": "thread" if on_cpu else "GPU",
+        "precision": computation.precision,
+        "compile": False,
+        "num_classes": _CLASSES,
+        "peak_tflops": at_peak.flops / 1e12,
+        "peak_source": at_peak.source,
+        "free_memory_bytes": free_bytes(computation.device),
+        "notes": others.notes(),
+        "stopped": budget.stop.raised,
+        "machine": machine_facts(computation),
+    }
+
+
+def measure_cell(name: str, side: int, computation: Computation, budget: Budget) -> dict[str, Any]:
+    """Measure one network at one resolution; if it cannot be built or does not fit, return a note."""
+    try:
+        config = variant(name, image_size=side, num_classes=_CLASSES)
+    except RecipeError as error:
+        return {"note": str(error)}
+    gflops, device = computed_flops(config) / FORWARD_AND_BACKWARD / 1e9, computation.device
+    kernels = choose_kernels(NetworkMachine(), config, computation)
+    use_kernels(kernels)
+    try:
+        with guarded(device):
+            model = filled(build(config, dtype=computation.dtype, device="meta"), device)
+            predict = predictor(model, side, computation)
+            predict(1)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return {"gflops": gflops, "note": "its weights and one image do not fit into memory"}
+
+    def attempt(images: int) -> Attempt:
+        return attempted(device, images, predict)
+
+    known = [Attempt(0, True, used_bytes(device))]
+    room = room_of(device)
+    known.append(attempt(1))  # whatever the time: each cell has a number
+    kept = _LEAST * budget.seconds
+    largest = largest_batch(attempt, _MOST, room, lambda: budget.left - kept, known)
+    tried = [one for one in known if one.images]
+    if (fast := fastest(tried)) is None:
+        return {"gflops": gflops, "note": "not even one image fits into memory"}
+    seconds = fast.seconds
+    while budget.left > seconds:  # the first pass of a size also prepares it
+        seconds = min(seconds, predict(fast.images))
+    too_short = fast.images == 1 and (largest.bound == "time" or not largest.tried)
+    return {
+        "gflops": gflops,
+        "images_per_second": fast.images / seconds,
+        "best_batch": fast.images,
+        "largest_batch": largest.images if largest.bound != "time" else 0,
+        "largest_tried": largest.tried,
+        "largest_bound": largest.bound,
+        "image_bytes": largest.image_bytes,
+        "attention": kernels.attention,
+        "linear": kernels.linear,
+        "batches": [asdict(one) for one in tried],
+        "note": _ONE_PASS if too_short else "",
+    }
+
+
+def filled(model: nn.Module, device: torch.device) -> nn.Module:
+    """Fill a network with random weights: those of a training take longer to draw than it takes to measure."""
+    model = model.to_empty(device=device).eval()
+    generator = torch.Generator(device).manual_seed(0)
+    for parameter in model.parameters():
+        parameter.detach().uniform_(-0.05, 0.05, generator=generator)
+    for buffer in model.buffers():
+        buffer.zero_()
+    return model
+
+
+def predictor(model: nn.Module, side: int, computation: Computation) -> Callable[[int], float]:
+    """Return a function that predicts n random images, and returns the seconds of the forward pass."""
+    device = computation.device
+    generator = torch.Generator(device).manual_seed(0)
+
+    def predict(images: int) -> float:
+        shape = images, 3, side, side
+        pixels = torch.randn(shape, generator=generator, device=device, dtype=computation.dtype)
+        with torch.inference_mode(), computation.autocast():
+            return seconds_of(device, lambda: model(pixels))
+
+    return predict
+
+
+def fastest(attempts: Sequence[Attempt]) -> Attempt | None:
+    """Return the size with the most images/s."""
+    fits = [one for one in attempts if one.fits]
+    return max(fits, key=lambda one: one.images / one.seconds, default=None)

@@ -1,0 +1,374 @@
+"""`vitctl bench model`: the speed and memory of a recipe's training step, and where its time goes."""
+
+import statistics
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from vitctl.bench.largest_batch import (
+    Attempt,
+    Largest,
+    attempted,
+    free_bytes,
+    guarded,
+    largest_batch,
+    reset_peak,
+    room_of,
+    used_bytes,
+)
+from vitctl.bench.measuring import Budget, OtherWork, machine_facts, matrix_rate, peak, seconds_of
+from vitctl.bench.timed_steps import (
+    BACKWARD,
+    DATA,
+    LOG,
+    OPTIMIZER,
+    Prepared,
+    Steps,
+    measure_steps,
+    with_images,
+    with_training,
+    without_extras,
+)
+from vitctl.data.loader.batches import Batch
+from vitctl.engine.distributed.gradients import ByLanes
+from vitctl.engine.distributed.runtime import Computation, alone, num_workers
+from vitctl.engine.distributed.sharding import is_sharded
+from vitctl.errors import LaunchError, RecipeError, is_out_of_memory
+from vitctl.jobs.inputs.length import fitted_recipe
+from vitctl.jobs.plan import plan_training
+from vitctl.models.configs import Config
+from vitctl.models.costs import OPTIMIZER_SLOTS
+from vitctl.models.flops import computed_flops, count_parameters, training_flops, training_memory_bytes
+from vitctl.models.kernels.linear import used_linear
+from vitctl.models.variants import to_dict
+from vitctl.recipe.schema import Finetune, Pretrain
+from vitctl.system.text import bytes_text
+
+COMMUNICATION = "communication"
+ONCE = (OPTIMIZER, COMMUNICATION, LOG)  # once in an update, whatever its number of images
+_STEPS, _LARGEST, _RATE = 0.6, 0.3, 0.04  # shares of the budget
+_MATRIX_SECONDS = 2.0  # at most: the rate of a quiet machine is known sooner
+_ROUNDS = 5  # of the comparison with and without communication; the first warms up
+_WAITS = 0.1  # share of a step; longer waits for images have a note
+# Expected FLOP/s of a training step on one thread and on a GPU, for the choice of a batch only.
+_THREAD_FLOPS, _GPU_FLOPS = 1e11, 2e14
+_STEP_SHARE, _PASS_SHARE = (
+    0.05,
+    0.03,
+)  # of the budget that an update, and a pass through the network, may take
+_HINTS = {
+    DATA: "`vitctl bench data` tells whether the loader keeps up",
+    COMMUNICATION: "each update pays it once, so a larger schedule.batch_size has less of it",
+    OPTIMIZER: "each update pays it once, so a larger schedule.batch_size has less of it",
+    LOG: "log.trace = false leaves out the step records, and `vitctl verify` cannot replay the run",
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The recipe with the batch and micro-batch that are measured, and what the recipe itself asks for.
+
+    `share`: its images of an update, for one process; `recipe_batch`: over all processes.
+    `recipe_micro_batch`: its images of a pass through the network; `recipe_bytes`: their estimated memory.
+    """
+
+    recipe: Pretrain | Finetune
+    config: Config
+    share: int
+    recipe_batch: int
+    recipe_micro_batch: int
+    recipe_bytes: int
+
+
+def bench_model(
+    recipe: Pretrain | Finetune, budget: Budget, *, batch_size: int | None = None, quick: bool = False
+) -> dict[str, Any]:
+    """Measure the update of a recipe's training, on its images or on noise.
+
+    Args:
+        recipe: of pretrain or finetune.
+        budget: seconds, and Ctrl-C.
+        batch_size: images of an update; None: the recipe's, or a part of it if that takes too long here.
+        quick: measure the step only, not the largest micro-batch.
+
+    Returns:
+        all measurements, and what decides them, ready for JSON; seconds are of one update.
+
+    Raises:
+        LaunchError: not even one image fits into memory.
+    """
+    if not isinstance(recipe, Pretrain | Finetune):
+        raise RecipeError(f"a recipe of {recipe.job} has no training step; take one of pretrain or finetune")
+    computation = alone(precision=recipe.machine.precision, device=recipe.machine.device)
+    results: list[dict[str, Any]] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="vitctl-bench-") as folder,
+        _out_of_memory_in_one_line(),
+        guarded(computation.device),
+    ):
+        budget.say("looking for data")
+        recipe, notes = with_images(without_extras(recipe), Path(folder))
+        plan = plan_training(recipe)
+        recipe = fitted_recipe(recipe, plan.num_images)
+        measured = plan_measurement(recipe, plan.config, computation, budget.seconds, batch_size)
+        budget.say("building the network")
+        with_training(
+            measured.recipe,
+            Path(folder),
+            lambda prepared: results.append(_measure(prepared, measured, budget.restarted(), quick)),
+        )
+    (result,) = results
+    return {**result, "notes": notes + result["notes"]}
+
+
+@contextmanager
+def _out_of_memory_in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise LaunchError(
+            "this network's training step does not fit into the memory that is free here: take a smaller "
+            "--batch-size, --set machine.micro_batch=1, --set machine.checkpoint_blocks=true, or a smaller "
+            "network"
+        ) from error
+
+
+def plan_measurement(
+    recipe: Pretrain | Finetune,
+    config: Config,
+    computation: Computation,
+    seconds: float,
+    batch_size: int | None,
+) -> Measured:
+    """Choose the batch that is measured: the recipe's if some updates fit into the time, else a part of it.
+
+    Args:
+        recipe: with a length and a batch size.
+        config: its network.
+        computation: device and precision.
+        seconds: that the whole measurement may take.
+        batch_size: that the user asks for; None: chosen here.
+
+    Raises:
+        LaunchError: not even one image fits into memory.
+    """
+    processes, s, m = recipe.machine.processes, recipe.schedule, recipe.machine
+    on_cpu = computation.device.type == "cpu"
+
+    def estimate(images: int) -> int:
+        """Return the estimated bytes with n images in a pass."""
+        kept, average = OPTIMIZER_SLOTS[recipe.optimizer.name], recipe.averaging.decay > 0
+        precision: Any = computation.precision
+        return training_memory_bytes(config, images, precision, kept, average, m.checkpoint_blocks)
+
+    free = free_bytes(computation.device)
+    if on_cpu and processes > 1:
+        free = psutil.virtual_memory().total // (2 * processes)  # the same number on each
+    if estimate(1) > free:
+        raise LaunchError(
+            f"this network does not fit here: weights, gradients, optimizer state and one image of "
+            f"{config.image_size} pixels need about {bytes_text(estimate(1))}, and {bytes_text(free)} are "
+            f"free; take a smaller network, or a machine with more memory"
+        )
+    recipe_share = -(-s.batch_size // processes)
+    wanted = -(-(batch_size or s.batch_size) // processes)
+    rate = _THREAD_FLOPS * torch.get_num_threads() * (2 if computation.precision == "bf16" else 1)
+    image_seconds = training_flops(config, 1) / (rate if on_cpu else _GPU_FLOPS)
+    if m.micro_batch > 0:
+        micro = min(m.micro_batch, wanted)
+    else:
+        fitting = int((free / 2 - estimate(0)) // max(1, estimate(1) - estimate(0)))  # into half of it
+        micro = min(wanted, max(1, fitting))
+        if on_cpu or micro < wanted:
+            micro = min(micro, max(1, int(_PASS_SHARE * seconds / image_seconds)))
+            micro = wanted if micro >= wanted else 2 ** (micro.bit_length() - 1)
+    share = wanted
+    if batch_size is None and not s.lanes:
+        affordable = int(_STEP_SHARE * seconds / image_seconds)
+        share = wanted if affordable >= wanted else max(1, affordable // micro) * micro
+    images = share * processes if share < wanted or batch_size else s.batch_size
+    changed = {
+        "schedule": s.model_copy(update={"batch_size": images}),
+        "machine": m.model_copy(update={"micro_batch": min(micro, share)}),
+    }
+    asked = min(m.micro_batch, recipe_share) if m.micro_batch > 0 else recipe_share
+    return Measured(
+        recipe.model_copy(update=changed), config, recipe_share, s.batch_size, asked, estimate(asked)
+    )
+
+
+def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool) -> dict[str, Any]:
+    """Measure a prepared training, the most important part first: the budget may end, or Ctrl-C come."""
+    runtime, recipe, config = prepared.trainer.runtime, measured.recipe, measured.config
+    s, m, others = recipe.schedule, recipe.machine, OtherWork()
+    budget.say("measuring matrix products")
+    matrix_seconds = min(_MATRIX_SECONDS, _RATE * budget.seconds)
+    matrix = matrix_rate(runtime.device, runtime.precision, matrix_seconds)
+    steps = measure_steps(prepared, budget.part(_STEPS))
+    one_step = prepared.one_step()
+    split = _mean_split(prepared, steps, communication(prepared, one_step, budget))
+    notes = others.notes() if runtime.num_processes == 1 else []
+    largest, sizes = None, list[Attempt]()
+    if not quick and not budget.stop.raised:
+        largest, sizes = largest_micro_batch(prepared, one_step[0], measured.share, budget.part(_LARGEST))
+    seconds, free = sum(split.values()), free_bytes(runtime.device)
+    at_peak = peak(runtime.device, runtime.precision, matrix)
+    achieved = s.batch_size / seconds * computed_flops(config) / runtime.num_processes
+    facts = prepared.trainer.facts
+    bottleneck = max(split, key=lambda part: split[part])
+    reached = f"it reaches {achieved / at_peak.flops:.0%} of {at_peak.flops / 1e12:.3g} TFLOP/s"
+    return {
+        "kind": "model",
+        "job": recipe.job,
+        "network": to_dict(config),
+        "parameters": count_parameters(config),
+        "image_size": config.image_size,
+        "flops_per_image": computed_flops(config),
+        "data": "noise" if prepared.synthetic else recipe.data.path or recipe.data.dataset or "mixture",
+        "batch_size": s.batch_size,
+        "recipe_batch_size": measured.recipe_batch,
+        "micro_batch": s.leaf_images if s.lanes else m.micro_batch,
+        "recipe_micro_batch": measured.recipe_micro_batch,
+        "recipe_micro_batch_bytes": measured.recipe_bytes,
+        "lanes": s.lanes,
+        "optimizer": recipe.optimizer.name,
+        "averaging": recipe.averaging.decay > 0,
+        "precision": runtime.precision,
+        "attention": str(facts.get("attention", m.attention)),
+        "linear": used_linear(),
+        "compile": m.compile,
+        "checkpoint_blocks": m.checkpoint_blocks,
+        "sharding": getattr(m, "sharding", "none"),
+        "processes": runtime.num_processes,
+        "workers": 0 if prepared.synthetic else num_workers(m, runtime),
+        "log_trace": recipe.log.trace,
+        "steps": len(steps.split),
+        "step_seconds": [sum(step[part] for part in step if part in split) for step in steps.split],
+        "seconds": seconds,
+        "split": split,
+        "images_per_second": s.batch_size / seconds,
+        "recipe_images_per_second": _at_recipe_batch(split, s.batch_size, measured.recipe_batch),
+        "tflops": achieved / 1e12,
+        "mfu": achieved / at_peak.flops,
+        "mfu_against": at_peak.source,
+        "peak_tflops": at_peak.flops / 1e12,
+        "matrix_tflops": {runtime.precision: matrix / 1e12},
+        "peak_memory_bytes": steps.peak,
+        "free_memory_bytes": free,
+        "largest_micro_batch": None if largest is None else asdict(largest),
+        "micro_batches": [asdict(one) for one in sizes],
+        "notes": [*notes, *_notes(measured, largest, split, free)],
+        "stopped": budget.stop.raised,
+        "machine": machine_facts(runtime.computation),
+        "bottleneck": bottleneck,
+        "verdict": f"The longest part of a step is {bottleneck}, {split[bottleneck] / seconds:.0%}; "
+        f"{_HINTS.get(bottleneck, reached)}.",
+    }
+
+
+def _mean_split(prepared: Prepared, steps: Steps, exchange: float | None) -> dict[str, float]:
+    """Return the seconds of each part of a mean step; noise images have no wait for data."""
+    split = steps.mean()
+    if prepared.synthetic:
+        del split[DATA]
+    if exchange is not None:
+        hidden = min(exchange, split[BACKWARD])
+        split |= {BACKWARD: split[BACKWARD] - hidden, COMMUNICATION: hidden}
+    return split
+
+
+def _at_recipe_batch(split: dict[str, float], images: int, recipe_batch: int) -> float:
+    """Return images/s in the recipe's batch, whose images share what is done once in an update."""
+    once = sum(split.get(part, 0.0) for part in ONCE)
+    each = (sum(split.values()) - once) / images
+    return recipe_batch / (each * recipe_batch + once)
+
+
+def _notes(measured: Measured, largest: Largest | None, split: dict[str, float], free: int) -> list[str]:
+    """Return what a user must know to read the numbers, or to start the run."""
+    notes = []
+    if (waits := split.get(DATA, 0.0) / sum(split.values())) >= _WAITS:
+        notes.append(f"a step waits {waits:.0%} of its time for images; {_HINTS[DATA]}")
+    if measured.recipe.schedule.batch_size < measured.recipe_batch:
+        notes.append(
+            f"an update of {measured.recipe.schedule.batch_size:,} images was measured; the recipe's has "
+            f"{measured.recipe_batch:,}"
+        )
+    is_memory = largest is not None and largest.bound == "memory" and measured.recipe_bytes > free
+    if largest is not None and is_memory and largest.images < measured.recipe_micro_batch:
+        needed = largest.image_bytes * measured.recipe_micro_batch or measured.recipe_bytes
+        notes.append(
+            f"a run of this recipe asks for {measured.recipe_micro_batch:,} images in a pass, about "
+            f"{bytes_text(needed)}: set machine.micro_batch = {largest.images} or less"
+        )
+    return notes
+
+
+def gradient_seconds(prepared: Prepared, micro_batches: list[Batch]) -> float:
+    """Return the seconds of the gradients of one update, which are thrown away."""
+    return seconds_of(prepared.device, lambda: prepared.trainer.warm_up(micro_batches))
+
+
+def communication(prepared: Prepared, micro_batches: list[Batch], budget: Budget) -> float | None:
+    """Measure what the exchange of gradients costs beyond what hides behind the backward pass.
+
+    Returns:
+        seconds of an update: the same gradients with the exchange and without it, in turns. None with one
+        process, or if the exchange cannot be left out.
+    """
+    trainer = prepared.trainer
+    if trainer.model is trainer.unwrapped or is_sharded(trainer.unwrapped):
+        return None
+    pairs = []
+    for number in range(_ROUNDS):
+        budget.say(f"measuring communication, round {number + 1}")
+        together = gradient_seconds(prepared, micro_batches)
+        with trainer.runtime.accelerator.no_sync(trainer.model):
+            pairs.append((together, gradient_seconds(prepared, micro_batches)))
+    together, apart = (statistics.median(column) for column in zip(*pairs[1:], strict=True))
+    return float(max(0.0, together - apart))
+
+
+def largest_micro_batch(
+    prepared: Prepared, batch: Batch, most: int, budget: Budget
+) -> tuple[Largest | None, list[Attempt]]:
+    """Find the largest micro-batch whose gradients fit beside weights, optimizer and average.
+
+    Returns:
+        it, and the sizes that were tried. None with several processes, which would have to try the same sizes
+        though one of them may have less memory; and with lanes, whose leaves have a fixed size.
+    """
+    trainer = prepared.trainer
+    has_lanes = isinstance(trainer.gradients, ByLanes)
+    if trainer.runtime.num_processes > 1 or is_sharded(trainer.unwrapped) or has_lanes:
+        return None, []
+    reset_peak(prepared.device)
+    known = [Attempt(0, True, used_bytes(prepared.device))]
+
+    def attempt(images: int) -> Attempt:
+        budget.say(f"trying a micro-batch of {images:,}")
+        larger = enlarged(batch, images)
+        done = attempted(prepared.device, images, lambda _: gradient_seconds(prepared, [larger]))
+        if not done.fits:
+            trainer.optimizer.zero_grad(set_to_none=True)
+        return done
+
+    largest = largest_batch(attempt, most, room_of(prepared.device), lambda: budget.left, known)
+    if largest.images < len(batch) and not (largest.tried and largest.bound == "memory"):
+        largest = Largest(len(batch), True, "time")  # the measured steps had that many
+    return largest, [one for one in known if one.images]
+
+
+def enlarged(batch: Batch, num_images: int) -> Batch:
+    """Return n images: those of a batch again and again."""
+    rows = torch.arange(num_images) % len(batch)
+    repeated = {name: getattr(batch, name)[rows] for name in ("images", "labels", "weights", "samples")}
+    return replace(batch, **repeated, bad=(), memory=None, checksums=None)

@@ -1,0 +1,279 @@
+"""Training steps of a recipe, prepared and made as `pretrain` and `finetune` do, with the time of each part.
+
+Every moment of a step belongs to exactly one part. On a GPU the stamps are events in its stream, read after
+the last step: no device synchronisation, and a wait of the host shows only where the device was idle.
+"""
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass
+from itertools import cycle, pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitctl.bench.largest_batch import peak_bytes, reset_peak
+from vitctl.bench.measuring import Budget
+from vitctl.data.loader.batches import Batch
+from vitctl.engine.distributed.gradients import Backward, Gradients, Sums
+from vitctl.engine.preemption import StopFlag
+from vitctl.engine.step import TrainStep, Update, take
+from vitctl.engine.trace.recorder import Recorder
+from vitctl.engine.trainer import Trainer
+from vitctl.errors import DataError
+from vitctl.jobs.finetune import finetune
+from vitctl.jobs.inputs.data import open_training_images
+from vitctl.jobs.inputs.network import needs_labels
+from vitctl.jobs.pretrain import pretrain
+from vitctl.recipe.protocols import FewshotProbe, LrSweep, Repeats
+from vitctl.recipe.schema import Finetune, Pretrain
+from vitctl.recipe.sections import Evaluation
+
+DATA, FORWARD, BACKWARD, OPTIMIZER, LOG = "data", "forward", "backward", "optimizer", "log"
+PARTS = (DATA, FORWARD, BACKWARD, OPTIMIZER, LOG)
+SYNTHETIC_IMAGES = 1_281_167
+WARM_UP = 2  # steps before those that are measured: the first allocates memory, the optimizer's too
+_JOBS: dict[str, Callable[..., Any]] = {"pretrain": pretrain, "finetune": finetune}
+
+
+def without_extras(recipe: Pretrain | Finetune) -> Pretrain | Finetune:
+    """Return the recipe without scores, probes, trackers, learning-rate sweep and repeats."""
+    changes: dict[str, Any] = {
+        "log": recipe.log.model_copy(update={"trackers": ()}),
+        "data": recipe.data.model_copy(update={"eval_split": ""}),
+        "evaluation": Evaluation(),
+        "checkpoint": recipe.checkpoint.model_copy(update={"keep_best": 0}),
+    }
+    if isinstance(recipe, Pretrain):
+        return recipe.model_copy(update={**changes, "fewshot_probe": FewshotProbe()})
+    return recipe.model_copy(update={**changes, "sweep": LrSweep(lrs=()), "finetune": Repeats()})
+
+
+def with_images(recipe: Pretrain | Finetune, scratch: Path) -> tuple[Pretrain | Finetune, list[str]]:
+    """Return the recipe, with noise images if a known data set is not here, and a note about noise.
+
+    Raises:
+        DataError: the shards of the recipe are not there.
+    """
+    data = recipe.data
+    if data.synthetic:
+        return recipe, [f"noise images of {data.image_size} pixels"]
+    train_only = data.model_copy(update={"eval_split": ""})
+    try:
+        open_training_images(train_only, scratch, needs_labels=needs_labels(recipe))
+    except DataError:
+        if data.path or data.mixture:
+            raise
+        noise = data.model_copy(update={"synthetic": SYNTHETIC_IMAGES})
+        note = f"noise images: {data.dataset or 'the data set'} is not here"
+        return recipe.model_copy(update={"data": noise}), [note]
+    return recipe, []
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared training. `synthetic`: its images are noise."""
+
+    trainer: Trainer
+    synthetic: bool
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return self.trainer.runtime.device
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield micro-batches as a run gets them, without end; noise is that of one step, again and again."""
+        made = self.trainer.batches(0)
+        return cycle(take(made, len(self.trainer.own))) if self.synthetic else made
+
+    def one_step(self) -> list[Batch]:
+        """Return this process's micro-batches of one step."""
+        return take(self.batches(), len(self.trainer.own))
+
+
+class _DoneError(Exception):
+    """Ends the job once its training was measured."""
+
+
+def with_training(recipe: Pretrain | Finetune, scratch: Path, measure: Callable[[Prepared], None]) -> None:
+    """Prepare the recipe's training as its job does, and call `measure` with it."""
+
+    def act(trainer: Trainer) -> None:
+        try:
+            measure(Prepared(trainer, bool(recipe.data.synthetic)))
+        finally:
+            trainer.runtime.release()
+        raise _DoneError
+
+    with tempfile.TemporaryDirectory(dir=scratch) as folder, contextlib.suppress(_DoneError):
+        _JOBS[recipe.job](recipe, Path(folder), stop=StopFlag(), act=act)
+
+
+class Clock:
+    """Stamps between the parts of a step, which add up to the time of the step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stamps: list[tuple[str, Any]] = []
+
+    def switch(self, part: str) -> None:
+        """Let the time belong to `part` from here on. DATA begins a step."""
+        if self.device.type == "cuda":
+            make: Any = torch.cuda.Event
+            stamp = make(enable_timing=True)
+            stamp.record()
+        else:
+            stamp = time.perf_counter()
+        self._stamps.append((part, stamp))
+
+    def restart(self) -> None:
+        """Forget the steps so far."""
+        self._stamps.clear()
+
+    def steps(self) -> list[dict[str, float]]:
+        """Return the seconds of each part, for each step that another one follows."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        steps: list[dict[str, float]] = []
+        for (part, begin), (_, end) in pairwise(self._stamps):
+            if part == DATA:
+                steps.append(dict.fromkeys(PARTS, 0.0))
+            on_gpu = self.device.type == "cuda"
+            steps[-1][part] += begin.elapsed_time(end) / 1e3 if on_gpu else end - begin
+        return steps if self._stamps and self._stamps[-1][0] == DATA else steps[:-1]
+
+
+def timed(trainer: Trainer, clock: Clock) -> Trainer:
+    """Return a copy of the trainer, without scores and checkpoints, whose update stamps its parts.
+
+    Forward is the loss, with the copy of the images to the device and their normalisation. Backward ends when
+    the gradients of all micro-batches are added up, on all processes. The optimizer includes clipping and the
+    average. What follows until the next step is its record.
+    """
+    copied, objective, recipe = copy(trainer), trainer.objective, trainer.recipe
+
+    def timed_objective(model: nn.Module, batch: Batch, step: int) -> Tensor:
+        clock.switch(FORWARD)
+        loss: Tensor = objective(model, batch, step)
+        clock.switch(BACKWARD)
+        return loss
+
+    def timed_update(step: int, micro_batches: list[Batch]) -> Update:
+        update = TrainStep.update(copied, step, micro_batches)
+        clock.switch(LOG)
+        return update
+
+    never = {"every_steps": 0}
+    copied.recipe = recipe.model_copy(
+        update={
+            "evaluation": recipe.evaluation.model_copy(update=never),
+            "checkpoint": recipe.checkpoint.model_copy(update=never),
+        }
+    )
+    copied.probe_every = 0
+    copied.objective, copied.gradients = timed_objective, _TimedGradients(trainer.gradients, clock)
+    vars(copied)["update"] = timed_update
+    copied.start_state()
+    return copied
+
+
+@dataclass(frozen=True)
+class _TimedGradients:
+    """`Gradients` after which the optimizer begins."""
+
+    inner: Gradients
+    clock: Clock
+
+    @property
+    def norm_dtype(self) -> torch.dtype | None:
+        """See `Gradients`."""
+        return self.inner.norm_dtype
+
+    def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
+        """See `Gradients`."""
+        sums = self.inner(backward, step, micro_batches, stopped)
+        self.clock.switch(OPTIMIZER)
+        return sums
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Measured steps: seconds of the parts of each, and the peak memory in bytes."""
+
+    split: list[dict[str, float]]
+    peak: int
+
+    def mean(self) -> dict[str, float]:
+        """Return the seconds of each part of a mean step."""
+        return {part: sum(step[part] for step in self.split) / len(self.split) for part in PARTS}
+
+
+class _Enough(BaseException):
+    """Ends the loop."""
+
+
+def measure_steps(prepared: Prepared, budget: Budget, least: int = 1) -> Steps:
+    """Run the loop of every training, with its update and its records, until the budget is spent.
+
+    Args:
+        prepared: the training.
+        budget: of the steps that are measured and those before.
+        least: steps to measure, whatever they take.
+    """
+    clock = Clock(prepared.device)
+    trainer = timed(prepared.trainer, clock)
+    rates, total_steps = trainer.lr, max(1, trainer.total_steps)
+    trainer.lr = lambda step: rates(step % total_steps)  # more steps may be measured than the run has
+    trainer.total_steps = 2**40
+    if trainer.recipe.log.trace:
+        trainer.recorder = Recorder(
+            trainer.folder,
+            trainer.journal,
+            trainer.runtime,
+            trainer.unwrapped,
+            trainer.own,
+            trainer.batch_size,
+        )
+        trainer.recorder.start(0, trainer.facts)
+    if trainer.recipe.machine.compile:
+        budget.say("compiling")
+        prepared.trainer.warm_up(prepared.one_step())
+    trainer.start_clock(0)
+    with contextlib.suppress(_Enough):
+        trainer.run_steps(_clocked(prepared, clock, budget, least), 0)
+    return Steps(clock.steps(), peak_bytes(prepared.device))
+
+
+def _clocked(prepared: Prepared, clock: Clock, budget: Budget, least: int) -> Iterator[Batch]:
+    """Yield the training's micro-batches, with a stamp before the first of each step, until the time is over."""
+    batches, step, began = prepared.batches(), -WARM_UP, time.monotonic()
+    while True:
+        took, began = time.monotonic() - began, time.monotonic()
+        if step == 1 - WARM_UP and budget.left < budget.seconds / 2:
+            step = 0  # steps are so long that one is enough to warm up
+        if step == 0:
+            reset_peak(prepared.device)
+            clock.restart()
+        clock.switch(DATA)
+        if step >= least and _is_over(prepared, budget):
+            raise _Enough
+        longer = f"; a step takes {took:.0f} s" if took > max(1, budget.left) else ""
+        budget.say((f"training step {step + 1}" if step >= 0 else "warming up") + longer)
+        given = 0
+        while given < len(prepared.trainer.own):
+            batch = next(batches)
+            given += len(batch)
+            yield batch
+        step += 1
+
+
+def _is_over(prepared: Prepared, budget: Budget) -> bool:
+    """Return whether the time is over on any process: all of them end after the same step."""
+    runtime, over = prepared.trainer.runtime, budget.left <= 0
+    return over if runtime.num_processes == 1 else runtime.sum([float(over)])[0] > 0

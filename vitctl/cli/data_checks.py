@@ -1,0 +1,480 @@
+"""`vitctl data check | stats | show | dedup`: commands that look into shards."""
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from vitctl.cli.data_commands import DATA, Root, app, number_of_workers
+from vitctl.cli.flags import Workers
+from vitctl.system.screen import ignore_output_errors
+from vitctl.system.text import bytes_text, one_line
+
+if TYPE_CHECKING:
+    from vitctl.data.datasets.vtab import VtabTask
+    from vitctl.data.inspect.check_shards import Report
+    from vitctl.data.inspect.duplicates import Found
+    from vitctl.data.inspect.stats import Stats
+    from vitctl.data.shards.index import Index
+
+Place = Annotated[
+    str,
+    typer.Argument(
+        metavar="FOLDER", help="Folder of shards or splits, or its address: https://, s3://, gs://, hf://"
+    ),
+]
+_SHOWN_CLASSES, _SHOWN_LABELS, _SHOWN_PAIRS = 12, 100, 20
+_SCHEME = re.compile(r"\w+:/")
+
+
+@app.command()
+def check(
+    folder: Annotated[
+        str,
+        typer.Argument(
+            metavar="FOLDER", help="Folder of shards or splits, or its address; or a known data set, or vtab"
+        ),
+    ],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Decode 1,000 images of each split instead of reading everything")
+    ] = False,
+    root: Root = DATA,
+    workers: Workers = -1,
+    accept_labels: Annotated[
+        bool, typer.Option("--accept-labels", help="Accept that the same image has different labels")
+    ] = False,
+) -> None:
+    """Check shards: all bytes and members, every image decoded; missing and extra files; duplicate images.
+
+    The same image with different labels is an error, except in a known data set or with --accept-labels.
+    """
+    from vitctl.cli.show.console import progress_bar, say
+    from vitctl.data.inspect.check_shards import missing_images, unused_files, verify_index
+    from vitctl.data.shards.index import find_splits, read_index
+    from vitctl.data.shards.remote import is_remote
+    from vitctl.data.source.locate import locate_all_splits
+    from vitctl.errors import DataError
+
+    is_name = not is_remote(folder) and not Path(folder).exists()
+    text = str(_check_known(folder, root)) if is_name else folder
+    problems, notes = unused_files(Path(text)) if not is_remote(text) else ([], [])
+    if problems and not is_remote(text) and not find_splits(Path(text)):
+        raise DataError("; ".join(problems))
+    reports: dict[str, tuple[Report, Index]] = {}
+    for split, place in locate_all_splits(text).items():
+        if place.shards:
+            raise DataError(
+                f"{folder}: names some shards of a split; check takes the folder of a split, or its address"
+            )
+        try:
+            opened = read_index(place.folder, place.base)
+        except DataError as error:
+            problems.append(str(error))
+            continue
+        with progress_bar(f"checking {split}") as progress:
+            decoded: Literal["sample", "all"] = "sample" if quick else "all"
+            report = verify_index(
+                opened, decode_images=decoded, workers=number_of_workers(workers), progress=progress
+            )
+        _print_split(split, report, opened)
+        problems += report.problems
+        reports[split] = report, opened
+    if is_name:
+        missing, partial_splits = missing_images(
+            folder, {name: index for name, (_, index) in reports.items()}
+        )
+        problems, notes = problems + missing, notes + partial_splits
+    duplicates, contradictions = _duplicates(reports)
+    notes += duplicates
+    for line in (*problems, *contradictions, *notes):
+        say(line)
+    if problems:
+        hidden = sum(report.num_problems - len(report.problems) for report, _ in reports.values())
+        some = f", {len(problems)} of them" if hidden else ""
+        raise DataError(
+            f"{folder}: {len(problems) + hidden:,} problem(s){some} listed above; make the shards again or "
+            f"copy the damaged ones"
+        )
+    if contradictions and not (accept_labels or is_name):  # published data sets stay as they are
+        raise DataError(
+            f"{folder}: the same image has different labels, listed above; correct the labels and make the "
+            f"shards again, or accept them with --accept-labels"
+        )
+    num_notes = len(notes) + len(contradictions)
+    if quick:
+        num_decoded = sum(report.num_decoded for report, _ in reports.values())
+        num_samples = sum(report.num_samples for report, _ in reports.values())
+        say(
+            f"no problem found in {num_decoded:,} of {num_samples:,} images; without --quick every byte is "
+            f"read and every image decoded"
+        )
+    else:
+        say(f"nothing is damaged or missing; {num_notes} note(s), see above" if num_notes else "all is well")
+
+
+def _print_split(split: str, report: "Report", index: "Index") -> None:
+    """Print the number of images of each class, and the problems of each file."""
+    from vitctl.cli.show.console import show_table
+
+    counts = sorted(zip(report.class_counts, index.class_names, strict=True), reverse=True)
+    name, half = "class", _SHOWN_CLASSES // 2
+    if len(counts) > _SHOWN_CLASSES:
+        name = f"class ({half} largest and {half} smallest of {len(counts):,})"
+        counts = [*counts[:half], *counts[-half:]]
+    decoded = f"{report.num_samples:,} images, {report.num_decoded:,} decoded"
+    rows = [(class_name, f"{count:,}") for count, class_name in counts]
+    show_table((name, "images"), rows, title=f"{split}: {decoded}, {report.num_problems} problem(s)")
+    if report.kinds:
+        problems = [(kind.file, kind.kind, f"{kind.count:,}", kind.first) for kind in report.kinds]
+        show_table(("file", "problem", "how many", "first"), problems, left=("problem", "first"))
+
+
+def _duplicates(reports: "Mapping[str, tuple[Report, Index]]") -> tuple[list[str], list[str]]:
+    """Return lines about duplicate images in and across splits, and about those with different labels."""
+    from vitctl.data.inspect.check_shards import shared
+    from vitctl.data.inspect.duplicates import label_text
+    from vitctl.data.source.shard_source import ShardSource
+
+    sources = {split: ShardSource(index) for split, (_, index) in reports.items()}
+    repeated = [(split, split, report.repeated) for split, (report, _) in reports.items()]
+    for first, second in combinations(reports, 2):
+        same = shared(reports[first][0].digests, reports[second][0].digests)
+        repeated.append((first, second, tuple(same)))
+    notes, contradictions = list[str](), list[str]()
+    for first, second, pairs in repeated:
+        if not pairs:
+            continue
+        keys = f"first {sources[first].key(pairs[0][0])} and {sources[second].key(pairs[0][1])}"
+        if first == second:
+            notes.append(f"{first}: {len(pairs):,} duplicate image(s), {keys}")
+        else:
+            shares = f"share {len(pairs):,} image(s), {keys}"
+            notes.append(f"{first} and {second}: {shares}; see `vitctl data dedup`")
+        wrong = []
+        for a, b in pairs:
+            left, right = label_text(sources[first], a), label_text(sources[second], b)
+            if left and right and left != right:
+                left = f"{first}/{sources[first].key(a)} is {left!r}"
+                right = f"{second}/{sources[second].key(b)} is {right!r}"
+                wrong.append(f"the same image has different labels: {left}, {right}")
+        contradictions += wrong[:_SHOWN_LABELS]
+        if len(wrong) > _SHOWN_LABELS:
+            splits = " and ".join(dict.fromkeys((first, second)))
+            contradictions.append(f"and {len(wrong) - _SHOWN_LABELS:,} more in {splits}")
+    return notes, contradictions
+
+
+def _check_known(name: str, root: Path) -> Path:
+    """Check a known data set's split against the published digests, or all of VTAB.
+
+    Returns:
+        the folder of a data set to check further.
+
+    Raises:
+        DataError: there is no such folder and no such data set, or images are not the benchmark's.
+    """
+    from vitctl.data.datasets.catalog import find_data_set
+    from vitctl.data.datasets.vtab import VTAB
+    from vitctl.errors import DataError
+
+    if "/" in name:
+        raise DataError(
+            f"{name}: no such folder; give a folder of shards or a known data set, see `vitctl data list`"
+        )
+    if name == "vtab":
+        _check_tasks(VTAB, root)
+        raise typer.Exit
+    try:
+        row = find_data_set(name)
+    except DataError as error:
+        raise DataError(f"{name}: no such folder; {error}") from None
+    if tasks := [task for task in VTAB if task.data_set == row.name]:
+        _check_tasks(tasks, root)
+    return root / row.name
+
+
+def _check_tasks(tasks: "Iterable[VtabTask]", root: Path) -> None:
+    from vitctl.cli.show.console import progress_of_steps, show_table
+    from vitctl.data.datasets.inventory import check_task
+    from vitctl.errors import DataError
+
+    rows, wrong = [], []
+    with progress_of_steps() as progress:
+        for task in tasks:
+            checked = check_task(task, root, partial(progress, f"checking {task.name}"))
+            splits = [f"{n:,} {digest}" for n, digest in zip(checked.sizes, checked.digests, strict=True)]
+            rows.append((checked.task, str(checked.num_classes), *(splits or [""] * 3), checked.verdict))
+            wrong += [checked.task] if checked.is_wrong else []
+    header = ("task", "classes", "train800", "val200", "test", "verdict")
+    show_table(header, rows, left=header[2:])
+    if wrong:
+        raise DataError(
+            f"{root}: not the benchmark's images: {', '.join(wrong)}; make them again from the original files"
+        )
+
+
+@app.command()
+def stats(
+    folder: Place,
+    images: Annotated[
+        int, typer.Option("--images", help="Number of images to decode per split; 0: all", min=0)
+    ] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
+    workers: Workers = -1,
+) -> None:
+    """Print images per class, sizes, formats, bytes, mean and standard deviation of the colours.
+
+    For example: vitctl data stats shards/
+    """
+    from vitctl.cli.show.console import adding, progress_bar, show_table
+    from vitctl.data.inspect.stats import measure
+    from vitctl.data.source.locate import locate_all_splits
+    from vitctl.engine.journal import json_text
+
+    measured: dict[str, Stats] = {}
+    for split, place in locate_all_splits(folder).items():
+        source = place.open(0)
+        with progress_bar(f"measuring {split}") as progress:
+            done = adding(progress, min(images or len(source), len(source)))
+            measured[split] = measure(
+                source, num_images=images, workers=number_of_workers(workers), done=done
+            )
+    if as_json:
+        print(json_text({split: numbers.as_json() for split, numbers in measured.items()}, indent=1))
+        return
+    columns = list(map(_column, measured.values()))
+    rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
+    show_table(("", *measured), rows)
+
+
+def _column(numbers: "Stats") -> dict[str, str]:
+    """Return the statistics of a split as text."""
+    counts = sorted(numbers.images_per_class)
+    share = 100 / max(1, numbers.num_sampled)
+    return {
+        "images": f"{numbers.num_images:,}",
+        "classes": f"{numbers.num_classes:,}",
+        "images per class: min, median, max": (
+            f"{counts[0]:,}  {counts[len(counts) // 2]:,}  {counts[-1]:,}"
+        ),
+        "classes without images": f"{counts.count(0):,}",
+        "images without a label": f"{numbers.num_unlabelled:,}",
+        "measured": f"{numbers.num_sampled:,}",
+        "  unreadable": f"{numbers.num_unreadable:,}",
+        "  rotated by their EXIF orientation": f"{numbers.num_turned:,}",
+        "  formats": ", ".join(f"{name} {count * share:.0f} %" for name, count in numbers.formats.items()),
+        "  bytes, mean": bytes_text(numbers.mean_bytes),
+        "  width: min, quartiles, max": "  ".join(f"{value:.0f}" for value in numbers.widths),
+        "  height: min, quartiles, max": "  ".join(f"{value:.0f}" for value in numbers.heights),
+        "  width / height": "  ".join(f"{value:.2f}" for value in numbers.aspects),
+        "  mean of red, green, blue, 0 to 1": "  ".join(f"{value:.3f}" for value in numbers.mean),
+        "  their standard deviation": "  ".join(f"{value:.3f}" for value in numbers.std),
+    }
+
+
+@app.command()
+def show(
+    folder: Place,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The .png to write")],
+    split: Annotated[str, typer.Option("--split", help="Split to draw; default: the first")] = "",
+    num_images: Annotated[
+        int,
+        typer.Option(
+            "--num-images", help="Number of images; 0: 40, or 6 rows with --augmented", min=0, max=1000
+        ),
+    ] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the choice, and of --augmented")] = 0,
+    augmented: Annotated[
+        bool,
+        typer.Option("--augmented", help="Draw beside each image its random crops and flips, as in training"),
+    ] = False,
+    res: Annotated[int, typer.Option("--res", help="--augmented: image size in pixels", min=1)] = 224,
+) -> None:
+    """Draw a sample of images with their classes on one page.
+
+    For example: vitctl data show shards/ sheet.png
+    """
+    from vitctl.cli.show.console import say
+    from vitctl.data.images.transforms import TrainTransform
+    from vitctl.data.inspect.contact_sheet import choose, save, show_augmented, show_images
+    from vitctl.data.shards.remote import is_remote
+    from vitctl.data.source.locate import locate_all_splits
+    from vitctl.errors import DataError, writing
+
+    splits = locate_all_splits(folder)
+    name = split or next(iter(splits))
+    if name not in splits:
+        raise DataError(f"{folder}: has no split '{name}'; found: {', '.join(splits)}")
+    if out.suffix.lower() != ".png":
+        raise DataError(f"{out}: should be the name of a .png file")
+    source = splits[name].open(0)
+    last = folder.rstrip("/").rpartition("/")[2] if is_remote(folder) else Path(folder).resolve().name
+    title = f"{last}, {name}" if last != name else name
+    about = f"{len(source):,} images of {len(source.class_names):,} classes; seed {seed}"
+    samples = choose(len(source), num_images or (6 if augmented else 40), seed)
+    if augmented:
+        page = show_augmented(source, samples, TrainTransform(res), seed=seed, title=title, subtitle=about)
+    else:
+        page = show_images(source, samples, columns=min(8, len(samples)), title=title, subtitle=about)
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        save(page, out)
+    say(f"{len(samples)} images in {out}")
+
+
+@app.command()
+def dedup(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of shards or splits")],
+    against: Annotated[
+        list[Path] | None,
+        typer.Option("--against", help="Folder of a test set's shards; repeatable; default: FOLDER itself"),
+    ] = None,
+    split: Annotated[str, typer.Option("--split", help="Split of FOLDER that loses images")] = "train",
+    bits: Annotated[
+        int,
+        typer.Option(
+            "--bits",
+            help="Near-duplicates: perceptual hashes differ in at most this many of 64 bits; -1: only "
+            "identical files",
+            min=-1,
+            max=15,
+        ),
+    ] = 6,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", help="New folder for matches.csv and the pairs; default: beside the split"),
+    ] = None,
+    apply: Annotated[
+        bool,
+        typer.Option("--apply", help="Exclude the matches from training (writes excluded.json)"),
+    ] = False,
+    workers: Workers = -1,
+) -> None:
+    """Find test images, and near-duplicates of them, in training data.
+
+    Without --against, find near-duplicates within a data set: inside each split and across splits.
+
+    For example: vitctl data dedup shards/ --against pets/test --apply
+    """
+    from vitctl.cli.show.console import adding, progress_bar, say, show_table
+    from vitctl.data.inspect.duplicates import compare, free_folder, write_report
+    from vitctl.data.shards.index import read_index
+    from vitctl.data.source.exclusion import FILE, write_exclusion
+    from vitctl.data.source.shard_source import ShardSource
+    from vitctl.errors import DataError, writing
+
+    if apply:
+        ignore_output_errors()
+    splits = _splits(folder)
+    if not against:
+        if apply:
+            raise DataError("--apply excludes images of the test sets in --against FOLDER; give them")
+        _dedup_within(folder, splits, bits, report, number_of_workers(workers))
+        return
+    if len(splits) > 1 and split not in splits:
+        raise DataError(f"{folder}: has no split '{split}'; found: {', '.join(splits)}")
+    place = splits[split] if split in splits else next(iter(splits.values()))
+    tests = _test_sets(against, place)
+    source, name = ShardSource(read_index(place)), place.resolve().name
+    total = len(source) + sum(read_index(test).num_samples for test in tests.values())
+    with progress_bar("reading images") as progress:
+        done = adding(progress, total)
+        matches = compare(
+            source, tests, max_bits=bits, own_name=name, workers=number_of_workers(workers), done=done
+        )
+    rows = [(test.name, f"{len(test.source):,}", *_counts(test)) for test in matches]
+    show_table(("test set", "images", "identical", "near-duplicate"), rows)
+    folder = free_folder(report or place.parent / f"{name}-dedup")
+    with writing(folder):
+        files = write_report(matches, folder)
+    samples = sorted({match.sample for test in matches for match in test.matches})
+    say(f"{len(samples):,} of {len(source):,} images of {place} are in a test set; report: {files[0].parent}")
+    if apply and samples:
+        reason = f"in {', '.join(tests)}; hashes within {bits} bits"
+        with writing(place):
+            number = write_exclusion(source.index, samples, reason=reason)
+        say(f"{number:,} images are excluded from now on; remove {place / FILE} to include them again")
+    elif samples:
+        say("nothing was excluded; check the pairs, then run the same command with --apply")
+
+
+def _counts(matches: "Found") -> tuple[str, str]:
+    """Return the numbers of identical images and of near-duplicates."""
+    return f"{matches.num_exact:,}", f"{len(matches.matches) - matches.num_exact:,}"
+
+
+def _dedup_within(
+    folder: Path, splits: dict[str, Path], bits: int, report: Path | None, workers: int
+) -> None:
+    """Print and report the duplicates within a data set, those on different sides of a split first."""
+    from vitctl.cli.show.console import adding, progress_bar, say, show_table
+    from vitctl.data.inspect.duplicates import compare_within, free_folder, write_report
+    from vitctl.data.source.exclusion import open_shards
+    from vitctl.data.source.splits import default_splits, select
+    from vitctl.data.source.views import sample_key
+    from vitctl.errors import DataError, writing
+
+    sources = {name: open_shards(place) for name, place in splits.items()}
+    sides = dict(sources)
+    division = default_splits(list(sources)) if len(sources) == 1 else None
+    if division:
+        with suppress(DataError):  # too few labelled images to divide
+            sides = {name: select(name, sources) for name in (division.train, division.scored)}
+    with progress_bar("reading images") as progress:
+        done = adding(progress, sum(map(len, sides.values())))
+        compared = compare_within(sides, max_bits=bits, workers=workers, done=done)
+    rows = []
+    for matches in compared:
+        others = f"{sum(map(matches.has_other_label, matches.matches)):,}"
+        rows.append((matches.own_name, matches.name, *_counts(matches), others))
+    header = ("split", "other split", "identical", "near-duplicate", "different labels")
+    show_table(header, rows, left=("other split",))
+    pairs = [(matches, match) for matches in compared for match in matches.matches]
+    pairs.sort(key=lambda pair: (pair[0].own_name == pair[0].name, not pair[0].has_other_label(pair[1])))
+    for matches, match in pairs[:_SHOWN_PAIRS]:
+        left, right = (label or "no label" for label in matches.labels(match))
+        keys = sample_key(matches.own, match.sample), sample_key(matches.source, match.other)
+        about = ["identical" if match.is_exact else f"{match.bits} bits apart"]
+        about += ["different labels"] if matches.has_other_label(match) else []
+        about += ["on different sides of the split"] if matches.own_name != matches.name else []
+        names = one_line(f"{keys[0]} ({left}) and {keys[1]} ({right})")
+        say(f"  {names}: {', '.join(about)}")
+    target = free_folder(report or folder.parent / f"{folder.resolve().name}-dedup")
+    with writing(target):
+        files = write_report(compared, target)
+    say(f"{len(pairs):,} pairs, {min(len(pairs), _SHOWN_PAIRS):,} shown; report: {files[0].parent}")
+
+
+def _test_sets(against: list[Path], place: Path) -> dict[str, Path]:
+    """Return the splits to compare `place` with, by name; never `place` itself."""
+    from vitctl.errors import DataError
+
+    tests = {
+        f"{test.name}/{name}" if test.resolve().name != name else str(test): folder
+        for test in against
+        for name, folder in _splits(test).items()
+        if folder.resolve() != place.resolve()
+    }
+    if not tests:
+        raise DataError(
+            f"--against {against[0]}: is the split itself; leave --against out to look for duplicates in it"
+        )
+    return tests
+
+
+def _splits(folder: Path) -> dict[str, Path]:
+    from vitctl.data.shards.index import find_splits
+    from vitctl.data.source.locate import no_index_message
+    from vitctl.errors import DataError
+
+    if _SCHEME.match(str(folder)):
+        raise DataError(f"{folder}: is an address; this command reads local folders only")
+    splits = find_splits(folder)
+    if not splits:
+        raise DataError(no_index_message(str(folder)))
+    return splits

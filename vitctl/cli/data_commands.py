@@ -1,0 +1,473 @@
+"""`vitctl data list | prepare | shards | index | export-vtab1k`: commands that make shards."""
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from vitctl.cli import completion
+from vitctl.cli.flags import Workers
+from vitctl.system.screen import ignore_output_errors
+from vitctl.system.text import bytes_text, typed
+
+if TYPE_CHECKING:
+    from vitctl.data.shards.index import Index
+    from vitctl.data.writer.intake import Intake
+    from vitctl.data.writer.items import Originals
+
+app = typer.Typer(help="Make, index and check WebDataset shards.", no_args_is_help=True)
+Root = Annotated[Path, typer.Option("--root", help="Folder of known data sets, one folder each")]
+DATA = Path("data")
+MIB = 1 << 20
+_LEAST_LINES = 10  # of files that cannot be used, on a small terminal
+
+
+@app.command()
+def shards(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="Folder or .tar of class folders, .csv/.tsv of path,label[,split], torchvision:NAME, "
+            "ImageNet's archives, .parquet, or shards",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Output folder, with a folder of shards for each split")
+    ],
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the shuffle")] = 0,
+    max_mib: Annotated[int, typer.Option("--max-mib", help="Maximum size of a shard in MiB", min=1)] = 256,
+    max_samples: Annotated[
+        int, typer.Option("--max-samples", help="Maximum number of images per shard", min=1)
+    ] = 100_000,
+    root: Annotated[
+        Path | None, typer.Option("--root", help="known: and torchvision: folder of the original files")
+    ] = None,
+    download: Annotated[bool, typer.Option("--download", help="torchvision: download missing files")] = False,
+    workers: Workers = -1,
+    max_side: Annotated[
+        int, typer.Option("--max-side", help="Shrink JPEGs whose longer side exceeds this many pixels", min=0)
+    ] = 0,
+    quality: Annotated[
+        int, typer.Option("--quality", help="Recompress JPEGs at this quality, 1 to 100", min=0, max=100)
+    ] = 0,
+    bad: Annotated[
+        str,
+        typer.Option(
+            "--bad",
+            help="Images that cannot be decoded: stop, skip them, or keep them unchecked (for large sets)",
+        ),
+    ] = "stop",
+    drop_class: Annotated[
+        list[str] | None, typer.Option("--drop-class", help="Leave out a class; repeatable")
+    ] = None,
+    keep_class: Annotated[
+        list[str] | None,
+        typer.Option("--keep-class", help="Keep a class despite a warning about it; repeatable"),
+    ] = None,
+) -> None:
+    """Write shards: images unchanged, shuffled, with an index.
+
+    For example: vitctl data shards photos/ shards/
+
+    Every file is used, or listed with the reason in OUT/intake.csv. HEIC is converted to JPEG. The shards are
+    the same for any number of workers. To resume an interrupted command, run it again.
+    """
+    from vitctl.cli.show.console import say
+    from vitctl.data.datasets.detect import open_originals
+    from vitctl.data.images.convert import Reencode
+    from vitctl.data.source.splits import default_splits
+    from vitctl.data.writer.write import write_originals
+
+    ignore_output_errors()
+    originals = open_originals(source, download=download, root=root)
+    drop, keep = drop_class or [], keep_class or []
+    splits = _checked_splits(
+        originals, source, out, bad, drop, keep, number_of_workers(workers), sys.argv[1:]
+    )
+    reencode = Reencode(max_side, quality) if max_side or quality else None
+    sizes: dict[str, Any] = {"max_bytes": max_mib * MIB, "max_samples": max_samples}
+    write = partial(
+        write_originals, reencode=reencode, seed=seed, workers=number_of_workers(workers), **sizes
+    )
+    _write(splits, out, write)
+    first = next(iter(splits.values()))
+    if first.is_user_data and len(first.class_names) == 1:
+        name = repr(first.class_names[0])
+        say(f"only one class, {name}: if the classes are folders inside of it, give that folder")
+    choice = default_splits(list(splits))
+    if choice is not None and choice.note:
+        say(choice.note)
+    say(f"ready in {out}; train on them with --data {out}")
+
+
+def number_of_workers(workers: int) -> int:
+    """Return the number of worker processes of --workers."""
+    from vitctl.system.pool import default_workers
+
+    return default_workers() if workers < 0 else workers
+
+
+def shards_of(photographs: str, runs: Path) -> Path:
+    """Convert a folder of photos to shards beside the runs, once for each state of the folder.
+
+    Args:
+        photographs: a folder of class folders.
+        runs: folder of run folders.
+
+    Returns:
+        the folder of shards.
+
+    Raises:
+        DataError: as `vitctl data shards`; or the photos changed while they were converted.
+    """
+    from vitctl.cli.show.console import say
+    from vitctl.data.datasets.detect import open_originals
+    from vitctl.data.shards.index import find_splits
+    from vitctl.data.writer.write import write_originals
+    from vitctl.errors import DataError
+    from vitctl.jobs.inputs.photographs import RECORD, fingerprint, shards_folder
+    from vitctl.system.files import write_text
+
+    state = fingerprint(photographs)
+    out = shards_folder(photographs, runs, state)
+    if (out / RECORD).exists():
+        say(f"{photographs}: photos, unchanged; using their shards in {out}")
+        return out
+    say(f"{photographs}: photos, writing their shards to {out}")
+    workers = number_of_workers(-1)
+    try:
+        command = ["data", "shards", photographs, f"{photographs}-shards"]
+        originals = open_originals(photographs)
+        splits = _checked_splits(originals, photographs, out, "stop", [], [], workers, command)
+        _write(splits, out, partial(write_originals, seed=0, workers=workers))
+    except DataError as error:
+        by_hand = typed(f"{photographs}-shards")
+        raise DataError(f"{error}; then train on those shards with --data {by_hand}") from None
+    if find_splits(out).keys() != splits.keys() or fingerprint(photographs) != state:
+        raise DataError(f"{photographs}: changed while its shards were written; run the same command again")
+    write_text(out / RECORD, json.dumps(state) + "\n")
+    return out
+
+
+def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., Index]") -> None:
+    """Write every split, and print what was written."""
+    from vitctl.cli.show.console import progress_bar, say
+    from vitctl.errors import DataError, writing
+    from vitctl.system.files import inside
+
+    places = {
+        split: inside(out, split, error=DataError, where=originals.source)
+        for split, originals in splits.items()
+    }
+    # Existing splits first: if one of them differs, nothing is written beside it.
+    for split in sorted(splits, key=lambda split: not places[split].exists()):
+
+        def note(line: str, split: str = split) -> None:
+            say(f"{split}: {line}")
+
+        with writing(places[split]), progress_bar(f"writing {split}") as progress:
+            index = write(splits[split], out, split, progress=progress, note=note)
+        size = bytes_text(sum(shard.num_bytes for shard in index.shards))
+        classes = f"{len(index.class_names):,} classes"
+        say(f"{split}: {index.num_samples:,} images of {classes} in {len(index.shards)} shard(s), {size}")
+
+
+def _checked_splits(
+    originals: "dict[str, Originals]",
+    source: str,
+    out: Path,
+    bad: str,
+    drop: list[str],
+    keep: list[str],
+    workers: int,
+    command: Sequence[str],
+) -> "Mapping[str, Originals]":
+    """Return the splits of a source without the files that cannot be used; prints what is left out.
+
+    Args:
+        command: words of the `vitctl data shards` command, which the error completes.
+
+    Raises:
+        DataError: the user has to decide something first; only the list was written.
+    """
+    from vitctl.cli.show.console import adding, progress_bar
+    from vitctl.data.writer.intake import check_originals
+    from vitctl.errors import DataError
+
+    if bad not in ("stop", "skip", "keep"):
+        raise DataError(f"--bad {bad}: choose stop, skip or keep")
+    total = sum(len(split.items) for split in originals.values())
+    with progress_bar("checking images") as progress:
+        done = adding(progress, total)
+        options: Any = {"bad": bad, "drop": drop, "keep": keep}
+        intake = check_originals(originals, workers=workers, done=done, **options)
+    stops = bad == "stop" and bool(intake.bad)
+    _print_intake(intake, out, stops=stops)
+    problems, flags = list[str](), list[str]()
+    if stops:
+        problems, flags = [f"{len(intake.bad)} image(s) cannot be used"], ["--bad", "skip"]
+    if intake.doubts:
+        problems.append(f"{len(intake.doubts)} problem(s) with the classes")
+        flags += [option for doubt in intake.doubts for option in doubt.options]
+    if problems:
+        raise DataError(
+            f"{source}: {' and '.join(problems)}, listed above; nothing was written; correct the files, "
+            f"or type: {shlex.join(['vitctl', *command, *flags])}"
+        )
+    if not intake.splits:
+        raise DataError(f"{source}: no image is left to write")
+    return intake.splits
+
+
+def _print_intake(intake: "Intake", out: Path, *, stops: bool) -> None:
+    """Print what is left out, at most a screenful, and write the complete list to OUT/intake.csv."""
+    from vitctl.cli.show.console import say
+    from vitctl.data.images.image_types import SYSTEM_FILE
+    from vitctl.data.writer.intake import REPORT
+
+    if intake.left_out or intake.bad or intake.converted:
+        intake.write(out / REPORT)
+    if intake.left_out:
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in intake.counts())
+        say(f"files left out: {len(intake.left_out):,} ({kinds})")
+    if stops:
+        say(f"images that cannot be used: {len(intake.bad):,}")
+    files = [file for file in intake.left_out if file.reason != SYSTEM_FILE]
+    files += intake.bad if stops else ()
+    room = max(_LEAST_LINES, shutil.get_terminal_size().lines - 8)
+    for file in files[:room]:
+        say(f"  {file.name}: {file.reason}")
+    if len(files) > room:
+        say(f"  and {len(files) - room:,} more; all: {out / REPORT}")
+    if intake.converted:
+        from vitctl.data.images.convert import CONVERSION
+
+        say(f"{len(intake.converted):,} {CONVERSION}")
+    for doubt in intake.doubts:
+        say(doubt.text)
+
+
+@app.command()
+def index(
+    shards: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SHARDS",
+            help="Shards of one split (.tar), their folder, or addresses; {000..127} and @FILE too",
+        ),
+    ],
+    classes: Annotated[
+        Path | None, typer.Option("--classes", help="Text file with one class name per line, in label order")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder for the index, for --data; local shards are linked there"),
+    ] = None,
+    image_key: Annotated[
+        str, typer.Option("--image-key", help="Member that is the image, e.g. input.jpg")
+    ] = "",
+    label_key: Annotated[
+        str,
+        typer.Option("--label-key", help="Member that is the label, e.g. target.cls or meta.json:category"),
+    ] = "",
+) -> None:
+    """Index WebDataset shards from other programs: images jpg, png or webp, labels cls or json."""
+    from vitctl.cli.show.console import progress_bar, say
+    from vitctl.data.shards.index import INDEX_FILE
+    from vitctl.data.shards.make_index import check_same_shards, index_addresses, index_shards, link_shards
+    from vitctl.data.shards.remote import is_remote
+    from vitctl.data.shards.scan import Fields
+    from vitctl.data.source.locate import INDEXED, expand
+    from vitctl.errors import DataError, writing
+
+    ignore_output_errors()
+    names = [name for text in shards for name in ([text] if Path(text).exists() else expand(text))]
+    places: list[str] = []
+    for name in names:
+        places += sorted(map(str, Path(name).glob("*.tar"))) if Path(name).is_dir() else [name]
+    if not places:
+        raise DataError(f"{shards[0]}: no .tar files here; give the shards or the folder that holds them")
+    remote = any(map(is_remote, places))
+    if remote and out is None:
+        raise DataError(
+            f"{places[0]}: an index cannot be written there; choose a local folder for it with --out FOLDER"
+        )
+    options: dict[str, Any] = {
+        "class_names": _class_names(classes) if classes else None,
+        "source": INDEXED,
+        "members": Fields(image_key, label_key),
+    }
+    if out is not None:
+        check_same_shards(out, [place.rpartition("/")[2] for place in places])
+    with writing(out or Path(places[0]).parent), progress_bar("indexing shards") as progress:
+        if remote and out is not None:
+            made = index_addresses(places, out, progress=progress, **options)
+        else:
+            paths = [Path(place) for place in places]
+            made = index_shards(link_shards(paths, out) if out else paths, progress=progress, **options)
+    classes_text = f"{len(made.class_names):,} classes in {len(made.shards)} shard(s)"
+    say(f"{made.num_samples:,} images of {classes_text}: {made.folder / INDEX_FILE}")
+
+
+def _class_names(file: Path) -> list[str]:
+    from vitctl.errors import DataError
+    from vitctl.system.bounds import LIST_FILE
+    from vitctl.system.files import read_bytes
+
+    try:
+        return read_bytes(file, LIST_FILE.limit, error=DataError).decode().splitlines()
+    except UnicodeDecodeError:
+        raise DataError(
+            f"--classes {file}: not UTF-8 text; give a text file with one class name per line"
+        ) from None
+
+
+@app.command("list")
+def list_sets(
+    root: Root = DATA,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
+) -> None:
+    """List every known data set: use, classes, sizes, and whether it is here.
+
+    For example: vitctl data list --root data
+    """
+    from dataclasses import asdict
+
+    from vitctl.cli.show.console import show_table
+    from vitctl.data.datasets.inventory import list_inventory
+
+    inventory = list_inventory(root)
+    if as_json:
+        typer.echo(json.dumps([asdict(holding) for holding in inventory], indent=1))
+        return
+    rows = []
+    for holding in inventory:
+        sizes = (holding.sizes.get(split) for split in ("train", "validation", "test"))
+        columns = ("" if size is None else f"{size:,}" for size in sizes)
+        about = (holding.name, ", ".join(holding.uses), f"{holding.num_classes:,}")
+        rows.append((*about, *columns, holding.state))
+    header = ("name", "used for", "classes", "train", "val", "test", "here")
+    show_table(header, rows, left=("used for", "here"))
+
+
+@app.command()
+def prepare(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="Known data set; vtab: all its data sets whose files are here; or imagenet_real",
+            autocompletion=completion.data_sets,
+        ),
+    ],
+    root: Root = DATA,
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", help="Original files, a community VTAB-1k folder, or Hugging Face's parquet files"
+        ),
+    ] = None,
+    no_download: Annotated[bool, typer.Option("--no-download", help="Download nothing")] = False,
+    workers: Workers = -1,
+    allow_partial: Annotated[
+        bool,
+        typer.Option("--allow-partial", help="Accept incomplete splits; every result then says so"),
+    ] = False,
+) -> None:
+    """Download a known data set, if its licence allows that, and write its shards.
+
+    For example: vitctl data prepare pets
+    """
+    from vitctl.cli.show.console import progress_of_steps, say
+    from vitctl.data.datasets.vtab import VTAB
+    from vitctl.errors import DataError, writing
+    from vitctl.jobs.prepare import is_present, prepare_data_set, prepare_real
+
+    def say_ready(name: str, sizes: Mapping[str, int]) -> None:
+        say(f"ready: {name}, {', '.join(f'{size:,} {split}' for split, size in sizes.items())}")
+
+    ignore_output_errors()
+    with writing(root), progress_of_steps() as progress:
+        if name == "imagenet_real":
+            say(f"ready: {prepare_real(root, progress)}")
+        elif name == "vtab":
+            options: dict[str, Any] = {
+                "source": from_,
+                "workers": number_of_workers(workers),
+                "progress": progress,
+            }
+            missing = [task.name for task in VTAB if not is_present(task, root, from_)]
+            for task in VTAB:
+                if task.name not in missing:
+                    say_ready(task.name, prepare_data_set(task.data_set, root, download=False, **options))
+            place = from_ or root / "originals"
+            if missing:
+                tasks = f"{len(missing)} of {len(VTAB)} tasks are not in {place}: {', '.join(missing)}"
+                say(f"{tasks}; for each: vitctl data prepare NAME")
+            if len(missing) == len(VTAB):
+                raise DataError(f"{place}: holds no data set of VTAB; see `vitctl data list`")
+        else:
+            sizes = prepare_data_set(
+                name,
+                root,
+                source=from_,
+                download=not no_download,
+                allow_partial=allow_partial,
+                progress=progress,
+            )
+            say_ready(name, sizes)
+
+
+@app.command("export-vtab1k")
+def export_vtab1k(
+    out: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT", help="Output folder, with a folder for each task whose data set is here"
+        ),
+    ],
+    root: Root = DATA,
+    form: Annotated[
+        Literal["files", "shards"],
+        typer.Option("--form", help="files: the community's layout; shards: for `vtab --data`"),
+    ] = "files",
+    task: Annotated[
+        list[str] | None,
+        typer.Option("--task", help="Only this task; repeatable", autocompletion=completion.tasks),
+    ] = None,
+) -> None:
+    """Copy VTAB-1k without loss to the layout that other programs read.
+
+    For example: vitctl data export-vtab1k vtab-1k
+    """
+    from vitctl.cli.show.console import progress_of_steps, say
+    from vitctl.data.datasets.inventory import ABSENT, list_inventory
+    from vitctl.data.datasets.vtab import VTAB
+    from vitctl.data.datasets.vtab_images import export_shards, export_task
+    from vitctl.errors import DataError, writing
+
+    ignore_output_errors()
+    unknown = sorted(set(task or ()) - {row.name for row in VTAB})
+    if unknown:
+        raise DataError(
+            f"--task {unknown[0]}: not a task of VTAB; known: {', '.join(row.name for row in VTAB)}"
+        )
+    present = {holding.name for holding in list_inventory(root) if holding.state != ABSENT}
+    chosen = [row for row in VTAB if row.name in (task or present)]
+    if not chosen:
+        raise DataError(
+            f"{root}: holds none of VTAB's data sets; make them with `vitctl data prepare NAME --root {root}`"
+        )
+    export = export_task if form == "files" else export_shards
+    out.mkdir(parents=True, exist_ok=True)
+    with writing(out), progress_of_steps() as progress:
+        for row in chosen:
+            folder = export(row, root, out, partial(progress, f"copying {row.name}"))
+            say(f"{row.name}: {folder}")

@@ -1,0 +1,443 @@
+"""Everyday flags of the commands that read a recipe.
+
+A row of `FLAGS` gives a key of the recipe a short name and says which commands take it. To add such a flag,
+add a row. Options that are no key of a recipe follow below the table.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from keyword import iskeyword
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitctl.cli import completion
+from vitctl.recipe.export_formats import FORMATS, formats_in_words
+
+if TYPE_CHECKING:
+    from vitctl.recipe.load import Override
+
+Flags = dict[str, tuple[str, Any]]  # flags that were given: flag -> (dotted key, value)
+# Help panels, the same for all commands.
+WEIGHTS, MACHINE = "Weights", "Machine"
+SYNTHETIC_IMAGES = 1_281_167  # as many as ImageNet has
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag that sets a key of the recipe.
+
+    Args:
+        option: its name.
+        key: dotted key of the recipe.
+        type: of the value; `list[str]` for a flag that may be repeated.
+        help: text of `--help`.
+        commands: the commands that take the flag.
+        panel: of `--help`.
+        complete: offers values to the shell; None: the values that the recipe allows.
+        short: one letter.
+        switch: value that a flag without a value sets.
+        also: another key that is set with this one, and its value.
+    """
+
+    option: str
+    key: str
+    type: Any
+    help: str
+    commands: str
+    panel: str | None = None
+    complete: Callable[..., list[str]] | None = None
+    short: str = ""
+    switch: Any = True
+    also: tuple[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the function parameter."""
+        name = self.option.lstrip("-").replace("-", "_")
+        return f"{name}_" if iskeyword(name) else name
+
+    def typer_option(self) -> Any:
+        """The option as Typer declares it."""
+        complete = self.complete or (completion.allowed(self.key) if self.type is str else None)
+        names = [self.option, *([self.short] if self.short else [])]
+        return typer.Option(*names, help=self.help, autocompletion=complete, rich_help_panel=self.panel)
+
+    def parameter(self) -> inspect.Parameter:
+        """The parameter of a command's function."""
+        kind = bool if self.type is bool else self.type | None
+        return inspect.Parameter(
+            self.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=False if self.type is bool else None,
+            annotation=Annotated[kind, self.typer_option()],
+        )
+
+    def values(self, given: Any) -> Flags:
+        """What a given value sets; nothing for a flag that was not given."""
+        if given is None or given is False or given == []:
+            return {}
+        flags: Flags = {self.option: (self.key, self.switch if given is True else given)}
+        if self.also:
+            flags[f"{self.option} alone"] = self.also
+        return flags
+
+
+_TRAIN = "pretrain finetune"
+_SCORE = "fewshot vtab evaluate"
+_LENGTH = "; a shorter run gets a shorter warm-up"
+
+FLAGS = (
+    Flag(
+        "--from",
+        "weights.source",
+        str,
+        "Run folder, checkpoint, weights file or address (https, hf, gs); default: newest finished run",
+        f"finetune {_SCORE} export predict",
+        panel=WEIGHTS,
+        complete=completion.runs,
+    ),
+    Flag(
+        "--weights",
+        "weights.which",
+        str,
+        "Checkpoint of a run: last, best or a step; also ema or model: averaged or not; default: last, or "
+        "best with evaluation.select_best; averaged if the run has an average",
+        f"finetune {_SCORE} export predict inspect",
+        panel=WEIGHTS,
+    ),
+    Flag(
+        "--model",
+        "weights.model",
+        str,
+        "Model name such as B/16, if a weights file from another program does not record it",
+        "finetune fewshot evaluate export predict inspect",
+        panel=WEIGHTS,
+        complete=completion.models,
+    ),
+    Flag(
+        "--shots",
+        "fewshot.shots",
+        str,
+        "Training images per class, e.g. 5 or 1,5,10,25",
+        "fewshot",
+    ),
+    Flag("--suite", "vtab.suite", str, "vtab: all 19 tasks; mini: tasks that need no download", "vtab"),
+    Flag(
+        "--task",
+        "vtab.tasks",
+        list[str],
+        "Run only this task; repeatable",
+        "vtab",
+        complete=completion.tasks,
+    ),
+    Flag(
+        "--to",
+        "export.to",
+        list[str],
+        f"Format: {formats_in_words()}; repeatable",
+        "export",
+        complete=completion.one_of(FORMATS),
+    ),
+    Flag(
+        "--include-preprocess",
+        "export.include_preprocess",
+        bool,
+        "onnx, pt2: resize and crop inside the graph; the input is uint8 [B, H, W, 3]",
+        "export",
+    ),
+    Flag(
+        "--features",
+        "export.features",
+        bool,
+        "onnx, pt2: also output the representation before the head",
+        "export",
+    ),
+    Flag(
+        "--data",
+        "data.path",
+        str,
+        "Folder of photos (one folder per class), or folder or address of shards",
+        f"{_TRAIN} {_SCORE}",
+    ),
+    Flag(
+        "--data",
+        "data.path",
+        str,
+        "Folder or address of shards, see `vitctl data shards`",
+        "inspect sweep",
+    ),
+    Flag(
+        "--check-data",
+        "data.path",
+        str,
+        "Shards of images on which an exported file must keep the model's accuracy",
+        "export",
+    ),
+    Flag(
+        "--dataset",
+        "data.dataset",
+        str,
+        "Known data set: digits, shapes, cifar10, pets, ...; see `vitctl data list`",
+        f"{_TRAIN} evaluate inspect sweep",
+        complete=completion.data_sets,
+    ),
+    Flag(
+        "--dataset",
+        "data.dataset",
+        str,
+        "Known data set, or several scored together: pets,dtd,uc_merced",
+        "fewshot",
+        complete=completion.data_sets,
+    ),
+    Flag(
+        "--split",
+        "data.eval_split",
+        str,
+        "Split to score, e.g. test or train[:10%]",
+        "evaluate",
+        complete=completion.one_of(completion.SPLITS),
+    ),
+    Flag(
+        "--split",
+        "data.eval_split",
+        str,
+        "Split to take images from",
+        "inspect",
+        complete=completion.one_of(completion.SPLITS),
+    ),
+    Flag(
+        "--split",
+        "data.eval_split",
+        str,
+        "Split of --check-data, e.g. test or 'test[:500]'",
+        "export",
+        complete=completion.one_of(completion.SPLITS),
+    ),
+    Flag(
+        "--labels",
+        "evaluation.labels",
+        str,
+        "original, real, objectnet or objectnet_restricted; default: the data set's labels",
+        "evaluate",
+        complete=completion.one_of(completion.LABELS),
+    ),
+    Flag(
+        "--res",
+        "data.image_size",
+        int,
+        "Image size in pixels",
+        f"{_TRAIN} {_SCORE} predict inspect",
+    ),
+    Flag("--lr", "optimizer.lr", float, "Base learning rate", "pretrain"),
+    Flag(
+        "--lr",
+        "optimizer.lr",
+        float,
+        "Base learning rate; disables the learning-rate sweep",
+        "finetune",
+        also=("sweep.lrs", ()),
+    ),
+    Flag(
+        "--steps",
+        "schedule.total_steps",
+        int,
+        f"Length in updates instead of the recipe's{_LENGTH}",
+        _TRAIN,
+        also=("schedule.total_epochs", 0.0),
+    ),
+    Flag(
+        "--steps",
+        "schedule.total_steps",
+        int,
+        "Length of each run in updates, without a sweep over schedules",
+        "vtab",
+        also=("schedule.total_epochs", 0.0),
+    ),
+    Flag(
+        "--epochs",
+        "schedule.total_epochs",
+        float,
+        f"Length in passes over the images{_LENGTH}",
+        _TRAIN,
+        also=("schedule.total_steps", 0),
+    ),
+    Flag("--batch-size", "schedule.batch_size", int, "Global batch size, over all processes", _TRAIN),
+    Flag("--batch", "evaluation.batch_size", int, "Images per forward pass", "predict"),
+    Flag(
+        "--light",
+        "vtab.light",
+        bool,
+        "Linear classifier on frozen features: a quick estimate, not the protocol",
+        "vtab",
+    ),
+    Flag("--seed", "seed", int, "Random seed of weights, sample order, augmentation and dropout", _TRAIN),
+    Flag(
+        "--synthetic",
+        "data.synthetic",
+        bool,
+        "Train on generated noise images: needs no data, measures speed",
+        "pretrain",
+        switch=SYNTHETIC_IMAGES,
+    ),
+    Flag("--device", "machine.device", str, "auto, cpu or cuda", "predict"),
+    Flag(
+        "--processes",
+        "machine.processes",
+        int,
+        "Number of processes over all machines, one per GPU",
+        f"{_TRAIN} resume {_SCORE} sweep",
+        panel=MACHINE,
+        short="-n",
+    ),
+    Flag(
+        "--precision",
+        "machine.precision",
+        str,
+        "auto (bf16 if the device is fast at it), bf16, tf32 (NVIDIA GPUs), float32 or float64",
+        f"{_TRAIN} {_SCORE} predict inspect",
+        panel=MACHINE,
+    ),
+)
+
+
+def takes_flags(function: Callable[..., None]) -> Callable[..., None]:
+    """Replace a command's parameter `flags` by the flags of its rows; `flags` then gets those given."""
+    rows = {row.name: row for row in FLAGS if function.__name__ in row.commands.split()}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name == "flags":
+            parameters += [row.parameter() for row in rows.values()]
+        else:
+            parameters.append(parameter)
+
+    @functools.wraps(function)
+    def command(**values: Any) -> None:
+        flags: Flags = {}
+        for name, row in rows.items():
+            flags |= row.values(values.pop(name))
+        function(flags=flags, **values)
+
+    vars(command)["__signature__"] = inspect.Signature(parameters)
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def value_of(flags: Flags, flag: str) -> Any:
+    """The value of a flag; None if it was not given."""
+    return flags[flag][1] if flag in flags else None
+
+
+def overrides_of(flags: Mapping[str, tuple[str, Any]], sets: Sequence[str] | None) -> "list[Override]":
+    """The values that --set and the flags set.
+
+    With --steps or --epochs the warm-up is scaled with the length, unless --set gives it.
+    """
+    from vitctl.jobs.inputs.length import IN_PROPORTION
+    from vitctl.recipe.load import Override, parse_override
+
+    overrides = [parse_override(text) for text in sets or ()]
+    warmup_is_set = any(override.key == "schedule.warmup_steps" for override in overrides)
+    overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
+    if not warmup_is_set:
+        lengths = [flag for flag in ("--steps", "--epochs") if flag in flags]
+        overrides += [Override("schedule.warmup_steps", -1, flag + IN_PROPORTION) for flag in lengths]
+    return overrides
+
+
+_MAY_BE_EMPTY = ("--split", "--labels")
+
+
+def check_flags(flags: Mapping[str, Any]) -> None:
+    """Refuse empty flags, e.g. from an unset shell variable, and flags that contradict each other.
+
+    Args:
+        flags: flag -> value; None: not given.
+
+    Raises:
+        RecipeError: there are such flags.
+    """
+    from vitctl.errors import RecipeError
+
+    for flag, value in flags.items():
+        if flag not in _MAY_BE_EMPTY and value == "":
+            raise RecipeError(f"{flag} '': is empty; give a value, or leave {flag} out")
+    given = [flag for flag in ("--data", "--dataset", "--synthetic") if flags.get(flag) is not None]
+    if len(given) > 1 and given != ["--dataset", "--synthetic"]:
+        raise RecipeError(
+            f"{given[0]} and {given[1]}: both name the source of the images; leave one of them out"
+        )
+    steps, epochs = flags.get("--steps"), flags.get("--epochs")
+    if steps is not None and epochs is not None:
+        raise RecipeError(f"--steps {steps} and --epochs {epochs:g} both set the length; give one of them")
+
+
+# Options of several commands that set no key of the recipe.
+RecipeName = Annotated[
+    str,
+    typer.Option(
+        "--recipe", "-r", help="Shipped recipe or path of a .toml file", autocompletion=completion.recipes
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Run folder; resumes an existing run; default: runs/NAME_TIME"),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-s",
+        help="Set any recipe value: section.key=value; repeatable",
+        autocompletion=completion.keys,
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the plan and its cost; needs no GPU and no data")
+]
+All = Annotated[bool, typer.Option("--all", help="With --dry-run: also print default values")]
+Slurm = Annotated[
+    str | None,
+    typer.Option(
+        "--slurm",
+        help="Write a Slurm job instead of running: nodes=4,gpus=8,time=24:00:00; add ,submit to submit it",
+        rich_help_panel=MACHINE,
+    ),
+]
+Nodes = Annotated[
+    str | None,
+    typer.Option(
+        "--nodes",
+        help="Number of machines and rendezvous address, e.g. 2@gpu01:29400; run the same command on each, "
+        "with --out on a shared disk",
+        rich_help_panel=MACHINE,
+    ),
+]
+Restarts = Annotated[
+    int,
+    typer.Option(
+        "--restarts",
+        help="How often to restart the processes after one is lost",
+        rich_help_panel=MACHINE,
+    ),
+]
+Workers = Annotated[
+    int, typer.Option("--workers", help="Number of processes; 0: this one; default: one per core", min=-1)
+]
+
+
+def _option(option: str, command: str) -> Any:
+    return next(row for row in FLAGS if row.option == option and command in row.commands).typer_option()
+
+
+# Rows of the table as types, for `vitctl bench`.
+From = Annotated[str | None, _option("--from", "predict")]
+Data = Annotated[str | None, _option("--data", "inspect")]
+Dataset = Annotated[str | None, _option("--dataset", "inspect")]
+Res = Annotated[int | None, _option("--res", "predict")]
+Synthetic = Annotated[bool, _option("--synthetic", "pretrain")]
+Processes = Annotated[int | None, _option("--processes", "pretrain")]
+Precision = Annotated[str | None, _option("--precision", "pretrain")]

@@ -1,0 +1,280 @@
+"""`vitctl predict` and `vitctl inspect`: weights applied to given images."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitctl.cli import completion
+from vitctl.cli.flags import WEIGHTS, Flags, Set, check_flags, overrides_of, takes_flags
+from vitctl.system.text import escaped_json, one_line, typed
+
+if TYPE_CHECKING:
+    from vitctl.jobs.inspection import Row
+    from vitctl.jobs.predict import Prediction
+
+FORMATS = ("table", "csv", "jsonl")
+CSV_HEADER = ("image", "rank", "class", "probability", "error")
+_WIDEST_NAME = 40  # a longer name has a line to itself
+_NAMES_MEASURED = 1000
+
+
+@takes_flags
+def predict(
+    *,
+    images: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IMAGES",
+            help="Images, folders, patterns, https addresses or shards (FOLDER:SPLIT); - reads a list from "
+            "standard input",
+        ),
+    ],
+    top: Annotated[int, typer.Option("--top", help="Number of classes to print per image", min=1)] = 5,
+    threshold: Annotated[
+        float,
+        typer.Option("--threshold", help="Hide classes below this probability, 0 to 1", min=0, max=1),
+    ] = 0.0,
+    format_: Annotated[
+        str,
+        typer.Option("--format", help="table, csv or jsonl", autocompletion=completion.one_of(FORMATS)),
+    ] = "table",
+    features: Annotated[
+        Path | None,
+        typer.Option(
+            "--features", help="Also write features, names and SHA-256 of all images to this .safetensors"
+        ),
+    ] = None,
+    split: Annotated[
+        str,
+        typer.Option(
+            "--split",
+            help="Split to use, if IMAGES are shards",
+            autocompletion=completion.one_of(completion.SPLITS),
+        ),
+    ] = "",
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Exit with code 2 if an image cannot be used, instead of reporting it"),
+    ] = False,
+    flags: Flags,
+    set_: Set = None,
+) -> None:
+    """Predict the classes of images.
+
+    For example: vitctl predict photos/ --from RUN
+
+    --from also takes an exported .onnx file. Preprocessing and class names come with the weights.
+    """
+    from vitctl.jobs.inputs.images import find_images, some_names
+    from vitctl.jobs.predict import predict as predictions
+    from vitctl.recipe.load import load_recipe
+    from vitctl.recipe.schema import Evaluate
+
+    def note(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    check_flags({flag: value for flag, (_, value) in flags.items()})
+    recipe = load_recipe("evaluate", overrides_of(flags, set_), job="evaluate").recipe
+    assert isinstance(recipe, Evaluate)
+    missing: list[str] = []
+    sources = find_images(
+        images, recipe.data, split=split, stdin=sys.stdin.buffer, note=note, missing=missing
+    )
+    total = sum(map(len, sources))
+    if "://" in recipe.weights.source:
+        from vitctl.cli.show.console import fetch_weights
+
+        fetch_weights(recipe.weights.source, on_stderr=True)
+    batches = predictions(recipe, sources, top=top, threshold=threshold, features=features, note=note)
+    errors = _print_predictions(batches, format_, some_names(sources, _NAMES_MEASURED), total)
+    if errors:
+        reasons = ", ".join(f"{count:,} {one_line(reason)}" for reason, count in errors.most_common())
+        note(f"{errors.total():,} of {total:,} images cannot be used: {reasons}")
+    if features is not None:
+        note(f"features of {total - errors.total():,} images: {features}")
+    for text in missing:
+        note(f"vitctl: {text}")
+    if missing or (strict and errors):
+        raise typer.Exit(2)
+
+
+def _print_predictions(
+    batches: "Iterable[Sequence[Prediction]]", format_: str, names: Sequence[str], total: int
+) -> Counter[str]:
+    """Print predictions batch by batch, so that they can be piped.
+
+    Args:
+        batches: of predictions.
+        format_: one of FORMATS.
+        names: some of the images, for the width of the table's first column.
+        total: number of images.
+
+    Returns:
+        how many images had which error.
+
+    Raises:
+        RecipeError: there is no such format.
+        BrokenPipeError: nobody reads the output any more.
+    """
+    from vitctl.errors import RecipeError
+    from vitctl.system.tables import csv_text
+
+    if format_ not in FORMATS:
+        raise RecipeError(f"--format {format_}: choose table, csv or jsonl")
+    width = max(len("image"), min(_WIDEST_NAME, max((_width(name) for name in names), default=0)))
+    header = {"table": f"{'image':{width}}  probability  class\n", "csv": csv_text([CSV_HEADER]), "jsonl": ""}
+    text = header[format_]
+    errors: Counter[str] = Counter()
+    for batch in _with_bar(batches, total):
+        errors.update(prediction.error for prediction in batch if prediction.error)
+        if format_ == "table":
+            text += "".join(_table_lines(prediction, width) for prediction in batch)
+        elif format_ == "csv":
+            text += csv_text([row for prediction in batch for row in _csv_rows(prediction)])
+        else:
+            text += "".join(map(_json_line, batch))
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        text = ""
+    return errors
+
+
+def _with_bar(batches: "Iterable[Sequence[Prediction]]", total: int) -> "Iterator[Sequence[Prediction]]":
+    """Show a progress bar, unless the terminal shows the predictions themselves."""
+    if not sys.stderr.isatty() or sys.stdout.isatty():
+        yield from batches
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from vitctl.cli.show.console import PlainConsole
+
+    columns = (TextColumn("predicting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = PlainConsole(stderr=True)
+    progress = Progress(*columns, console=console, transient=True, redirect_stdout=False)
+    task = progress.add_task("", total=total)
+    try:
+        for batch in batches:
+            progress.start()  # after loader processes were forked
+            progress.advance(task, len(batch))
+            yield batch
+    finally:
+        progress.stop()
+
+
+def _width(name: str) -> int:
+    from rich.cells import cell_len
+
+    return cell_len(one_line(name))
+
+
+def _table_lines(prediction: "Prediction", width: int) -> str:
+    """Return the lines of an image; its name stands once, above them if it is too long for its column."""
+    name = one_line(prediction.name)
+    above, name = (f"{name}\n", "") if _width(name) > width else ("", name)
+    rows = [f"{probability:>11.2%}  {one_line(label)}" for label, probability in prediction.classes]
+    if prediction.error:
+        rows = [f"{'-':>11}  cannot be used: {one_line(prediction.error)}"]
+    rows = rows or [f"{'-':>11}"]
+    names = [name + " " * (width - _width(name)), *[" " * width] * (len(rows) - 1)]
+    return above + "".join(f"{first}  {row}\n" for first, row in zip(names, rows, strict=True))
+
+
+def _csv_rows(prediction: "Prediction") -> list[Sequence[object]]:
+    if not prediction.classes:
+        return [(prediction.name, "", "", "", prediction.error)]
+    return [(prediction.name, rank, label, p, "") for rank, (label, p) in enumerate(prediction.classes, 1)]
+
+
+def _json_line(prediction: "Prediction") -> str:
+    classes = [{"class": label, "probability": p} for label, p in prediction.classes]
+    record = {"image": prediction.name, "classes": classes}
+    record |= {"error": prediction.error} if prediction.error else {}
+    return f"{escaped_json(json.dumps(record, ensure_ascii=False))}\n"
+
+
+@takes_flags
+def inspect(
+    *,
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="IMAGES", help="Images as for predict; or name a split with --data or --dataset"
+        ),
+    ] = None,
+    from_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            help="Run folder, checkpoint, weights file or address; repeat to compare side by side; default: "
+            "newest finished run",
+            autocompletion=completion.runs,
+            rich_help_panel=WEIGHTS,
+        ),
+    ] = None,
+    flags: Flags,
+    num_images: Annotated[
+        int, typer.Option("--num-images", help="Number of images, chosen at random", min=1, max=10_000)
+    ] = 128,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the choice", min=0)] = 0,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for figures and numbers")] = Path(
+        "inspect"
+    ),
+    set_: Set = None,
+) -> None:
+    """Draw a network's filters, position embeddings, attention distance, rollout and class token (Section
+    4.5).
+
+    Writes each figure as PNG and SVG, and inspect.json.
+
+    For example: vitctl inspect --from RUN photo.jpg --out figures
+    """
+    from vitctl.cli.run_job import fitted
+    from vitctl.cli.show.console import fetch_weights, progress_bar
+    from vitctl.errors import RecipeError, writing
+    from vitctl.jobs.inspection import inspect as draw
+    from vitctl.recipe.load import Override, load_recipe
+    from vitctl.recipe.schema import Evaluate
+
+    sources = from_ or []
+    check_flags(
+        {flag: value for flag, (_, value) in flags.items()} | {"--from": "" if "" in sources else None}
+    )
+    if images and (named := [flag for flag in ("--data", "--dataset", "--split") if flag in flags]):
+        raise RecipeError(f"{images[0]} and {named[0]}: both name images; leave one of them out")
+    overrides = [Override("machine.precision", "float32", "vitctl inspect"), *overrides_of(flags, set_)]
+    recipe = fitted(load_recipe("evaluate", overrides, job="evaluate"), with_timeout=False).recipe
+    assert isinstance(recipe, Evaluate)
+    for source in sources:
+        if "://" in source:
+            fetch_weights(source)
+    with writing(out), progress_bar("reading images") as progress:
+        rows = draw(
+            recipe,
+            sources or (recipe.weights.source,),
+            images or (),
+            out,
+            num_images=num_images,
+            seed=seed,
+            done=progress,
+        )
+    _print_figures(rows, out)
+
+
+def _print_figures(rows: "Sequence[Row]", out: Path) -> None:
+    """Print a table for each network, and where the files are."""
+    from vitctl.cli.show.console import say, show_table
+    from vitctl.jobs.inspection import NUMBERS
+
+    for name in dict.fromkeys(row.weights for row in rows):
+        parts = [(row.part.replace("_", " "), row.text) for row in rows if row.weights == name]
+        show_table((name, ""), parts, left=None)
+    figures = len({file.with_suffix("") for row in rows for file in row.files})
+    say(
+        f"{figures} figure{'s' * (figures != 1)}, each as .png and .svg, and {NUMBERS} in {typed(out)}; "
+        f"`vitctl report RUN` shows those in RUN/inspect"
+    )

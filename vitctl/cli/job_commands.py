@@ -1,0 +1,356 @@
+"""The commands that run a job: pretrain, finetune, resume, fewshot, vtab, evaluate, export, sweep."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitctl.cli import completion
+from vitctl.cli.flags import (
+    All,
+    DryRun,
+    Flags,
+    Nodes,
+    Out,
+    RecipeName,
+    Restarts,
+    Set,
+    Slurm,
+    check_flags,
+    overrides_of,
+    takes_flags,
+    value_of,
+)
+from vitctl.cli.run_job import (
+    launch_config,
+    processes_from_launcher,
+    processes_from_slurm,
+    run_job,
+    run_loaded,
+    start_command,
+    write_slurm_job,
+)
+from vitctl.engine.run_files import RECIPE
+from vitctl.recipe.export_formats import FORMATS
+from vitctl.system.screen import ignore_output_errors
+from vitctl.system.text import typed
+
+
+@takes_flags
+def pretrain(
+    *,
+    recipe: RecipeName,
+    flags: Flags,
+    out: Out = None,
+    set_: Set = None,
+    dry_run: DryRun = False,
+    all_: All = False,
+    slurm: Slurm = None,
+    nodes: Nodes = None,
+    restarts: Restarts = 0,
+) -> None:
+    """Pre-train a ViT from scratch (Table 3).
+
+    For example: vitctl pretrain --recipe jft_h14 --data SHARDS
+    """
+    run_job(
+        "pretrain",
+        recipe,
+        flags,
+        set_,
+        out,
+        dry_run=dry_run,
+        everything=all_,
+        slurm=slurm,
+        nodes=nodes,
+        restarts=restarts,
+    )
+
+
+@takes_flags
+def finetune(
+    *,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe",
+            "-r",
+            help="Shipped recipe or path of a .toml file; default: finetune_DATASET or finetune",
+            autocompletion=completion.recipes,
+        ),
+    ] = None,
+    flags: Flags,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            "--seeds", min=1, help="Number of runs with different seeds; reports mean and standard deviation"
+        ),
+    ] = None,
+    out: Out = None,
+    set_: Set = None,
+    dry_run: DryRun = False,
+    all_: All = False,
+    slurm: Slurm = None,
+    nodes: Nodes = None,
+    restarts: Restarts = 0,
+) -> None:
+    """Fine-tune on a data set (Table 4).
+
+    For example: vitctl finetune --dataset pets --res 384
+    """
+    from vitctl.data.datasets.catalog import find_data_set
+    from vitctl.recipe.load import recipe_names
+
+    if seeds:
+        first = value_of(flags, "--seed") or 0
+        flags["--seeds"] = ("finetune.seeds", tuple(range(first, first + seeds)))
+    dataset = value_of(flags, "--dataset")
+    default = f"finetune_{find_data_set(dataset).name}" if dataset else ""
+    run_job(
+        "finetune",
+        recipe or (default if default in recipe_names() else "finetune"),
+        flags,
+        set_,
+        out,
+        dry_run=dry_run,
+        everything=all_,
+        slurm=slurm,
+        nodes=nodes,
+        restarts=restarts,
+    )
+
+
+@takes_flags
+def resume(
+    *,
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="Folder of an interrupted run", autocompletion=completion.runs),
+    ],
+    flags: Flags,
+    set_: Set = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow",
+            help="What may differ from the start of the run: a key of the recipe, data, weights or "
+            "computation; repeatable",
+            autocompletion=completion.bare_keys,
+        ),
+    ] = None,
+    slurm: Slurm = None,
+    nodes: Nodes = None,
+    restarts: Restarts = 0,
+) -> None:
+    """Resume an interrupted run from its newest complete checkpoint.
+
+    For example: vitctl resume runs/smoke_20260101-120000
+    """
+    from vitctl.errors import CheckpointError
+    from vitctl.recipe.load import load_recipe
+
+    member = start_command()
+    if not slurm:
+        ignore_output_errors()
+    config = launch_config(member, nodes, restarts, run, slurm)
+    if not (run / RECIPE).is_file():
+        raise CheckpointError(
+            f"{run}: not a run folder, it has no recipe.toml; `vitctl pretrain --out {typed(run)}` would "
+            f"start one"
+        )
+    overrides = overrides_of(flags, set_)
+    overrides += processes_from_launcher(member) + processes_from_slurm(slurm, overrides)
+    loaded = load_recipe(str(run / RECIPE), overrides)
+    run_loaded(loaded, run, member, config, slurm, name=run.name, allow=allow or ())
+
+
+@takes_flags
+def fewshot(
+    *,
+    flags: Flags,
+    recipe: RecipeName = "fewshot",
+    out: Out = None,
+    set_: Set = None,
+    slurm: Slurm = None,
+) -> None:
+    """Measure few-shot accuracy: a linear classifier on frozen features, solved in closed form.
+
+    For example: vitctl fewshot --shots 5
+    """
+    from vitctl.errors import RecipeError
+
+    if shots := value_of(flags, "--shots"):
+        try:
+            flags["--shots"] = ("fewshot.shots", tuple(int(part) for part in shots.split(",")))
+        except ValueError:
+            raise RecipeError(
+                f"--shots {shots}: write numbers with commas between them, e.g. --shots 1,5,10,25"
+            ) from None
+    dataset = value_of(flags, "--dataset")
+    if dataset and "," in dataset:
+        flags["--dataset"] = ("data.datasets", tuple(dataset.split(",")))
+    run_job("fewshot", recipe, flags, set_, out, slurm=slurm)
+
+
+@takes_flags
+def vtab(
+    *,
+    flags: Flags,
+    sweep: Annotated[
+        bool,
+        typer.Option(
+            "--sweep/--no-sweep", help="Choose learning rate and schedule on the validation images first"
+        ),
+    ] = True,
+    recipe: RecipeName = "vtab",
+    out: Out = None,
+    set_: Set = None,
+    slurm: Slurm = None,
+) -> None:
+    """Run VTAB-1k: fine-tune on each of 19 tasks with one setting, and compare with Table 9.
+
+    For example: vitctl vtab --suite mini
+    """
+    from vitctl.recipe.load import recipe_names
+
+    if not sweep:
+        flags["--no-sweep"] = ("vtab.sweep_lrs", ())
+    if value_of(flags, "--steps") or not sweep:
+        flags["--steps, --no-sweep"] = ("vtab.sweep_steps", ())
+    of_suite = f"vtab_{value_of(flags, '--suite')}"
+    name = of_suite if recipe == "vtab" and of_suite in recipe_names() else recipe
+    run_job("vtab", name, flags, set_, out, slurm=slurm)
+
+
+@takes_flags
+def evaluate(*, flags: Flags, recipe: RecipeName = "evaluate", out: Out = None, set_: Set = None) -> None:
+    """Measure the accuracy on a split; every image counts once.
+
+    For example: vitctl evaluate --from RUN --dataset pets
+    """
+    from vitctl.data.datasets.catalog import find_data_set
+
+    dataset = value_of(flags, "--dataset")
+    if dataset and not value_of(flags, "--data"):
+        row = find_data_set(dataset)
+        held_out = next((split for split in ("test", "validation") if split in row.sizes), None)
+        if held_out and not value_of(flags, "--split"):
+            flags["--split"] = ("data.eval_split", held_out)
+        if row.name == "objectnet" and not value_of(flags, "--labels"):
+            flags["--labels"] = ("evaluation.labels", "objectnet")
+    run_job("evaluate", recipe, flags, set_, out)
+
+
+@takes_flags
+def export(
+    *,
+    flags: Flags,
+    fp16: Annotated[bool, typer.Option("--fp16", help="onnx: in float16; needs --check-data")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="onnx: in int8; needs --check-data")] = False,
+    recipe: RecipeName = "export",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Run folder, or with a single --to the weights file to write"),
+    ] = None,
+    set_: Set = None,
+) -> None:
+    """Export weights for other programs; each file is verified against the model.
+
+    For example: vitctl export --from RUN --to onnx
+    """
+    from vitctl.errors import RecipeError
+
+    to = value_of(flags, "--to")
+    formats = [row.name for row in FORMATS.values() if out is not None and out.suffix == row.ending]
+    if out is not None and formats:
+        if to and not set(to) & set(formats):
+            raise RecipeError(
+                f"--out {out}: a {out.suffix} file is for --to {', '.join(formats)}, "
+                f"not for --to {', '.join(to)}"
+            )
+        flags["--out"] = ("export.file", str(out))
+    if fp16 and int8:
+        raise RecipeError("--fp16 and --int8: a file has one precision; leave one of them out")
+    if fp16 or int8:
+        flags["--fp16, --int8"] = ("export.precision", "float16" if fp16 else "int8")
+    run_job("export", recipe, flags, set_, None if formats else out)
+
+
+@takes_flags
+def sweep(
+    *,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            help="Recipe, shipped sweep (d2_depth, d4, ...) or .toml file of a sweep",
+            autocompletion=completion.recipes_and_sweeps,
+        ),
+    ],
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid",
+            "-g",
+            help="Values for any key of the recipe: section.key=v1,v2; repeatable",
+            autocompletion=completion.keys,
+        ),
+    ] = None,
+    set_: Set = None,
+    flags: Flags,
+    metric: Annotated[
+        str, typer.Option("--metric", help="Metric to compare, e.g. accuracy, best_accuracy, 5-shot")
+    ] = "accuracy",
+    out: Out = None,
+    print_: Annotated[
+        bool,
+        typer.Option(
+            "--print", help="Make the run folders and print one command per run, to start elsewhere"
+        ),
+    ] = False,
+    dry_run: DryRun = False,
+    slurm: Slurm = None,
+) -> None:
+    """Run a grid over any keys of a recipe.
+
+    For example: vitctl sweep smoke --grid optimizer.lr=0.001,0.003 --grid seed=0,1
+
+    Runs start one after the other, or with --slurm as one job each. To resume, run the same command again
+    with the same --out; finished runs are kept. The result is a table (sweep.csv, sweep.json) and a plot
+    (sweep.png, if matplotlib is installed).
+    """
+    from vitctl.launch.run_folder import new_run_dir
+    from vitctl.launch.sweep import is_done, prepare_cells
+    from vitctl.recipe.sweep import expand_sweep, find_sweep, parse_axis
+
+    if not (print_ or dry_run or slurm):
+        ignore_output_errors()
+    check_flags({flag: value for flag, (_, value) in flags.items()})
+    chosen = find_sweep(what)
+    overrides = overrides_of(flags, set_)
+    overrides += processes_from_slurm(slurm, overrides)
+    cells = expand_sweep(chosen, dict(parse_axis(text) for text in grid or ()), overrides)
+    if dry_run:
+        from vitctl.cli.show.run_views import show_costs
+
+        show_costs(cells)
+        return
+    folder = out or new_run_dir(f"sweep_{chosen.name}")
+    prepare_cells(cells, folder)
+    if not (print_ or slurm):
+        from vitctl.cli.show.run_views import run_and_show
+
+        run_and_show(chosen, cells, folder, metric)
+        return
+    for cell in cells:
+        if not slurm:
+            typer.echo(f"vitctl resume {shlex.quote(str(folder / cell.name))}")
+        elif not is_done(folder / cell.name):
+            write_slurm_job(slurm, folder / cell.name, cell.name)
+    without = "--slurm" if slurm else "--print"
+    print(
+        f"to make the table when they are done: the same command with --out {folder}, without {without}",
+        file=sys.stderr,
+    )

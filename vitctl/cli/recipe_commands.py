@@ -1,0 +1,189 @@
+"""`vitctl recipes list | show | explain | diff | check | table`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitctl.cli import completion
+from vitctl.cli.flags import Set
+
+app = typer.Typer(
+    help="Show and explain recipes: values, reasons and sources.",
+    no_args_is_help=True,
+)
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="Shipped recipe or path of a .toml file", autocompletion=completion.recipes
+    ),
+]
+
+# Group of recipes -> first parts of their names, in the order of the list.
+GROUPS = {
+    "yours, not the paper's": ("finetune", "quickstart", "smoke", "cifar10", "better", "augreg"),
+    "Table 3, JFT-300M": ("jft",),
+    "Table 3, ImageNet-21k": ("in21k",),
+    "Table 3, ImageNet": ("in1k",),
+    "Table 4 and BiT's rule": ("finetune_", "bit"),
+    "score and export": ("fewshot", "vtab", "evaluate", "export"),
+    "figures": ("fig2", "fig3", "fig4", "fig5"),
+    "B.1.2, masked patches": ("masked",),
+    "appendix D": ("d1", "d2", "d3", "d4", "d5", "d6"),
+}
+OTHERS = "others"
+
+
+@app.command("list")
+def list_(
+    word: Annotated[
+        str | None,
+        typer.Argument(metavar="WORD", help="Only recipes with this word in their name, job or note"),
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="List every recipe with job and description")] = False,
+) -> None:
+    """List the shipped recipes and sweeps by kind. With a word or --all, describe each of them.
+
+    For example: vitctl recipes list pets
+    """
+    from vitctl.cli.show.console import say, show_table
+    from vitctl.errors import RecipeError
+    from vitctl.recipe.load import load_recipe, recipe_names
+    from vitctl.recipe.sweep import find_sweep, sweep_names
+
+    if word is None and not all_:
+        _show_groups(recipe_names(), sweep_names())
+        return
+    rows = []
+    for name in recipe_names():
+        recipe = load_recipe(name).recipe
+        rows.append((name, recipe.job, recipe.note))
+    rows += [(name, "sweep", find_sweep(name).note) for name in sweep_names()]
+    chosen = [row for row in rows if word is None or any(word.lower() in cell.lower() for cell in row)]
+    if not chosen:
+        raise RecipeError(
+            f"no recipe has '{word}' in its name, job or note; `vitctl recipes list` shows their names"
+        )
+    show_table(("recipe", "job", "description"), chosen, left=None)
+    if word is not None:
+        say(f"{len(chosen)} of {len(rows)}")
+
+
+def _show_groups(recipes: Sequence[str], sweeps: Sequence[str]) -> None:
+    from vitctl.cli.show.console import say, show_table
+
+    names: dict[str, list[str]] = {title: [] for title in (*GROUPS, OTHERS)}
+    for name in recipes:
+        # `finetune` alone is for the user's images, `finetune_pets` and others are the paper's.
+        start = "finetune_" if name.startswith("finetune_") else name.partition("_")[0]
+        group = next((title for title, starts in GROUPS.items() if start in starts), OTHERS)
+        names[group].append(name)
+    rows = [(title, "  ".join(members)) for title, members in names.items() if members]
+    rows.append(("sweeps", "  ".join(sweeps)))
+    show_table((f"{len(recipes)} recipes", "names"), rows, left=None)
+    say("\nvitctl recipes list WORD   describe recipes with this word; --all: every recipe")
+    say("vitctl recipes show NAME   show all values of a recipe")
+
+
+@app.command()
+def show(
+    name: Name,
+    origins: Annotated[bool, typer.Option("--origins", help="Show where each value was set")] = False,
+    set_: Set = None,
+) -> None:
+    """Show a recipe with all inherited and default values."""
+    from vitctl.recipe.load import load_recipe, parse_override
+    from vitctl.recipe.write import to_toml
+
+    overrides = [parse_override(text) for text in set_ or ()]
+    typer.echo(to_toml(load_recipe(name, overrides), origins=origins), nl=False)
+
+
+@app.command()
+def explain(
+    key: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY",
+            help="Dotted key, e.g. optimizer.weight_decay, or a section",
+            autocompletion=completion.keys_and_sections,
+        ),
+    ],
+) -> None:
+    """Explain a key: type, unit, default and source in the paper."""
+    from vitctl.recipe.explain import explain as explain_key
+
+    for line in explain_key(key):
+        typer.echo(line)
+
+
+@app.command()
+def diff(first: Name, second: Name) -> None:
+    """Show the values that differ between two recipes."""
+    from vitctl.cli.show.console import show_table
+    from vitctl.recipe.load import load_recipe
+    from vitctl.recipe.write import differences, toml_value
+
+    rows = differences(load_recipe(first).recipe, load_recipe(second).recipe)
+    if not rows:
+        typer.echo(f"{first} and {second} set the same values")
+        return
+    cells = [(key, *("-" if value is None else toml_value(value) for value in pair)) for key, *pair in rows]
+    show_table(("key", first, second), cells, left=None)
+
+
+@app.command()
+def check(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(metavar="FILES", help="Recipe files; default: all shipped recipes")
+    ] = None,
+) -> None:
+    """Check recipe files and print all problems."""
+    from vitctl.errors import RecipeError
+    from vitctl.recipe.load import load_recipe, recipe_names
+
+    names = [str(path) for path in paths or ()] or recipe_names()
+    problems = []
+    for name in names:
+        try:
+            load_recipe(name)
+        except RecipeError as error:
+            problems.append(str(error))
+    if problems:
+        raise RecipeError("\n".join(problems))
+    typer.echo(f"{len(names)} recipe(s) checked, no problem")
+
+
+@app.command()
+def table(
+    number: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TABLE", help="1 to 9, fig2, fig3, fig4, fig5, fig13, 4.6 or figures; default: all"
+        ),
+    ] = None,
+    target: Annotated[
+        list[str] | None, typer.Option("--target", "-t", help="Column to show, e.g. Pets; repeatable")
+    ] = None,
+    mfu: Annotated[
+        float,
+        typer.Option(
+            "--mfu", help="Model FLOPs utilisation: share of the GPU's bf16 peak that training reaches"
+        ),
+    ] = 0.4,
+    device: Annotated[
+        str, typer.Option("--device", help="GPU for the cost in GPU-days: H100, A100, L4, ...")
+    ] = "H100",
+    runs: Annotated[Path, typer.Option("--runs", help="Folder of your runs")] = Path("runs"),
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="fig2, fig3, fig5, fig13: .png file to draw")
+    ] = None,
+) -> None:
+    """Show the paper's tables: settings, the paper's results beside yours, and the cost of each run.
+
+    For example: vitctl recipes table 2 --target ReaL
+    """
+    from vitctl.cli.show.paper_tables import show_paper_tables
+
+    show_paper_tables(number, tuple(target or ()), runs, device, mfu, plot)

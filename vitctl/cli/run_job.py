@@ -1,0 +1,274 @@
+"""From a recipe's flags to a result: what all commands that run a job share."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from vitctl.cli.flags import check_flags, overrides_of
+from vitctl.engine.run_files import RECIPE
+from vitctl.system.screen import ignore_output_errors
+from vitctl.system.text import typed
+
+if TYPE_CHECKING:
+    from vitctl.launch.command import LaunchConfig
+    from vitctl.launch.environment import Member
+    from vitctl.launch.prepare import Prepared
+    from vitctl.recipe.load import Loaded, Override
+
+
+def run_job(
+    job: str,
+    recipe: str,
+    flags: Mapping[str, tuple[str, Any]],
+    sets: Sequence[str] | None,
+    out: Path | None,
+    *,
+    dry_run: bool = False,
+    everything: bool = False,
+    slurm: str | None = None,
+    nodes: str | None = None,
+    restarts: int = 0,
+) -> None:
+    """Resolve the recipe, then run it, print its plan, or write its Slurm job.
+
+    Exits with the command's exit code.
+
+    Args:
+        job: the command.
+        recipe: name or path.
+        flags: everyday flags that were given: flag -> (dotted key, value).
+        sets: values of --set.
+        out: run folder; None makes a new one.
+        dry_run: print the plan only.
+        everything: also print default values in the plan.
+        slurm, nodes, restarts: values of these flags.
+    """
+    from vitctl.errors import RecipeError
+    from vitctl.recipe.load import load_recipe
+
+    if everything and not dry_run:
+        raise RecipeError("--all prints more of a plan; give it with --dry-run")
+    check_flags({flag: value for flag, (_, value) in flags.items()})
+    member = start_command()
+    if not (dry_run or slurm):
+        ignore_output_errors()
+    config = launch_config(member, nodes, restarts, out, slurm)
+    overrides = overrides_of(flags, sets)
+    overrides += processes_from_launcher(member) + processes_from_slurm(slurm, overrides)
+    is_alone = config.nodes == 1 and (member is None or member.num_processes == 1)
+    loaded = load_recipe(recipe, overrides, job=job)
+    loaded = with_shards(loaded, out.parent if out else Path("runs"), dry_run=dry_run, is_alone=is_alone)
+    loaded = fitted(loaded, with_timeout=dry_run)
+    from vitctl.launch.run_folder import new_run_dir
+
+    run_dir = out or (member.run_dir(loaded.name) if member else new_run_dir(loaded.name))
+    if dry_run:
+        from vitctl.cli.show.dry_run import show_plan
+
+        show_plan(loaded, run_dir, config, everything=everything)
+        return
+    source = getattr(getattr(loaded.recipe, "weights", None), "source", "")
+    if "://" in source:
+        from vitctl.cli.show.console import fetch_weights
+
+        fetch_weights(source)
+    run_loaded(loaded, run_dir, member, config, slurm, name=loaded.name)
+
+
+def run_loaded(
+    loaded: "Loaded",
+    run_dir: Path,
+    member: "Member | None",
+    config: "LaunchConfig",
+    slurm: str | None,
+    *,
+    name: str,
+    allow: Sequence[str] = (),
+) -> None:
+    """Prepare the run folder, then run it or write its Slurm job; exits with the command's exit code.
+
+    Args:
+        name: of the Slurm job.
+        allow: what may differ from the start of the run.
+    """
+    from vitctl.cli.show.console import CONSOLE, waiting
+    from vitctl.launch.command import check_processes
+    from vitctl.launch.prepare import prepare_run
+
+    check_processes(config, loaded.recipe.machine.processes)
+    with waiting("checking data and weights"):
+        prepared = prepare_run(loaded, run_dir, allow, config)
+    if prepared.taken:
+        CONSOLE.print(prepared.taken, style="bold yellow", markup=False, soft_wrap=True)
+    if slurm:
+        write_slurm_job(slurm, run_dir, name)
+    else:
+        _launch(run_dir, prepared, member, config)
+
+
+def _launch(run_dir: Path, prepared: "Prepared", member: "Member | None", config: "LaunchConfig") -> None:
+    """Run a prepared folder with progress on the screen, and print its result; exit with 3 if stopped."""
+    from vitctl.cli.show.render import Screen, show_result
+    from vitctl.launch.launcher import launch
+
+    if config.nodes > 1:
+        text = f"{config.nodes} machines: waiting for all to join at {config.host}:{config.port}"
+        print(text, file=sys.stderr)
+    if member is not None and member.rank > 0:
+        from vitctl.launch.worker import redirect_output
+
+        redirect_output(run_dir)
+    with Screen(run_dir) as screen:
+        result = launch(run_dir, screen.report, config, prepared)
+    if result["status"] == "stopped":
+        reason = result.get("error") or f"stopped and saved in {run_dir}"
+        resumable = (run_dir / RECIPE).exists()
+        text = f"{reason}; resume with: vitctl resume {typed(run_dir)}" if resumable else "vitctl: stopped"
+        print(text, file=sys.stderr)
+        raise typer.Exit(3)
+    show_result(result, run_dir)
+
+
+def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) -> "Loaded":
+    """Convert a folder of photos that --data names to shards, once, and train on those.
+
+    Args:
+        loaded: a recipe of any job.
+        runs: folder of run folders, which gets the shards.
+        dry_run: only print what would be made.
+        is_alone: whether no other process runs the same command.
+
+    Raises:
+        DataError: as `vitctl data shards`; or several processes would write the same shards.
+    """
+    from vitctl.errors import DataError
+    from vitctl.jobs.inputs.photographs import fingerprint, is_photographs, shards_folder
+    from vitctl.recipe.images import Place
+    from vitctl.recipe.load import Override, with_overrides
+
+    data = getattr(loaded.recipe, "data", None)
+    if not isinstance(data, Place) or not is_photographs(data.path):
+        return loaded
+    if dry_run:
+        folder = shards_folder(data.path, runs, fingerprint(data.path))
+        print(f"{data.path}: photos; their shards would be written to {folder}")
+        return loaded
+    if not is_alone:
+        raise DataError(
+            f"{data.path}: photos, and several processes would convert them to shards; convert them first "
+            f"with `vitctl data shards {typed(data.path)} FOLDER`, and give --data FOLDER"
+        )
+    from vitctl.cli.data_commands import shards_of
+
+    shards = str(shards_of(data.path, runs))
+    return with_overrides(loaded, [Override("data.path", shards, "shards of photographs")])
+
+
+def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":
+    """Choose the splits that --data has; prints which they are.
+
+    Args:
+        loaded: a recipe of any job.
+        with_timeout: give up on an address that does not answer; the plan reports it later.
+    """
+    from vitctl.recipe.load import with_overrides
+
+    path = getattr(getattr(loaded.recipe, "data", None), "path", "")
+    if not path:
+        return loaded
+    from vitctl.cli.show.console import say
+    from vitctl.data.shards.remote import is_remote
+    from vitctl.jobs.inputs.own_splits import FittedSplits, fit_splits
+    from vitctl.jobs.plan import LOOKUP_SECONDS, call_with_timeout
+
+    if with_timeout and is_remote(path):
+        splits = call_with_timeout(LOOKUP_SECONDS, lambda: fit_splits(loaded))
+    else:
+        splits = fit_splits(loaded)
+    if not isinstance(splits, FittedSplits):  # the error message of an address
+        return loaded
+    if splits.note:
+        say(splits.note)
+    return with_overrides(loaded, splits.overrides) if splits.overrides else loaded
+
+
+def start_command() -> "Member | None":
+    """Let a signal end the command with code 3, and silence all processes but rank 0.
+
+    Called before anything slow.
+    """
+    from vitctl.engine.preemption import exit_on_signals
+    from vitctl.launch.environment import find_member
+
+    member = find_member()
+    exit_on_signals(while_waiting=member is not None)
+    if member is not None and member.rank > 0:
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+    return member
+
+
+def processes_from_launcher(member: "Member | None") -> "list[Override]":
+    """Set the number of processes that a launcher such as srun or torchrun started."""
+    from vitctl.recipe.load import Override
+
+    return [Override("machine.processes", member.num_processes, member.launcher)] if member else []
+
+
+def processes_from_slurm(slurm: str | None, given: "Sequence[Override]") -> "list[Override]":
+    """Set the number of processes of --slurm.
+
+    Raises:
+        LaunchError: `given` sets another number.
+    """
+    from vitctl.errors import LaunchError
+    from vitctl.recipe.load import Override
+
+    if slurm is None:
+        return []
+    from vitctl.launch.slurm import parse_job
+
+    processes = parse_job(slurm).num_processes
+    for other in given:
+        if other.key == "machine.processes" and other.value != processes:
+            raise LaunchError(
+                f"{other.flag} says {other.value} processes, --slurm {slurm} starts {processes}: leave "
+                f"{other.flag} out"
+            )
+    return [Override("machine.processes", processes, "--slurm")]
+
+
+def write_slurm_job(slurm: str, run_dir: Path, name: str) -> None:
+    """Write the Slurm job of a prepared run, and submit it if --slurm says so."""
+    from vitctl.launch.slurm import parse_job, submit, write_job
+
+    job = parse_job(slurm)
+    file = write_job(job, run_dir, Path(name).stem)
+    print(submit(file) if job.submit else f"wrote {file}; submit it with: sbatch {typed(file)}")
+
+
+def launch_config(
+    member: "Member | None", nodes: str | None, restarts: int, out: Path | None, slurm: str | None
+) -> "LaunchConfig":
+    """Return the machines and restarts of --nodes and --restarts.
+
+    Raises:
+        LaunchError: a launcher or --slurm already starts the processes, or --out is missing.
+    """
+    from vitctl.errors import LaunchError
+    from vitctl.launch.command import parse_nodes
+
+    config = parse_nodes(nodes or "1", restarts)
+    if (nodes or restarts) and (member is not None or slurm):
+        other = member.launcher if member is not None else "--slurm"
+        raise LaunchError(
+            f"--nodes and --restarts start processes, and so does {other}: leave one of them out"
+        )
+    if config.nodes > 1 and out is None:
+        raise LaunchError(f"--nodes {nodes}: give all machines the same run folder with --out")
+    return config

@@ -1,0 +1,121 @@
+"""`--dry-run`: what a run does and costs, and the values that were set."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from rich.markup import escape
+
+from vitctl.cli.show.console import CONSOLE, show_table
+from vitctl.launch.command import LaunchConfig, launch_line
+from vitctl.models.configs import Config, HybridConfig, ResNetConfig, ViTConfig
+from vitctl.models.hardware import PEAK_TFLOPS
+from vitctl.recipe.load import Loaded
+from vitctl.recipe.schema import Finetune, Pretrain
+from vitctl.recipe.write import to_toml
+from vitctl.system.text import bytes_text
+
+if TYPE_CHECKING:
+    from vitctl.jobs.plan import TrainingPlan
+
+BAR = 40
+GPU, MFU, GPU_TEXT = "H100", 0.4, "80 GiB"
+
+
+def show_plan(
+    loaded: Loaded, run_dir: Path, config: LaunchConfig = LaunchConfig(), *, everything: bool = False
+) -> None:
+    """Print what a run does, how long it takes and whether it fits into memory, then the values that were
+    set.
+
+    Args:
+        loaded: a recipe that trains.
+        run_dir: where it would run.
+        config: the machines and the restarts.
+        everything: add the defaults.
+    """
+    from vitctl.jobs.plan import plan_loaded
+
+    loaded, plan = plan_loaded(loaded)
+    recipe = cast(Pretrain | Finetune, loaded.recipe)
+    images = (
+        f"{plan.num_images:,} images, {plan.num_classes:,} classes" if plan.num_images else "size unknown"
+    )
+    per_epoch = f", {plan.epochs:.2f} epochs" if plan.num_images else ""
+    tokens = f", {plan.tokens:,} tokens" if plan.tokens else ""
+    processes = recipe.machine.processes
+    rows = [
+        ("data", f"{images} ({plan.data})"),
+        ("model", f"{_model(plan.config)}: {plan.parameters:,} parameters"),
+        (
+            "an image",
+            f"{plan.config.image_size} pixels{tokens}, forward {plan.macs_per_image / 1e9:.3f} GMACs",
+        ),
+        ("steps", f"{plan.steps:,} of {recipe.schedule.batch_size:,} images{per_epoch}"),
+        ("training", f"{plan.training_flops / 1e18:,.4g} exaFLOPs: {_time(plan, processes)}"),
+        ("micro-batch", f"{plan.micro_batch:,} images in each of {processes} process(es)"),
+        ("memory", f"{bytes_text(plan.memory_bytes)} per process: {_fit(plan)}"),
+        *(
+            ("to fit" if n == 0 else "or", f"{way} ({bytes_text(size)})")
+            for n, (way, size) in enumerate(plan.ways)
+        ),
+        ("checkpoint", f"{bytes_text(plan.checkpoint_bytes)}, at most {bytes_text(plan.disk_bytes)} on disk"),
+        ("run folder", str(run_dir)),
+    ]
+    show_table((f"{recipe.job}", loaded.name), rows, left=None)
+    for note in plan.notes:
+        CONSOLE.print(escape(f"note: {note}"), soft_wrap=True)
+    CONSOLE.print("\nlearning rate", style="bold")
+    top = max(lr for _, lr in plan.curve) or 1.0
+    for step, lr in plan.curve:
+        CONSOLE.print(f"  step {step:>9,}  {lr:.3e}  {'#' * round(BAR * lr / top)}")
+    CONSOLE.print(
+        "\nlaunch [dim](the line of RUN/launch.txt; it needs the folder that this command makes without "
+        "--dry-run)[/dim]",
+        style="bold",
+    )
+    CONSOLE.print(escape(f"  {launch_line(run_dir, recipe, config)}"), soft_wrap=True)
+    CONSOLE.print()
+    CONSOLE.print(escape(to_toml(loaded, defaults=everything)), soft_wrap=True)
+    if not everything:
+        CONSOLE.print("# values that were not set are left out: --dry-run --all adds the defaults")
+
+
+def _time(plan: "TrainingPlan", processes: int) -> str:
+    """Training time on the GPU that `recipes table` uses, too."""
+    seconds = plan.training_flops / (MFU * PEAK_TFLOPS[GPU] * 1e12 * processes)
+    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= length:
+            return f"{seconds / length:,.1f} {unit} on {processes} {GPU} at {MFU:.0%} of the bf16 peak"
+    return f"{seconds:.1f} s on {processes} {GPU} at {MFU:.0%} of the bf16 peak"
+
+
+def _fit(plan: "TrainingPlan") -> str:
+    from vitctl.jobs.plan import USABLE_SHARE
+
+    return (
+        f"does not fit {GPU_TEXT} ({1 - USABLE_SHARE:.0%} kept free)"
+        if plan.ways or not plan.fitting_micro_batch
+        else f"fits {GPU_TEXT}"
+    )
+
+
+def _model(config: Config) -> str:
+    """A description of a network."""
+    words = (
+        [f"stages {', '.join(map(str, config.stage_depths))}"]
+        if isinstance(config, HybridConfig | ResNetConfig)
+        else []
+    )
+    if isinstance(config, ViTConfig):
+        grid, of = (
+            "x".join(str(side) for side in config.grid),
+            "pixels" if config.map_channels == 3 else "positions",
+        )
+        words += [
+            f"{config.depth} layers",
+            f"width {config.hidden_size}",
+            f"MLP {config.mlp_size}",
+            f"{config.num_heads} heads",
+        ]
+        words += [f"{grid} patches of {config.patch_size} {of}"]
+    return ", ".join(words)

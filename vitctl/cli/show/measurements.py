@@ -1,0 +1,363 @@
+"""`vitctl bench`: from its options to the numbers, and how these are printed."""
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from vitctl.cli.flags import check_flags
+from vitctl.cli.run_job import processes_from_launcher, start_command
+from vitctl.cli.show.console import CONSOLE, show_table
+from vitctl.engine.preemption import die_with_parent, stop_on_signals
+from vitctl.errors import RecipeError, writing
+from vitctl.launch.environment import Member
+from vitctl.models.variants import variant
+from vitctl.recipe.load import Override, load_recipe, parse_override
+from vitctl.recipe.schema import Finetune, Pretrain
+from vitctl.recipe.sections import Model
+from vitctl.system.figures import NOT_INSTALLED, can_plot
+from vitctl.system.files import write_json
+from vitctl.system.text import bytes_text, rate_text
+
+if TYPE_CHECKING:
+    from vitctl.bench.measuring import Budget
+
+DEFAULT_RECIPE = "in1k_b16"
+_BAR, _QUIET_SECONDS, _CELL_SECONDS = 30, 10.0, 8.0
+_BOUNDS = {
+    "memory": "then memory ends",
+    "batch": "all that the recipe asks for",
+    "time": "no time to try more",
+}
+Flags = Mapping[str, tuple[str, Any]]
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Options of all measurements; `sets` are texts of --set. Refuses a --json that cannot be written."""
+
+    names: tuple[str, ...]
+    recipe: str | None
+    seconds: float
+    threads: int | None
+    json: Path | None
+    sets: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.json is not None:
+            check_target("--json", self.json, (".json",))
+
+
+def check_target(flag: str, file: Path, endings: tuple[str, ...]) -> None:
+    """Raise RecipeError if a file has another ending, is a folder, or cannot be written into its folder."""
+    if file.suffix.lower() not in endings:
+        raise RecipeError(f"{flag} {file}: should be the name of a {' or '.join(endings)} file")
+    if file.is_dir():
+        raise RecipeError(f"{flag} {file}: is a folder, should be a file")
+    folder = next(path for path in file.absolute().parents if path.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise RecipeError(f"{flag} {file}: no file can be written into {folder}")
+
+
+def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None, synthetic: bool) -> None:
+    """Measure a recipe's training step, print it, and write its numbers."""
+    from vitctl.bench.timed_steps import SYNTHETIC_IMAGES
+
+    if len(options.names) > 1:
+        raise RecipeError(
+            f"{' '.join(options.names)}: a training step is measured of one model; several need --resolutions"
+        )
+    member = start_command()
+    if member is not None:
+        die_with_parent()
+    noise = {"--synthetic": ("data.synthetic", SYNTHETIC_IMAGES if synthetic else None)}
+    recipe, name = chosen_recipe(options, {**flags, **noise}, member)
+    if recipe.machine.processes > 1 and member is None:
+        from vitctl.launch.same_command import run_in_processes
+
+        raise typer.Exit(run_in_processes(recipe))
+    from vitctl.bench.step_speed import bench_model
+
+    with measuring(options.threads, options.seconds) as budget:
+        result = bench_model(recipe, budget, batch_size=batch_size)
+    if member is not None and member.rank > 0:
+        return
+    result = {"recipe": name, "seconds_asked": options.seconds, "set": list(options.sets), **result}
+    _write(result, options.json)
+    show_model(result)
+    _finish(options.json, budget.stop.raised, exits=member is None)
+
+
+def chosen_recipe(
+    options: BenchOptions, flags: Flags, member: Member | None = None
+) -> tuple[Pretrain | Finetune, str]:
+    """Return the recipe that is measured, and its name.
+
+    A model name without a recipe is measured as a plain network in the default recipe.
+
+    Raises:
+        RecipeError: no such recipe or model, or it does not train.
+    """
+    check_flags({flag: value for flag, (_, value) in flags.items()})
+    model, name = (options.names or ("",))[0], options.recipe or DEFAULT_RECIPE
+    is_plain = model and options.recipe is None
+    overrides = [parse_override(text) for text in options.sets]
+    of_model = [one for one in overrides if one.key.startswith("model.")] if is_plain else []
+    overrides = [one for one in overrides if one not in of_model]
+    if model and not is_plain:
+        if load_recipe(name).recipe.job == "finetune":
+            raise RecipeError(
+                f"{model}: the network of recipe '{name}' is that of its weights: --set weights.source=RUN, "
+                f"and no name"
+            )
+        overrides.append(Override("model.name", model, model))
+    overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
+    recipe = load_recipe(name, [*overrides, *processes_from_launcher(member)]).recipe
+    if not isinstance(recipe, Pretrain | Finetune):
+        raise RecipeError(
+            f"recipe '{name}' is for `vitctl {recipe.job}`: bench takes one of pretrain or finetune"
+        )
+    if not is_plain:
+        return recipe, f"{model} in {name}" if model else name
+    variant(model)
+    fields = {one.key.partition(".")[2]: one.value for one in of_model}
+    if unknown := fields.keys() - Model.model_fields.keys():
+        raise RecipeError(f"--set model.{min(unknown)}: no such key; see `vitctl recipes explain model`")
+    changed = Model(**{**fields, "name": model})
+    return recipe.model_copy(update={"model": changed}), f"{model}, trained as {name}, without dropout"
+
+
+def run_resolutions(
+    options: BenchOptions, resolutions: str | None, flags: Flags, plot: Path | None, seconds: float | None
+) -> None:
+    """Measure forward passes at several resolutions, print a table, and write the plot and its numbers."""
+    from vitctl.bench.resolutions import MODELS, bench_resolutions, parse_sides
+    from vitctl.report.speed_plot import SPEEDS
+
+    if resolutions is None:
+        raise RecipeError(f"--plot {plot} draws speed against resolution: give --resolutions 64..512 with it")
+    given = {flag: value for flag, (_, value) in flags.items() if value is not None}
+    precision = given.pop("--precision", "auto")
+    of_recipe = ["--recipe"] * (options.recipe is not None) + list(given) + ["--set"] * bool(options.sets)
+    if of_recipe:
+        raise RecipeError(
+            f"{of_recipe[0]}: --resolutions measures networks by their names, and no recipe; leave it out"
+        )
+    picture = plot or Path(SPEEDS).with_suffix(".png")
+    numbers = options.json or picture.with_suffix(".json")
+    check_target("--plot", picture, (".png", ".svg"))
+    check_target("--plot", numbers, (".json",))
+    models, sides = options.names or MODELS, parse_sides(resolutions)
+    with measuring(options.threads, seconds or _CELL_SECONDS * len(models) * len(sides)) as budget:
+        result = bench_resolutions(models, sides, budget, precision=precision)
+    if not result["cells"]:
+        raise typer.Exit(3)
+    _write(result, numbers)
+    message = _draw(result, picture)
+    show_resolutions(result)
+    say(message)
+    _finish(numbers, budget.stop.raised)
+
+
+def _draw(result: Mapping[str, Any], picture: Path) -> str:
+    """Draw the plot if that is possible, and return a message about it."""
+    if not can_plot():
+        return f"no plot: {NOT_INSTALLED}"
+    from vitctl.report.speed_plot import draw_speed
+
+    with writing(picture):
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        draw_speed(result, picture)
+    return f"plot: {picture}"
+
+
+def run_data(options: Sequence[BenchOptions], flags: Flags, step_rate: float | None) -> None:
+    """Measure the loaders of some recipes, print them, and write their numbers."""
+    from vitctl.bench.loader_rate import bench_data
+
+    start_command()
+    first, results, stopped = options[0], list[dict[str, Any]](), False
+    for recipe, name in [chosen_recipe(each, flags) for each in options]:
+        with measuring(first.threads, first.seconds / len(options)) as budget:
+            results.append({"recipe": name, **bench_data(recipe, budget, step_rate=step_rate)})
+        if stopped := budget.stop.raised:
+            break
+    _write({"kind": "loaders", "loaders": results}, first.json)
+    for result in results:
+        show_data(result)
+    _finish(first.json, stopped)
+
+
+def _write(result: Mapping[str, Any], json: Path | None) -> None:
+    """Write the numbers, before anything is printed: the reader of the output may close the pipe."""
+    if json is not None:
+        with writing(json):
+            json.parent.mkdir(parents=True, exist_ok=True)
+            write_json(json, result)
+
+
+def _finish(json: Path | None, stopped: bool, *, exits: bool = True) -> None:
+    """Name the file; exit with code 3 if a signal cut the measurement short, unless a launcher does so."""
+    if json is not None:
+        say(f"numbers: {json}")
+    if stopped:
+        say("stopped early: what was measured until then is above", style="bold yellow")
+        if exits:
+            raise typer.Exit(3)
+
+
+@contextmanager
+def measuring(threads: int | None, seconds: float) -> "Iterator[Budget]":
+    """Give a budget that signals end, and show what is measured now.
+
+    On a terminal this is one line that changes, else a line every ten seconds on standard error.
+    """
+    import torch
+
+    from vitctl.bench.measuring import Budget
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    began = last = time.monotonic()
+    with stop_on_signals() as stop, CONSOLE.status("starting") as status:
+
+        def show(text: str) -> None:
+            nonlocal last
+            now = time.monotonic()
+            status.update(f"{now - began:4.0f} s  {text}")
+            if not CONSOLE.is_terminal and now - last >= _QUIET_SECONDS:
+                last = now
+                typer.echo(f"measuring: {text}", err=True)
+
+        yield Budget(seconds, stop, show)
+
+
+def show_model(r: Mapping[str, Any]) -> None:
+    """Print a training step: what was measured, its speed and memory, where the time goes, the bottleneck."""
+    show_table(("", ""), _model_rows(r), left=None, title=f"bench model: {r['recipe']}")
+    CONSOLE.print()
+    show_split(r["split"], f"a step of {r['batch_size']:,} images", r["seconds"])
+    if r["data"] == "noise":
+        say("data: not measured with noise images; `vitctl bench data` measures a loader")
+    if r["processes"] == 1:
+        say("communication: none, one process")
+    elif "communication" not in r["split"]:
+        say("communication: part of backward here, where it cannot be left out")
+    CONSOLE.print()
+    _say_verdict(r)
+
+
+def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
+    machine, threads = r["machine"], r["machine"]["threads"]
+    where = machine["device_name"]
+    if machine["device"] == "cpu":
+        where += f", {threads} thread{'s' * (threads > 1)} of {machine['cores']} cores"
+    each = f" in each of {r['processes']} processes" if r["processes"] > 1 else ""
+    kernels = [r["precision"], f"attention {r['attention']}, linear {r['linear']}"]
+    kernels += ["compiled"] * r["compile"] + ["blocks recomputed"] * r["checkpoint_blocks"]
+    slowest, fastest = (rate_text(r["batch_size"] / pick(r["step_seconds"])) for pick in (max, min))
+    spread = f", {slowest} to {fastest}" if r["steps"] > 1 else ""
+    rows = {
+        "network": f"{r['parameters']:,} parameters, {r['image_size']} pixels, "
+        f"{r['flops_per_image'] / 1e9:.4g} GFLOPs an image (with backward)",
+        "update": f"{r['batch_size']:,} images, {r['micro_batch']:,} in a pass{each}; {', '.join(kernels)}",
+        "images": f"{r['data']}, {r['workers']} loader worker(s)" if r["data"] != "noise" else "noise",
+        "machine": f"{where}, load {machine.get('load', 0):.1f}",
+        "speed": f"{rate_text(r['images_per_second'])} images/s (mean of {r['steps']} steps{spread})",
+        "recipe batch": f"{rate_text(r['recipe_images_per_second'])} images/s with its "
+        f"{r['recipe_batch_size']:,} images, which share the optimizer's time",
+        "MFU": f"{r['mfu']:.0%}, {r['tflops']:.3g} of {r['peak_tflops']:.3g} TFLOP/s: {r['mfu_against']}",
+        "memory": f"{bytes_text(r['peak_memory_bytes'])} at the peak, {bytes_text(r['free_memory_bytes'])} "
+        f"more are free",
+    }
+    if r["recipe_batch_size"] == r["batch_size"]:
+        del rows["recipe batch"]
+    if largest := r["largest_micro_batch"]:
+        how = "tried" if largest["tried"] else "from the memory of smaller ones"
+        size = f", {bytes_text(largest['image_bytes'])} each" if largest["image_bytes"] else ""
+        rows["largest pass"] = f"{largest['images']:,} images ({how}{size}; {_BOUNDS[largest['bound']]})"
+    return list(rows.items())
+
+
+def show_split(split: Mapping[str, float], title: str, whole: float) -> None:
+    """Print parts of a time, with bars; they add up to the whole."""
+    rows = [
+        (part, seconds_text(seconds), f"{seconds / whole:.1%}", "#" * round(_BAR * seconds / whole))
+        for part, seconds in split.items()
+    ]
+    show_table((title, seconds_text(whole), "share", ""), rows, left=("",))
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a time in seconds or milliseconds, as precise as it matters."""
+    if seconds >= 10:
+        return f"{seconds:,.3g} s"
+    digits = 0 if seconds >= 1 else 1 if seconds >= 0.01 else 3
+    return f"{seconds * 1e3:,.{digits}f} ms"
+
+
+def show_resolutions(result: Mapping[str, Any]) -> None:
+    """Print a line for each network at each resolution."""
+    rows, remarks = [], defaultdict[str, list[str]](list)
+    for cell in result["cells"]:
+        rate, largest = cell["images_per_second"], cell["largest_batch"]
+        place = f"{cell['model']} at {cell['image_size']}"
+        row = (
+            cell["model"],
+            str(cell["image_size"]),
+            f"{cell['gflops']:,.3g}",
+            rate_text(rate / result["cores"]) if rate else "-",
+            str(cell["best_batch"] or "-"),
+            f"{largest:,}{'' if cell['largest_tried'] else '*'}" if largest else "-",
+        )
+        rows.append(row)
+        if cell["attention"]:
+            remarks[f"attention {cell['attention']}, linear {cell['linear']}"].append(place)
+        if cell["note"]:
+            remarks[f"note: {cell['note']}"].append(place)
+    machine = result["machine"]
+    title = f"forward passes on {machine['device_name']}, {result['precision']}, load {machine.get('load', 0):.1f}"
+    header = ("model", "pixels", "GFLOPs", f"images/s of a {result['core']}", "at batch", "largest batch")
+    show_table(header, rows, title=title)
+    say("GFLOPs: of a forward pass, as computed")
+    say("* not tried: from the memory that smaller batches took; -: no time or no memory for it")
+    for remark, places in remarks.items():
+        say(f"{remark}: {', '.join(places)}")
+    for note in result["notes"]:
+        say(f"note: {note}")
+
+
+def show_data(r: Mapping[str, Any]) -> None:
+    """Print a loader: its rate, the time of an image, and whether it keeps up."""
+    needs, per_cpu, machine = r["step_images_per_second"], r["images_per_cpu_second"], r["machine"]
+    of_cpu = f", {rate_text(per_cpu)} of a CPU second" if per_cpu else ""
+    size = f"{bytes_text(r['image_bytes'])} each, to {r['image_size']} pixels"
+    rows = [
+        ("images", f"{r['data']}: {r['num_images']:,} images, {size}"),
+        ("loader", f"{rate_text(r['images_per_second'])} images/s with {r['workers']} worker(s)"),
+        ("", f"{rate_text(r['images_per_worker'])} of a worker{of_cpu}"),
+        ("the step", f"{rate_text(needs)} images/s ({r['step_source']})" if needs else "not measured"),
+        ("machine", f"{machine['cpu']}, {machine['cores']} cores, load {machine.get('load', 0):.1f}"),
+    ]
+    show_table(("", ""), rows, left=None, title=f"bench data: {r['recipe']}")
+    CONSOLE.print()
+    show_split(r["split"], "an image in one process", sum(r["split"].values()))
+    CONSOLE.print()
+    _say_verdict(r)
+
+
+def _say_verdict(r: Mapping[str, Any]) -> None:
+    for note in r["notes"]:
+        say(f"note: {note}")
+    say(r["verdict"], style="bold")
+
+
+def say(text: str, style: str | None = None) -> None:
+    """Print a line as it is, however wide the terminal is."""
+    CONSOLE.print(text, style=style, markup=False, soft_wrap=True)

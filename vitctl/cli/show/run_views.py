@@ -1,0 +1,314 @@
+"""What `vitctl runs` and `vitctl sweep` print: lists, a run with its curves, live records, sweeps."""
+
+import math
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import typer
+
+from vitctl.cli.show.console import CONSOLE, say, show_table
+from vitctl.cli.show.render import Screen, show_result
+from vitctl.engine.journal import LOG, Report, read_records
+from vitctl.engine.run_files import RECIPE, RESULT
+from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError
+from vitctl.jobs.record.result import read_result
+from vitctl.launch.errors import LOGS
+from vitctl.launch.follower import Follower
+from vitctl.launch.listing import RunLine, read_line
+from vitctl.launch.run_folder import is_running
+from vitctl.launch.sweep import is_done, run_cells
+from vitctl.launch.worker import NOW
+from vitctl.recipe.load import load_recipe
+from vitctl.recipe.schema import Finetune, Pretrain
+from vitctl.recipe.sweep import Sweep, SweepCell
+from vitctl.report.charts import Unit, axis, points, tick_text
+from vitctl.report.sweep_table import Outcome, draw_sweep, groups, shared_words
+from vitctl.system.figures import NOT_INSTALLED, can_plot
+from vitctl.system.parsing import parsing
+from vitctl.system.text import bytes_text
+
+_CURVE_LINES, _WIDEST = 9, 100
+_FIRST_RECORDS = 10  # records that `tail` starts with
+_POLL_SECONDS = 0.5
+_LAST_WARNINGS = 3
+
+
+def show_list(lines: Sequence[RunLine], root: Path) -> None:
+    """Print a line for each run, the newest first, with its folder relative to `root`."""
+    rows = []
+    for line in lines:
+        about = (str(line.folder.relative_to(root)), line.recipe or "-", line.state)
+        rows.append((*about, _steps(line), _metric(line), _ago(line.when), bytes_text(line.num_bytes)))
+    header = ("run", "recipe", "state", "step", "result", "updated", "size")
+    show_table(header, rows, left=("recipe", "state"))
+    total = bytes_text(sum(line.num_bytes for line in lines))
+    say(f"{len(lines)} run{'s' * (len(lines) > 1)} in {root}, {total}")
+
+
+def show_run(folder: Path) -> None:
+    """Print one run: key facts, curves of loss and accuracy, and the last warnings."""
+    line, records = _read(folder), read_records(folder / LOG)
+    facts = [
+        ("recipe", f"{line.recipe or 'unknown'} ({line.job})"),
+        ("state", line.state + (f", step {_steps(line)}" if line.step else "")),
+        (line.what or ("loss so far" if line.loss is not None else "accuracy"), _metric(line)),
+        ("last update", time.strftime("%Y-%m-%d %H:%M", time.localtime(line.when))),
+        ("size on disk", bytes_text(line.num_bytes)),
+    ]
+    show_table(("", ""), facts, title=str(folder), left=None)
+    is_plain, width = CONSOLE.options.ascii_only, min(CONSOLE.width, _WIDEST)
+    curves: tuple[tuple[str, str, Unit], ...] = (
+        ("train", "loss", "number"),
+        ("evaluate", "accuracy", "percent"),
+    )
+    for kind, field, unit in curves:
+        values = [(x, y) for x, y in points(records, kind, field) if x > 0]
+        if len(values) > 1:
+            say(f"\n{field}")
+            for text in draw_curve(values, width=width, height=_CURVE_LINES, unit=unit, plain=is_plain):
+                say(text)
+    warnings = [str(record.get("text")) for record in records if record.get("kind") == "warning"]
+    for text in warnings[-_LAST_WARNINGS:]:
+        say(f"warning: {text}")
+    result = read_result(folder)
+    if result is not None and result.error:
+        say(f"failed: {result.error}")
+    say(f"HTML report: vitctl report {folder}")
+
+
+def tail(folder: Path) -> None:
+    """Print a run's last records, then each new record until the run ends, then its result."""
+    _read(folder)
+    with Screen(folder) as screen:
+        follower = Follower(folder / LOG, screen.report_foreign, folder / LOGS / NOW)
+        for record in read_records(folder / LOG)[-_FIRST_RECORDS:]:
+            screen.report_foreign(record)
+        while is_running(folder):
+            follower.poll()
+            time.sleep(_POLL_SECONDS)
+        follower.poll()
+    result = read_result(folder)
+    if result is None:
+        say("not running; it has no result")
+    elif result.status == "done":
+        shown = {name: getattr(result, name) for name in ("job", "metrics", "provenance", "files")}
+        with parsing(folder / RESULT, CheckpointError, "not a valid result of vitctl"):
+            show_result(shown, folder)
+    else:
+        say(f"{result.status}{': ' * bool(result.error)}{result.error}")
+
+
+def _read(folder: Path) -> RunLine:
+    if not (folder / RECIPE).is_file():
+        raise CheckpointError(f"{folder}: not a run folder; `vitctl runs` lists those under ./runs")
+    return read_line(folder)
+
+
+def _steps(line: RunLine) -> str:
+    if not line.total_steps:
+        return "-"
+    return f"{line.step:,}" if line.step == line.total_steps else f"{line.step:,}/{line.total_steps:,}"
+
+
+def _metric(line: RunLine) -> str:
+    """Return the accuracy of a run, or its loss as long as it has no accuracy."""
+    if line.number is not None:
+        return f"{line.number:.2%}"
+    return "-" if line.loss is None else f"loss {line.loss:.4g}"
+
+
+def _ago(seconds: float) -> str:
+    """Return how long ago, in the largest unit that fits."""
+    age = max(0.0, time.time() - seconds)
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if age >= size:
+            return f"{age // size:.0f} {unit} ago"
+    return "now"
+
+
+def clean_runs(runs: Sequence[Path], *, yes: bool) -> None:
+    """Print which checkpoints can be deleted, ask, and delete them.
+
+    Raises:
+        CheckpointError: there is nobody to ask, and `yes` was not given.
+    """
+    from vitctl.launch.clean import all_removals, remove
+
+    removals = all_removals(runs)
+    for removal in removals:
+        if removal.reason:
+            say(f"not touched: {removal.reason}")
+    removals = [removal for removal in removals if removal.folders]
+    if not removals:
+        say("nothing to delete: every checkpoint is the last or the best of its run")
+        return
+    rows = [
+        (str(r.run), f"{len(r.folders)}", bytes_text(r.num_bytes), ", ".join(map(str, r.kept)))
+        for r in removals
+    ]
+    show_table(("run", "checkpoints to delete", "frees", "steps that stay"), rows, left=("steps that stay",))
+    total = sum(removal.num_bytes for removal in removals)
+    number = sum(len(removal.folders) for removal in removals)
+    question = f"delete {number} checkpoint{'s' * (number > 1)}, {bytes_text(total)}?"
+    if not yes:
+        if not sys.stdin.isatty():
+            raise CheckpointError(f"{question} there is no terminal to answer on; add --yes")
+        typer.confirm(question, abort=True)
+    freed = 0
+    for removal in removals:
+        try:
+            freed += remove(removal)
+        except LaunchError as error:
+            say(f"not touched: {error}")
+    say(f"freed {bytes_text(freed)}")
+
+
+# Curves.
+
+_EMPTY = 0x2800
+# Bits of the eight dots of a braille letter: two columns, four rows from the top.
+_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+_LABEL = 8
+
+
+def draw_curve(
+    points: Sequence[tuple[float, float]],
+    *,
+    width: int,
+    height: int,
+    unit: Unit = "number",
+    plain: bool = False,
+) -> list[str]:
+    """Draw a curve with braille dots, with labels at the left and below.
+
+    Args:
+        points: x and y, in the order of x; points that are not finite are left out.
+        width, height: in letters, of the whole chart and of the curve.
+        unit: of y.
+        plain: ASCII only, for a terminal without braille letters.
+
+    Returns:
+        the lines; none if no point is finite.
+    """
+    points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    if not points:
+        return []
+    across = width - _LABEL - 1
+    dots_x, dots_y = (1, 1) if plain else (2, 4)  # of a letter
+    horizontal = axis([x for x, _ in points], 0, dots_x * across - 1, tight=True)
+    vertical = axis([y for _, y in points], dots_y * height - 1, 0, num_ticks=max(2, height // 3))
+    places = [(round(horizontal.at(x)), round(vertical.at(y))) for x, y in points]
+    letters = [[0] * across for _ in range(height)]  # bits of the dots of each letter
+    for start, end in zip(places, places[1:] or places, strict=False):
+        for x, y in _straight_line(start, end):
+            letters[y // dots_y][x // dots_x] |= 1 if plain else _BITS[y % 4][x % 2]
+    labels = {
+        round(vertical.at(tick) / dots_y - (0 if plain else 0.5)): f"{tick_text(tick, unit):>{_LABEL}}"
+        for tick in vertical.ticks
+    }
+    mark, side, corner, line = ("|", "|", "+", "-") if plain else ("┤", "│", "└", "─")
+    lines = []
+    for row, bits in enumerate(letters):
+        text = "".join(" " if not one else "*" if plain else chr(_EMPTY + one) for one in bits)
+        edge = labels[row] + mark if row in labels else " " * _LABEL + side
+        lines.append(edge + text.rstrip())
+    first, last = (tick_text(x, "steps") for x in (points[0][0], points[-1][0]))
+    below = f"{first}{last:>{max(1, across - len(first))}}"
+    return [*lines, " " * _LABEL + corner + line * across, " " * (_LABEL + 1) + below]
+
+
+def _straight_line(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int]]:
+    """Return the dots between two points."""
+    across, up = end[0] - start[0], end[1] - start[1]
+    steps = max(abs(across), abs(up), 1)
+    return [
+        (round(start[0] + across * n / steps), round(start[1] + up * n / steps)) for n in range(steps + 1)
+    ]
+
+
+# Sweeps.
+
+
+def run_and_show(sweep: Sweep, cells: Sequence[SweepCell], folder: Path, metric: str) -> None:
+    """Run the cells, print their table, and draw their plot; exits with the command's exit code.
+
+    Raises:
+        VitctlError: runs failed, or none has the metric.
+    """
+    kept = sum(is_done(folder / cell.name) for cell in cells)
+    say(f"{len(cells)} runs in {folder}" + (f", {kept} of them already finished" if kept else ""))
+    with ExitStack() as stack:
+
+        def report(cell: SweepCell, number: int) -> Report:
+            stack.close()
+            say(f"\nrun {number + 1} of {len(cells)}: {cell.name}")
+            return stack.enter_context(Screen(folder / cell.name)).report
+
+        outcomes = run_cells(cells, folder, metric, report)
+    show_outcomes(outcomes, metric)
+    _draw_sweep(sweep, outcomes, folder, metric)
+    say(f"table: {folder / 'sweep.csv'}")
+    failed = [outcome for outcome in outcomes if outcome.error]
+    if failed:
+        raise VitctlError(f"{len(failed)} of {len(cells)} runs failed; {failed[0].run}: {failed[0].error}")
+    if any(outcome.status != "done" for outcome in outcomes):
+        print(f"stopped and saved; resume with the same command and --out {folder}", file=sys.stderr)
+        raise typer.Exit(3)
+
+
+def show_outcomes(outcomes: Sequence[Outcome], metric: str) -> None:
+    """Print a line for each run (varied values, metric, last loss, time), then the means over seeds."""
+    rows = []
+    for name, outcome in zip(shared_words([o.run for o in outcomes]), outcomes, strict=True):
+        loss = f"{outcome.loss:.4g}" if outcome.loss is not None else "-"
+        seconds = f"{outcome.seconds:,.0f} s" if outcome.seconds else "-"
+        rows.append((name, outcome.status, _number(outcome.value), loss, seconds))
+    show_table(("run", "status", metric, "loss", "training"), rows, left=("status",))
+    seeds = groups(outcomes)
+    if any(len(group.values) > 1 for group in seeds):
+        names = shared_words([group.name for group in seeds])
+        means = [
+            (name, _number(group.mean), _number(group.std), str(len(group.values)))
+            for name, group in zip(names, seeds, strict=True)
+        ]
+        say("")
+        show_table(("over seeds", "mean", "std", "runs"), means)
+
+
+def show_costs(cells: Sequence[SweepCell]) -> None:
+    """Print the cost of each run, computed from its recipe alone."""
+    from vitctl.jobs.plan import plan_training
+
+    rows = []
+    for cell, name in zip(cells, shared_words([cell.name for cell in cells]), strict=True):
+        recipe = load_recipe(cell.recipe, cell.overrides).recipe
+        if not isinstance(recipe, Pretrain | Finetune):
+            raise RecipeError(
+                f"--dry-run plans training runs only; '{cell.recipe}' is for `vitctl {recipe.job}`"
+            )
+        plan = plan_training(recipe)
+        macs, flops = plan.macs_per_image / 1e9, plan.training_flops / 1e18
+        parameters = f"{plan.parameters / 1e6:,.1f}M"
+        rows.append((name, parameters, f"{macs:,.4g}", f"{plan.steps:,}", f"{flops:,.4g}"))
+    show_table(("run", "parameters", "GMACs", "steps", "EFLOPs"), rows)
+
+
+def _draw_sweep(sweep: Sweep, outcomes: Sequence[Outcome], folder: Path, metric: str) -> None:
+    finished = groups(outcomes)
+    if not finished:
+        known = dict.fromkeys(name for outcome in outcomes for name in outcome.numbers)
+        if known:
+            raise VitctlError(f"--metric {metric}: no run has this metric; they have {', '.join(known)}")
+    elif can_plot():
+        say(f"plot: {draw_sweep(finished, metric, sweep.note or sweep.name, folder)}")
+    else:
+        say(f"no plot: {NOT_INSTALLED}")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2%}" if 0 <= value <= 1 else f"{value:,.4g}"

@@ -1,0 +1,131 @@
+"""Detects the type of a file from its name and first bytes: an image to decode, or a file to skip, with the
+reason.
+"""
+
+from collections.abc import Callable
+
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff")
+IMAGE_SUFFIXES = tuple(f".{extension}" for extension in IMAGE_EXTENSIONS)
+SYSTEM_FILE = "system file"
+HEAD_BYTES = 300
+_SYSTEM = {
+    "__macosx",
+    "thumbs.db",
+    "ehthumbs.db",
+    "desktop.ini",
+    "@eadir",
+    "$recycle.bin",
+    "system volume information",
+}
+# Extensions of images: a file with one that cannot be decoded counts as a bad image, not as another kind of
+# file.
+_CALLED_IMAGE = {
+    *IMAGE_EXTENSIONS,
+    *("jpe", "jfif", "pjpeg", "pjp", "heic", "heif", "hif", "avif", "dib", "jxl", "jp2", "apng"),
+}
+# Based on TIFF: a decoder would read only the small preview.
+_RAW = {"dng", "nef", "cr2", "cr3", "arw", "orf", "rw2", "pef", "srw", "raf"}
+_OTHERS = (
+    (b"%PDF", "PDF"),
+    (b"PK\x03\x04", "zip archive"),
+    (b"\x1f\x8b", "gzip archive"),
+    (b"7z\xbc\xaf", "7z archive"),
+    (b"8BPS", "Photoshop file"),
+    (b"<svg", "SVG drawing"),
+    (b"<?xml", "XML"),
+    (b"\x1aE\xdf\xa3", "video"),
+)
+_SIGNATURES = (
+    (b"\xff\xd8\xff", "jpg"),
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"GIF8", "gif"),
+    (b"BM", "bmp"),
+    (b"II*\0", "tif"),
+    (b"MM\0*", "tif"),
+)
+_HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"}
+_MAX_BRANDS = 64
+_BITMAP_HEADERS = (12, 40, 52, 56, 64, 108, 124)  # bytes
+_MAX_WEBP_CHUNKS = 64
+
+
+def is_system_file(name: str) -> bool:
+    """Whether a part of a path is hidden, or a metadata file of an operating system (Thumbs.db, __MACOSX
+    ...).
+    """
+    return any(part.startswith(".") or part.lower() in _SYSTEM for part in name.split("/"))
+
+
+def exclusion_reason(name: str, head: Callable[[], bytes]) -> str:
+    """Return why a file is not read as an image; empty when it may be one, which decoding decides later.
+
+    Args:
+        name: path of the file, with `/`.
+        head: returns its first `HEAD_BYTES` bytes; called only where the extension is not enough.
+    """
+    if is_system_file(name):
+        return SYSTEM_FILE
+    base = name.rpartition("/")[2]
+    extension = base.rpartition(".")[2].lower() if "." in base else ""
+    if extension in _RAW:
+        return f"camera raw file: .{extension}; export it as JPEG"
+    if extension in _CALLED_IMAGE:
+        return ""
+    data = head()
+    # The signature of a bitmap may be the start of a text, so the size of its header is checked too.
+    is_bitmap = data[:2] == b"BM" and int.from_bytes(data[14:18], "little") in _BITMAP_HEADERS
+    if is_heic(data) or is_bitmap or image_extension(data) not in (None, "bmp"):
+        return ""
+    return f"not an image: {content_type(data, extension)}"
+
+
+def content_type(data: bytes, extension: str = "") -> str:
+    """Return the content type of a file that is not a supported image, in a word or two."""
+    known = next((word for signature, word in _OTHERS if data.startswith(signature)), None)
+    if data[4:8] == b"ftyp":
+        known = "AVIF" if data[8:11] == b"avi" else "video"
+    if known or not data:
+        return known or "empty file"
+    return f".{extension} file" if extension else f"begins with {data[:8].hex(' ')}"
+
+
+def image_extension(data: bytes) -> str | None:
+    """Return the extension of the image format that the first bytes of a file show; None when the format is
+    not supported.
+    """
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "webp"
+    return next((extension for signature, extension in _SIGNATURES if data.startswith(signature)), None)
+
+
+def is_heic(data: bytes) -> bool:
+    """Whether a file is HEIF with HEVC inside, by its first bytes; 300 are enough."""
+    end = min(int.from_bytes(data[:4]), len(data), 16 + 4 * _MAX_BRANDS)
+    brands = {data[8:12], *(data[at : at + 4] for at in range(16, end, 4))}
+    return data[4:8] == b"ftyp" and bool(brands & _HEIC_BRANDS)
+
+
+def webp_size(data: bytes) -> tuple[int, int]:
+    """Return the largest width and height in the first chunks of a WEBP file, without decoding; 0, 0 where
+    no chunk has a size, which the decoder will refuse.
+
+    Source: RFC 9649, WebP Image Format, sections 2.3 to 2.7
+    """
+    at, width, height = 12, 0, 0
+    for _ in range(_MAX_WEBP_CHUNKS):
+        name, body = data[at : at + 4], data[at + 8 : at + 18]
+        if len(body) < 10:
+            break
+        if name == b"VP8X":  # the canvas
+            sides = 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")
+        elif name == b"VP8L":  # lossless: 14 bits each
+            bits = int.from_bytes(body[1:5], "little")
+            sides = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+        elif name == b"VP8 ":
+            sides = int.from_bytes(body[6:8], "little") & 0x3FFF, int.from_bytes(body[8:], "little") & 0x3FFF
+        else:
+            sides = 0, 0
+        width, height = max(width, sides[0]), max(height, sides[1])
+        size = int.from_bytes(data[at + 4 : at + 8], "little")
+        at += 8 + size + size % 2
+    return width, height

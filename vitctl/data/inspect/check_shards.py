@@ -1,0 +1,342 @@
+"""Checks of shards: their bytes, members and images, and that a folder holds what it should and nothing else."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from vitctl.data.datasets.catalog import find_data_set
+from vitctl.data.images.decode import BadSample, decode
+from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, find_splits
+from vitctl.data.shards.remote import bounded, is_remote
+from vitctl.data.shards.scan import read_shard
+from vitctl.data.source.exclusion import DIGEST, changed_images, image_digest
+from vitctl.data.source.exclusion import FILE as EXCLUDED
+from vitctl.data.source.shard_source import ShardSource, open_index
+from vitctl.data.source.views import check_labels, has_label, sample_key
+from vitctl.data.writer.intake import REPORT as INTAKE
+from vitctl.errors import DataError
+from vitctl.system.pool import Done, run_tasks
+from vitctl.system.text import one_line
+
+_SAMPLED_IMAGES = 1000
+_SHOWN_PROBLEMS, _SHOWN_SHARDS = 100, 3
+_IMAGES_PER_TASK = 256  # of a local shard
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a check.
+
+    Args:
+        num_samples: in the split.
+        num_decoded: images that were decoded, successfully or not.
+        class_counts: samples of each class, in label order.
+        num_unlabelled: samples with label -1.
+        num_problems: all problems.
+        problems: one line each, the first hundred.
+        kinds: problems by file and kind.
+        digests: of the bytes of every image, `[n]` of 16 bytes, equal for equal images; empty for a sample.
+        repeated: duplicate images of the split: `(first, later)`.
+    """
+
+    num_samples: int
+    num_decoded: int
+    class_counts: tuple[int, ...]
+    num_unlabelled: int
+    num_problems: int
+    problems: tuple[str, ...]
+    kinds: tuple["Kind", ...]
+    digests: np.ndarray = field(repr=False, compare=False)
+    repeated: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Problems of one kind in one file; `first` is the first bad member, or what is wrong with the file."""
+
+    file: str
+    kind: str
+    count: int
+    first: str
+
+
+class _Problem(NamedTuple):
+    file: str
+    kind: str
+    member: str
+    line: str
+
+
+class _Task(NamedTuple):
+    """Images of one shard, by their numbers in it; with `whole` also the shard itself, byte for byte."""
+
+    shard: int
+    images: range
+    whole: bool
+
+
+def verify_index(
+    index: Index,
+    *,
+    decode_images: Literal["all", "sample", "none"] = "all",
+    workers: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Check the shards of a split against its index. Remote shards are fetched temporarily, one per worker.
+
+    Args:
+        index: an opened split.
+        decode_images: "all": every byte is read and every image decoded; "none": every byte is read;
+            "sample": a thousand images spread over the split are read and decoded, and no whole shard.
+        workers: processes; 0: this one.
+        progress: called with (steps done, steps in all); a step is a shard or an image.
+    """
+    tasks = list(_tasks(index, decode_images == "sample"))
+    decodes, done = decode_images != "none", 0
+    num_images = sum(len(task.images) for task in tasks)
+    num_steps = sum(task.whole for task in tasks) + num_images * decodes
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress and more:
+            progress(done, num_steps)
+
+    def check(task: int, done: Done) -> tuple[list[_Problem], list[bytes]]:
+        return _check_task(index, tasks[task], decodes, done)
+
+    results = run_tasks(check, len(tasks), workers=workers, done=count)
+    problems = [problem for problems, _ in results for problem in problems]
+    source = ShardSource(index)
+    try:
+        check_labels(source, index.folder.name, "pixels")
+    except DataError as error:
+        table = SAMPLES if index.labels is None else LABELS
+        problems.append(_Problem(table, "labels of no class", "", str(error)))
+    labels, num_classes = source.labels(), len(index.class_names)
+    counts = np.bincount(labels[labels >= 0], minlength=num_classes)[:num_classes]
+    digests = [] if decode_images == "sample" else [digest for _, digests in results for digest in digests]
+    groups: dict[tuple[str, str], list[_Problem]] = {}
+    for problem in problems:
+        groups.setdefault((problem.file, problem.kind), []).append(problem)
+    return Report(
+        num_samples=index.num_samples,
+        num_decoded=num_images * decodes,
+        class_counts=tuple(counts.tolist()),
+        num_unlabelled=int((~has_label(labels)).sum()),
+        num_problems=len(problems),
+        problems=tuple(problem.line for problem in problems[:_SHOWN_PROBLEMS]),
+        kinds=tuple(Kind(*name, len(group), group[0].member) for name, group in groups.items()),
+        digests=np.array(digests, DIGEST),
+        repeated=tuple(repeated(np.array(digests, DIGEST))),
+    )
+
+
+def repeated(digests: np.ndarray) -> list[tuple[int, int]]:
+    """Return exact duplicates within a split: `(first, later)` for each later image with the same bytes."""
+    _, firsts, groups = np.unique(digests, return_index=True, return_inverse=True)
+    first_of = firsts[groups]
+    later = np.flatnonzero(first_of != np.arange(len(digests)))
+    return list(zip(first_of[later].tolist(), later.tolist(), strict=True))
+
+
+def shared(digests: np.ndarray, others: np.ndarray) -> list[tuple[int, int]]:
+    """Return exact duplicates between two splits: `(one, other)`, the first of each."""
+    _, one, other = np.intersect1d(digests, others, return_indices=True)
+    return list(zip(one.tolist(), other.tolist(), strict=True))
+
+
+def _tasks(index: Index, sample: bool) -> Iterator[_Task]:
+    every, first = max(1, index.num_samples // _SAMPLED_IMAGES) if sample else 1, 0
+    for number, shard in enumerate(index.shards):
+        chosen = range(-first % every, shard.num_samples, every)
+        size = max(1, len(chosen) if is_remote(index.address(number)) else _IMAGES_PER_TASK)
+        for begin in range(0, max(1, len(chosen)), size):
+            yield _Task(number, chosen[begin : begin + size], whole=not sample and not begin)
+        first += shard.num_samples
+
+
+def _check_task(index: Index, task: _Task, decodes: bool, done: Done) -> tuple[list[_Problem], list[bytes]]:
+    """Return the problems and digests of the images of a task."""
+    problems: list[_Problem] = []
+    digests: list[bytes] = []
+    address = index.address(task.shard)
+    name = address.rpartition("/")[2]
+    try:
+        with _opened_shard(index, task.shard, fetch=task.whole) as own:
+            if task.whole:
+                problems += _shard_problems(own, address)
+                done(1)
+            source = ShardSource(own)
+            for image in task.images:
+                digests.append(image_digest(source, image))
+                if decodes:
+                    try:
+                        decode(source.read(image))
+                    except BadSample as error:
+                        key = sample_key(source, image)
+                        problems.append(_Problem(name, error.reason, key, f"{address}: {key}: {error}"))
+                    done(1)
+            return problems, digests
+    except DataError as error:  # a remote shard that cannot be fetched
+        done(task.whole + len(task.images) * decodes)
+        digests = [f"unreadable {image}".encode() for image in task.images]
+        return [_Problem(name, "not fetched", str(error), str(error))], digests
+
+
+@contextmanager
+def _opened_shard(index: Index, number: int, *, fetch: bool) -> Iterator[Index]:
+    """Open an index of one shard of a split. With `fetch` a remote shard is copied here, temporarily."""
+    shard = index.shards[number]
+    begin = sum(other.num_samples for other in index.shards[:number])
+    rows = slice(begin, begin + shard.num_samples)
+    own = replace(
+        index,
+        shards=(shard,),
+        num_samples=shard.num_samples,
+        rows=index.rows[rows],
+        labels=None if index.labels is None else index.labels[rows],
+    )
+    if not fetch or not own.is_remote:
+        yield own
+        return
+    with tempfile.TemporaryDirectory(prefix="vitctl-check-") as folder:
+        with (Path(folder) / shard.name).open("wb") as file:
+            file.writelines(bounded(own.address(0), shard.num_bytes))
+        yield replace(own, folder=Path(folder), base="", shards=(replace(shard, url=""),))
+
+
+def _shard_problems(own: Index, address: str) -> list[_Problem]:
+    (shard,) = own.shards
+    path = own.folder / shard.name
+
+    def problem(kind: str, text: str) -> _Problem:
+        return _Problem(shard.name, kind, text, f"{address}: {text}")
+
+    try:
+        scan = read_shard(path, own.members)
+    except DataError as error:
+        return [problem("damaged shard", str(error).removeprefix(f"{path}: "))]
+    problems, rows = [], scan.rows
+    if scan.sha256 != shard.sha256:
+        text = f"sha256 is {scan.sha256[:12]}..., should be {shard.sha256[:12]}...; it changed since"
+        problems.append(problem("other bytes", text))
+    if scan.class_names and scan.class_names != own.class_names:
+        text = "tells other class names than the index, or in another order; index it again"
+        problems.append(problem("other class names", text))
+    if len(rows) != shard.num_samples:
+        problems.append(
+            problem("other samples", f"holds {len(rows)} samples, should hold {shard.num_samples}")
+        )
+        return problems
+    differ = rows != own.rows
+    if own.labels is not None:
+        labels = rows["label"][:, None] if scan.labels is None else scan.labels
+        width = own.labels.shape[1]
+        padded = np.pad(labels, ((0, 0), (0, max(0, width - labels.shape[1]))), constant_values=-1)
+        differ = differ | (padded[:, :width] != own.labels).any(axis=1)
+    if len(wrong := np.flatnonzero(differ)):
+        text = f"sample {wrong[0]} of it is not where, or not labelled as, samples.npy says"
+        problems.append(problem("other samples", text))
+    return problems
+
+
+def unused_files(folder: Path) -> tuple[list[str], list[str]]:
+    """Files in the folder of a data set, or of one split, that belong to no split.
+
+    Args:
+        folder: of splits, or of one.
+
+    Returns:
+        problems, among them shards without an index and writing that was not finished; and notes on other
+        files. One line each.
+    """
+    splits = find_splits(folder)
+    problems, notes = list[str](), list[str]()
+    for place in splits.values():
+        _check_split_folder(place, problems, notes)
+    if folder in splits.values():
+        return problems, notes
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path in splits.values():
+            continue
+        shards = sorted(path.glob("*.tar")) if path.is_dir() else []
+        if path.is_dir() and path.name.startswith(".") and path.name.endswith(".partial"):
+            split = path.name[1:].removesuffix(".partial")
+            problems.append(
+                f"{path}: writing of '{split}' was not finished; type the same `vitctl data shards` "
+                f"line again"
+            )
+        elif shards or (path / SAMPLES).exists():
+            problems.append(
+                f"{path}: {len(shards)} shard(s) and no index.json; write it with `vitctl data index {path}`"
+            )
+        elif path.name != INTAKE:
+            notes.append(f"{path}: left over, of no split")
+    class_names = {}
+    for split, place in splits.items():
+        with suppress(DataError):  # reported when the index is checked
+            class_names[split] = open_index(place).class_names
+    first = next(iter(class_names), "")
+    problems += [
+        f"{splits[split].parent}: '{split}' has other class names, or in another order, than '{first}'; make "
+        "both with one class list"
+        for split, names in class_names.items()
+        if names != class_names[first]
+    ]
+    if splits and not any(name.startswith("train") for name in splits):
+        notes.append(f"{folder}: has no split 'train'; found: {', '.join(splits)}")
+    return problems, notes
+
+
+def _check_split_folder(folder: Path, problems: list[str], notes: list[str]) -> None:
+    try:
+        index = open_index(folder)
+        changed = changed_images(index)
+    except DataError as error:
+        if str(error).startswith(str(folder / EXCLUDED)):  # others are reported when the index is checked
+            problems.append(str(error))
+        return
+    if changed:
+        problems.append(
+            f"{folder / EXCLUDED}: {len(changed):,} image(s) have other bytes than when they were left out, "
+            f"first {one_line(changed[0])}; make the list again with `vitctl data dedup ... --apply`"
+        )
+    known = {INDEX_FILE, SAMPLES, EXCLUDED, *(shard.name for shard in index.shards)}
+    known |= {LABELS} if index.labels is not None else set()
+    others = sorted(path for path in folder.iterdir() if path.name not in known)
+    notes += [f"{path}: left over, of no split" for path in others if path.suffix != ".tar"]
+    if shards := [path.name for path in others if path.suffix == ".tar"]:
+        hidden = len(shards) - _SHOWN_SHARDS
+        names = ", ".join(shards[:_SHOWN_SHARDS]) + (f" and {hidden} more" if hidden > 0 else "")
+        problems.append(
+            f"{folder}: {names}: not in the index, so they are not read; `vitctl data index {folder}` "
+            "takes all"
+        )
+
+
+def missing_images(name: str, indexes: Mapping[str, Index]) -> tuple[list[str], list[str]]:
+    """Missing splits and images of a known data set, by the sizes in the catalog.
+
+    Args:
+        name: of the set.
+        indexes: of the splits that were found.
+
+    Returns:
+        problems, and notes on splits whose index says itself that they are a part. One line each.
+    """
+    row = find_data_set(name)
+    sizes = row.sizes if "train800" not in indexes else {"train800": 800, "val200": 200}
+    problems = [f"{row.name}: split '{split}' is missing" for split in sizes if split not in indexes]
+    notes: list[str] = []
+    for split, index in indexes.items():
+        found = (index.num_samples, len(index.class_names))
+        if (wanted := (sizes.get(split, found[0]), row.num_classes)) != found:
+            text = f"{row.name}: '{split}' has {found[0]:,} images of {found[1]:,} classes, should have {wanted[0]:,} of {wanted[1]:,}"
+            (notes if "partial" in index.source else problems).append(text)
+    return problems, notes

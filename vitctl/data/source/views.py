@@ -1,0 +1,341 @@
+"""Data sets as their users see them: numbered samples, in shards or not, and every view of them.
+
+`Source` is the interface through which loaders, evaluation and few-shot read. A `View` is some samples of
+one or more sources in a given order: subsets, classes, concatenations and split expressions are all views.
+"""
+
+import bisect
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Literal, Protocol
+
+import numpy as np
+
+from vitctl.data.images.decode import BadSample
+from vitctl.data.source.order import Order
+from vitctl.data.source.shard_source import ShardSource, array_digest
+from vitctl.errors import DataError
+from vitctl.system.text import did_you_mean, nearest
+
+Use = Literal["training", "scoring", "draws", "pixels"]
+_CHUNK = 2**20
+
+
+class Source(Protocol):
+    """A data set whose samples are numbered from 0. It is passed to other processes by pickling."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names in label order."""
+
+    @property
+    def digest(self) -> str:
+        """Hex digest of the samples and their order."""
+
+    def __len__(self) -> int: ...
+
+    def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
+        """Labels of the given samples, or of all: int64 `[n]`, -1 for none.
+
+        Where samples may have several: int64 `[n, L]`, padded with -1; a row of -1 for none.
+        """
+
+    def key(self, sample: int) -> str:
+        """The name of a sample, unique in its split."""
+
+    def location(self, sample: int) -> str:
+        """The path or URL of a sample, for messages."""
+
+    def read(self, sample: int) -> bytes:
+        """The encoded image. Raises `BadSample` when it cannot be read."""
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Samples of one or more stores, in a given order; made by the functions below.
+
+    Args:
+        stores: sources that hold the samples.
+        class_names: in label order.
+        digest: hex digest of the samples and their order.
+        rows: position of each sample in the concatenation of all stores, int64 `[n]`; None: all, in order.
+        new_labels: labels that replace those of the stores, `[n]` or `[n, L]`.
+        parts: the concatenated sources; empty for other views.
+    """
+
+    stores: tuple[Source, ...]
+    class_names: tuple[str, ...]
+    digest: str
+    rows: np.ndarray | None = None
+    new_labels: np.ndarray | None = None
+    parts: tuple[Source, ...] = ()
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self.rows is None else len(self.rows)
+
+    def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
+        """Return the labels of the given samples, or of all; see `Source`."""
+        if self.new_labels is not None:
+            return self.new_labels[slice(None) if samples is None else samples].copy()
+        width = max(store.labels(np.zeros(0, np.int64)).shape[1:] for store in self.stores)
+        labels = np.full((len(self) if samples is None else len(samples), *width), -1, np.int64)
+        for store, rows, chosen in self.by_store(samples):
+            labels[chosen] = _padded(store.labels(rows), width)
+        return labels
+
+    def key(self, sample: int) -> str:
+        """Return the key of the sample in its store."""
+        store, row = self._one(sample)
+        return store.key(row)
+
+    def location(self, sample: int) -> str:
+        """Return the path or URL of the sample."""
+        store, row = self._one(sample)
+        return store.location(row)
+
+    def read(self, sample: int) -> bytes:
+        """Return the encoded image."""
+        store, row = self._one(sample)
+        return store.read(row)
+
+    def by_store(
+        self, samples: np.ndarray | None = None
+    ) -> Iterator[tuple[Source, np.ndarray | None, np.ndarray | slice]]:
+        """Yield each store that holds some of the given samples, or of all.
+
+        Yields:
+            the store; the samples' rows in it, None for all in order; their places among those given.
+        """
+        rows = self.rows
+        if samples is not None:
+            rows = np.asarray(samples, np.int64) if rows is None else rows[samples]
+        if rows is None:
+            for store, begin, end in zip(self.stores, self._begins, self._ends, strict=True):
+                yield store, None, slice(begin, end)
+            return
+        numbers = np.searchsorted(self._ends, rows, side="right")
+        for number in np.unique(numbers).tolist():
+            chosen = np.flatnonzero(numbers == number)
+            yield self.stores[number], rows[chosen] - self._begins[number], chosen
+
+    def _one(self, sample: int) -> tuple[Source, int]:
+        if not 0 <= sample < len(self):
+            raise IndexError(f"sample {sample} of {len(self)}")
+        row = int(sample if self.rows is None else self.rows[sample])
+        number = bisect.bisect_right(self._ends, row)
+        return self.stores[number], row - self._begins[number]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(map(len, self.stores)))
+
+    @cached_property
+    def _begins(self) -> list[int]:
+        return [0, *self._ends[:-1]]
+
+
+def subset(source: Source, rows: np.ndarray) -> View:
+    """Select samples of a source.
+
+    Args:
+        source: to select from.
+        rows: numbers of samples, int64 `[n]`, in the order of the subset.
+    """
+    whole = _as_view(source)
+    return replace(
+        whole,
+        digest=array_digest(f"subset {source.digest} ", rows),
+        rows=rows if whole.rows is None else whole.rows[rows],
+        new_labels=None if whole.new_labels is None else whole.new_labels[rows],
+        parts=(),
+    )
+
+
+def concat(sources: Sequence[Source]) -> View:
+    """Concatenate sources with the same classes.
+
+    Raises:
+        DataError: they have different classes.
+    """
+    for other in sources:
+        if other.class_names != sources[0].class_names:
+            raise DataError(
+                "splits with different class names cannot be joined, their labels mean different things: "
+                f"{_names(sources[0])} and {_names(other)}"
+            )
+    views = [_as_view(source) for source in sources]
+    joined = View(
+        stores=tuple(store for view in views for store in view.stores),
+        class_names=sources[0].class_names,
+        digest=hashlib.sha256(" ".join(["concat", *(view.digest for view in views)]).encode()).hexdigest(),
+        parts=tuple(sources),
+    )
+    if any(view.rows is not None for view in views):
+        begins = accumulate((view._ends[-1] for view in views), initial=0)
+        rows = [
+            begin + (np.arange(len(view)) if view.rows is None else view.rows)
+            for begin, view in zip(begins, views, strict=False)
+        ]
+        joined = replace(joined, rows=np.concatenate(rows))
+    if any(view.new_labels is not None for view in views):
+        tables = [view.labels() for view in views]
+        width = max(table.shape[1:] for table in tables)
+        joined = replace(joined, new_labels=np.concatenate([_padded(table, width) for table in tables]))
+    return joined
+
+
+def random_subset(source: Source, num_samples: int, seed: int) -> Source:
+    """Select samples at random, in storage order. With one seed, smaller subsets lie within larger ones.
+
+    Args:
+        source: to select from.
+        num_samples: 1 to `len(source)`.
+        seed: of the random selection.
+
+    Raises:
+        DataError: `num_samples` is out of range.
+
+    Paper: Section 4.3 (random subsets of 9M, 30M and 90M images of JFT-300M)
+    """
+    if not 1 <= num_samples <= len(source):
+        raise DataError(f"a subset of {num_samples:,} images was asked for, there are {len(source):,}")
+    if num_samples == len(source):
+        return source
+    chosen, order = np.zeros(len(source), bool), Order(len(source), seed)
+    for begin in range(0, num_samples, _CHUNK):
+        chosen[order.at(np.arange(begin, min(begin + _CHUNK, num_samples)))[1]] = True
+    return subset(source, np.flatnonzero(chosen))
+
+
+def of_classes(source: Source, names: tuple[str, ...]) -> View:
+    """Select the samples of some classes, in storage order; labels are numbered in the order of `names`.
+
+    Raises:
+        DataError: a class is unknown, named twice or has no sample, or a label is out of range.
+    """
+    known = {name: label for label, name in enumerate(source.class_names)}
+    for name in names:
+        if name not in known:
+            raise no_class(name, known)
+        if names.count(name) > 1:
+            raise DataError(f"class {name!r} is named twice")
+    check_labels(source, "data.classes", "pixels")
+    new = np.full(len(known) + 1, -1, np.int64)  # the last is for samples without a label, -1
+    new[[known[name] for name in names]] = np.arange(len(names))
+    labels = new[source.labels()]
+    rows = np.flatnonzero(has_label(labels))
+    if not len(rows):
+        more = " ..." if len(names) > 3 else ""
+        raise DataError(f"no image is of the classes {', '.join(names[:3])}{more}")
+    chosen, labels = subset(source, rows), labels[rows]
+    if labels.ndim == 2:
+        labels = -np.sort(-labels, axis=1)  # -1 comes last
+    content = f"relabelled {chosen.digest} {new.tolist()} {list(names)}"
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return replace(chosen, class_names=names, new_labels=labels, digest=digest)
+
+
+def no_class(name: str, known: Iterable[str]) -> DataError:
+    """Return the error for an unknown class name."""
+    hint = did_you_mean(nearest(name, known)) or f"known: {', '.join(list(known)[:5])} ..."
+    return DataError(f"there is no class {name!r}; {hint}")
+
+
+def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -> None:
+    """Refuse a source whose labels are not valid for the job. Labels are read in chunks to save memory.
+
+    A label is 0 to K - 1 of K classes, or -1 for none. Missing labels come last. Any other label means that
+    the index is damaged, and is refused for every use. An image without a label is refused in `training`
+    and `scoring`; where images may have several labels, scoring skips those without any. `draws` (few-shot)
+    never take such images, `pixels` (masked patch prediction) need no labels.
+
+    Args:
+        source: an opened split.
+        name: of the split, for messages.
+        use: what the job needs the images for.
+        single: refuse sources whose images may have several labels.
+
+    Raises:
+        DataError: one line with the number of such images and the first of them.
+    """
+    num_classes, width = len(source.class_names), source.labels(np.zeros(0, np.int64)).shape[1:]
+    if single and width:
+        raise DataError(f"'{name}': one label per image is needed here, these images may have several")
+    invalid, unlabelled = [], []
+    for begin in range(0, len(source), _CHUNK):
+        labels = source.labels(np.arange(begin, min(begin + _CHUNK, len(source))))
+        rows = labels.reshape(len(labels), -1)
+        is_invalid = ((rows >= num_classes) | (rows < -1)).any(axis=1)
+        is_invalid |= ((rows[:, :-1] < 0) & (rows[:, 1:] >= 0)).any(axis=1)
+        invalid.append(begin + np.flatnonzero(is_invalid))
+        if use in ("training", "scoring"):
+            unlabelled.append(begin + np.flatnonzero(~has_label(labels)))
+    if num_invalid := sum(map(len, invalid)):
+        first = int(np.concatenate(invalid)[0])
+        raise DataError(
+            f"'{name}': {num_invalid:,} of {len(source):,} images have labels outside 0..{num_classes - 1}, "
+            f"first number {first} ({source.labels(np.array([first])).tolist()[0]}) of "
+            f"{source.location(first)}: the index is damaged or was made for other classes; make it again "
+            "with `vitctl data index`"
+        )
+    num_unlabelled = sum(map(len, unlabelled))
+    is_refused = use == "training" or not width or num_unlabelled == len(source)
+    if num_unlabelled and is_refused:
+        first = int(np.concatenate(unlabelled)[0])
+        raise DataError(
+            f"'{name}': {num_unlabelled:,} of {len(source):,} images have no label and cannot be "
+            f"{'trained on' if use == 'training' else 'scored'}, first number {first} of "
+            f"{source.location(first)}; index the split with its labels"
+        )
+
+
+def has_label(labels: np.ndarray) -> np.ndarray:
+    """Return which samples have a label: bool `[n]` of labels `[n]` or `[n, L]`."""
+    return np.asarray(labels >= 0 if labels.ndim == 1 else (labels >= 0).any(axis=1))
+
+
+def sample_key(source: Source, sample: int) -> str:
+    """Return the key of a sample, or its number if its shard is damaged."""
+    try:
+        return source.key(sample)
+    except BadSample:
+        return f"number {sample}"
+
+
+def split_sources(source: Source) -> tuple[ShardSource, ...]:
+    """Return the indexed splits behind a source, in order; empty when it is not stored in shards."""
+    stores = source.stores if isinstance(source, View) else (source,)
+    return tuple(store for store in stores if isinstance(store, ShardSource))
+
+
+def source_texts(source: Source) -> tuple[str, ...]:
+    """Return the provenance recorded in the index of each split behind a source, each text once.
+
+    It also says whether a copy is partial or re-encoded.
+    """
+    return tuple(dict.fromkeys(split.index.source for split in split_sources(source)))
+
+
+def source_text(source: Source) -> str:
+    """Return the provenance of a source in one line; empty where unknown."""
+    return "; ".join(filter(None, source_texts(source)))
+
+
+def _as_view(source: Source) -> View:
+    return source if isinstance(source, View) else View((source,), source.class_names, source.digest)
+
+
+def _padded(labels: np.ndarray, width: tuple[int, ...]) -> np.ndarray:
+    """Return labels `[n]` or `[n, l]` as `[n, *width]`, padded with -1."""
+    if labels.shape[1:] == width:
+        return labels
+    labels = labels[:, None] if labels.ndim == 1 else labels
+    return np.pad(labels, ((0, 0), (0, width[0] - labels.shape[1])), constant_values=-1)
+
+
+def _names(source: Source) -> str:
+    names = source.class_names
+    return f"{len(names)} classes ({', '.join(names[:3])}{' ...' if len(names) > 3 else ''})"

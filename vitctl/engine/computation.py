@@ -1,0 +1,379 @@
+"""How the numbers of a run are computed: device, kernels, precision, threads, versions, micro-batch.
+
+Choices of [machine] are resolved here, kept with the run, and recorded. `exact` promises the same bits.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
+
+from vitctl.data.loader.batches import Batch
+from vitctl.engine.distributed.micro_batch import fits_everywhere, largest_micro_batch
+from vitctl.engine.distributed.process_group import check_same
+from vitctl.engine.distributed.runtime import Computation, Runtime
+from vitctl.engine.distributed.sharding import is_sharded
+from vitctl.engine.journal import write_run_json
+from vitctl.errors import CheckpointError, LaunchError
+from vitctl.models.configs import Config, ViTConfig
+from vitctl.models.costs import OPTIMIZER_SLOTS
+from vitctl.models.hardware import cpu_name, installed
+from vitctl.models.kernels.attention import attention_rule, set_attention, used_attention
+from vitctl.models.kernels.linear import onednn_problem, set_linear, used_linear
+from vitctl.recipe.machine import NetworkMachine, TrainMachine
+from vitctl.recipe.schema import TrainRecipe
+from vitctl.system.files import read_json
+
+_MOST_KEPT_BYTES = 2**16
+
+
+class MicroBatch(BaseModel):
+    """The micro-batch that fits into memory, and the setting in which it was measured."""
+
+    model_config = ConfigDict(strict=True)
+
+    share: int = Field(ge=1, le=10**9)
+    device: str = Field(max_length=500)
+    precision: str = Field(max_length=50)
+    micro_batch: int = Field(ge=1, le=10**9)
+
+
+class Kernels(BaseModel):
+    """What computes the attention product and the linear layers."""
+
+    model_config = ConfigDict(strict=True)
+
+    attention: Literal["fused", "math"]
+    linear: Literal["torch", "onednn"]
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def read_kept(path: Path, model: type[M]) -> M:
+    """The choice that an earlier start of the run stored.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is invalid.
+    """
+    try:
+        value: Any = read_json(path, _MOST_KEPT_BYTES, error=CheckpointError)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; delete it to choose again") from None
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors(include_input=False)[0]["loc"])) or "its value"
+        raise CheckpointError(f"{path}: {where} is invalid; delete the file to choose again") from None
+
+
+KERNELS, MICRO_BATCH = "kernels.json", "micro_batch.json"
+
+
+def choose_kernels(
+    machine: NetworkMachine, config: Config, computation: Computation, *, lanes: bool = False
+) -> Kernels:
+    """Return the kernels of [machine], with 'auto' resolved by a rule: the same for training, scoring and
+    predicting.
+
+    The rule knows the kind of device, the precision and the number of tokens; neither load, batch nor
+    processor change it.
+
+    Args:
+        machine: its attention and linear.
+        config: of the network.
+        computation: device and precision.
+        lanes: the training promises the same bits, which not every fused kernel does.
+
+    Raises:
+        LaunchError: machine.linear = 'onednn', and it cannot compute this.
+    """
+    attention, linear = machine.attention, machine.linear
+    dtype, device = computation.product_dtype, computation.device
+    if linear == "onednn" and (problem := onednn_problem(dtype, device)):
+        raise LaunchError(f"machine.linear = 'onednn': {problem}; set it to 'auto' or 'torch'")
+    if attention == "auto":
+        attention = (
+            attention_rule(device.type, dtype, config.num_tokens)
+            if isinstance(config, ViTConfig)
+            else "fused"
+        )
+        if lanes or getattr(config, "position_embedding", "") == "relative":
+            attention = "math"
+    return Kernels(attention=attention, linear="torch" if linear == "auto" else linear)
+
+
+def kept_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path) -> TrainMachine:
+    """Return [machine] with the kernels of RUN/kernels.json for 'auto': earlier releases measured them and
+    wrote this file.
+    """
+    file = run_dir / KERNELS
+    there = runtime.is_main and file.exists()
+    kept = json.loads(runtime.broadcast(read_kept(file, Kernels).model_dump_json() if there else "{}"))
+    return machine.model_copy(update={name: kept[name] for name in kept if getattr(machine, name) == "auto"})
+
+
+def use_kernels(kernels: Kernels) -> None:
+    """Compute every model of this process with these."""
+    set_attention(kernels.attention)
+    set_linear(kernels.linear)
+
+
+def kernels_used() -> dict[str, str]:
+    """The kernels that this process computes with, for a result."""
+    return {"attention": used_attention(), "linear": used_linear()}
+
+
+def choose_micro_batch(
+    recipe: TrainRecipe,
+    runtime: Runtime,
+    run_dir: Path,
+    model: nn.Module,
+    objective: Callable[..., Tensor],
+    batch: Callable[[int], Batch],
+    share: int,
+) -> int:
+    """Images of a forward pass: machine.micro_batch, or what fits, which is measured once and written to
+    RUN/micro_batch.json.
+    """
+    if recipe.machine.micro_batch != -1 or recipe.schedule.lanes:  # leaves are passes of their own size
+        return most_images(recipe.machine.micro_batch, share)
+    if is_sharded(model):
+        raise LaunchError(
+            "machine.micro_batch = -1 cannot try what fits with machine.sharding = 'fsdp', where a process "
+            "that runs out of memory "
+            "blocks the others; set machine.micro_batch, and see `vitctl pretrain --dry-run`"
+        )
+    device = torch.cuda.get_device_name(runtime.device) if runtime.device.type == "cuda" else "CPU"
+    setting = {"share": share, "device": device, "precision": runtime.precision}
+    file = run_dir / MICRO_BATCH
+    # Rank 0 reads it for all: a process that did not see the file would measure, and wait for the others for
+    # ever.
+    there = runtime.is_main and file.exists()
+    known = json.loads(runtime.broadcast(read_kept(file, MicroBatch).model_dump_json() if there else "{}"))
+    setting = json.loads(runtime.broadcast(json.dumps(setting)))
+    if {name: known.get(name) for name in setting} == setting:
+        return int(known["micro_batch"])
+    copies = OPTIMIZER_SLOTS[recipe.optimizer.name] + (recipe.averaging.decay > 0)
+    reserve = copies * sum(p.numel() * p.element_size() for p in model.parameters())
+
+    def fits(images: int) -> bool:
+        adds_up = runtime.num_processes > 1 or images < share
+        return fits_everywhere(runtime, model, objective, batch(images), reserve, adds_up=adds_up)
+
+    found = largest_micro_batch(fits, share)
+    if runtime.is_main:
+        write_run_json(file, {**setting, "micro_batch": found})
+    return found
+
+
+def most_images(micro_batch: int, share: int) -> int:
+    """Images of the largest forward pass of a process with this machine.micro_batch (0 and -1: as many as its
+    share).
+    """
+    return min(micro_batch, share) if micro_batch > 0 else share
+
+
+def dropout_draws(recipe: TrainRecipe, config: Any, folder: Path) -> dict[str, Any]:
+    """What the random draws of dropout and stochastic depth depend on, besides seed and step; empty without
+    dropout.
+
+    They are drawn for each forward pass of each process, so that the split of a batch changes the result.
+    With lanes it does not.
+    """
+    if recipe.schedule.lanes or not (getattr(config, "dropout", 0.0) or getattr(config, "drop_path", 0.0)):
+        return {}
+    machine, file = recipe.machine, folder / MICRO_BATCH
+    most = read_kept(file, MicroBatch).micro_batch if file.exists() else machine.micro_batch
+    used = most_images(most, -(-recipe.schedule.batch_size // machine.processes))
+    return {
+        "dropout_draws": {"processes": machine.processes, "micro_batch": used, "compile": machine.compile}
+    }
+
+
+# Another release of these packages may give other numbers: they compute, launch processes, or decode images.
+VERSIONS = ("vitctl", "torch", "accelerate", "numpy", "pillow", "simplejpeg")
+
+
+def computed(runtime: Runtime) -> dict[str, Any]:
+    """How the numbers of a job are computed: resolved precision, device, threads, processes, versions."""
+    is_cuda = runtime.device.type == "cuda"
+    own: dict[str, Any] = {
+        "precision": runtime.precision,
+        "device": runtime.device.type,
+        "device_name": torch.cuda.get_device_name(runtime.device) if is_cuda else cpu_name(),
+        "hardware": processor(runtime.device),
+        "processes": runtime.num_processes,
+    }
+    own |= kernels_used()
+    if is_cuda and runtime.precision in ("float32", "tf32"):
+        own["tf32"] = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+    if not is_cuda:
+        own["threads"] = torch.get_num_threads()
+    return own | {"versions": versions()}
+
+
+def computed_training(recipe: TrainRecipe, runtime: Runtime) -> dict[str, Any]:
+    """The same for a training, which with lanes has a number of threads of its own on a CPU."""
+    own = computed(runtime)
+    return own | ({"threads": recipe.schedule.threads} if recipe.schedule.lanes and "threads" in own else {})
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of the packages in VERSIONS."""
+    return installed(VERSIONS)
+
+
+_CPUINFO, _NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/version")
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+_NOT_DETERMINISTIC = "does not have a deterministic implementation"
+
+
+# Variables of the libraries that multiply matrices; those of threads are set otherwise.
+_SETTINGS = (
+    "MKL_CBWR",
+    "MKL_ENABLE",
+    "MKL_DEBUG",
+    "ONEDNN_",
+    "DNNL_",
+    "ATEN_CPU",
+    "CUBLAS_",
+    "NVIDIA_TF32",
+    "TORCH_ALLOW_TF32",
+)
+_KERNELS = {
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_bf16",
+    "amx_tile",
+    "avx_vnni",
+    "asimd",
+    "bf16",
+    "sve",
+}
+
+
+@contextmanager
+def exact(runtime: Runtime, threads: int) -> Iterator[None]:
+    """Within the block a pass over the same images with the same weights gives the same bits.
+
+    Args:
+        runtime: of this process.
+        threads: of this process on a CPU.
+
+    Raises:
+        LaunchError: an operation has no deterministic kernel on this device.
+    """
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    settings: Any = torch.utils.deterministic
+    filled = settings.fill_uninitialized_memory
+    if runtime.device.type == "cuda":
+        os.environ.setdefault(_CUBLAS, ":4096:8")
+        torch.backends.cudnn.benchmark = False
+    else:
+        torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    settings.fill_uninitialized_memory = False  # it costs time, and no number is read before it is written
+    try:
+        yield
+    except RuntimeError as error:
+        if _NOT_DETERMINISTIC not in str(error):
+            raise
+        operation = str(error).split(_NOT_DETERMINISTIC)[0].strip()[:100]
+        raise LaunchError(
+            f"schedule.lanes: {operation} has no deterministic kernel on this {runtime.device.type} device, "
+            f"so that the same bits "
+            "cannot be promised; train with schedule.lanes = 0"
+        ) from error
+    finally:
+        torch.use_deterministic_algorithms(before[1])
+        settings.fill_uninitialized_memory = filled
+        if runtime.device.type != "cuda":
+            torch.set_num_threads(before[0])
+
+
+def computation(runtime: Runtime, **chosen: Any) -> dict[str, Any]:
+    """What decides the last bits beside recipe, data and weights; the same on every process.
+
+    Args:
+        runtime: of this process.
+        chosen: more of it: kernels, versions.
+
+    Raises:
+        LaunchError: another process computes in another way.
+    """
+    own: dict[str, Any]
+    if runtime.device.type == "cuda":
+        own = {"device": torch.cuda.get_device_name(runtime.device)}
+    else:
+        own = {"device": cpu_kind(_CPUINFO), "threads": torch.get_num_threads()}
+    settings = _library_settings()
+    described = {
+        **own,
+        "precision": runtime.precision,
+        **({"environment": settings} if settings else {}),
+        **chosen,
+    }
+    if runtime.num_processes > 1:
+        facts = {name: json.dumps(value, sort_keys=True) for name, value in described.items()}
+        check_same(
+            facts,
+            "with schedule.lanes all processes need the same kind of device and the same versions; use such "
+            "nodes, or set "
+            "schedule.lanes = 0",
+        )
+    return described
+
+
+def processor(device: torch.device) -> dict[str, str]:
+    """Return what the last bits of a device's products depend on beside versions of packages, by name.
+
+    Of a CPU its instructions, of a GPU its driver and libraries; and the environment variables that choose
+    among kernels.
+    """
+    if device.type != "cuda":
+        return {"processor": cpu_kind(_CPUINFO), **_library_settings()}
+    cudnn: Any = torch.backends.cudnn  # not all of it has types
+    found = {"CUDA": str(torch.version.cuda), "cuDNN": str(cudnn.version())}
+    for package in ("nvidia-cublas", f"nvidia-cublas-cu{found['CUDA'].partition('.')[0]}"):
+        with suppress(PackageNotFoundError):
+            found["cuBLAS"] = version(package)
+    with suppress(OSError):
+        driver = re.search(r"Module\s.*?(\d+\.[\d.]+)", _NVIDIA.read_text(encoding="utf-8", errors="replace"))
+        found |= {"driver": driver[1]} if driver else {}
+    return found | _library_settings()
+
+
+def _library_settings() -> dict[str, str]:
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_SETTINGS)}
+
+
+def cpu_kind(file: Path) -> str:
+    """The kind of CPU: its maker and what its matrix kernels are chosen by. CPUs of one kind compute the same
+    bits.
+
+    Args:
+        file: /proc/cpuinfo; it may be missing.
+    """
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    found: dict[str, str] = dict(
+        re.findall(r"^(vendor_id|CPU implementer|flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
+    )
+    maker = found.get("vendor_id", found.get("CPU implementer", ""))
+    kernels = sorted(_KERNELS & {*found.get("flags", found.get("Features", "")).split()})
+    return " ".join(filter(None, ["CPU", maker, torch.backends.cpu.get_cpu_capability(), *kernels]))

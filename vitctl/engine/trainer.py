@@ -1,0 +1,761 @@
+"""One training in a folder: prepared from a recipe, resumed, trained, logged, scored, saved.
+
+`Trainer` reads from top to bottom in the order in which a run does it.
+"""
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitctl.data.images.transforms import EvalTransform, TrainTransform
+from vitctl.data.loader.batches import Batch, train_batches
+from vitctl.data.loader.lanes import own_slots
+from vitctl.data.source.order import Order, SampleOrder
+from vitctl.data.source.verification import Verification
+from vitctl.data.source.views import Source, sample_key
+from vitctl.engine import nonfinite
+from vitctl.engine.averaging import Average, averaged
+from vitctl.engine.checkpoint.files import SavedCheckpoint, set_aside_after
+from vitctl.engine.checkpoint.saving import Saver, check_space, parts
+from vitctl.engine.computation import (
+    choose_kernels,
+    choose_micro_batch,
+    computation,
+    computed,
+    kept_kernels,
+    use_kernels,
+    versions,
+)
+from vitctl.engine.distributed.agreement import (
+    CheckpointTensors,
+    agreed_checkpoint,
+    agreed_tensors,
+    check_inputs,
+    check_resumable,
+    check_same_state,
+)
+from vitctl.engine.distributed.gradients import AllReduced, ByLanes, Gradients
+from vitctl.engine.distributed.lane_sum import LaneSum
+from vitctl.engine.distributed.process_group import raise_on_all
+from vitctl.engine.distributed.runtime import Runtime, num_workers
+from vitctl.engine.distributed.sharding import is_sharded, load_full_state, shard_as
+from vitctl.engine.evaluation import Score, stop_together
+from vitctl.engine.identity import identity
+from vitctl.engine.journal import LOG, Journal, cut_after, read_records
+from vitctl.engine.mixing import Mixing, classification
+from vitctl.engine.nonfinite import SKIPPED, Counts
+from vitctl.engine.optimizer import build_optimizer, load_optimizer_tensors
+from vitctl.engine.preemption import StopFlag, Stopped
+from vitctl.engine.run_files import (
+    AVERAGE,
+    CHECKPOINTS,
+    LOG_HEAD,
+    MODEL,
+    OPTIMIZER,
+    STEP_RECORDS,
+    STEPS_HEAD,
+    UNRECORDED,
+)
+from vitctl.engine.schedule import lanes_of, learning_rate, total_steps
+from vitctl.engine.step import Result, TrainStep, Update, take
+from vitctl.engine.trace.chain import head
+from vitctl.engine.trace.recorder import Recorder, end_of_steps, weights_checksum
+from vitctl.engine.trace.steps import not_named, read_logged_ends, read_steps, record_problem
+from vitctl.errors import CheckpointError, DataError, VitctlError, is_lost_peer
+from vitctl.models.blocks import compile_blocks
+from vitctl.models.build import Model
+from vitctl.models.flops import computed_flops
+from vitctl.recipe.schema import Finetune, Pretrain, Vtab
+from vitctl.system.text import typed
+from vitctl.system.waiting import HERE
+
+BAD_SAMPLES, SAMPLES = "bad_samples.jsonl", "samples"
+BUDGET_FLOOR = 10_000  # images; the budget of bad samples is computed from at least this many
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Where a training runs: this process among its peers, the folder and its log, the flag that signals set.
+
+    `shards` verifies the images that are scored. `act` is done with the prepared training instead of
+    `Trainer.fit`. `recipe_digest` is of RUN/recipe.toml, from which the recipe of a training may differ in a
+    learning rate or a seed.
+    """
+
+    runtime: Runtime
+    folder: Path
+    journal: Journal
+    stop: StopFlag
+    shards: Verification
+    act: "Callable[[Trainer], Score | None] | None" = None
+    recipe_digest: str = ""
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of a training.
+
+    Args:
+        train, augmentation: training images, and their augmentation.
+        scored, pre_processing: images that are scored, or None, and the evaluation pre-processing.
+        order: of the training images; None: the exact shuffle by the recipe's seed.
+        mixing: MixUp and CutMix of training batches.
+    """
+
+    train: Source
+    augmentation: TrainTransform
+    scored: Source | None
+    pre_processing: EvalTransform
+    order: SampleOrder | None = None
+    mixing: Mixing = field(default_factory=Mixing)
+
+    def meta(self, mean: tuple[float, ...], std: tuple[float, ...], loss: str) -> dict[str, Any]:
+        """Return the metadata to store with the weights, so that they give the same numbers elsewhere."""
+        shown = self.pre_processing
+        return {
+            "image_size": shown.image_size,
+            "eval_method": shown.method,
+            "eval_resize": shown.resize,
+            "resample": shown.resample,
+            "exif_orientation": shown.exif_orientation,
+            "mean": list(mean),
+            "std": list(std),
+            "loss": loss,
+            "class_names": list(self.train.class_names),
+        }
+
+
+class Trainer(TrainStep):
+    """A training of `recipe` in a folder, as one process sees it.
+
+    Args:
+        recipe: with its values resolved: batch size, length, learning rate, seed.
+        run: process, folder, log and stop flag.
+        model: with its start weights, on the runtime's device.
+        images: that it is trained and scored on.
+        meta: stored with the weights.
+        objective: instead of [loss]; it uses no labels.
+        score: scores a network on the images to score; None: there are none.
+        probe: gives a network's few-shot accuracies by number of shots and seed; None: it is off.
+        start_weights_sha256: digest of the pre-trained weights; empty without any.
+
+    Raises:
+        LaunchError: other processes have other inputs, or the machine cannot compute this.
+    """
+
+    def __init__(
+        self,
+        recipe: Pretrain | Finetune | Vtab,
+        run: RunContext,
+        model: Model,
+        images: Images,
+        meta: dict[str, Any],
+        *,
+        objective: Callable[..., Tensor] | None = None,
+        score: Callable[[nn.Module], Score] | None = None,
+        probe: Callable[[Model], dict[int, list[float]]] | None = None,
+        start_weights_sha256: str = "",
+    ) -> None:
+        runtime, s, machine = run.runtime, recipe.schedule, recipe.machine
+        self.recipe, self.runtime, self.folder, self.journal = recipe, runtime, run.folder, run.journal
+        self.images, self.score, self.probe_model = images, score, probe
+        self.total_steps = total_steps(
+            len(images.train), s.batch_size, steps=s.total_steps, epochs=s.total_epochs
+        )
+        self.probe_every = recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0
+        # Processes that read other files would train something that no recipe describes.
+        check_inputs(runtime, model.state_dict(), model.config, meta, (images.train, images.scored))
+
+        # How it is computed. Weights are sharded before the micro-batch is measured, and it is measured on the
+        # loss itself.
+        self.lanes = lanes_of(recipe, runtime.num_processes)
+        share = -(-s.batch_size // runtime.num_processes)
+        self.workers = num_workers(machine, runtime)
+        self.own = own_slots(s.batch_size, self.lanes, runtime.rank, runtime.num_processes)
+        self.needs_labels = objective is None
+        objective = partial(
+            objective or classification(recipe.loss, images.mixing, recipe.seed),
+            normalise=runtime.normaliser(tuple(meta["mean"]), tuple(meta["std"])),
+        )
+        kernels = choose_kernels(
+            kept_kernels(machine, runtime, run.folder),
+            model.config,
+            runtime.computation,
+            lanes=self.lanes is not None,
+        )
+        use_kernels(kernels)
+        if machine.checkpoint_blocks:
+            model.checkpoint_blocks = True
+        if machine.compile:
+            compile_blocks(model)
+        shard_as(machine, runtime, model, probed=probe is not None)
+        self.micro_batch = choose_micro_batch(
+            recipe, runtime, run.folder, model, objective, lambda n: next(self.batches(0, n, 0)), share
+        )
+
+        # What the training is: checkpoints of another one are refused. Lanes promise the same bits, so what
+        # computes them belongs to it.
+        how = {**kernels.model_dump(), "compile": machine.compile}
+        exactly = computation(runtime, **how, versions=versions()) if self.lanes else {}
+        self.identity = identity(
+            recipe, run.folder, images.train, images.scored, start_weights_sha256, exactly
+        )
+        self.facts: dict[str, Any] = {  # recorded at each start
+            **self.identity.state,
+            "recipe_file": run.recipe_digest,
+            **computed(runtime),
+            "micro_batch": s.leaf_images if s.lanes else self.micro_batch,
+            **how,
+            "checkpoint_blocks": machine.checkpoint_blocks,
+            "lanes": s.lanes,
+            "draws": bool(getattr(model.config, "dropout", 0.0) or getattr(model.config, "drop_path", 0.0)),
+        }
+        self.flops_per_image = computed_flops(model.config)
+        self.steps_behind = int(runtime.device.type == "cuda")  # that numbers are read late
+
+        wrapped = runtime.wrap(model, ddp=self.lanes is None, always_synced=self.micro_batch >= share)
+        gradients: Gradients = AllReduced(runtime, wrapped, recipe.seed)
+        if self.lanes is not None:
+            tree = LaneSum(self.lanes, runtime.rank, runtime.num_processes)
+            gradients = ByLanes(runtime, model, recipe.seed, tree)
+        average = recipe.averaging
+        super().__init__(
+            runtime=runtime,
+            model=wrapped,
+            unwrapped=model,
+            average=Average(model, average.decay, debias=average.debias) if average.decay else None,
+            optimizer=build_optimizer(model, recipe.optimizer),
+            objective=objective,
+            gradients=gradients,
+            lr=learning_rate(recipe, self.total_steps),
+            batch_size=s.batch_size,
+            clip_norm=recipe.optimizer.clip_norm,
+            stop=run.stop,
+        )
+        kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
+        self.saver = Saver(run.folder / CHECKPOINTS, model.config, meta, *kept, journal=run.journal)
+        self.start_state()
+
+    def start_state(self) -> None:
+        """Set what a training knows before its first step."""
+        self.counts = Counts()
+        self.finished_step = self.saved_step = self.logged_step = -1
+        self.resumed_from = ""  # digest of the checkpoint
+        self.scores: dict[int, Score] = {}
+        self.probed: set[int] = set()
+        self.recorder: Recorder | None = None
+        self.changing = threading.Lock()  # held while weights, optimizer or average change
+        self._window = (0.0, 0, 0.0)  # start, step, and seconds without images of the throughput logged next
+
+    def batches(
+        self, first_step: int, micro_batch: int | None = None, workers: int | None = None
+    ) -> Iterator[Batch]:
+        """Endless micro-batches of this process after `first_step` finished steps: a function of seed and step."""
+        return train_batches(
+            self.images.train,
+            self.images.order or Order(len(self.images.train), self.recipe.seed),
+            self.images.augmentation,
+            seed=self.recipe.seed,
+            batch_size=self.recipe.schedule.batch_size,
+            micro_batch=self.micro_batch if micro_batch is None else micro_batch,
+            rank=self.runtime.rank,
+            num_processes=self.runtime.num_processes,
+            first_step=first_step,
+            num_workers=self.workers if workers is None else workers,
+            lanes=self.lanes,
+            neighbours=self.images.mixing.is_on,
+            needs_labels=self.needs_labels,
+            checksums=self.recipe.log.trace,
+            pinned=self.runtime.device.type == "cuda",
+        )
+
+    def fit(self) -> Score | None:
+        """Train to the last step, resuming from the newest checkpoint in the folder.
+
+        Returns:
+            the score after the last step; None when there are no images to score.
+
+        Raises:
+            Stopped: a signal came; the state is saved.
+            DataError: too many images cannot be read.
+        """
+        self.stop.save_alone = self.save_alone
+        try:
+            self._fit()
+        finally:
+            self.stop.save_alone = None
+            self.saver.finish()
+        return self.scores.get(self.total_steps)
+
+    def _fit(self) -> None:
+        first_step = self.resume()
+        if self.runtime.is_main:
+            kept = self.saver.last + self.saver.best
+            check_space(self.saver.root, self.unwrapped, self.average, self.optimizer, kept=kept)
+        # A run that was stopped between a step and its score has none of that step yet.
+        if first_step and is_due(first_step, self.recipe.evaluation.every_steps):
+            self.evaluate(first_step)
+        if first_step and is_due(first_step, self.probe_every):
+            self.probe(first_step)
+        if first_step < self.total_steps:
+            if self.recipe.log.trace:
+                self.recorder = Recorder(
+                    self.folder, self.journal, self.runtime, self.unwrapped, self.own, self.batch_size
+                )
+                self.recorder.start(first_step, self.facts, self.resumed_from)
+            batches = self.batches(first_step)
+            self.journal.show_progress(at_once=True, step=first_step, total_steps=self.total_steps)
+            if self.recipe.machine.compile:
+                batches = self._compiled(batches, first_step)
+            self.start_clock(first_step)
+            self.run_steps(batches, first_step)
+        else:
+            self.evaluate(self.total_steps)
+            self.probe(self.total_steps)
+        stop_together(self.runtime, self.stop)
+        nonfinite.check_share(self.total_steps, self.counts, self.folder / SKIPPED)
+        if self.counts.num_skipped:
+            text = f"{self.counts.num_skipped} of {self.total_steps} updates were not finite and were skipped"
+            self._warn(f"{text}; {self.folder / SKIPPED} lists them", self.total_steps)
+        if self.counts.num_bad:
+            text = f"images that could not be used: {self.bad_reasons()}"
+            self._warn(f"{text}; {self.folder / BAD_SAMPLES} lists them", self.total_steps)
+
+    def resume(self) -> int:
+        """Resume from the newest complete checkpoint that rank 0 sees; returns its step, 0 without any.
+
+        Raises:
+            CheckpointError: a process could not read it, it belongs to another training, or the records beside
+                it belong to another state.
+            LaunchError: the state is not the same on all processes.
+        """
+        saved, problems = agreed_checkpoint(self.runtime, self.folder / CHECKPOINTS)
+        for problem in problems:
+            self._warn(problem, 0)
+        step = 0
+        read: CheckpointTensors = {}
+        if saved is not None:
+            step = saved.step
+            if change := check_resumable(self.runtime, saved, self.total_steps, self.identity):
+                self._warn(change, step)
+            read = self.load(saved)
+            self._check_records(saved)
+        state = parts(self.unwrapped, self.average, self.optimizer)
+        check_same_state(self.runtime, step, self.unwrapped, state, read)
+        if self.runtime.is_main:
+            # The logs go back to the checkpoint too: what came after it will be written again.
+            set_aside_after(self.folder / CHECKPOINTS, step)
+            logs = (self.folder / name for name in (LOG, STEP_RECORDS, BAD_SAMPLES, SKIPPED))
+            for path in (*logs, *(self.folder / SAMPLES).glob("rank_*.jsonl")):
+                cut_after(path, step)
+            records = read_records(self.folder / LOG)
+            self.scores |= Score.by_step(records)
+            self.probed |= {r["step"] for r in records if r.get("kind") == "fewshot" and "step" in r}
+            if step:
+                self.journal.write("resume", step=step, total_steps=self.total_steps)
+        return step
+
+    def load(self, saved: SavedCheckpoint) -> CheckpointTensors:
+        """Load a checkpoint; returns the tensors that were read. All processes call this together."""
+        read = agreed_tensors(self.runtime, saved)
+        load_full_state(self.unwrapped, read[MODEL])
+        load_optimizer_tensors(self.optimizer, self.unwrapped, read[OPTIMIZER])
+        self.counts = Counts(**{name: int(saved.state.get(name, 0)) for name in asdict(Counts())})
+        if self.average is not None:
+            self.average.load(read[AVERAGE], saved.step - self.counts.num_skipped)
+        self.saved_step = saved.step
+        return read
+
+    def _check_records(self, saved: SavedCheckpoint) -> None:
+        """Check that log.jsonl, steps.jsonl and the weights are those that a checkpoint was saved with.
+
+        Raises:
+            CheckpointError: they are not; the same line on every process.
+        """
+        problem = ""
+        if self.runtime.is_main:
+            try:
+                weights = "" if is_sharded(self.unwrapped) else weights_checksum(self.unwrapped)
+                ends = read_logged_ends(self.folder)
+                problem = record_problem(saved, read_steps(self.folder), ends, weights)
+                if ends.broken_at:
+                    problem = f"{LOG}, line {ends.broken_at}, does not follow the line before"
+            except VitctlError as error:
+                problem = str(error)
+        if problem:
+            problem = (
+                f"{saved.folder}: {problem}; copy the files of the run back, or delete this folder to resume "
+                f"from the checkpoint before it"
+            )
+        raise_on_all(problem)
+        if unnamed := not_named(saved):
+            text = f"{saved.folder.name} does not say {unnamed}, as an earlier state of vitctl"
+            self._warn(f"{text}; its records are not compared with that", saved.step)
+        self.resumed_from = saved.digest
+
+    def _compiled(self, batches: Iterator[Batch], step: int) -> Iterator[Batch]:
+        """Return the same batches, after a first pass over those of one update that triggers torch.compile."""
+        try:
+            stop_together(self.runtime, self.stop)
+        except Stopped:
+            self.save(step, last=True)
+            raise
+        began = time.perf_counter()
+        self.journal.show_progress(at_once=True, text="compiling")
+        first = take(batches, len(self.own))
+        self.warm_up(first)
+        self.journal.write("compile", step=step, seconds=round(time.perf_counter() - began, 3))
+        return chain(first, batches)
+
+    def run_steps(self, batches: Iterator[Batch], first_step: int) -> None:
+        """Train from `first_step` finished steps to the last.
+
+        Args:
+            batches: endless micro-batches of this process, from first_step on.
+            first_step: steps finished before.
+
+        Raises:
+            Stopped: a signal came to any process; the state is saved.
+            Exception: the error that ended the training; the last consistent state is saved before.
+        """
+        every, step = self.recipe.evaluation.every_steps, first_step
+        # Updates that the device may still compute. On a GPU the numbers of a step are read one step later,
+        # so that it never waits for the next batch.
+        pending: deque[tuple[int, Update, float, list[Batch]]] = deque()
+
+        def read(behind: int) -> bool:
+            """Log all but the newest `behind` updates; return whether a process got a signal."""
+            stopped = False
+            while len(pending) > behind:
+                finished, update, waited, micro_batches = pending.popleft()
+                result = update.result()
+                stopped = stopped or result.stop
+                self.log(finished, result, waited, micro_batches)
+            return stopped
+
+        self.finished_step = HERE.step = step
+        try:
+            stop_together(self.runtime, self.stop)  # a signal before the first step
+            while step < self.total_steps:
+                began = time.perf_counter()
+                micro_batches = take(batches, len(self.own))
+                waited = time.perf_counter() - began
+                # The update carries this process's stop flag: all processes learn of a signal at the same
+                # step, without another exchange.
+                pending.append((step + 1, self.update(step, micro_batches), waited, micro_batches))
+                step += 1
+                self.finished_step = HERE.step = step
+                self.is_updating = False
+                self.changing.release()  # taken by before_update: from here on the state is that of `step`
+                # Before anything is logged, scored or saved, all numbers up to this step are read.
+                if read(0 if self._is_read_at_once(step) else self.steps_behind):
+                    read(0)
+                    raise Stopped
+                is_last = step == self.total_steps
+                if is_last or is_due(step, every):
+                    self.evaluate(step)
+                if is_due(step, self.probe_every) or (is_last and self.probe_every):
+                    self.probe(step)
+                # The score comes first: it decides which checkpoints are the best.
+                if is_last or is_due(step, self.recipe.checkpoint.every_steps):
+                    self.save(step, is_last)
+        except Stopped:
+            read(0)
+            self.save(step, last=True)
+            raise
+        except Exception as error:
+            with suppress(Exception):  # the first error is the one to report
+                read(0)
+            self.rescue(step, error)
+            raise
+
+    def before_update(self) -> None:
+        """Wait for a checkpoint that still copies weights, and let no other thread save until the step counts."""
+        self.saver.wait_for_copy()
+        self.changing.acquire()
+
+    def _is_read_at_once(self, step: int) -> bool:
+        often = (
+            self.recipe.log.every_steps,
+            self.recipe.evaluation.every_steps,
+            self.probe_every,
+            self.recipe.checkpoint.every_steps,
+        )
+        return step == self.total_steps or any(is_due(step, every) for every in often)
+
+    def log(self, step: int, result: Result, waited: float, micro_batches: list[Batch]) -> None:
+        """Count unreadable images and skipped updates, record the step, and log it every log.every_steps.
+
+        Args:
+            step: finished steps, this one included.
+            result: of the update.
+            waited: seconds that the loop waited for its images.
+            micro_batches: of this process.
+        """
+        self.counts.add(result)
+        self._log_samples(step, micro_batches)
+        if result.skipped:
+            record = nonfinite.record(
+                step, self.runtime.rank, result, self.unwrapped, self._keys(micro_batches)
+            )
+            self.journal.append(self.folder / SKIPPED, record)
+            self._warn(f"step {step} was not finite and is skipped: {nonfinite.in_words(result)}", step)
+        is_logged = is_due(step, self.recipe.log.every_steps) or step == self.total_steps
+        if self.recorder is not None:
+            with_weights = is_logged or is_due(step, self.recipe.checkpoint.every_steps)
+            self.recorder.add(step, result, micro_batches, weights=with_weights)
+        self._log_step(step, result, waited, is_logged)
+        self.logged_step = step
+        # Checks that end the run come last: the step and its log are complete.
+        read, allowed = step * self.batch_size, self.recipe.data.max_bad_fraction
+        if self.counts.num_bad > allowed * max(read, BUDGET_FLOOR):
+            raise DataError(
+                f"{self.counts.num_bad} of {read} images read so far cannot be used, more than "
+                f"data.max_bad_fraction = {allowed:g} allows; {self.folder / BAD_SAMPLES} lists them: "
+                f"{self.bad_reasons()}; fix the data, or resume with: vitctl resume {typed(self.folder)} --set "
+                f"data.max_bad_fraction=SHARE --allow data.max_bad_fraction"
+            )
+        nonfinite.check_bound(step, self.counts, result, self.folder / SKIPPED)
+
+    def _log_samples(self, step: int, micro_batches: list[Batch]) -> None:
+        for batch in micro_batches:
+            for sample, key, reason in batch.bad:
+                bad = {"step": step, "sample": sample, "key": key, "reason": reason}
+                self.journal.append(self.folder / BAD_SAMPLES, bad)
+        if self.recipe.log.sample_keys:
+            path = self.folder / SAMPLES / f"rank_{self.runtime.rank:02d}.jsonl"
+            self.journal.append(path, {"step": step, "keys": self._keys(micro_batches)})
+
+    def _keys(self, micro_batches: list[Batch]) -> list[str]:
+        return [self.key(int(sample)) for batch in micro_batches for sample in batch.samples]
+
+    def key(self, sample: int) -> str:
+        """Return the key of a training image."""
+        return sample_key(self.images.train, sample)
+
+    def _log_step(self, step: int, result: Result, waited: float, is_logged: bool) -> None:
+        read = step * self.batch_size
+        began, first, all_waited = self._window
+        all_waited += waited
+        self._window = (began, first, all_waited)
+        seconds = time.perf_counter() - began
+        rate = (step - first) * self.batch_size / seconds
+        if not is_logged:
+            self.journal.show_progress(
+                step=step,
+                total_steps=self.total_steps,
+                samples=read,
+                loss=result.loss,
+                lr=result.lr,
+                images_per_second=rate,
+                data_wait=all_waited / seconds,
+                num_bad=self.counts.num_bad,
+            )
+            return
+        flops, peak = rate * self.flops_per_image / self.runtime.num_processes, self.runtime.peak_flops
+        self.journal.write(
+            "train",
+            step=step,
+            total_steps=self.total_steps,
+            samples=read,
+            epoch=round(read / len(self.images.train), 4),
+            loss=result.loss,
+            lr=result.lr,
+            grad_norm=result.grad_norm,
+            images_per_second=round(rate, 2),
+            tflops=round(flops / 1e12, 4),
+            mfu=round(flops / peak, 4) if peak else None,
+            data_wait=round(all_waited / seconds, 4),
+            num_bad=self.counts.num_bad,
+            num_skipped=self.counts.num_skipped,
+        )
+        self.runtime.accelerator.log(
+            {"loss": result.loss, "lr": result.lr, "grad_norm": result.grad_norm}, step=step
+        )
+        self.start_clock(step)
+
+    def start_clock(self, step: int) -> None:
+        """Measure the throughput from here."""
+        self._window = (time.perf_counter(), step, 0.0)
+
+    def _exclude_time(self, seconds: float) -> None:
+        """Exclude time that was not spent on training from the throughput."""
+        began, first, waited = self._window
+        self._window = (began + seconds, first, waited)
+
+    def bad_reasons(self) -> str:
+        """Return how many images could not be used, by reason, the most frequent first."""
+        counts = Counter(str(record.get("reason")) for record in read_records(self.folder / BAD_SAMPLES))
+        return ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
+
+    def _warn(self, text: str, step: int) -> None:
+        self.journal.write("warning", step=step, text=text)
+
+    def evaluate(self, step: int) -> None:
+        """Score the model, or its average when there is one, once per step."""
+        if self.score is None or self._main_has(step in self.scores):
+            return
+        if step == self.total_steps:
+            self.save(step, last=True)  # if the process ends during the last evaluation, no step is lost
+        began = time.perf_counter()
+        with self._averaged():
+            score = self.score(self.unwrapped)
+        self.scores[step] = score
+        seconds = round(time.perf_counter() - began, 3)
+        self.journal.write("evaluate", step=step, **score.numbers, seconds=seconds)
+        self.runtime.accelerator.log({"accuracy": score.accuracy}, step=step)
+        self._exclude_time(seconds)
+
+    def probe(self, step: int) -> None:
+        """Log few-shot accuracies of the model, or of its average when there is one, once per step."""
+        if self.probe_model is None or self._main_has(step in self.probed):
+            return
+        if step == self.total_steps:
+            self.save(step)
+        began = time.perf_counter()
+        with self._averaged():
+            scores = self.probe_model(self.unwrapped)
+        self.probed.add(step)
+        seconds = round(time.perf_counter() - began, 3)
+        means = {shots: sum(values) / len(values) for shots, values in scores.items()}
+        for shots, values in scores.items():
+            self.journal.write(
+                "fewshot", step=step, shots=shots, accuracy=means[shots], seeds=values, seconds=seconds
+            )
+        self.runtime.accelerator.log({f"fewshot_{shots}": mean for shots, mean in means.items()}, step=step)
+        self._exclude_time(seconds)
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        if self.average is None:
+            yield
+            return
+        self.saver.wait_for_copy()  # the averages take the place of the weights
+        with self.changing, averaged(self.unwrapped, self.average):
+            yield
+
+    def _main_has(self, has: bool) -> bool:
+        """Return the main process's value: after a resume only that one has read the log."""
+        return self.runtime.sum([float(self.runtime.is_main and has)])[0] > 0
+
+    def save(self, step: int, last: bool = False) -> None:
+        """Save a checkpoint of this step, unless there is one; the `last` of a process is on disk on return.
+
+        Raises:
+            CheckpointError: the last one could not be written; an earlier failure is retried by the next save.
+        """
+        self._finish_save()
+        if self.saved_step != step:
+            with self.changing:
+                self.start_saving(step)
+        if not last and self.recipe.checkpoint.background:
+            return
+        problem = self._finish_save()
+        if problem and last:
+            raise CheckpointError(
+                f"{problem}; earlier checkpoints are complete: free space or fix permissions, then: vitctl resume "
+                f"{typed(self.folder)}"
+            )
+        if self.runtime.is_main:
+            self.saver.keep(self._accuracies)
+
+    def start_saving(self, step: int) -> None:
+        """Start to write a checkpoint of this step; with a sharded model all processes take part."""
+        everything = parts(self.unwrapped, self.average, self.optimizer)
+        if self.runtime.is_main:
+            state = {"samples": step * self.batch_size, **asdict(self.counts), **self.identity.state}
+            steps_head, unrecorded = end_of_steps(self.folder, step)
+            state |= {STEPS_HEAD: steps_head, UNRECORDED: unrecorded, LOG_HEAD: head(self.folder / LOG)}
+            live = not is_sharded(self.unwrapped)
+            self.saver.start(step, everything, state, self._accuracies, live=live)
+        elif is_sharded(self.unwrapped):
+            for _ in everything:
+                pass
+        self.saved_step = step
+
+    def _finish_save(self) -> str:
+        """Wait for the save in progress; returns its problem on every process, "" when it is complete."""
+        with self.changing:
+            problem = self.saver.finish() if self.runtime.is_main else ""
+        problem = self.runtime.broadcast(problem)
+        if problem:
+            self.saved_step = -1
+        return problem
+
+    @property
+    def _accuracies(self) -> dict[int, float]:
+        return {at: score.accuracy for at, score in self.scores.items()}
+
+    def rescue(self, step: int, error: Exception) -> None:
+        """After an error: save the state of `step` if it is consistent, and log what the run can resume from.
+
+        Only rank 0 saves, without a collective, and only after an error of this process: when another process
+        was lost, it cannot know what that process had logged. Raises nothing.
+        """
+        if self.stop.given_up:
+            threading.Event().wait()  # the thread that gave up saves, and ends this process
+        if not (step and self.runtime.is_main) or isinstance(error, CheckpointError):
+            return
+        what = f"ended by an error ({type(error).__name__}) after step {step}"
+        lost = self.runtime.num_processes > 1 and is_lost_peer(str(error))
+        reason = (
+            self._inconsistent(step) or ("another process was lost" if lost else "") or self._save_now(step)
+        )
+        saved = f"not saved: {reason}; the" if reason else "which is saved: the"
+        self._warn(f"{what}, {saved} run can resume from its newest checkpoint", step)
+
+    def save_alone(self) -> str:
+        """Save the last finished step while the main thread waits for a process that does not answer.
+
+        Called by another thread, which ends the process afterwards: the main thread can change nothing any
+        more.
+
+        Returns:
+            why it was not saved; "" when it is complete on disk.
+        """
+        step, several = self.finished_step, self.runtime.num_processes > 1
+        if step < 1:
+            return "no step was finished"
+        if not self.runtime.is_main:
+            return "only process 0 saves"
+        if not self.changing.acquire(blocking=False):
+            return "it came in the middle of an update, an evaluation of averaged weights, or a save"
+        if several and self.runtime.device.type == "cuda":
+            return "the GPU waits for the other process"
+        # The others have logged a step before they take part in its record, which a process waits for.
+        if several and self.recorder is None and step != self.saved_step:
+            return "what the other processes logged is not known"
+        return self._inconsistent(step) or self._save_now(step)
+
+    def _inconsistent(self, step: int) -> str:
+        """Return why the state cannot be saved by one process; "" where it can."""
+        if self.is_updating:
+            return "it came in the middle of an update"
+        if self.average is not None and self.average.is_swapped:
+            return "it came while weights and their average were swapped"
+        if step not in (self.logged_step, self.saved_step):
+            return "the log of this step is not written"
+        return "each process holds a part of the weights" if is_sharded(self.unwrapped) else ""
+
+    def _save_now(self, step: int) -> str:
+        """Return why the checkpoint could not be written; "" when it is complete on disk."""
+        try:
+            if self.saver.finish() or self.saved_step != step:
+                self.start_saving(step)
+            return self.saver.finish()
+        except Exception as error:  # out of memory, a failed device: the first error is the one to report
+            return f"{type(error).__name__}: {error}"
+
+
+def is_due(step: int, every: int) -> bool:
+    """Return whether an action that is done every `every` steps (0: never) is due after this step."""
+    return every > 0 and step % every == 0

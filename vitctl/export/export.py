@@ -1,0 +1,273 @@
+"""Files for other programs, verified against the model before they are kept."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
+
+import torch
+
+from vitctl.engine.computation import Kernels, use_kernels, versions
+from vitctl.engine.journal import LOG, Journal, Report, silent
+from vitctl.engine.preemption import StopFlag, Stopped
+from vitctl.errors import CheckpointError, RecipeError
+from vitctl.export.graph import Raw
+from vitctl.export.proof import TOLERANCE, GivenImages, Score, agree, compare, run_model, score
+from vitctl.export.resizing import Resizing, ResizingCheck, stored_transform
+from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, weights_of
+from vitctl.jobs.provenance import weights_scored
+from vitctl.jobs.record.result import RunResult, data_used
+from vitctl.recipe.export_formats import FORMATS, ExportFormat
+from vitctl.recipe.schema import ExportRecipe
+from vitctl.recipe.sections import Export
+from vitctl.system.files import atomic_write, flush
+
+_KERNELS = Kernels(attention="fused", linear="torch")  # what exporters know
+_RESIZING = {"image_size", "eval_method", "eval_resize", "resample"}
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What a writer needs.
+
+    Args:
+        row: the format.
+        found: the weights.
+        model: what is exported.
+        run_dir: gets the files.
+        name: of single files, without suffix.
+        options: [export].
+        resizing: how the reader of the format pre-processes images, where that differs.
+        images: the user's images, if any.
+        model_score: computes the score of the float32 model on them, once.
+    """
+
+    row: ExportFormat
+    found: FoundWeights
+    model: Raw
+    run_dir: Path
+    name: str
+    options: Export
+    resizing: Resizing | None
+    images: GivenImages | None
+    model_score: Callable[[], Score]
+
+    @property
+    def precision(self) -> str:
+        """The number format of the file."""
+        return self.options.precision if self.options.precision in self.row.precisions else "float32"
+
+    @property
+    def resizing_note(self) -> tuple[str, ...]:
+        """A line for the user, or none."""
+        return (self.resizing.note,) if self.resizing else ()
+
+
+class Written(NamedTuple):
+    """A file that is not verified yet, and what its users should know."""
+
+    path: Path
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A verified file.
+
+    Args:
+        path: the file.
+        beside: files that belong to it.
+        difference: the largest difference to the model, in standard deviations of the logits.
+        notes: what its users should know.
+        scores: accuracy on the user's images.
+    """
+
+    path: Path
+    beside: list[Path]
+    difference: float
+    notes: list[str]
+    scores: dict[str, Any]
+
+
+def export(
+    recipe: ExportRecipe, run_dir: Path, report: Report = silent, stop: StopFlag | None = None
+) -> RunResult:
+    """Write weights.source as export.to, verify each file by reading it back, and delete it if it does not
+    agree.
+
+    An ONNX file or a `torch.export` program takes uint8 images [B, 3, S, S] (RGB, 0..255), already resized,
+    or with export.include_preprocess photographs [B, H, W, 3]; the value range is inside the graph, and class
+    names and pre-processing are in its metadata.
+
+    Args:
+        recipe: checked.
+        run_dir: gets single files such as model.onnx, and a folder for each format of another program.
+        report: called with every log record.
+        stop: set by signals, checked before each file and while images are scored.
+
+    Returns:
+        the files and, for each, the largest difference to the model's logits in units of their standard
+        deviation, and with images its accuracy beside the model's.
+
+    Raises:
+        CheckpointError: a written file disagrees with the model, or loses accuracy; it is not kept.
+        Stopped: a signal came; the files of earlier formats are complete and verified.
+    """
+    stop = StopFlag() if stop is None else stop
+    options = recipe.export
+    found = weights_of(recipe)
+    model, _ = loaded_model(found, 0, torch.float32)
+    use_kernels(_KERNELS)
+    plain = Raw(model.eval(), found.weights.meta)
+    images = GivenImages(recipe, found, run_dir, stop) if recipe.data.path or recipe.data.dataset else None
+    journal = Journal(run_dir / LOG, report)
+    found.log(journal, f"to {', '.join(options.to)}")
+
+    @cache
+    def model_score() -> Score:
+        assert images is not None
+        squares = images.inputs(images.source, photographs=False)
+        watched = journal.watch(squares, "scoring", len(images.source), 1)
+        return score(found.path, run_model(plain), watched, images)
+
+    check = ResizingCheck(
+        found, plain, options.check_images, (images.source, images.where) if images else None
+    )
+    name = Path(options.file).stem if options.file else "model"
+    files: dict[str, str] = {}
+    metrics: dict[str, dict[str, Any]] = {"max_difference": {}, "answers_changed": {}, "scores": {}}
+    for to in options.to:
+        if stop.raised:
+            raise Stopped
+        row = FORMATS[to]
+        graph = _graph(found, plain, options) if row.is_graph else plain
+        resizing = check(row) if graph.preprocess is None else None
+        done = _write_verified(
+            ExportRequest(row, found, graph, run_dir, name, options, resizing, images, model_score)
+        )
+        place, left = _copied(done, Path(options.file), row) if options.file else (done.path, [])
+        files[to], metrics["max_difference"][to] = str(place), done.difference
+        if resizing is not None:
+            metrics["answers_changed"][to] = {"changed": resizing.changed, "total": resizing.total}
+        if done.scores:
+            metrics["scores"][to] = done.scores
+        journal.write(
+            "export",
+            step=0,
+            path=files[to],
+            difference=done.difference,
+            batch_sizes=list(options.batch_sizes),
+            notes=[*done.notes, *left],
+        )
+    return RunResult(
+        "export",
+        "done",
+        metrics={key: value for key, value in metrics.items() if value},
+        provenance={
+            **weights_scored(found),
+            "precision": options.precision,
+            "device": "cpu",
+            **_KERNELS.model_dump(),
+            "versions": versions(),
+            "batch_sizes": list(options.batch_sizes),
+            **(data_used(images.source, recipe.data.eval_split) if images else {}),
+        },
+        files=files,
+    )
+
+
+def _graph(found: FoundWeights, plain: Raw, options: Export) -> Raw:
+    """Return the model as an ONNX file or a program computes it.
+
+    Raises RecipeError if the pre-processing is to be included and is not known.
+    """
+    meta = found.weights.meta
+    if options.include_preprocess and not meta.keys() >= _RESIZING:
+        raise RecipeError(
+            f"--include-preprocess: {found.path} does not say how images are resized; leave it out, and "
+            f"resize them yourself"
+        )
+    transform = stored_transform(meta) if options.include_preprocess else None
+    return Raw(plain.model, meta, transform, features=options.features).eval()
+
+
+def _write_verified(request: ExportRequest) -> Exported:
+    """Write a file aside, open it, compare it with the model, and move it into the run: completely, or not
+    at all.
+    """
+    row, options, images = request.row, request.options, request.images
+    home = request.run_dir / row.name if row.in_folder else request.run_dir
+    with partial_folder(request.run_dir, row.name, home) as aside:
+        file, notes = resolve_name(row.writer)(request, aside)
+        run = resolve_name(row.prover)(request, file)
+        tolerance = TOLERANCE if request.precision == "float32" else inf
+        difference = agree(file, request.model, options.batch_sizes, run, tolerance)
+        scores, lines = dict[str, Any](), list[str]()
+        if images is not None and row.is_graph:
+            inputs = images.inputs(images.source, photographs=request.model.preprocess is not None)
+            scored = score(file, run, inputs, images)
+            scores, text = compare(file, scored, request.model_score(), images, options.max_accuracy_loss)
+            lines.append(text)
+        # The file itself comes last, because it refers to the others.
+        beside = sorted(path for path in aside.iterdir() if path != file)
+        for path in (*beside, file):
+            flush(path)
+        home.mkdir(exist_ok=True)
+        for path in (*beside, file):
+            path.replace(home / path.name)
+        flush(home)
+    return Exported(
+        home / file.name,
+        [home / path.name for path in beside],
+        difference,
+        [*notes[:1], *lines, *notes[1:], *request.resizing_note],
+        scores,
+    )
+
+
+@contextmanager
+def partial_folder(run_dir: Path, name: str, shown: Path | None = None) -> Iterator[Path]:
+    """An empty folder in which files are written and verified. It is removed afterwards.
+
+    Args:
+        run_dir: of the export.
+        name: of the folder.
+        shown: where the files go to, which messages name instead; default: the run's folder.
+    """
+    aside = run_dir / f".{name}.partial"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+    except CheckpointError as error:
+        raise CheckpointError(str(error).replace(str(aside), str(shown or run_dir))) from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _copied(done: Exported, to: Path, row: ExportFormat) -> tuple[Path, list[str]]:
+    """Copy a file, and what belongs to a graph, to another path or into another folder: all or nothing.
+
+    Returns:
+        where the file is now, and what its user should know.
+    """
+    target = to / done.path.name if to.is_dir() else to
+    beside = done.beside if row.is_graph else []
+    pairs = [(done.path, target), *((file, target.parent / file.name) for file in beside)]
+    # An existing program of this name may be the user's, or one that the user has changed.
+    left = [path for _, path in pairs if path.suffix == ".py" and os.path.lexists(path)]
+    with ExitStack() as stack:  # all are complete before the first replaces an older one
+        for source, path in pairs:
+            if path not in left:
+                shutil.copyfile(source, stack.enter_context(atomic_write(path)))
+    return target, [
+        f"{path} is there already and was left as it is; the program of this file is "
+        f"{done.path.parent / path.name}"
+        for path in left
+    ]

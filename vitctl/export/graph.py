@@ -1,0 +1,200 @@
+"""What an exported graph computes: a network with the value range of its images, and the same in fewer
+operations.
+"""
+
+import copy
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from vitctl.data.images.transforms import EvalTransform
+from vitctl.export.preprocess import Preprocess
+from vitctl.models.build import Model
+from vitctl.models.configs import MaskedPatchConfig
+from vitctl.models.resnet import StdConv
+from vitctl.models.vit import Attention, EncoderBlock, VisionTransformer
+
+INPUT, LOGITS, FEATURES = "images", "logits", "features"
+# What the names of layers and weights in a graph begin with, longest first.
+SCOPES = ("network.model", "network")
+M = TypeVar("M", bound=nn.Module)
+
+
+class _Network(nn.Module):
+    """Normalised images to logits [B, K], or to them and the representation [B, R]."""
+
+    def __init__(self, model: Model, features: bool) -> None:
+        super().__init__()
+        self.model, self.gives_features = model, features
+
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        if not self.gives_features:
+            logits: Tensor = self.model(images)
+            return logits
+        features = self.model.features(images)
+        return (features if self.model.head is None else self.model.head(features)), features
+
+
+class Raw(nn.Module):
+    """A model with its value range in front: uint8 images [B, 3, S, S] to logits [B, K].
+
+    Args:
+        model: in evaluation mode.
+        meta: `mean` and `std` of the weights.
+        transform: pre-processing inside the graph, which then takes photographs, uint8 [B, H, W, 3], of one
+            size per batch.
+        features: give the representation [B, R] as a second output.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        meta: dict[str, Any],
+        transform: EvalTransform | None = None,
+        *,
+        features: bool = False,
+    ) -> None:
+        super().__init__()
+        self.network = _Network(model, features)
+        self.preprocess = None if transform is None else Preprocess(transform)
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("mean", torch.tensor(meta["mean"]).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(meta["std"]).view(1, 3, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        pixels = images if self.preprocess is None else self.preprocess(images)
+        outputs: Tensor | tuple[Tensor, Tensor] = self.network(
+            (pixels.float() / 255.0 - self.mean) / self.std
+        )
+        return outputs
+
+    @property
+    def model(self) -> Model:
+        """The network alone."""
+        return self.network.model
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of what it returns."""
+        return [LOGITS, FEATURES] if self.network.gives_features else [LOGITS]
+
+    @property
+    def free_axes(self) -> tuple[str, ...]:
+        """Names of the leading axes of the input whose length is free."""
+        return ("batch",) if self.preprocess is None else ("batch", "height", "width")
+
+    def free_sizes(self) -> dict[int, torch.export.Dim]:
+        """Return the free axes as `torch.export` takes them."""
+        return {axis: torch.export.Dim(name) for axis, name in enumerate(self.free_axes)}
+
+    def example(self, batch: int, number: int = 0) -> Tensor:
+        """Noise to trace or to verify the graph with.
+
+        Args:
+            batch: number of images.
+            number: seed; where sizes are free, also the size of the photographs.
+        """
+        size = self.model.config.image_size
+        shape = (batch, 3, size, size)
+        if self.preprocess is not None:
+            height, width = ((2 * size + 7, size + 11), (size, size), (size + 5, 3 * size))[number % 3]
+            shape = (batch, height, width, 3)
+        generator = torch.Generator().manual_seed(number)
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+
+    def traced(self) -> "Raw":
+        """Return the same model for an exporter: kernels that every pass would standardise are standardised
+        once.
+        """
+        if not any(isinstance(module, StdConv) for module in self.modules()):
+            return self
+        result = copy.deepcopy(self)
+        for module in result.modules():
+            if isinstance(module, StdConv):
+                module.standardise_once()
+        return result
+
+
+def folded(raw: Raw) -> Raw:
+    """Return the same graph with `FoldedBlock`s: constants are folded into weights.
+
+    Args:
+        raw: in evaluation mode; it stays as it is, and shares the weights that are not folded.
+    """
+    model = raw.model
+    if not isinstance(model, VisionTransformer) or isinstance(model.config, MaskedPatchConfig):
+        return raw
+    blocks = nn.ModuleList(
+        # Relative positions add to the logits a term that depends on the query, so they cannot be folded.
+        FoldedBlock(block)
+        if type(block) is EncoderBlock and block.attention.relative_position is None
+        else block
+        for block in model.blocks
+    )
+    network = _with(raw.network, "model", _with(model, "blocks", blocks))
+    return _with(raw, "network", network).eval()
+
+
+class FoldedBlock(nn.Module):
+    """`EncoderBlock` in evaluation mode, `[B, N, D]` to the same, or to `[B, first, D]`."""
+
+    def __init__(self, block: EncoderBlock) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.mlp = block.norm1, block.norm2, block.mlp
+        self.attention = FoldedAttention(block.attention)
+
+    def forward(self, tokens: Tensor, first: int | None = None) -> Tensor:
+        normed = self.norm1(tokens)
+        tokens = tokens[:, :first] + self.attention(normed[:, :first], normed)
+        outputs: Tensor = tokens + self.mlp(self.norm2(tokens))
+        return outputs
+
+
+class FoldedAttention(nn.Module):
+    """`Attention` in plain products, for some of the tokens as queries: `[B, Q, D]` and all `[B, N, D]` to
+    `[B, Q, D]`.
+
+    Three products instead of one whose result has to be cut, with 1 / sqrt(Dh) in the weights of the query.
+    The bias of the key adds the same number to all logits of a query, which softmax takes away again. The
+    bias of the value passes through weights that sum to 1, into the bias of the output.
+    """
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        width, self.num_heads = attention.out.in_features, attention.num_heads
+        query, key, value = attention.qkv.weight.detach().double().chunk(3)
+        query_bias, _, value_bias = attention.qkv.bias.detach().double().chunk(3)
+        scale = (width // self.num_heads) ** -0.5
+        out = attention.out.weight.detach()
+        self.query = _linear(scale * query, scale * query_bias)
+        self.key = _linear(key, None)
+        self.value = _linear(value, None)
+        self.out = _linear(out, attention.out.bias.detach().double() + out.double() @ value_bias)
+
+    def forward(self, queries: Tensor, tokens: Tensor) -> Tensor:
+        query = self._heads(self.query(queries))
+        key = self._heads(self.key(tokens))
+        value = self._heads(self.value(tokens))
+        mixed = (query @ key.transpose(-2, -1)).softmax(dim=-1) @ value  # [B, H, Q, Dh]
+        outputs: Tensor = self.out(mixed.transpose(-3, -2).flatten(-2))
+        return outputs
+
+    def _heads(self, tokens: Tensor) -> Tensor:
+        return torch.unflatten(tokens, -1, (self.num_heads, -1)).transpose(-3, -2)
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.to(torch.float32), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.to(torch.float32), requires_grad=False)
+    return layer
+
+
+def _with(module: M, name: str, child: nn.Module) -> M:
+    """Return the same module with another child; all else is shared."""
+    result = copy.copy(module)
+    result.__dict__["_modules"] = {**module._modules, name: child}
+    return result

@@ -1,0 +1,198 @@
+"""Files that compute: ONNX with a program beside it that runs it, and `torch.export` programs."""
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from torch import Tensor
+
+from vitctl.errors import CheckpointError
+from vitctl.export.export import ExportRequest, Written, partial_folder
+from vitctl.export.graph import INPUT, Raw, folded
+from vitctl.export.low_precision import narrow
+from vitctl.export.proof import Run, run_model
+from vitctl.export.resizing import stored_transform
+
+OPSET = 20
+# One file of ONNX cannot be larger than 2 GiB; above this, weights lie in a file beside it.
+MOST_BYTES_INSIDE = 2**31 - 2**26
+PROGRAM_METADATA = "vitctl.json"  # of torch's extra files
+_PILLOW = {"bicubic_antialias": "BICUBIC", "area": "BOX"}  # else BILINEAR, which always has antialias
+
+
+def write_onnx(request: ExportRequest, folder: Path) -> Written:
+    """Write NAME.onnx, NAME.py that runs it, and in a lower precision NAME.ranges.json with the range of each
+    activation.
+
+    Raises:
+        CheckpointError: float16 overflows.
+    """
+    file, notes = folder / f"{request.name}.onnx", []
+    with partial_folder(request.run_dir, "float32") as aside, quiet():
+        full = file if request.precision == "float32" else aside / file.name
+        trace(request.model, full, _metadata(request))
+        if full != file:
+            assert request.images is not None  # by the recipe
+            ranges, text = narrow(
+                full, file, request.precision, request.model, request.images, MOST_BYTES_INSIDE
+            )
+            (folder / f"{request.name}.ranges.json").write_text(json.dumps(ranges, indent=1) + "\n")
+            notes.append(text)
+    (folder / f"{request.name}.py").write_text(sample_program(request.found.weights.meta, request.model))
+    return Written(file, (described(file), *notes))
+
+
+def open_onnx(_request: ExportRequest, path: Path) -> Run:
+    """Return an ONNX file as onnxruntime runs it on the CPU. Raises CheckpointError if it cannot be opened."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's classes of errors share no base
+        text = str(error).splitlines()[0]
+        raise CheckpointError(f"{path}: onnxruntime cannot open it ({text}); it was not kept") from error
+
+    def run(images: Tensor) -> list[np.ndarray]:
+        return list(session.run(None, {INPUT: images.numpy()}))
+
+    return run
+
+
+def trace(model: Raw, path: Path, metadata: dict[str, str]) -> None:
+    """Write a model as an ONNX file with a free batch size; large weights go to PATH.data.
+
+    Args:
+        model: in evaluation mode, float32.
+        path: the file.
+        metadata: of the file.
+    """
+    program = torch.onnx.export(
+        folded(model.traced()),
+        (model.example(2),),
+        input_names=[INPUT],
+        output_names=model.outputs,
+        dynamic_shapes=(model.free_sizes(),),
+        dynamo=True,
+        opset_version=OPSET,
+        verbose=False,
+    )
+    assert program is not None
+    program.model.metadata_props.update(metadata)
+    weights = [value.const_value for value in program.model.graph.initializers.values()]
+    size = sum(weight.nbytes for weight in weights if weight is not None)
+    program.save(path, external_data=size > MOST_BYTES_INSIDE)
+
+
+def described(path: Path) -> str:
+    """Return the operator set of an ONNX file, and its inputs and outputs with their free axes."""
+    file = onnx.load(path, load_external_data=False)
+    opset = next(entry.version for entry in file.opset_import if entry.domain in ("", "ai.onnx"))
+    inputs, outputs = (", ".join(map(_in_words, values)) for values in (file.graph.input, file.graph.output))
+    return f"opset {opset}; {inputs} -> {outputs}"
+
+
+def _in_words(value: onnx.ValueInfoProto) -> str:
+    tensor = value.type.tensor_type
+    shape = ", ".join(axis.dim_param or str(axis.dim_value) for axis in tensor.shape.dim)
+    return f"{value.name} {onnx.TensorProto.DataType.Name(tensor.elem_type).lower()} [{shape}]"
+
+
+def _metadata(request: ExportRequest) -> dict[str, str]:
+    weights = request.found.weights
+    meta = {key: value for key, value in weights.meta.items() if key != "class_names"}
+    return {
+        "class_names": json.dumps(weights.meta.get("class_names", [])),
+        "preprocessing": json.dumps(meta),
+        "input": "squares" if request.model.preprocess is None else "photographs",
+        "producer": "vitctl",
+        "weights_sha256": weights.digest,
+        **({"resizing": request.resizing.note} if request.resizing else {}),
+    }
+
+
+def sample_program(meta: dict[str, Any], model: Raw) -> str:
+    """Ten lines of Python that print the five best classes of a photograph: a program for the user to start
+    from.
+
+    Args:
+        meta: of the weights.
+        model: what was exported.
+    """
+    opened = "Image.open(sys.argv[1])"
+    if meta.get("exif_orientation") is not False:  # as `vitctl predict` reads weights that do not say
+        opened = f"ImageOps.exif_transpose({opened})"
+    inside = model.preprocess is not None
+    lines = [
+        "import json, pathlib, sys",
+        "import numpy, onnxruntime",
+        f"from PIL import Image{', ImageOps' if 'ImageOps' in opened else ''}",
+        'session = onnxruntime.InferenceSession(pathlib.Path(__file__).with_suffix(".onnx"))',
+        f'image = {opened}.convert("RGB")',
+        *([] if inside or "eval_method" not in meta else _resizing_lines(meta)),
+        f'[logits] = session.run(["logits"], {{"images": numpy.asarray(image)[None]'
+        f"{'' if inside else '.transpose(0, 3, 1, 2)'}}})[0]",
+        'names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])',
+        'for number in (-logits).argsort(kind="stable")[:5]:',
+        '    print(f"{logits[number]:8.3f}", names[number] if names else number)',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _resizing_lines(meta: dict[str, Any]) -> list[str]:
+    """Resize and crop with Pillow."""
+    transform = stored_transform(meta)
+    size, side = transform.image_size, transform.resize
+    rule = f"Image.Resampling.{_PILLOW.get(transform.resample, 'BILINEAR')}"
+    new_size = f"({side}, {side})"
+    if transform.method == "shorter_side":
+        new_size = f"[round(side * {side} / min(image.size)) for side in image.size]"
+    resized = f"image = image.resize({new_size}, {rule})"
+    if transform.method == "square" and side == size:
+        return [resized]
+    return [
+        resized,
+        f"left, top = ((side - {size}) // 2 for side in image.size)",
+        f"image = image.crop((left, top, left + {size}, top + {size}))",
+    ]
+
+
+def write_program(request: ExportRequest, folder: Path) -> Written:
+    """Write NAME.pt2, with class names and pre-processing as the extra file `vitctl.json`.
+
+    `torch.export.load(FILE).module()` runs it without vitctl.
+    """
+    file, model = folder / f"{request.name}.pt2", request.model.traced()
+    meta = request.found.weights.meta | {"weights_sha256": request.found.weights.digest}
+    with quiet():
+        program = torch.export.export(model, (model.example(2),), dynamic_shapes=(model.free_sizes(),))
+        torch.export.save(program, file, extra_files={PROGRAM_METADATA: json.dumps(meta)})
+    outputs, axes = " and ".join(model.outputs), ", ".join(model.free_axes)
+    text = f"torch.export.load(FILE).module()(images) gives {outputs}; free axes: {axes}"
+    return Written(file, (text,))
+
+
+def open_program(_request: ExportRequest, path: Path) -> Run:
+    """Return a `torch.export` program as torch runs it."""
+    with quiet():
+        return run_model(torch.export.load(path).module())
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings of exporters and converters about their internals."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

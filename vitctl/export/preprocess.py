@@ -1,0 +1,114 @@
+"""The evaluation pre-processing as a graph: photographs of any size to the square that a network takes.
+
+Most rules are two matrix products, with weights that the graph computes from the size of the image. An ONNX
+`Resize` would not do: it rounds otherwise, has no rule for `area`, and runtimes differ in what they make of
+its options.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from vitctl.data.images.transforms import EvalResample, EvalTransform
+
+_CUBIC = -0.5  # Pillow's and torch's coefficient with antialias
+_LARGEST_WEIGHT, _MOST_BITS = 2**15, 22  # of torch's resizing of bytes, whose weights are 16-bit numbers
+
+
+class Preprocess(nn.Module):
+    """`EvalTransform` on decoded pixels: uint8 `[B, H, W, 3]`, of one size per batch, to whole numbers `[B,
+    3, S, S]` in float64.
+
+    Photographs must be upright already: pixels do not tell their orientation.
+    """
+
+    def __init__(self, transform: EvalTransform) -> None:
+        super().__init__()
+        self.transform = transform
+
+    def forward(self, images: Tensor) -> Tensor:
+        t = self.transform
+        old = [torch.scalar_tensor(images.shape[side], dtype=torch.float64) for side in (1, 2)]
+        resize = torch.scalar_tensor(t.resize or t.image_size, dtype=torch.float64)
+        new = [resize, resize]
+        if t.method == "shorter_side":
+            ratio = resize / torch.minimum(*old)
+            new = [torch.round(side * ratio) for side in old]
+        first = [torch.floor((side - t.image_size) / 2) for side in new]
+        pixels = images.permute(0, 3, 1, 2).to(torch.float64)
+        if t.resample == "area":
+            for axis in (0, 1):
+                pixels = _area_means(pixels, 2 + axis, old[axis], new[axis], first[axis], t.image_size)
+            return torch.floor(pixels + 0.5)
+        rows, columns = (
+            _weights(t.resample, images.shape[1 + axis], old[axis], new[axis], first[axis], t.image_size)
+            for axis in (0, 1)
+        )
+        pixels = _rounded(pixels @ columns[0].T, columns[1])  # as torch: rows of whole numbers first
+        return _rounded(rows[0] @ pixels, rows[1])
+
+
+def _rounded(sums: Tensor, one: Tensor) -> Tensor:
+    return torch.floor(sums / one + 0.5).clamp(0, 255)
+
+
+def _weights(
+    resample: EvalResample, num_old: int, old: Tensor, new: Tensor, first: Tensor, count: int
+) -> tuple[Tensor, Tensor]:
+    """Return the weights `[count, num_old]` of the old pixels for `count` new ones from the `first` on, and
+    the weight that counts as 1.
+
+    Args:
+        resample: the rule.
+        num_old, old: the old side, as a number of the graph and as a tensor.
+        new: the new side.
+    """
+    # The first row of all comes along: the largest weight, which sets the rounding of all of them, is often
+    # there.
+    numbers = torch.cat(
+        [torch.zeros(1, dtype=torch.float64), first + torch.arange(count, dtype=torch.float64)]
+    )[:, None]
+    pixels = torch.arange(num_old, dtype=torch.float64)[None]
+    scale = old / new
+    if resample == "bilinear":
+        centres = torch.minimum((scale * (numbers + 0.5) - 0.5).clamp(min=0), old - 1)
+        return _as_integers(_triangle(pixels - centres))
+    is_cubic = resample == "bicubic_antialias"
+    width = scale.clamp(min=1)
+    centres, reach = scale * (numbers + 0.5), width * (2 if is_cubic else 1)
+    begin, end = torch.floor((centres - reach + 0.5).clamp(min=0)), torch.floor(centres + reach + 0.5)
+    weights = (_cubic if is_cubic else _triangle)((pixels - centres + 0.5) * (1 / width))
+    weights = torch.where((pixels >= begin) & (pixels < end), weights, torch.zeros_like(weights))
+    return _as_integers(weights / weights.sum(dim=1, keepdim=True))
+
+
+def _area_means(values: Tensor, axis: int, old: Tensor, new: Tensor, first: Tensor, count: int) -> Tensor:
+    """`area_resized` along an axis, in its order of operations: differences of the running sum at the edges
+    of the new pixels.
+    """
+    sums = values.cumsum(dim=axis)
+    edges = (first + torch.arange(count + 1, dtype=torch.float64)) * (old / new)
+    whole = torch.minimum(torch.floor(edges), old - 1)
+    part = (edges - whole).view([-1 if axis == dim else 1 for dim in range(4)])
+    own = values.index_select(axis, whole.to(torch.int64))
+    at = sums.index_select(axis, whole.to(torch.int64)) - own + part * own
+    return (at.narrow(axis, 1, count) - at.narrow(axis, 0, count)) * (new / old)
+
+
+def _triangle(distance: Tensor) -> Tensor:
+    return (1 - distance.abs()).clamp(min=0)
+
+
+def _cubic(distance: Tensor) -> Tensor:
+    x = distance.abs()
+    near = ((_CUBIC + 2) * x - (_CUBIC + 3)) * x * x + 1
+    far = ((x - 5) * x + 8) * x * _CUBIC - 4 * _CUBIC
+    return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
+
+
+def _as_integers(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights as torch rounds them, with as many bits as fit into 16, without their first row."""
+    bits = torch.arange(1, _MOST_BITS + 1, dtype=torch.float64)
+    fits = torch.floor(weights.max() * torch.exp2(bits) + 0.5) < _LARGEST_WEIGHT
+    one = torch.exp2(fits.to(torch.float64).sum())
+    half = torch.where(weights < 0, -0.5, 0.5)
+    return torch.trunc(weights * one + half)[1:], one

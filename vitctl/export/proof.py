@@ -1,0 +1,224 @@
+"""Verification of a written file against its model: on noise in batches of several sizes, and by accuracy on
+the user's images.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitctl.data.images.decode import open_picture
+from vitctl.data.loader.batches import eval_batches
+from vitctl.data.source.verification import Verification
+from vitctl.data.source.views import Source, random_subset
+from vitctl.engine.metrics import Hits, count_hits
+from vitctl.engine.preemption import StopFlag, Stopped
+from vitctl.errors import CheckpointError, DataError
+from vitctl.export.graph import Raw
+from vitctl.export.resizing import stored_transform
+from vitctl.jobs.inputs.data import open_images, open_scored
+from vitctl.jobs.inputs.labels import check_head_classes
+from vitctl.jobs.inputs.weights import FoundWeights
+from vitctl.jobs.record.data_verified import not_whole
+from vitctl.recipe.schema import ExportRecipe
+
+TOLERANCE = 1e-4
+_BATCH, _TOP = 16, 5
+# The outputs of a file or a model, in their order, for a batch of its input.
+Run = Callable[[Tensor], Sequence[np.ndarray]]
+
+
+def run_model(model: nn.Module) -> Run:
+    """Return a model as a `Run`."""
+
+    @torch.inference_mode()
+    def run(images: Tensor) -> list[np.ndarray]:
+        outputs = model(images)
+        return [output.numpy() for output in (outputs if isinstance(outputs, tuple) else (outputs,))]
+
+    return run
+
+
+def agree(path: Path, model: Raw, batch_sizes: Sequence[int], run: Run, tolerance: float) -> float:
+    """Return the largest difference between a file and its model on noise, in standard deviations of the
+    logits.
+
+    Args:
+        path: of the file, for the message.
+        model: what the file was made of.
+        batch_sizes: each is run.
+        run: the written file.
+        tolerance: largest difference; infinite to check only shapes and finite values.
+
+    Raises:
+        CheckpointError: the difference exceeds `tolerance`, is not a number, or an output has another shape.
+    """
+    largest = 0.0
+    for number, batch in enumerate(batch_sizes):
+        images = model.example(batch, number)
+        found, wanted = run(images), run_model(model)(images)
+        if [output.shape for output in found] != [output.shape for output in wanted]:
+            shapes = [", ".join(str(list(output.shape)) for output in outputs) for outputs in (found, wanted)]
+            raise CheckpointError(
+                f"{path}: the exported file differs from the model by shape: {shapes[0]}, should be "
+                f"{shapes[1]}; it was not kept"
+            )
+        for got, expected in zip(found, wanted, strict=True):
+            spread = float(expected.std()) or 1.0
+            difference = float(np.abs(expected - got).max()) / spread
+            largest = largest if difference <= largest else difference  # NaN too
+    if not largest <= tolerance:
+        raise CheckpointError(
+            f"{path}: the exported file differs from the model by {largest:.1e} standard deviations of "
+            f"the logits (allowed {tolerance:g}); it was not kept"
+        )
+    return largest
+
+
+class GivenImages:
+    """The images of data.path or data.dataset: a file is scored on some, and int8 is calibrated on others.
+
+    Raises:
+        DataError: there are no such images.
+        CheckpointError: the classifier has other classes.
+    """
+
+    def __init__(self, recipe: ExportRecipe, found: FoundWeights, run_dir: Path, stop: StopFlag) -> None:
+        self._recipe, self._run_dir, self._stop = recipe, run_dir, stop
+        data = recipe.data
+        self.source = open_scored(data, data.eval_split, run_dir)
+        self._shards = Verification([self.source], run_dir)
+        if not found.weights.has_head:
+            raise CheckpointError(
+                f"{found.path}: has no trained head, so that no image can be scored; fine-tune it first"
+            )
+        check_head_classes(found, self.source.class_names)
+        self.calibration_split = data.calibration_split
+        self.where = f"{data.eval_split} of {data.path or data.dataset}"
+        self.transform = stored_transform(found.weights.meta)
+
+    def check_whole(self) -> None:
+        """Refuse a score of these images unless every byte behind it is verified; call it after decoding.
+
+        Raises:
+            DataError: a shard does not match its index, changed while it was read, or could not be verified.
+        """
+        self._shards.wait(self.source)
+        self._shards.complete(self.source)
+        if problem := not_whole(self._shards.found(self.source)):
+            raise DataError(problem)
+
+    @cached_property
+    def calibration(self) -> Source:
+        """The images that int8 is calibrated on. None of them is scored.
+
+        Raises DataError if there are none.
+        """
+        split = self.calibration_split
+        try:
+            source = open_images(self._recipe.data, split, self._run_dir)
+        except DataError as error:
+            raise DataError(
+                f"{error}; data.calibration_split = '{split}' should name images that are not scored, e.g. "
+                "--split 'test[20%:]' --set data.calibration_split='test[:20%]'"
+            ) from None
+        return random_subset(source, min(self._recipe.export.calibration_images, len(source)), 0)
+
+    def inputs(self, source: Source, *, photographs: bool) -> Iterator[Tensor]:
+        """Images as a file takes them: batches of prepared squares, uint8 [B, 3, S, S]; or one photograph at
+        a time, decoded and upright, uint8 [1, H, W, 3].
+        """
+        for images in self._photographs(source) if photographs else self._squares(source):
+            if self._stop.raised:
+                raise Stopped
+            yield images
+
+    def _squares(self, source: Source) -> Iterator[Tensor]:
+        batches = eval_batches(
+            source, self.transform, batch_size=_BATCH, rank=0, num_processes=1, num_workers=0
+        )
+        return (batch.images[batch.weights > 0] for batch in batches)
+
+    def _photographs(self, source: Source) -> Iterator[Tensor]:
+        exif, truncated = self.transform.exif_orientation, self.transform.truncated
+        for number in range(len(source)):
+            picture = open_picture(source.read(number), exif_orientation=exif, truncated=truncated)
+            pixels = picture.region(0, 0, picture.height, picture.width)
+            yield torch.from_numpy(np.ascontiguousarray(pixels))[None]
+
+
+class Score(NamedTuple):
+    """Predictions on the user's images: the five best classes of each, int64 [N, 5], and how many are correct."""
+
+    best: np.ndarray
+    hits: Hits
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """For result.json."""
+        hits = self.hits
+        return {
+            "accuracy": hits.accuracy,
+            "correct": hits.correct,
+            "top5_correct": hits.correct_top5,
+            "total": hits.total,
+        }
+
+
+def score(path: Path | str, run: Run, inputs: Iterable[Tensor], given: GivenImages) -> Score:
+    """Return the accuracy of a file, or of its model.
+
+    Args:
+        path: of the file, for the message.
+        run: file or model.
+        inputs: the user's images as `run` takes them.
+        given: their labels.
+
+    Raises:
+        CheckpointError: the logits are NaN or infinite.
+        DataError: a shard does not match its index.
+    """
+    rows = []
+    for images in inputs:
+        logits = run(images)[0]
+        if not np.isfinite(logits).all():
+            raise CheckpointError(
+                f"{path}: its logits are NaN or infinite on the images given; it was not kept"
+            )
+        rows.append(np.argsort(-logits, axis=1, kind="stable")[:, :_TOP])
+    given.check_whole()
+    best = np.concatenate(rows)
+    return Score(best, count_hits(best, given.source.labels()))
+
+
+def compare(
+    path: Path, file: Score, model: Score, given: GivenImages, allowed: float
+) -> tuple[dict[str, Any], str]:
+    """Compare the accuracy of a file with that of its float32 model.
+
+    Args:
+        path: of the file, for the message.
+        file, model: scores; the model's with vitctl's pre-processing.
+        given: the images.
+        allowed: the largest loss of accuracy, 0 to 1.
+
+    Returns:
+        both scores for result.json, and a line for the user.
+
+    Raises:
+        CheckpointError: the file loses more.
+    """
+    same, total = int((file.best[:, 0] == model.best[:, 0]).sum()), len(file.best)
+    text = (
+        f"accuracy {file.hits.accuracy:.2%}, of the float32 model {model.hits.accuracy:.2%}; the same answer on "
+        f"{same:,} of {total:,} images ({given.where})"
+    )
+    if model.hits.correct - file.hits.correct > allowed * file.hits.total * (1 + 1e-9):
+        raise CheckpointError(
+            f"{path}: {text}; a loss of {allowed:.2%} is allowed (export.max_accuracy_loss); it was not kept"
+        )
+    return {**file.numbers, "model": model.numbers, "same_answers": same, "num_images": total}, text

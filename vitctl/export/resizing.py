@@ -1,0 +1,141 @@
+"""How the program that a file is exported for resizes images, and how often that changes a prediction."""
+
+import time
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitctl.data.images.transforms import EvalTransform, TorchvisionTransform
+from vitctl.data.loader.batches import eval_batches
+from vitctl.data.source.views import Source, random_subset
+from vitctl.engine.run_files import RECIPE
+from vitctl.errors import DataError, VitctlError
+from vitctl.jobs.inputs.sampling import open_recipe_split
+from vitctl.jobs.inputs.weights import FoundWeights, run_of
+from vitctl.recipe.export_formats import ExportFormat, readers_transform
+from vitctl.recipe.images import TrainImages
+from vitctl.recipe.load import load_recipe
+
+_BATCH, _SECONDS = 16, 60.0
+_WORDS = {
+    "bilinear": "bilinear without antialias",
+    "bilinear_antialias": "bilinear with antialias",
+    "bicubic_antialias": "bicubic with antialias",
+    "area": "area",
+}
+
+
+class Resizing(NamedTuple):
+    """How another program pre-processes images, where that differs from how the weights are scored.
+
+    `note` is a line for the user; `changed` of `total` predictions change, None if that was not measured.
+    """
+
+    note: str
+    changed: int | None
+    total: int
+
+
+def stored_transform(meta: dict[str, Any]) -> EvalTransform:
+    """Return the pre-processing that is stored with weights."""
+    return EvalTransform(
+        meta["image_size"],
+        method=meta["eval_method"],
+        resize=meta["eval_resize"] or meta["image_size"],
+        resample=meta["resample"],
+        exif_orientation=bool(meta.get("exif_orientation", False)),
+    )
+
+
+class ResizingCheck:
+    """Counts the predictions that another pre-processing changes, on images of the run that trained the
+    model. Nothing is read before it is needed.
+
+    Args:
+        found: the weights.
+        model: of these weights, uint8 images [B, 3, S, S] to logits [B, K].
+        num_images: maximum number of images; 0 for none.
+        given: the user's images instead of those of the run, and their name.
+    """
+
+    def __init__(
+        self, found: FoundWeights, model: nn.Module, num_images: int, given: tuple[Source, str] | None = None
+    ) -> None:
+        self.found, self.model, self.num_images, self.given = found, model, num_images, given
+        self._answers: dict[EvalTransform, Tensor] = {}
+
+    def __call__(self, row: ExportFormat) -> Resizing | None:
+        """Return how the reader of a format resizes images; None if as the weights are scored, or if that is
+        not stored.
+        """
+        try:
+            ours = stored_transform(self.found.weights.meta)
+        except (KeyError, DataError):
+            return None
+        theirs = readers_transform(row, ours)
+        if theirs == ours:
+            return None
+        changed, total = None, 0
+        try:
+            source, where = self._images()
+            best = self._best(source, ours)
+            total = len(best)
+            changed = int((self._best(source, theirs, total) != best).sum())
+            measured = f"that changes {changed:,} of {total:,} predictions ({changed / total:.1%}) on {where}"
+        except VitctlError as error:
+            reason = str(error).splitlines()[0]
+            measured = f"how many predictions that changes was not measured: {reason}"
+        how = f"{row.reader} resizes by {_in_words(theirs)}, these weights are scored by {_in_words(ours)}"
+        return Resizing(f"{how}; {measured}", changed, total)
+
+    def _images(self) -> tuple[Source, str]:
+        """Return some of the images that the run scores, and their name. Raises VitctlError if there are
+        none.
+        """
+        if not self.num_images:
+            raise DataError("export.check_images = 0")
+        if not self.found.weights.has_head:
+            raise DataError("the model has no head")
+        source, where = self.given or self._images_of_run()
+        return random_subset(source, min(self.num_images, len(source)), 0), where
+
+    def _images_of_run(self) -> tuple[Source, str]:
+        run = run_of(self.found.path)
+        if run is None:
+            raise DataError("the weights are not in a run folder, whose recipe would name its images")
+        data = getattr(load_recipe(str(run / RECIPE)).recipe, "data", None)
+        if not isinstance(data, TrainImages) or data.synthetic or not data.eval_split:
+            raise DataError("the run scores no images")
+        if data.mixture and not (data.path or data.dataset):
+            data = data.model_copy(update={"path": data.mixture[0].path})
+        if "://" in data.path:
+            raise DataError(f"its images are not on this machine ({data.path})")
+        source = open_recipe_split(data, data.eval_split, run / "data" if (run / "data").is_dir() else None)
+        return source, f"{data.eval_split} of {run}"
+
+    @torch.inference_mode()
+    def _best(self, source: Source, transform: EvalTransform, total: int = 0) -> Tensor:
+        """Return the predictions for the first `total` images; with 0 for all, or for as many as the time
+        limit allows.
+        """
+        if transform not in self._answers:
+            end, answers = time.monotonic() + _SECONDS, list[Tensor]()
+            for batch in eval_batches(
+                source, transform, batch_size=_BATCH, rank=0, num_processes=1, num_workers=0
+            ):
+                answers.append(self.model(batch.images).argmax(1)[batch.weights > 0])
+                if sum(map(len, answers)) >= total if total else time.monotonic() > end:
+                    break
+            self._answers[transform] = torch.cat(answers)
+        return self._answers[transform]
+
+
+def _in_words(transform: EvalTransform) -> str:
+    size, resize = transform.image_size, transform.resize
+    is_shorter_side = transform.method == "shorter_side"
+    shape = f"{'shorter side' if is_shorter_side else 'square'} {resize}"
+    if is_shorter_side or resize > size:
+        rounding = ", torchvision's rounding" if isinstance(transform, TorchvisionTransform) else ""
+        shape += f", centre {size}{rounding}"
+    return f"{_WORDS[transform.resample]} ({shape})"

@@ -1,0 +1,136 @@
+"""Weights files in vitctl's and other programs' formats, with what those programs expect beside them: JSON
+files, and a model card.
+
+The card is the README.md of the folder: how the weights are used, what they score, what they were made of.
+Hugging Face reads its head.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitctl import __version__
+from vitctl.errors import CheckpointError
+from vitctl.export.export import ExportRequest, Written
+from vitctl.export.graph import Raw
+from vitctl.export.proof import Run, run_model
+from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, run_of
+from vitctl.jobs.record.result import read_result
+from vitctl.models.weights.containers import read_json, write_json
+from vitctl.models.weights.meta import assumed_line
+from vitctl.models.weights.sources import CONFIG
+from vitctl.models.weights.weights_file import read_weights, write_weights
+from vitctl.system.files import write_text
+from vitctl.system.text import one_line
+
+_TABLE = ("| images | top-1 | correct | of | digest of images and labels |", "|---|---|---|---|---|")
+
+
+def write_weights_file(request: ExportRequest, folder: Path) -> Written:
+    """Write the weights for a program; in a folder for another program also a README.md.
+
+    Raises:
+        CheckpointError: the format cannot hold the model.
+    """
+    row, weights = request.row, request.found.weights
+    target = folder / f"model{row.ending}" if row.ending == ".npz" else folder
+    written = write_weights(weights, target, row.name)
+    notes = (*written.notes, *request.resizing_note)
+    if row.in_folder:
+        write_text(folder / "README.md", model_card(request, notes))
+    if config := read_json(folder / CONFIG):
+        meta = {key: value for key, value in weights.meta.items() if key != "class_names"}
+        ours = {"preprocessing": meta, **({"resizing": request.resizing.note} if request.resizing else {})}
+        write_json(folder / CONFIG, config | {"vitctl": ours})
+    return Written(written.files[0], written.notes)
+
+
+def open_weights_file(request: ExportRequest, path: Path) -> Run:
+    """Return the model with the weights that are read back from a file."""
+    heads = getattr(request.found.weights.config, "num_heads", None)
+    model, _ = loaded_model(FoundWeights(str(path), read_weights(path, num_heads=heads)), 0, torch.float32)
+    return run_model(Raw(model.eval(), request.found.weights.meta))
+
+
+def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
+    """Return a model card in Markdown.
+
+    Args:
+        request: the weights, and the user's images.
+        notes: a line each: how the weights are read, and how images are resized.
+    """
+    found, licence, row = request.found, request.options.data_licence, request.row
+    config = found.weights.config
+    result = _result(found)
+    head = []
+    if row.library:
+        name = json.dumps(one_line(licence), ensure_ascii=False)
+        head = [
+            *("---", f"library_name: {row.library}", "pipeline_tag: image-classification"),
+            *("tags:", "- image-classification", "- vision-transformer", "- vitctl"),
+            *([f"license_name: {name}", "license: other"] if licence else []),
+            *("---", ""),
+        ]
+    data = result.get("provenance", {})
+    lines = [
+        *head,
+        f"# Weights of {found.weights.meta.get('format', 'vitctl')}",
+        "",
+        f"An image classifier ({type(config).__name__.removesuffix('Config')}, {config.num_classes:,} "
+        f"classes, images of {config.image_size} pixels), written by vitctl {__version__} from `{found.path}`.",
+        "",
+        *(f"- {line}" for line in (row.usage, *notes, assumed_line(found.assumed)) if line),
+        "",
+        "## Results",
+        "",
+        *(
+            list(_score_rows(request, result))
+            or ["None is known of exactly these weights: score them with `vitctl evaluate`."]
+        ),
+        "",
+        "## Made of",
+        "",
+        f"- weights: SHA-256 of the names, types and values of their tensors (not of a file) "
+        f"`{found.weights.digest}`",
+    ]
+    if "train_sha256" in data:
+        lines.append(
+            f"- trained on {data.get('num_train', 0):,} images, {data.get('train_split', '')} of "
+            f"{data.get('train_source', '')}, SHA-256 `{data['train_sha256']}`"
+        )
+    lines.append(
+        f"- licence of the images: {licence or 'not known; it may bind what these weights are used for'}"
+    )
+    return "\n".join(map(one_line, lines)) + "\n"
+
+
+def _score_rows(request: ExportRequest, result: dict[str, Any]) -> Iterator[str]:
+    """Return a table of the accuracies of exactly these weights: the run's, and that on the user's images."""
+    rows = []
+    given = request.images.source.digest if request.images is not None else ""
+    numbers, used = result.get("metrics", {}), result.get("provenance", {})
+    is_scored = numbers.get("total") and isinstance(numbers.get("accuracy"), float)
+    if is_scored and used.get("data_sha256") != given:
+        name = f"{used.get('split', '')} of {used.get('data_source', '')}"
+        rows.append((name, numbers, used.get("data_sha256", "")))
+    if request.images is not None:
+        rows.append((request.images.where, request.model_score().numbers, given))
+    yield from _TABLE if rows else ()
+    for name, numbers, digest in rows:
+        counts = f"{numbers['accuracy']:.2%} | {numbers['correct']:,} | {numbers['total']:,}"
+        yield f"| {name.replace('|', '/')} | {counts} | `{digest.replace('|', '/')}` |"
+
+
+def _result(found: FoundWeights) -> dict[str, Any]:
+    """Metrics and provenance of the run that the weights are of; empty if its result is of other weights."""
+    run = run_of(found.path)
+    try:
+        result = None if run is None else read_result(run)
+    except CheckpointError:
+        return {}
+    if result is None or result.provenance.get("weights_sha256") != found.weights.digest:
+        return {}
+    return {"metrics": result.metrics, "provenance": result.provenance}

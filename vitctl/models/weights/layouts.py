@@ -1,0 +1,227 @@
+"""A row for each way in which programs store weights, and how the shape of a ViT is inferred from tensors.
+
+Each row stands in the module of its program: how files are recognised, name rules for both directions, and
+what is documented or assumed where a file records nothing. `LAYOUTS` in weights_file.py lists the rows.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Literal
+
+from torch import Tensor
+
+from vitctl.errors import CheckpointError
+from vitctl.models.configs import Config, ViTConfig
+from vitctl.models.variants import VARIANTS
+from vitctl.models.weights.meta import KEYS
+from vitctl.models.weights.rules import Table, Tensors, rule_for
+
+# One tensor in our layout by our name, or None where the file has none.
+View = Callable[[str], Tensor | None]
+Json = Mapping[str, Any]
+_HEAD_CHANNELS = 64
+# Published sizes whose heads have another number of channels, by hidden size and depth.
+_UNUSUAL_HEADS = {(1152, 27): 16, (1408, 40): 16, (1536, 40): 16, (1664, 48): 16}
+# The values of a layout have as eval_resize the share of the side that a centre crop keeps. With SQUASH images are
+# squashed to the image size, which metadata record as eval_resize 0.
+SQUASH = math.inf
+_STORED = ("mean", "std", "eval_method", "resample", "position_resize")
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What is known besides the tensors: the file's name, the number of heads if the user gives it, and the
+    JSON files in the folder (empty when absent).
+    """
+
+    name: str = ""
+    num_heads: int | None = None
+    config: Json = field(default_factory=dict)
+    preprocessor: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsLayout:
+    """One way of storing weights.
+
+    Args:
+        name: as `meta["format"]` and --to call it.
+        title: for messages.
+        container: kind of file.
+        mark: a tensor that each such file has and no other.
+        table: name rules; depends on the number of heads where the layout does.
+        describe: configuration and metadata of a file.
+        tidy: brings every spelling of the names to the one that `table` writes.
+        documented: values that hold for every such file, which records none of them.
+        assumed: values that may not hold, for what a file does not record.
+        misfits: what of a configuration the layout cannot hold.
+        notes: what a reader has to know.
+        sidecars: JSON files that belong beside the weights.
+    """
+
+    name: str
+    title: str
+    container: Literal["safetensors", "npz"] = "safetensors"
+    mark: str
+    table: Callable[[int], Table]
+    describe: Callable[["WeightsLayout", View, Tensors, Beside], tuple[Config, dict[str, Any]]]
+    tidy: Callable[[Tensors], Tensors] = lambda tensors: tensors
+    documented: Json
+    assumed: Json = field(default_factory=dict)
+    misfits: Callable[[Any], Iterator[str]]
+    notes: Callable[[Any, Json], Iterator[str]]
+    sidecars: Callable[[Any, Json], dict[str, dict[str, Any]]] = lambda _config, _meta: {}
+
+    def view(self, tensors: Tensors) -> View:
+        """Return the tidy `tensors` as seen by our names."""
+        table = self.table(1)
+
+        def look(ours: str) -> Tensor | None:
+            rule = rule_for(table, ours)
+            if rule is None or not all(name in tensors for name in rule.theirs):
+                return None
+            try:
+                return rule.read(tensors)
+            except (IndexError, RuntimeError) as error:
+                shapes = ", ".join(f"{name} {list(tensors[name].shape)}" for name in rule.theirs)
+                raise CheckpointError(f"no {self.title} model has {shapes}") from error
+
+        return look
+
+    def settle(self, recorded: Json, beside: Beside) -> dict[str, Any]:
+        """Return the values of a file, and as `assumed` the names of those that nothing records.
+
+        Args:
+            recorded: by tensors or JSON files; None: not recorded.
+            beside: its config.json lists what was assumed when vitctl exported the file.
+        """
+        found = {name: value for name, value in recorded.items() if value is not None}
+        marked = beside.config.get("vitctl", {}).get("preprocessing", {}).get("assumed")
+        marked = marked if isinstance(marked, list) else ()
+        assumed = [name for name in KEYS if (name in self.assumed and name not in found) or name in marked]
+        return {**self.documented, **self.assumed, **found, "assumed": assumed}
+
+    def vit(
+        self, shape: Json, recorded: Json, beside: Beside, class_names: Iterable[str] = (), **more: Any
+    ) -> tuple[Config, dict[str, Any]]:
+        """Return a ViT's configuration and metadata from its shape and what is recorded of it.
+
+        The number of heads of a published shape is as good as recorded.
+        """
+        published = published_heads(shape["hidden_size"], shape["depth"])
+        values = self.settle({**recorded, "num_heads": recorded.get("num_heads") or published}, beside)
+        config = ViTConfig(**shape, gelu=values["gelu"], norm_eps=values["norm_eps"], **more)
+        return config, stored_meta(config, values, class_names)
+
+
+def stored_meta(config: Config, values: Json, class_names: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the metadata of weights from the values of `WeightsLayout.settle`."""
+    names = list(class_names)
+    return {
+        **{name: values[name] for name in _STORED},
+        "image_size": config.image_size,
+        "mean": list(values["mean"]),
+        "std": list(values["std"]),
+        "eval_resize": math.floor(config.image_size / values["eval_resize"]),
+        **({"class_names": names} if names else {}),
+        **({"assumed": values["assumed"]} if values["assumed"] else {}),
+    }
+
+
+def vit_shape(view: View, num_heads: int | None, image_size: int | None) -> dict[str, Any]:
+    """Return the fields of a ViTConfig that tensors tell.
+
+    `num_heads` and `image_size` are hints from outside, needed because few files tell the first, and because
+    the position table tells the second only up to the pixels that a grid of patches drops.
+    """
+    hidden_size, _, patch_size, _ = needed(view, "patch_embedding.weight", 4).shape
+    mlp_size, _ = needed(view, "blocks.0.mlp.fc1.weight", 2).shape
+    depth = next(index for index in count() if view(f"blocks.{index}.norm1.weight") is None)
+    pre_logits, class_token = view("pre_logits.weight"), view("class_token")
+    table = view("position_embedding")
+    return {
+        "patch_size": patch_size,
+        "hidden_size": hidden_size,
+        "depth": depth,
+        "mlp_size": mlp_size,
+        "num_heads": num_heads or known_heads(hidden_size, depth),
+        "num_classes": classes(view),
+        "classifier": "gap" if class_token is None else "token",
+        "representation_size": 0 if pre_logits is None else len(pre_logits),
+        "position_embedding": "none" if table is None else "learned",
+        "image_size": _image_size(table, 0 if class_token is None else 1, patch_size, image_size),
+    }
+
+
+def needed(view: View, name: str, dimensions: int) -> Tensor:
+    """Return a tensor that every model has. Raises CheckpointError."""
+    tensor = view(name)
+    if tensor is None or tensor.dim() != dimensions:
+        shape = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
+        raise CheckpointError(
+            f"the tensor for {name} is {shape}, so the model is not known; is the file whole?"
+        )
+    return tensor
+
+
+def classes(view: View) -> int:
+    """Return the number of classes of the head, 0 without one."""
+    head = view("head.weight")
+    return 0 if head is None else len(head)
+
+
+def published_heads(hidden_size: int, depth: int) -> int | None:
+    """Return the heads of the published model of this size, or None."""
+    sizes = {(size["hidden_size"], size["depth"]): size["num_heads"] for size in reversed(VARIANTS.values())}
+    return sizes.get((hidden_size, depth)) or _UNUSUAL_HEADS.get((hidden_size, depth))
+
+
+def known_heads(hidden_size: int, depth: int) -> int:
+    """Return the heads of the published model of this size; most have 64 channels for each.
+
+    Raises CheckpointError.
+    """
+    if heads := published_heads(hidden_size, depth):
+        return heads
+    if hidden_size % _HEAD_CHANNELS:
+        raise CheckpointError(
+            f"the file does not tell the number of attention heads, and hidden size {hidden_size} is not a "
+            f"multiple of {_HEAD_CHANNELS}; put the model's config.json beside it, or name the model"
+        )
+    return hidden_size // _HEAD_CHANNELS
+
+
+def _image_size(table: Tensor | None, prefix: int, patch_size: int, hint: int | None) -> int:
+    if table is None:
+        return hint or 224
+    patches = table.shape[1] - prefix if table.dim() == 3 else -1
+    side = math.isqrt(max(0, patches))
+    if side**2 != patches:
+        raise CheckpointError(
+            f"the position embedding of shape {list(table.shape)} is no square grid of patches and {prefix} "
+            f"class token"
+        )
+    return hint if hint and hint // patch_size == side else side * patch_size
+
+
+def vit_misfits(config: Config, *, only_token: bool = False) -> Iterator[str]:
+    """Return what other programs' Vision Transformers cannot hold, whichever program it is.
+
+    Args:
+        config: of the model.
+        only_token: whether the program knows models with class token and learned positions only.
+    """
+    if type(config) is not ViTConfig:
+        yield f"it has no place for a {type(config).__name__.removesuffix('Config')} model"
+        return
+    yield from position_misfits(config)
+    if only_token and (config.classifier != "token" or config.position_embedding != "learned"):
+        yield "it always has a class token and a learned position embedding"
+
+
+def position_misfits(config: ViTConfig) -> Iterator[str]:
+    """Return the position embeddings of Table 8 that have no name outside."""
+    if config.position_embedding not in ("learned", "none") or config.position_at != "stem":
+        yield f"it has no position_embedding {config.position_embedding!r} at {config.position_at!r}"

@@ -1,0 +1,282 @@
+"""Weights in and out: vitctl's file (safetensors with configuration and metadata inside), and the files and
+folders of other programs.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitctl.errors import CheckpointError, VitctlError
+from vitctl.models.build import build, check_state
+from vitctl.models.configs import Config, HybridConfig, ResNetConfig
+from vitctl.models.variants import from_dict, to_dict, variant
+from vitctl.models.weights import google, huggingface, timm, torchvision
+from vitctl.models.weights.containers import (
+    kind_of,
+    read_json,
+    read_shapes,
+    read_tensors,
+    save_tensors,
+    write_json,
+)
+from vitctl.models.weights.download import fetch as download
+from vitctl.models.weights.header import FORMAT, OWN_KEY, own_header
+from vitctl.models.weights.layouts import Beside, WeightsLayout
+from vitctl.models.weights.meta import check_meta
+from vitctl.models.weights.rules import Tensors, listed, rules_for, to_ours, to_theirs
+from vitctl.models.weights.sources import BESIDE, FILE_NAMES, Fetch, locate
+from vitctl.system.files import atomic_write
+from vitctl.system.text import one_line
+
+# A file belongs to the first layout whose mark it has; the hybrid's tensors include a ViT's.
+LAYOUTS: dict[str, WeightsLayout] = {
+    row.name: row
+    for row in (google.HYBRID, google.BIT, google.VIT, timm.LAYOUT, huggingface.LAYOUT, torchvision.LAYOUT)
+}
+TARGETS = ("safetensors", "google", "timm", "hf", "torchvision")
+_FILE_NAMES = {"safetensors": FILE_NAMES[0], "npz": "model.npz"}
+# The sizes that a model's name stands for.
+_NAMED_FIELDS = ("patch_size", "hidden_size", "depth", "mlp_size", "num_heads", "stage_depths", "width")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a weights file holds: the model it fits, tensors on the CPU, free metadata (`mean`, `class_names`
+    ...).
+    """
+
+    config: Config
+    state: dict[str, Tensor]
+    meta: dict[str, Any]
+
+    @property
+    def has_head(self) -> bool:
+        """Whether there is a trained head; released ImageNet-21k files hold one of zeros, which predicts
+        nothing.
+        """
+        return self.config.num_classes > 0 and self.meta.get("head") != "zero"
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of `state`, see `weights_digest`."""
+        return weights_digest(self.state)
+
+
+def weights_digest(state: Mapping[str, Tensor]) -> str:
+    """Return the sha256 (hex) over the names, dtypes, shapes and bytes of all tensors, in the order of their
+    names.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def read_weights(
+    source: str | Path, *, model: str | None = None, num_heads: int | None = None, fetch: Fetch = download
+) -> Weights:
+    """Read weights of any layout, detecting what they are from the file itself.
+
+    The numerics and the pre-processing of the program that made them come along, in `config` and in `meta`:
+    `mean`, `std`, `image_size`, `eval_method`, `eval_resize`, `resample`, `position_resize`, `format`, and
+    `class_names` where they are known. `meta["head"]` is "zero" where all weights of the head are 0.
+
+    Args:
+        source: a file, a folder, an https address, `hf://organisation/name[/file]` or `gs://bucket/path`.
+        model: a name such as "H/14" for what shapes cannot tell (the number of heads); its sizes must be the
+            file's.
+        num_heads: the number of heads alone, instead of a name.
+        fetch: gets the file behind an https address.
+
+    Raises CheckpointError: there is no such file, it is damaged, its tensors make no known model or are not
+    finite, or what is stored beside them makes no sense. Raises RecipeError: there is no such model.
+    """
+    named = variant(model) if model else None
+    path = locate(source, fetch)
+    kind = kind_of(path)
+    tensors = read_tensors(path)
+    ours = own_header(path) if kind == "safetensors" else None
+    try:
+        if ours:
+            weights = _of_vitctl(ours, tensors)
+        else:
+            weights = _of_another(path, getattr(named, "num_heads", num_heads), tensors)
+            if "head.weight" in weights.state and not weights.state["head.weight"].any():
+                weights.meta["head"] = "zero"
+        differing = [
+            f"{name} {getattr(weights.config, name, 'none')} instead of {getattr(named, name)}"
+            for name in _NAMED_FIELDS
+            if hasattr(named, name) and getattr(named, name) != getattr(weights.config, name, None)
+        ]
+        if differing:
+            raise CheckpointError(f"not a {model}, it has {', '.join(differing)}")
+        check_meta(weights.meta, weights.config)
+        check_numbers(weights.state)
+    except VitctlError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return weights
+
+
+def foreign_config(path: Path, model: str | None = None) -> Config:
+    """Return the configuration of the model that a file of another program fits, from the shapes of its
+    tensors alone.
+
+    Raises CheckpointError, as `read_weights` does.
+    """
+    num_heads = getattr(variant(model), "num_heads", None) if model else None
+    tensors = read_shapes(path)
+    try:
+        return _of_another(path, num_heads, tensors).config
+    except VitctlError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _of_vitctl(header: dict[str, Any], state: Tensors) -> Weights:
+    """Build on the header, which is compared with the tensors before anything of the claimed size is made."""
+    weights = Weights(from_dict(header["config"]), state, header["meta"])
+    if (depth := getattr(weights.config, "depth", 0)) > len(state):
+        raise CheckpointError(f"{len(state)} tensors are no model of depth {depth}")
+    check_state(state, build(weights.config, device="meta").state_dict())
+    return weights
+
+
+def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
+    for row in LAYOUTS.values():
+        tidy = row.tidy(tensors)
+        if row.mark in tidy:
+            break
+    else:
+        known = ", ".join(sorted({row.title for row in LAYOUTS.values()}))
+        raise CheckpointError(
+            f"tensors of no model that is known ({known}); it holds {listed(list(tensors))}"
+        )
+    beside = Beside(path.name, num_heads, *(read_json(path.parent / name) for name in BESIDE))
+    try:
+        config, meta = row.describe(row, row.view(tidy), tidy, beside)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Only what people write by hand can be of the wrong type: the JSON files.
+        raise CheckpointError(
+            f"the JSON files beside it describe no model ({one_line(str(error))})"
+        ) from error
+    model = build(config, device="meta").state_dict()
+    table = row.table(getattr(config, "num_heads", 1))
+    return Weights(config, to_ours(tidy, rules_for(table, model), model), meta | {"format": row.name})
+
+
+def check_numbers(state: Mapping[str, Tensor]) -> None:
+    """Raises CheckpointError where a tensor holds NaN or an infinity, as after a training that diverged."""
+    if odd := [name for name in sorted(state) if not state[name].is_floating_point()]:
+        raise CheckpointError(
+            f"{one_line(odd[0])} holds {str(state[odd[0]].dtype).removeprefix('torch.')}, should hold "
+            f"numbers with fractions"
+        )
+    wrong = [name for name in sorted(state) if not _is_finite(state[name])]
+    if wrong:
+        raise CheckpointError(
+            f"{len(wrong)} of {len(state)} tensors hold NaN or infinities ({listed(wrong)}): the training "
+            f"diverged, or the file is damaged; take an earlier checkpoint"
+        )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """One pass without memory of the tensor's size: NaN and infinities reach the extremes, in float32, in
+    which the model computes.
+    """
+    return not tensor.numel() or all(bool(extreme.float().isfinite()) for extreme in tensor.aminmax())
+
+
+@dataclass(frozen=True)
+class WrittenWeights:
+    """The files, the weights first, and what a reader has to know."""
+
+    files: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+
+def save_weights(
+    path: Path, model_or_state: nn.Module | Mapping[str, Tensor], config: Config, meta: Mapping[str, Any]
+) -> Path:
+    """Write vitctl's file atomically, and return its path.
+
+    `meta` is JSON-able. Equal weights, configuration and metadata give files equal byte by byte.
+    """
+    state = model_or_state.state_dict() if isinstance(model_or_state, nn.Module) else model_or_state
+    tensors = {name: state[name].detach().cpu().contiguous() for name in sorted(state)}
+    header = {"format": FORMAT, "config": to_dict(config), "meta": dict(meta)}
+    # One key, because safetensors stores several in no fixed order, and equal weights must give equal files.
+    metadata = {OWN_KEY: json.dumps(header, sort_keys=True, allow_nan=False)}
+    with atomic_write(path) as aside:
+        save_tensors(tensors, aside, metadata)
+    return path
+
+
+def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights:
+    """Write `weights` for another program, each file atomically.
+
+    Args:
+        weights: of any model; their numbers are moved, never changed.
+        path: a file that ends as the layout does (.npz for google, else .safetensors), or a folder, which is
+            made and also receives the program's JSON files. `hf` is always a folder.
+        to: one of `TARGETS`; "safetensors" is vitctl's file.
+
+    Returns the files, and notes such as the arguments that the other program needs to compute the same.
+    Raises CheckpointError in one line when the layout cannot hold the model.
+    """
+    path = Path(path)
+    if to not in TARGETS:
+        raise CheckpointError(f"{path}: unknown format {to!r}, known are {', '.join(TARGETS)}")
+    if to == "safetensors":
+        file = _target(path, "safetensors")
+        return WrittenWeights((save_weights(file, weights.state, weights.config, weights.meta),), ())
+    row = _google(weights.config) if to == "google" else LAYOUTS[to]
+    suffix = f".{row.container}"
+    problems = list(row.misfits(weights.config))
+    if row.container == "npz" and any(tensor.dtype == torch.bfloat16 for tensor in weights.state.values()):
+        problems.append("NumPy has no bfloat16; convert the weights to float32 first")
+    tensors: Tensors = {}
+    if not problems:
+        try:
+            table = row.table(getattr(weights.config, "num_heads", 1))
+            tensors = to_theirs(weights.state, rules_for(table, weights.state))
+        except CheckpointError as error:
+            problems = [str(error)]
+    if problems:
+        raise CheckpointError(f"{path}: {row.title} cannot hold this model: {'; '.join(problems)}")
+    if to == "hf" and path.suffix == suffix:
+        raise CheckpointError(
+            f"{path}: {row.title} is a folder with several files; give the name of a folder"
+        )
+    sidecars = {} if path.suffix == suffix else row.sidecars(weights.config, weights.meta)
+    file = _target(path, row.container)
+    tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    with atomic_write(file) as aside:
+        if row.container == "npz":
+            with aside.open("wb") as archive:  # given a path, NumPy would add its suffix
+                np.savez(archive, **{name: tensor.numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]
+        else:
+            save_tensors(tensors, aside, {"format": "pt"})
+    beside = [write_json(file.parent / name, value) for name, value in sidecars.items()]
+    return WrittenWeights((file, *beside), tuple(row.notes(weights.config, weights.meta)))
+
+
+def _google(config: Config) -> WeightsLayout:
+    if isinstance(config, ResNetConfig):
+        return google.BIT
+    return google.HYBRID if isinstance(config, HybridConfig) else google.VIT
+
+
+def _target(path: Path, container: str) -> Path:
+    """Return the file to write, after making its folder."""
+    file = path if path.suffix == f".{container}" else path / _FILE_NAMES[container]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file

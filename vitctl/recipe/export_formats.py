@@ -1,0 +1,179 @@
+"""The formats of `vitctl export`: one row each, without torch.
+
+The command, its completion, the recipe, the writer, the proof, model cards, errors and docs/weights.md take
+what they know about a format from its row. A new format is one row here and the functions that the row names.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from vitctl.data.images.transforms import EvalResample, EvalTransform
+
+_GRAPH, _WEIGHTS = "vitctl.export.graph_files", "vitctl.export.weights_folder"
+_PILLOW = "Pillow, with which most programs resize,"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportFormat:
+    """A format of export.to. The defaults are those of weights that another program reads from a folder.
+
+    Args:
+        name: as typed after --to.
+        ending: of its weights file.
+        what: what is written, for docs/weights.md.
+        writer: `module:function` that writes the file of an `ExportRequest` into a folder, and returns `Written`.
+        prover: `module:function` that opens the written file and returns it as a `Run`.
+        is_graph: the file computes, so pre-processing and features can be inside.
+        precisions: number formats in which it can be written.
+        in_folder: written into a folder with a model card, not into the run folder.
+        reader: the program that reads it, as the subject of "... resizes by ...".
+        resizing: how that program resizes images, as far as the format can express it.
+        library: name of the reader on Hugging Face's hub, if the hub has a button for it.
+        usage: how the reader opens the folder, for the model card.
+    """
+
+    name: str
+    ending: str
+    what: str
+    writer: str = f"{_WEIGHTS}:write_weights_file"
+    prover: str = f"{_WEIGHTS}:open_weights_file"
+    is_graph: bool = False
+    precisions: tuple[str, ...] = ("float32",)
+    in_folder: bool = True
+    reader: str = ""
+    resizing: Literal["as scored", "pillow", "square", "square, no antialias", "timm", "torchvision"]
+    library: str = ""
+    usage: str = ""
+
+
+_ROWS = (
+    ExportFormat(
+        name="onnx",
+        ending=".onnx",
+        what="a graph from uint8 images to logits; value range inside; class names, pre-processing and the "
+        "digest of the weights in its metadata; any batch size; beside it a short program that runs it",
+        writer=f"{_GRAPH}:write_onnx",
+        prover=f"{_GRAPH}:open_onnx",
+        is_graph=True,
+        precisions=("float32", "float16", "int8"),
+        in_folder=False,
+        reader=_PILLOW,
+        resizing="pillow",
+    ),
+    ExportFormat(
+        name="pt2",
+        ending=".pt2",
+        what="the same graph as a program of `torch.export`",
+        writer=f"{_GRAPH}:write_program",
+        prover=f"{_GRAPH}:open_program",
+        is_graph=True,
+        in_folder=False,
+        reader=_PILLOW,
+        resizing="pillow",
+    ),
+    ExportFormat(
+        name="safetensors",
+        ending=".safetensors",
+        what="one file in vitctl's format",
+        in_folder=False,
+        resizing="as scored",
+    ),
+    ExportFormat(
+        name="timm",
+        ending=".safetensors",
+        what="a folder with weights, `config.json` and a README.md",
+        reader="timm's transform",
+        resizing="timm",
+        library="timm",
+        usage="timm.create_model('local-dir:FOLDER', pretrained=True); turn photographs upright first, with "
+        "PIL.ImageOps.exif_transpose",
+    ),
+    ExportFormat(
+        name="hf",
+        ending=".safetensors",
+        what="a folder with weights, `config.json`, `preprocessor_config.json` and a README.md",
+        reader="transformers' image processor",
+        resizing="square",
+        library="transformers",
+        usage="transformers.pipeline('image-classification', FOLDER)",
+    ),
+    ExportFormat(
+        name="torchvision",
+        ending=".safetensors",
+        what="a folder with a state dict and a README.md",
+        reader="torchvision's transform",
+        resizing="torchvision",
+    ),
+    ExportFormat(
+        name="google",
+        ending=".npz",
+        what="a folder with the `.npz` of the paper's authors and a README.md",
+        reader="the authors' code",
+        resizing="square, no antialias",
+    ),
+)
+FORMATS: dict[str, ExportFormat] = {row.name: row for row in _ROWS}
+
+
+def formats_in_words(rows: Iterable[ExportFormat] = _ROWS) -> str:
+    """Names of formats in a sentence, such as "onnx, pt2 or hf"."""
+    *names, last = (row.name for row in rows)
+    return f"{', '.join(names)} or {last}" if names else last
+
+
+def formats_table() -> str:
+    """Return the formats as a table in Markdown, for docs/weights.md."""
+    rows = (f"| `{row.name}` | {row.what} |" for row in _ROWS)
+    return "\n".join(["| `--to` | what is written |", "|---|---|", *rows]) + "\n"
+
+
+def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable[str]) -> None:
+    """Refuse options that the chosen formats do not have.
+
+    Args:
+        to: names of formats.
+        file: path for a single file, or "".
+        precision: number format of the file.
+        inside: the options in use that only graphs have.
+
+    Raises:
+        ValueError: one line with the option and the formats that have it.
+    """
+    chosen = [FORMATS[name] for name in to]
+    graphs = formats_in_words(row for row in _ROWS if row.is_graph)
+    able = formats_in_words(row for row in _ROWS if precision in row.precisions)
+    if file and len(chosen) > 1:
+        raise ValueError(f"file = '{file}' takes one format; choose it with --to")
+    for option in inside:
+        if not any(row.is_graph for row in chosen):
+            raise ValueError(
+                f"{option} is for graphs, not for weights alone: export to {graphs}, or leave it out"
+            )
+    if not any(precision in row.precisions for row in chosen):
+        raise ValueError(f"precision = '{precision}' is for {able} alone; export to {able}, or leave it out")
+
+
+def readers_transform(row: ExportFormat, ours: "EvalTransform") -> "EvalTransform":
+    """Return the pre-processing of the program that reads a format, where weights are scored with `ours`."""
+    from vitctl.data.images.transforms import TorchvisionTransform
+
+    antialias: EvalResample = ours.resample if ours.resample.endswith("_antialias") else "bilinear_antialias"
+    crops = ours.method == "shorter_side" or ours.resize > ours.image_size
+    square = replace(ours, method="square", resize=ours.image_size, resample=antialias)
+    match row.resizing:
+        case "as scored":
+            return ours
+        case "square":
+            return square
+        case "square, no antialias":
+            return replace(square, resample="bilinear")
+        case "timm" if ours.method == "square":
+            return square
+        case "timm" | "torchvision" if crops:
+            return TorchvisionTransform(
+                ours.image_size, ours.method, ours.resize, antialias, exif_orientation=ours.exif_orientation
+            )
+        case _:
+            return replace(ours, resample=antialias)

@@ -1,0 +1,127 @@
+"""The answers of a run's classifier to its test images, if its weights and its data are still there."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitctl.data.source.views import Source, subset
+from vitctl.engine.evaluation import most_likely
+from vitctl.errors import CheckpointError, DataError
+from vitctl.jobs.inputs.classifier import OpenClassifier, open_classifier
+from vitctl.jobs.inputs.forward import TorchNetwork, probabilities
+from vitctl.jobs.inputs.sampling import open_recipe_split
+from vitctl.models.flops import training_flops
+from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.schema import Evaluate
+from vitctl.recipe.write import toml_value
+from vitctl.report.run_records import RunRecords
+
+MOST_IMAGES = 1000
+_FLOPS = {"cpu": 1e13, "cuda": 1e15}  # spent on a run's answers if the user sets no number of images
+_FEWEST, _BATCH, _TOP = 64, 64, 5
+_TRAINING_PASSES = 3  # forward and backward, in forward passes
+_PLACE = ("dataset", "path", "root", "classes", "cache_gib", "eval_split", "exif_orientation", "truncated")
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """Answers of a classifier.
+
+    Args:
+        source: the images that were shown to it.
+        labels: int64 `[N]`, their classes; the first of several.
+        best: int64 `[N, 5]`, the answers, the most likely first.
+        shares: float32 `[N, 5]`, probability of each answer.
+        split: that the images are of.
+        num_images: of that split.
+        remark: how many images were shown, and whether the answers agree with the result.
+    """
+
+    source: Source
+    labels: np.ndarray
+    best: np.ndarray
+    shares: np.ndarray
+    split: str
+    num_images: int
+    remark: str
+
+
+def answer_split(run: RunRecords, most: int | None) -> Answers:
+    """Show the images that a run was scored on to its classifier: all of them, or evenly spaced ones.
+
+    Args:
+        run: a pre-training, a fine-tuning or an evaluation, finished.
+        most: number of images; None: as many as take little time, at most 1,000.
+
+    Raises:
+        VitctlError: the weights or the data cannot be opened, or are not those of the result.
+    """
+    recipe = _scoring(run)
+    precision = {"precision": run.provenance.get("precision", "auto")}
+    recipe = recipe.model_copy(update={"machine": recipe.machine.model_copy(update=precision)})
+    scratch = run.folder / "data"  # where the run generated a data set that comes with vitctl
+    source = open_recipe_split(recipe.data, recipe.data.eval_split, scratch if scratch.is_dir() else None)
+    recorded = run.provenance.get("data_sha256")
+    if recorded not in (None, source.digest):
+        raise DataError(
+            f"the images found for {toml_value(run.provenance.get('split', ''))} are not those of the result "
+            f"(digest {source.digest[:12]}, recorded {str(recorded)[:12]})"
+        )
+    opened = open_classifier(recipe)
+    if run.provenance.get("weights_sha256") not in (None, opened.digest):
+        raise CheckpointError("the weights that are there now are not those of the result")
+    if opened.class_names and opened.class_names != tuple(source.class_names):
+        raise CheckpointError(f"{opened.path}: its classes are not those of the images that are there")
+    number = most or _affordable(opened)
+    shown: Source = source
+    if len(source) > number:
+        shown = subset(source, np.arange(number, dtype=np.int64) * len(source) // number)
+    best, shares = [], []
+    for answers in opened.answers(shown, batch_size=min(_BATCH, len(shown)), workers=0):
+        for name, error in zip(answers.names, answers.errors, strict=True):
+            if error:
+                raise DataError(f"a test image cannot be used: {name}: {error}")
+        assert answers.logits is not None
+        best.append(most_likely(answers.logits, _TOP))
+        shares.append(probabilities(answers.logits, opened.activation).gather(1, best[-1]))
+    labels = np.asarray(shown.labels()).reshape(len(shown), -1)[:, 0]
+    answered = torch.cat(best).numpy()
+    remark = _remark(run, int((answered[:, 0] == labels).sum()), len(shown), len(source))
+    split = recipe.data.eval_split
+    return Answers(shown, labels, answered, torch.cat(shares).float().numpy(), split, len(source), remark)
+
+
+def _scoring(run: RunRecords) -> Evaluate:
+    """Return the evaluation of a run's weights on the split that its result is about."""
+    assert run.recipe is not None
+    recipe: Any = run.recipe.recipe
+    if isinstance(recipe, Evaluate):
+        return recipe
+    data = recipe.data
+    values = {f"data.{name}": getattr(data, name) for name in _PLACE}
+    if not (data.path or data.dataset) and data.mixture:
+        values["data.path"] = data.mixture[0].path
+    values["weights.source"] = str(run.folder)
+    loaded = load_recipe("evaluate", [Override(key, value, "report") for key, value in values.items()]).recipe
+    assert isinstance(loaded, Evaluate)
+    return loaded
+
+
+def _affordable(opened: OpenClassifier) -> int:
+    """Return how many images take little time."""
+    network = opened.network
+    assert isinstance(network, TorchNetwork)
+    flops = training_flops(network.model.config, 1) / _TRAINING_PASSES
+    return max(_FEWEST, min(MOST_IMAGES, int(_FLOPS.get(network.device.type, _FLOPS["cpu"]) / flops)))
+
+
+def _remark(run: RunRecords, correct: int, shown: int, whole: int) -> str:
+    if shown < whole:
+        return f"{shown:,} of the {whole:,} images, evenly spaced, {correct / shown:.2%} of them correct"
+    recorded, labels = run.metrics.get("correct"), run.provenance.get("labels", "original")
+    if isinstance(recorded, int) and recorded != correct and labels == "original":
+        counted = f"{correct:,} of {shown:,} correct, while the result records {recorded:,}"
+        return f"computed again for this page: {counted}"
+    return f"all {shown:,} images, computed again for this page: {correct:,} correct, as in the result"

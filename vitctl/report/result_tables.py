@@ -1,0 +1,384 @@
+"""The numbers of a run as blocks of the HTML report: results by job, sweeps, and the provenance of the numbers.
+
+A block is a dict of text and numbers; the macro of its `kind` in the templates writes it as HTML. Imports no
+torch, because `vitctl runs` takes its numbers from here.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitctl.engine.metrics import verdict
+from vitctl.engine.run_files import RECIPE
+from vitctl.jobs.record.result import unverified_bytes
+from vitctl.report.charts import Block, Line, Unit, dot_chart, line_chart, number_text
+from vitctl.report.run_records import RunRecords, SweepRecords
+from vitctl.report.sweep_table import shared_words
+from vitctl.system.text import typed
+
+DASH = "–"
+_DIGEST = re.compile("[0-9a-f]{64}")
+# A cell of a column of numbers, or one without a value.
+_NUMBER = re.compile(r"[–]?|[±+-]?[\d.,]+(e[+-]?\d+)?%?")
+
+# Groups of the provenance: title, and the prefixes of its keys. The last takes what no other names.
+_PROVENANCE = {
+    "Data": "split data_ num_images labels train_ num_train classes tasks images augment suite",
+    "Pre-processing": "image_size eval_ resample exif_ mean std truncated crop flip",
+    "Weights": "weights from network initialise",
+    "Precision and device": "precision device processes threads attention compiled micro_batch",
+    "Recipe and other": "",
+}
+_ENVIRONMENT = {"python": "Python", "platform": "platform", "cpus": "CPUs", "git_commit": "commit of vitctl"}
+
+
+# Blocks
+
+
+def table(
+    caption: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    names: int = 1,
+    note: str = "",
+    links: Sequence[str] = (),
+) -> Block:
+    """Return a table. The first cell heads its row; columns of numbers are right-aligned.
+
+    Args:
+        caption: what the table shows.
+        header: of the columns.
+        rows: of cells.
+        names: number of leading columns that hold names, even if they look like numbers.
+        note: a line below.
+        links: for each row, the id in the page that its first cell links to.
+    """
+    columns = range(len(header))
+    numeric = [n >= names and all(_NUMBER.fullmatch(str(row[n])) for row in rows) for n in columns]
+    return {
+        "kind": "table", "caption": caption, "header": header, "rows": rows, "numeric": numeric, "note": note,
+        "links": links,
+    }  # fmt: skip
+
+
+def group(style: str, blocks: Sequence[Block]) -> Block:
+    """Return blocks that are laid out together; `style` is a class of report.css."""
+    return {"kind": "group", "style": style, "blocks": blocks}
+
+
+def paragraph(text: str, style: str = "") -> Block:
+    """Return a paragraph; `style` is a class of report.css."""
+    return {"kind": "paragraph", "text": text, "style": style}
+
+
+def is_digest(text: str) -> bool:
+    """Return whether a text is a SHA-256 digest."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+# Numbers
+
+
+def share(value: Any) -> str:
+    """Write an accuracy in percent; a dash if it is missing."""
+    number = _number(value)
+    return DASH if number is None else number_text(number, "percent")
+
+
+def number_of(job: str, metrics: Mapping[str, Any]) -> tuple[str, float | None]:
+    """Return what the main number of a job's result is, and the number."""
+    if job == "vtab":
+        return "mean of the tasks", _number(metrics.get("mean"))
+    accuracy = metrics.get("accuracy")
+    if isinstance(accuracy, Mapping):
+        first = next(iter(accuracy), "")
+        return f"{first}-shot accuracy", _number(accuracy.get(first))
+    return "accuracy", _number(accuracy)
+
+
+def tiles(run: RunRecords) -> list[tuple[str, str, str]]:
+    """Return the numbers that a reader looks for first: name, value, and a remark."""
+    metrics, (what, main) = run.metrics, number_of(run.job, run.metrics)
+    shown = []
+    if main is not None:
+        remark = f"± {share(metrics.get('std'))} over seeds" if _has_seeds(metrics) else ""
+        if {"correct", "total"} <= metrics.keys():
+            remark = f"{metrics['correct']:,} of {metrics['total']:,} images"
+        shown.append((what, share(main), remark))
+    for key, name in (
+        ("top5_accuracy", "top-5 accuracy"),
+        ("mean_per_class", "mean per class"),
+        ("mean_of_groups", "mean of the groups"),
+    ):
+        if _number(metrics.get(key)) is not None:
+            shown.append((name, share(metrics[key]), ""))
+    baseline = (
+        metrics if "majority_class" in metrics else next(iter(metrics.get("baselines", {}).values()), {})
+    )
+    if "majority_class" in baseline:
+        remark = f"chance {share(baseline.get('chance'))}"
+        shown.append(("majority class", share(baseline["majority_class"]), remark))
+    trained = run.provenance.get("num_train")
+    if isinstance(trained, int) and trained:
+        shown.append(("training images", f"{trained:,}", ""))
+    last = next((r for r in reversed(run.records) if r.get("kind") == "train"), {})
+    if isinstance(last.get("step"), int):
+        counts = f"{last.get('num_skipped', 0):,} skipped, {last.get('num_bad', 0):,} bad images"
+        shown.append(("steps", f"{last['step']:,}", counts))
+    return shown
+
+
+def warnings(run: RunRecords) -> list[str]:
+    """Warn of accuracies that a constant prediction reaches, and of unverified images."""
+    if run.status != "done" or run.result is None:
+        return []
+    unverified = unverified_bytes(run.result) if run.metrics else ""
+    return [text for text in (verdict(run.metrics), unverified) if text]
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _plain(value: Any) -> str:
+    number = _number(value)
+    return DASH if number is None else number_text(number)
+
+
+def _has_seeds(metrics: Mapping[str, Any]) -> bool:
+    """Return whether a deviation is one over several seeds."""
+    rows = [metrics, *(metrics.get("tasks") or {}).values()]
+    return any(len(row.get("by_seed") or ()) > 1 for row in rows)
+
+
+# Results
+
+
+def run_table(runs: Sequence[RunRecords], links: Sequence[str]) -> Block:
+    """Return a table of the page's runs with links to their sections."""
+    rows = []
+    for run in runs:
+        what, value = number_of(run.job, run.metrics)
+        loss = next((r["loss"] for r in reversed(run.records) if isinstance(r.get("loss"), float)), None)
+        what = DASH if value is None else what
+        recipe = run.recipe_name or DASH
+        rows.append((run.name, share(value), what, _images(run), run.status, run.job, recipe, _plain(loss)))
+    header = ("run", "result", "of", "images", "state", "job", "recipe", "last loss")
+    return table("The runs of this page", header, rows, links=links)
+
+
+def _images(run: RunRecords) -> str:
+    """Name the images that the result of a run is about."""
+    split = run.provenance.get("split")
+    data = getattr(run.recipe.recipe, "data", None) if run.recipe is not None else None
+    name = Path(getattr(data, "path", "")).name or getattr(data, "dataset", "")
+    return f"{split} of {name}" if isinstance(split, str) and isinstance(name, str) and name else DASH
+
+
+def result_blocks(name: str, run: RunRecords) -> list[Block]:
+    """Return the tables and charts of a result; `name` is the prefix of their ids."""
+    metrics = run.metrics
+    if run.job == "vtab" and isinstance(metrics.get("tasks"), Mapping):
+        return _vtab(name, metrics)
+    if isinstance(metrics.get("data_sets"), Mapping):
+        return _fewshot(name, metrics)
+    made = [_label_sets(run)] if run.job == "evaluate" else []
+    if isinstance(metrics.get("sweep"), Mapping):
+        chosen = _number(run.provenance.get("lr"))
+        images = (run.provenance.get("sweep") or {}).get("split", "a part of the training images")
+        rates = [(rate, share(v), _mark(float(rate) == chosen)) for rate, v in metrics["sweep"].items()]
+        made.append(table(f"Learning rates tried on {images}", ("lr", "accuracy", "note"), rates))
+    if isinstance(metrics.get("by_seed"), Mapping):
+        seeds = [(seed, share(value.get("accuracy"))) for seed, value in metrics["by_seed"].items()]
+        made.append(table("Accuracy of each seed", ("seed", "accuracy"), seeds))
+    if isinstance(metrics.get("max_difference"), Mapping):
+        files = [(kind, f"{value:.1e}") for kind, value in metrics["max_difference"].items()]
+        header = ("format", "largest difference, of the logits' deviation")
+        made.append(table("Exported files, verified", header, files))
+    return made
+
+
+def _mark(chosen: object) -> str:
+    return "chosen" if chosen else ""
+
+
+def _label_sets(run: RunRecords) -> Block:
+    sets = {str(run.provenance.get("labels", "original")): run.metrics}
+    sets |= {name: numbers for name, numbers in run.metrics.items() if isinstance(numbers, Mapping)}
+    rows = [
+        (name, share(v.get("accuracy")), share(v.get("top5_accuracy")), f"{v.get('correct', 0):,}",
+         f"{v.get('total', 0):,}", share(v.get("majority_class")))
+        for name, v in sets.items()
+    ]  # fmt: skip
+    header = ("labels", "accuracy", "top-5", "correct", "images", "majority class")
+    return table("Accuracy by set of labels", header, rows)
+
+
+def _fewshot(name: str, metrics: Mapping[str, Any]) -> list[Block]:
+    rows, lines = [], []
+    for colour, (data_set, by_shots) in enumerate(metrics["data_sets"].items()):
+        majority = share(metrics.get("baselines", {}).get(data_set, {}).get("majority_class"))
+        for shots, v in by_shots.items():
+            numbers = [share(v.get(key)) for key in ("accuracy", "std", "mean_per_class")]
+            rows.append((data_set, shots, *numbers, majority, f"{v['l2']:g}" if "l2" in v else DASH))
+        curve = tuple(sorted((float(shots), v["accuracy"]) for shots, v in by_shots.items()))
+        lines.append(Line(data_set, curve, colour, dots=True))
+    header = (
+        "data set", "images per class", "accuracy", "std over draws", "mean per class", "majority class", "L2",
+    )  # fmt: skip
+    made = [table("Few-shot accuracy", header, rows)]
+    if any(len(line.points) > 1 for line in lines):
+        drawn = line_chart(
+            f"{name}-shots", "Few-shot accuracy", lines, x="images per class", unit="percent", log_x=True
+        )
+        made = [drawn, *made] if drawn else made
+    return made
+
+
+def _vtab(name: str, metrics: Mapping[str, Any]) -> list[Block]:
+    """Return VTAB by task and group beside the paper's Table 9."""
+    paper, tasks, groups = metrics.get("paper") or {}, metrics["tasks"], metrics.get("groups") or {}
+
+    def std(row: Mapping[str, Any]) -> str:
+        return share(row.get("std")) if _has_seeds(metrics) else DASH
+
+    rows: list[Sequence[object]] = []
+    dots = []
+    for task, row in tasks.items():
+        beside = {column: numbers["tasks"].get(task) for column, numbers in paper.items()}
+        majority = share(row.get("majority_class"))
+        rows.append(
+            (
+                task,
+                row.get("group", ""),
+                share(row.get("mean")),
+                std(row),
+                majority,
+                *map(share, beside.values()),
+            )
+        )
+        dots.append((task, {"this run": row["mean"], **_paper(beside)}))
+    for of, value in groups.items():
+        beside = {column: numbers["groups"].get(of) for column, numbers in paper.items()}
+        rows.append((f"group {of}", of, share(value), DASH, DASH, *map(share, beside.values())))
+        dots.append((f"group {of}", {"this run": value, **_paper(beside)}))
+    means = [share(numbers.get("mean")) for numbers in paper.values()]
+    rows.append((metrics.get("label", "mean"), "", share(metrics.get("mean")), std(metrics), DASH, *means))
+    columns = [f"paper, {column}" for column in paper]
+    header = ("task", "group", "accuracy", "std over seeds", "majority class", *columns)
+    source = (
+        "The paper's columns are Table 9 (Appendix D.10), over the same tasks."
+        if paper
+        else "The paper has no results on these tasks; Table 9 is about the 19 tasks of VTAB-1k."
+    )
+    copies = [f"{task}: {row['copy']}" for task, row in tasks.items() if row.get("copy")]
+    note = " ".join([f"{metrics.get('protocol', '')}.", source, *copies])
+    title = "Accuracy on each task" + (" beside the paper's (Table 9)" if paper else "")
+    drawn = dot_chart(f"{name}-vtab", title, dots)
+    shown = table("VTAB by task and group", header, rows, names=2, note=note)
+    made = [group("pair", [drawn, shown] if drawn else [shown])]
+    if metrics.get("sweep"):
+        tried = [
+            (f"{row['lr']:g}", f"{row['total_steps']:,}", share(row["val200"]), _mark(row.get("chosen")))
+            for row in metrics["sweep"]
+        ]
+        caption = "Settings tried on the validation images of all tasks"
+        made.append(table(caption, ("lr", "steps", "mean accuracy", "note"), tried))
+    return made
+
+
+def _paper(beside: Mapping[str, float | None]) -> dict[str, float]:
+    return {f"paper, {column}": value for column, value in beside.items() if value is not None}
+
+
+def sweep_blocks(name: str, sweep: SweepRecords) -> list[Block]:
+    """Return the table of a sweep and a chart of its results; `name` is the prefix of their ids."""
+    keys = list(dict.fromkeys(key for row in sweep.rows for key in row["varied"]))
+    values = {row["run"]: value for row in sweep.rows if (value := _number(row.get("value"))) is not None}
+    best = max(values, key=lambda run: values[run], default="")
+    rows = []
+    for row in sweep.rows:
+        varied = [row["varied"].get(key) for key in keys]
+        numbers = (share(row.get("value")), _plain(row.get("loss")), _plain(row.get("seconds")))
+        note = "highest" if row["run"] == best else ""
+        rows.append((row["run"], *map(_setting, varied), row.get("status", ""), *numbers, note))
+    header = ("run", *keys, "state", "result", "last loss", "seconds", "note")
+    made = [table("Runs of this sweep", header, rows)]
+    if len(values) > 1:
+        unit: Unit = "percent" if all(0 <= value <= 1 for value in values.values()) else "number"
+        dots = [(run, {"result": v}) for run, v in zip(shared_words([*values]), values.values(), strict=True)]
+        drawn = dot_chart(f"{name}-dots", "Result of each run", dots, unit=unit)
+        made += [drawn] if drawn else []
+    return [group("pair", made)]
+
+
+def _setting(value: Any) -> str:
+    if value is None:
+        return DASH
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# Provenance
+
+
+def provenance_tables(run: RunRecords) -> list[Block]:
+    """Return tables of the provenance of a run's numbers, and of its environment."""
+    made = _recorded(run.provenance)
+    # Not the name of the machine, because pages are passed on.
+    env = [(name, run.environment[key]) for key, name in _ENVIRONMENT.items() if run.environment.get(key)]
+    versions = dict(run.environment.get("versions") or {}) | dict(run.provenance.get("versions") or {})
+    if env or versions:
+        made.append(_facts("Environment", [*env, *sorted(versions.items())]))
+    return made
+
+
+def repeating_command(run: RunRecords) -> str:
+    """Return the command that repeats a run in a new folder."""
+    job, recipe, again = run.job or "pretrain", run.folder / RECIPE, f"{run.folder}_again"
+    return f"vitctl {job} --recipe {typed(recipe)} --out {typed(again)}"
+
+
+def _facts(caption: str, rows: Iterable[tuple[str, Any]]) -> Block:
+    """Return a table of names and values without a header."""
+    return {"kind": "facts", "caption": caption, "rows": list(rows)}
+
+
+def _recorded(provenance: Mapping[str, Any]) -> list[Block]:
+    left = {key: value for key, value in provenance.items() if key != "versions"}
+    made = []
+    for title, prefixes in _PROVENANCE.items():
+        named = {key: left.pop(key) for key in list(left) if key.startswith(tuple(prefixes.split(" ")))}
+        plain = {key: value for key, value in named.items() if not isinstance(value, Mapping)}
+        tables = {title: plain}
+        for key, value in named.items():
+            if key in plain:
+                continue
+            if all(isinstance(inner, Mapping) for inner in value.values()):
+                tables |= {f"{_words(key)}: {name}": inner for name, inner in value.items()}
+            else:
+                tables[_words(key)] = value
+        made += [
+            _facts(caption, [(_words(key), value) for key, value in rows.items()])
+            for caption, rows in tables.items()
+            if rows
+        ]
+    return made
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def value_text(value: Any) -> str:
+    """Write a recorded value for a reader."""
+    if value is None or value == "" or value == []:
+        return DASH
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(value_text, value))
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key}: {value_text(item)}" for key, item in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)
