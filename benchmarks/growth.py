@@ -124,7 +124,7 @@ def plot(found: dict[str, dict[str, Any]]) -> Any:
 
 def write_images(folder: Path, number: int) -> float:
     """Write so many small images as shards."""
-    from vitctl.data.writer.items import Item
+    from vitctl.data.writer.intake import Item
     from vitctl.data.writer.write import write_split
 
     image, out = small_image(), folder / str(time.monotonic_ns())

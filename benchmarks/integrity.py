@@ -29,7 +29,7 @@ from vitctl.data.source.order import Order
 from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.source.unsharded import SyntheticSource
 from vitctl.data.source.verification import Verification
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 
 BATCH = 64

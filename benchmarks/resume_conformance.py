@@ -54,7 +54,7 @@ def write_data(folder: Path, plan: Plan) -> None:
     import numpy as np
     from PIL import Image
 
-    from vitctl.data.writer.items import Item
+    from vitctl.data.writer.intake import Item
     from vitctl.data.writer.write import write_split
 
     photos = folder / "photos" / "any"

@@ -31,7 +31,7 @@ from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.system.address import VARIABLE
-from vitctl.system.signals import SIGNALS
+from vitctl.system.process import SIGNALS
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 TINY = Path(__file__).parent / "recipes" / "tiny.toml"

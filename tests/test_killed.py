@@ -28,7 +28,7 @@ from tests.conftest import (
     two_processes,
 )
 from tests.harmed import poisoned
-from vitctl.engine import mixing
+from vitctl.engine import losses
 from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.engine.nonfinite import SKIPPED
 from vitctl.launch.prepare import prepare_run
@@ -220,7 +220,7 @@ def test_not_finite__on_one_of_two_processes_is_skipped_by_both(
     values = {**SHORT, "optimizer.clip_norm": 0.0, "machine.micro_batch": 8}
     keys = sample_keys(run("straight", **values))
     with monkeypatch.context() as poison:
-        poison.setattr(mixing, "classify", poisoned)
+        poison.setattr(losses, "classify", poisoned)
         one = run("one", **values)
     two = prepared(tmp_path / "two", tiny_data, **values, **{"machine.processes": 2})
     codes = two_processes(harmed("nan_on_one_rank", two), tmp_path / "out.txt")

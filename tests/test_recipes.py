@@ -8,9 +8,8 @@ from tests.recipes.paper import TABLE_3, TABLE_4, table_rows
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.jobs.inputs.network import model_config
 from vitctl.jobs.plan import plan_training
-from vitctl.models.configs import ResNetConfig, ViTConfig
 from vitctl.models.flops import count_macs, count_parameters
-from vitctl.models.variants import variant
+from vitctl.models.variants import ResNetConfig, ViTConfig, variant
 from vitctl.recipe import paper
 from vitctl.recipe.load import load_recipe, recipe_folder, recipe_names
 from vitctl.recipe.schema import JOBS, Finetune, Pretrain, Vtab

@@ -24,14 +24,14 @@ from tests.trained import pretrained  # noqa: F401
 from vitctl.cli.app import main
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.inspect import check_shards, duplicates
-from vitctl.data.source import exclusion
+from vitctl.data.source import splits
 from vitctl.data.writer import write
 from vitctl.engine import evaluation, step, trainer
 from vitctl.engine.checkpoint import files as checkpoints
 from vitctl.engine.distributed import agreement
 from vitctl.export import export as exporting
 from vitctl.jobs import features, fewshot, pretrain, probe
-from vitctl.system.signals import SIGNALS
+from vitctl.system.process import SIGNALS
 
 CPU = ("--set", "machine.device=cpu", "--set", "machine.workers=0", "--set", "machine.precision=float64")
 FEW = ("--set", "schedule.warmup_steps=1", "--set", "schedule.batch_size=8")
@@ -269,7 +269,7 @@ DATA: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
     "check": (("check", "own", "--workers", "0"), (check_shards, "image_digest", 3), TERM),
     "dedup": (DEDUP, (duplicates, "find_matches", 1), USR1),
     "dedup, pictures": (DEDUP, (duplicates, "_pair", 2), INT),
-    "dedup, list": (DEDUP, (exclusion.json, "dumps", 1), TERM),
+    "dedup, list": (DEDUP, (splits.json, "dumps", 1), TERM),
 }
 
 
@@ -291,7 +291,7 @@ def test_data__ends_at_once_and_what_is_there_is_whole(
     hit(*moment, number)
     assert vitctl("data", *line) == (3, "vitctl: stopped\n")
     assert before.items() <= visible(folder).items() <= visible(straight).items()
-    assert not list(folder.rglob(exclusion.FILE))
+    assert not list(folder.rglob(splits.FILE))
     assert vitctl("data", *line) == (0, "")
     again = {path: data for path, data in visible(folder).items() if "train-dedup-2" not in path.parts}
     assert again == visible(straight)  # a report that was whole stays beside the second

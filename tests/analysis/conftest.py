@@ -12,7 +12,7 @@ from tests.models import numpy_reference as reference
 from tests.models.numpy_reference import Array, Weights
 from tests.models.tiny_models import MASKED, TINY
 from vitctl.models.build import Model, build
-from vitctl.models.configs import AxialConfig, Config, ViTConfig
+from vitctl.models.variants import AxialConfig, Config, ViTConfig
 
 FAMILIES: dict[str, Config] = {**TINY, "masked patch": MASKED["mean_color"]}
 # Those whose tokens keep their places: their attention is a matrix over all tokens.

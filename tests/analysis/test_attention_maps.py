@@ -30,9 +30,9 @@ from vitctl.analysis.attention_maps import (
     watch_attention,
 )
 from vitctl.analysis.observe import observe
+from vitctl.models import kernels
 from vitctl.models.axial import AxialAttention
-from vitctl.models.configs import ViTConfig
-from vitctl.models.variants import variant
+from vitctl.models.variants import ViTConfig, variant
 
 
 def watched(model: Any, images: Tensor) -> tuple[list[tuple[AttentionLayer, Tensor]], Tensor]:
@@ -46,9 +46,8 @@ def watched(model: Any, images: Tensor) -> tuple[list[tuple[AttentionLayer, Tens
 def test_watch__output_and_gradients_are_the_same_bits(
     name: str, mode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitctl.models.kernels import attention
 
-    monkeypatch.setattr(attention, "_kernel", mode)
+    monkeypatch.setattr(kernels, "_attention_kernel", mode)
     model, images = noisy_model(FAMILIES[name]).train(), random_images(FAMILIES[name].image_size)
     plain = model(images)
     plain.square().sum().backward()

@@ -15,10 +15,9 @@ from PIL import Image
 from tests.cli.conftest import Vitctl
 from tests.data.server import Faults, serving
 from vitctl.data.shards.tar import escape_key
-from vitctl.data.source.exclusion import open_shards
-from vitctl.data.source.splits import select
+from vitctl.data.source.splits import open_shards, select
 from vitctl.data.writer import write
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 

@@ -11,7 +11,7 @@ import pytest
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.shards.index import Index
 from vitctl.data.source.views import Source
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 
 MakeSplit = Callable[..., Index]

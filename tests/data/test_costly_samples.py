@@ -25,11 +25,11 @@ from vitctl.data.shards.scan import read_shard
 from vitctl.data.source.order import Order
 from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.source.splits import md5_order
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError, LaunchError, explained
-from vitctl.system import memory_lock
-from vitctl.system.descriptors import ensure_descriptors
+from vitctl.system import process
+from vitctl.system.process import ensure_descriptors
 
 END = bytes(1024)
 TARS = {
@@ -172,26 +172,26 @@ def test_batches__pictures_in_flight_are_bounded(tmp_path: Path, monkeypatch: py
 
 
 def test_turns__one_worker_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_lock, "_FOR_CHILDREN", [])
-    monkeypatch.setattr(memory_lock, "_IN_USE", [])
-    shared = memory_lock.shared_lock()
+    monkeypatch.setattr(process, "_FOR_CHILDREN", [])
+    monkeypatch.setattr(process, "_IN_USE", [])
+    shared = process.shared_lock()
     (reader, writer), (told, tell) = os.pipe(), os.pipe()
     if not (child := os.fork()):
-        memory_lock.use_lock(shared)
-        memory_lock.acquire(2**30)
+        process.use_lock(shared)
+        process.acquire(2**30)
         os.write(writer, b"x")
         time.sleep(0.3 if os.read(told, 1) else 0)
         os._exit(0)
     os.read(reader, 1)
-    memory_lock.acquire(2**30)  # not a worker: never waits
-    memory_lock.use_lock(shared)
-    memory_lock.acquire(10)  # not large
+    process.acquire(2**30)  # not a worker: never waits
+    process.use_lock(shared)
+    process.acquire(10)  # not large
     assert os.waitpid(child, os.WNOHANG) == (0, 0)  # it has its turn until it is told to end
     began = time.monotonic()
     os.write(tell, b"x")
-    memory_lock.acquire(2**30)
+    process.acquire(2**30)
     assert os.waitpid(child, 0)[1] == 0 and time.monotonic() - began > 0.25
-    memory_lock.release()
+    process.release_lock()
 
 
 def rows_of(folder: Path) -> np.ndarray:

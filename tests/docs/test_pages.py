@@ -8,7 +8,7 @@ import torch
 
 from tests.conftest import ROOT
 from tests.docs.conftest import DOCS, PAGES, anchors
-from vitctl.models.kernels import attention
+from vitctl.models import kernels
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -67,5 +67,5 @@ def test_pictures__are_shown_on_a_page_and_small() -> None:
 
 def test_speed__says_where_the_rule_takes_plain_products() -> None:
     said = " ".join(PAGES["docs/speed.md"].split())
-    assert [*attention._PLAIN_UP_TO] == [("cpu", torch.bfloat16)]
-    assert f"on a CPU in bf16 up to {attention._PLAIN_UP_TO['cpu', torch.bfloat16]:,} tokens" in said
+    assert [*kernels._PLAIN_UP_TO] == [("cpu", torch.bfloat16)]
+    assert f"on a CPU in bf16 up to {kernels._PLAIN_UP_TO['cpu', torch.bfloat16]:,} tokens" in said

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitctl.engine.averaging import Average, averaged
+from vitctl.engine.optimizer import Average, averaged
 
 YES, NO = torch.tensor(True), torch.tensor(False)
 

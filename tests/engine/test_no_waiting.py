@@ -13,17 +13,13 @@ from tests.engine.conftest import batch
 from tests.fake_card import CARD, FakeCard, HostWaitsError, card_runtime
 from vitctl.data.loader.batches import Batch
 from vitctl.data.loader.lanes import Lanes
-from vitctl.engine.averaging import Average
-from vitctl.engine.distributed.gradients import AllReduced, ByLanes
-from vitctl.engine.distributed.lane_sum import LaneSum
-from vitctl.engine.losses import classify, predict_masked_patches
-from vitctl.engine.mixing import Mixing, classify_mixed
-from vitctl.engine.optimizer import build_optimizer
+from vitctl.engine.distributed.gradients import AllReduced, ByLanes, LaneSum
+from vitctl.engine.losses import Mixing, classify, classify_mixed, predict_masked_patches
+from vitctl.engine.optimizer import Average, build_optimizer
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.step import TrainStep
 from vitctl.models.build import Model, build
-from vitctl.models.configs import Config, MaskedPatchConfig
-from vitctl.models.variants import variant
+from vitctl.models.variants import Config, MaskedPatchConfig, variant
 from vitctl.recipe.sections import Optimizer
 
 SIZE, CLASSES = 32, 5

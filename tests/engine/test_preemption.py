@@ -10,7 +10,7 @@ import time
 import pytest
 
 from vitctl.engine.preemption import StopFlag, stop_on_signals
-from vitctl.system.signals import SIGNALS, handles_signal
+from vitctl.system.process import SIGNALS, handles_signal
 
 # The main thread is in C and gives no Python a chance to run there.
 BLOCKED = """

@@ -19,7 +19,7 @@ from PIL import Image
 from tests.trained import CPU, do
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.export.resizing import stored_transform
 from vitctl.jobs.inputs.weights import find_weights, loaded_model

@@ -19,7 +19,7 @@ from tests.faults.conftest import assert_same, command, fill, make_room, records
 from vitctl.__main__ import main
 from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.jobs import pretrain  # noqa: F401 - imported once, for all attempts
-from vitctl.system.signals import SIGNALS as SIGNALS_OF_THE_HOUSE
+from vitctl.system.process import SIGNALS as SIGNALS_OF_THE_HOUSE
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR2", "SIGXCPU", "SIGALRM", "SIGKILL")
 KINDS = (

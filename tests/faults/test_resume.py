@@ -15,7 +15,7 @@ from tests.launch.conftest import HOLD
 from tests.trained import CPU, do
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.writer.write import write_split
-from vitctl.engine import identity
+from vitctl.engine.distributed import agreement
 from vitctl.engine.journal import LOG, read_records
 from vitctl.engine.journal import json_digest as state_digest
 from vitctl.engine.run_files import STATE
@@ -149,7 +149,7 @@ def test_resume__something_else_is_refused_and_named_unless_allowed(
 def test_resume__the_same_says_nothing(stopped: Path) -> None:
     assert "changed_on_purpose" not in resume(stopped)["provenance"]
     assert warnings(stopped) == ""
-    assert not (stopped / identity.ALLOWED).exists()
+    assert not (stopped / agreement.ALLOWED).exists()
 
 
 def test_resume__what_was_allowed_is_not_a_licence_for_more(data: Path, stopped: Path) -> None:
@@ -191,8 +191,8 @@ def test_resume__a_finished_run_keeps_its_result_where_going_on_is_refused(data:
 def test_resume__a_checkpoint_that_does_not_record_its_data_is_refused(stopped: Path, value: object) -> None:
     file = stopped / "checkpoints" / "step_00000002" / STATE
     state = json.loads(file.read_text())
-    del state["sha256"], state[identity.KEY]
-    state |= {identity.KEY: value} if value else {}
+    del state["sha256"], state[agreement.KEY]
+    state |= {agreement.KEY: value} if value else {}
     file.write_text(json.dumps(state | {"sha256": state_digest(state)}))
     with pytest.raises(
         CheckpointError, match=r"step_00000002 (does not record its data and recipe|was not trained with)"

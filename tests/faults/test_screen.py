@@ -30,7 +30,7 @@ from tests.faults.conftest import (
 )
 from vitctl.cli.show.render import Screen
 from vitctl.engine.journal import append_record, never_raising, read_records
-from vitctl.launch.follower import Follower
+from vitctl.launch.launcher import Follower
 from vitctl.launch.worker import work
 from vitctl.system.screen import TolerantStream, ignore_output_errors, raise_output_error, restore_output
 

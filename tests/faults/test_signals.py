@@ -19,7 +19,7 @@ from tests.faults.conftest import ENVIRONMENT, assert_same, command, prepared, r
 from vitctl.data.source.hashing import IGNORED_SIGNALS
 from vitctl.engine.step import TrainStep
 from vitctl.launch.worker import work
-from vitctl.system.signals import SIGNALS, STOP_SIGNALS
+from vitctl.system.process import SIGNALS, STOP_SIGNALS
 
 NEW = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2, signal.SIGXCPU, signal.SIGALRM, signal.SIGVTALRM)
 

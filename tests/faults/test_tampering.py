@@ -21,7 +21,7 @@ from tests.trained import CPU, do
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.shards import index as shard_index
 from vitctl.data.shards.index import read_index
-from vitctl.data.source.exclusion import write_exclusion
+from vitctl.data.source.splits import write_exclusion
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source
 from vitctl.data.writer.write import write_split

@@ -20,7 +20,7 @@ from vitctl.data.shards.scan import read_shard
 from vitctl.data.shards.tar import split_name
 from vitctl.data.source.order import Order
 from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 

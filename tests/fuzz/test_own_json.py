@@ -11,8 +11,8 @@ import pytest
 
 from tests.data.conftest import MakeSplit
 from tests.fuzz.mutate import fuzz, mutated, mutated_json
-from vitctl.data.source.exclusion import FILE as EXCLUDED
-from vitctl.data.source.exclusion import open_shards, write_exclusion
+from vitctl.data.source.splits import FILE as EXCLUDED
+from vitctl.data.source.splits import open_shards, write_exclusion
 from vitctl.engine.checkpoint.files import FORMAT, read_state
 from vitctl.engine.computation import Kernels, MicroBatch, read_kept
 from vitctl.engine.run_files import RESULT, STATE

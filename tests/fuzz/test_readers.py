@@ -21,9 +21,9 @@ from vitctl.data.datasets.readers.cifar import unpickle
 from vitctl.data.datasets.readers.files import load_mat
 from vitctl.data.datasets.readers.tfrecord import parse_example, records
 from vitctl.data.source.imagenet_real import read_real
-from vitctl.data.writer.items import read_item
+from vitctl.data.writer.intake import read_item
 from vitctl.errors import DataError
-from vitctl.system.parsing import parsing
+from vitctl.system.files import parsing
 
 EXAMPLES = [25, pytest.param(1000, marks=pytest.mark.slow)]
 

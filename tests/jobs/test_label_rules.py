@@ -15,11 +15,10 @@ from vitctl.data.datasets.readers import shapes
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.datasets.vtab import SUITES
 from vitctl.data.datasets.vtab_images import open_task
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
-from vitctl.jobs.inputs.data import open_scored
-from vitctl.jobs.inputs.sampling import open_train, sampling_notes
+from vitctl.jobs.inputs.data import open_scored, open_train, sampling_notes
 from vitctl.recipe.images import Place, TrainImages
 
 CLASSES = shapes.SHAPES

@@ -15,7 +15,7 @@ from tests.conftest import TINY
 from tests.models.weights.conftest import hollow
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.readers.arrays import encode_png
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError, LaunchError, RecipeError, VitctlError
 from vitctl.jobs.plan import GPU_BYTES, call_with_timeout, check_recipe, fit_to_data, plan_training

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.trained import Job
-from vitctl.data.source.exclusion import open_shards
+from vitctl.data.source.splits import open_shards
 from vitctl.engine.metrics import baselines, mean_per_class
 from vitctl.engine.nonfinite import Counts, check_share
 from vitctl.errors import VitctlError

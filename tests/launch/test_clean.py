@@ -13,8 +13,7 @@ from tests.trained import do
 from vitctl.engine.journal import append_record
 from vitctl.errors import CheckpointError, LaunchError
 from vitctl.jobs.record.runs import choose_weights
-from vitctl.launch.clean import all_removals, plan_removal, remove
-from vitctl.launch.listing import size_on_disk
+from vitctl.launch.listing import all_removals, plan_removal, remove, size_on_disk
 
 LONG = {
     "schedule.total_steps": 12,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vitctl.errors import LaunchError
-from vitctl.launch.environment import (
+from vitctl.launch.command import (
     FIRST_PORT,
     NUM_PORTS,
     find_member,

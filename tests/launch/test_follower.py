@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.engine.journal import append_record, cut_after
-from vitctl.launch.follower import Follower
+from vitctl.launch.launcher import Follower
 
 
 def test_follower__reports_each_whole_new_record_once(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from vitctl.launch import launcher
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.system.signals import SIGNALS
+from vitctl.system.process import SIGNALS
 
 
 def test_launch__one_run_per_folder(load: Load, tmp_path: Path) -> None:

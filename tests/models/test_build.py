@@ -6,9 +6,9 @@ import torch
 
 from tests.models.tiny_models import TINY
 from vitctl.errors import CheckpointError
+from vitctl.models.blocks import grid_table, resize_axis, resize_position_embedding
 from vitctl.models.build import Model, build, load_state, transfer
-from vitctl.models.configs import Config, ViTConfig
-from vitctl.models.position import grid_table, resize_axis, resize_position_embedding
+from vitctl.models.variants import Config, ViTConfig
 
 MakeModel = Callable[..., Model]
 

@@ -11,17 +11,24 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitctl.models.build import build
-from vitctl.models.configs import Config, HybridConfig, MaskedPatchConfig, ResNetConfig, ViTConfig
-from vitctl.models.costs import convolution
 from vitctl.models.flops import (
     computed_flops,
+    convolution,
     count_macs,
     count_parameters,
     training_flops,
     training_memory_bytes,
 )
 from vitctl.models.resnet import pad_same
-from vitctl.models.variants import RESNETS, variant
+from vitctl.models.variants import (
+    RESNETS,
+    Config,
+    HybridConfig,
+    MaskedPatchConfig,
+    ResNetConfig,
+    ViTConfig,
+    variant,
+)
 
 JFT_IMAGES = 303_000_000
 

@@ -11,8 +11,8 @@ from tests.models.tiny_models import MASKED, TINY
 from vitctl.engine.losses import classification_loss
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import build
-from vitctl.models.configs import Config
-from vitctl.models.kernels.linear import Head
+from vitctl.models.kernels import Head
+from vitctl.models.variants import Config
 
 # Torch hides this warning of its own tracing, but not from filters that make warnings errors.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")

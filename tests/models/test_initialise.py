@@ -11,10 +11,9 @@ import pytest
 import torch
 from scipy import stats
 
+from vitctl.models.blocks import truncated_normal
 from vitctl.models.build import build
-from vitctl.models.configs import ViTConfig
-from vitctl.models.initialisers import truncated_normal
-from vitctl.models.variants import variant
+from vitctl.models.variants import ViTConfig, variant
 from vitctl.models.vit import EncoderBlock, VisionTransformer, initialise
 
 CONFIG = variant("B/16", depth=2, representation_size=512, head_bias=-10.0)

@@ -13,7 +13,6 @@ from tests.models.numpy_reference import masked_patch
 from tests.models.tiny_models import MASKED
 from vitctl.errors import RecipeError
 from vitctl.models.build import Model, build, transfer
-from vitctl.models.configs import MaskedPatchConfig, ViTConfig
 from vitctl.models.masked_patch import (
     MASK,
     Corruption,
@@ -23,6 +22,7 @@ from vitctl.models.masked_patch import (
     masked_patch_loss,
     targets,
 )
+from vitctl.models.variants import MaskedPatchConfig, ViTConfig
 
 MakeModel = Callable[..., Model]
 MakeImages = Callable[..., Tensor]

@@ -10,8 +10,8 @@ import torch
 from tests.models.numpy_reference import group_norm, std_conv, symmetric, windows
 from tests.models.tiny_models import TINY
 from vitctl.models.build import build
-from vitctl.models.configs import ResNetConfig
 from vitctl.models.resnet import V1, V2, GroupNorm, Numerics, RootV2, StdConv, UnitV1, pad_same, standardise
+from vitctl.models.variants import ResNetConfig
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitctl.models.configs import ViTConfig
+from vitctl.models.variants import ViTConfig
 from vitctl.models.vit import VisionTransformer
 
 RENAMED = {

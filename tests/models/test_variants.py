@@ -6,18 +6,16 @@ from dataclasses import replace
 import pytest
 
 from vitctl.errors import CheckpointError, RecipeError
-from vitctl.models.configs import (
+from vitctl.models.variants import (
+    HYBRIDS,
+    RESNETS,
+    VARIANTS,
     AxialConfig,
     AxialResNetConfig,
     HybridConfig,
     MaskedPatchConfig,
     ResNetConfig,
     ViTConfig,
-)
-from vitctl.models.variants import (
-    HYBRIDS,
-    RESNETS,
-    VARIANTS,
     downstream,
     family,
     from_dict,

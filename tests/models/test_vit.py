@@ -13,7 +13,7 @@ from torch import nn
 from tests.fake_card import CARD, FakeCard
 from tests.models.numpy_reference import Array, forward
 from vitctl.models.build import build
-from vitctl.models.configs import ViTConfig
+from vitctl.models.variants import ViTConfig
 from vitctl.models.vit import DropPath, EncoderBlock, VisionTransformer
 
 MakeModel = Callable[..., VisionTransformer]

@@ -14,7 +14,7 @@ from tests.trained import do
 from vitctl.jobs.inputs.network import model_config
 from vitctl.jobs.plan import plan_training
 from vitctl.models.build import build
-from vitctl.models.configs import Config, MaskedPatchConfig, ResNetConfig
+from vitctl.models.variants import Config, MaskedPatchConfig, ResNetConfig
 from vitctl.recipe.load import Override, load_recipe, recipe_names
 from vitctl.recipe.schema import Finetune, Pretrain
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vitctl.errors import LaunchError
-from vitctl.system.bounds import BOUNDS, IMAGE_FILE, PIXELS, check, table
+from vitctl.system.files import BOUNDS, IMAGE_FILE, PIXELS, check, table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,7 +18,7 @@ def test_docs__have_the_table_of_the_code() -> None:
 def test_bounds__each_is_held_somewhere() -> None:
     source = "".join(path.read_text() for path in (ROOT / "vitctl").rglob("*.py") if path.name != "bounds.py")
     constants = dict(
-        re.findall(r'^([A-Z_]+) = _bound\(\s*"(\w+)"', (ROOT / "vitctl/system/bounds.py").read_text(), re.M)
+        re.findall(r'^([A-Z_]+) = _bound\(\s*"(\w+)"', (ROOT / "vitctl/system/files.py").read_text(), re.M)
     )
     assert sorted(constants.values()) == sorted(bound.name for bound in BOUNDS)
     assert [name for name in constants if f"{name}.limit" not in source] == []

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 from vitctl.models.axial import AxialAttention, AxialBlock, AxialUnit
 from vitctl.models.build import Model
-from vitctl.models.configs import AxialResNetConfig, HybridConfig, ViTConfig, stages
-from vitctl.models.kernels.attention import attention_weights
+from vitctl.models.kernels import attention_weights
+from vitctl.models.variants import AxialResNetConfig, HybridConfig, ViTConfig, stages
 from vitctl.models.vit import Attention, EncoderBlock, VisionTransformer
 
 _ROOT_STRIDE = 4  # of a ResNet's root

@@ -17,7 +17,7 @@ from vitctl.analysis.attention_maps import (
     watch_attention,
 )
 from vitctl.models.build import Model
-from vitctl.models.configs import AxialResNetConfig, Config, ResNetConfig, ViTConfig
+from vitctl.models.variants import AxialResNetConfig, Config, ResNetConfig, ViTConfig
 from vitctl.models.vit import VisionTransformer
 
 # What a network may lack, in the order in which it is shown.

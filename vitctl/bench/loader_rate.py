@@ -18,10 +18,10 @@ from vitctl.data.loader.batches import train_batches
 from vitctl.data.source.order import Order
 from vitctl.data.source.views import Source
 from vitctl.engine.distributed.runtime import alone, loader_workers
+from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.trainer import Images
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import open_training_images
-from vitctl.jobs.inputs.length import fitted_recipe
 from vitctl.jobs.inputs.network import needs_labels
 from vitctl.jobs.training import images_of
 from vitctl.recipe.schema import Finetune, Pretrain

@@ -17,7 +17,7 @@ from vitctl.engine.computation import processor, versions
 from vitctl.engine.distributed.runtime import Computation
 from vitctl.engine.preemption import StopFlag
 from vitctl.models.hardware import bf16_tflops, cpu_name
-from vitctl.models.kernels.linear import onednn_problem
+from vitctl.models.kernels import onednn_problem
 
 _BUSY = 0.25  # cores
 _SHAPES = {"cpu": ((1576, 768, 3072), (2048, 2048, 2048)), "cuda": ((8192, 8192, 8192), (50_176, 1024, 4096))}

@@ -39,14 +39,18 @@ from vitctl.data.loader.batches import Batch
 from vitctl.engine.distributed.gradients import ByLanes
 from vitctl.engine.distributed.runtime import Computation, alone, num_workers
 from vitctl.engine.distributed.sharding import is_sharded
+from vitctl.engine.schedule import fitted_recipe
 from vitctl.errors import LaunchError, RecipeError, is_out_of_memory
-from vitctl.jobs.inputs.length import fitted_recipe
 from vitctl.jobs.plan import plan_training
-from vitctl.models.configs import Config
-from vitctl.models.costs import OPTIMIZER_SLOTS
-from vitctl.models.flops import computed_flops, count_parameters, training_flops, training_memory_bytes
-from vitctl.models.kernels.linear import used_linear
-from vitctl.models.variants import to_dict
+from vitctl.models.flops import (
+    OPTIMIZER_SLOTS,
+    computed_flops,
+    count_parameters,
+    training_flops,
+    training_memory_bytes,
+)
+from vitctl.models.kernels import used_linear
+from vitctl.models.variants import Config, to_dict
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.system.text import bytes_text
 

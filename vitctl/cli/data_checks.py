@@ -364,8 +364,8 @@ def dedup(
     from vitctl.cli.show.console import adding, progress_bar, say, show_table
     from vitctl.data.inspect.duplicates import compare, free_folder, write_report
     from vitctl.data.shards.index import read_index
-    from vitctl.data.source.exclusion import FILE, write_exclusion
     from vitctl.data.source.shard_source import ShardSource
+    from vitctl.data.source.splits import FILE, write_exclusion
     from vitctl.errors import DataError, writing
 
     if apply:
@@ -414,8 +414,7 @@ def _dedup_within(
     """Print and report the duplicates within a data set, those on different sides of a split first."""
     from vitctl.cli.show.console import adding, progress_bar, say, show_table
     from vitctl.data.inspect.duplicates import compare_within, free_folder, write_report
-    from vitctl.data.source.exclusion import open_shards
-    from vitctl.data.source.splits import default_splits, select
+    from vitctl.data.source.splits import default_splits, open_shards, select
     from vitctl.data.source.views import sample_key
     from vitctl.errors import DataError, writing
 

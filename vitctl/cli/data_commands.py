@@ -18,8 +18,7 @@ from vitctl.system.text import bytes_text, typed
 
 if TYPE_CHECKING:
     from vitctl.data.shards.index import Index
-    from vitctl.data.writer.intake import Intake
-    from vitctl.data.writer.items import Originals
+    from vitctl.data.writer.intake import Intake, Originals
 
 app = typer.Typer(help="Make, index and check WebDataset shards.", no_args_is_help=True)
 Root = Annotated[Path, typer.Option("--root", help="Folder of known data sets, one folder each")]
@@ -132,7 +131,7 @@ def shards_of(photographs: str, runs: Path) -> Path:
     from vitctl.data.shards.index import find_splits
     from vitctl.data.writer.write import write_originals
     from vitctl.errors import DataError
-    from vitctl.jobs.inputs.photographs import RECORD, fingerprint, shards_folder
+    from vitctl.jobs.inputs.user_data import RECORD, fingerprint, shards_folder
     from vitctl.system.files import write_text
 
     state = fingerprint(photographs)
@@ -318,8 +317,7 @@ def index(
 
 def _class_names(file: Path) -> list[str]:
     from vitctl.errors import DataError
-    from vitctl.system.bounds import LIST_FILE
-    from vitctl.system.files import read_bytes
+    from vitctl.system.files import LIST_FILE, read_bytes
 
     try:
         return read_bytes(file, LIST_FILE.limit, error=DataError).decode().splitlines()

@@ -336,7 +336,7 @@ def overrides_of(flags: Mapping[str, tuple[str, Any]], sets: Sequence[str] | Non
 
     With --steps or --epochs the warm-up is scaled with the length, unless --set gives it.
     """
-    from vitctl.jobs.inputs.length import IN_PROPORTION
+    from vitctl.engine.schedule import IN_PROPORTION
     from vitctl.recipe.load import Override, parse_override
 
     overrides = [parse_override(text) for text in sets or ()]

@@ -14,8 +14,7 @@ from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
 
 if TYPE_CHECKING:
-    from vitctl.launch.command import LaunchConfig
-    from vitctl.launch.environment import Member
+    from vitctl.launch.command import LaunchConfig, Member
     from vitctl.launch.prepare import Prepared
     from vitctl.recipe.load import Loaded, Override
 
@@ -146,7 +145,7 @@ def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) 
         DataError: as `vitctl data shards`; or several processes would write the same shards.
     """
     from vitctl.errors import DataError
-    from vitctl.jobs.inputs.photographs import fingerprint, is_photographs, shards_folder
+    from vitctl.jobs.inputs.user_data import fingerprint, is_photographs, shards_folder
     from vitctl.recipe.images import Place
     from vitctl.recipe.load import Override, with_overrides
 
@@ -182,7 +181,7 @@ def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":
         return loaded
     from vitctl.cli.show.console import say
     from vitctl.data.shards.remote import is_remote
-    from vitctl.jobs.inputs.own_splits import FittedSplits, fit_splits
+    from vitctl.jobs.inputs.user_data import FittedSplits, fit_splits
     from vitctl.jobs.plan import LOOKUP_SECONDS, call_with_timeout
 
     if with_timeout and is_remote(path):
@@ -202,7 +201,7 @@ def start_command() -> "Member | None":
     Called before anything slow.
     """
     from vitctl.engine.preemption import exit_on_signals
-    from vitctl.launch.environment import find_member
+    from vitctl.launch.command import find_member
 
     member = find_member()
     exit_on_signals(while_waiting=member is not None)

@@ -1,7 +1,4 @@
-"""How the numbers of a run are computed: device, kernels, precision, threads, versions, micro-batch.
-
-Choices of [machine] are resolved here, kept with the run, and recorded. `exact` promises the same bits.
-"""
+"""How the numbers of a run are computed: device, kernels, precision, threads, versions, micro-batch."""
 
 import json
 import os
@@ -17,20 +14,95 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.distributed.micro_batch import fits_everywhere, largest_micro_batch
-from vitctl.engine.distributed.process_group import check_same
-from vitctl.engine.distributed.runtime import Computation, Runtime
+from vitctl.engine.distributed.runtime import Computation, Runtime, check_same
 from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.engine.journal import write_run_json
 from vitctl.errors import CheckpointError, LaunchError
-from vitctl.models.configs import Config, ViTConfig
-from vitctl.models.costs import OPTIMIZER_SLOTS
+from vitctl.models.flops import OPTIMIZER_SLOTS
 from vitctl.models.hardware import cpu_name, installed
-from vitctl.models.kernels.attention import attention_rule, set_attention, used_attention
-from vitctl.models.kernels.linear import onednn_problem, set_linear, used_linear
+from vitctl.models.kernels import (
+    attention_rule,
+    onednn_problem,
+    set_attention,
+    set_linear,
+    used_attention,
+    used_linear,
+)
+from vitctl.models.variants import Config, ViTConfig
 from vitctl.recipe.machine import NetworkMachine, TrainMachine
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.system.files import read_json
+
+
+def largest_micro_batch(fits: Callable[[int], bool], share: int) -> int:
+    """Cut a share into as few equal parts as possible: double their number until one fits, then bisect.
+
+    Args:
+        fits: whether a forward and backward pass over so many images succeeds.
+        share: images of a process in a global batch, at least 1.
+
+    Returns:
+        images of a part, 1 to share; the last part may be smaller.
+
+    Raises:
+        LaunchError: a single image does not fit.
+    """
+    too_few, enough = 0, 1
+    while not fits(-(-share // enough)):
+        if enough == share:
+            raise LaunchError(
+                "machine.micro_batch = -1: not even one image at a time fits on this device; set "
+                "machine.checkpoint_blocks = true, "
+                "machine.sharding = 'fsdp', or take a smaller model"
+            )
+        too_few, enough = enough, min(2 * enough, share)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if fits(-(-share // middle)):
+            enough = middle
+        else:
+            too_few = middle
+    return -(-share // enough)
+
+
+def fits_everywhere(
+    runtime: Runtime,
+    model: nn.Module,
+    objective: Callable[[nn.Module, Batch, int], Tensor],
+    batch: Batch,
+    reserve: int,
+    *,
+    adds_up: bool,
+) -> bool:
+    """Whether a forward and backward pass fits on all processes. Model and gradients are left unchanged.
+
+    Args:
+        runtime: of this process.
+        model: not wrapped yet, so that a process that fails does not block the others.
+        objective: the loss of a batch.
+        batch: of this process.
+        reserve: bytes that training needs in addition: optimizer state, averages.
+        adds_up: the pass adds to gradients that are there before it: sums of earlier micro-batches, or DDP's
+            buckets.
+    """
+    model.train()
+    fitted = True
+    try:
+        kept = torch.empty(reserve, dtype=torch.uint8, device=runtime.device)
+        if adds_up:
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+        with runtime.autocast():
+            loss = objective(model, batch, 0)
+        torch.autograd.backward(loss)
+        del kept, loss
+    except torch.OutOfMemoryError:
+        fitted = False
+    model.zero_grad(set_to_none=True)
+    if runtime.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return runtime.sum([float(not fitted)])[0] == 0
+
 
 _MOST_KEPT_BYTES = 2**16
 

@@ -22,8 +22,7 @@ from typing import Any, TypeVar
 from vitctl.engine.run_files import STEP_RECORDS
 from vitctl.engine.trace import chain
 from vitctl.errors import LaunchError
-from vitctl.system.bounds import RUN_FILE
-from vitctl.system.files import no_links, read_bytes, write_bytes, write_text
+from vitctl.system.files import RUN_FILE, no_links, read_bytes, write_bytes, write_text
 from vitctl.system.text import escaped_json
 
 LOG = "log.jsonl"

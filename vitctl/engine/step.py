@@ -9,14 +9,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.averaging import Average
 from vitctl.engine.distributed.gradients import Gradients
 from vitctl.engine.distributed.runtime import Fetched, Runtime
 from vitctl.engine.losses import Objective
-from vitctl.engine.optimizer import clip_gradients, take_step
+from vitctl.engine.optimizer import Average, clip_gradients, take_step
 from vitctl.engine.preemption import StopFlag
 from vitctl.models.build import Model
-from vitctl.system.waiting import HERE
+from vitctl.system.process import HERE
 
 
 @dataclass(frozen=True)

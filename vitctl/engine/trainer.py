@@ -23,7 +23,6 @@ from vitctl.data.source.order import Order, SampleOrder
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source, sample_key
 from vitctl.engine import nonfinite
-from vitctl.engine.averaging import Average, averaged
 from vitctl.engine.checkpoint.files import SavedCheckpoint, set_aside_after
 from vitctl.engine.checkpoint.saving import Saver, check_space, parts
 from vitctl.engine.computation import (
@@ -42,18 +41,16 @@ from vitctl.engine.distributed.agreement import (
     check_inputs,
     check_resumable,
     check_same_state,
+    identity,
 )
-from vitctl.engine.distributed.gradients import AllReduced, ByLanes, Gradients
-from vitctl.engine.distributed.lane_sum import LaneSum
-from vitctl.engine.distributed.process_group import raise_on_all
-from vitctl.engine.distributed.runtime import Runtime, num_workers
+from vitctl.engine.distributed.gradients import AllReduced, ByLanes, Gradients, LaneSum
+from vitctl.engine.distributed.runtime import Runtime, num_workers, raise_on_all
 from vitctl.engine.distributed.sharding import is_sharded, load_full_state, shard_as
 from vitctl.engine.evaluation import Score, stop_together
-from vitctl.engine.identity import identity
 from vitctl.engine.journal import LOG, Journal, cut_after, read_records
-from vitctl.engine.mixing import Mixing, classification
+from vitctl.engine.losses import Mixing, classification
 from vitctl.engine.nonfinite import SKIPPED, Counts
-from vitctl.engine.optimizer import build_optimizer, load_optimizer_tensors
+from vitctl.engine.optimizer import Average, averaged, build_optimizer, load_optimizer_tensors
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.run_files import (
     AVERAGE,
@@ -75,8 +72,8 @@ from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
 from vitctl.models.flops import computed_flops
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
+from vitctl.system.process import HERE
 from vitctl.system.text import typed
-from vitctl.system.waiting import HERE
 
 BAD_SAMPLES, SAMPLES = "bad_samples.jsonl", "samples"
 BUDGET_FLOOR = 10_000  # images; the budget of bad samples is computed from at least this many

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.export.preprocess import Preprocess
 from vitctl.models.build import Model
-from vitctl.models.configs import MaskedPatchConfig
 from vitctl.models.resnet import StdConv
+from vitctl.models.variants import MaskedPatchConfig
 from vitctl.models.vit import Attention, EncoderBlock, VisionTransformer
 
 INPUT, LOGITS, FEATURES = "images", "logits", "features"

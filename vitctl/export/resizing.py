@@ -11,7 +11,7 @@ from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.views import Source, random_subset
 from vitctl.engine.run_files import RECIPE
 from vitctl.errors import DataError, VitctlError
-from vitctl.jobs.inputs.sampling import open_recipe_split
+from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.jobs.inputs.weights import FoundWeights, run_of
 from vitctl.recipe.export_formats import ExportFormat, readers_transform
 from vitctl.recipe.images import TrainImages

@@ -8,9 +8,9 @@ from typing import Any
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.source.views import Source
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
+from vitctl.engine.distributed.agreement import run_of
 from vitctl.engine.distributed.runtime import num_workers
 from vitctl.engine.evaluation import top_predictions
-from vitctl.engine.identity import run_of
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.metrics import baselines, count_hits, mean_per_class
 from vitctl.engine.preemption import StopFlag

@@ -14,12 +14,11 @@ from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Journal, Record, Report, silent
 from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
+from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.trainer import RunContext
-from vitctl.jobs.inputs.data import at_size, open_training_images
-from vitctl.jobs.inputs.length import fitted_recipe
+from vitctl.jobs.inputs.data import at_size, open_training_images, sampling_notes
 from vitctl.jobs.inputs.network import rates_in_words, rates_of, unseen_pixels
 from vitctl.jobs.inputs.opened import Inputs, open_inputs
-from vitctl.jobs.inputs.sampling import sampling_notes
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_of
 from vitctl.jobs.provenance import trained, training_result, weights_used
 from vitctl.jobs.record.data_verified import verified, verify

@@ -29,8 +29,7 @@ from vitctl.jobs.inputs.weights import FoundWeights, loaded_model
 from vitctl.jobs.provenance import shown
 from vitctl.jobs.training import on_device
 from vitctl.models.build import Model
-from vitctl.models.configs import HybridConfig, ResNetConfig, ViTConfig
-from vitctl.models.variants import family
+from vitctl.models.variants import HybridConfig, ResNetConfig, ViTConfig, family
 from vitctl.models.vit import VisionTransformer
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.text import one_line

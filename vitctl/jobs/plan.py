@@ -16,14 +16,18 @@ from vitctl.data.datasets.catalog import find_data_set, known_size, missing_shar
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.splits import select
-from vitctl.engine.schedule import lanes_note, lanes_of, learning_rate, total_steps
-from vitctl.errors import CheckpointError, DataError, RecipeError
-from vitctl.jobs.inputs.length import (
+from vitctl.engine.schedule import (
     TASK_IMAGES,
     fit_schedule,
     fitted_recipe,
+    lanes_note,
+    lanes_of,
+    learning_rate,
     needs_num_images,
+    total_steps,
 )
+from vitctl.errors import CheckpointError, DataError, RecipeError
+from vitctl.jobs.inputs.data import check_order, open_train, sampling_notes, subset_size
 from vitctl.jobs.inputs.network import (
     find_network,
     model_config,
@@ -31,18 +35,16 @@ from vitctl.jobs.inputs.network import (
     rates_of,
     unseen_pixels,
 )
-from vitctl.jobs.inputs.photographs import is_photographs, planned_splits
-from vitctl.jobs.inputs.sampling import check_order, open_train, sampling_notes, subset_size
-from vitctl.models.configs import Config, ViTConfig
-from vitctl.models.costs import OPTIMIZER_SLOTS
+from vitctl.jobs.inputs.user_data import is_photographs, planned_splits
 from vitctl.models.flops import (
+    OPTIMIZER_SLOTS,
     converted_bytes,
     count_macs,
     count_parameters,
     training_flops,
     training_memory_bytes,
 )
-from vitctl.models.variants import downstream
+from vitctl.models.variants import Config, ViTConfig, downstream
 from vitctl.recipe.images import Place, TrainImages
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Pretrain, Recipe, Vtab

@@ -18,8 +18,14 @@ from vitctl.data.images.decode import BadSample, from_pillow
 from vitctl.data.source.views import Source
 from vitctl.engine.distributed.runtime import loader_workers
 from vitctl.errors import CheckpointError, DataError, RecipeError, explaining
-from vitctl.jobs.inputs.classifier import Answers, OpenClassifier, Ranking, check_finite, open_classifier
-from vitctl.jobs.inputs.forward import Outputs
+from vitctl.jobs.inputs.classifier import (
+    Answers,
+    OpenClassifier,
+    Outputs,
+    Ranking,
+    check_finite,
+    open_classifier,
+)
 from vitctl.models.weights.containers import save_tensors
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate

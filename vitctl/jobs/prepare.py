@@ -15,7 +15,7 @@ from vitctl.data.datasets.vtab import VTAB, VtabTask
 from vitctl.data.datasets.vtab_images import COMMUNITY_LIST, read_community
 from vitctl.data.shards.index import INDEX_FILE, find_splits, read_index
 from vitctl.data.source.imagenet_real import SHA256, URL
-from vitctl.data.writer.items import Originals
+from vitctl.data.writer.intake import Originals
 from vitctl.data.writer.write import write_originals
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.inputs.labels import REAL_PLACE

@@ -16,18 +16,16 @@ from vitctl.engine.journal import LOG, Journal, Report, json_digest
 from vitctl.engine.tracking import tracking
 from vitctl.engine.trainer import Images, RunContext, Trainer
 from vitctl.jobs.features import ImagePass
-from vitctl.jobs.inputs.data import eval_transform, mixing, train_transform
-from vitctl.jobs.inputs.sampling import training_order
+from vitctl.jobs.inputs.data import eval_transform, mixing, train_transform, training_order
 from vitctl.jobs.record.runs import choose_weights, logged_scores
 from vitctl.models.blocks import compile_errors
 from vitctl.models.build import Model
-from vitctl.models.kernels.attention import set_attention
-from vitctl.models.kernels.linear import set_linear
+from vitctl.models.kernels import set_attention, set_linear
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.machine import Log, Machine
-from vitctl.recipe.neutral import deciding_values
 from vitctl.recipe.schema import Finetune, Pretrain, TrainRecipe, Vtab
 from vitctl.recipe.sections import Schedule
+from vitctl.recipe.write import deciding_values
 
 M = TypeVar("M", bound=nn.Module)
 Act = Callable[[Trainer], Score | None]  # done with a prepared training instead of `Trainer.fit`

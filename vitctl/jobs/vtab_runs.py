@@ -32,8 +32,8 @@ from vitctl.jobs.sweep import Scored, read_or_train
 from vitctl.jobs.training import Act, digest_of, on_device, open_journal, train
 from vitctl.models.build import Model, build
 from vitctl.models.weights.weights_file import weights_digest
-from vitctl.recipe.neutral import result_neutral
 from vitctl.recipe.schema import Vtab
+from vitctl.recipe.write import result_neutral
 
 JOB = "vtab-task"
 L2S = tuple(2.0**power for power in range(-2, 17, 3))  # of the linear classifier

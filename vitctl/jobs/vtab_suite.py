@@ -16,7 +16,7 @@ from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Journal, Report, silent
 from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
-from vitctl.jobs.inputs.length import TASK_IMAGES, fitted_recipe
+from vitctl.engine.schedule import TASK_IMAGES, fitted_recipe
 from vitctl.jobs.inputs.network import rates_in_words, unseen_pixels
 from vitctl.jobs.inputs.opened import Inputs, chosen_tasks, open_inputs
 from vitctl.jobs.inputs.weights import check_found, random_in_words, weights_of

@@ -1,10 +1,4 @@
-"""Starts several processes by `accelerate launch`, with every flag given, inside this process.
-
-On one machine or many, with or without restarts. Every machine runs the same command; torchrun's agent, which
-accelerate runs, starts and watches the processes of each machine. This module and the exit code of a worker
-add what the agent does not do: a signal is forwarded once, so that a save completes, and a run that was
-stopped, or that only the user can fix, is not restarted.
-"""
+"""Start the processes of a run, follow them, and end them together."""
 
 import logging
 import os
@@ -21,18 +15,28 @@ from typing import Any
 
 import psutil
 
-from vitctl.engine.journal import LOG, Report, never_raising, read_run_json, write_run_json
+from vitctl.engine.journal import (
+    LOG,
+    Record,
+    Report,
+    never_raising,
+    parse_records,
+    read_run_json,
+    write_run_json,
+)
 from vitctl.engine.preemption import AT_ONCE, say
 from vitctl.engine.run_files import RECIPE, RESULT
-from vitctl.errors import LaunchError, first_line
+from vitctl.errors import LaunchError, VitctlError, first_line
 from vitctl.launch.command import (
+    UNUSED_SIGNAL,
     WORKER,
     LaunchConfig,
     accelerate_arguments,
     accelerate_environment,
+    find_member,
     own_address,
+    without_settings,
 )
-from vitctl.launch.environment import UNUSED_SIGNAL, find_member, without_settings
 from vitctl.launch.errors import (
     LOGS,
     first_error,
@@ -43,7 +47,6 @@ from vitctl.launch.errors import (
     raise_first_error,
     write_failed_result,
 )
-from vitctl.launch.follower import Follower
 from vitctl.launch.prepare import Prepared
 from vitctl.launch.roll_call import resume_text
 from vitctl.launch.run_folder import keeping_result, locked_for_run, read_status
@@ -51,7 +54,66 @@ from vitctl.launch.worker import LOCKED, NOW, work, work_as_member
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Recipe
 from vitctl.system.files import no_links
-from vitctl.system.signals import SIGNALS, STOP_SIGNALS, handles_signal, is_repeated, signal_handler
+from vitctl.system.process import SIGNALS, STOP_SIGNALS, handles_signal, is_repeated, signal_handler
+
+
+class Follower:
+    """Passes the records that other processes append to a log to `report`, each once, and their current
+    state.
+    """
+
+    def __init__(self, path: Path, report: Report, now: Path | None = None) -> None:
+        self.path, self.report, self.now_file = path, report, now
+        self.last_now: Record = {}
+        self.offset = 0
+        self.inode = -1
+        self.seen = set[
+            int
+            # hashes of lines that were there before, or are reported; time stamps do not help, since clocks can
+            # be set back
+        ]()
+        with suppress(OSError):
+            self._new_lines()
+
+    def poll(self) -> None:
+        """Report what is new since the last poll.
+
+        A file that cannot be read, or a line that is no record, is ignored.
+        """
+        with suppress(OSError, AttributeError):
+            self._follow_log()
+        if self.now_file is None:
+            return
+        with suppress(OSError, ValueError, RecursionError, VitctlError):
+            record = read_run_json(self.now_file)
+            if isinstance(record, dict) and record != self.last_now and record.get("kind") == "now":
+                self.last_now = record
+                self.report(record)
+
+    def _follow_log(self) -> None:
+        for record in parse_records("\n".join(line.decode(errors="replace") for line in self._new_lines())):
+            self.report(record)
+
+    def _new_lines(self) -> list[bytes]:
+        """Whole lines that are new since the last poll.
+
+        A log that was truncated is a new file with old lines.
+        """
+        try:
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self.inode or status.st_size < self.offset:
+                    self.inode, self.offset = status.st_ino, 0
+                file.seek(self.offset)
+                lines = file.read()
+        except FileNotFoundError:
+            return []
+        whole = lines[: lines.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        new = [line for line in whole.split(b"\n") if line and hash(line) not in self.seen]
+        self.seen.update(map(hash, new))
+        return new
+
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 15.0  # for the other processes, once one has failed for good: they notice the loss and exit

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vitctl.engine.journal import CHANGED, LOG, Journal, write_run_json
 from vitctl.engine.run_files import CHECKPOINTS, RECIPE, STATE, no_permission, step_folders, step_of
 from vitctl.errors import LaunchError, RecipeError, VitctlError
-from vitctl.launch.command import LaunchConfig, launch_line, write_accelerate_config
-from vitctl.launch.environment import Member, find_member
+from vitctl.launch.command import LaunchConfig, Member, find_member, launch_line, write_accelerate_config
 from vitctl.launch.errors import forget_errors
 from vitctl.launch.run_folder import check_not_foreign, clear, failed_without_output, prepared_folder
 from vitctl.launch.worker import on_cpu
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
-from vitctl.recipe.neutral import FREE_TO_CHANGE
 from vitctl.recipe.schema import Recipe, TrainRecipe
-from vitctl.recipe.write import differences, to_toml, toml_value
+from vitctl.recipe.write import FREE_TO_CHANGE, differences, to_toml, toml_value
 from vitctl.system.files import write_text
 from vitctl.system.text import has_control, one_line, printable, typed
 
@@ -87,7 +85,7 @@ def prepare_run(
 
 
 def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member: Member) -> Prepared:
-    from vitctl.engine.distributed.process_group import broadcast_text, join
+    from vitctl.engine.distributed.runtime import broadcast_text, join
 
     if member.num_processes > 1:
         join(cpu=on_cpu(loaded.recipe))
@@ -106,7 +104,7 @@ def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member:
 
 
 def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: LaunchConfig) -> Prepared:
-    from vitctl.engine.identity import allow as note_allowed
+    from vitctl.engine.distributed.agreement import allow as note_allowed
     from vitctl.jobs.plan import check_recipe, fit_to_data
 
     if has_control(str(run_dir)):

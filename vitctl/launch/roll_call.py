@@ -27,7 +27,7 @@ from vitctl.errors import LaunchError
 from vitctl.launch.errors import LOGS
 from vitctl.launch.run_folder import read_status
 from vitctl.system.files import atomic_write, read_json
-from vitctl.system.waiting import HERE
+from vitctl.system.process import HERE
 
 NOTICE_SECONDS = 10.0  # without an answer, before a line says who is waited for
 GIVE_UP_SECONDS = 15.0  # after a signal, before the run ends without those that do not answer

@@ -166,7 +166,7 @@ def locked_for_run(folder: Path) -> Iterator[None]:
     Raises:
         LaunchError: another process holds the lock.
     """
-    from vitctl.engine.identity import allow
+    from vitctl.engine.distributed.agreement import allow
 
     with locked(folder), keeping_result(folder):
         try:

@@ -26,7 +26,7 @@ from vitctl.engine.preemption import (
 )
 from vitctl.engine.run_files import RECIPE, RESULT
 from vitctl.errors import LaunchError, explained
-from vitctl.launch.environment import (
+from vitctl.launch.command import (
     find_member,
     has_agent,
     restarts_left,
@@ -181,7 +181,7 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
     journal = Journal(run_dir / LOG if _is_main() else None, report)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several:
-        from vitctl.engine.distributed.process_group import (
+        from vitctl.engine.distributed.runtime import (
             check_all_reduce,
             check_same,
             gather_texts,

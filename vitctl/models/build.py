@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from vitctl.errors import CheckpointError
 from vitctl.models import axial, hybrid, masked_patch, resnet, vit
-from vitctl.models.configs import (
+from vitctl.models.blocks import resize_axis, resize_position_embedding, say_method
+from vitctl.models.resnet import ResNet
+from vitctl.models.variants import (
     AxialConfig,
     AxialResNetConfig,
     Config,
@@ -18,10 +20,8 @@ from vitctl.models.configs import (
     MaskedPatchConfig,
     ResNetConfig,
     ViTConfig,
+    family,
 )
-from vitctl.models.position import resize_axis, resize_position_embedding, say_method
-from vitctl.models.resnet import ResNet
-from vitctl.models.variants import family
 from vitctl.models.vit import VisionTransformer
 from vitctl.models.weights.rules import mismatches, refuse
 

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from vitctl.models.configs import HybridConfig
-from vitctl.models.initialisers import Generator
+from vitctl.models.blocks import Generator
 from vitctl.models.resnet import backbone_v1, initialise_backbone
+from vitctl.models.variants import HybridConfig
 from vitctl.models.vit import VisionTransformer
 from vitctl.models.vit import initialise as initialise_transformer
 

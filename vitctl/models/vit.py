@@ -7,12 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitctl.models.blocks import Block, run
-from vitctl.models.configs import ViTConfig, spares_tokens
-from vitctl.models.initialisers import Generator, draw, lecun_normal, normal, plain_norm, xavier_uniform, zero
-from vitctl.models.kernels.attention import attend
-from vitctl.models.kernels.linear import Head, Linear
-from vitctl.models.position import grid_table, relative_logits
+from vitctl.models.blocks import (
+    Block,
+    Generator,
+    draw,
+    grid_table,
+    lecun_normal,
+    normal,
+    plain_norm,
+    relative_logits,
+    run,
+    xavier_uniform,
+    zero,
+)
+from vitctl.models.kernels import Head, Linear, attend
+from vitctl.models.variants import ViTConfig, spares_tokens
 
 
 class Attention(nn.Module):

@@ -10,15 +10,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from vitctl.errors import RecipeError, explaining
-from vitctl.recipe.schema import JOBS, Recipe
+from vitctl.recipe.schema import JOBS, RENAMED, Recipe
 from vitctl.system.address import value_without_queries, without_queries
-from vitctl.system.bounds import RECIPE_LINE
-from vitctl.system.files import parse_toml, read_toml
+from vitctl.system.files import RECIPE_LINE, parse_toml, read_toml
 from vitctl.system.text import did_you_mean, has_control, nearest, one_line
 
 MAX_PARENTS = 16
-# Keys of earlier releases, which the recipes of their runs have. Digests of recipes keep these names.
-RENAMED = {"evaluation.early_stopping": "evaluation.select_best"}
 _IN_PYTHON = "overrides"  # origin of a value that a caller of `load_recipe` gives
 # Each reads a character once: a pattern that can match in several ways takes cubic time in the length of a
 # line.

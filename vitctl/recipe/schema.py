@@ -31,6 +31,9 @@ from vitctl.recipe.sections import (
     knob,
 )
 
+# Keys of earlier releases, which the recipes of their runs have. Digests of recipes keep these names.
+RENAMED = {"evaluation.early_stopping": "evaluation.select_best"}
+
 _DROPOUT = "dropout while fine-tuning, 0 to below 1; as_stored: the value stored with the weights, 0 where there is none"
 _DROP_PATH = (
     "chance of dropping the last layer's branches while fine-tuning, 0 to below 1; as_stored: as for dropout"

@@ -9,9 +9,8 @@ import torch
 from vitctl.data.source.views import Source, subset
 from vitctl.engine.evaluation import most_likely
 from vitctl.errors import CheckpointError, DataError
-from vitctl.jobs.inputs.classifier import OpenClassifier, open_classifier
-from vitctl.jobs.inputs.forward import TorchNetwork, probabilities
-from vitctl.jobs.inputs.sampling import open_recipe_split
+from vitctl.jobs.inputs.classifier import OpenClassifier, TorchNetwork, open_classifier, probabilities
+from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.models.flops import training_flops
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Evaluate

@@ -21,10 +21,9 @@ from vitctl.errors import VitctlError
 from vitctl.jobs.inputs.fewshot_sets import SPLITS
 from vitctl.jobs.inputs.network import model_config
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
-from vitctl.models.configs import ResNetConfig
+from vitctl.models.variants import ResNetConfig
 from vitctl.models.weights.weights_file import read_weights, weights_digest
 from vitctl.recipe.load import load_recipe, recipe_names
-from vitctl.recipe.neutral import result_neutral
 from vitctl.recipe.paper import FIGURE_4_SIZES, RESULTS
 from vitctl.recipe.schema import (
     Evaluate,
@@ -36,7 +35,7 @@ from vitctl.recipe.schema import (
     TrainRecipe,
     Vtab,
 )
-from vitctl.recipe.write import differences, written_name
+from vitctl.recipe.write import differences, result_neutral, written_name
 from vitctl.report.sweep_table import TABLE as SWEEP
 
 VTAB, FIVE_SHOT, REAL = "vtab", "5-shot", "real of "

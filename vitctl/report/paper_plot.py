@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitctl.models.configs import HybridConfig
-from vitctl.models.variants import variant
+from vitctl.models.variants import HybridConfig, variant
 from vitctl.recipe.paper import OTHERS, RESULTS, VTAB_MODELS
 from vitctl.report.our_results import OurResults, is_resnet, pretraining_recipe
 from vitctl.report.paper_table import Accuracy, Gpu, ResultRow, result_rows, task_rows

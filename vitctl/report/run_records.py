@@ -14,7 +14,7 @@ from vitctl.jobs.record.result import RunResult, read_result
 from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.write import written_name
 from vitctl.report.sweep_table import TABLE
-from vitctl.system.bounds import RECIPE as RECIPE_SIZE
+from vitctl.system.files import RECIPE as RECIPE_SIZE
 from vitctl.system.files import inside, read_bytes
 
 ENVIRONMENT, LAUNCH = "env.json", "launch.txt"

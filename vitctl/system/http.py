@@ -27,7 +27,7 @@ from urllib.request import (
 
 from vitctl.errors import VitctlError
 from vitctl.system.address import LOOPBACK, VARIABLE, check, split, with_query
-from vitctl.system.bounds import HTTP_SECONDS, HTTP_SLOWEST, WEIGHTS
+from vitctl.system.files import HTTP_SECONDS, HTTP_SLOWEST, WEIGHTS
 
 ATTEMPTS = 8
 PAUSE_SECONDS = 0.5

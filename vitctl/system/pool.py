@@ -15,8 +15,7 @@ from multiprocessing.context import ForkProcess
 from typing import Any, TypeVar
 
 from vitctl.errors import DataError, VitctlError
-from vitctl.system import memory_lock
-from vitctl.system.signals import blocked_signals, ignore_signals
+from vitctl.system.process import blocked_signals, ignore_signals, release_lock, shared_lock, use_lock
 
 Result = TypeVar("Result")
 Done = Callable[[int], None]
@@ -76,7 +75,7 @@ def _started_workers(
 ) -> Iterator[dict[Connection, ForkProcess]]:
     """The workers, by the pipe that each writes to; all are killed and joined at the end of the block."""
     fork, readers = get_context("fork"), {}
-    memory_lock.shared_lock()
+    shared_lock()
     try:
         for number in range(workers):
             reader, writer = fork.Pipe(duplex=False)
@@ -122,12 +121,12 @@ def _serve(work: Work[Any], tasks: Sequence[int], writer: Connection, parent: in
     at the fork.
     """
     ignore_signals()
-    memory_lock.use_lock(memory_lock.shared_lock())
+    use_lock(shared_lock())
     count, reported = 0, time.monotonic()
 
     def done(more: int) -> None:
         nonlocal count, reported
-        memory_lock.release()
+        release_lock()
         if os.getppid() != parent:
             os._exit(1)
         count += more

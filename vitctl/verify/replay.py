@@ -18,8 +18,7 @@ from torch import Tensor
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.checkpoint.files import SavedCheckpoint, read_checkpoint
 from vitctl.engine.checkpoint.saving import parts
-from vitctl.engine.distributed.agreement import checksum
-from vitctl.engine.identity import identity_differences
+from vitctl.engine.distributed.agreement import checksum, identity_differences
 from vitctl.engine.run_files import (
     AVERAGE,
     CHECKPOINTS,

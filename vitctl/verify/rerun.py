@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from vitctl.engine.averaging import averaged
 from vitctl.engine.checkpoint.files import read_checkpoint
 from vitctl.engine.computation import KERNELS, MICRO_BATCH
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import LOG
+from vitctl.engine.optimizer import averaged
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.run_files import CHECKPOINTS, MODEL, RECIPE, RESULT, step_folders, tensors_file
 from vitctl.engine.trace.steps import StartLine
@@ -29,8 +29,7 @@ from vitctl.jobs.vtab_suite import vtab
 from vitctl.recipe.load import Loaded, Override, with_overrides
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Vtab
 from vitctl.recipe.write import to_toml
-from vitctl.system.bounds import RUN_FILE
-from vitctl.system.files import read_bytes
+from vitctl.system.files import RUN_FILE, read_bytes
 from vitctl.verify.finding import Finding, differs, ok, unproven
 from vitctl.verify.record_checks import claimed_score
 

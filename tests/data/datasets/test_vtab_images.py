@@ -18,10 +18,9 @@ from vitctl.data.datasets.vtab_images import (
     read_community_lists,
 )
 from vitctl.data.shards.index import read_index
-from vitctl.data.source.exclusion import write_exclusion
-from vitctl.data.source.splits import md5_order
+from vitctl.data.source.splits import md5_order, write_exclusion
 from vitctl.data.source.views import source_text
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 

@@ -12,7 +12,7 @@ from vitctl.data.inspect.check_shards import Kind, verify_index
 from vitctl.data.shards import index as shard_index
 from vitctl.data.shards.index import Index, read_index
 from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 
 MakeSplit = Callable[..., Index]

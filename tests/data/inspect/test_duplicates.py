@@ -27,10 +27,10 @@ from vitctl.data.inspect.duplicates import (
     perceptual_hash,
     write_report,
 )
-from vitctl.data.source.exclusion import DIGEST
 from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.splits import DIGEST
 from vitctl.data.source.unsharded import SyntheticSource
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 
 WORDS = st.integers(0, 2**64 - 1)

@@ -9,7 +9,7 @@ from PIL import Image
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.inspect.stats import measure
 from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 
 SIZES = [(10, 20), (10, 10), (30, 10), (12, 12)]

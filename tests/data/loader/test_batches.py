@@ -22,7 +22,7 @@ from vitctl.data.source.order import Order, WindowedOrder
 from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.source.unsharded import SyntheticSource
 from vitctl.data.source.views import Source, concat, has_label, subset
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 

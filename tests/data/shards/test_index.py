@@ -12,7 +12,7 @@ from tests.data.old_index import forget_tables
 from vitctl.data.shards.index import Index, find_splits, read_index
 from vitctl.data.shards.make_index import index_shards
 from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 

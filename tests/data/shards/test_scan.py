@@ -18,7 +18,7 @@ from vitctl.data.shards.scan import Fields, read_shard
 from vitctl.data.shards.tar import escape_key, member_name, split_name, unescape_key
 from vitctl.data.source.shard_source import ShardSource
 from vitctl.errors import DataError
-from vitctl.system.bounds import Bound
+from vitctl.system.files import Bound
 
 Member = tuple[str, bytes]
 

@@ -17,7 +17,7 @@ from vitctl.data.shards.make_index import index_shards
 from vitctl.data.shards.scan import read_shard
 from vitctl.data.shards.tar import ShardWriter, stored_names, unescape_key
 from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 

@@ -15,9 +15,9 @@ from vitctl.data.inspect.check_shards import unused_files
 from vitctl.data.inspect.duplicates import compare
 from vitctl.data.shards.index import Index
 from vitctl.data.shards.make_index import index_shards
-from vitctl.data.source.exclusion import FILE, open_shards, read_exclusion, write_exclusion
 from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.writer.items import Item
+from vitctl.data.source.splits import FILE, open_shards, read_exclusion, write_exclusion
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 

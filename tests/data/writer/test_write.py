@@ -25,7 +25,7 @@ from vitctl.data.images.convert import Reencode
 from vitctl.data.images.image_types import image_extension
 from vitctl.data.shards.make_index import index_shards
 from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.writer.items import Item, Originals
+from vitctl.data.writer.intake import Item, Originals
 from vitctl.data.writer.write import write_originals, write_split
 from vitctl.errors import DataError
 

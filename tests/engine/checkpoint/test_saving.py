@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.engine.conftest import LOSS, batch
-from vitctl.engine.averaging import Average
 from vitctl.engine.checkpoint import saving
 from vitctl.engine.checkpoint.files import read_checkpoint
 from vitctl.engine.checkpoint.saving import Saver, check_space, parts
 from vitctl.engine.journal import Journal
+from vitctl.engine.optimizer import Average
 from vitctl.engine.step import TrainStep
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import variant

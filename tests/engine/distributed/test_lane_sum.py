@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitctl.data.loader.lanes import Lanes, Tree, binary_tree, leaves, subtrees
-from vitctl.engine.distributed import lane_sum
-from vitctl.engine.distributed.lane_sum import LaneSum, added
+from vitctl.engine.distributed import gradients
+from vitctl.engine.distributed.gradients import LaneSum, added
 from vitctl.engine.schedule import in_words, lanes_of
 from vitctl.jobs.plan import plan_training
 from vitctl.recipe.load import Override, load_recipe
@@ -77,8 +77,8 @@ def sums_of_all(
         boxes.rank = rank
         return LaneSum(lanes, rank, num_processes).gradients(gradient)
 
-    monkeypatch.setattr(lane_sum.dist, "all_to_all_single", all_to_all)
-    monkeypatch.setattr(lane_sum, "_gather", lambda whole, block: whole.copy_(torch.cat(swapped(block))))
+    monkeypatch.setattr(gradients.dist, "all_to_all_single", all_to_all)
+    monkeypatch.setattr(gradients, "_gather", lambda whole, block: whole.copy_(torch.cat(swapped(block))))
     with ThreadPoolExecutor(num_processes) as pool:
         return list(pool.map(member, range(num_processes)))
 
@@ -88,7 +88,7 @@ def test_gradients__every_process_gets_the_sum_by_hand(
     num_processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lanes, shapes = Lanes(37, 8, 2), [(3, 5), (7,), (), (2, 2, 2), (1,)]
-    monkeypatch.setattr(lane_sum, "BUCKET_BYTES", 60)  # several buckets, of one tensor and of more
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", 60)  # several buckets, of one tensor and of more
 
     def gradient(leaf: int) -> list[Tensor]:
         rng = np.random.default_rng(leaf)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.engine.conftest import Tiny, batch
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.distributed.micro_batch import fits_everywhere, largest_micro_batch
+from vitctl.engine.computation import fits_everywhere, largest_micro_batch
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.errors import LaunchError
 

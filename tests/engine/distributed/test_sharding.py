@@ -11,7 +11,7 @@ from tests.models.tiny_models import TINY
 from vitctl.engine.distributed.sharding import local, outermost_blocks, shard
 from vitctl.models.blocks import Block
 from vitctl.models.build import Model, build
-from vitctl.models.kernels.linear import Head, Linear
+from vitctl.models.kernels import Head, Linear
 
 dist: Any = torch.distributed  # not all of it has types
 

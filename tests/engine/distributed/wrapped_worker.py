@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.models.tiny_models import TINY
 from vitctl.engine.distributed.agreement import checksum
-from vitctl.engine.distributed.process_group import join
-from vitctl.engine.distributed.runtime import Runtime, start
+from vitctl.engine.distributed.runtime import Runtime, join, start
 from vitctl.engine.optimizer import build_optimizer, clip_gradients
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model, build

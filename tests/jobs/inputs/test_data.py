@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from vitctl.data.images.transforms import TrainTransform
-from vitctl.engine.mixing import Mixing
+from vitctl.engine.losses import Mixing
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.data import at_size, eval_transform, mixing, open_training_images, train_transform
 from vitctl.jobs.inputs.network import rates_of

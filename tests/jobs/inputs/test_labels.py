@@ -13,7 +13,7 @@ from tests.conftest import TINY, two_processes, worker
 from tests.trained import CPU, do
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.datasets.readers.files import class_list
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.launch.prepare import prepare_run

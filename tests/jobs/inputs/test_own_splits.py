@@ -13,10 +13,10 @@ from tests.trained import CPU, SMALL, Job, do
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.source.splits import default_splits
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
-from vitctl.jobs.inputs.own_splits import fit_splits
+from vitctl.jobs.inputs.user_data import fit_splits
 from vitctl.recipe.load import Override, load_recipe
 
 CUT = {"data.train_split": "train[:80% of each class]", "data.eval_split": "train[80%: of each class]"}

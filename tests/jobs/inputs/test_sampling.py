@@ -14,11 +14,11 @@ from tests.trained import CPU, SMALL, do
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.loader.lanes import LaneOrder
 from vitctl.data.source.order import MixtureOrder, Order, WindowedOrder
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.engine.journal import read_records
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.inputs.sampling import (
+from vitctl.jobs.inputs.data import (
     check_order,
     label_entropy,
     num_shards,

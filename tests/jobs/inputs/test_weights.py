@@ -13,7 +13,7 @@ from tests.trained import CPU, SMALL, Job, do
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.inputs.weights import find_weights, load_model
 from vitctl.models.build import build
-from vitctl.models.configs import ResNetConfig, ViTConfig
+from vitctl.models.variants import ResNetConfig, ViTConfig
 from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 from vitctl.report.compare import compare_runs
 

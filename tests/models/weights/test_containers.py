@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from vitctl.errors import CheckpointError
 from vitctl.models.weights.containers import kind_of, read_tensors
 from vitctl.models.weights.weights_file import read_weights
-from vitctl.system.bounds import Bound
+from vitctl.system.files import Bound
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3)}
 

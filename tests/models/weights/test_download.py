@@ -16,8 +16,7 @@ from vitctl.errors import CheckpointError
 from vitctl.models.weights import download
 from vitctl.models.weights.download import NotOnServerError, fetch
 from vitctl.system import http
-from vitctl.system.bounds import Bound
-from vitctl.system.files import cache_folder
+from vitctl.system.files import Bound, cache_folder
 
 CONTENT = bytes(range(256)) * 20_000  # several pieces
 AGAIN = "if the address needs a query (?...), which is never stored, give it again with the option, or in VITCTL_ADDRESSES"

@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.models.weights import google_reference as reference
 from tests.models.weights.google_reference import Array
 from vitctl.errors import CheckpointError
-from vitctl.models.configs import Config, HybridConfig, ResNetConfig, ViTConfig
+from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
 Logits = Callable[[Weights, Tensor], Tensor]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vitctl.errors import CheckpointError
-from vitctl.models.configs import ViTConfig
+from vitctl.models.variants import ViTConfig
 from vitctl.models.weights.meta import KEYS, OF_SCORING, assumed_line, assumed_values
 from vitctl.models.weights.weights_file import LAYOUTS, Weights, read_weights, save_weights, write_weights
 

@@ -11,8 +11,7 @@ from safetensors.torch import save_file
 
 from vitctl.errors import CheckpointError
 from vitctl.models.build import build
-from vitctl.models.configs import ViTConfig
-from vitctl.models.variants import to_dict
+from vitctl.models.variants import ViTConfig, to_dict
 from vitctl.models.weights.meta import require_meta
 from vitctl.models.weights.weights_file import Weights, read_weights, save_weights, write_weights
 

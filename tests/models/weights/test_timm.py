@@ -13,10 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitctl.errors import CheckpointError
+from vitctl.models.blocks import resize_position_embedding
 from vitctl.models.build import build
-from vitctl.models.configs import ViTConfig
-from vitctl.models.position import resize_position_embedding
-from vitctl.models.variants import variant
+from vitctl.models.variants import ViTConfig, variant
 from vitctl.models.weights.layouts import Beside, known_heads
 from vitctl.models.weights.rules import rules_for, to_ours
 from vitctl.models.weights.timm import LAYOUT, TABLE

@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.models.build import build
-from vitctl.models.configs import HybridConfig, ResNetConfig, ViTConfig
-from vitctl.models.variants import to_dict
+from vitctl.models.variants import HybridConfig, ResNetConfig, ViTConfig, to_dict
 from vitctl.models.weights.containers import read_tensors
 from vitctl.models.weights.weights_file import (
     LAYOUTS,

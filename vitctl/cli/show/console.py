@@ -159,8 +159,7 @@ def fetch_weights(source: str, *, on_stderr: bool = False) -> None:
         source: the address (https://, hf://, gs://).
         on_stderr: show progress on standard error, if standard output is for results.
     """
-    from vitctl.models.weights.download import fetch
-    from vitctl.models.weights.sources import locate
+    from vitctl.models.weights.download import fetch, locate
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = PlainConsole(stderr=True, highlight=False) if on_stderr else CONSOLE

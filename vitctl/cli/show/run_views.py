@@ -16,7 +16,7 @@ from vitctl.engine.run_files import RECIPE, RESULT
 from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError
 from vitctl.jobs.record.result import read_result
 from vitctl.launch.errors import LOGS
-from vitctl.launch.follower import Follower
+from vitctl.launch.launcher import Follower
 from vitctl.launch.listing import RunLine, read_line
 from vitctl.launch.run_folder import is_running
 from vitctl.launch.sweep import is_done, run_cells
@@ -27,7 +27,7 @@ from vitctl.recipe.sweep import Sweep, SweepCell
 from vitctl.report.charts import Unit, axis, points, tick_text
 from vitctl.report.sweep_table import Outcome, draw_sweep, groups, shared_words
 from vitctl.system.figures import NOT_INSTALLED, can_plot
-from vitctl.system.parsing import parsing
+from vitctl.system.files import parsing
 from vitctl.system.text import bytes_text
 
 _CURVE_LINES, _WIDEST = 9, 100
@@ -135,7 +135,7 @@ def clean_runs(runs: Sequence[Path], *, yes: bool) -> None:
     Raises:
         CheckpointError: there is nobody to ask, and `yes` was not given.
     """
-    from vitctl.launch.clean import all_removals, remove
+    from vitctl.launch.listing import all_removals, remove
 
     removals = all_removals(runs)
     for removal in removals:

@@ -10,10 +10,10 @@ from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.splits import resolve, select
 from vitctl.data.source.unsharded import SyntheticSource
 from vitctl.data.source.views import Source, split_sources
-from vitctl.data.writer.items import Originals
+from vitctl.data.writer.intake import Originals
 from vitctl.data.writer.write import write_originals
 from vitctl.errors import DataError, explaining
-from vitctl.system.parsing import parsing
+from vitctl.system.files import parsing
 from vitctl.system.pool import default_workers
 from vitctl.system.text import did_you_mean, nearest, typed_command
 

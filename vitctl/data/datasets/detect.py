@@ -11,9 +11,9 @@ from vitctl.data.datasets.readers.imagenet import is_imagenet, read_imagenet
 from vitctl.data.datasets.readers.table import read_parquet, read_table
 from vitctl.data.shards.index import find_splits, read_index
 from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.writer.items import Item, Originals
+from vitctl.data.writer.intake import Item, Originals
 from vitctl.errors import DataError
-from vitctl.system.parsing import parsing
+from vitctl.system.files import parsing
 
 _TORCHVISION, _KNOWN = "torchvision:", "known:"
 _Arguments = tuple[dict[str, object], ...]

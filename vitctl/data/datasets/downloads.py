@@ -13,8 +13,7 @@ from pathlib import Path
 
 from vitctl.data.shards.tar import BoundedTar
 from vitctl.errors import DataError
-from vitctl.system.bounds import UNPACKED
-from vitctl.system.files import atomic_write, leads_out
+from vitctl.system.files import UNPACKED, atomic_write, leads_out
 from vitctl.system.text import has_control, one_line
 
 _TARS = (".tar", ".tar.gz", ".tgz")

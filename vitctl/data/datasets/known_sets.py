@@ -17,7 +17,7 @@ from vitctl.data.datasets.readers.files import MissingOriginalsError
 from vitctl.data.datasets.readers.list_file import read_lists
 from vitctl.data.datasets.readers.retinopathy import read_retinopathy
 from vitctl.data.datasets.readers.tfrecord import read_dmlab
-from vitctl.data.writer.items import Originals
+from vitctl.data.writer.intake import Originals
 from vitctl.errors import DataError
 
 

@@ -18,13 +18,12 @@ from vitctl.data.datasets.readers.files import file_items, need, numbered_labels
 from vitctl.data.datasets.vtab import VTAB, VtabTask, is_published_train800
 from vitctl.data.images.image_types import image_extension
 from vitctl.data.shards.index import INDEX_FILE, find_splits
-from vitctl.data.source.exclusion import open_shards
+from vitctl.data.source.splits import open_shards
 from vitctl.data.source.views import Source, check_labels, concat, source_text, source_texts
-from vitctl.data.writer.items import Item, Originals
+from vitctl.data.writer.intake import Item, Originals
 from vitctl.data.writer.write import write_originals
 from vitctl.errors import DataError
-from vitctl.system.files import write_text
-from vitctl.system.parsing import parsing
+from vitctl.system.files import parsing, write_text
 from vitctl.system.text import escaped_json
 
 COMMUNITY_LIST = "train800.txt"  # identifies a folder of a task

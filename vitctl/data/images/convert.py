@@ -12,7 +12,7 @@ from PIL import Image
 
 from vitctl.data.images.decode import BadSample, open_picture
 from vitctl.data.images.image_types import is_heic
-from vitctl.system.bounds import PIXELS
+from vitctl.system.files import PIXELS
 
 _HEIC_QUALITY = 95
 CONVERSION = f"HEIC made into JPEG, quality {_HEIC_QUALITY} without chroma subsampling, upright"

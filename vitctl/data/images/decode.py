@@ -25,8 +25,8 @@ from vitctl.data.images.jpeg import (
     with_end_marker,
 )
 from vitctl.errors import DataError
-from vitctl.system.bounds import PICTURE, PIXELS, SCANNED, SCANS
-from vitctl.system.memory_lock import acquire
+from vitctl.system.files import PICTURE, PIXELS, SCANNED, SCANS
+from vitctl.system.process import acquire
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 Truncated = Literal["refuse", "pad"]

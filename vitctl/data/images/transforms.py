@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitctl.data.images.decode import BadSample, Picture, Truncated
-from vitctl.system.bounds import PIXELS
+from vitctl.system.files import PIXELS
 
 Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
 EvalResample = Literal[Resample, "area"]

@@ -17,8 +17,8 @@ from PIL import Image
 
 from vitctl.data.images.decode import BadSample, open_picture
 from vitctl.data.inspect.contact_sheet import Cell, cell, draw_sheet, save
-from vitctl.data.source.exclusion import DIGEST, bytes_digest, image_digest
 from vitctl.data.source.shard_source import ShardSource, open_index
+from vitctl.data.source.splits import DIGEST, bytes_digest, image_digest
 from vitctl.data.source.views import Source, sample_key
 from vitctl.system.pool import Done, run_tasks
 from vitctl.system.tables import write_csv

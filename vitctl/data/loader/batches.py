@@ -31,10 +31,9 @@ from vitctl.data.loader.workers import (
 from vitctl.data.source.order import SampleOrder
 from vitctl.data.source.views import Source, has_label, sample_key
 from vitctl.errors import DataError
-from vitctl.system import bounds
-from vitctl.system.bounds import HELD
-from vitctl.system.memory_lock import release
-from vitctl.system.waiting import HERE
+from vitctl.system import files
+from vitctl.system.files import HELD
+from vitctl.system.process import HERE, release_lock
 
 PADDING = -1
 _PREFETCH = 2
@@ -340,7 +339,7 @@ def _batch(
             with _recorded(bad, row):
                 images[row] = opened.pop(row)[0]()  # nothing refers to the picture after this line
                 weights[row] = 1
-        release()
+        release_lock()
 
     for row in np.flatnonzero(samples != PADDING).tolist():
         with _recorded(bad, row):
@@ -373,7 +372,7 @@ def _recorded(bad: dict[int, str], row: int) -> Iterator[None]:
 def _batches(
     samples: Dataset[Batch], positions: Iterator[list[int]], num_workers: int, pinned: bool
 ) -> Iterator[Batch]:
-    bounds.check()
+    files.check_limits()
     loader: DataLoader[Any] = DataLoader(
         samples,
         batch_sampler=positions,

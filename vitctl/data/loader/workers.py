@@ -36,9 +36,8 @@ from vitctl.data.loader.lanes import LaneOrder
 from vitctl.data.source.order import SampleOrder
 from vitctl.data.source.views import Source, split_sources
 from vitctl.errors import DataError, writing
-from vitctl.system import memory_lock
-from vitctl.system.descriptors import ensure_descriptors
-from vitctl.system.signals import blocked_signals, ignore_signals
+from vitctl.system import process
+from vitctl.system.process import blocked_signals, ensure_descriptors, ignore_signals
 
 _WORKERS: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -121,11 +120,11 @@ def worker_init() -> Callable[[int], None]:
         threading.current_thread() is threading.main_thread()
         and multiprocessing.get_start_method() != "forkserver"
     )
-    return partial(_init_worker, os.getpid() if tied else None, memory_lock.shared_lock())
+    return partial(_init_worker, os.getpid() if tied else None, process.shared_lock())
 
 
-def _init_worker(parent: int | None, lock: memory_lock.MemoryLock | None, _: int) -> None:
-    memory_lock.use_lock(lock)
+def _init_worker(parent: int | None, lock: process.MemoryLock | None, _: int) -> None:
+    process.use_lock(lock)
     ignore_signals()  # the parent decides when to stop, and stops its workers itself
     Queue._on_queue_feeder_error = staticmethod(_lost_batch)  # type: ignore[attr-defined]
     torch.set_num_threads(1)

@@ -25,9 +25,7 @@ from vitctl.data.shards.remote import check_address
 from vitctl.data.shards.scan import ROW, Fields
 from vitctl.errors import DataError
 from vitctl.system.address import without_queries
-from vitctl.system.bounds import INDEX
-from vitctl.system.files import open_regular, parse_json, read_bytes
-from vitctl.system.parsing import error_text
+from vitctl.system.files import INDEX, error_text, open_regular, parse_json, read_bytes
 from vitctl.system.text import breaks_line, one_line
 
 FORMAT = "vitctl-index/1"

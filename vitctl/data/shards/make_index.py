@@ -26,8 +26,7 @@ from vitctl.data.shards.remote import bounded
 from vitctl.data.shards.scan import Fields, Scan, read_shard
 from vitctl.errors import DataError
 from vitctl.system.address import without_queries
-from vitctl.system.bounds import CLASSES, INDEX, SHARD
-from vitctl.system.files import atomic_write, read_json, write_text
+from vitctl.system.files import CLASSES, INDEX, SHARD, atomic_write, read_json, write_text
 from vitctl.system.text import escaped_json, one_line
 
 _ANY = Fields()

@@ -14,8 +14,7 @@ from pydantic import ConfigDict, StrictStr
 from vitctl.data.images.image_types import IMAGE_EXTENSIONS
 from vitctl.data.shards.tar import check_end, open_tar, split_name, stored_names
 from vitctl.errors import DataError
-from vitctl.system.bounds import IMAGE_FILE, LABEL_FILE, MEMBER_HEADER
-from vitctl.system.files import leads_out, open_regular
+from vitctl.system.files import IMAGE_FILE, LABEL_FILE, MEMBER_HEADER, leads_out, open_regular
 
 ROW = np.dtype([("header", "<u8"), ("data", "<u4"), ("size", "<u4"), ("label", "<i4")])
 _LABEL_EXTENSIONS = ("cls", "json")

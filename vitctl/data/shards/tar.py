@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from vitctl.errors import DataError
-from vitctl.system.bounds import MEMBER_HEADER, TAR_COMMENT
+from vitctl.system.files import MEMBER_HEADER, TAR_COMMENT
 
 _MEMBER_HEADERS = (
     tarfile.GNUTYPE_LONGNAME,

@@ -36,14 +36,14 @@ from vitctl.data.shards.remote import (
     read_changed,
     read_file,
 )
-from vitctl.data.source.exclusion import read_exclusion
 from vitctl.data.source.shard_source import ShardSource, open_index
-from vitctl.data.source.splits import ROLES
+from vitctl.data.source.splits import ROLES, read_exclusion
 from vitctl.data.source.views import Source, subset
 from vitctl.errors import DataError
 from vitctl.system.address import without_queries
-from vitctl.system.bounds import INDEX, SHARD_LIST
 from vitctl.system.files import (
+    INDEX,
+    SHARD_LIST,
     atomic_write,
     cache_folder,
     inside,

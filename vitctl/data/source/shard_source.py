@@ -17,8 +17,8 @@ from vitctl.data.shards.index import INDEX_FILE, Index, read_index
 from vitctl.data.shards.remote import ShardCache, is_remote, read_range
 from vitctl.data.shards.tar import member_name, split_name, unescape_key
 from vitctl.errors import DataError, explained
-from vitctl.system.bounds import IMAGE_FILE
-from vitctl.system.descriptors import max_open_shards
+from vitctl.system.files import IMAGE_FILE
+from vitctl.system.process import max_open_shards
 
 _RESOURCE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _MAX_INDEXES = 16

@@ -13,8 +13,7 @@ from vitctl.data.images.decode import BadSample
 from vitctl.data.shards.remote import is_remote, read_file
 from vitctl.errors import DataError
 from vitctl.system.address import without_queries
-from vitctl.system.bounds import IMAGE_FILE
-from vitctl.system.files import read_bytes
+from vitctl.system.files import IMAGE_FILE, read_bytes
 
 
 class ImageFiles:

@@ -22,8 +22,7 @@ from vitctl.data.source import hashing
 from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.source.views import Source, View
 from vitctl.errors import DataError
-from vitctl.system.bounds import RUN_FILE
-from vitctl.system.files import open_regular, read_bytes
+from vitctl.system.files import RUN_FILE, open_regular, read_bytes
 
 FOLDER = "verified"
 DataVerified = Literal[

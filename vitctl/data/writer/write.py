@@ -23,10 +23,9 @@ from vitctl.data.shards.scan import ROW, Scan, pad_labels, read_shard
 from vitctl.data.shards.tar import ShardWriter, escape_key, names_header
 from vitctl.data.source.order import Order
 from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.writer.items import Item, Originals, read_item
+from vitctl.data.writer.intake import Item, Originals, read_item
 from vitctl.errors import DataError
-from vitctl.system.bounds import IMAGE_FILE
-from vitctl.system.files import atomic_write, inside, no_links, write_text
+from vitctl.system.files import IMAGE_FILE, atomic_write, inside, no_links, write_text
 from vitctl.system.pool import Done, Progress, run_tasks
 from vitctl.system.text import breaks_line, one_line
 

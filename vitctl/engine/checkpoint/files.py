@@ -28,8 +28,7 @@ from vitctl.engine.run_files import (
 from vitctl.errors import CheckpointError
 from vitctl.models.weights.containers import save_tensors
 from vitctl.models.weights.weights_file import save_weights
-from vitctl.system.bounds import RUN_FILE
-from vitctl.system.files import flush, parse_json
+from vitctl.system.files import RUN_FILE, flush, parse_json
 from vitctl.system.text import one_line
 
 FORMAT = "vitctl-checkpoint/1"

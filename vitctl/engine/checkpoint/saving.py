@@ -22,11 +22,10 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitctl.engine.averaging import Average
 from vitctl.engine.checkpoint.files import is_set_aside, keep, read_state, save_checkpoint
 from vitctl.engine.distributed.sharding import full
 from vitctl.engine.journal import CHAINED, Journal
-from vitctl.engine.optimizer import optimizer_bytes, optimizer_tensors
+from vitctl.engine.optimizer import Average, optimizer_bytes, optimizer_tensors
 from vitctl.engine.run_files import AVERAGE, MODEL, OPTIMIZER
 from vitctl.errors import CheckpointError, VitctlError, os_code
 from vitctl.system.files import flush

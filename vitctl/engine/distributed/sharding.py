@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitctl.errors import LaunchError
 from vitctl.models.blocks import Block
-from vitctl.models.kernels.linear import Head, Linear
+from vitctl.models.kernels import Head, Linear
 from vitctl.recipe.machine import ShardedMachine, TrainMachine
 
 if TYPE_CHECKING:

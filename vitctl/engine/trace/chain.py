@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitctl.errors import LaunchError
-from vitctl.system.bounds import LOG_LINE
-from vitctl.system.files import open_regular
+from vitctl.system.files import LOG_LINE, open_regular
 
 _LINK = re.compile(rb', "sha256": "([0-9a-f]{64})"\}$')
 _WINDOW = 2**14  # bytes from the end of a file that are searched first for the last complete line

@@ -1,24 +1,227 @@
-"""The images that a job reads: splits and transforms, from a recipe."""
+"""The images that a recipe names: splits, order, transforms, and checks before the first step."""
 
 from pathlib import Path
 
+import numpy as np
 from pydantic import ValidationError
 
-from vitctl.data.datasets.catalog import synthetic
+from vitctl.data.datasets.catalog import open_split, synthetic
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
+from vitctl.data.loader.lanes import LaneOrder
+from vitctl.data.source.order import MixtureOrder, Order, SampleOrder, WindowedOrder, quotas
 from vitctl.data.source.splits import num_repeated
-from vitctl.data.source.views import Source, check_labels
-from vitctl.engine.mixing import Mixing
+from vitctl.data.source.views import (
+    Source,
+    View,
+    check_labels,
+    concat,
+    of_classes,
+    random_subset,
+    split_sources,
+)
+from vitctl.engine.losses import Mixing
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.inputs import sampling
 from vitctl.recipe.images import Place, TrainImages
+from vitctl.recipe.sections import Schedule
+
+_PROBED_IMAGES, _LEAST_CHUNKS, _LEAST_CHUNK = 1024, 8, 16
+_LEAST_ENTROPY = 0.8  # relative to a random draw; shuffled shards stay within a few hundredths of 1
+_GIB = 2**30
+
+
+def open_recipe_split(place: Place, split: str, scratch: Path | None) -> Source:
+    """A split of a recipe's [data], of its classes.
+
+    Args:
+        place: [data].
+        split: a split expression.
+        scratch: where data sets that come with vitctl are generated if they are missing; None: not at all.
+    """
+    source = open_split(
+        split,
+        path=place.path,
+        dataset=place.dataset,
+        root=place.root,
+        scratch=scratch,
+        cache_bytes=int(place.cache_gib * _GIB),
+    )
+    return of_classes(source, place.classes) if place.classes else source
+
+
+def open_train(data: TrainImages, scratch: Path | None) -> Source:
+    """The images of data.train_split, of each source of a mixture, cut down to the subset that [data] asks
+    for.
+
+    Raises:
+        DataError: data is missing, or the sources of a mixture have other classes.
+    """
+    places = [data.model_copy(update={"path": part.path, "dataset": ""}) for part in data.mixture] or [data]
+    sources = [open_recipe_split(place, data.train_split, scratch) for place in places]
+    sources = [_subset(data, source) for source in sources]
+    return concat(sources) if data.mixture else sources[0]
+
+
+def _subset(data: TrainImages, source: Source) -> Source:
+    size = subset_size(data, len(source))
+    return source if size == len(source) else random_subset(source, size, data.subset_seed)
+
+
+def subset_size(data: TrainImages, num_images: int) -> int:
+    """Number of images to train on, out of those of a source."""
+    return data.subset_images or max(1, round(data.subset_fraction * num_images))
+
+
+def training_order(data: TrainImages, source: Source, seed: int, schedule: Schedule) -> SampleOrder:
+    """The order of data.order over the images of `open_train`; each source of a mixture has an order of its
+    own.
+
+    With schedule.lanes each lane walks through its own part of a windowed order. The exact order needs none:
+    every sample has the same chance in every lane.
+    """
+    if not data.mixture:
+        order = _walk(data, source, seed)
+    else:
+        assert isinstance(source, View)
+        walks = tuple(_walk(data, part, seed + number) for number, part in enumerate(source.parts))
+        order = MixtureOrder(walks, quotas([part.weight for part in data.mixture]), seed)
+    return (
+        LaneOrder(order, schedule.batch_size, schedule.lanes)
+        if order.window_size and schedule.lanes
+        else order
+    )
+
+
+def _walk(data: TrainImages, source: Source, seed: int) -> SampleOrder:
+    if data.order == "exact":
+        return Order(len(source), seed)
+    return WindowedOrder(len(source), seed, -(-len(source) // num_shards(source)), data.order_window_shards)
+
+
+def num_shards(source: Source) -> int:
+    """Number of shards of a source, 1 when it is not stored in shards."""
+    return sum(len(split.index.shards) for split in split_sources(source)) or 1
+
+
+def check_order(data: TrainImages, source: Source, seed: int, schedule: Schedule) -> None:
+    """Refuse an order that would train badly, or read the same shards again and again.
+
+    Raises:
+        RecipeError: one line with what is wrong and what to set.
+    """
+    parts = source.parts if data.mixture and isinstance(source, View) else (source,)
+    num_walks = max(1, schedule.lanes)
+    for part in parts:
+        if data.order == "windowed":
+            _check_window(data, part, num_walks)
+        _check_cache(data, part, num_walks)
+    _check_entropy(data, source, seed, schedule)
+
+
+def _check_window(data: TrainImages, source: Source, num_walks: int) -> None:
+    shards, window = num_shards(source), data.order_window_shards
+    if shards < 2 * window * num_walks:
+        each = f" in each of {num_walks} lanes" if num_walks > 1 else ""
+        raise RecipeError(
+            f"data.order = 'windowed': {shards} shards are too few for windows of data.order_window_shards = "
+            f"{window}{each}, should "
+            f"be {2 * window * num_walks} or more; set data.order = 'exact', a smaller window, or write "
+            f"smaller shards (--max-mib)"
+        )
+
+
+def _check_cache(data: TrainImages, source: Source, num_walks: int) -> None:
+    remote = [split.index for split in split_sources(source) if split.index.is_remote]
+    if not remote:
+        return
+    sizes = sorted((shard.num_bytes for index in remote for shard in index.shards), reverse=True)
+    bound = data.cache_gib * _GIB
+    if data.order == "windowed":
+        each = f" for each of {num_walks} lanes" if num_walks > 1 else ""
+        needed, what = sum(sizes[: 2 * data.order_window_shards * num_walks]), f"two windows of shards{each}"
+    else:
+        needed, what = sum(sizes), "all shards, which the exact order visits at random,"
+    if data.order == "windowed" and not bound:
+        raise RecipeError(
+            "data.order = 'windowed' reads whole remote shards, and data.cache_gib = 0 keeps none; set it to "
+            f"{needed / _GIB:.3g} or more"
+        )
+    if 0 < bound < needed:
+        other = (
+            "a smaller data.order_window_shards" if data.order == "windowed" else "data.order = 'windowed'"
+        )
+        raise RecipeError(
+            f"data.cache_gib = {data.cache_gib:g} is too small: {what} need {needed / _GIB:.3g}, and evicted "
+            f"shards are "
+            f"downloaded again and again; raise it, set {other}, or data.cache_gib = 0 to read single images"
+        )
+
+
+def _check_entropy(data: TrainImages, source: Source, seed: int, schedule: Schedule) -> None:
+    """Refuse windows over shards that are sorted by class: they would train on a few classes at a time."""
+    if data.order == "exact":
+        return
+    size = min(max(schedule.batch_size, _LEAST_CHUNK), len(source))
+    num_chunks = max(_LEAST_CHUNKS, _PROBED_IMAGES // size)
+    order = training_order(data, source, seed, schedule)
+    shuffled = training_order(data.model_copy(update={"order": "exact"}), source, seed + 1, schedule)
+    found, expected = (_mean_entropy(source, walk, num_chunks, size) for walk in (order, shuffled))
+    if found < _LEAST_ENTROPY * expected:
+        raise RecipeError(
+            f"the labels of the first batches have an entropy of {found:.2f} bits, those of random ones "
+            f"{expected:.2f}: the "
+            "shards are sorted by class; write them again shuffled with `vitctl data shards`, or set "
+            "data.order = 'exact'"
+        )
+
+
+def _mean_entropy(source: Source, order: SampleOrder, num_chunks: int, size: int) -> float:
+    """Mean entropy over the first chunks of an order."""
+    labels = source.labels(order.at(np.arange(num_chunks * size))[1])
+    return float(np.mean([label_entropy(chunk) for chunk in np.split(labels, num_chunks)]))
+
+
+def label_entropy(labels: np.ndarray) -> float:
+    """Entropy of the labels, int64 `[n]` or `[n, L]`, in bits; -1 is none."""
+    counts = np.unique(labels[labels >= 0], return_counts=True)[1]
+    shares = counts / max(1, counts.sum())
+    return float(-(shares * np.log2(shares)).sum())
+
+
+def sampling_notes(data: TrainImages, source: Source) -> list[str]:
+    """Notes on the data for plan and log: shares of a mixture, subsets, how remote shards are read."""
+    notes = []
+    if data.mixture and isinstance(source, View):
+        counts = quotas([part.weight for part in data.mixture])
+        for part, images, count in zip(data.mixture, source.parts, counts, strict=True):
+            share, total = count / sum(counts), len(images)
+            notes.append(
+                f"mixture: {share:.2%} of the images from {part.path} ({total:,} images, "
+                f"{share * len(source) / total:.3g} "
+                "times as often as by its size)"
+            )
+    for own in source.parts if data.mixture and isinstance(source, View) else (source,):
+        if repeated := num_repeated(own):
+            notes.append(f"'{data.train_split}' takes {repeated:,} image(s) twice")
+    if data.subset_images or data.subset_fraction < 1:
+        notes.append(f"a random subset of {len(source):,} images (data.subset_seed = {data.subset_seed})")
+    if any(split.index.is_remote for split in split_sources(source)):
+        notes.append(f"remote shards, read {_READING[data.order, data.cache_gib > 0]}")
+    return notes
+
+
+_READING = {
+    ("windowed", True): "whole and in windows through the cache",
+    ("exact", True): "whole, in exact order: the first epoch fetches every shard in no order of its own",
+    ("exact", False): "image by image, one request for each; data.order = 'windowed' reads each shard once",
+    ("windowed", False): "image by image",
+}
 
 
 def open_images(place: Place, split: str, run_dir: Path) -> Source:
     """A split of a recipe's [data]; data sets that come with vitctl are generated in RUN/data where they are
     missing.
     """
-    return sampling.open_recipe_split(place, split, run_dir / "data")
+    return open_recipe_split(place, split, run_dir / "data")
 
 
 def open_whole(place: Place, split: str, run_dir: Path) -> Source:
@@ -64,7 +267,7 @@ def open_training_images(
     """
     if data.synthetic:
         return synthetic(data.synthetic, dataset=data.dataset, image_size=data.image_size), None
-    train = sampling.open_train(data, run_dir / "data")
+    train = open_train(data, run_dir / "data")
     scored = (
         data
         if data.path or data.dataset or not data.mixture

@@ -16,10 +16,10 @@ from vitctl.data.source.locate import locate_all_splits, locate_splits, no_index
 from vitctl.data.source.unsharded import ImageFiles
 from vitctl.data.source.views import Source, sample_key
 from vitctl.errors import DataError
-from vitctl.jobs.inputs.sampling import open_recipe_split
+from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.recipe.images import Place
 from vitctl.system.address import without_queries
-from vitctl.system.bounds import SHARD_LIST
+from vitctl.system.files import SHARD_LIST
 from vitctl.system.text import nearest
 
 STDIN = "-"

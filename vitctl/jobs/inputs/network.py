@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 from vitctl.engine.run_files import CHECKPOINTS, MODEL, step_folders, tensors_file
 from vitctl.errors import CheckpointError, RecipeError
-from vitctl.models.configs import Config, MaskedPatchConfig, ViTConfig
-from vitctl.models.variants import variant
-from vitctl.models.weights.download import cached
-from vitctl.models.weights.header import read_config
-from vitctl.models.weights.sources import Fetch, locate
+from vitctl.models.variants import Config, MaskedPatchConfig, ViTConfig, variant
+from vitctl.models.weights.containers import read_config
+from vitctl.models.weights.download import Fetch, cached, locate
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
 from vitctl.system.address import without_queries
 

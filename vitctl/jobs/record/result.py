@@ -21,10 +21,9 @@ from vitctl.engine.journal import (
 from vitctl.engine.run_files import CHECKPOINTS, RESULT, STATE, step_folders
 from vitctl.engine.trace.chain import head
 from vitctl.errors import CheckpointError
-from vitctl.recipe.neutral import deciding_values, result_neutral
 from vitctl.recipe.schema import Recipe
-from vitctl.system.bounds import RUN_FILE
-from vitctl.system.files import read_bytes, read_json
+from vitctl.recipe.write import deciding_values, result_neutral
+from vitctl.system.files import RUN_FILE, read_bytes, read_json
 from vitctl.system.text import one_line
 
 _MOST_BYTES = 256 * 2**20

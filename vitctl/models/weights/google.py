@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitctl.errors import CheckpointError
-from vitctl.models.configs import Config, HybridConfig, ResNetConfig, ViTConfig
+from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.models.weights.layouts import (
     SQUASH,
     Beside,

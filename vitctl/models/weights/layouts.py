@@ -13,8 +13,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from vitctl.errors import CheckpointError
-from vitctl.models.configs import Config, ViTConfig
-from vitctl.models.variants import VARIANTS
+from vitctl.models.variants import VARIANTS, Config, ViTConfig
 from vitctl.models.weights.meta import KEYS
 from vitctl.models.weights.rules import Table, Tensors, rule_for
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from vitctl.errors import CheckpointError
-from vitctl.models.configs import Config
+from vitctl.models.variants import Config
 from vitctl.system.text import one_line
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # float32's normal numbers

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from vitctl.models.configs import Config, ViTConfig
+from vitctl.models.variants import Config, ViTConfig
 from vitctl.models.weights.layouts import (
     Beside,
     Json,

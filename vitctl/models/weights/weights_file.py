@@ -16,23 +16,24 @@ from torch import Tensor, nn
 
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.models.build import build, check_state
-from vitctl.models.configs import Config, HybridConfig, ResNetConfig
-from vitctl.models.variants import from_dict, to_dict, variant
+from vitctl.models.variants import Config, HybridConfig, ResNetConfig, from_dict, to_dict, variant
 from vitctl.models.weights import google, huggingface, timm, torchvision
 from vitctl.models.weights.containers import (
+    FORMAT,
+    OWN_KEY,
     kind_of,
+    own_header,
     read_json,
     read_shapes,
     read_tensors,
     save_tensors,
     write_json,
 )
+from vitctl.models.weights.download import BESIDE, FILE_NAMES, Fetch, locate
 from vitctl.models.weights.download import fetch as download
-from vitctl.models.weights.header import FORMAT, OWN_KEY, own_header
 from vitctl.models.weights.layouts import Beside, WeightsLayout
 from vitctl.models.weights.meta import check_meta
 from vitctl.models.weights.rules import Tensors, listed, rules_for, to_ours, to_theirs
-from vitctl.models.weights.sources import BESIDE, FILE_NAMES, Fetch, locate
 from vitctl.system.files import atomic_write
 from vitctl.system.text import one_line
 

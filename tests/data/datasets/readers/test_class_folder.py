@@ -11,7 +11,7 @@ from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.readers.class_folder import arrange, read_class_folder, read_class_tar
 from vitctl.data.datasets.readers.files import class_list
 from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.writer.items import Item, Originals
+from vitctl.data.writer.intake import Item, Originals
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 

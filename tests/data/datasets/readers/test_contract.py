@@ -21,7 +21,7 @@ from vitctl.data.datasets.readers.arrays import DSPRITES_FILE, NORB_STEMS
 from vitctl.data.datasets.readers.files import class_list
 from vitctl.data.datasets.readers.imagenet import imagenet_classes
 from vitctl.data.images.decode import decode
-from vitctl.data.writer.items import read_item
+from vitctl.data.writer.intake import read_item
 from vitctl.errors import DataError
 
 scipy_io = pytest.importorskip("scipy.io")

@@ -20,11 +20,9 @@ from PIL import Image
 
 from vitctl.data.datasets.readers.files import check_labels, library, load_mat, need, read_bytes
 from vitctl.data.source.splits import md5_order
-from vitctl.data.writer.items import Item, Originals
+from vitctl.data.writer.intake import Item, Originals
 from vitctl.errors import DataError
-from vitctl.system.bounds import TABLE
-from vitctl.system.files import open_regular
-from vitctl.system.parsing import parsing
+from vitctl.system.files import TABLE, open_regular, parsing
 
 
 def encode_png(pixels: np.ndarray) -> bytes:

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitctl.data.datasets.readers.arrays import pixel_rows
 from vitctl.data.datasets.readers.files import check_labels, need, read_bytes
-from vitctl.data.writer.items import Originals
+from vitctl.data.writer.intake import Originals
 from vitctl.errors import DataError
 
 

@@ -18,7 +18,7 @@ from vitctl.data.datasets.readers.files import (
     read_bytes,
 )
 from vitctl.data.images.image_types import HEAD_BYTES, SYSTEM_FILE, exclusion_reason, is_system_file
-from vitctl.data.writer.items import Item, LeftOut, Originals
+from vitctl.data.writer.intake import Item, LeftOut, Originals
 from vitctl.errors import DataError
 
 SPLITS = {

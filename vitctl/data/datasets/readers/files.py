@@ -16,11 +16,10 @@ from typing import IO, Any
 import numpy as np
 
 from vitctl.data.shards.tar import check_end, open_tar
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.errors import DataError
 from vitctl.system import files
-from vitctl.system.bounds import IMAGE_FILE, LIST_FILE, TABLE
-from vitctl.system.files import leads_out, open_regular
+from vitctl.system.files import IMAGE_FILE, LIST_FILE, TABLE, leads_out, open_regular
 from vitctl.system.text import one_line
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"

@@ -11,7 +11,7 @@ from functools import cache, partial
 import numpy as np
 
 from vitctl.data.datasets.readers.arrays import encode_png
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 
 NUM_LETTERS = 60
 CLASS_NAMES = tuple(f"letter {number:02d}" for number in range(NUM_LETTERS))

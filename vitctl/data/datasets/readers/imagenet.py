@@ -25,10 +25,9 @@ from vitctl.data.datasets.readers.files import (
     read_lines,
 )
 from vitctl.data.images.image_types import IMAGE_SUFFIXES
-from vitctl.data.writer.items import Item, Originals
+from vitctl.data.writer.intake import Item, Originals
 from vitctl.errors import DataError
-from vitctl.system.files import leads_out, parse_json
-from vitctl.system.parsing import parsing
+from vitctl.system.files import leads_out, parse_json, parsing
 
 _LABEL_ARCHIVE = (
     "LOC_val_solution.csv of Kaggle, or a text file with the wnid of each validation image in the order of "

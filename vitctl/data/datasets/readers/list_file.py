@@ -25,9 +25,9 @@ from vitctl.data.datasets.readers.files import (
     read_fields,
     read_lines,
 )
-from vitctl.data.writer.items import Originals
+from vitctl.data.writer.intake import Originals
 from vitctl.errors import DataError
-from vitctl.system.parsing import parsing
+from vitctl.system.files import parsing
 
 
 def read_lists(

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from vitctl.data.datasets.readers.files import file_items, library, need, numbered_labels, read_lines
-from vitctl.data.writer.items import Item, Originals
+from vitctl.data.writer.intake import Item, Originals
 from vitctl.errors import DataError
 
 _CLASSES = ("no retinopathy", "mild", "moderate", "severe", "proliferative")

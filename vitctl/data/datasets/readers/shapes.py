@@ -17,7 +17,7 @@ from itertools import product
 import numpy as np
 
 from vitctl.data.datasets.readers.arrays import encode_png
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 
 # Signed distance fields: how far a point lies outside a shape of radius about 1, negative inside. Each takes x (to
 # the right) and y (down), arrays of one shape, and returns distances in the same unit. Far from the edge they are

@@ -16,11 +16,9 @@ from typing import Any
 
 from vitctl.data.datasets.readers.class_folder import SPLITS
 from vitctl.data.datasets.readers.files import file_size, read_bytes
-from vitctl.data.writer.items import Item, Originals
+from vitctl.data.writer.intake import Item, Originals
 from vitctl.errors import DataError
-from vitctl.system.bounds import CLASSES, TABLE
-from vitctl.system.files import open_regular
-from vitctl.system.parsing import error_text, parsing
+from vitctl.system.files import CLASSES, TABLE, error_text, open_regular, parsing
 from vitctl.system.text import one_line
 
 _COLUMNS = ({"path", "label"}, {"path", "label", "split"}, {"path", "labels"}, {"path", "labels", "split"})

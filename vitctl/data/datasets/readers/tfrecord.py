@@ -10,10 +10,9 @@ import numpy as np
 
 from vitctl.data.datasets.readers.arrays import Rows
 from vitctl.data.datasets.readers.files import MissingOriginalsError, check_labels, read_part
-from vitctl.data.writer.items import Originals
+from vitctl.data.writer.intake import Originals
 from vitctl.errors import DataError
-from vitctl.system.bounds import RECORD
-from vitctl.system.files import open_regular
+from vitctl.system.files import RECORD, open_regular
 
 _DMLAB_CLASSES = tuple(f"reward sign and distance, class {number}" for number in range(6))
 _HEADER = struct.Struct("<QI")  # length, and its checksum

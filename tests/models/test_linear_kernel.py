@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from vitctl.models import kernels
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import build
-from vitctl.models.kernels import linear
-from vitctl.models.kernels.linear import Head, Linear, onednn_problem, set_linear
+from vitctl.models.kernels import Head, Linear, onednn_problem, set_linear
 from vitctl.models.variants import variant
 
 CPU = torch.device("cpu")
@@ -19,14 +19,14 @@ needs_onednn = pytest.mark.skipif(
 def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A list that grows by each product of oneDNN."""
     calls: list[str] = []
-    product = linear._product
+    product = kernels._product
 
     def counted(*given: Tensor | None) -> Tensor:
         calls.append("product")
         found: Tensor = product(*given)
         return found
 
-    monkeypatch.setattr(linear, "_product", counted)
+    monkeypatch.setattr(kernels, "_product", counted)
     return calls
 
 

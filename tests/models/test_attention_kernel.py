@@ -1,8 +1,14 @@
 import pytest
 import torch
 
-from vitctl.models.kernels.attention import attend, attention_rule, set_attention, used_attention
-from vitctl.models.kernels.linear import set_linear, used_linear
+from vitctl.models.kernels import (
+    attend,
+    attention_rule,
+    set_attention,
+    set_linear,
+    used_attention,
+    used_linear,
+)
 
 
 @pytest.mark.parametrize("_test", [1, 2])

@@ -1,11 +1,6 @@
-"""Linear layers, and which of two libraries multiplies their matrices on a CPU: the one that torch takes, or
-oneDNN.
+"""Kernels: the attention product, and linear layers on a CPU."""
 
-For float32 torch takes MKL, which on AMD CPUs with AVX-512 uses half of their vector units. Both compute the
-same, up to rounding. `auto` never takes oneDNN: which one is faster depends on the processor, and a recipe
-takes the same kernels on all of them.
-"""
-
+import math
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -14,22 +9,92 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-Kernel = Literal["torch", "onednn"]
+AttentionKernel = Literal["fused", "math"]
+# Tokens up to which plain products are the faster kernel, by device and type of the products:
+# benchmarks/kernels.py prints them.
+_PLAIN_UP_TO = {("cpu", torch.bfloat16): 1024}
 
-_kernel: Kernel = "torch"
+_attention_kernel: AttentionKernel = "fused"
 
 
-def set_linear(kernel: Kernel) -> None:
+def set_attention(kernel: AttentionKernel) -> None:
+    """Choose the kernel of every model in this process."""
+    global _attention_kernel
+    _attention_kernel = kernel
+
+
+def used_attention() -> AttentionKernel:
+    """Return the kernel that was chosen."""
+    return _attention_kernel
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return softmax(query key^T / sqrt(Dh) + bias) value, `[B, ..., H, N, Dh]` like each of the three.
+
+    `bias`, where there is one, is `[B, ..., H, N, N]`, and decides for plain products.
+    Paper: Appendix A, equations 6 and 7
+    """
+    leading = query.shape[:-3]
+    query, key, value = (
+        tensor.flatten(0, -4) for tensor in (query, key, value)
+    )  # fused kernels know one batch
+    bias = None if bias is None else bias.flatten(0, -4)
+    # A bias that learns has no fused kernel on most devices.
+    plain = bias is not None or _attention_kernel == "math"
+    mixed = _math(query, key, value, bias) if plain else F.scaled_dot_product_attention(query, key, value)
+    return torch.unflatten(mixed, 0, leading)
+
+
+def attention_weights(query: Tensor, key: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return softmax(query key^T / sqrt(Dh) + bias), `[B, ..., H, N, N]`, queries before keys, in float32 or
+    wider.
+
+    Paper: Appendix A, equation 6
+    """
+    logits = _logits(query, key, bias)
+    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    return logits.softmax(dim=-1, dtype=wide)
+
+
+def _logits(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
+    logits = (query * (1 / math.sqrt(query.shape[-1]))) @ key.transpose(-2, -1)  # [B, ..., H, N, N]
+    return logits if bias is None else logits + bias
+
+
+def attention_rule(device: str, dtype: torch.dtype, tokens: int) -> AttentionKernel:
+    """Return the kernel of machine.attention = "auto": the same on every machine with this kind of device, at
+    any load and batch.
+
+    Args:
+        device: kind, such as "cpu".
+        dtype: of the products.
+        tokens: of a sequence, at most; a fused kernel needs no `[N, N]` matrix.
+    """
+    return "math" if tokens <= _PLAIN_UP_TO.get((device, dtype), 0) else "fused"
+
+
+def _math(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
+    # The sums of the softmax are in float32; its result is kept in the type of the product, once for both
+    # products behind it.
+    return _logits(query, key, bias).softmax(dim=-1).to(value.dtype) @ value
+
+
+LinearKernel = Literal["torch", "onednn"]
+
+_linear_kernel: LinearKernel = "torch"
+
+
+def set_linear(kernel: LinearKernel) -> None:
     """Choose the library for every model in this process; on a GPU, and for float64, torch's is used in any
     case.
     """
-    global _kernel
-    _kernel = kernel
+    global _linear_kernel
+    _linear_kernel = kernel
 
 
-def used_linear() -> Kernel:
+def used_linear() -> LinearKernel:
     """Return the library that was chosen."""
-    return _kernel
+    return _linear_kernel
 
 
 class Linear(nn.Linear):
@@ -37,7 +102,7 @@ class Linear(nn.Linear):
 
     def forward(self, inputs: Tensor) -> Tensor:
         device = inputs.device.type
-        if _kernel == "torch" or device != "cpu" or self.weight.dtype == torch.float64:
+        if _linear_kernel == "torch" or device != "cpu" or self.weight.dtype == torch.float64:
             return F.linear(inputs, self.weight, self.bias)
         is_mixed = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if is_mixed else inputs.dtype
