@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 import vitctl
-from tests.conftest import README, ROOT, TINY, Run
+from tests.conftest import ROOT, TINY, Run
 from vitctl import VitctlError, __version__, as_webdataset, load_model, load_recipe, open_split
 
 NAMES = ("VitctlError", "as_webdataset", "load_classifier", "load_model", "load_recipe", "open_split")
@@ -184,12 +184,12 @@ def test_docstring__its_example_runs_and_says_all(name: str) -> None:
 
 
 @pytest.mark.usefixtures("home")
-def test_readme__from_python_names_all_and_its_code_runs() -> None:
-    section = README.split("## From Python\n")[1].split("\n## ")[0]
-    assert {name for name in NAMES if re.search(rf"\b{name}\b", section)} == {*NAMES}
-    first = section.split("```python\n")[1].partition("```")[0]
+def test_docs__from_python_names_all_and_its_code_runs() -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    assert {name for name in NAMES if re.search(rf"\b{name}\b", page)} == {*NAMES}
+    first = page.split("```python\n")[1].partition("```")[0]
     names: dict[str, object] = {}
-    exec(compile(first, "README.md", "exec"), names)
+    exec(compile(first, "python.md", "exec"), names)
     assert {"load_classifier", "load_model", "load_recipe", "open_split"} <= {*names}
 
 
