@@ -44,6 +44,15 @@ def on_page_markdown(markdown: str, *, page: Page, files: Files, **_: object) ->
         up = "../" * page.file.src_uri.count("/")
         return f"[{text}]({up}{target}{anchor})"
 
+    if page.file.src_uri == "compared.md":  # whose table is in README.md
+        table = (
+            (ROOT / "README.md")
+            .read_text()
+            .split("## Compared with other tools\n")[1]
+            .partition("\nAs of")[0]
+        )
+        title, _, rest = markdown.partition("\n")
+        markdown = f"{title}\n{table}{rest}"
     return LINK.sub(link, markdown)
 
 
