@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 import vitctl
-from tests.conftest import ROOT, TINY, Run
+from tests.conftest import README, ROOT, TINY, Run
 from vitctl import VitctlError, __version__, as_webdataset, load_model, load_recipe, open_split
 
 NAMES = ("VitctlError", "as_webdataset", "load_classifier", "load_model", "load_recipe", "open_split")
@@ -186,6 +186,7 @@ def test_docstring__its_example_runs_and_says_all(name: str) -> None:
 @pytest.mark.usefixtures("home")
 def test_docs__from_python_names_all_and_its_code_runs() -> None:
     page = (ROOT / "docs" / "python.md").read_text()
+    assert "(docs/python.md)" in README
     assert {name for name in NAMES if re.search(rf"\b{name}\b", page)} == {*NAMES}
     first = page.split("```python\n")[1].partition("```")[0]
     names: dict[str, object] = {}

@@ -6,7 +6,7 @@ import tomllib
 import pytest
 import torch
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, shell_lines
 from tests.docs.conftest import DOCS, PAGES, anchors
 from vitctl.models import kernels
 
@@ -28,6 +28,21 @@ def test_links__lead_to_files_and_headings_that_exist(page: str) -> None:
         assert target.is_relative_to(ROOT), link
         if anchor:
             assert anchor in anchors(target.read_text()), link
+
+
+def test_readme__is_short_and_begins_with_a_picture_the_set_up_and_the_way_to_predictions() -> None:
+    first, *_ = PAGES["README.md"].split("\n## ")
+    assert "\n![" in first
+    lines = shell_lines(first)
+    assert [words[0] for words in lines] == ["python3", "python3", *["vitctl"] * 4]
+    assert [words[1] for words in lines[2:]] == ["finetune", "predict", "export", "report"]
+    assert len(PAGES["README.md"].splitlines()) <= 130
+
+
+def test_readme__has_the_three_lines_of_the_paper() -> None:
+    typed = {" ".join(words) for words in shell_lines(PAGES["README.md"])}
+    three = ("pretrain --recipe jft_h14", "finetune --dataset pets --res 384", "fewshot --shots 5")
+    assert {f"vitctl {line}" for line in three} <= typed
 
 
 def test_index__lists_every_page_and_readme_leads_to_it() -> None:
