@@ -59,7 +59,7 @@ def suite() -> Any:
 
 @pytest.fixture(scope="module")
 def counting() -> Any:
-    return imported("counting")
+    return imported("suite")
 
 
 def imported(name: str) -> ModuleType:
@@ -162,7 +162,7 @@ def test_suite__finds_what_is_planted(planted: Any, variant: str, expected: dict
     assert {name: one.text for name, one in found.items()} == expected
     first = found["1 -> 1"]
     assert first.saved == (5 if variant == "at_epochs" else 6)  # killed after 8
-    assert (first.pickle, first.whole, first.repeatable) == ("no", True, True)
+    assert (first.whole, first.repeatable) == (True, True)
     assert first.state_bytes == len(json.dumps({"step": first.saved}))
     assert first.message == {
         "refuses": "ValueError: another number of ranks: 2, not 1",
@@ -176,28 +176,13 @@ def test_suite__a_peer_that_is_not_installed_is_a_row(planted: Any) -> None:
     assert "/nowhere/python" in planted.run("planted:honest")[""].message
 
 
-def test_how_it_is_read__tells_pickles_apart(suite: Any, tmp_path: Path) -> None:
-    import torch
-
-    for name, state, expected in (
-        ("a", {1: torch.ones(2)}, "plain values"),
-        ("b", {1: Path("x")}, "any object"),
-    ):
-        (tmp_path / name).mkdir()
-        torch.save(state, tmp_path / name / "rank0.pt")
-        assert suite.how_it_is_read(tmp_path / name) == expected
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "rank0.json").write_text("{}")
-    assert suite.how_it_is_read(tmp_path / "c") == "no"
-
-
 @pytest.mark.slow
 def test_suite__vitctl_is_exact_on_another_number_of_processes(suite: Any, tmp_path: Path) -> None:
     module = imported_benchmark()
     plan = suite.Plan(num_samples=48, shard_samples=12, global_batch=12, workers=1, save_every=3, stop=7)
     module.write_data(tmp_path / "data", plan)
     found = suite.Suite(tmp_path, {}, plan).run("vitctl", [(2, 3)])["2 -> 3"]
-    assert (found.text, found.saved, found.pickle, found.whole) == ("exact", 6, "no", True)
+    assert (found.text, found.saved, found.whole) == ("exact", 6, True)
     assert found.state_bytes <= 16
     rows = module.table({"vitctl": {"2 -> 3": found}}).splitlines()
     assert rows[2].startswith("| vitctl |  |  |  | exact |")

@@ -123,22 +123,6 @@ def test_start__commands_of_both_sides(tmp_path: Path) -> None:
     check_rows(found, 1, [1 / 0.7, None, None, 1 / 0.7, None, 10.0, 1.0])
 
 
-def test_growth__curves_and_a_picture(tmp_path: Path) -> None:
-    found = run("growth", tmp_path, "--rounds", 1, "--only", "images", "shards", "--largest", 3000)
-    assert found["curves"]["images"]["sizes"] == [1000, 3000]
-    assert found["curves"]["shards"]["sizes"] == [10, 100, 1000]
-    with Image.open(tmp_path / "growth.png") as picture:
-        assert picture.width > picture.height > 300
-
-
-def test_growth__slope_of_planted_seconds() -> None:
-    growth = importlib.import_module("growth")
-    sizes = [1, 10, 100, 1000]
-    assert growth.slope(sizes, [2.0 * size**1.5 for size in sizes]) == pytest.approx(1.5)
-    assert growth.slope(sizes, [3.0] * 4) == pytest.approx(0, abs=1e-12)
-    assert growth.slope([1], [1.0]) is None
-
-
 def test_waiting__share_of_planted_seconds() -> None:
     waiting = importlib.import_module("waiting")
     rounds = [
