@@ -32,7 +32,7 @@ from vitctl.recipe.write import to_toml
 
 NAMES = tuple("abcde")
 SIZES = ((40, 56), (75, 50), (64, 64), (33, 47))
-NUM_IMAGES = 80
+NUM_IMAGES = 40
 
 
 RULES = [
@@ -43,8 +43,12 @@ RULES = [
         "resample": resample,
         "exif_orientation": False,
     }
-    for method, resize in (("square", 0), ("shorter_side", 36))
-    for resample in ("bilinear", "bilinear_antialias", "bicubic_antialias", "area")
+    for method, resize, resample in (
+        ("square", 0, "bilinear_antialias"),
+        ("square", 0, "bicubic_antialias"),
+        ("shorter_side", 36, "bilinear_antialias"),
+        ("shorter_side", 36, "area"),
+    )
 ]
 CLEAR = (
     0.1  # between the two largest logits; a pixel that is rounded to the other side moves them by up to 0.04
@@ -180,15 +184,9 @@ def test_export__antialiased_answers_are_the_same_there(
 @pytest.mark.parametrize(
     ("to", "rule", "told"),
     [
-        ("hf", {**SQUARE, "resample": "bilinear"},
-         "bilinear with antialias (square 32), these weights are scored by bilinear without antialias "
-         "(square 32)"),
         ("hf", {**CROPPED, "resample": "bilinear_antialias"},
          "bilinear with antialias (square 32), these weights are scored by bilinear with antialias (shorter "
          "side 36, centre 32)"),
-        ("timm", {**CROPPED, "resample": "bicubic_antialias"},
-         "bicubic with antialias (shorter side 36, centre 32, torchvision's rounding), these weights are "
-         "scored by bicubic"),
         ("timm", {**CROPPED, "resample": "area"},
          "bilinear with antialias (shorter side 36, centre 32, torchvision's rounding), these weights are "
          "scored by area"),
@@ -207,7 +205,7 @@ def test_export__what_a_format_cannot_say_is_told_with_the_answers_it_changes(
     log = [json.loads(line) for line in (tmp_path / "export" / "log.jsonl").read_text().splitlines()]
     [note] = [note for record in log for note in record.get("notes", ()) if "predictions" in note]
     assert told in note
-    assert f"changes {changed} of 80 predictions ({changed / 80:.1%}) on test of {tmp_path / 'run'}" in note
+    assert f"changes {changed} of 40 predictions ({changed / 40:.1%}) on test of {tmp_path / 'run'}" in note
     assert f"- {note}\n" in (folder / "README.md").read_text()
     described = json.loads((folder / "config.json").read_text())["vitctl"]
     assert (described["resizing"], described["preprocessing"]["resample"]) == (note, rule["resample"])
