@@ -11,7 +11,6 @@ from vitctl.bench.loader_rate import bench_data, image_parts, loader_numbers, ve
 from vitctl.bench.measuring import Budget
 from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.source.unsharded import SyntheticSource
-from vitctl.errors import DataError
 
 
 def test_data__numbers_agree(tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,11 +64,9 @@ def test_parts__the_image_is_that_of_the_loader() -> None:
 
 
 def test_rate__of_little_or_of_broken_images_has_a_note() -> None:
-    assert loader_numbers(1, 2000, 2.0, 1.5)["notes"] == []
-    early = loader_numbers(2, 64, 0.005, 0.0)
-    assert early["images_per_cpu_second"] == 0.0
-    assert "for 0.005 s on 64 images, some made before: its rate says little" in early["notes"][0]
-    (note,) = loader_numbers(1, 2000, 2.0, 1.5, bad=27)["notes"]
+    [early] = loader_numbers(2, 64, 0.005, 0.0)["notes"]
+    assert early.startswith("the loader was measured for only 0.005 s on 64 images")
+    [note] = loader_numbers(1, 2000, 2.0, 1.5, bad=27)["notes"]
     assert note.startswith("27 of the 2,000 images could not be used")
     of_two = loader_numbers(2, 200, 2.0, 2.5)
     rates = [of_two[f"images_per_{unit}"] for unit in ("second", "worker", "cpu_second")]
@@ -79,10 +76,15 @@ def test_rate__of_little_or_of_broken_images_has_a_note() -> None:
 @pytest.mark.parametrize(
     ("needed", "cores", "part", "text"),
     [
-        (50.0, 2, "step", "is not the bottleneck: 100 images/s, the step needs 50; 1 worker(s) would do."),
+        (
+            50.0,
+            2,
+            "step",
+            "is not the bottleneck: 100 images/s, the step needs 50; 1 worker(s) would be enough.",
+        ),
         (400.0, 8, "loader", "the step needs 400; machine.workers = 8 would keep up."),
         (400.0, 2, "loader", "8 workers, more than the 2 core(s) here; decode takes 70% of an image."),
-        (0.0, 2, "decode", "The loader gives 100 images/s; decode takes 70% of an image."),
+        (0.0, 2, "decode", "The loader makes 100 images/s; decode takes 70% of an image."),
     ],
 )
 def test_verdict__against_the_step(needed: float, cores: int, part: str, text: str) -> None:
@@ -92,8 +94,3 @@ def test_verdict__against_the_step(needed: float, cores: int, part: str, text: s
     )
     assert bottleneck == part
     assert sentence.endswith(text)
-
-
-def test_data__noise_is_refused() -> None:
-    with pytest.raises(DataError, match="measures a loader on stored images"):
-        bench_data(tiny_recipe(**{"data.synthetic": 10, "data.path": ""}), Budget(1.0))

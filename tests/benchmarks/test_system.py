@@ -82,20 +82,8 @@ def test_saving__beside_torch_save_and_dcp(tmp_path: Path) -> None:
 def test_loader__all_sides_hand_over_batches(tmp_path: Path) -> None:
     photos = photographs(tmp_path / "photos.tar", [f"{number}.jpg" for number in range(150)])
     sides = ("vitctl", "vitctl-antialias", "timm", "torchvision", "webdataset")
-    found = run(
-        "loader",
-        tmp_path,
-        "--photos",
-        photos,
-        "--images",
-        100,
-        "--rounds",
-        1,
-        "--workers",
-        1,
-        "--sides",
-        *sides,
-    )
+    small = ("--images", 100, "--rounds", 1, "--workers", 1)
+    found = run("loader", tmp_path, "--photos", photos, *small, "--sides", *sides)
     check_rows(found, 1, [None, 2.0, None, None, None, None])
 
 
