@@ -36,7 +36,6 @@ UNITS = {
     "stall": " s",
     "whole": " s",
     "seconds to accuracy": " s",
-    "seconds per step": " s",
     "peak_mib": " MiB",
     "per CPU second": " images",
 }

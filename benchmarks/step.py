@@ -2,8 +2,8 @@
 
 Both sides begin with the same uint8 images in memory, random ones, and labels, and normalise the images
 themselves. Both take a step of AdamW with weight decay, at a clipped norm of 1. Ours is `TrainStep.update` of a
-prepared `vitctl pretrain`, with the settings of [machine]; a run writes a record of each step beside, which
-`waiting.py` measures. timm's is that of its train.py. As they come, ours has a tanh-GELU and computes the
+prepared `vitctl pretrain`, with the settings of [machine]; a run also writes a record of each step, which
+`vitctl bench model` measures. timm's is that of its train.py. As they come, ours has a tanh-GELU and computes the
 last block for the class token alone, timm an erf-GELU and all tokens.
 
 Every setting of a side is a process of its own; the best one of each side, by a first step, and those that

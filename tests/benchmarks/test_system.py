@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 import tarfile
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -97,32 +96,9 @@ def test_end_to_end__both_sides_train(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_waiting__run_and_step_alone(tmp_path: Path) -> None:
-    photos = photographs(tmp_path / "photos.tar", [f"{number}.jpg" for number in range(20)])
-    small = ("--model", "Ti/16", "--image-size", 32, "--batch-size", 4, "--steps", 6, "--rounds", 1)
-    found = run("waiting", tmp_path, "--photos", photos, *small)
-    check_rows(found, 1, [0.98])
-    assert 0 <= found["rows"][0]["notes"]["data-wait"] < 1
-
-
-@pytest.mark.slow
 def test_start__commands_of_both_sides(tmp_path: Path) -> None:
     found = run("start", tmp_path, "--rounds", 1)
     check_rows(found, 1, [1 / 0.7, None, None, 1 / 0.7, None, 10.0, 1.0])
-
-
-def test_waiting__share_of_planted_seconds() -> None:
-    waiting = importlib.import_module("waiting")
-    rounds = [
-        {"run": 1.0, "inside": 0.98, "alone": 0.97, "waited": 0.01},
-        {"run": 2.0, "inside": 2.0, "alone": 1.99, "waited": 0.0},
-    ]
-    row = waiting.row(
-        [*rounds, rounds[0]], Namespace(model="Ti/16", image_size=32, batch_size=4, steps=6)
-    ).record()
-    assert row["notes"]["share that is not the step"] == pytest.approx(0.03)
-    assert row["notes"]["share outside of the update, in the run"] == pytest.approx(0.02)
-    assert row["ratio"]["median"] == pytest.approx(0.97) and not row["reached"]
 
 
 def test_end_to_end__seconds_to_an_accuracy_of_a_planted_log() -> None:

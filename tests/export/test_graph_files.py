@@ -80,7 +80,7 @@ def test_out__a_program_of_the_user_stays(saved: Saved, exported: Exported, tmp_
     result = exported(saved(), "onnx", **{"export.file": str(tmp_path / "main.onnx")})
     assert (tmp_path / "main.py").read_text() == "mine"
     assert result["files"]["onnx"] == str(tmp_path / "main.onnx")
-    assert f"{tmp_path}/main.py is there already and was left as it is" in notes(tmp_path / "run")
+    assert f"{tmp_path}/main.py exists and was not replaced" in notes(tmp_path / "run")
     assert (tmp_path / "run" / "main.py").read_text().startswith("import json")
 
 

@@ -109,8 +109,7 @@ def _in_network(name: str) -> str:
 
 
 def _ranges(full: Path, reader: _Reader, has_data: bool) -> dict[str, Any]:
-    """Layer, operator, smallest and largest value of each float tensor that a node gives, in the order of the
-    graph.
+    """Return layer, operator, smallest and largest value of each float output of a node, in graph order.
 
     An infinity, such as the border of a max-pooling, is None. A model that overflows in float32 does not get
     here.

@@ -114,7 +114,7 @@ class GivenImages:
 
     @cached_property
     def calibration(self) -> Source:
-        """The images that int8 is calibrated on. None of them is scored.
+        """Return the images that int8 is calibrated on; none of them is scored.
 
         Raises DataError if there are none.
         """
@@ -129,8 +129,8 @@ class GivenImages:
         return random_subset(source, min(self._recipe.export.calibration_images, len(source)), 0)
 
     def inputs(self, source: Source, *, photographs: bool) -> Iterator[Tensor]:
-        """Images as a file takes them: batches of prepared squares, uint8 [B, 3, S, S]; or one photograph at
-        a time, decoded and upright, uint8 [1, H, W, 3].
+        """Yield images as a file takes them: batches of prepared squares, uint8 [B, 3, S, S]; or single
+        photographs, decoded and upright, uint8 [1, H, W, 3].
         """
         for images in self._photographs(source) if photographs else self._squares(source):
             if self._stop.raised:
@@ -159,7 +159,7 @@ class Score(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """For result.json."""
+        """Return the numbers for result.json."""
         hits = self.hits
         return {
             "accuracy": hits.accuracy,

@@ -86,12 +86,12 @@ class Training:
 
     @property
     def finished(self) -> RunResult | None:
-        """The result of a training that is done."""
+        """Return the result if the training is done."""
         return self.result if self.result is not None and self.result.status == "done" else None
 
     @property
     def last_start(self) -> StartLine | None:
-        """The last start that was recorded."""
+        """Return the last recorded start."""
         return self.steps.starts[-1] if self.steps is not None and self.steps.starts else None
 
 
