@@ -1,7 +1,6 @@
 """`bench data`: its numbers agree with each other."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -9,7 +8,7 @@ from tests.bench.conftest import tiny_recipe
 from vitctl.bench import loader_rate
 from vitctl.bench.loader_rate import bench_data, image_parts, loader_numbers, verdict
 from vitctl.bench.measuring import Budget
-from vitctl.data.images.transforms import TrainTransform, augmentation_rng
+from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.source.unsharded import SyntheticSource
 
 
@@ -44,23 +43,6 @@ def test_parts__add_up_to_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
         "augment": 2.0,
     }  # looks at 0, 1, 2, then 3 and 4 around the decoder, 5
     assert num_bytes == len(source.read(3))
-
-
-def test_parts__the_image_is_that_of_the_loader() -> None:
-    """The clock around the decoder changes no pixel."""
-    seen: list[Any] = []
-
-    class Spy(TrainTransform):
-        def apply(self, picture: Any, drawn: Any) -> Any:
-            seen.append(super().apply(picture, drawn))
-            return seen[-1]
-
-    source = SyntheticSource(10, 2, 64)
-    image_parts(source, 3, Spy(32), seed=5, epoch=1)
-    from vitctl.data.images.decode import open_picture
-
-    plain = TrainTransform(32)(open_picture(source.read(3)), augmentation_rng(5, 1, 3))
-    assert (seen[0] == plain).all()
 
 
 def test_rate__of_little_or_of_broken_images_has_a_note() -> None:

@@ -383,7 +383,7 @@ def test_features__replace_nothing_but_features(trained: Path, extracted: list[P
     weights = Path(shutil.copy(saved, tmp_path / "w.safetensors"))
     before = weights.read_bytes()
     with pytest.raises(
-        RecipeError, match=r"w\.safetensors: exists and holds no features; choose another name"
+        RecipeError, match=r"w\.safetensors: is there already and holds no features; choose another name"
     ):
         predicted(weights, extracted[:2], features=weights)
     assert weights.read_bytes() == before

@@ -15,7 +15,18 @@ from torch import Tensor
 
 from tests.conftest import TINY, run_as_two, two_processes
 from tests.trained import Job
-from tests.verify.conftest import LAST, SHORT, Train, batches, edit, first_use, found, replaced, said
+from tests.verify.conftest import (
+    LAST,
+    SHORT,
+    Train,
+    batches,
+    edit,
+    first_use,
+    found,
+    replaced,
+    said,
+    stopped_after,
+)
 from tests.verify.other_data_worker import SAMPLE
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.shards.index import read_index
@@ -271,21 +282,6 @@ def test_a_run_that_resumed_in_another_way__is_equal(
     changed = {"machine.micro_batch": 4, "machine.attention": "math", "machine.checkpoint_blocks": True}
     train("a", **changed, **{"checkpoint.keep_last": 9})
     assert found(tmp_path / "a", steps="all", scores=True) == []
-
-
-def stopped_after(train: Train, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """An error after a step, whose checkpoint is saved."""
-    log_step = trainer.Trainer._log_step
-
-    def fails(run: trainer.Trainer, at: int, *rest: Any) -> None:
-        log_step(run, at, *rest)
-        if at == step:
-            raise ZeroDivisionError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(trainer.Trainer, "_log_step", fails)
-        with pytest.raises(ZeroDivisionError):
-            train("a")
 
 
 def test_any__draws_no_step_twice(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vitctl.bench.measuring import Budget, OtherWork, cpu_seconds, machine_facts, num_cores
+from vitctl.bench.measuring import Budget, cpu_seconds, machine_facts, num_cores
 from vitctl.bench.step_speed import bench_model
 from vitctl.bench.timed_steps import DATA, SYNTHETIC_IMAGES, without_extras
 from vitctl.data.images.decode import BadSample, open_picture
@@ -60,12 +60,11 @@ def bench_data(
         budget.say("opening the data")
         source, _ = open_training_images(recipe.data, Path(folder), needs_labels=needs_labels(recipe))
         recipe = fitted_recipe(recipe, len(source))
-        budget, others = budget.restarted(), OtherWork()
+        budget = budget.restarted()
         images = images_of(recipe.data, source, None, recipe.seed, recipe.schedule)
         on_gpu = computation.device.type == "cuda"
         loader = measure_loader(recipe, images, workers, budget.part(_LOADER), pinned=on_gpu)
         split, image_bytes = measure_images(images, recipe.seed, budget.part(_SPLIT))
-    notes = [*loader.pop("notes"), *others.notes()]
     needed, origin = _step_rate(recipe, step_rate, budget)
     bottleneck, text = verdict(loader["images_per_second"], workers, split, needed, cores=num_cores())
     return {
@@ -85,7 +84,6 @@ def bench_data(
         "split": split,
         "step_images_per_second": needed,
         "step_source": origin,
-        "notes": notes,
         "stopped": budget.stop.raised,
         "machine": machine_facts(computation),
         "bottleneck": bottleneck,

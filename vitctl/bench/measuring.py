@@ -19,7 +19,6 @@ from vitctl.engine.preemption import StopFlag
 from vitctl.models.hardware import bf16_tflops, cpu_name
 from vitctl.models.kernels import onednn_problem
 
-_BUSY = 0.25  # cores
 _SHAPES = {"cpu": ((1576, 768, 3072), (2048, 2048, 2048)), "cuda": ((8192, 8192, 8192), (50_176, 1024, 4096))}
 _TYPES = {"bf16": torch.bfloat16, "float32": torch.float32, "tf32": torch.float32, "float64": torch.float64}
 
@@ -81,21 +80,6 @@ def machine_facts(computation: Computation) -> dict[str, Any]:
     }
 
 
-class OtherWork:
-    """Measures the CPU time that other programs take from here on, which makes results worse."""
-
-    def __init__(self) -> None:
-        self._began, self._others = time.perf_counter(), _machine_seconds() - cpu_seconds()
-
-    def notes(self) -> list[str]:
-        """Return a note if other programs kept more than a quarter of a core busy."""
-        seconds = time.perf_counter() - self._began
-        cores = (_machine_seconds() - cpu_seconds() - self._others) / max(seconds, 1e-9)
-        if cores < _BUSY:
-            return []
-        return [f"other programs kept {cores:.1f} of {os.cpu_count()} cores busy: measure again without them"]
-
-
 def cpu_seconds() -> float:
     """Return the CPU time of this process and its children."""
     me = psutil.Process()
@@ -106,12 +90,6 @@ def cpu_seconds() -> float:
             times = child.cpu_times()
             total += times.user + times.system
     return total
-
-
-def _machine_seconds() -> float:
-    """Return the total CPU time of the machine since it started."""
-    times = psutil.cpu_times()
-    return float(times.user + getattr(times, "nice", 0.0) + times.system)
 
 
 def num_cores() -> int:

@@ -20,7 +20,7 @@ from vitctl.bench.largest_batch import (
     room_of,
     used_bytes,
 )
-from vitctl.bench.measuring import Budget, OtherWork, machine_facts, matrix_rate, peak, seconds_of
+from vitctl.bench.measuring import Budget, machine_facts, matrix_rate, peak, seconds_of
 from vitctl.engine.computation import choose_kernels, use_kernels
 from vitctl.engine.distributed.runtime import Computation, alone
 from vitctl.errors import RecipeError, is_out_of_memory
@@ -100,7 +100,7 @@ def bench_resolutions(
     """
     for name in models:
         variant(name)
-    computation, others = alone(precision=precision, device=device), OtherWork()
+    computation = alone(precision=precision, device=device)
     budget.say("measuring matrix products")
     matrix = matrix_rate(computation.device, computation.precision, _MATRIX_SECONDS)
     at_peak = peak(computation.device, computation.precision, matrix)
@@ -126,7 +126,6 @@ def bench_resolutions(
         "peak_tflops": at_peak.flops / 1e12,
         "peak_source": at_peak.source,
         "free_memory_bytes": free_bytes(computation.device),
-        "notes": others.notes(),
         "stopped": budget.stop.raised,
         "machine": machine_facts(computation),
     }

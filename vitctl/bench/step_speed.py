@@ -2,8 +2,6 @@
 
 import statistics
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from vitctl.bench.largest_batch import (
     room_of,
     used_bytes,
 )
-from vitctl.bench.measuring import Budget, OtherWork, machine_facts, matrix_rate, peak, seconds_of
+from vitctl.bench.measuring import Budget, machine_facts, matrix_rate, peak, seconds_of
 from vitctl.bench.timed_steps import (
     BACKWARD,
     DATA,
@@ -109,30 +107,19 @@ def bench_model(
         raise RecipeError(f"a recipe of {recipe.job} has no training step; use one of pretrain or finetune")
     computation = alone(precision=recipe.machine.precision, device=recipe.machine.device)
     results: list[dict[str, Any]] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="vitctl-bench-") as folder,
-        _out_of_memory_in_one_line(),
-        guarded(computation.device),
-    ):
-        budget.say("opening the data")
-        recipe, notes = with_images(without_extras(recipe), Path(folder))
-        plan = plan_training(recipe)
-        recipe = fitted_recipe(recipe, plan.num_images)
-        measured = plan_measurement(recipe, plan.config, computation, budget.seconds, batch_size)
-        budget.say("building the network")
-        with_training(
-            measured.recipe,
-            Path(folder),
-            lambda prepared: results.append(_measure(prepared, measured, budget.restarted(), quick)),
-        )
-    (result,) = results
-    return {**result, "notes": notes + result["notes"]}
-
-
-@contextmanager
-def _out_of_memory_in_one_line() -> Iterator[None]:
     try:
-        yield
+        with tempfile.TemporaryDirectory(prefix="vitctl-bench-") as folder, guarded(computation.device):
+            budget.say("opening the data")
+            recipe, notes = with_images(without_extras(recipe), Path(folder))
+            plan = plan_training(recipe)
+            recipe = fitted_recipe(recipe, plan.num_images)
+            measured = plan_measurement(recipe, plan.config, computation, budget.seconds, batch_size)
+            budget.say("building the network")
+            with_training(
+                measured.recipe,
+                Path(folder),
+                lambda prepared: results.append(_measure(prepared, measured, budget.restarted(), quick)),
+            )
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -140,6 +127,8 @@ def _out_of_memory_in_one_line() -> Iterator[None]:
             "this network's training step does not fit into the free memory: use a smaller --batch-size, "
             "--set machine.micro_batch=1, --set machine.checkpoint_blocks=true, or a smaller network"
         ) from error
+    (result,) = results
+    return {**result, "notes": notes + result["notes"]}
 
 
 def plan_measurement(
@@ -209,14 +198,13 @@ def plan_measurement(
 def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool) -> dict[str, Any]:
     """Measure a prepared training, the most important part first, because the budget or Ctrl-C may end it."""
     runtime, recipe, config = prepared.trainer.runtime, measured.recipe, measured.config
-    s, m, others = recipe.schedule, recipe.machine, OtherWork()
+    s, m = recipe.schedule, recipe.machine
     budget.say("measuring matrix products")
     matrix_seconds = min(_MATRIX_SECONDS, _RATE * budget.seconds)
     matrix = matrix_rate(runtime.device, runtime.precision, matrix_seconds)
     steps = measure_steps(prepared, budget.part(_STEPS))
     one_step = prepared.one_step()
     split = _mean_split(prepared, steps, communication(prepared, one_step, budget))
-    notes = others.notes() if runtime.num_processes == 1 else []
     largest, sizes = None, list[Attempt]()
     if not quick and not budget.stop.raised:
         largest, sizes = largest_micro_batch(prepared, one_step[0], measured.share, budget.part(_LARGEST))
@@ -266,7 +254,7 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool
         "free_memory_bytes": free,
         "largest_micro_batch": None if largest is None else asdict(largest),
         "micro_batches": [asdict(one) for one in sizes],
-        "notes": [*notes, *_notes(measured, largest, split, free)],
+        "notes": _notes(measured, largest, split, free),
         "stopped": budget.stop.raised,
         "machine": machine_facts(runtime.computation),
         "bottleneck": bottleneck,

@@ -38,7 +38,8 @@ def evaluate(
     stop: StopFlag | None = None,
     inputs: Inputs | None = None,
 ) -> RunResult:
-    """Score weights.source on data.eval_split, top-1 and top-5, with the stored pre-processing.
+    """Top-1 and top-5 of weights.source on data.eval_split, with the pre-processing that is stored with the
+    weights.
 
     Args:
         recipe: checked.
@@ -133,7 +134,8 @@ def _check_held_out(split: str, found: FoundWeights, source: Source) -> None:
 
 
 def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:
-    """Return the pre-processing of [data]; unset values are the stored ones, or BiT's for ObjectNet's labels.
+    """The pre-processing of [data]; unset values are those stored with the weights, and for ObjectNet's
+    labels those of BiT.
 
     At another image size the centre crop keeps its share: 224 out of 256 becomes 336 out of 384.
 

@@ -1,4 +1,6 @@
-"""`vitctl inspect`: pictures and numbers of a network, as in Section 4.5 and Appendices D.3, D.4, D.7 and D.8."""
+"""What is inside a network, as pictures and as numbers: Section 4.5 and Appendices D.3, D.4, D.7 and D.8 of
+the paper.
+"""
 
 import re
 import sys
@@ -162,6 +164,6 @@ def _about(chosen: ChosenImages | None, seed: int) -> dict[str, Any]:
 
 
 def _write_numbers(path: Path, value: Any) -> None:
-    """Write JSON with every list of numbers on one line."""
+    """JSON with every list of numbers on one line."""
     text = json_text(value, indent=1)
     write_text(path, _NUMBER_LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n")

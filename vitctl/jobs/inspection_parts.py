@@ -63,12 +63,12 @@ class Subject:
     transform: dict[str, Any] | None = None
 
     def heading(self, title: str, *facts: str) -> Heading:
-        """Return a picture's heading: its title, then weights, network and more facts."""
+        """Over a picture: what it shows, then weights, network and more facts."""
         return Heading(title, "  ·  ".join((self.name, network_text(self.model), *facts)))
 
     @property
     def images_text(self) -> str:
-        """Return the number of images and their source in words."""
+        """How many images, and where they are from."""
         if self.chosen is None:
             return ""
         return f"{len(self.chosen)} image{'s' * (len(self.chosen) > 1)} of {self.chosen.text}"
@@ -106,7 +106,7 @@ def look(
 
 
 def _batch_size(model: Model, most: int) -> int:
-    """Return how many images to compute at a time, so that a layer's attention weights fit into memory."""
+    """Images at a time, so that the weights of a layer fit into memory."""
     places = [
         (layer.prefix_tokens + layer.grid[0] * layer.grid[1]) ** 2 for layer, _ in attention_layers(model)
     ]
@@ -383,7 +383,7 @@ DRAW: dict[str, Callable[[Subject], Drawn]] = {
 
 
 def _rounded(values: Tensor) -> Any:
-    """Return nested lists of numbers with six decimals."""
+    """Nested lists of 6 digits after the point."""
     scaled: Any = values.double().cpu()
     return (
         [_rounded(one) for one in scaled] if scaled.dim() > 1 else [round(one, 6) for one in scaled.tolist()]

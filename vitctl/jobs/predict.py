@@ -38,7 +38,7 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction for one image.
+    """What was predicted for an image.
 
     Args:
         name: its path, its address, or its key in a shard.
@@ -60,7 +60,7 @@ def predict(
     features: Path | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Iterator[list[Prediction]]:
-    """Yield the most likely classes of images, with weights, pre-processing and forward pass as in `vitctl
+    """The most likely classes of images, by the weights, the pre-processing and the forward pass of `vitctl
     evaluate`.
 
     Args:
@@ -110,7 +110,7 @@ def predict(
 
 
 def _format_of(path: Path) -> str:
-    """Return the format that a .safetensors file names; "" for any other file."""
+    """The format that a .safetensors file says it has; "" of any other file."""
     try:
         with safe_open(path, framework="pt") as file:
             return str((file.metadata() or {}).get("format", ""))
@@ -134,7 +134,9 @@ class Embeddings:
         if path.suffix != ".safetensors" or path.is_dir():
             raise RecipeError(f"--features {path}: should be the name of a .safetensors file")
         if os.path.lexists(path) and _format_of(path) != FORMAT:
-            raise RecipeError(f"--features {path}: exists and holds no features; choose another name")
+            raise RecipeError(
+                f"--features {path}: is there already and holds no features; choose another name"
+            )
         if not path.parent.is_dir():
             raise RecipeError(f"--features {path}: there is no folder {path.parent}; make it first")
         self.path, self._most, self._names = path, most, list[bytes]()
@@ -142,7 +144,7 @@ class Embeddings:
         self._digests = torch.empty(most, _DIGEST_BYTES, dtype=torch.uint8)
 
     def add(self, answers: Answers) -> None:
-        """Add the features of a batch."""
+        """The rows of a batch."""
         assert answers.features is not None
         if not self._features.numel():
             self._features = torch.empty(self._most, answers.features.shape[1])
@@ -154,7 +156,7 @@ class Embeddings:
                 self._names.append(name.encode("utf-8", "surrogateescape"))
 
     def write(self, opened: OpenClassifier) -> None:
-        """Write the file atomically.
+        """The file, whole or not at all; nothing where there is no image.
 
         Raises:
             DataError: none of the images can be used.
@@ -195,7 +197,7 @@ class Classifier:
     def __call__(self, images: Sequence[Image.Image]) -> list[Ranking]: ...
 
     def __call__(self, images: Image.Image | Sequence[Image.Image]) -> Ranking | list[Ranking]:
-        """Return the most likely classes of an image, or of each of several: (name, probability), the most likely
+        """The most likely classes of an image, or of each of several: (name, probability), the most likely
         first.
 
         Args:
@@ -210,7 +212,7 @@ class Classifier:
 
     @explaining()
     def logits(self, images: Image.Image | Sequence[Image.Image]) -> Tensor:
-        """Return the logits `[N, K]` of an image (N is 1) or of several, on the CPU. Raises as a call does."""
+        """The logits `[N, K]` of an image (N is 1) or of several, on the CPU. Raises as a call does."""
         if not self._opened.network.has_head:
             raise CheckpointError(
                 f"{self._opened.path}: has no trained head, so that there are no logits; use its features"
@@ -219,7 +221,7 @@ class Classifier:
 
     @explaining()
     def features(self, images: Image.Image | Sequence[Image.Image]) -> Tensor:
-        """Return the input of the classification layer, float32 `[N, R]`, of an image or of several, on the CPU.
+        """The input of the classification layer, float32 `[N, R]`, of an image or of several, on the CPU.
 
         Raises as a call does.
         """
@@ -248,7 +250,7 @@ class Classifier:
             yield outputs
 
     def _shown(self, images: Sequence[Image.Image], number: int) -> Tensor:
-        """Return an image as the network takes it."""
+        """An image as the network is shown it."""
         transform = self._opened.transform
         try:
             return self._opened.shown(
@@ -275,7 +277,7 @@ def load_classifier(
     top: int = 5,
     batch_size: int = 32,
 ) -> Classifier:
-    """Load a trained classifier with its pre-processing and class names, as a function of PIL images.
+    """A trained classifier with its own pre-processing and class names, as a function of PIL images.
 
     Its answers are those of `vitctl predict`, but for damaged files: Pillow has decoded an image before it
     comes here.

@@ -73,12 +73,12 @@ class SuiteContext:
 
     @property
     def image_size(self) -> int:
-        """Return the side of all tasks' images in pixels."""
+        """Side of the images of all tasks, in pixels."""
         return self.recipe.data.image_size or self.found.weights.config.image_size
 
     @property
     def rates(self) -> dict[str, float]:
-        """Return dropout and drop_path of all runs."""
+        """dropout and drop_path of all runs."""
         return rates_of(self.recipe, self.found.weights.config)
 
 
@@ -93,7 +93,8 @@ def scored_as(context: SuiteContext) -> EvalTransform:
 
 
 def settings(recipe: Vtab) -> list[Setting]:
-    """Return the settings to try: every learning rate with every schedule, or the recipe's without a sweep.
+    """Return the settings to try: every learning rate with every schedule; the recipe's own where there is no
+    sweep.
 
     The warm-up keeps its share of the schedule.
 
@@ -221,7 +222,7 @@ def _train(context: SuiteContext, recipe: Vtab, data: TaskData, folder: Path, im
 
 
 def _augmentation(context: SuiteContext, data: TaskData) -> TrainTransform:
-    """Return random crop and flip where BiT uses them for the task (Appendix F)."""
+    """Random crop and flip where BiT uses them for the task (Appendix F)."""
     chosen = context.recipe.data.augment == "bit"
     return TrainTransform(
         context.image_size,
@@ -282,7 +283,7 @@ def _frozen(context: SuiteContext) -> Model:
 
 
 def _features(context: SuiteContext, model: Model, source: Source) -> Tensor:
-    """Return the representations [N, R] of a split."""
+    """Representations [N, R] of a split."""
     recipe, runtime, meta = context.recipe, context.runtime, context.found.weights.meta
     extract = ImagePass(
         runtime,

@@ -63,7 +63,7 @@ def vtab(
         run_dir: gets sweep/, tasks/ and light/ with a folder for each run, and table.csv.
         report: called with every log record of the main process.
         stop: set by signals.
-        act: called with each prepared training instead of running it, see `RunContext`.
+        act: done with each prepared training instead of it, see `RunContext`.
         inputs: the images, if they are open already.
 
     Returns:
@@ -122,8 +122,8 @@ def vtab(
 def _best_setting(
     context: SuiteContext, data: Sequence[TaskData], journal: Journal
 ) -> tuple[Setting, list[dict[str, Any]]]:
-    """Return the setting with the best mean validation accuracy over all tasks (the first of equals), and all
-    settings with their accuracies.
+    """The setting of the best mean accuracy over the validation images of all tasks, the first of equals; and
+    all of them.
     """
     tried = settings(context.recipe)
     if len(tried) == 1:
@@ -183,7 +183,7 @@ def _images(context: SuiteContext, data: TaskData) -> dict[str, Any]:
 def make_vtab_table(
     data: Sequence[TaskData], scores: Mapping[str, Sequence[Score]], *, num_tasks: int, light: bool
 ) -> dict[str, Any]:
-    """Return all numbers of the table, as shares 0..1.
+    """All numbers of the table, as shares 0..1.
 
     Args:
         data: of the tasks, in the order of the suite.
@@ -219,13 +219,13 @@ def make_vtab_table(
 
 
 def group_means(tasks: Sequence[VtabTask], means: Mapping[str, float]) -> dict[str, float]:
-    """Return the mean over the tasks of each group that has tasks."""
+    """Mean over the tasks of each group that has any."""
     groups = {group: [means[task.name] for task in tasks if task.group == group] for group in GROUPS}
     return {group: float(np.mean(values)) for group, values in groups.items() if values}
 
 
 def write_vtab_table(path: Path, metrics: Mapping[str, Any]) -> None:
-    """Write the table as CSV atomically: a row per task, per group and for the means.
+    """The table as CSV, a row per task, per group and for the means; whole or not at all.
 
     Accuracies are shares 0..1.
     """
@@ -254,7 +254,7 @@ def write_vtab_table(path: Path, metrics: Mapping[str, Any]) -> None:
 
 
 def _label(metrics: Mapping[str, Any]) -> str:
-    """Return the label of the last row, which also says if tasks are missing or images are not as published."""
+    """What the last row is the mean of; a table of some of the tasks, or of other images, says so."""
     said = ["partial"] if metrics["partial"] else []
     if metrics["copies"]:
         said.append(f"{len(metrics['copies'])} not as published")
@@ -281,7 +281,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _paper(tasks: Sequence[VtabTask]) -> dict[str, Any]:
-    """Return Table 9 over the same tasks; nothing for suites that are not in the paper."""
+    """Table 9 over the same tasks; nothing for suites that the paper does not have."""
     if not all(task.name in TABLE_9 for task in tasks):
         return {}
     columns = {}
