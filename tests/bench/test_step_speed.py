@@ -106,7 +106,7 @@ def test_plan__what_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(LaunchError) as caught:
         plan_measurement(recipe, config, alone(precision="float32", device="cpu"), 60, None)
     assert "\n" not in str(caught.value)
-    assert "4.0 GiB are free" in str(caught.value)
+    assert "4.0 GiB is free" in str(caught.value)
 
 
 def test_model__out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

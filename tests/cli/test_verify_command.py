@@ -79,9 +79,9 @@ def test_verify__a_part_of_a_run_names_the_run(vitctl: Vitctl, pretrained: Path,
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        ("foo", "should be a step such as 30, steps such as 1200:1210, any, or all"),
-        ("3:", "should be a step such as 30, steps such as 1200:1210, any, or all"),
-        ("5:3", "the first step is behind the last; did you mean 3:5?"),
+        ("foo", "should be a step such as 30, a range such as 1200:1210, any or all"),
+        ("3:", "should be a step such as 30, a range such as 1200:1210, any or all"),
+        ("5:3", "the first step comes after the last; did you mean 3:5?"),
         ("0:5", "steps count from 1"),
     ],
 )

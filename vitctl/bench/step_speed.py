@@ -104,7 +104,9 @@ def bench_model(
         LaunchError: not even one image fits into memory.
     """
     if not isinstance(recipe, Pretrain | Finetune):
-        raise RecipeError(f"a recipe of {recipe.job} has no training step; use one of pretrain or finetune")
+        raise RecipeError(
+            f"a recipe of {recipe.job} has no training step; give a recipe of pretrain or finetune"
+        )
     computation = alone(precision=recipe.machine.precision, device=recipe.machine.device)
     results: list[dict[str, Any]] = []
     try:
@@ -164,9 +166,9 @@ def plan_measurement(
         free = psutil.virtual_memory().total // (2 * processes)  # the same number on each
     if estimate(1) > free:
         raise LaunchError(
-            f"this network does not fit here: weights, gradients, optimizer state and one image of "
-            f"{config.image_size} pixels need about {bytes_text(estimate(1))}, and {bytes_text(free)} are "
-            f"free; use a smaller network, or a machine with more memory"
+            f"this network does not fit into memory: weights, gradients, optimizer state and one image of "
+            f"{config.image_size} pixels need about {bytes_text(estimate(1))}, and {bytes_text(free)} is "
+            f"free; choose a smaller network, or a machine with more memory"
         )
     recipe_share = -(-s.batch_size // processes)
     wanted = -(-(batch_size or s.batch_size) // processes)
