@@ -132,10 +132,7 @@ def planted(suite: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     ("variant", "expected"),
     [
         ("honest", {"1 -> 1": "exact", "2 -> 3": "same batches"}),
-        (
-            "loses",
-            {"1 -> 1": "4 repeated, 4 skipped; other order"},
-        ),
+        ("loses", {"1 -> 1": "4 repeated, 4 skipped; other order"}),
         ("refuses", {"1 -> 1": "failed", "2 -> 3": "refused"}),
         ("cannot", {"1 -> 1": "not offered"}),
         ("at_epochs", {"1 -> 1": "exact"}),

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from vitctl.bench import resolutions
-from vitctl.bench.largest_batch import Attempt
 from vitctl.bench.measuring import Budget
-from vitctl.bench.resolutions import bench_resolutions, fastest, parse_sides
+from vitctl.bench.resolutions import bench_resolutions, parse_sides
 from vitctl.errors import RecipeError
 from vitctl.models.flops import computed_flops, count_macs
 from vitctl.models.variants import variant
@@ -61,9 +60,3 @@ def test_resolutions__what_a_network_cannot_do_is_a_note(monkeypatch: pytest.Mon
     monkeypatch.setattr(resolutions, "build", fail)
     (cell,) = bench_resolutions(("H/14",), (224,), Budget(0.0), precision="float32", device="cpu")["cells"]
     assert cell["note"] == "its weights and one image do not fit into memory"
-
-
-def test_fastest__of_the_batches() -> None:
-    fits = [Attempt(1, True, 0, 1.0), Attempt(4, True, 0, 2.0), Attempt(8, True, 0, 5.0)]
-    assert fastest([*fits, Attempt(16, False)]) == fits[1]
-    assert fastest([Attempt(1, False)]) is None

@@ -32,6 +32,14 @@ def sides_of(row: Any) -> tuple[str, str]:
     return row["ours"]["settings"].partition(",")[0], row["theirs"]["settings"].partition(",")[0]
 
 
+def test_step__ours_is_the_update_of_a_prepared_training() -> None:
+    step = script("step")
+    work = step.Work("Ti/16", 32, 2, "float32", "cpu")
+    take = step.our_step(work, {"model.depth": 1, "machine.linear": "torch"})
+    first, second, third = (float(take()) for _ in range(3))
+    assert first > second > third > 0
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_step__says_that_there_is_none(tmp_path: Path) -> None:
     done = run("step", "--device", "cuda", "--results", str(tmp_path))

@@ -143,19 +143,12 @@ HARMS += [
 HARMS += [
     ("lr", lambda run: edit(run / "recipe.toml", "lr = 0.01", "lr = 0.02"), "recipe", "lr was 0.01, is 0.02"),
     (
-        "precision",
-        lambda run: edit(run / "recipe.toml", '"float64"', '"float32"'),
-        "recipe",
-        "machine.precision",
-    ),
-    (
         "no result",
         lambda run: (run / "result.json").write_text("{"),
         "result",
         "not a valid result of vitctl",
     ),
     ("no log", remove("log.jsonl"), "log", "log.jsonl is gone"),
-    ("no log, no result", remove("log.jsonl", "result.json"), "log", "log.jsonl is gone"),
     ("no steps", remove("steps.jsonl"), "steps", "steps.jsonl is gone; the result names"),
     ("no steps, no result", remove("steps.jsonl", "result.json"), "steps", "gone; the recipe says log.trace"),
     ("no digests", put({}, "record"), "result", "names no digests of the records"),

@@ -160,8 +160,10 @@ def measure_cell(name: str, side: int, computation: Computation, budget: Budget)
     kept = _LEAST * budget.seconds
     largest = largest_batch(attempt, _MOST, room, lambda: budget.left - kept, known)
     tried = [one for one in known if one.images]
-    if (fast := fastest(tried)) is None:
+    fitting = [one for one in tried if one.fits]
+    if not fitting:
         return {"gflops": gflops, "note": "not even one image fits into memory"}
+    fast = max(fitting, key=lambda one: one.images / one.seconds)
     seconds = fast.seconds
     while budget.left > seconds:  # the first pass of a size also prepares it
         seconds = min(seconds, predict(fast.images))
@@ -204,9 +206,3 @@ def predictor(model: nn.Module, side: int, computation: Computation) -> Callable
             return seconds_of(device, lambda: model(pixels))
 
     return predict
-
-
-def fastest(attempts: Sequence[Attempt]) -> Attempt | None:
-    """Return the size with the most images/s."""
-    fits = [one for one in attempts if one.fits]
-    return max(fits, key=lambda one: one.images / one.seconds, default=None)
