@@ -42,7 +42,7 @@ def main() -> None:
                 fused, plain = in_turns(
                     attention(shape, dtype, device), set_attention, ("fused", "math"), options.rounds
                 )
-                rule = attention_rule(device, dtype, tokens)
+                rule = attention_rule(device.type, dtype, tokens)
                 print(
                     f"| {name(dtype)} | {heads} | {tokens} | {fused:.1f} | {plain:.1f} | {fused / plain:.2f} "
                     f"| {rule} |",

@@ -108,7 +108,7 @@ def test_resolutions__draws_and_writes_both_files(vitctl: Vitctl) -> None:
     [
         ("model X/16", "unknown model 'X/16'"),
         ("model B/16 B/32", "several need --resolutions"),
-        ("model --resolutions 512..64", "--resolutions 512..64: should be two sides in pixels"),
+        ("model --resolutions 512..64", "--resolutions 512..64: should be a range of sizes"),
         ("model --plot a.png", "give --resolutions 64..512 with it"),
         ("model --resolutions 64 --recipe smoke", "--recipe: --resolutions measures networks by their names"),
         ("model --resolutions 64 --res 32", "--res: --resolutions measures networks by their names"),

@@ -72,16 +72,16 @@ def test_verify__a_part_of_a_run_names_the_run(vitctl: Vitctl, pretrained: Path,
     text = f"vitctl: {pretrained / part}: a part of a run; give the run: vitctl verify {pretrained}\n"
     assert (said.code, said.out, said.err) == (2, "", text)
     said = vitctl("verify", pretrained / "seeds")
-    text = f"vitctl: {pretrained / 'seeds'}: there is none; give the run: vitctl verify {pretrained}\n"
+    text = f"vitctl: {pretrained / 'seeds'}: does not exist; give the run: vitctl verify {pretrained}\n"
     assert (said.code, said.out, said.err) == (2, "", text)
 
 
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        ("foo", "should be a step as 30, steps as 1200:1210, or any, or all"),
-        ("3:", "should be a step as 30, steps as 1200:1210, or any, or all"),
-        ("5:3", "the first step is behind the last; did you mean 3:5?"),
+        ("foo", "should be a step such as 30, a range such as 1200:1210, any or all"),
+        ("3:", "should be a step such as 30, a range such as 1200:1210, any or all"),
+        ("5:3", "the first step comes after the last; did you mean 3:5?"),
         ("0:5", "steps count from 1"),
     ],
 )

@@ -1,5 +1,5 @@
-"""What the parameters of a network show without images: its filters of colours and their principal components,
-and the similarity of its position embeddings.
+"""Observations of a network without images: the principal components of its colour filters, and the similarity
+of its position embeddings.
 
 Paper: Section 4.5, Figure 7 left and centre; Appendix D.4, Figure 10
 """

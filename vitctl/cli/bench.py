@@ -10,7 +10,7 @@ from vitctl.cli.flags import Data, Dataset, From, Precision, Processes, Res, Set
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Measure on this machine how fast a training is, and where its time goes.",
+    help="Measure training speed on this machine, and where the time goes",
 )
 _SECONDS = 60.0
 
@@ -28,19 +28,19 @@ Seconds = Annotated[
     float | None,
     typer.Option(
         "--seconds",
-        help="Time to measure, about; building the network comes on top. Ctrl-C ends earlier and keeps what "
-        "was measured. Default: 60; with --resolutions 8 for each network and size",
+        help="Approximate time to measure, without building the network. Ctrl-C stops early and keeps the "
+        "numbers so far. Default: 60; with --resolutions 8 for each network and size",
         min=1,
         max=10**7,
     ),
 ]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", help="CPU threads; default: as in a run, OMP_NUM_THREADS", min=1),
+    typer.Option("--threads", help="CPU threads; default: OMP_NUM_THREADS, as in a run", min=1),
 ]
 Json = Annotated[
     Path | None,
-    typer.Option("--json", help="Also write all numbers, and all that decides them, to this .json file"),
+    typer.Option("--json", help="Also write all numbers and settings to this .json file"),
 ]
 
 
@@ -50,7 +50,7 @@ def model(
         list[str] | None,
         typer.Argument(
             metavar="NAME",
-            help="A model such as S/16, instead of the recipe's; with --resolutions one or more",
+            help="Model such as S/16 instead of the recipe's; with --resolutions several are allowed",
             autocompletion=completion.models,
         ),
     ] = None,
@@ -63,7 +63,7 @@ def model(
         int | None,
         typer.Option(
             "--batch-size",
-            help="Images of an update; default: the recipe's, or as many as there is time for",
+            help="Images per update; default: the recipe's, or as many as the time allows",
             min=1,
             max=2**30 - 1,
         ),
@@ -74,14 +74,15 @@ def model(
     resolutions: Annotated[
         str | None,
         typer.Option(
-            "--resolutions", help="Fig. 12 instead: forward passes at 64..512, or a list of sizes as 64,224"
+            "--resolutions",
+            help="Measure Fig. 12 instead: forward passes at 64..512, or at a list of sizes such as 64,224",
         ),
     ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
             "--plot",
-            help="With --resolutions: the .png or .svg; default: speed.png, with speed.json beside it",
+            help="With --resolutions: .png or .svg file; default: speed.png, with speed.json beside it",
         ),
     ] = None,
     json: Json = None,
@@ -92,9 +93,9 @@ def model(
     """Measure a recipe's training step: images/s, MFU, memory, where its time goes. For example: vitctl bench
     model S/16
 
-    The step is the one that pretrain or finetune makes: forward, backward, optimizer, records. Noise stands
-    in for images that are not here. Larger micro-batches are tried too. vitctl bench model --resolutions
-    64..512 draws Fig. 12.
+    The step is that of pretrain or finetune: forward, backward, optimizer, records. Missing images are
+    replaced by noise. Larger micro-batches are tried too. vitctl bench model --resolutions 64..512 draws
+    Fig. 12.
     """
     from vitctl.cli.show.measurements import BenchOptions, run_model, run_resolutions
 
@@ -128,13 +129,13 @@ def data(
     dataset: Dataset = None,
     res: Res = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Loader workers; default: those of the recipe", min=0)
+        int | None, typer.Option("--workers", help="Loader workers; default: the recipe's", min=0)
     ] = None,
     step_rate: Annotated[
         float | None,
         typer.Option(
             "--step-rate",
-            help="Images/s that the step takes; 0 leaves it out; default: measured here",
+            help="Images/s of the training step; 0 skips the comparison; default: measured here",
             min=0,
         ),
     ] = None,
@@ -144,8 +145,8 @@ def data(
     set_: Set = None,
     precision: Precision = None,
 ) -> None:
-    """Measure a recipe's loader: images/s, CPU time of decoding and augmenting, and what the training step
-    needs.
+    """Measure a recipe's loader: images/s, the time of reading, decoding and augmenting, and whether the
+    loader keeps up with the training step.
 
     For example: vitctl bench data --recipe smoke, or: vitctl bench data --recipe in1k_b16 --data SHARDS
     """

@@ -11,29 +11,31 @@ from vitctl.cli import completion
 def verify(
     run: Annotated[
         Path,
-        typer.Argument(help="Run folder, or the folder of a training in it.", autocompletion=completion.runs),
+        typer.Argument(
+            help="Run folder, or the folder of one training in it", autocompletion=completion.runs
+        ),
     ],
     replay: Annotated[
         str,
         typer.Option(
             "--replay",
-            help="Compute steps again and compare every bit: 30, 1200:1210, any (a few at random) or all.",
+            help="Recompute steps and compare every bit: 30, 1200:1210, any (a few at random) or all",
         ),
     ] = "",
     result: Annotated[
-        bool, typer.Option("--result", help="Score the weights again and compare the counts.")
+        bool, typer.Option("--result", help="Score the weights again and compare the counts")
     ] = False,
     bytes_: Annotated[
-        bool, typer.Option("--bytes", help="Read every shard and check it against its index.")
+        bool, typer.Option("--bytes", help="Verify every byte of the shards against their index")
     ] = False,
-    data: Annotated[str, typer.Option("--data", help="Path to the shards on this machine.")] = "",
-    from_: Annotated[str, typer.Option("--from", help="Path to the start weights on this machine.")] = "",
+    data: Annotated[str, typer.Option("--data", help="Path to the shards on this machine")] = "",
+    from_: Annotated[str, typer.Option("--from", help="Path to the start weights on this machine")] = "",
 ) -> None:
     """Check a run against its records, or recompute part of it. For example: vitctl verify runs/NAME --replay
     any
 
     The run is only read. Exit codes: 0 everything that was compared is as recorded; 2 something differs or is
-    not proven (the last line says which), or an error that you can fix; 1 a bug of vitctl.
+    not proven (the last line says which), or an error that you can fix; 1 a bug in vitctl.
     """
     from vitctl.cli.show.console import CONSOLE
     from vitctl.cli.show.findings import FindingsScreen

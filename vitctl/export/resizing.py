@@ -1,4 +1,4 @@
-"""How the program that a file is exported for resizes images, and how often that changes a prediction."""
+"""The resizing of the program that reads an exported file, and how often it changes a prediction."""
 
 import time
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ _WORDS = {
 
 
 class Resizing(NamedTuple):
-    """How another program pre-processes images, where that differs from how the weights are scored.
+    """Another program's pre-processing, where it differs from that with which the weights are scored.
 
     `note` is a line for the user; `changed` of `total` predictions change, None if that was not measured.
     """

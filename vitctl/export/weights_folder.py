@@ -125,7 +125,7 @@ def _score_rows(request: ExportRequest, result: dict[str, Any]) -> Iterator[str]
 
 
 def _result(found: FoundWeights) -> dict[str, Any]:
-    """Metrics and provenance of the run that the weights are of; empty if its result is of other weights."""
+    """Return metrics and provenance of the weights' run; empty if its result belongs to other weights."""
     run = run_of(found.path)
     try:
         result = None if run is None else read_result(run)

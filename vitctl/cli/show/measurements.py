@@ -329,8 +329,6 @@ def show_resolutions(result: Mapping[str, Any]) -> None:
     say("* not tried: from the memory that smaller batches took; -: no time or no memory for it")
     for remark, places in remarks.items():
         say(f"{remark}: {', '.join(places)}")
-    for note in result["notes"]:
-        say(f"note: {note}")
 
 
 def show_data(r: Mapping[str, Any]) -> None:
