@@ -8,7 +8,7 @@ import torch
 
 from vitctl.bench import measuring
 from vitctl.bench.measuring import Budget, OtherWork, matrix_rate
-from vitctl.recipe.machine import TrainMachine
+from vitctl.recipe.schema import TrainMachine
 
 
 def test_budget__parts_end_with_the_whole() -> None:

@@ -17,7 +17,7 @@ from vitctl.data.images.decode import decode
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.engine.ridge import L2_GRID, choose_l2
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.inputs.fewshot_sets import SPLITS
+from vitctl.jobs.inputs.data import SPLITS
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
 from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe

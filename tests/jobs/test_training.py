@@ -26,7 +26,7 @@ from vitctl.engine.tracking import tracker_config
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import DataError, LaunchError
 from vitctl.recipe.load import load_recipe
-from vitctl.recipe.machine import Machine, TrainMachine
+from vitctl.recipe.schema import Machine, TrainMachine
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from vitctl.data.images.decode import decode
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
-from vitctl.jobs.vtab_runs import L2S, Setting, settings
+from vitctl.jobs.vtab_suite import L2S, Setting, settings
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe

@@ -3,9 +3,9 @@
 import pytest
 
 from vitctl.errors import RecipeError
-from vitctl.recipe.explain import explain
 from vitctl.recipe.load import every_key
 from vitctl.recipe.schema import JOBS
+from vitctl.recipe.write import explain
 
 
 def test_explain__every_key_of_every_job() -> None:

@@ -30,8 +30,7 @@ from vitctl.jobs.finetune import finetune
 from vitctl.jobs.inputs.data import open_training_images
 from vitctl.jobs.inputs.network import needs_labels
 from vitctl.jobs.pretrain import pretrain
-from vitctl.recipe.protocols import FewshotProbe, LrSweep, Repeats
-from vitctl.recipe.schema import Finetune, Pretrain
+from vitctl.recipe.schema import FewshotProbe, Finetune, LrSweep, Pretrain, Repeats
 from vitctl.recipe.sections import Evaluation
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, LOG = "data", "forward", "backward", "optimizer", "log"

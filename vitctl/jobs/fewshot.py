@@ -2,6 +2,7 @@
 form.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,22 +15,29 @@ from torch import Tensor
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.distributed.runtime import Runtime, num_workers
-from vitctl.engine.evaluation import stop_together
+from vitctl.engine.evaluation import Score, stop_together
 from vitctl.engine.journal import Report, silent
-from vitctl.engine.metrics import baselines
+from vitctl.engine.metrics import baselines, mean_per_class
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.ridge import L2_GRID, choose_l2
+from vitctl.engine.ridge import L2_GRID, choose_l2, choose_shots, count_correct, decompose
 from vitctl.engine.run_files import FEATURES
 from vitctl.errors import DataError
-from vitctl.jobs.features import ImagePass, cached_pass
-from vitctl.jobs.inputs.fewshot_sets import FewshotSet, drawn_rows, score_draw
+from vitctl.jobs.inputs.data import FewshotSet, Inputs, open_inputs
 from vitctl.jobs.inputs.network import unseen_pixels
-from vitctl.jobs.inputs.opened import Inputs, open_inputs
 from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, random_in_words, weights_of
-from vitctl.jobs.provenance import shown, weights_used
-from vitctl.jobs.record.data_verified import WHOLE, check_whole, verify
 from vitctl.jobs.record.result import RunResult
-from vitctl.jobs.training import on_device, open_journal, start_runtime
+from vitctl.jobs.training import (
+    WHOLE,
+    ImagePass,
+    cached_pass,
+    check_whole,
+    on_device,
+    open_journal,
+    shown,
+    start_runtime,
+    verify,
+    weights_used,
+)
 from vitctl.models.build import Model, build
 from vitctl.recipe.schema import Fewshot
 from vitctl.system.tables import write_csv
@@ -167,6 +175,46 @@ def _score(recipe: Fewshot, one: FewshotSet, features: tuple[Tensor, Tensor], st
             score_draw(one, features, shots=shots, seed=seed, l2s=_grid(recipe), dtype=dtype),
             strict=True,
         )
+    ]
+
+
+def score_draw(
+    one: FewshotSet,
+    features: tuple[Tensor, Tensor],
+    *,
+    shots: int,
+    seed: int,
+    l2s: Sequence[float],
+    dtype: torch.dtype,
+) -> list[Score]:
+    """Scores of the test images by one draw, for each regulariser.
+
+    Args:
+        one: the data set.
+        features: of its training and test images, [N, R] and [M, R].
+        shots, seed: of the draw.
+        l2s: regularisers.
+        dtype: of the solve.
+    """
+    labels = one.train.labels()
+    chosen = choose_shots(labels, shots, num_classes=one.num_classes, seed=seed)
+    chosen_labels = torch.from_numpy(labels[chosen])
+    ridge = decompose(features[0][chosen], chosen_labels, num_classes=one.num_classes, dtype=dtype)
+    test_labels = one.test.labels()
+    images = np.bincount(test_labels, minlength=one.num_classes)
+    return [
+        Score(int(right.sum()), len(test_labels), mean_per_class(np.stack([images, right], axis=1)))
+        for right in count_correct(ridge, features[1], torch.from_numpy(test_labels), l2s)
+    ]
+
+
+def drawn_rows(one: FewshotSet, shots: int, seed: int) -> list[tuple[str | int, ...]]:
+    """(data set, seed, class, place, index, key) of every drawn image; `s` shots are those with place < s."""
+    chosen = choose_shots(one.train.labels(), shots, num_classes=one.num_classes, seed=seed).tolist()
+    names = one.train.class_names
+    return [
+        (one.name, seed, names[i // shots], i % shots, sample, one.train.key(sample))
+        for i, sample in enumerate(chosen)
     ]
 
 

@@ -16,12 +16,9 @@ from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.trainer import RunContext
-from vitctl.jobs.inputs.data import at_size, open_training_images, sampling_notes
+from vitctl.jobs.inputs.data import Inputs, at_size, open_inputs, open_training_images, sampling_notes
 from vitctl.jobs.inputs.network import rates_in_words, rates_of, unseen_pixels
-from vitctl.jobs.inputs.opened import Inputs, open_inputs
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_of
-from vitctl.jobs.provenance import trained, training_result, weights_used
-from vitctl.jobs.record.data_verified import verified, verify
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.sweep import SEEDS, Trial, best, broadcast_score, run_trials
 from vitctl.jobs.training import (
@@ -32,6 +29,11 @@ from vitctl.jobs.training import (
     open_journal,
     start_runtime,
     train,
+    trained,
+    training_result,
+    verified,
+    verify,
+    weights_used,
 )
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import Finetune

@@ -51,7 +51,7 @@ from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Pret
 from vitctl.system.text import typed, typed_command
 
 if TYPE_CHECKING:
-    from vitctl.jobs.inputs.opened import Inputs
+    from vitctl.jobs.inputs.data import Inputs
 
 CURVE_POINTS = 9
 GPU_BYTES = 80 * 2**30
@@ -333,7 +333,7 @@ def fit_to_data(loaded: Loaded, run_dir: Path) -> "tuple[Loaded, Inputs | None]"
     Returns:
         the recipe, and its images where they were opened for that.
     """
-    from vitctl.jobs.inputs.opened import open_inputs
+    from vitctl.jobs.inputs.data import open_inputs
 
     recipe = loaded.recipe
     if isinstance(recipe, Pretrain | Finetune) and needs_num_images(recipe):
@@ -349,8 +349,8 @@ def check_not_missing(recipe: Recipe) -> None:
     Raises:
         CheckpointError: there are no weights; the message ends with the lines to type next.
     """
-    from vitctl.jobs.inputs.opened import chosen_tasks
-    from vitctl.jobs.record.runs import newest_run, start_weights
+    from vitctl.jobs.inputs.data import chosen_tasks
+    from vitctl.jobs.record.result import newest_run, start_weights
 
     try:
         newest_run(recipe.job)
@@ -394,8 +394,7 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: "Inputs | None" = None) 
     Raises:
         VitctlError: data or weights are missing or invalid, or the model or the schedule is impossible.
     """
-    from vitctl.jobs.inputs.data import at_size, open_scored
-    from vitctl.jobs.inputs.opened import open_inputs
+    from vitctl.jobs.inputs.data import at_size, open_inputs, open_scored
     from vitctl.models.weights.download import fetch
 
     if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):

@@ -18,7 +18,7 @@ from vitctl.data.source.imagenet_real import SHA256, URL
 from vitctl.data.writer.intake import Originals
 from vitctl.data.writer.write import write_originals
 from vitctl.errors import CheckpointError, DataError
-from vitctl.jobs.inputs.labels import REAL_PLACE
+from vitctl.jobs.evaluate import REAL_PLACE
 from vitctl.models.weights.download import fetch
 
 _DOWNLOADS = ".downloads"

@@ -17,26 +17,27 @@ from vitctl.engine.losses import predict_masked_patches
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.trainer import RunContext
-from vitctl.jobs.features import ImagePass
-from vitctl.jobs.inputs.data import sampling_notes
-from vitctl.jobs.inputs.fewshot_sets import FewshotSet, score_draw
+from vitctl.jobs.fewshot import score_draw
+from vitctl.jobs.inputs.data import FewshotSet, Inputs, open_inputs, sampling_notes
 from vitctl.jobs.inputs.network import model_config, unseen_pixels
-from vitctl.jobs.inputs.opened import Inputs, open_inputs
-from vitctl.jobs.provenance import trained, training_result
-from vitctl.jobs.record.data_verified import verified, verify
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import (
     Act,
+    ImagePass,
     digest_of,
     images_of,
     on_device,
     open_journal,
     start_runtime,
     train,
+    trained,
+    training_result,
+    verified,
+    verify,
 )
 from vitctl.models.build import Model, build
 from vitctl.models.variants import MaskedPatchConfig
-from vitctl.recipe.protocols import FewshotImages
+from vitctl.recipe.images import FewshotImages
 from vitctl.recipe.schema import Pretrain
 
 Scores = dict[int, list[float]]

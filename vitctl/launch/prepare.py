@@ -24,7 +24,7 @@ from vitctl.system.files import write_text
 from vitctl.system.text import has_control, one_line, printable, typed
 
 if TYPE_CHECKING:
-    from vitctl.jobs.inputs.opened import Inputs
+    from vitctl.jobs.inputs.data import Inputs
 
 PACKAGES = (
     "vitctl",
@@ -146,7 +146,7 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
     if weights is None or weights.source != "newest":
         return loaded, ""
     from vitctl.jobs.plan import check_not_missing
-    from vitctl.jobs.record.runs import newest_run
+    from vitctl.jobs.record.result import newest_run
 
     earlier = getattr(before, "weights", None)
     if earlier is not None:

@@ -18,7 +18,7 @@ from vitctl.data.datasets.vtab import VTAB as TASKS
 from vitctl.engine.journal import LOG, read_records
 from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, RECIPE, step_of
 from vitctl.errors import VitctlError
-from vitctl.jobs.inputs.fewshot_sets import SPLITS
+from vitctl.jobs.inputs.data import SPLITS
 from vitctl.jobs.inputs.network import model_config
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
 from vitctl.models.variants import ResNetConfig

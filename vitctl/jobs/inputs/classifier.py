@@ -21,7 +21,7 @@ from vitctl.errors import CheckpointError, DataError, LaunchError, RecipeError
 from vitctl.jobs.evaluate import stored_eval_transform
 from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.weights import loaded_model, scored_weights
-from vitctl.jobs.record.runs import newest_run
+from vitctl.jobs.record.result import newest_run
 from vitctl.models.build import Model
 from vitctl.models.weights.download import fetch, locate
 from vitctl.models.weights.meta import Meta, assumed_line, require_meta

@@ -1,11 +1,16 @@
-"""The images that a recipe names: splits, order, transforms, and checks before the first step."""
+"""The images that a recipe names: opened and checked once, for the checks before a run and for the job."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
-from vitctl.data.datasets.catalog import open_split, synthetic
+from vitctl.data.datasets.catalog import find_data_set, open_split, synthetic
+from vitctl.data.datasets.vtab import SUITES, VtabTask
+from vitctl.data.datasets.vtab_images import TaskData, open_task
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
 from vitctl.data.loader.lanes import LaneOrder
 from vitctl.data.source.order import MixtureOrder, Order, SampleOrder, WindowedOrder, quotas
@@ -17,11 +22,15 @@ from vitctl.data.source.views import (
     concat,
     of_classes,
     random_subset,
+    source_text,
     split_sources,
 )
 from vitctl.engine.losses import Mixing
 from vitctl.errors import DataError, RecipeError
-from vitctl.recipe.images import Place, TrainImages
+from vitctl.jobs.inputs.network import needs_labels
+from vitctl.jobs.record.result import data_used
+from vitctl.recipe.images import FewshotImages, Place, TrainImages
+from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Recipe, Vtab
 from vitctl.recipe.sections import Schedule
 
 _PROBED_IMAGES, _LEAST_CHUNKS, _LEAST_CHUNK = 1024, 8, 16
@@ -335,3 +344,175 @@ def eval_transform(data: TrainImages) -> EvalTransform:
         exif_orientation=data.turns_upright,
         truncated=data.truncated,
     )
+
+
+# Data sets for which the authors' evaluators use other splits than train and test.
+SPLITS = {
+    "colorectal": ("train[:2000]", "train[2000:]"),
+    "imagenet": ("train[:65000]", "validation"),
+    "uc_merced": ("train[:1000]", "train[1000:]"),
+}
+
+
+@dataclass(frozen=True)
+class FewshotSet:
+    """A data set with the split that shots are drawn from and the one that is scored."""
+
+    name: str
+    train_split: str
+    eval_split: str
+    train: Source
+    test: Source
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes of the set, independent of the labels that occur."""
+        return len(self.train.class_names)
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """Provenance of its numbers."""
+        own = {
+            "train_split": self.train_split,
+            "train_sha256": self.train.digest,
+            "train_source": source_text(self.train),
+            "num_train": len(self.train),
+        }
+        return own | data_used(self.test, self.eval_split)
+
+
+def open_sets(data: FewshotImages, shots: Sequence[int], run_dir: Path) -> list[FewshotSet]:
+    """The data sets of a recipe's [data], checked to have enough images for the shots.
+
+    Raises:
+        DataError: data is missing, the splits have different classes, labels are invalid, an expression takes
+            an image twice, or a class has fewer images than shots.
+    """
+    places = [data.model_copy(update={"dataset": name, "path": ""}) for name in data.datasets] or [data]
+    sets = []
+    for place in places:
+        name = (
+            find_data_set(place.dataset).name if place.dataset and not place.path else Path(place.path).name
+        )
+        default = SPLITS.get(name, ("train", "test"))
+        train_split, eval_split = place.train_split or default[0], place.eval_split or default[1]
+        train, test = (open_whole(place, split, run_dir) for split in (train_split, eval_split))
+        one = FewshotSet(name, train_split, eval_split, train, test)
+        _check_set(one, max(shots))
+        sets.append(one)
+    return sets
+
+
+def _check_set(one: FewshotSet, shots: int) -> None:
+    from vitctl.engine.ridge import choose_shots
+
+    if one.train.class_names != one.test.class_names:
+        raise DataError(
+            f"'{one.train_split}' and '{one.eval_split}' do not have the same classes in the same order"
+        )
+    check_labels(one.train, one.train_split, "draws", single=True)
+    check_labels(one.test, one.eval_split, "scoring", single=True)
+    for source, split in ((one.train, one.train_split), (one.test, one.eval_split)):
+        check_once(source, split)
+    choose_shots(
+        one.train.labels(), shots, num_classes=one.num_classes, seed=0, class_names=one.train.class_names
+    )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a job reads; which fields are set depends on the job.
+
+    Args:
+        train, scored: images to train on, and to score on (pretrain, finetune, evaluate).
+        probed: of [fewshot_probe].
+        tried: images that learning rates are trained on, and scored on.
+        sets: of `fewshot`.
+        tasks: of `vtab`, by name.
+    """
+
+    train: Source | None = None
+    scored: Source | None = None
+    probed: FewshotSet | None = None
+    tried: tuple[Source, Source] | None = None
+    sets: list[FewshotSet] = field(default_factory=list)
+    tasks: Mapping[str, TaskData] = field(default_factory=dict)
+
+
+def open_inputs(recipe: Recipe, run_dir: Path) -> Inputs:
+    """Open the images of a recipe; data sets that come with vitctl are generated once, in RUN/data.
+
+    Raises:
+        DataError: data is missing, splits have different classes, labels are invalid, or there are too few.
+    """
+    if isinstance(recipe, Pretrain | Finetune):
+        train, scored = open_training_images(recipe.data, run_dir, needs_labels=needs_labels(recipe))
+        probed, tried = None, None
+        if isinstance(recipe, Pretrain):
+            probed = open_probe(recipe, run_dir)
+        elif recipe.sweep.lrs:
+            splits = {"train_split": recipe.sweep.train_split, "eval_split": recipe.sweep.eval_split}
+            trained, chosen_by = open_training_images(recipe.data.model_copy(update=splits), run_dir)
+            assert chosen_by is not None
+            tried = trained, chosen_by
+        return Inputs(train, scored, probed, tried)
+    if isinstance(recipe, Fewshot):
+        return Inputs(sets=open_sets(recipe.data, recipe.fewshot.shots, run_dir))
+    if isinstance(recipe, Vtab):
+        return Inputs(tasks=open_tasks(recipe, chosen_tasks(recipe), run_dir))
+    if isinstance(recipe, Evaluate):
+        return Inputs(scored=open_scored(recipe.data, recipe.data.eval_split, run_dir))
+    return Inputs()
+
+
+def open_probe(recipe: Pretrain, run_dir: Path) -> FewshotSet | None:
+    """Open the data set of [fewshot_probe]; None when it is off.
+
+    Raises:
+        DataError: data is missing, or a class has fewer images than shots.
+    """
+    p = recipe.fewshot_probe
+    if not p.every_steps:
+        return None
+    data = FewshotImages(
+        dataset=p.dataset, path=p.path, root=p.root, train_split=p.train_split, eval_split=p.eval_split
+    )
+    return open_sets(data, p.shots, run_dir)[0]
+
+
+def chosen_tasks(recipe: Vtab) -> list[VtabTask]:
+    """The rows of vtab.suite that vtab.tasks names, or all.
+
+    Raises RecipeError on a name that the suite lacks.
+    """
+    by_name = {task.name: task for task in SUITES[recipe.vtab.suite]}
+    unknown = [name for name in recipe.vtab.tasks if name not in by_name]
+    if unknown:
+        raise RecipeError(
+            f"vtab.tasks: {', '.join(unknown)} not in suite '{recipe.vtab.suite}'; it has "
+            f"{', '.join(by_name)}"
+        )
+    return [task for name, task in by_name.items() if name in (recipe.vtab.tasks or by_name)]
+
+
+def open_tasks(recipe: Vtab, tasks: Sequence[VtabTask], run_dir: Path) -> dict[str, TaskData]:
+    """Images of every task. Raises one DataError that names all that are missing."""
+    opened, problems = {}, []
+    root = Path(recipe.data.path or recipe.data.root)
+    for task in tasks:
+        try:
+            opened[task.name] = open_task(
+                task, root, scratch=run_dir / "data", allow_partial=recipe.data.allow_partial
+            )
+        except DataError as error:
+            problems.append((task.name, error))
+    if problems:
+        missing = ", ".join(name for name, _ in problems)
+        mini = "" if recipe.vtab.suite == "mini" else ", --suite mini needs no data"
+        reason = f" ({problems[0][1]})" if len(problems) == 1 else ""
+        raise DataError(
+            f"{len(problems)} of {len(tasks)} tasks have no usable shards under {root}: {missing}{reason}; "
+            f"each needs a folder "
+            f"{root}/NAME made by `vitctl data shards`; --task takes some of the tasks{mini}"
+        )
+    return opened

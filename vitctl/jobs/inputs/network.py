@@ -44,12 +44,12 @@ def find_network(
     if "://" not in source:
         place = Path(source)
         if source == "newest":
-            from vitctl.jobs.record.runs import newest_run
+            from vitctl.jobs.record.result import newest_run
 
             place, taken = newest_run(job)
         path = None if which else _newest_file(place)
         if path is None:
-            from vitctl.jobs.record.runs import choose_weights
+            from vitctl.jobs.record.result import choose_weights
 
             path, _ = choose_weights(place, which, by_size=True)
         path = locate(path, cached)

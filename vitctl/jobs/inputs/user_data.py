@@ -17,7 +17,7 @@ from vitctl.data.source.splits import NOT_TRAINED, TEST, TRAIN, DefaultSplits, d
 from vitctl.data.source.views import Source
 from vitctl.data.writer.intake import Originals, read_item
 from vitctl.errors import DataError
-from vitctl.jobs.inputs.fewshot_sets import SPLITS
+from vitctl.jobs.inputs.data import SPLITS
 from vitctl.recipe.images import Place
 from vitctl.recipe.load import Loaded, Override
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Pretrain

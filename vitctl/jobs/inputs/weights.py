@@ -14,7 +14,7 @@ from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.journal import Journal
 from vitctl.engine.run_files import RECIPE
 from vitctl.errors import CheckpointError, explaining
-from vitctl.jobs.record.runs import RUNS, ChosenWeights, choose_weights, newest_run
+from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, newest_run
 from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import downstream
 from vitctl.models.weights.meta import assumed_line, assumed_values, require_meta
