@@ -8,7 +8,7 @@ import pytest
 from tests.trained import Job
 from vitctl.engine.checkpoint import files
 from vitctl.errors import CheckpointError, RecipeError
-from vitctl.jobs.evaluate import stored_eval_transform
+from vitctl.jobs.inputs.weights import stored_eval_transform
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Evaluate
 

@@ -1,6 +1,6 @@
 """Scoring a classifier on a split, every image once, by the labels of the data, the ReaL labels or ObjectNet's rules."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from vitctl.data.datasets.readers.files import class_list
 from vitctl.data.datasets.readers.imagenet import imagenet_classes
-from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.source.imagenet_real import label_sets, read_real
 from vitctl.data.source.views import Source
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
@@ -32,8 +31,16 @@ from vitctl.engine.preemption import StopFlag
 from vitctl.engine.run_files import RECIPE
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.data import Inputs, open_inputs
-from vitctl.jobs.inputs.network import unseen_pixels
-from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, scored_weights
+from vitctl.jobs.inputs.weights import (
+    OBJECTNET,
+    OF_OBJECTNET,
+    RESTRICTED,
+    FoundWeights,
+    check_found,
+    loaded_model,
+    scored_weights,
+    stored_eval_transform,
+)
 from vitctl.jobs.record.result import RunResult, data_used, read_result
 from vitctl.jobs.training import (
     WHOLE,
@@ -45,12 +52,12 @@ from vitctl.jobs.training import (
     verify,
     weights_scored,
 )
+from vitctl.models.variants import unseen_pixels
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.tables import write_csv
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
-ORIGINAL, REAL, OBJECTNET, RESTRICTED = "original", "real", "objectnet", "objectnet_restricted"
-OF_OBJECTNET = (OBJECTNET, RESTRICTED)
+ORIGINAL, REAL = "original", "real"
 
 
 @dataclass(frozen=True)
@@ -199,10 +206,6 @@ def write_counts(run_dir: Path, rule: LabelRule, best: np.ndarray) -> dict[str, 
     return {name: str(run_dir / f"{name}.csv") for name in tables}
 
 
-# BiT's pre-processing of ObjectNet: the shorter side, and the square in its centre.
-OBJECTNET_RESIZE, OBJECTNET_SIZE = 512, 480
-
-
 def evaluate(
     recipe: Evaluate,
     run_dir: Path,
@@ -303,45 +306,3 @@ def _check_held_out(split: str, found: FoundWeights, source: Source) -> None:
             f"trained on some of these; "
             f"give the data that it was trained on, or score all of another set with --split {whole}"
         )
-
-
-def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:
-    """The pre-processing of [data]; unset values are those stored with the weights, and for ObjectNet's
-    labels those of BiT.
-
-    At another image size the centre crop keeps its share: 224 out of 256 becomes 336 out of 384.
-
-    Args:
-        recipe: [data] and evaluation.labels.
-        meta: of the weights.
-
-    Raises:
-        RecipeError: there is no room for the crop.
-
-    Paper: BiT, Appendix B (ObjectNet)
-    """
-    data = recipe.data
-    size, method, resize = meta["image_size"], meta["eval_method"], meta["eval_resize"]
-    if recipe.evaluation.labels in OF_OBJECTNET:
-        size, method, resize = OBJECTNET_SIZE, "shorter_side", OBJECTNET_RESIZE
-    image_size = data.image_size or size
-    resize = data.eval_resize or round(resize * image_size / size)
-    if 0 < resize < image_size:
-        raise RecipeError(
-            f"data.eval_resize = {resize} is smaller than the images of {image_size} pixels that are cut out "
-            f"of it; set it to at "
-            f"least {image_size}, or to 0"
-        )
-    upright = (
-        meta.get("exif_orientation", data.turns_upright)
-        if data.exif_orientation == "auto"
-        else data.turns_upright
-    )
-    return EvalTransform(
-        image_size,
-        method=data.eval_method or method,
-        resize=resize,
-        resample=data.eval_resample or meta["resample"],
-        exif_orientation=upright,
-        truncated=data.truncated,
-    )

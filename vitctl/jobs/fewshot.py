@@ -23,7 +23,6 @@ from vitctl.engine.ridge import L2_GRID, choose_l2, choose_shots, count_correct,
 from vitctl.engine.run_files import FEATURES
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import FewshotSet, Inputs, open_inputs
-from vitctl.jobs.inputs.network import unseen_pixels
 from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, random_in_words, weights_of
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import (
@@ -39,6 +38,7 @@ from vitctl.jobs.training import (
     weights_used,
 )
 from vitctl.models.build import Model, build
+from vitctl.models.variants import unseen_pixels
 from vitctl.recipe.schema import Fewshot
 from vitctl.system.tables import write_csv
 

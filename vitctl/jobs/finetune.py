@@ -17,7 +17,6 @@ from vitctl.engine.preemption import StopFlag
 from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.trainer import RunContext
 from vitctl.jobs.inputs.data import Inputs, at_size, open_inputs, open_training_images, sampling_notes
-from vitctl.jobs.inputs.network import rates_in_words, rates_of, unseen_pixels
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_of
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.sweep import SEEDS, Trial, best, broadcast_score, run_trials
@@ -35,8 +34,9 @@ from vitctl.jobs.training import (
     verify,
     weights_used,
 )
+from vitctl.models.variants import unseen_pixels
 from vitctl.recipe.images import TrainImages
-from vitctl.recipe.schema import Finetune
+from vitctl.recipe.schema import Finetune, rates_in_words, rates_of
 
 
 def finetune(

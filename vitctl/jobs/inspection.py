@@ -24,10 +24,15 @@ from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.journal import json_text
 from vitctl.errors import CheckpointError, LaunchError
-from vitctl.jobs.evaluate import stored_eval_transform
 from vitctl.jobs.inputs.data import open_images
 from vitctl.jobs.inputs.images import ChosenImages, choose_images, find_images
-from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, scored_weights, weights_of
+from vitctl.jobs.inputs.weights import (
+    FoundWeights,
+    loaded_model,
+    scored_weights,
+    stored_eval_transform,
+    weights_of,
+)
 from vitctl.jobs.training import on_device, shown, start_runtime, weights_scored
 from vitctl.models.build import Model
 from vitctl.models.variants import HybridConfig, ResNetConfig, ViTConfig, family, to_dict

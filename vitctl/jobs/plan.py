@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from vitctl.data.datasets.catalog import find_data_set, known_size, missing_shar
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.splits import select
+from vitctl.engine.run_files import CHECKPOINTS, MODEL, step_folders, tensors_file
 from vitctl.engine.schedule import (
     TASK_IMAGES,
     fit_schedule,
@@ -27,15 +28,19 @@ from vitctl.engine.schedule import (
     total_steps,
 )
 from vitctl.errors import CheckpointError, DataError, RecipeError
-from vitctl.jobs.inputs.data import check_order, open_train, sampling_notes, subset_size
-from vitctl.jobs.inputs.network import (
-    find_network,
-    model_config,
-    rates_in_words,
-    rates_of,
-    unseen_pixels,
+from vitctl.jobs.inputs.data import (
+    Inputs,
+    at_size,
+    check_order,
+    chosen_tasks,
+    open_inputs,
+    open_scored,
+    open_train,
+    sampling_notes,
+    subset_size,
 )
 from vitctl.jobs.inputs.user_data import is_photographs, planned_splits
+from vitctl.jobs.record.result import choose_weights, newest_run, start_weights
 from vitctl.models.flops import (
     OPTIMIZER_SLOTS,
     converted_bytes,
@@ -44,14 +49,24 @@ from vitctl.models.flops import (
     training_flops,
     training_memory_bytes,
 )
-from vitctl.models.variants import Config, ViTConfig, downstream
+from vitctl.models.variants import Config, ViTConfig, downstream, unseen_pixels, variant
+from vitctl.models.weights.containers import read_config
+from vitctl.models.weights.download import Fetch, cached, fetch, locate
 from vitctl.recipe.images import Place, TrainImages
 from vitctl.recipe.load import Loaded
-from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Pretrain, Recipe, Vtab
+from vitctl.recipe.schema import (
+    Evaluate,
+    ExportRecipe,
+    Fewshot,
+    Finetune,
+    Pretrain,
+    Recipe,
+    Vtab,
+    rates_in_words,
+    rates_of,
+)
+from vitctl.system.address import without_queries
 from vitctl.system.text import typed, typed_command
-
-if TYPE_CHECKING:
-    from vitctl.jobs.inputs.data import Inputs
 
 CURVE_POINTS = 9
 GPU_BYTES = 80 * 2**30
@@ -159,7 +174,7 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
     recipe = fitted_recipe(recipe, num_images)
     config: Config
     if isinstance(recipe, Pretrain):
-        config = model_config(recipe, num_classes)
+        config = recipe.network(num_classes)
     else:
         found = find_network(recipe.weights.source, which=recipe.weights.which, model=recipe.weights.model)
         notes += [found.taken] if found.taken else []
@@ -215,6 +230,64 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         notes=tuple(notes),
         ways=tuple(_ways(config, recipe, memory)) if micro_batch > fitting else (),
     )
+
+
+class StoredNetwork(NamedTuple):
+    """The network of stored weights, their path or address, and a line that names the run where none was
+    given.
+    """
+
+    path: str
+    config: Config
+    taken: str = ""
+
+
+def find_network(
+    source: str, *, which: str = "", model: str = "", job: str = "finetune", fetch: Fetch = cached
+) -> StoredNetwork:
+    """The network of the weights that weights.source means; no tensor is read.
+
+    Args:
+        source, which, model, job: as `find_weights` takes them.
+        fetch: downloads the file of an address; by default only the cache is used.
+
+    Raises:
+        CheckpointError: there are none, or they are at an address and not in the cache, and no model is
+            named.
+    """
+    taken, (source,) = "", without_queries(source, error=CheckpointError)
+    if "://" not in source:
+        place = Path(source)
+        if source == "newest":
+            place, taken = newest_run(job)
+        path = None if which else _newest_file(place)
+        if path is None:
+            path, _ = choose_weights(place, which, by_size=True)
+        path = locate(path, cached)
+        source = str(path)
+    else:
+        if which:
+            raise CheckpointError(
+                f"{source}: --weights {which}: this is one set of weights; leave --weights out"
+            )
+        try:
+            path = locate(source, fetch)
+        except CheckpointError:
+            if fetch is not cached:
+                raise
+            if model:
+                return StoredNetwork(f"{source}, not downloaded yet: assumed to be a {model}", variant(model))
+            raise CheckpointError(
+                f"{source}: not downloaded yet, and --dry-run downloads nothing; name the model instead, "
+                f"e.g. --model B/16"
+            ) from None
+    return StoredNetwork(source, read_config(path, model=model), taken)
+
+
+def _newest_file(folder: Path) -> Path | None:
+    """The weights of a run folder's newest checkpoint: all checkpoints of a run have the same network."""
+    files = (step / tensors_file(MODEL) for step in step_folders(folder / CHECKPOINTS))
+    return max(filter(Path.exists, files), default=None)
 
 
 def _held_sums(recipe: Pretrain | Finetune) -> int:
@@ -327,14 +400,12 @@ def _counted(data: TrainImages) -> _Size:
     return _Size(subset_size(data, num_images), num_classes, f"{data.dataset}, as known by name", [])
 
 
-def fit_to_data(loaded: Loaded, run_dir: Path) -> "tuple[Loaded, Inputs | None]":
+def fit_to_data(loaded: Loaded, run_dir: Path) -> tuple[Loaded, Inputs | None]:
     """Fill in the batch size, length and warm-up that depend on the number of training images.
 
     Returns:
         the recipe, and its images where they were opened for that.
     """
-    from vitctl.jobs.inputs.data import open_inputs
-
     recipe = loaded.recipe
     if isinstance(recipe, Pretrain | Finetune) and needs_num_images(recipe):
         inputs = open_inputs(recipe, run_dir)
@@ -349,8 +420,6 @@ def check_not_missing(recipe: Recipe) -> None:
     Raises:
         CheckpointError: there are no weights; the message ends with the lines to type next.
     """
-    from vitctl.jobs.inputs.data import chosen_tasks
-    from vitctl.jobs.record.result import newest_run, start_weights
 
     try:
         newest_run(recipe.job)
@@ -386,7 +455,7 @@ def check_not_missing(recipe: Recipe) -> None:
     raise CheckpointError(f"{'; '.join(lacking)}. Type next: {lines}")
 
 
-def check_recipe(recipe: Recipe, run_dir: Path, inputs: "Inputs | None" = None) -> "Inputs":
+def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None) -> Inputs:
     """Check everything that can be checked before the first process starts, and return the opened images.
 
     Data sets that come with vitctl are generated once. `inputs` are the images, if they are open already.
@@ -394,8 +463,7 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: "Inputs | None" = None) 
     Raises:
         VitctlError: data or weights are missing or invalid, or the model or the schedule is impossible.
     """
-    from vitctl.jobs.inputs.data import at_size, open_inputs, open_scored
-    from vitctl.models.weights.download import fetch
+    from vitctl.jobs.inputs.data import open_inputs
 
     if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):
         chosen = recipe.weights
@@ -417,7 +485,7 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: "Inputs | None" = None) 
     return inputs
 
 
-def _check_training(recipe: Pretrain | Finetune, inputs: "Inputs") -> None:
+def _check_training(recipe: Pretrain | Finetune, inputs: Inputs) -> None:
     train, test, s = inputs.train, inputs.scored, recipe.schedule
     assert train is not None
     steps = total_steps(len(train), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
@@ -449,7 +517,7 @@ def _check_training(recipe: Pretrain | Finetune, inputs: "Inputs") -> None:
     if not recipe.data.synthetic:
         check_order(recipe.data, train, recipe.seed, s)
     if isinstance(recipe, Pretrain):
-        model_config(recipe, len(train.class_names))
+        recipe.network(len(train.class_names))
 
 
 def _check_select_best(recipe: Pretrain | Finetune) -> None:

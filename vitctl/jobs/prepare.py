@@ -13,8 +13,9 @@ from vitctl.data.datasets.known_sets import DataSet
 from vitctl.data.datasets.readers.table import read_parquet
 from vitctl.data.datasets.vtab import VTAB, VtabTask
 from vitctl.data.datasets.vtab_images import COMMUNITY_LIST, read_community
-from vitctl.data.shards.index import INDEX_FILE, find_splits, read_index
+from vitctl.data.shards.index import INDEX_FILE, find_splits
 from vitctl.data.source.imagenet_real import SHA256, URL
+from vitctl.data.source.shard_source import open_index
 from vitctl.data.writer.intake import Originals
 from vitctl.data.writer.write import write_originals
 from vitctl.errors import CheckpointError, DataError
@@ -95,7 +96,7 @@ def _is_complete(row: DataSet, out: Path) -> bool:
 
 
 def _sizes(out: Path) -> dict[str, int]:
-    return {split: read_index(place).num_samples for split, place in find_splits(out).items()}
+    return {split: open_index(place).num_samples for split, place in find_splits(out).items()}
 
 
 def _download(row: DataSet, root: Path, folder: Path, progress: Progress, get: Fetch) -> None:

@@ -19,7 +19,6 @@ from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.trainer import RunContext
 from vitctl.jobs.fewshot import score_draw
 from vitctl.jobs.inputs.data import FewshotSet, Inputs, open_inputs, sampling_notes
-from vitctl.jobs.inputs.network import model_config, unseen_pixels
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import (
     Act,
@@ -36,7 +35,7 @@ from vitctl.jobs.training import (
     verify,
 )
 from vitctl.models.build import Model, build
-from vitctl.models.variants import MaskedPatchConfig
+from vitctl.models.variants import MaskedPatchConfig, unseen_pixels
 from vitctl.recipe.images import FewshotImages
 from vitctl.recipe.schema import Pretrain
 
@@ -134,7 +133,7 @@ def pretrain(
         runtime, run_dir, score_on, *((probed.train, probed.test) if probed else ()), train_on
     )
 
-    config = model_config(recipe, len(train_on.class_names))
+    config = recipe.network(len(train_on.class_names))
     for text in unseen_pixels(config):
         journal.write("warning", step=0, text=text)
     model = on_device(build(config, seed=recipe.seed, dtype=runtime.dtype), runtime)

@@ -29,7 +29,6 @@ from vitctl.engine.run_files import AVERAGE, CHECKPOINTS
 from vitctl.engine.schedule import TASK_IMAGES, fitted_recipe
 from vitctl.engine.trainer import Images, RunContext
 from vitctl.jobs.inputs.data import Inputs, chosen_tasks, open_inputs
-from vitctl.jobs.inputs.network import rates_in_words, rates_of, unseen_pixels
 from vitctl.jobs.inputs.weights import (
     FoundWeights,
     check_found,
@@ -55,10 +54,10 @@ from vitctl.jobs.training import (
     weights_used,
 )
 from vitctl.models.build import Model, build
-from vitctl.models.variants import downstream
+from vitctl.models.variants import downstream, unseen_pixels
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.paper import TABLE_9, VTAB_MODELS
-from vitctl.recipe.schema import Vtab
+from vitctl.recipe.schema import Vtab, rates_in_words, rates_of
 from vitctl.recipe.write import result_neutral
 from vitctl.system.tables import write_csv
 

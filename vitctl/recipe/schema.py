@@ -1,10 +1,13 @@
 """The recipe of an experiment: one frozen schema for each job, and its tables but for [data], which images.py has."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import model_validator
 
-from vitctl.errors import LaunchError
+from vitctl.errors import LaunchError, RecipeError
+from vitctl.models.variants import Config, MaskedPatchConfig, ViTConfig, variant
 from vitctl.recipe.images import (
     EvaluateImages,
     ExportImages,
@@ -375,6 +378,11 @@ class TrainRecipe(SeededRecipe):
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
 
+    @property
+    def needs_labels(self) -> bool:
+        """Whether the training uses labels: masked patch prediction does not. Paper: Section 4.6"""
+        return self.loss.name != "masked_patch"
+
 
 class Pretrain(TrainRecipe):
     """`vitctl pretrain`"""
@@ -396,6 +404,33 @@ class Pretrain(TrainRecipe):
                 "data.cutmix_alpha"
             )
         return self
+
+    def network(self, num_classes: int) -> Config:
+        """Return the network of [model] for n classes; the target of masked patch prediction sets its output.
+
+        Raises:
+            RecipeError: the named model's family lacks a field that is set.
+        """
+        name, data = self.model.name, self.data
+        fields = self.model.model_dump(exclude={"name", "pre_logits"}, exclude_none=True)
+        num_classes = num_classes if self.needs_labels else 0
+        config = variant(name, image_size=data.image_size, num_classes=num_classes, **fields)
+        if self.needs_labels and not self.model.pre_logits:
+            return config
+        if not isinstance(config, ViTConfig):
+            raise RecipeError(f"model.name = '{name}': only a ViT has pre-logits or predicts masked patches")
+        if self.needs_labels:
+            return replace(config, representation_size=config.hidden_size)
+        if (data.mean, data.std) != ((0.5,) * 3, (0.5,) * 3):
+            raise RecipeError(
+                "loss.name = 'masked_patch': its targets need pixels in the range -1..1; leave data.mean and "
+                "data.std at 0.5"
+            )
+        if type(config) is not ViTConfig:
+            raise RecipeError(
+                f"model.name = '{name}': masked patches are predicted by a plain ViT, e.g. B/16"
+            )
+        return MaskedPatchConfig(**vars(config), target=self.masked_patch.target)
 
 
 class Finetune(TrainRecipe):
@@ -464,6 +499,23 @@ class Vtab(TrainRecipe):
                 "task of vtab scores"
             )
         return self
+
+
+def rates_of(recipe: Finetune | Vtab, stored: Config) -> dict[str, float]:
+    """dropout and drop_path of a fine-tuning run: the recipe's, or those stored with the weights; 0 where
+    nothing is stored.
+    """
+    wanted = {"dropout": recipe.dropout, "drop_path": recipe.drop_path}
+    return {
+        name: float(getattr(stored, name, 0.0) if rate == "as_stored" else rate)
+        for name, rate in wanted.items()
+    }
+
+
+def rates_in_words(recipe: Finetune | Vtab, rates: Mapping[str, float]) -> str:
+    """The rates as text, with a mark for those stored with the weights."""
+    stored = {"dropout": recipe.dropout == "as_stored", "drop_path": recipe.drop_path == "as_stored"}
+    return ", ".join(f"{name} {rate:g}{' as stored' if stored[name] else ''}" for name, rate in rates.items())
 
 
 class Evaluate(Recipe):

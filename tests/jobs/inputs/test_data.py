@@ -13,11 +13,11 @@ from vitctl.data.images.transforms import TrainTransform
 from vitctl.engine.losses import Mixing
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.data import at_size, eval_transform, mixing, open_training_images, train_transform
-from vitctl.jobs.inputs.network import rates_of
 from vitctl.jobs.inputs.weights import find_weights, loaded_model, transferred_model
 from vitctl.models.variants import variant
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.schema import rates_of
 from vitctl.recipe.sections import StartWeights
 
 

@@ -18,11 +18,10 @@ from vitctl.engine.computation import Kernels, choose_kernels, use_kernels
 from vitctl.engine.distributed.runtime import Computation, Normaliser, alone
 from vitctl.engine.evaluation import NOT_FINITE, class_logits, image_features, most_likely
 from vitctl.errors import CheckpointError, DataError, LaunchError, RecipeError
-from vitctl.jobs.evaluate import stored_eval_transform
-from vitctl.jobs.inputs.network import unseen_pixels
-from vitctl.jobs.inputs.weights import loaded_model, scored_weights
+from vitctl.jobs.inputs.weights import loaded_model, scored_weights, stored_eval_transform
 from vitctl.jobs.record.result import newest_run
 from vitctl.models.build import Model
+from vitctl.models.variants import unseen_pixels
 from vitctl.models.weights.download import fetch, locate
 from vitctl.models.weights.meta import Meta, assumed_line, require_meta
 from vitctl.recipe.schema import Evaluate

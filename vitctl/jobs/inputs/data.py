@@ -27,7 +27,6 @@ from vitctl.data.source.views import (
 )
 from vitctl.engine.losses import Mixing
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.inputs.network import needs_labels
 from vitctl.jobs.record.result import data_used
 from vitctl.recipe.images import FewshotImages, Place, TrainImages
 from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Recipe, Vtab
@@ -446,7 +445,7 @@ def open_inputs(recipe: Recipe, run_dir: Path) -> Inputs:
         DataError: data is missing, splits have different classes, labels are invalid, or there are too few.
     """
     if isinstance(recipe, Pretrain | Finetune):
-        train, scored = open_training_images(recipe.data, run_dir, needs_labels=needs_labels(recipe))
+        train, scored = open_training_images(recipe.data, run_dir, needs_labels=recipe.needs_labels)
         probed, tried = None, None
         if isinstance(recipe, Pretrain):
             probed = open_probe(recipe, run_dir)

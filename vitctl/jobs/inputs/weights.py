@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.source.views import Source
 from vitctl.engine.distributed.agreement import check_inputs
 from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.journal import Journal
 from vitctl.engine.run_files import RECIPE
-from vitctl.errors import CheckpointError, explaining
+from vitctl.errors import CheckpointError, RecipeError, explaining
 from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, newest_run
 from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import downstream
@@ -24,6 +25,10 @@ from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Vtab
 from vitctl.recipe.sections import StartWeights
 from vitctl.system.address import without_queries
 
+OBJECTNET, RESTRICTED = "objectnet", "objectnet_restricted"
+OF_OBJECTNET = (OBJECTNET, RESTRICTED)
+# BiT's pre-processing of ObjectNet: the shorter side, and the square in its centre.
+OBJECTNET_RESIZE, OBJECTNET_SIZE = 512, 480
 WeightsRecipe = Evaluate | ExportRecipe | Fewshot | Finetune | Vtab
 
 
@@ -139,6 +144,48 @@ def weights_of(recipe: WeightsRecipe) -> FoundWeights:
         }
     given = {name: value for name, value in given.items() if value}
     return find_weights(wanted.source, which=wanted.which, model=wanted.model, job=recipe.job, given=given)
+
+
+def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:
+    """The pre-processing of [data]; unset values are those stored with the weights, and for ObjectNet's
+    labels those of BiT.
+
+    At another image size the centre crop keeps its share: 224 out of 256 becomes 336 out of 384.
+
+    Args:
+        recipe: [data] and evaluation.labels.
+        meta: of the weights.
+
+    Raises:
+        RecipeError: there is no room for the crop.
+
+    Paper: BiT, Appendix B (ObjectNet)
+    """
+    data = recipe.data
+    size, method, resize = meta["image_size"], meta["eval_method"], meta["eval_resize"]
+    if recipe.evaluation.labels in OF_OBJECTNET:
+        size, method, resize = OBJECTNET_SIZE, "shorter_side", OBJECTNET_RESIZE
+    image_size = data.image_size or size
+    resize = data.eval_resize or round(resize * image_size / size)
+    if 0 < resize < image_size:
+        raise RecipeError(
+            f"data.eval_resize = {resize} is smaller than the images of {image_size} pixels that are cut out "
+            f"of it; set it to at "
+            f"least {image_size}, or to 0"
+        )
+    upright = (
+        meta.get("exif_orientation", data.turns_upright)
+        if data.exif_orientation == "auto"
+        else data.turns_upright
+    )
+    return EvalTransform(
+        image_size,
+        method=data.eval_method or method,
+        resize=resize,
+        resample=data.eval_resample or meta["resample"],
+        exif_orientation=upright,
+        truncated=data.truncated,
+    )
 
 
 @explaining()
