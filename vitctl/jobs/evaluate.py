@@ -15,7 +15,6 @@ from vitctl.data.source.imagenet_real import label_sets, read_real
 from vitctl.data.source.views import Source
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.distributed.agreement import run_of
-from vitctl.engine.distributed.runtime import num_workers
 from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.metrics import (
@@ -46,10 +45,8 @@ from vitctl.jobs.training import (
     WHOLE,
     ImagePass,
     on_device,
-    open_journal,
     shown,
-    start_runtime,
-    verify,
+    start_run,
     weights_scored,
 )
 from vitctl.models.variants import unseen_pixels
@@ -235,7 +232,6 @@ def evaluate(
 
     Paper: Section 4.1; Appendix D.9 (ObjectNet)
     """
-    stop = StopFlag() if stop is None else stop
     found = scored_weights(recipe)
     source = (inputs or open_inputs(recipe, run_dir)).scored
     assert source is not None
@@ -245,10 +241,9 @@ def evaluate(
         )
     _check_held_out(recipe.data.eval_split, found, source)
     rule = choose_label_rule(recipe.evaluation.labels, source, found, Path(recipe.data.root))
-    runtime = start_runtime(recipe.machine, run_dir)
-    journal = open_journal(runtime, run_dir, report)
+    run = start_run(recipe, run_dir, report, stop, source)
+    runtime, journal = run.runtime, run.journal
     check_found(runtime, found, [source])
-    bytes_read = verify(runtime, run_dir, source)
     meta = found.weights.meta
     transform = stored_eval_transform(recipe, meta)
     model, _ = loaded_model(found, transform.image_size, runtime.dtype)
@@ -257,10 +252,7 @@ def evaluate(
     found.log(journal, str(transform))
     for text in unseen_pixels(model.config):
         journal.write("warning", step=0, text=text)
-    mean, std, workers = tuple(meta["mean"]), tuple(meta["std"]), num_workers(recipe.machine, runtime)
-    look = ImagePass(
-        runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop, bytes_read
-    )
+    look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime.computation))
     best = look.through(top_predictions, "scoring", model, source, to_scores=rule.to_scores).numpy()

@@ -3,7 +3,6 @@ form.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
-from vitctl.engine.distributed.runtime import Runtime, num_workers
+from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score, stop_together
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.metrics import baselines, mean_per_class
@@ -28,17 +27,15 @@ from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import (
     WHOLE,
     ImagePass,
-    cached_pass,
     check_whole,
     on_device,
-    open_journal,
     shown,
-    start_runtime,
-    verify,
+    start_run,
     weights_used,
 )
 from vitctl.models.build import Model, build
 from vitctl.models.variants import unseen_pixels
+from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.schema import Fewshot
 from vitctl.system.tables import write_csv
 
@@ -88,13 +85,12 @@ def fewshot(
 
     Paper: Section 4.1 (few-shot accuracies), Fig. 4
     """
-    stop = StopFlag() if stop is None else stop
     found = weights_of(recipe)
     sets = (inputs or open_inputs(recipe, run_dir)).sets
-    runtime = start_runtime(recipe.machine, run_dir)
-    journal = open_journal(runtime, run_dir, report)
-    check_found(runtime, found, [source for one in sets for source in (one.train, one.test)])
-    bytes_read = verify(runtime, run_dir, *(source for one in sets for source in (one.train, one.test)))
+    sources = [source for one in sets for source in (one.train, one.test)]
+    run = start_run(recipe, run_dir, report, stop, *sources)
+    runtime, journal = run.runtime, run.journal
+    check_found(runtime, found, sources)
 
     model, transform = _frozen(found, recipe, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime.computation))
@@ -102,26 +98,20 @@ def fewshot(
     found.log(journal, random_in_words(recipe.weights, recipe.seed), text)
     for text in unseen_pixels(found.weights.config, transform.image_size):
         journal.write("warning", step=0, text=text)
-    mean, std = tuple(found.weights.meta["mean"]), tuple(found.weights.meta["std"])
-    workers = num_workers(recipe.machine, runtime)
-    one_pass = ImagePass(
-        runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop, bytes_read
-    )
+    look, digest = ImagePass(run, recipe, transform, found.weights.meta), weights_digest(model.state_dict())
     folder = Path(recipe.fewshot.cache) if recipe.fewshot.cache else run_dir.parent / FEATURES
     limit = int(recipe.fewshot.cache_gib * 2**30)
-    warn = partial(journal.write, "warning", step=0)
-    features = cached_pass(
-        one_pass, model, model.config, folder, limit_bytes=limit, note=lambda text: warn(text=text)
-    )
 
     lines: list[Line] = []
     for one in sets:
-        (train, _), (test, was_read) = (features(source) for source in (one.train, one.test))
+        (train, _), (test, was_read) = (
+            look.cached(model, digest, source, folder, limit) for source in (one.train, one.test)
+        )
         journal.write("features", step=0, data_set=one.name, read=was_read, folder=str(folder))
         if runtime.is_main and train is not None and test is not None:
-            lines += _score(recipe, one, (train, test), stop)
-        stop_together(runtime, stop)
-    check_whole(bytes_read, runtime)  # also the shards of cached representations
+            lines += _score(recipe, one, (train, test), run.stop)
+        stop_together(runtime, run.stop)
+    check_whole(run.shards, runtime)  # also the shards of cached representations
     metrics: dict[str, Any] = {}
     if runtime.is_main:
         metrics = _table(recipe, sets, lines)

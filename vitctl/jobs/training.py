@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from vitctl.engine.distributed.agreement import changed_on_purpose
 from vitctl.engine.distributed.runtime import Runtime, num_workers, start
 from vitctl.engine.evaluation import Score, evaluate_model, representations
 from vitctl.engine.feature_cache import cached_features
-from vitctl.engine.journal import LOG, Journal, Report, json_digest
+from vitctl.engine.journal import LOG, Journal, Record, Report, json_digest
 from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.run_files import tensors_file
@@ -36,24 +36,18 @@ from vitctl.models.build import Model
 from vitctl.models.kernels import set_attention, set_linear
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.images import TrainImages
-from vitctl.recipe.schema import Finetune, Log, Machine, Pretrain, TrainRecipe, Vtab
+from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Log, Machine, Pretrain, TrainRecipe, Vtab
 from vitctl.recipe.sections import Schedule, StartWeights
 from vitctl.recipe.write import deciding_values
 
 _PATIENCE = 5.0  # seconds that a finished training waits for the last shards
+FORMAT = "vitctl-features/2"  # 1 could be of images that were changed on the way from a server
 WHOLE = {"data_verified": "whole"}  # of results whose every image was verified by `check_whole`
 
-
-def verify(runtime: Runtime, run_dir: Path, *sources: Source | None) -> Verification:
-    """Start to verify the shards of some sources against their digests; the processes of the run share the
-    work.
-
-    Args:
-        runtime, run_dir: of the job.
-        sources: those that are scored first; None is ignored.
-    """
-    stored = [source for source in sources if source is not None]
-    return Verification(stored, run_dir, part=runtime.rank, num_parts=runtime.num_processes)
+T = TypeVar("T")
+M = TypeVar("M", bound=nn.Module)
+Act = Callable[[Trainer], Score | None]  # done with a prepared training instead of `Trainer.fit`
+Probe = Callable[[Model], dict[int, list[float]]]
 
 
 def check_whole(begun: Verification, runtime: Runtime, *sources: Source) -> None:
@@ -91,25 +85,21 @@ def not_whole(found: Verified) -> str:
     return ""
 
 
-def verified(begun: Verification, runtime: Runtime, journal: Journal, train_on: Source) -> dict[str, Any]:
-    """For the provenance of a training: `data_verified`, a `DataVerified`, with `data_damaged` where shards
-    are or were damaged.
+def verified(run: RunContext, train_on: Source) -> dict[str, Any]:
+    """Return `data_verified` for the provenance of a training, and `data_damaged` if shards are or were damaged.
 
-    Args:
-        begun: result of `verify`.
-        runtime, journal: of the job.
-        train_on: the training images; those that are scored are whole, see `check_whole`.
+    Shards that are scored were verified by `check_whole`.
     """
-    begun.finish(_PATIENCE)
-    runtime.wait()
-    found = begun.found(train_on)
+    run.shards.finish(_PATIENCE)
+    run.runtime.wait()
+    found = run.shards.found(train_on)
     if damaged := [*found.damaged, *found.damaged_before]:
         text = f"{_first(damaged)}; the result records data_verified = damaged"
-        journal.write("warning", step=0, text=text)
+        run.journal.write("warning", step=0, text=text)
         return {"data_verified": "damaged", "data_damaged": damaged}
     if found.state != "whole":
         text = f"{found.share:.1%} of the bytes of the training shards were verified against their digests; the result records it"
-        journal.write("data", step=0, text=text)
+        run.journal.write("data", step=0, text=text)
     return {"data_verified": found.state}
 
 
@@ -117,34 +107,28 @@ def _first(problems: Sequence[str]) -> str:
     return f"{problems[0]} (and {len(problems) - 1} more)" if len(problems) > 1 else problems[0]
 
 
-FORMAT = "vitctl-features/2"  # 1 could be of images that were changed on the way from a server
-
-
-T = TypeVar("T")
-
-
 @dataclass(frozen=True)
 class ImagePass:
-    """How images are shown to a network. `mean` and `std` are of the weights; `batch_size` is of one process.
+    """Passes over splits with the pre-processing of a network. Every shard that is decoded is verified.
 
-    `whole_batches`: no batch depends on the number of processes, as `eval_batches` says. `shards`: every
-    shard that is decoded is verified by it.
+    Args:
+        run: process, log and stop flag.
+        recipe: evaluation.batch_size and machine.workers, of one process.
+        transform: pre-processing.
+        colours: `mean` and `std` of the weights.
+        whole_batches: no batch depends on the number of processes, see `eval_batches`.
     """
 
-    runtime: Runtime
-    journal: Journal
+    run: RunContext
+    recipe: TrainRecipe | Fewshot | Evaluate
     transform: EvalTransform
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    batch_size: int
-    workers: int
-    stop: StopFlag
-    shards: Verification
+    colours: Mapping[str, Any]
     whole_batches: bool = False
 
     def __call__(self, model: Model, source: Source) -> Tensor:
-        """The input of the classification layer, [N, R] float32 on the CPU, in the split's order, the same on
-        every process.
+        """Return the input of the classification layer, [N, R] float32 on the CPU, in the split's order.
+
+        It is the same on every process.
         """
         return self.through(representations, "features", model, source)
 
@@ -154,66 +138,55 @@ class ImagePass:
         Raises:
             DataError: not every byte of its shards could be verified.
         """
-        runtime = self.runtime
-        self.shards.add(source)
+        run, runtime = self.run, self.run.runtime
+        run.shards.add(source)
         batches = eval_batches(
             source,
             self.transform,
-            batch_size=self.batch_size,
+            batch_size=self.recipe.evaluation.batch_size,
             rank=runtime.rank,
             num_processes=runtime.num_processes,
-            num_workers=self.workers,
+            num_workers=num_workers(self.recipe.machine, runtime),
             whole_batches=self.whole_batches,
             pinned=runtime.device.type == "cuda",
         )
-        batches = self.journal.watch(batches, what, len(source), runtime.num_processes)
-        normalise = runtime.normaliser(self.mean, self.std)
+        batches = run.journal.watch(batches, what, len(source), runtime.num_processes)
+        normalise = runtime.normaliser(tuple(self.colours["mean"]), tuple(self.colours["std"]))
         found = function(
-            runtime, model, batches, num_images=len(source), normalise=normalise, stop=self.stop, **more
+            runtime, model, batches, num_images=len(source), normalise=normalise, stop=run.stop, **more
         )
-        check_whole(self.shards, runtime, source)
+        check_whole(run.shards, runtime, source)
         return found
 
-    def key(self, weights_sha256: str, config: Any, source: Source) -> dict[str, Any]:
-        """Everything that the representations of a split depend on: the key of the cache."""
-        return {
+    def cached(
+        self, model: Model, digest: str, source: Source, folder: Path, limit_bytes: int
+    ) -> tuple[Tensor | None, bool]:
+        """Return the representations from a cache folder if they are there, see `cached_features`.
+
+        `digest` is of the model's weights.
+        """
+        runtime = self.run.runtime
+        key = {  # everything that they depend on
             "format": FORMAT,
-            "weights_sha256": weights_sha256,
-            "config": repr(config),
+            "weights_sha256": digest,
+            "config": repr(model.config),
             "data_sha256": source.digest,
             "transform": asdict(self.transform),
-            "mean": list(self.mean),
-            "std": list(self.std),
-            "precision": self.runtime.precision,
-            "device": self.runtime.device.type,
+            "mean": list(self.colours["mean"]),
+            "std": list(self.colours["std"]),
+            "precision": runtime.precision,
+            "device": runtime.device.type,
             **kernels_used(),
         }
-
-
-def cached_pass(
-    one: ImagePass,
-    model: Model,
-    config: Any,
-    folder: Path,
-    *,
-    limit_bytes: int,
-    note: Callable[[str], None] = lambda _: None,
-) -> Callable[[Source], tuple[Tensor | None, bool]]:
-    """A feature pass with a cache folder: see `cached_features`."""
-    digest = weights_digest(model.state_dict())
-
-    def features(source: Source) -> tuple[Tensor | None, bool]:
         return cached_features(
-            one.runtime,
+            runtime,
             folder,
-            one.key(digest, config, source),
-            lambda: one(model, source),
+            key,
+            lambda: self(model, source),
             num_images=len(source),
             limit_bytes=limit_bytes,
-            note=note,
+            note=lambda text: self.run.journal.write("warning", step=0, text=text),
         )
-
-    return features
 
 
 def shown(transform: EvalTransform) -> dict[str, Any]:
@@ -260,57 +233,48 @@ def weights_scored(found: FoundWeights) -> dict[str, Any]:
 
 
 def trained(
-    recipe: TrainRecipe,
-    data: TrainImages,
-    runtime: Runtime,
-    train_on: Source,
-    score_on: Source | None,
-    meta: dict[str, Any],
+    recipe: TrainRecipe, data: TrainImages, run: RunContext, images: Images, colours: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Provenance of the numbers of a training run, except its weights.
+    """Return the provenance of the numbers of a training, except its weights.
 
     Args:
-        recipe, runtime: of the run.
+        recipe, run: of the training.
         data: [data] with resolved values.
-        train_on, score_on: images.
-        meta: what is stored with the weights.
+        images: that it was trained and scored on.
+        colours: `mean` and `std` of the weights.
     """
     machine = recipe.machine
-    own = {
-        **computed_training(recipe, runtime),
+    used = {
+        **computed_training(recipe, run.runtime),
         "compiled": machine.compile,
         "micro_batch": machine.micro_batch,
         "train_split": data.train_split,
-        "train_sha256": train_on.digest,
-        "train_source": source_text(train_on),
-        "num_train": len(train_on),
+        "train_sha256": images.train.digest,
+        "train_source": source_text(images.train),
+        "num_train": len(images.train),
     }
-    if score_on is None:
-        return own
-    used = {**data_used(score_on, data.eval_split), "labels": "original", **shown(eval_transform(data))}
-    return own | used | {"mean": list(meta["mean"]), "std": list(meta["std"])}
+    if images.scored is None:
+        return used
+    used |= {**data_used(images.scored, data.eval_split), "labels": "original"}
+    return used | shown(images.pre_processing) | {"mean": list(colours["mean"]), "std": list(colours["std"])}
 
 
 def training_result(
-    recipe: TrainRecipe,
-    runtime: Runtime,
-    run_dir: Path,
-    score: Score | None,
-    used: dict[str, Any],
-    scored: Source | None,
+    recipe: TrainRecipe, run: RunContext, score: Score | None, used: dict[str, Any], scored: Source | None
 ) -> RunResult:
-    """The result of a finished training run: of the checkpoint that represents it, with its step and digest.
+    """Return the result of a finished training: of the checkpoint that represents it, with its step and digest.
 
     Args:
-        recipe, runtime, run_dir: of the run.
+        recipe, run: of the training.
         score: of that checkpoint; None without images to score.
         used: its provenance, except the weights.
-        scored: the images that were scored; None: there are none.
+        scored: the images that were scored, if any.
 
     Paper: Section 4.3 (early stopping)
     """
-    if not runtime.is_main:
+    if not run.runtime.is_main:
         return RunResult(recipe.job, "done", provenance=used)
+    run_dir = run.folder
     path, chosen = choose_weights(run_dir)
     metrics: dict[str, Any] = dict(score.numbers) if score else {}
     if scored is not None and score is not None:
@@ -331,11 +295,6 @@ def training_result(
     return RunResult(recipe.job, "done", metrics=metrics, provenance=used | weights, files=files)
 
 
-M = TypeVar("M", bound=nn.Module)
-Act = Callable[[Trainer], Score | None]  # done with a prepared training instead of `Trainer.fit`
-Probe = Callable[[Model], dict[int, list[float]]]
-
-
 def start_runtime(machine: Machine, run_dir: Path, log: Log | None = None) -> Runtime:
     """Join the processes that [machine] asks for."""
     set_attention("fused")
@@ -354,6 +313,34 @@ def open_journal(runtime: Runtime, run_dir: Path, report: Report) -> Journal:
     return Journal(run_dir / LOG if runtime.is_main else None, report)
 
 
+def start_run(
+    recipe: TrainRecipe | Fewshot | Evaluate,
+    run_dir: Path,
+    report: Report,
+    stop: StopFlag | None,
+    *sources: Source | None,
+    act: Act | None = None,
+) -> RunContext:
+    """Join the processes of a job, open its log, and start to verify the shards of some sources.
+
+    Sources that are scored come first; None is ignored. The processes share the work.
+    """
+    runtime = start_runtime(recipe.machine, run_dir, getattr(recipe, "log", None))
+    stored = [source for source in sources if source is not None]
+    shards = Verification(stored, run_dir, part=runtime.rank, num_parts=runtime.num_processes)
+    journal, digest = open_journal(runtime, run_dir, report), json_digest(deciding_values(recipe))
+    return RunContext(runtime, run_dir, journal, stop or StopFlag(), shards, act, digest)
+
+
+def within(run: RunContext, folder: Path, task: str) -> RunContext:
+    """Return the context of one of several trainings of a run; its records carry the name `task`."""
+
+    def report(record: Record) -> None:
+        run.journal.report({**record, "task": task})
+
+    return replace(run, folder=folder, journal=open_journal(run.runtime, folder, report))
+
+
 def images_of(
     data: TrainImages, train_on: Source, score_on: Source | None, seed: int, schedule: Schedule
 ) -> Images:
@@ -367,27 +354,24 @@ def train(
     run: RunContext,
     model: Model,
     images: Images,
-    meta: dict[str, Any],
+    colours: Mapping[str, Any],
     *,
     objective: Callable[..., Tensor] | None = None,
     probe: Probe | None = None,
     start_weights_sha256: str = "",
 ) -> Score | None:
-    """Train `model` in run.folder; see `Trainer` for the arguments.
+    """Train `model` in run.folder; see `Trainer` for the arguments. `colours` has the weights' mean and std.
 
     Returns:
         the score after the last step, or with select_best that of the best checkpoint; None without images to
         score, and possibly on processes other than the main one.
     """
     runtime, lanes = run.runtime, recipe.schedule.lanes > 0
+    meta = images.meta(colours["mean"], colours["std"], recipe.loss.name)
     score = None
     if images.scored is not None:
-        workers, size = num_workers(recipe.machine, runtime), recipe.evaluation.batch_size
-        colours = tuple(meta["mean"]), tuple(meta["std"])
-        shown = ImagePass(
-            runtime, run.journal, images.pre_processing, *colours, size, workers, run.stop, run.shards, lanes
-        )
-        score = partial(shown.through, evaluate_model, "scoring", source=images.scored)
+        look = ImagePass(run, recipe, images.pre_processing, colours, whole_batches=lanes)
+        score = partial(look.through, evaluate_model, "scoring", source=images.scored)
     with (
         exact(runtime, recipe.schedule.threads) if lanes else nullcontext(),
         compile_errors() if recipe.machine.compile else nullcontext(),
@@ -411,11 +395,6 @@ def train(
         return None
     _, chosen = choose_weights(run.folder, "best", by_size=True)
     return logged_scores(run.folder)[chosen.step or 0]
-
-
-def digest_of(recipe: TrainRecipe) -> str:
-    """Return the digest of the values that decide the result, for `RunContext`."""
-    return json_digest(deciding_values(recipe))
 
 
 def on_device(model: M, runtime: Runtime) -> M:

@@ -15,13 +15,11 @@ from torch import Tensor
 from vitctl.data.datasets.vtab import GROUPS, SUITES, VtabTask
 from vitctl.data.datasets.vtab_images import TaskData
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
-from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source, source_text
 from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.engine.computation import computed_training, dropout_draws
-from vitctl.engine.distributed.runtime import Runtime, num_workers
 from vitctl.engine.evaluation import Score
-from vitctl.engine.journal import Journal, Record, Report, silent
+from vitctl.engine.journal import Report, silent
 from vitctl.engine.metrics import baselines, count_by_class, mean_per_class
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.ridge import fit_and_score
@@ -44,14 +42,12 @@ from vitctl.jobs.training import (
     Act,
     ImagePass,
     check_whole,
-    digest_of,
     on_device,
-    open_journal,
     shown,
-    start_runtime,
+    start_run,
     train,
-    verify,
     weights_used,
+    within,
 )
 from vitctl.models.build import Model, build
 from vitctl.models.variants import downstream, unseen_pixels
@@ -89,13 +85,8 @@ class SuiteContext:
     """State shared by all runs of a table."""
 
     recipe: Vtab
-    runtime: Runtime
-    run_dir: Path
-    report: Report
-    stop: StopFlag
+    run: RunContext
     found: FoundWeights
-    shards: Verification
-    act: Act | None = None
 
     @property
     def image_size(self) -> int:
@@ -136,14 +127,14 @@ def settings(recipe: Vtab) -> list[Setting]:
 
 def tune(context: SuiteContext, data: TaskData, setting: Setting) -> Score:
     """Train on the 800 images, score on the 200: the only images that a setting may be chosen by."""
-    folder = context.run_dir / "sweep" / data.task.name / setting.name
+    folder = context.run.folder / "sweep" / data.task.name / setting.name
     seed = context.recipe.vtab.seeds[0]
     return _fine_tuned(context, data, setting, seed, folder, ("train800", "val200"))
 
 
 def fine_tune(context: SuiteContext, data: TaskData, setting: Setting, seed: int) -> Score:
     """Train on all 1,000 images, score on the whole test split."""
-    folder = context.run_dir / "tasks" / data.task.name / setting.name / f"seed_{seed}"
+    folder = context.run.folder / "tasks" / data.task.name / setting.name / f"seed_{seed}"
     return _fine_tuned(context, data, setting, seed, folder, ("train", "test"))
 
 
@@ -163,7 +154,7 @@ def score_identity(
         "num_classes": data.task.num_classes,
         "image_size": context.image_size,
         "resample": recipe.data.resample,
-        "precision": context.runtime.precision,
+        "precision": context.run.runtime.precision,
         "from_sha256": context.found.weights.digest,
         "initialise": recipe.weights.initialise,
         "protocol": "light" if recipe.vtab.light else "fine-tuning",
@@ -200,14 +191,14 @@ def _fine_tuned(
         )
 
     kept = context.recipe.vtab.keep_checkpoints
-    return read_or_train(folder, context.runtime, must_match, make, job=JOB, keep_checkpoints=kept)
+    return read_or_train(folder, context.run.runtime, must_match, make, job=JOB, keep_checkpoints=kept)
 
 
 def _train(context: SuiteContext, recipe: Vtab, data: TaskData, folder: Path, images: Images) -> Scored:
     """Return the score after the last step, and more fields for the provenance: on the main process the
     digest of the scored weights.
     """
-    runtime, weights = context.runtime, context.found.weights
+    runtime, weights = context.run.runtime, context.found.weights
     model, _ = transferred_model(
         weights,
         recipe.weights,
@@ -219,23 +210,12 @@ def _train(context: SuiteContext, recipe: Vtab, data: TaskData, folder: Path, im
     )
     placed = on_device(model, runtime)
 
-    def report(record: Record) -> None:
-        context.report({**record, "task": str(folder.relative_to(context.run_dir))})
-
     score = train(
         recipe,
-        RunContext(
-            runtime,
-            folder,
-            open_journal(runtime, folder, report),
-            context.stop,
-            context.shards,
-            context.act,
-            digest_of(context.recipe),
-        ),
+        within(context.run, folder, str(folder.relative_to(context.run.folder))),
         placed,
         images,
-        images.meta(weights.meta["mean"], weights.meta["std"], recipe.loss.name),
+        weights.meta,
         start_weights_sha256=weights.digest,
     )
     findings = dropout_draws(recipe, model.config, folder)
@@ -274,11 +254,12 @@ def score_features(context: SuiteContext, data: TaskData) -> Score:
     Returns:
         the score, kept in RUN/light/NAME/result.json.
     """
-    folder = context.run_dir / "light" / data.task.name
+    folder = context.run.folder / "light" / data.task.name
 
     def make() -> Scored:
         model = _frozen(context)
-        x800, x200, x_test = (_features(context, model, s) for s in (data.train800, data.val200, data.test))
+        look = ImagePass(context.run, context.recipe, scored_as(context), context.found.weights.meta)
+        x800, x200, x_test = (look(model, source) for source in (data.train800, data.val200, data.test))
         y800, y200 = (torch.from_numpy(source.labels()) for source in (data.train800, data.val200))
         fit = partial(fit_and_score, num_classes=data.task.num_classes)
         tried = [_correct(fit(x800, y800, x200, l2=l2), data.val200) for l2 in L2S]
@@ -287,7 +268,7 @@ def score_features(context: SuiteContext, data: TaskData) -> Score:
         return _score(scores, data.test), {"l2": l2}
 
     must_match = score_identity(context, context.recipe, data, "train", "test")
-    return read_or_train(folder, context.runtime, must_match, make, job=JOB)
+    return read_or_train(folder, context.run.runtime, must_match, make, job=JOB)
 
 
 def _correct(scores: Tensor, source: Source) -> int:
@@ -302,27 +283,10 @@ def _score(scores: Tensor, source: Source) -> Score:
 
 
 def _frozen(context: SuiteContext) -> Model:
-    model, _ = loaded_model(context.found, context.image_size, context.runtime.dtype)
+    model, _ = loaded_model(context.found, context.image_size, context.run.runtime.dtype)
     if context.recipe.weights.initialise == "random":
-        model = build(model.config, seed=context.recipe.seed, dtype=context.runtime.dtype)
-    return on_device(model, context.runtime)
-
-
-def _features(context: SuiteContext, model: Model, source: Source) -> Tensor:
-    """Representations [N, R] of a split."""
-    recipe, runtime, meta = context.recipe, context.runtime, context.found.weights.meta
-    extract = ImagePass(
-        runtime,
-        open_journal(runtime, context.run_dir, context.report),
-        scored_as(context),
-        tuple(meta["mean"]),
-        tuple(meta["std"]),
-        recipe.evaluation.batch_size,
-        num_workers(recipe.machine, runtime),
-        context.stop,
-        context.shards,
-    )
-    return extract(model, source)
+        model = build(model.config, seed=context.recipe.seed, dtype=context.run.runtime.dtype)
+    return on_device(model, context.run.runtime)
 
 
 TABLE = "table.csv"
@@ -362,25 +326,23 @@ def vtab(
 
     Paper: Section 4.1, Appendix B.1.1, Table 9
     """
-    stop = StopFlag() if stop is None else stop
     recipe = fitted_recipe(recipe, TASK_IMAGES)
     found = weights_of(recipe)
     tasks = chosen_tasks(recipe)
     data = list((inputs or open_inputs(recipe, run_dir)).tasks.values())
-    runtime = start_runtime(recipe.machine, run_dir, recipe.log)
-    journal = open_journal(runtime, run_dir, report)
-    check_found(
-        runtime, found, [source for one in data for source in (one.train800, one.val200, one.train, one.test)]
-    )
-    bytes_read = verify(runtime, run_dir, *(source for task in data for source in (task.test, task.train)))
-    context = SuiteContext(recipe, runtime, run_dir, report, stop, found, bytes_read, act)
+    scored_first = [source for task in data for source in (task.test, task.train)]
+    run = start_run(recipe, run_dir, report, stop, *scored_first, act=act)
+    runtime, journal = run.runtime, run.journal
+    read = [source for one in data for source in (one.train800, one.val200, one.train, one.test)]
+    check_found(runtime, found, read)
+    context = SuiteContext(recipe, run, found)
     text = f"{len(tasks)} tasks, {len(recipe.vtab.seeds)} seeds each"
     text += "" if recipe.vtab.light else f"; {rates_in_words(recipe, context.rates)}"
     found.log(journal, random_in_words(recipe.weights, recipe.seed), text)
     for text in unseen_pixels(found.weights.config, recipe.data.image_size):
         journal.write("warning", step=0, text=text)
 
-    chosen, swept = (None, []) if recipe.vtab.light else _best_setting(context, data, journal)
+    chosen, swept = (None, []) if recipe.vtab.light else _best_setting(context, data)
     scores: dict[str, list[Score]] = {}
     for task in data:
         name = task.task.name
@@ -393,7 +355,7 @@ def vtab(
         journal.write(
             "task", step=0, task=name, group=task.task.group, accuracy=float(np.mean(values)), seeds=values
         )
-    check_whole(bytes_read, runtime)  # also the images that were trained on
+    check_whole(run.shards, runtime)  # also the images that were trained on
     table = make_vtab_table(data, scores, num_tasks=len(SUITES[recipe.vtab.suite]), light=recipe.vtab.light)
     if runtime.is_main:
         write_vtab_table(run_dir / TABLE, table)
@@ -406,9 +368,7 @@ def vtab(
     )
 
 
-def _best_setting(
-    context: SuiteContext, data: Sequence[TaskData], journal: Journal
-) -> tuple[Setting, list[dict[str, Any]]]:
+def _best_setting(context: SuiteContext, data: Sequence[TaskData]) -> tuple[Setting, list[dict[str, Any]]]:
     """The setting of the best mean accuracy over the validation images of all tasks, the first of equals; and
     all of them.
     """
@@ -422,7 +382,9 @@ def _best_setting(
         rows.append(
             {"lr": setting.lr, "total_steps": setting.total_steps, "val200": mean, "tasks": accuracies}
         )
-        journal.write("setting", step=0, lr=setting.lr, total_steps=setting.total_steps, accuracy=mean)
+        context.run.journal.write(
+            "setting", step=0, lr=setting.lr, total_steps=setting.total_steps, accuracy=mean
+        )
     means = [row["val200"] for row in rows]
     best = means.index(max(means))
     rows[best]["chosen"] = True
@@ -437,11 +399,11 @@ def _provenance(context: SuiteContext, data: Sequence[TaskData], setting: Settin
         body = downstream(
             context.found.weights.config, num_classes=0, image_size=context.image_size, **context.rates
         )
-        chosen |= context.rates | dropout_draws(recipe, body, context.run_dir)
+        chosen |= context.rates | dropout_draws(recipe, body, context.run.folder)
     return weights_used(context.found, recipe.weights) | {
         "suite": recipe.vtab.suite,
         "protocol": "light" if recipe.vtab.light else "fine-tuning",
-        **computed_training(recipe, context.runtime),
+        **computed_training(recipe, context.run.runtime),
         **shown(scored_as(context)),
         "augment": recipe.data.augment,
         "seeds": list(recipe.vtab.seeds),
