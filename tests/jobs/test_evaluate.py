@@ -39,7 +39,7 @@ def test_evaluate__a_run_with_polyak_averaging_is_scored_by_its_average(
     assert "Polyak" not in (tmp_path / "model" / "log.jsonl").read_text()
 
 
-@pytest.mark.parametrize("batch_size", [1, 10, 23, 500])
+@pytest.mark.parametrize("batch_size", [1, 500])
 def test_evaluate__batch_size_does_not_matter(job: Job, batch_size: int) -> None:
     metrics = job("evaluate", **{"evaluation.batch_size": batch_size})["metrics"]
     assert metrics["total"] == 23

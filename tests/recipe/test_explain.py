@@ -43,18 +43,6 @@ def test_explain__a_key_with_another_default_per_job_has_an_entry_for_each() -> 
     assert ("  default  0", "  jobs     finetune") in pairs
 
 
-def test_explain__a_section() -> None:
-    heads = [line for line in explain("averaging") + explain("loss") if not line.startswith(" ")]
-    assert heads == [
-        "averaging.decay",
-        "averaging.debias",
-        "loss.name",
-        "loss.name",
-        "loss.label_smoothing",
-        "loss.smoothing",
-    ]
-
-
 @pytest.mark.parametrize(
     ("key", "said"),
     [

@@ -192,10 +192,9 @@ def test_check__too_few_shards_is_one_line(tmp_path: Path) -> None:
     check_recipe(recipe(folder, order="windowed", order_window_shards=2), tmp_path)
 
 
-@pytest.mark.parametrize("shards", [2, 4])
-def test_check__shards_sorted_by_class_are_one_line(tmp_path: Path, shards: int) -> None:
+def test_check__shards_sorted_by_class_are_one_line(tmp_path: Path) -> None:
     folder = split(tmp_path / "d", 600, tuple("abcdefghij")) / "train"
-    values = {"eval_split": "", "order": "windowed", "order_window_shards": shards}
+    values = {"eval_split": "", "order": "windowed", "order_window_shards": 4}
     check_recipe(recipe(folder, **values), tmp_path)
     rows = np.load(folder / "samples.npy")
     rows["label"].sort()
