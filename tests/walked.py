@@ -19,6 +19,7 @@ from vitctl.recipe.sections import Optimizer
 
 ROOT = str(Path(vitctl.__file__).parent) + os.sep
 LR = 0.00123456789  # no other setting has this value
+RECORDS = ("recipe/write.py", "engine/journal.py")  # they write the rate to files, and hand it to nobody
 
 
 class Walk:
@@ -68,13 +69,18 @@ class Walk:
     def look_for_lr(self, frame: FrameType) -> None:
         """Note a file if one of its variables holds the learning rate."""
         if any(holds_lr(value) for value in frame.f_locals.values()):
-            self.lr[frame.f_code.co_filename.removeprefix(ROOT)] = None
+            self.pass_lr(frame)
+
+    def pass_lr(self, frame: FrameType) -> None:
+        """Note a file on the way of the learning rate."""
+        name = frame.f_code.co_filename.removeprefix(ROOT)
+        if not name.startswith("/") and name not in RECORDS:
+            self.lr[name] = None
 
     def read_lr(self, section: Optimizer, name: str) -> Any:
         """Note who reads optimizer.lr."""
-        caller = sys._getframe(1).f_code.co_filename
-        if name == "lr" and caller.startswith(ROOT):
-            self.lr[caller.removeprefix(ROOT)] = None
+        if name == "lr":
+            self.pass_lr(sys._getframe(2))
         return object.__getattribute__(section, name)
 
 

@@ -13,7 +13,8 @@ from tests.conftest import TINY
 from tests.models.weights.conftest import hollow
 from vitctl.data.datasets.catalog import open_split
 from vitctl.errors import DataError, LaunchError, VitctlError
-from vitctl.jobs.plan import GPU_BYTES, call_with_timeout, check_recipe, fit_to_data, plan_training
+from vitctl.jobs.inputs.checks import check_recipe, fit_to_data
+from vitctl.jobs.plan import GPU_BYTES, call_with_timeout, plan_training
 from vitctl.recipe.load import Override, load_recipe, parse_override
 
 

@@ -1,24 +1,16 @@
-"""The cost of a run, planned without a GPU and without data; and the checks before the first step.
+"""The cost of a run, planned without a GPU and without data."""
 
-Importing this needs no torch; planning needs it only for weights of other programs.
-"""
-
-import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
-import numpy as np
-
-from vitctl.data.datasets.catalog import find_data_set, known_size, missing_shards
+from vitctl.data.datasets.catalog import find_data_set, known_size
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.splits import select
-from vitctl.engine.run_files import CHECKPOINTS, MODEL, step_folders, tensors_file
 from vitctl.engine.schedule import (
-    TASK_IMAGES,
     fit_schedule,
     fitted_recipe,
     lanes_note,
@@ -27,20 +19,13 @@ from vitctl.engine.schedule import (
     needs_num_images,
     total_steps,
 )
-from vitctl.errors import CheckpointError, DataError, RecipeError
+from vitctl.errors import DataError, RecipeError
+from vitctl.jobs.inputs.checks import find_network, is_photographs, planned_splits
 from vitctl.jobs.inputs.data import (
-    Inputs,
-    at_size,
-    check_order,
-    chosen_tasks,
-    open_inputs,
-    open_scored,
     open_train,
     sampling_notes,
     subset_size,
 )
-from vitctl.jobs.inputs.user_data import is_photographs, planned_splits
-from vitctl.jobs.record.result import choose_weights, newest_run, start_weights
 from vitctl.models.flops import (
     OPTIMIZER_SLOTS,
     converted_bytes,
@@ -49,31 +34,21 @@ from vitctl.models.flops import (
     training_flops,
     training_memory_bytes,
 )
-from vitctl.models.variants import Config, ViTConfig, downstream, unseen_pixels, variant
-from vitctl.models.weights.containers import read_config
-from vitctl.models.weights.download import Fetch, cached, fetch, locate
-from vitctl.recipe.images import Place, TrainImages
+from vitctl.models.variants import Config, ViTConfig, downstream, unseen_pixels
+from vitctl.recipe.images import TrainImages
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import (
-    Evaluate,
-    ExportRecipe,
-    Fewshot,
     Finetune,
     Pretrain,
-    Recipe,
-    Vtab,
     rates_in_words,
     rates_of,
 )
-from vitctl.system.address import without_queries
-from vitctl.system.text import typed, typed_command
 
 CURVE_POINTS = 9
 GPU_BYTES = 80 * 2**30
 USABLE_SHARE = 0.9  # of a GPU's memory; the rest is for the framework
 LOOKUP_SECONDS = 2.0  # timeout of each of a plan's two requests: the list of splits, and their sizes
 ASSUMED_CLASSES = 1000
-_MOST_EXPLAINED = 3  # data sets whose missing files are named one by one
 
 T = TypeVar("T")
 
@@ -196,7 +171,10 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         notes.append(
             "memory is estimated for bf16, which machine.precision = 'auto' uses where the device supports it"
         )
-    memory, shards = _Memory.of(config, recipe, checkpoint_blocks=m.checkpoint_blocks), _shards(recipe)
+    memory, shards = (
+        _Memory.of(config, recipe, checkpoint_blocks=m.checkpoint_blocks),
+        recipe.machine.shards(recipe.machine.processes),
+    )
     fitting = memory.fitting(shards)
     micro_batch = min(max(1, fitting) if m.micro_batch == -1 else m.micro_batch or share, share)
     if lanes := lanes_of(recipe, m.processes):
@@ -232,74 +210,12 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
     )
 
 
-class StoredNetwork(NamedTuple):
-    """The network of stored weights, their path or address, and a line that names the run where none was
-    given.
-    """
-
-    path: str
-    config: Config
-    taken: str = ""
-
-
-def find_network(
-    source: str, *, which: str = "", model: str = "", job: str = "finetune", fetch: Fetch = cached
-) -> StoredNetwork:
-    """The network of the weights that weights.source means; no tensor is read.
-
-    Args:
-        source, which, model, job: as `find_weights` takes them.
-        fetch: downloads the file of an address; by default only the cache is used.
-
-    Raises:
-        CheckpointError: there are none, or they are at an address and not in the cache, and no model is
-            named.
-    """
-    taken, (source,) = "", without_queries(source, error=CheckpointError)
-    if "://" not in source:
-        place = Path(source)
-        if source == "newest":
-            place, taken = newest_run(job)
-        path = None if which else _newest_file(place)
-        if path is None:
-            path, _ = choose_weights(place, which, by_size=True)
-        path = locate(path, cached)
-        source = str(path)
-    else:
-        if which:
-            raise CheckpointError(
-                f"{source}: --weights {which}: this is one set of weights; leave --weights out"
-            )
-        try:
-            path = locate(source, fetch)
-        except CheckpointError:
-            if fetch is not cached:
-                raise
-            if model:
-                return StoredNetwork(f"{source}, not downloaded yet: assumed to be a {model}", variant(model))
-            raise CheckpointError(
-                f"{source}: not downloaded yet, and --dry-run downloads nothing; name the model instead, "
-                f"e.g. --model B/16"
-            ) from None
-    return StoredNetwork(source, read_config(path, model=model), taken)
-
-
-def _newest_file(folder: Path) -> Path | None:
-    """The weights of a run folder's newest checkpoint: all checkpoints of a run have the same network."""
-    files = (step / tensors_file(MODEL) for step in step_folders(folder / CHECKPOINTS))
-    return max(filter(Path.exists, files), default=None)
-
-
 def _held_sums(recipe: Pretrain | Finetune) -> int:
     """Gradients that a process keeps at most beside that of the current pass: with lanes those of finished
     subtrees of its leaves.
     """
     lanes, processes = lanes_of(recipe, recipe.machine.processes), recipe.machine.processes
     return max(lanes.most_held(rank, processes) for rank in range(processes)) if lanes else 0
-
-
-def _shards(recipe: Pretrain | Finetune) -> int:
-    return recipe.machine.shards(recipe.machine.processes)
 
 
 def _ways(config: Config, recipe: Pretrain | Finetune, memory: _Memory) -> list[tuple[str, int]]:
@@ -309,18 +225,28 @@ def _ways(config: Config, recipe: Pretrain | Finetune, memory: _Memory) -> list[
     if recipe.schedule.lanes:
         fitting = memory.fitting()
         return [(f"--set schedule.leaf_images={fitting}", memory.at(fitting))] if fitting else []
-    if fitting := memory.fitting(_shards(recipe)):
-        ways.append((f"--set machine.micro_batch={fitting}", memory.at(fitting, _shards(recipe))))
+    if fitting := memory.fitting(recipe.machine.shards(recipe.machine.processes)):
+        ways.append(
+            (
+                f"--set machine.micro_batch={fitting}",
+                memory.at(fitting, recipe.machine.shards(recipe.machine.processes)),
+            )
+        )
         processes = -(-batch // fitting)
         if not m.micro_batch and processes <= batch:
-            shards = processes if _shards(recipe) > 1 else 1
+            shards = processes if recipe.machine.shards(recipe.machine.processes) > 1 else 1
             ways.append((f"--processes {processes}", memory.at(-(-batch // processes), shards)))
         return ways
     thin = _Memory.of(config, recipe, checkpoint_blocks=True)
     for used, extra in ((memory, ""), (thin, " --set machine.checkpoint_blocks=true")):
         room = USABLE_SHARE * GPU_BYTES - used.image - used.sharded_converted
-        if extra and (fitting := used.fitting(_shards(recipe))):
-            ways.append((f"--set machine.micro_batch={fitting}{extra}", used.at(fitting, _shards(recipe))))
+        if extra and (fitting := used.fitting(recipe.machine.shards(recipe.machine.processes))):
+            ways.append(
+                (
+                    f"--set machine.micro_batch={fitting}{extra}",
+                    used.at(fitting, recipe.machine.shards(recipe.machine.processes)),
+                )
+            )
         elif room > 0:
             processes = max(m.processes, int(-(-used.weights // room)))
             words = f"--processes {processes} --set machine.sharding=fsdp --set machine.micro_batch=1{extra}"
@@ -398,143 +324,3 @@ def _counted(data: TrainImages) -> _Size:
         )
     num_images, num_classes = known
     return _Size(subset_size(data, num_images), num_classes, f"{data.dataset}, as known by name", [])
-
-
-def fit_to_data(loaded: Loaded, run_dir: Path) -> tuple[Loaded, Inputs | None]:
-    """Fill in the batch size, length and warm-up that depend on the number of training images.
-
-    Returns:
-        the recipe, and its images where they were opened for that.
-    """
-    recipe = loaded.recipe
-    if isinstance(recipe, Pretrain | Finetune) and needs_num_images(recipe):
-        inputs = open_inputs(recipe, run_dir)
-        assert inputs.train is not None
-        return fit_schedule(loaded, len(inputs.train)), inputs
-    return (fit_schedule(loaded, TASK_IMAGES) if isinstance(recipe, Vtab) else loaded), None
-
-
-def check_not_missing(recipe: Recipe) -> None:
-    """Name everything at once that a job without --from lacks: weights, and shards of known data sets.
-
-    Raises:
-        CheckpointError: there are no weights; the message ends with the lines to type next.
-    """
-
-    try:
-        newest_run(recipe.job)
-        return
-    except CheckpointError as error:
-        lacking, steps = [str(error).partition("; give")[0]], list[str]()
-    data: Any = getattr(recipe, "data", Place())
-    if isinstance(recipe, Vtab):
-        names, split = [task.data_set for task in chosen_tasks(recipe)], "train"
-    else:
-        names = list(getattr(data, "datasets", ())) or [data.dataset]
-        split = getattr(data, "train_split", "") or data.eval_split or "train"
-    rows = [] if data.path else [find_data_set(name) for name in dict.fromkeys(filter(None, names))]
-    missing = {
-        row.name: text for row in rows if row.make is None and (text := missing_shards(row, data.root, split))
-    }
-    if len(missing) > _MOST_EXPLAINED:
-        lacking.append(f"no shards under {data.root} of {', '.join(missing)}")
-        steps.append(f"vitctl data prepare NAME --root {typed(data.root)}")
-    else:
-        lacking += [text.rstrip(".") for text in missing.values()]
-        steps += [found[1] for text in missing.values() if (found := re.search("`(.+?)`", text))]
-    command = typed_command(f"vitctl {recipe.job}")
-    own = f"--data {typed(data.path)}" if data.path else " ".join(f"--dataset {row.name}" for row in rows)
-    if recipe.job == "evaluate" and own not in (
-        "",
-        "--dataset imagenet",
-    ):  # the heads of published weights are ImageNet's
-        steps += [f"vitctl finetune {own} --from {start_weights('finetune')}", command]
-    else:
-        steps.append(f"{command} --from {start_weights(recipe.job)}")
-    lines = ", then ".join(f"`{step}`" for step in steps)
-    raise CheckpointError(f"{'; '.join(lacking)}. Type next: {lines}")
-
-
-def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None) -> Inputs:
-    """Check everything that can be checked before the first process starts, and return the opened images.
-
-    Data sets that come with vitctl are generated once. `inputs` are the images, if they are open already.
-
-    Raises:
-        VitctlError: data or weights are missing or invalid, or the model or the schedule is impossible.
-    """
-    from vitctl.jobs.inputs.data import open_inputs
-
-    if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):
-        chosen = recipe.weights
-        found = find_network(
-            chosen.source, which=chosen.which, model=chosen.model, job=recipe.job, fetch=fetch
-        )
-        if isinstance(recipe, Finetune):
-            at_size(recipe.data, found.config.image_size)
-        if isinstance(recipe, Finetune | Vtab):
-            stored = found.config
-            downstream(stored, num_classes=1, image_size=stored.image_size, **rates_of(recipe, stored))
-    if isinstance(recipe, Vtab):
-        lanes_of(recipe, recipe.machine.processes)
-    inputs = inputs or open_inputs(recipe, run_dir)
-    if isinstance(recipe, Pretrain | Finetune):
-        _check_training(recipe, inputs)
-    elif isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset):
-        open_scored(recipe.data, recipe.data.eval_split, run_dir)
-    return inputs
-
-
-def _check_training(recipe: Pretrain | Finetune, inputs: Inputs) -> None:
-    train, test, s = inputs.train, inputs.scored, recipe.schedule
-    assert train is not None
-    steps = total_steps(len(train), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
-    if steps <= s.warmup_steps:
-        raise RecipeError(
-            f"{steps} steps ({s.total_epochs:g} epochs of {len(train):,} images in batches of "
-            f"{s.batch_size}) leave nothing "
-            f"after schedule.warmup_steps = {s.warmup_steps}; lower it, or train longer"
-        )
-    lanes_of(recipe, recipe.machine.processes)
-    _shards(recipe)  # raises where the processes cannot be divided so
-    if s.batch_size < recipe.machine.processes:
-        raise RecipeError(
-            f"schedule.batch_size = {s.batch_size} is less than machine.processes = "
-            f"{recipe.machine.processes}"
-        )
-    if recipe.checkpoint.keep_best and not (recipe.evaluation.every_steps and test is not None):
-        raise RecipeError(
-            "checkpoint.keep_best needs evaluation.every_steps and a data.eval_split to tell which is best"
-        )
-    if recipe.evaluation.select_best:
-        _check_select_best(recipe)
-    if train.labels(np.zeros(0, np.int64)).ndim > 1 and recipe.loss.name == "softmax":
-        raise RecipeError(
-            f"loss.name = 'softmax' needs one label per image, those of '{recipe.data.train_split}' may have "
-            f"several; "
-            "set loss.name = 'sigmoid'"
-        )
-    if not recipe.data.synthetic:
-        check_order(recipe.data, train, recipe.seed, s)
-    if isinstance(recipe, Pretrain):
-        recipe.network(len(train.class_names))
-
-
-def _check_select_best(recipe: Pretrain | Finetune) -> None:
-    """The best checkpoint must be one that is kept, and that was probed where there are few-shot probes."""
-    every, saved = recipe.evaluation.every_steps, recipe.checkpoint.every_steps
-    if not recipe.checkpoint.keep_best:
-        raise RecipeError("evaluation.select_best takes the best checkpoint: set checkpoint.keep_best = 1")
-    if not saved or every % saved:
-        raise RecipeError(
-            f"evaluation.select_best needs a checkpoint at every score: checkpoint.every_steps = {saved} "
-            f"should divide "
-            f"evaluation.every_steps = {every}"
-        )
-    probed = recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0
-    if probed and every % probed:
-        raise RecipeError(
-            f"evaluation.select_best reports the few-shot probe of the best checkpoint: "
-            f"fewshot_probe.every_steps = {probed} "
-            f"should divide evaluation.every_steps = {every}"
-        )

@@ -105,7 +105,7 @@ def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member:
 
 def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: LaunchConfig) -> Prepared:
     from vitctl.engine.distributed.agreement import allow as note_allowed
-    from vitctl.jobs.plan import check_recipe, fit_to_data
+    from vitctl.jobs.inputs.checks import check_recipe, fit_to_data
 
     if has_control(str(run_dir)):
         raise RecipeError(
@@ -145,7 +145,7 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
     weights = getattr(loaded.recipe, "weights", None)
     if weights is None or weights.source != "newest":
         return loaded, ""
-    from vitctl.jobs.plan import check_not_missing
+    from vitctl.jobs.inputs.checks import check_not_missing
     from vitctl.jobs.record.result import newest_run
 
     earlier = getattr(before, "weights", None)

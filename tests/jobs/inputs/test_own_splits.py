@@ -16,7 +16,7 @@ from vitctl.data.source.splits import default_splits
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
-from vitctl.jobs.inputs.user_data import fit_splits
+from vitctl.jobs.inputs.checks import fit_splits
 from vitctl.recipe.load import Override, load_recipe
 
 CUT = {"data.train_split": "train[:80% of each class]", "data.eval_split": "train[80%: of each class]"}

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.docs.conftest import photo
-from vitctl.jobs.inputs.user_data import RECORD, is_photographs
+from vitctl.jobs.inputs.checks import RECORD, is_photographs
 
 QUICK = ("--steps", 2, "--batch-size", 4, "--set", "machine.device=cpu", "--set", "machine.workers=0")
 

@@ -18,6 +18,7 @@ from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.engine.journal import read_records
 from vitctl.errors import DataError, RecipeError
+from vitctl.jobs.inputs.checks import check_recipe
 from vitctl.jobs.inputs.data import (
     check_order,
     label_entropy,
@@ -26,7 +27,7 @@ from vitctl.jobs.inputs.data import (
     sampling_notes,
     training_order,
 )
-from vitctl.jobs.plan import check_recipe, plan_training
+from vitctl.jobs.plan import plan_training
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.sections import Schedule
 from vitctl.recipe.write import to_toml
