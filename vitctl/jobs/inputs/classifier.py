@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -52,37 +52,16 @@ class Outputs(NamedTuple):
     features: Tensor | None
 
 
-class Network(Protocol):
-    """A trained network, ready to be used."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        ...
-
-    @property
-    def has_head(self) -> bool:
-        """Whether it gives logits."""
-        ...
-
-    @property
-    def has_features(self) -> bool:
-        """Whether it gives the input of its classification layer."""
-        ...
-
-    @property
-    def resizes(self) -> bool:
-        """Whether it prepares photographs of any size by itself."""
-        ...
-
-    def __call__(self, images: Tensor, *, with_features: bool = False) -> Outputs:
-        """Outputs of uint8 images `[B, 3, S, S]`; `[B, 3, H, W]` where it resizes them."""
-        ...
-
-
 @dataclass(frozen=True)
 class TorchNetwork:
-    """A model in evaluation mode on its device. `normalise` has the mean and deviation of its weights."""
+    """A model in evaluation mode on its device.
+
+    Args:
+        normalise: with mean and standard deviation of the weights.
+        kernels: that it computes with.
+        has_head, has_features: whether it gives logits, and the input of its classification layer.
+        resizes: whether it prepares photographs of any size by itself.
+    """
 
     model: Model
     computation: Computation
@@ -114,7 +93,7 @@ _ONLY_ERRORS = 3
 
 
 class OnnxNetwork:
-    """A `Network` that onnxruntime runs.
+    """A network that onnxruntime runs; its attributes are those of `TorchNetwork`.
 
     Args:
         path: of the file.
@@ -221,6 +200,7 @@ class OnnxNetwork:
         return Outputs(by_name.get(LOGITS), None if features is None else features.float())
 
 
+Network = TorchNetwork | OnnxNetwork
 ONNX = ".onnx"
 Ranking = list[tuple[str, float]]
 
