@@ -77,8 +77,8 @@ class LabelRule:
     to_scores: Callable[[Tensor], Tensor] = field(default=lambda logits: logits)
 
     def count_by_class(self, best: np.ndarray) -> np.ndarray:
-        """Images, top-1 and top-5 hits of each class under the main labels, int64 `[K, 3]`, from predictions
-        `[N, 5]`.
+        """Return images, top-1 and top-5 hits of each class under the main labels, int64 `[K, 3]`, from
+        predictions `[N, 5]`.
         """
         counted = self.classes >= 0
         right = correct_predictions(best, next(iter(self.labels.values())))[counted]
@@ -86,7 +86,7 @@ class LabelRule:
 
 
 def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Path) -> LabelRule:
-    """The rule that evaluation.labels names, for the images of a split.
+    """Return the rule that evaluation.labels names, for the images of a split.
 
     Args:
         wanted: as in the recipe.
@@ -167,7 +167,7 @@ def _objectnet(source: Source, classes: np.ndarray, found: FoundWeights, *, rest
 
 
 def _highest(logits: Tensor, sets: Sequence[Sequence[int]]) -> Tensor:
-    """The highest logit of each set of classes: `[B, K]` to `[B, A]`."""
+    """Return the highest logit of each set of classes: `[B, K]` to `[B, A]`."""
     return torch.stack([logits[:, numbers].amax(dim=1) for numbers in sets], dim=1)
 
 
@@ -210,7 +210,7 @@ def evaluate(
     stop: StopFlag | None = None,
     inputs: Inputs | None = None,
 ) -> RunResult:
-    """Top-1 and top-5 of weights.source on data.eval_split, with the pre-processing that is stored with the
+    """Return top-1 and top-5 of weights.source on data.eval_split, with the pre-processing stored with the
     weights.
 
     Args:

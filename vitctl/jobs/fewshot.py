@@ -146,7 +146,7 @@ def _grid(recipe: Fewshot) -> tuple[float, ...]:
 
 
 def _score(recipe: Fewshot, one: FewshotSet, features: tuple[Tensor, Tensor], stop: StopFlag) -> list[Line]:
-    """The lines of a data set; after a signal only some of them."""
+    """Return the lines of a data set; after a signal only some of them."""
     if not all(bool(part.isfinite().all()) for part in features):
         raise DataError(
             "the model's representations are NaN or infinite, so that their accuracy means nothing; use "
@@ -199,7 +199,9 @@ def score_draw(
 
 
 def drawn_rows(one: FewshotSet, shots: int, seed: int) -> list[tuple[str | int, ...]]:
-    """(data set, seed, class, place, index, key) of every drawn image; `s` shots are those with place < s."""
+    """Return (data set, seed, class, place, index, key) of every drawn image; `s` shots are those with
+    place < s.
+    """
     chosen = choose_shots(one.train.labels(), shots, num_classes=one.num_classes, seed=seed).tolist()
     names = one.train.class_names
     return [
@@ -209,8 +211,8 @@ def drawn_rows(one: FewshotSet, shots: int, seed: int) -> list[tuple[str | int, 
 
 
 def _table(recipe: Fewshot, sets: list[FewshotSet], lines: list[Line]) -> dict[str, Any]:
-    """Accuracies at the chosen regularisers, which are chosen for each number of shots by the mean over
-    seeds.
+    """Return the accuracies at the chosen regularisers, which are chosen for each number of shots by the
+    mean over seeds.
     """
     f, grid = recipe.fewshot, _grid(recipe)
     shape = (len(sets), len(f.shots), len(f.seeds), len(grid))

@@ -153,7 +153,9 @@ def _repeat(
 
 
 def over_seeds(repeated: Sequence[Trial]) -> dict[str, Any]:
-    """Mean and deviation (of the population) of the accuracies of several seeds, and each of them."""
+    """Return the mean and deviation (of the population) of the accuracies of several seeds, and each of
+    them.
+    """
     accuracies = [one.score.accuracy for one in repeated]
     by_seed = {
         str(one.value): {"accuracy": one.score.accuracy, "correct": one.score.correct} for one in repeated
@@ -167,7 +169,7 @@ def over_seeds(repeated: Sequence[Trial]) -> dict[str, Any]:
 
 
 def _score_identity(recipe: Finetune, start: _Start, train_on: Source, score_on: Source) -> dict[str, Any]:
-    """What all scores of one job have in common."""
+    """Return what all scores of one job have in common."""
     return {
         "from_sha256": start.found.weights.digest,
         "train_sha256": train_on.digest,

@@ -77,7 +77,7 @@ class Subject:
 
     @property
     def images_text(self) -> str:
-        """How many images, and where they are from."""
+        """Return the number of images, and where they are from."""
         if self.chosen is None:
             return ""
         return f"{len(self.chosen)} image{'s' * (len(self.chosen) > 1)} of {self.chosen.text}"
@@ -115,7 +115,7 @@ def look(
 
 
 def _batch_size(model: Model, most: int) -> int:
-    """Images at a time, so that the weights of a layer fit into memory."""
+    """Return the number of images at a time, so that the weights of a layer fit into memory."""
     places = [
         (layer.prefix_tokens + layer.grid[0] * layer.grid[1]) ** 2 for layer, _ in attention_layers(model)
     ]
@@ -392,7 +392,7 @@ DRAW: dict[str, Callable[[Subject], Drawn]] = {
 
 
 def _rounded(values: Tensor) -> Any:
-    """Nested lists of 6 digits after the point."""
+    """Return nested lists of 6 digits after the point."""
     scaled: Any = values.double().cpu()
     return (
         [_rounded(one) for one in scaled] if scaled.dim() > 1 else [round(one, 6) for one in scaled.tolist()]
@@ -537,6 +537,6 @@ def _about(chosen: ChosenImages | None, seed: int) -> dict[str, Any]:
 
 
 def _write_numbers(path: Path, value: Any) -> None:
-    """JSON with every list of numbers on one line."""
+    """Write JSON with every list of numbers on one line."""
     text = json_text(value, indent=1)
     write_text(path, _NUMBER_LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n")

@@ -120,12 +120,12 @@ class _Memory:
         return -(-self.weights // shards) + converted + micro_batch * self.image
 
     def fitting(self, shards: int = 1) -> int:
-        """The largest micro-batch that fits, 0 when none does."""
+        """Return the largest micro-batch that fits, 0 when none does."""
         return max(0, int((USABLE_SHARE * GPU_BYTES - self.at(0, shards)) // self.image))
 
 
 def plan_loaded(loaded: Loaded) -> tuple[Loaded, TrainingPlan]:
-    """A recipe that trains, with the values that depend on the number of images, and its cost from
+    """Return a recipe that trains, with the values that depend on the number of images, and its cost from
     `plan_training`.
     """
     assert isinstance(loaded.recipe, Pretrain | Finetune)
@@ -136,7 +136,7 @@ def plan_loaded(loaded: Loaded) -> tuple[Loaded, TrainingPlan]:
 
 
 def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> TrainingPlan:
-    """The cost of `recipe`, from the data if it is there, else from the known size of the data set.
+    """Return the cost of `recipe`, from the data if it is there, else from the known size of the data set.
 
     Nothing is downloaded; a remote index has a timeout of a few seconds.
 
@@ -264,7 +264,9 @@ class _Size(NamedTuple):
 
 
 def _size(recipe: Pretrain | Finetune) -> _Size:
-    """The size of the training split, which must be known where the length of the run follows from it."""
+    """Return the size of the training split, which must be known where the length of the run follows from
+    it.
+    """
     data = recipe.data
     if not any(is_remote(place) for place in (data.path, *(part.path for part in data.mixture))):
         return _counted(data)
@@ -283,7 +285,7 @@ def _size(recipe: Pretrain | Finetune) -> _Size:
 
 
 def call_with_timeout(seconds: float, call: Callable[[], T]) -> T | str:
-    """The result of `call`, or the reason as text if it failed or timed out; a call that hangs is abandoned."""
+    """Run `call` with a time limit. Return its result, or the error message if it failed or timed out."""
     answers: list[T | str] = []
 
     def ask() -> None:

@@ -84,7 +84,7 @@ def prepare_real(root: Path, progress: Progress, get: Fetch = fetch) -> Path:
 
 
 def is_present(task: VtabTask, root: Path, source: Path | None) -> bool:
-    """Whether a task can be made without a download: its shards or its original files are there."""
+    """Return whether a task can be made without a download: its shards or its original files are there."""
     row = find_data_set(task.data_set)
     places = [source / task.community] if source else [root / row.name, originals_of(row, root)]
     return any(place.is_dir() and any(place.iterdir()) for place in places)
@@ -125,7 +125,7 @@ def _fetch(archive: Archive, root: Path, folder: Path, progress: Progress, get: 
 
 
 def _open(row: DataSet, folder: Path, *, allow_partial: bool) -> dict[str, Originals]:
-    """The splits of the original files, or of a copy in a known layout."""
+    """Return the splits of the original files, or of a copy in a known layout."""
     task = next((task for task in VTAB if task.data_set == row.name), None)
     if task is not None:
         for copy in (folder, folder.parent):

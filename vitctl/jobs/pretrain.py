@@ -128,7 +128,7 @@ def pretrain(
 
 
 def masked_patch_objective(recipe: Pretrain, config: MaskedPatchConfig) -> Callable[..., Tensor]:
-    """The objective of [masked_patch]. Paper: Appendix B.1.2"""
+    """Return the objective of [masked_patch]. Paper: Appendix B.1.2"""
     return partial(
         predict_masked_patches, config=config, rate=recipe.masked_patch.corrupted, seed=recipe.seed
     )

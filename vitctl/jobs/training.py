@@ -202,8 +202,8 @@ def shown(transform: EvalTransform) -> dict[str, Any]:
 
 
 def _network_digest(found: FoundWeights) -> str:
-    """Digest of what makes two networks with the same tensors different: the configuration, and the
-    normalisation of images.
+    """Return the digest of what makes two networks with the same tensors different: the configuration, and
+    the normalisation of images.
     """
     meta = found.weights.meta
     described = [repr(found.weights.config), list(meta["mean"]), list(meta["std"])]
@@ -211,7 +211,7 @@ def _network_digest(found: FoundWeights) -> str:
 
 
 def weights_used(found: FoundWeights, section: StartWeights) -> dict[str, Any]:
-    """Which pre-trained weights a result starts from."""
+    """Return which pre-trained weights a result starts from."""
     return {
         "from": found.path,
         "from_sha256": found.weights.digest,
@@ -222,7 +222,7 @@ def weights_used(found: FoundWeights, section: StartWeights) -> dict[str, Any]:
 
 
 def weights_scored(found: FoundWeights) -> dict[str, Any]:
-    """Which weights a result scores."""
+    """Return which weights a result scores."""
     return {
         "weights": found.path,
         "weights_sha256": found.weights.digest,

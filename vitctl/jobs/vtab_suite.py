@@ -369,8 +369,8 @@ def vtab(
 
 
 def _best_setting(context: SuiteContext, data: Sequence[TaskData]) -> tuple[Setting, list[dict[str, Any]]]:
-    """The setting of the best mean accuracy over the validation images of all tasks, the first of equals; and
-    all of them.
+    """Return the setting of the best mean accuracy over the validation images of all tasks, the first of
+    equals; and all of them.
     """
     tried = settings(context.recipe)
     if len(tried) == 1:
@@ -432,7 +432,7 @@ def _images(context: SuiteContext, data: TaskData) -> dict[str, Any]:
 def make_vtab_table(
     data: Sequence[TaskData], scores: Mapping[str, Sequence[Score]], *, num_tasks: int, light: bool
 ) -> dict[str, Any]:
-    """All numbers of the table, as shares 0..1.
+    """Return all numbers of the table, as shares 0..1.
 
     Args:
         data: of the tasks, in the order of the suite.
@@ -468,13 +468,13 @@ def make_vtab_table(
 
 
 def group_means(tasks: Sequence[VtabTask], means: Mapping[str, float]) -> dict[str, float]:
-    """Mean over the tasks of each group that has any."""
+    """Return the mean over the tasks of each group that has any."""
     groups = {group: [means[task.name] for task in tasks if task.group == group] for group in GROUPS}
     return {group: float(np.mean(values)) for group, values in groups.items() if values}
 
 
 def write_vtab_table(path: Path, metrics: Mapping[str, Any]) -> None:
-    """The table as CSV, a row per task, per group and for the means; whole or not at all.
+    """Write the table as CSV, a row per task, per group and for the means; whole or not at all.
 
     Accuracies are shares 0..1.
     """
@@ -503,7 +503,7 @@ def write_vtab_table(path: Path, metrics: Mapping[str, Any]) -> None:
 
 
 def _label(metrics: Mapping[str, Any]) -> str:
-    """What the last row is the mean of; a table of some of the tasks, or of other images, says so."""
+    """Name the mean of the last row; a table of some tasks, or of other images, says so."""
     said = ["partial"] if metrics["partial"] else []
     if metrics["copies"]:
         said.append(f"{len(metrics['copies'])} not as published")

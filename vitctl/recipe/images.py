@@ -67,7 +67,7 @@ class Place(Section):
 
     @property
     def turns_upright(self) -> bool:
-        """Whether photographs are turned as their EXIF data says."""
+        """Return whether photographs are turned as their EXIF data says."""
         return self.exif_orientation == "apply" or (self.exif_orientation == "auto" and self._is_own)
 
     @property

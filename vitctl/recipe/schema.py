@@ -380,7 +380,7 @@ class TrainRecipe(SeededRecipe):
 
     @property
     def needs_labels(self) -> bool:
-        """Whether the training uses labels: masked patch prediction does not. Paper: Section 4.6"""
+        """Return whether the training uses labels: masked patch prediction does not. Paper: Section 4.6"""
         return self.loss.name != "masked_patch"
 
 
@@ -513,7 +513,7 @@ def rates_of(recipe: Finetune | Vtab, stored: Config) -> dict[str, float]:
 
 
 def rates_in_words(recipe: Finetune | Vtab, rates: Mapping[str, float]) -> str:
-    """The rates as text, with a mark for those stored with the weights."""
+    """Return the rates as text, with a mark for those stored with the weights."""
     stored = {"dropout": recipe.dropout == "as_stored", "drop_path": recipe.drop_path == "as_stored"}
     return ", ".join(f"{name} {rate:g}{' as stored' if stored[name] else ''}" for name, rate in rates.items())
 

@@ -15,7 +15,7 @@ from vitctl.system.text import did_you_mean, escaped_json, nearest, one_line
 
 
 def to_toml(loaded: Loaded, *, origins: bool = True, defaults: bool = True) -> str:
-    """The whole recipe as TOML that `load_recipe` reads back to an equal recipe.
+    """Return the whole recipe as TOML that `load_recipe` reads back to an equal recipe.
 
     Args:
         loaded: a checked recipe.
@@ -28,7 +28,9 @@ def to_toml(loaded: Loaded, *, origins: bool = True, defaults: bool = True) -> s
 
 
 def written_name(path: Path) -> str:
-    """The name of the recipe that `to_toml` wrote to a file, from its first line; "" where there is none."""
+    """Return the name of the recipe that `to_toml` wrote to a file, from its first line; "" if there is
+    none.
+    """
     try:
         with path.open(encoding="utf-8") as file:
             match = re.match(r"# (.+), resolved;", file.readline())
@@ -38,7 +40,7 @@ def written_name(path: Path) -> str:
 
 
 def flat(recipe: Recipe) -> dict[str, Any]:
-    """All values of a recipe by dotted key."""
+    """Return all values of a recipe by dotted key."""
     values: dict[str, Any] = {}
 
     def walk(section: BaseModel, prefix: str) -> None:
@@ -54,8 +56,8 @@ def flat(recipe: Recipe) -> dict[str, Any]:
 
 
 def differences(first: Recipe, second: Recipe) -> list[tuple[str, Any, Any]]:
-    """Dotted key and both values of everything in which two recipes differ; None stands for a key that one
-    lacks.
+    """Return dotted key and both values of everything in which two recipes differ; None stands for a key
+    that one lacks.
     """
     one, two = flat(first), flat(second)
     return [
@@ -66,7 +68,7 @@ def differences(first: Recipe, second: Recipe) -> list[tuple[str, Any, Any]]:
 
 
 def toml_value(value: Any) -> str:
-    """One value as TOML; "" for None, which TOML lacks."""
+    """Return one value as TOML; "" for None, which TOML lacks."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -105,7 +107,7 @@ def _table(
 
 
 def _is_set(loaded: Loaded, key: str) -> bool:
-    """Whether a file or a flag set this key, or one inside this table."""
+    """Return whether a file or a flag set this key, or one inside this table."""
     return any(found == key or found.startswith(f"{key}.") for found in loaded.origins)
 
 
@@ -147,8 +149,8 @@ FREE_TO_CHANGE = (*result_neutral(), "vtab.tasks", "vtab.seeds")
 
 
 def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> dict[str, str]:
-    """The values that the numbers of a run depend on, as TOML by dotted key, without keys that start with one
-    of `free`.
+    """Return the values that the numbers of a run depend on, as TOML by dotted key, without keys that
+    start with one of `free`.
     """
     names = {new: old for old, new in RENAMED.items()}
     values = {
@@ -164,7 +166,7 @@ def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> d
 
 
 def explain(key: str) -> list[str]:
-    """Lines that explain a dotted key, or all keys of a section.
+    """Explain a dotted key, or all keys of a section, in lines.
 
     Raises:
         RecipeError: no recipe has such a key; the nearest ones are suggested.
@@ -179,7 +181,9 @@ def explain(key: str) -> list[str]:
 
 
 def _entries(key: str) -> list[str]:
-    """One entry, or one for each group of jobs for which the key has a different default or meaning."""
+    """Return one entry, or one for each group of jobs for which the key has a different default or
+    meaning.
+    """
     jobs: dict[tuple[str, ...], list[str]] = {}
     for job, schema in JOBS.items():
         if key in every_key(schema):

@@ -213,8 +213,8 @@ def _sweep(loaded: Loaded, recipe: Finetune, found: list[str], fitting: DefaultS
 
 
 def _scored(loaded: Loaded, scored: str, found: list[str], fitting: DefaultSplits) -> FittedSplits:
-    """A data set with one split: score the part that fine-tuning on it would score; all of it where it is not
-    called train.
+    """Choose the split to score if there is only one: the part that fine-tuning on it would score, or all
+    of it if it is not called train.
     """
     if _has(found, scored) or _is_from_flag(loaded, "data.eval_split"):
         return FittedSplits([], "")
@@ -247,7 +247,7 @@ class StoredNetwork(NamedTuple):
 def find_network(
     source: str, *, which: str = "", model: str = "", job: str = "finetune", fetch: Fetch = cached
 ) -> StoredNetwork:
-    """The network of the weights that weights.source means; no tensor is read.
+    """Find the network that weights.source means; no tensor is read.
 
     Args:
         source, which, model, job: as `find_weights` takes them.
@@ -287,7 +287,9 @@ def find_network(
 
 
 def _newest_file(folder: Path) -> Path | None:
-    """The weights of a run folder's newest checkpoint: all checkpoints of a run have the same network."""
+    """Return the weights of a run folder's newest checkpoint: all checkpoints of a run have the same
+    network.
+    """
     files = (step / tensors_file(MODEL) for step in step_folders(folder / CHECKPOINTS))
     return max(filter(Path.exists, files), default=None)
 
@@ -413,7 +415,7 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs) -> None:
 
 
 def _check_select_best(recipe: Pretrain | Finetune) -> None:
-    """The best checkpoint must be one that is kept, and that was probed where there are few-shot probes."""
+    """Check that the best checkpoint is kept, and probed if there are few-shot probes."""
     every, saved = recipe.evaluation.every_steps, recipe.checkpoint.every_steps
     if not recipe.checkpoint.keep_best:
         raise RecipeError("evaluation.select_best takes the best checkpoint: set checkpoint.keep_best = 1")

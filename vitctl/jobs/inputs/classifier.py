@@ -35,7 +35,7 @@ Activation = Literal["softmax", "sigmoid"]
 
 
 def probabilities(logits: Tensor, activation: Activation) -> Tensor:
-    """Of each class, float64 `[B, K]`: they sum to 1 (softmax), or are independent of each other (sigmoid)."""
+    """Return class probabilities, float64 `[B, K]`: they sum to 1 (softmax), or are independent (sigmoid)."""
     wide = logits.double()
     return wide.softmax(dim=1) if activation == "softmax" else wide.sigmoid()
 
@@ -73,7 +73,7 @@ class TorchNetwork:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Return where it computes."""
         return self.computation.device
 
     @torch.inference_mode()
@@ -143,8 +143,8 @@ class OnnxNetwork:
             )
 
     def _check_input(self) -> tuple[str, int]:
-        """The name of its only input, uint8 [batch, 3, S, S], and S; 0 where it resizes photographs [batch,
-        H, W, 3].
+        """Return the name of the only input, uint8 [batch, 3, S, S], and S; 0 if it resizes photographs
+        [batch, H, W, 3].
         """
         inputs = self._session.get_inputs()
         shape = list(inputs[0].shape) if inputs else []
@@ -160,7 +160,7 @@ class OnnxNetwork:
         return str(inputs[0].name), int(shape[2])
 
     def _read_meta(self) -> dict[str, Any]:
-        """What `weights.meta` of a run holds, from the metadata of the file."""
+        """Return what `weights.meta` of a run holds, from the metadata of the file."""
         stored = self._session.get_modelmeta().custom_metadata_map
         self.digest = str(stored.get("weights_sha256", ""))
         told = {
@@ -296,7 +296,7 @@ class OpenClassifier:
         return torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
 
     def _of_photographs(self, source: Source, *, with_features: bool) -> Iterator[Answers]:
-        """One image after the other: they differ in size."""
+        """Yield answers for one image after the other: they differ in size."""
         turned, truncated = self.transform.exif_orientation, self.transform.truncated
         for sample in range(len(source)):
             name = [sample_key(source, sample)]
@@ -314,8 +314,8 @@ class OpenClassifier:
             yield Answers(name, [""], logits, features, digests)
 
     def rankings(self, logits: Tensor, top: int, threshold: float = 0.0) -> list[Ranking]:
-        """The most likely classes of each row of logits `[B, K]` with their probabilities, the most likely
-        first.
+        """Return the most likely classes of each row of logits `[B, K]` with their probabilities, the most
+        likely first.
 
         Args:
             logits: of images.
@@ -329,12 +329,12 @@ class OpenClassifier:
         ]
 
     def name(self, number: int) -> str:
-        """The name of a class, or its number where the weights name none."""
+        """Return the name of a class, or its number where the weights name none."""
         return self.class_names[number] if self.class_names else str(number)
 
 
 def check_finite(outputs: Outputs) -> Outputs:
-    """The same outputs. Raises DataError where they hold NaN or infinities."""
+    """Return the outputs. Raises DataError if they hold NaN or infinities."""
     if any(tensor is not None and not tensor.isfinite().all() for tensor in outputs):
         raise DataError(f"{NOT_FINITE}; use other weights")
     return outputs
@@ -343,8 +343,8 @@ def check_finite(outputs: Outputs) -> Outputs:
 def open_classifier(
     recipe: Evaluate, *, needs_head: bool = True, note: Callable[[str], None] = lambda _: None
 ) -> OpenClassifier:
-    """The classifier that a recipe's [weights] means, with the pre-processing that `vitctl evaluate` gives
-    it.
+    """Open the classifier that a recipe's [weights] means, with the pre-processing that `vitctl evaluate`
+    gives it.
 
     Args:
         recipe: [weights], [machine], and [data] for what it says of the pre-processing.

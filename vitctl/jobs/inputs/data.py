@@ -38,7 +38,7 @@ _GIB = 2**30
 
 
 def open_recipe_split(place: Place, split: str, scratch: Path | None) -> Source:
-    """A split of a recipe's [data], of its classes.
+    """Open a split of a recipe's [data], of its classes.
 
     Args:
         place: [data].
@@ -57,8 +57,8 @@ def open_recipe_split(place: Place, split: str, scratch: Path | None) -> Source:
 
 
 def open_train(data: TrainImages, scratch: Path | None) -> Source:
-    """The images of data.train_split, of each source of a mixture, cut down to the subset that [data] asks
-    for.
+    """Open the images of data.train_split, of each source of a mixture, cut down to the subset that [data]
+    asks for.
 
     Raises:
         DataError: data is missing, or the sources of a mixture have other classes.
@@ -75,13 +75,13 @@ def _subset(data: TrainImages, source: Source) -> Source:
 
 
 def subset_size(data: TrainImages, num_images: int) -> int:
-    """Number of images to train on, out of those of a source."""
+    """Return the number of images to train on, out of those of a source."""
     return data.subset_images or max(1, round(data.subset_fraction * num_images))
 
 
 def training_order(data: TrainImages, source: Source, seed: int, schedule: Schedule) -> SampleOrder:
-    """The order of data.order over the images of `open_train`; each source of a mixture has an order of its
-    own.
+    """Return the order of data.order over the images of `open_train`; each source of a mixture has an order
+    of its own.
 
     With schedule.lanes each lane walks through its own part of a windowed order. The exact order needs none:
     every sample has the same chance in every lane.
@@ -106,7 +106,7 @@ def _walk(data: TrainImages, source: Source, seed: int) -> SampleOrder:
 
 
 def num_shards(source: Source) -> int:
-    """Number of shards of a source, 1 when it is not stored in shards."""
+    """Return the number of shards of a source, 1 when it is not stored in shards."""
     return sum(len(split.index.shards) for split in split_sources(source)) or 1
 
 
@@ -183,20 +183,20 @@ def _check_entropy(data: TrainImages, source: Source, seed: int, schedule: Sched
 
 
 def _mean_entropy(source: Source, order: SampleOrder, num_chunks: int, size: int) -> float:
-    """Mean entropy over the first chunks of an order."""
+    """Return the mean entropy over the first chunks of an order."""
     labels = source.labels(order.at(np.arange(num_chunks * size))[1])
     return float(np.mean([label_entropy(chunk) for chunk in np.split(labels, num_chunks)]))
 
 
 def label_entropy(labels: np.ndarray) -> float:
-    """Entropy of the labels, int64 `[n]` or `[n, L]`, in bits; -1 is none."""
+    """Return the entropy of the labels, int64 `[n]` or `[n, L]`, in bits; -1 is none."""
     counts = np.unique(labels[labels >= 0], return_counts=True)[1]
     shares = counts / max(1, counts.sum())
     return float(-(shares * np.log2(shares)).sum())
 
 
 def sampling_notes(data: TrainImages, source: Source) -> list[str]:
-    """Notes on the data for plan and log: shares of a mixture, subsets, how remote shards are read."""
+    """Return notes on the data for plan and log: shares of a mixture, subsets, how remote shards are read."""
     notes = []
     if data.mixture and isinstance(source, View):
         counts = quotas([part.weight for part in data.mixture])
@@ -226,22 +226,22 @@ _READING = {
 
 
 def open_images(place: Place, split: str, run_dir: Path) -> Source:
-    """A split of a recipe's [data]; data sets that come with vitctl are generated in RUN/data where they are
-    missing.
+    """Open a split of a recipe's [data]; data sets that come with vitctl are generated in RUN/data where
+    they are missing.
     """
     return open_recipe_split(place, split, run_dir / "data")
 
 
 def open_whole(place: Place, split: str, run_dir: Path) -> Source:
-    """A split behind a score: remote shards are read whole through the cache, which verifies them, also with
-    data.cache_gib = 0.
+    """Open a split behind a score. Remote shards are read whole through the cache, which verifies them,
+    also with data.cache_gib = 0.
     """
     limit = place.cache_gib or Place.model_fields["cache_gib"].default
     return open_images(place.model_copy(update={"cache_gib": limit}), split, run_dir)
 
 
 def open_scored(place: Place, split: str, run_dir: Path) -> Source:
-    """The images of a score: each has a label, and occurs once.
+    """Open the images of a score: each has a label, and occurs once.
 
     Raises:
         DataError: data is missing, a label does not fit, or the expression takes an image twice.
@@ -264,7 +264,7 @@ def check_once(source: Source, split: str) -> None:
 def open_training_images(
     data: TrainImages, run_dir: Path, *, needs_labels: bool = True
 ) -> tuple[Source, Source | None]:
-    """The training split, and the split to score on (None: there is none, and the recipe names none).
+    """Open the training split, and the split to score on (None: there is none, and the recipe names none).
 
     Args:
         data, run_dir: of the job.
@@ -301,7 +301,8 @@ def open_training_images(
 
 
 def at_size(data: TrainImages, stored: int) -> TrainImages:
-    """[data] with its image size: the recipe's, or the one stored with the weights where the recipe says 0.
+    """Return [data] with its image size: the recipe's, or the one stored with the weights if the recipe says
+    0.
 
     Raises:
         RecipeError: the recipe's crop has no room for the stored size.
@@ -329,12 +330,12 @@ def train_transform(data: TrainImages) -> TrainTransform:
 
 
 def mixing(data: TrainImages) -> Mixing:
-    """How batches are blended, of a recipe's [data]."""
+    """Return how batches are blended, from a recipe's [data]."""
     return Mixing(data.mixup_alpha, data.cutmix_alpha)
 
 
 def eval_transform(data: TrainImages) -> EvalTransform:
-    """Evaluation pre-processing of a recipe's [data]."""
+    """Return the evaluation pre-processing of a recipe's [data]."""
     return EvalTransform(
         data.image_size,
         method=data.eval_method,
@@ -365,12 +366,12 @@ class FewshotSet:
 
     @property
     def num_classes(self) -> int:
-        """The number of classes of the set, independent of the labels that occur."""
+        """Return the number of classes of the set, independent of the labels that occur."""
         return len(self.train.class_names)
 
     @property
     def used(self) -> dict[str, Any]:
-        """Provenance of its numbers."""
+        """Return the provenance of its numbers."""
         own = {
             "train_split": self.train_split,
             "train_sha256": self.train.digest,
@@ -381,7 +382,7 @@ class FewshotSet:
 
 
 def open_sets(data: FewshotImages, shots: Sequence[int], run_dir: Path) -> list[FewshotSet]:
-    """The data sets of a recipe's [data], checked to have enough images for the shots.
+    """Open the data sets of a recipe's [data], checked to have enough images for the shots.
 
     Raises:
         DataError: data is missing, the splits have different classes, labels are invalid, an expression takes
@@ -480,7 +481,7 @@ def open_probe(recipe: Pretrain, run_dir: Path) -> FewshotSet | None:
 
 
 def chosen_tasks(recipe: Vtab) -> list[VtabTask]:
-    """The rows of vtab.suite that vtab.tasks names, or all.
+    """Return the rows of vtab.suite that vtab.tasks names, or all.
 
     Raises RecipeError on a name that the suite lacks.
     """
@@ -495,7 +496,7 @@ def chosen_tasks(recipe: Vtab) -> list[VtabTask]:
 
 
 def open_tasks(recipe: Vtab, tasks: Sequence[VtabTask], run_dir: Path) -> dict[str, TaskData]:
-    """Images of every task. Raises one DataError that names all that are missing."""
+    """Open the images of every task. Raises one DataError that names all that are missing."""
     opened, problems = {}, []
     root = Path(recipe.data.path or recipe.data.root)
     for task in tasks:

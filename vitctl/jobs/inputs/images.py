@@ -48,8 +48,8 @@ def find_images(
     note: Note,
     missing: list[str] | None = None,
 ) -> list[Source]:
-    """The images of each input, in order; neighbouring files are one source. Nothing is decoded or, but for
-    folders, read.
+    """Find the images of each input, in order; neighbouring files are one source. Nothing is decoded or, but
+    for folders, read.
 
     Args:
         inputs: images, folders (searched in depth), patterns with `*`, `?` or `[`, addresses of images,
@@ -91,7 +91,9 @@ def find_images(
 
 
 def some_names(sources: Sequence[Source], count: int) -> list[str]:
-    """Names of the first images, at most `count` of each source; of shards one, which has to be read."""
+    """Return the names of the first images, at most `count` of each source; of shards one, which has to be
+    read.
+    """
     names: list[str] = []
     for source in sources:
         names += (
@@ -103,7 +105,7 @@ def some_names(sources: Sequence[Source], count: int) -> list[str]:
 
 
 def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | str]:
-    """The images of one input of the command line, which must be there."""
+    """Return the images of one input of the command line. It must exist."""
     path = Path(text)
     if os.path.lexists(path):
         return _in_folder(text, place, split, note) if path.is_dir() else _single(text, place, split, note)
@@ -128,7 +130,7 @@ def _single(text: str, place: Place, split: str, note: Note) -> Sequence[Source 
 
 
 def _in_folder(text: str, place: Place, split: str, note: Note) -> Sequence[Source | str]:
-    """A split where the folder holds shards, else its images at any depth."""
+    """Return a split if the folder holds shards, else its images at any depth."""
     folder = Path(text)
     if find_splits(folder):
         return [_shards(text, split, place, note)]
@@ -180,7 +182,7 @@ def _only_split(text: str) -> str:
 
 
 def _names_in(stdin: IO[bytes], note: Note) -> Iterator[str]:
-    """The names of a list.
+    """Yield the names of a list.
 
     One that does not exist is a bad image, not an error: the list may be a program's.
     """
@@ -228,7 +230,7 @@ class ChosenImages:
     def pixels(
         self, transform: EvalTransform, done: Callable[[int, int], None] = lambda _done, _total: None
     ) -> Tensor:
-        """The images as a network gets them before the value range.
+        """Return the images as a network gets them before the value range.
 
         Args:
             transform: of the network.
@@ -254,7 +256,8 @@ class ChosenImages:
 
 
 def choose_images(sources: Sequence[Source], num_images: int, seed: int, text: str) -> ChosenImages:
-    """Images of some sources, chosen at random where there are more; of several labels the first counts.
+    """Return the images of some sources, chosen at random where there are more; of several labels the first
+    counts.
 
     Args:
         sources: images that a person named, or an opened split. Labels count where all have the same classes.

@@ -61,7 +61,7 @@ def find_weights(
     job: str = "",
     given: Mapping[str, Any] = MappingProxyType({}),
 ) -> FoundWeights:
-    """The weights that a recipe's [weights] means.
+    """Find the weights that a recipe's [weights] means.
 
     Args:
         source: a weights file of any known format, a checkpoint folder, a run folder, an address, or
@@ -88,7 +88,7 @@ def find_weights(
 
 
 def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeights:
-    """The same weights with the given values, and what is still assumed about them.
+    """Return the weights with the given values, and what is still assumed about them.
 
     Raises CheckpointError.
     """
@@ -105,13 +105,13 @@ def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeig
 
 
 def run_of(path: str) -> Path | None:
-    """The run folder that a weights file lies in; None where it lies in none, or is an address."""
+    """Return the run folder that a weights file lies in; None where it lies in none, or is an address."""
     folders = () if "://" in path else Path(path).parents
     return next((folder for folder in folders if (folder / RECIPE).is_file()), None)
 
 
 def _check_meta(found: FoundWeights, names: tuple[str, ...] = ("mean", "std")) -> FoundWeights:
-    """The same weights, if the metadata that a job needs is stored with them. Raises CheckpointError."""
+    """Return the weights if the metadata that a job needs is stored with them. Raises CheckpointError."""
     try:
         require_meta(found.weights.meta, names)
     except CheckpointError as error:
@@ -120,7 +120,7 @@ def _check_meta(found: FoundWeights, names: tuple[str, ...] = ("mean", "std")) -
 
 
 def scored_weights(recipe: Evaluate) -> FoundWeights:
-    """The weights of a recipe, if the pre-processing that a score needs is stored with them.
+    """Return the weights of a recipe if the pre-processing that a score needs is stored with them.
 
     Raises CheckpointError.
     """
@@ -128,7 +128,7 @@ def scored_weights(recipe: Evaluate) -> FoundWeights:
 
 
 def weights_of(recipe: WeightsRecipe) -> FoundWeights:
-    """The weights of a recipe, see `find_weights`."""
+    """Return the weights of a recipe, see `find_weights`."""
     wanted, data = recipe.weights, recipe.data
     given: dict[str, Any] = {
         "gelu": wanted.gelu,
@@ -147,8 +147,8 @@ def weights_of(recipe: WeightsRecipe) -> FoundWeights:
 
 
 def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:
-    """The pre-processing of [data]; unset values are those stored with the weights, and for ObjectNet's
-    labels those of BiT.
+    """Return the pre-processing of [data]; unset values are those stored with the weights, and for
+    ObjectNet's labels those of BiT.
 
     At another image size the centre crop keeps its share: 224 out of 256 becomes 336 out of 384.
 
@@ -240,7 +240,7 @@ def load_model(
 
 
 def loaded_model(found: FoundWeights, image_size: int, dtype: torch.dtype) -> tuple[Model, int]:
-    """The stored model with its own head, and its image size.
+    """Return the stored model with its own head, and its image size.
 
     Args:
         found: weights.
@@ -271,7 +271,8 @@ def transferred_model(
     seed: int,
     dtype: torch.dtype,
 ) -> tuple[Model, list[str]]:
-    """The stored body under a new zero head for `num_classes`, or only its architecture with fresh weights.
+    """Return the stored body under a new zero head for `num_classes`, or only its architecture with fresh
+    weights.
 
     Returns:
         the model, and lines that say what was done.

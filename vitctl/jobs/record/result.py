@@ -87,8 +87,8 @@ def _sound(values: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def _sound_origin(values: dict[str, Any]) -> dict[str, Any]:
-    """The provenance, with `data_verified` in a word; earlier releases wrote true, false or the share of the
-    bytes.
+    """Return the provenance with `data_verified` as a word; earlier releases wrote true, false or the
+    share of the bytes.
     """
     old = values.get("data_verified")
     if isinstance(old, bool):
@@ -122,7 +122,7 @@ _RESULT: TypeAdapter[RunResult] = TypeAdapter(RunResult)
 
 
 def data_used(source: Source, split: str) -> dict[str, Any]:
-    """Which images a number is about: their digest, the split expression, and their source."""
+    """Return which images a number is about: their digest, the split expression, and their source."""
     return {
         "split": split,
         "data_sha256": source.digest,
@@ -133,9 +133,7 @@ def data_used(source: Source, split: str) -> dict[str, Any]:
 
 
 def unverified_bytes(result: RunResult) -> str:
-    """Why the bytes behind a result are not known to be those of its digests; "" where all of them were
-    verified.
-    """
+    """Return why the bytes behind a result are not verified against its digests; "" if all were."""
     used = result.provenance
     return {
         "whole": "",
@@ -146,8 +144,8 @@ def unverified_bytes(result: RunResult) -> str:
 
 
 def with_recipe(result: RunResult, recipe: Recipe) -> RunResult:
-    """The result with a digest of the recipe values that its numbers depend on, "auto" and "as_stored"
-    resolved.
+    """Return the result with a digest of the recipe values that its numbers depend on, "auto" and
+    "as_stored" resolved.
     """
     used = result.provenance
     resolved = {key: used[name] for key, name in _RESOLVED.items() if name in used}
@@ -157,8 +155,8 @@ def with_recipe(result: RunResult, recipe: Recipe) -> RunResult:
 
 
 def recipe_digest(recipe: Recipe, free: tuple[str, ...], resolved: Mapping[str, Any]) -> str:
-    """SHA-256 of a recipe's values, without keys that start with one of `free`; `resolved` replaces some
-    values.
+    """Return SHA-256 of a recipe's values, without keys that start with one of `free`; `resolved` replaces
+    some values.
     """
     return json_digest(deciding_values(recipe, free) | dict(resolved))
 
@@ -175,14 +173,18 @@ def write_result(folder: Path, result: RunResult) -> RunResult:
 
 
 def published_digest(result: RunResult) -> str:
-    """One digest of a result: job, status, numbers, provenance, and the digests of its records and checkpoints."""
+    """Return one digest of a result: job, status, numbers, provenance, and the digests of its records and
+    checkpoints.
+    """
     fields = {name: getattr(result, name) for name in ("job", "status", "metrics", "provenance", "record")}
     fields["record"] = {name: value for name, value in result.record.items() if name != RESULT}
     return json_digest(fields)
 
 
 def record_digests(folder: Path) -> dict[str, Any]:
-    """The digests of the last lines of log.jsonl and steps.jsonl, and of the state of each checkpoint."""
+    """Return the digests of the last lines of log.jsonl and steps.jsonl, and of the state of each
+    checkpoint.
+    """
     heads = {path: digest for path in CHAINED if (digest := head(folder / path))}
     states = {
         path.name: digest
@@ -201,7 +203,7 @@ def _state_digest(folder: Path) -> str:
 
 
 def read_result(folder: Path) -> RunResult | None:
-    """The result of a run folder; None while there is none.
+    """Return the result of a run folder; None while there is none.
 
     Raises:
         CheckpointError: the file is not a result.
@@ -261,7 +263,7 @@ class ChosenWeights:
     unfinished: bool = False
 
     def used(self, prefix: str = "weights") -> dict[str, Any]:
-        """For the provenance of a result."""
+        """Return the provenance."""
         fields = {
             f"{prefix}_chosen": self.how,
             f"{prefix}_step": self.step,
@@ -271,7 +273,7 @@ class ChosenWeights:
 
     @property
     def text(self) -> str:
-        """One line for the screen."""
+        """Return one line for the screen."""
         said = ["the Polyak average"] if self.averaged else []
         if self.how != _GIVEN:
             scored = f", accuracy {self.accuracy:.2%}" if self.accuracy is not None else ""
@@ -290,7 +292,7 @@ class ChosenWeights:
 
 
 def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tuple[Path, ChosenWeights]:
-    """The weights file of a run folder, a checkpoint folder, a folder of another program, or a file.
+    """Return the weights file of a run folder, a checkpoint folder, a folder of another program, or a file.
 
     Args:
         place: one of those.
@@ -348,7 +350,7 @@ def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tu
 
 
 def _checkpoint(run: Path, which: str, by_size: bool) -> tuple[Path, ChosenWeights]:
-    """The folder of the requested checkpoint of a run, verified."""
+    """Return the folder of the requested checkpoint of a run, verified."""
     from vitctl.engine.checkpoint.files import newest_checkpoint, read_checkpoint
 
     root, scores = run / CHECKPOINTS, {step: score.accuracy for step, score in logged_scores(run).items()}
@@ -414,7 +416,7 @@ def _is_whole(folder: Path, by_size: bool) -> bool:
 
 
 def selects_best(run: Path) -> bool:
-    """Whether the best checkpoint of a run represents it, and not the last."""
+    """Return whether the best checkpoint of a run represents it, instead of the last."""
     try:
         evaluation = read_toml(run / RECIPE, error=RecipeError)[0].get("evaluation")
     except RecipeError:
@@ -431,7 +433,7 @@ def logged_scores(run: Path) -> "dict[int, Score]":
 
 
 def logged_probes(run: Path, step: int) -> dict[str, float]:
-    """Few-shot accuracies of a training run at a step, by their names: "5-shot"."""
+    """Return few-shot accuracies of a training run at a step, by their names: "5-shot"."""
     records = [record for record in read_records(run / LOG) if record.get("kind") == "fewshot"]
     probes = [
         record for record in records if record.get("step") == step and {"shots", "accuracy"} <= record.keys()
@@ -440,7 +442,9 @@ def logged_probes(run: Path, step: int) -> dict[str, float]:
 
 
 def start_weights(job: str) -> str:
-    """The address of published weights that a job can start from; those that are scored need a trained head."""
+    """Return the address of published weights that a job can start from; those that are scored need a
+    trained head.
+    """
     return f"gs://vit_models/imagenet21k{'+imagenet2012' * (job in _TAKES_ANY)}/ViT-B_16.npz"
 
 
@@ -452,7 +456,7 @@ class NewestRun(NamedTuple):
 
 
 def newest_run(job: str, runs: Path = RUNS) -> NewestRun:
-    """The newest finished run whose weights a job can use: any training to score or export, else a
+    """Return the newest finished run whose weights a job can use: any training to score or export, else a
     pre-training.
 
     Args:
