@@ -69,11 +69,6 @@ def test_fewshot__batch_size_does_not_matter(job: Job) -> None:
     assert one["metrics"] == two["metrics"]
 
 
-def test_fewshot__random_weights_are_the_baseline(job: Job) -> None:
-    result = job("fewshot", **{"fewshot.shots": (2,), "weights.initialise": "random"})
-    assert result["provenance"]["initialise"] == "random"
-
-
 def test_fewshot__more_shots_than_images(job: Job) -> None:
     with pytest.raises(
         DataError,
