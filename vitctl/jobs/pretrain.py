@@ -112,9 +112,11 @@ def pretrain(
         run.journal.write("warning", step=0, text=text)
     model = on_device(build(config, seed=recipe.seed, dtype=run.runtime.dtype), run.runtime)
 
-    objective = None
+    objective: Callable[..., Tensor] | None = None
     if isinstance(config, MaskedPatchConfig):
-        objective, score_on = masked_patch_objective(recipe, config), None  # there are no classes to score
+        score_on = None  # there are no classes to score
+        rate = recipe.masked_patch.corrupted  # Appendix B.1.2
+        objective = partial(predict_masked_patches, config=config, rate=rate, seed=recipe.seed)
     images = images_of(recipe.data, train_on, score_on, recipe.seed, recipe.schedule)
     colours = {"mean": recipe.data.mean, "std": recipe.data.std}
     probe = make_probe(recipe, probed, run) if probed else None
@@ -125,10 +127,3 @@ def pretrain(
         **verified(run, train_on),
     }
     return training_result(recipe, run, score, used, score_on)
-
-
-def masked_patch_objective(recipe: Pretrain, config: MaskedPatchConfig) -> Callable[..., Tensor]:
-    """Return the objective of [masked_patch]. Paper: Appendix B.1.2"""
-    return partial(
-        predict_masked_patches, config=config, rate=recipe.masked_patch.corrupted, seed=recipe.seed
-    )

@@ -158,7 +158,8 @@ def _from_table(path: Path, values: Mapping[str, Any]) -> Sweep:
     if not isinstance(recipes, list) or not recipes or not all(isinstance(name, str) for name in recipes):
         raise RecipeError(f'{path.name}: recipes should name one recipe or more, e.g. recipes = ["jft_b16"]')
     cells = values.get("cells", [])
-    if not isinstance(cells, list) or not all(isinstance(t, dict) for t in (*cells, *_tables(values))):
+    tables = [values[key] for key in ("set", "grid") if key in values]
+    if not isinstance(cells, list) or not all(isinstance(table, dict) for table in (*cells, *tables)):
         raise RecipeError(
             f"{path.name}: set and grid are tables, cells is a list of tables: [set], [grid], [[cells]]"
         )
@@ -175,10 +176,6 @@ def _from_table(path: Path, values: Mapping[str, Any]) -> Sweep:
         tuple(_flat(cell) for cell in cells),
         {key: _axis(f"{path.name}: grid.{key}", tuple(value)) for key, value in axes.items()},
     )
-
-
-def _tables(values: Mapping[str, Any]) -> list[Any]:
-    return [values[key] for key in ("set", "grid") if key in values]
 
 
 def _axis(where: str, values: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -39,7 +39,7 @@ from vitctl.jobs.inputs.data import (
     open_inputs,
     open_scored,
 )
-from vitctl.jobs.record.result import choose_weights, newest_run, start_weights
+from vitctl.jobs.record.result import choose_weights, newest_run, start_weights, weights_place
 from vitctl.models.variants import Config, downstream, variant
 from vitctl.models.weights.containers import read_config
 from vitctl.models.weights.download import Fetch, cached, fetch, locate
@@ -55,7 +55,6 @@ from vitctl.recipe.schema import (
     Vtab,
     rates_of,
 )
-from vitctl.system.address import without_queries
 from vitctl.system.text import typed, typed_command
 
 _MOST_EXPLAINED = 3  # data sets whose missing files are named one by one
@@ -257,33 +256,25 @@ def find_network(
         CheckpointError: there are none, or they are at an address and not in the cache, and no model is
             named.
     """
-    taken, (source,) = "", without_queries(source, error=CheckpointError)
-    if "://" not in source:
-        place = Path(source)
-        if source == "newest":
-            place, taken = newest_run(job)
+    place, taken = weights_place(source, which, job)
+    if isinstance(place, Path):
         path = None if which else _newest_file(place)
         if path is None:
             path, _ = choose_weights(place, which, by_size=True)
         path = locate(path, cached)
-        source = str(path)
-    else:
-        if which:
-            raise CheckpointError(
-                f"{source}: --weights {which}: this is one set of weights; leave --weights out"
-            )
-        try:
-            path = locate(source, fetch)
-        except CheckpointError:
-            if fetch is not cached:
-                raise
-            if model:
-                return StoredNetwork(f"{source}, not downloaded yet: assumed to be a {model}", variant(model))
-            raise CheckpointError(
-                f"{source}: not downloaded yet, and --dry-run downloads nothing; name the model instead, "
-                f"e.g. --model B/16"
-            ) from None
-    return StoredNetwork(source, read_config(path, model=model), taken)
+        return StoredNetwork(str(path), read_config(path, model=model), taken)
+    try:
+        path = locate(place, fetch)
+    except CheckpointError:
+        if fetch is not cached:
+            raise
+        if model:
+            return StoredNetwork(f"{place}, not downloaded yet: assumed to be a {model}", variant(model))
+        raise CheckpointError(
+            f"{place}: not downloaded yet, and --dry-run downloads nothing; name the model instead, "
+            f"e.g. --model B/16"
+        ) from None
+    return StoredNetwork(place, read_config(path, model=model))
 
 
 def _newest_file(folder: Path) -> Path | None:

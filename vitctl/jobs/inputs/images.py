@@ -108,7 +108,9 @@ def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | s
     """Return the images of one input of the command line. It must exist."""
     path = Path(text)
     if os.path.lexists(path):
-        return _in_folder(text, place, split, note) if path.is_dir() else _single(text, place, split, note)
+        if path.is_dir():
+            return _in_folder(text, place, split, note)
+        return [_shards(text, split, place, note)] if text.endswith(".tar") else [text]
     where, own = _parted(text)
     if own or _is_pattern_of_shards(where) or (is_remote(text) and split):
         return [_shards(where, own or split, place, note)]
@@ -123,10 +125,6 @@ def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | s
     raise DataError(
         f"{text}: no such file or folder{f'; did you mean {path.parent / near[0]}?' if near else ''}"
     )
-
-
-def _single(text: str, place: Place, split: str, note: Note) -> Sequence[Source | str]:
-    return [_shards(text, split, place, note)] if text.endswith(".tar") else [text]
 
 
 def _in_folder(text: str, place: Place, split: str, note: Note) -> Sequence[Source | str]:

@@ -15,7 +15,7 @@ from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.journal import Journal
 from vitctl.engine.run_files import RECIPE
 from vitctl.errors import CheckpointError, RecipeError, explaining
-from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, newest_run
+from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, weights_place
 from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import downstream
 from vitctl.models.weights.meta import assumed_line, assumed_values, require_meta
@@ -23,7 +23,6 @@ from vitctl.models.weights.weights_file import Weights, read_weights
 from vitctl.recipe.images import StoredTransform
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Vtab
 from vitctl.recipe.sections import StartWeights
-from vitctl.system.address import without_queries
 
 OBJECTNET, RESTRICTED = "objectnet", "objectnet_restricted"
 OF_OBJECTNET = (OBJECTNET, RESTRICTED)
@@ -75,15 +74,8 @@ def find_weights(
     Raises:
         CheckpointError: there are none; the message says where vitctl looked.
     """
-    (source,) = without_queries(source, error=CheckpointError)
-    if "://" in source:
-        if which:
-            raise CheckpointError(
-                f"{source}: --weights {which}: this is one set of weights; leave --weights out"
-            )
-        return _given(FoundWeights(source, read_weights(source, model=model or None)), given, job)
-    place = newest_run(job, runs).folder if source == "newest" else Path(source)
-    path, chosen = choose_weights(place, which)
+    place, _ = weights_place(source, which, job, runs)
+    path, chosen = choose_weights(place, which) if isinstance(place, Path) else (place, ChosenWeights())
     return _given(FoundWeights(str(path), read_weights(str(path), model=model or None), chosen), given, job)
 
 

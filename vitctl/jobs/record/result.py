@@ -38,6 +38,7 @@ from vitctl.errors import CheckpointError, RecipeError
 from vitctl.recipe.schema import Recipe
 from vitctl.recipe.sections import weights_choice
 from vitctl.recipe.write import deciding_values, result_neutral, written_name
+from vitctl.system.address import without_queries
 from vitctl.system.files import RUN_FILE, read_bytes, read_json, read_toml
 from vitctl.system.text import one_line
 
@@ -486,6 +487,22 @@ def newest_run(job: str, runs: Path = RUNS) -> NewestRun:
     passed = _passed_over(runs, jobs, when)
     text = f"no --from: using the newest finished {wanted} run, {folder} ({_described(folder, result, when)})"
     return NewestRun(folder, f"{text}; newer, but not used: {', '.join(passed)}" if passed else text)
+
+
+def weights_place(source: str, which: str, job: str, runs: Path = RUNS) -> tuple[Path | str, str]:
+    """Return the path, or the address, that weights.source means, and a line that names the newest run if taken.
+
+    Raises:
+        CheckpointError: `which` chooses among the weights of an address, or there is no newest run.
+    """
+    (source,) = without_queries(source, error=CheckpointError)
+    if source == "newest":
+        return newest_run(job, runs)
+    if "://" not in source:
+        return Path(source), ""
+    if which:
+        raise CheckpointError(f"{source}: --weights {which}: this is one set of weights; leave --weights out")
+    return source, ""
 
 
 def _described(folder: Path, result: RunResult, when: float) -> str:
