@@ -6,7 +6,6 @@ import pytest
 
 from tests.recipes.paper import TABLE_3, TABLE_4, table_rows
 from vitctl.data.datasets.known_sets import DATA_SETS
-from vitctl.jobs.inputs.network import model_config
 from vitctl.jobs.plan import plan_training
 from vitctl.models.flops import count_macs, count_parameters
 from vitctl.models.variants import ResNetConfig, ViTConfig, variant
@@ -124,7 +123,7 @@ def test_recipes__each_has_only_its_own_few_lines() -> None:
 @pytest.mark.parametrize("name", TABLE_3)
 def test_table_3(name: str) -> None:
     r, (model, dataset, epochs, lr, decay, weight_decay, dropout) = pretrain(name), TABLE_3[name]
-    config = model_config(r, 10)
+    config = r.network(10)
     assert (r.model.name, r.data.dataset) == (model, dataset)
     assert getattr(config, "dropout", 0.0) == dropout
     assert isinstance(config, ViTConfig) == (not model.startswith("R") or "+" in model)
@@ -145,7 +144,7 @@ def test_pretraining__what_the_authors_said_beyond_the_table(name: str) -> None:
     assert r.schedule.end_lr == (0.0 if small else 1e-5)
     smoothing = (0.0, "spread") if r.data.dataset == JFT else (1e-4, "per_class")
     assert (r.loss.name, r.loss.label_smoothing, r.loss.smoothing) == ("sigmoid", *smoothing)
-    config = model_config(r, 10)
+    config = r.network(10)
     assert config.head_bias == -10.0
     if isinstance(config, ViTConfig):
         assert (config.representation_size, config.classifier) == (config.hidden_size, "token")
@@ -282,7 +281,7 @@ def test_table_2__bit_l_as_bit_trained_it() -> None:
         like.data,
         like.schedule.drops,
     )
-    config = model_config(r, 1000)
+    config = r.network(1000)
     assert isinstance(config, ResNetConfig)
     assert count_parameters(config) == 936_533_224
     assert "inferred" in r.note
@@ -341,7 +340,7 @@ def test_table_8__the_eight_cells() -> None:
         r = pretrain(name)
         changed = {key for key, _, _ in differences(pretrain("jft_b16"), r)}
         assert changed <= {"note", "model.position_embedding", "model.position_at"}
-        config = model_config(r, 10)
+        config = r.network(10)
         assert isinstance(config, ViTConfig)
         found[config.position_embedding, config.position_at] = accuracy
     assert found == {cell: pytest.approx(100 * value) for cell, value in cells.items()}
@@ -351,10 +350,10 @@ def test_appendix_d__head_type_axial_and_shapes() -> None:
     heads = [("jft_b16", "token", 8e-4), ("d3_gap", "gap", 8e-4), ("d3_gap_lr_3e-4", "gap", 3e-4)]
     for name, classifier, lr in heads:
         r = pretrain(name)
-        config = model_config(r, 10)
+        config = r.network(10)
         assert isinstance(config, ViTConfig)
         assert (config.classifier, r.optimizer.lr) == (classifier, lr)
-    base = model_config(pretrain("d2_base"), 10)
+    base = pretrain("d2_base").network(10)
     assert isinstance(base, ViTConfig)
     assert (base.depth, base.hidden_size, base.mlp_size, base.patch_size) == (8, 1024, 2048, 32)
     for name, like in (
@@ -365,7 +364,7 @@ def test_appendix_d__head_type_axial_and_shapes() -> None:
         assert not pretrain(name).model.pre_logits  # D.3: a linear classifier on an average, as in d3_gap
         changed = {key for key, _, _ in differences(pretrain(like), pretrain(name))}
         assert changed - {"model.pre_logits"} == {"note", "model.name"}
-        assert count_macs(model_config(pretrain(name), 0)) > count_macs(model_config(pretrain(like), 0))
+        assert count_macs(pretrain(name).network(0)) > count_macs(pretrain(like).network(0))
 
 
 def test_figure_4__as_many_steps_as_on_the_whole_and_the_best_checkpoint() -> None:
@@ -494,7 +493,7 @@ def test_parameters__with_and_without_the_hidden_layer_of_the_head() -> None:
     for name, width in (("jft_b16", 768), ("jft_h14", 1280)):
         r = pretrain(name)
         plain = r.model_copy(update={"model": r.model.model_copy(update={"pre_logits": False})})
-        counts = [count_parameters(model_config(recipe, 18_291)) for recipe in (r, plain)]
+        counts = [count_parameters(recipe.network(18_291)) for recipe in (r, plain)]
         assert counts[0] - counts[1] == width * width + width
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vitctl.bench.measuring import Budget, matrix_rate
-from vitctl.recipe.machine import TrainMachine
+from vitctl.recipe.schema import TrainMachine
 
 
 def test_budget__parts_end_with_the_whole() -> None:

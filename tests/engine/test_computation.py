@@ -27,7 +27,7 @@ from vitctl.engine.distributed.runtime import Computation, Runtime, start
 from vitctl.errors import LaunchError
 from vitctl.models.variants import variant
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.recipe.machine import NetworkMachine
+from vitctl.recipe.schema import NetworkMachine
 
 SHARE, MOST = 8, 3
 ADAM, AVERAGE = 2, 1  # copies of the weights

@@ -17,7 +17,7 @@ from vitctl.data.images.decode import decode
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.engine.ridge import L2_GRID, choose_l2
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.inputs.fewshot_sets import SPLITS
+from vitctl.jobs.inputs.data import SPLITS
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
 from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
@@ -67,11 +67,6 @@ def test_fewshot__batch_size_does_not_matter(job: Job) -> None:
     one = job("fewshot", "a", **values, **{"evaluation.batch_size": 7})
     two = job("fewshot", "b", **values, **{"evaluation.batch_size": 256})
     assert one["metrics"] == two["metrics"]
-
-
-def test_fewshot__random_weights_are_the_baseline(job: Job) -> None:
-    result = job("fewshot", **{"fewshot.shots": (2,), "weights.initialise": "random"})
-    assert result["provenance"]["initialise"] == "random"
 
 
 def test_fewshot__more_shots_than_images(job: Job) -> None:

@@ -3,20 +3,17 @@
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import warm
 from tests.conftest import train_records, two_processes, worker
 from tests.trained import CPU, SMALL, Job, do
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.evaluation import Score
 from vitctl.engine.step import TrainStep, Update
 from vitctl.errors import CheckpointError, DataError, RecipeError
-from vitctl.jobs.record.result import read_result
 from vitctl.jobs.sweep import Trial, _check_same, best
 from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
@@ -28,11 +25,6 @@ SWEEP = {
     "sweep.eval_split": "train[50:]",
     "log.every_steps": 1,
 }
-KILLED = {
-    **SWEEP,
-    "checkpoint.every_steps": 2,
-    "checkpoint.background": False,
-}  # what was saved before the kill is there
 
 
 def test_best__most_correct_and_the_first_of_equals() -> None:
@@ -117,37 +109,6 @@ def test_finetune__stopped_in_the_second_rate_goes_on_there(
     assert (tmp_path / "run" / "sweep" / "lr_0.003" / "log.jsonl").read_bytes() == first
     second = (tmp_path / "run" / "sweep" / "lr_0.1" / "log.jsonl").read_text().splitlines()
     assert [r["step"] for r in map(json.loads, second) if r["kind"] == "resume"] == [3]
-
-
-KILL = """
-import os, sys
-from pathlib import Path
-from vitctl.engine.step import TrainStep
-update, seen = TrainStep.update, []
-def dying(self, step, batches):
-    seen.append(step)
-    if len(seen) == 10:  # the second rate's fourth update
-        os._exit(9)
-    return update(self, step, batches)
-TrainStep.update = dying
-from vitctl.launch.worker import work
-work(Path(sys.argv[1]))
-"""
-
-
-def test_finetune__killed_in_the_second_rate_ends_with_the_same_table(job: Job, tmp_path: Path) -> None:
-    whole = job("finetune", "whole", **KILLED)
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "recipe.toml").write_bytes((tmp_path / "whole" / "recipe.toml").read_bytes())
-    dead = warm.run([sys.executable, "-c", KILL, str(folder)], env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert dead.returncode == 9
-    assert read_result(folder / "sweep" / "lr_0.003") is not None
-    assert read_result(folder / "sweep" / "lr_0.1") is None
-    again = job("finetune", **KILLED)
-    assert (again["metrics"], again["provenance"]) == (whole["metrics"], whole["provenance"])
-    lines = (folder / "sweep" / "lr_0.1" / "log.jsonl").read_text().splitlines()
-    assert [r["step"] for r in map(json.loads, lines) if r["kind"] == "resume"] == [2]
 
 
 def test_finetune__a_score_of_other_weights_is_not_taken(job: Job, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.launch.conftest import lock_held
 from tests.trained import do
 from vitctl.engine.journal import append_record
 from vitctl.errors import CheckpointError, LaunchError
-from vitctl.jobs.record.runs import choose_weights
+from vitctl.jobs.record.result import choose_weights
 from vitctl.launch.listing import all_removals, plan_removal, remove, size_on_disk
 
 LONG = {

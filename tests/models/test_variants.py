@@ -21,6 +21,7 @@ from vitctl.models.variants import (
     from_dict,
     names,
     to_dict,
+    unseen_pixels,
     variant,
 )
 
@@ -266,3 +267,16 @@ def test_variants_and_flops__import_no_torch() -> None:
     code = "import sys, vitctl.models.flops, vitctl.models.variants; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "unseen"),
+    [("B/16", 224, 0), ("B/16", 384, 0), ("H/14", 224, 0), ("H/14", 384, 6), ("R50+B/16", 230, 0)],
+)
+def test_unseen_pixels__are_those_beyond_the_last_whole_patch(model: str, size: int, unseen: int) -> None:
+    """The paper's H/14 at 384 has 27 x 27 patches: six rows and columns are dropped by its VALID convolution."""
+    warnings = unseen_pixels(variant(model, image_size=size))
+    assert warnings == unseen_pixels(variant(model), size)
+    assert len(warnings) == bool(unseen)
+    if unseen:
+        assert f"the last {unseen} rows and columns" in warnings[0]

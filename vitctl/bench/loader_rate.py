@@ -22,7 +22,6 @@ from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.trainer import Images
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import open_training_images
-from vitctl.jobs.inputs.network import needs_labels
 from vitctl.jobs.training import images_of
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.system.text import rate_text
@@ -59,7 +58,7 @@ def bench_data(
     workers = loader_workers(recipe.machine, computation.device, recipe.machine.processes)
     with tempfile.TemporaryDirectory(prefix="vitctl-bench-") as folder:
         budget.say("opening the data")
-        source, _ = open_training_images(recipe.data, Path(folder), needs_labels=needs_labels(recipe))
+        source, _ = open_training_images(recipe.data, Path(folder), needs_labels=recipe.needs_labels)
         recipe = fitted_recipe(recipe, len(source))
         budget = budget.restarted()
         images = images_of(recipe.data, source, None, recipe.seed, recipe.schedule)
@@ -113,7 +112,7 @@ def measure_loader(
         num_processes=1,
         first_step=0,
         num_workers=workers,
-        needs_labels=needs_labels(recipe),
+        needs_labels=recipe.needs_labels,
         checksums=recipe.log.trace,
         pinned=pinned,
     )

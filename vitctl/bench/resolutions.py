@@ -27,7 +27,7 @@ from vitctl.errors import RecipeError, is_out_of_memory
 from vitctl.models.build import build
 from vitctl.models.flops import FORWARD_AND_BACKWARD, computed_flops
 from vitctl.models.variants import variant
-from vitctl.recipe.machine import NetworkMachine
+from vitctl.recipe.schema import NetworkMachine
 
 SIDES = (64, 128, 224, 384, 512)  # of the paper's figure
 MODELS = ("B/32", "B/16", "R50+B/16", "R50x1", "Axial-B/16", "Axial-B/32", "AxialR50")

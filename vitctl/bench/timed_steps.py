@@ -28,10 +28,8 @@ from vitctl.engine.trainer import Trainer
 from vitctl.errors import DataError
 from vitctl.jobs.finetune import finetune
 from vitctl.jobs.inputs.data import open_training_images
-from vitctl.jobs.inputs.network import needs_labels
 from vitctl.jobs.pretrain import pretrain
-from vitctl.recipe.protocols import FewshotProbe, LrSweep, Repeats
-from vitctl.recipe.schema import Finetune, Pretrain
+from vitctl.recipe.schema import FewshotProbe, Finetune, LrSweep, Pretrain, Repeats
 from vitctl.recipe.sections import Evaluation
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, LOG = "data", "forward", "backward", "optimizer", "log"
@@ -65,7 +63,7 @@ def with_images(recipe: Pretrain | Finetune, scratch: Path) -> tuple[Pretrain | 
         return recipe, [f"noise images of {data.image_size} pixels"]
     train_only = data.model_copy(update={"eval_split": ""})
     try:
-        open_training_images(train_only, scratch, needs_labels=needs_labels(recipe))
+        open_training_images(train_only, scratch, needs_labels=recipe.needs_labels)
     except DataError:
         if data.path or data.mixture:
             raise

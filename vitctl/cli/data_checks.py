@@ -55,9 +55,10 @@ def check(
     """
     from vitctl.cli.show.console import progress_bar, say
     from vitctl.data.inspect.check_shards import missing_images, unused_files, verify_index
-    from vitctl.data.shards.index import find_splits, read_index
+    from vitctl.data.shards.index import find_splits
     from vitctl.data.shards.remote import is_remote
     from vitctl.data.source.locate import locate_all_splits
+    from vitctl.data.source.shard_source import open_index
     from vitctl.errors import DataError
 
     is_name = not is_remote(folder) and not Path(folder).exists()
@@ -72,7 +73,7 @@ def check(
                 f"{folder}: names some shards of a split; check takes the folder of a split, or its address"
             )
         try:
-            opened = read_index(place.folder, place.base)
+            opened = open_index(place.folder, place.base)
         except DataError as error:
             problems.append(str(error))
             continue
@@ -363,8 +364,7 @@ def dedup(
     """
     from vitctl.cli.show.console import adding, progress_bar, say, show_table
     from vitctl.data.inspect.duplicates import compare, free_folder, write_report
-    from vitctl.data.shards.index import read_index
-    from vitctl.data.source.shard_source import ShardSource
+    from vitctl.data.source.shard_source import ShardSource, open_index
     from vitctl.data.source.splits import FILE, write_exclusion
     from vitctl.errors import DataError, writing
 
@@ -380,8 +380,8 @@ def dedup(
         raise DataError(f"{folder}: has no split '{split}'; found: {', '.join(splits)}")
     place = splits[split] if split in splits else next(iter(splits.values()))
     tests = _test_sets(against, place)
-    source, name = ShardSource(read_index(place)), place.resolve().name
-    total = len(source) + sum(read_index(test).num_samples for test in tests.values())
+    source, name = ShardSource(open_index(place)), place.resolve().name
+    total = len(source) + sum(open_index(test).num_samples for test in tests.values())
     with progress_bar("reading images") as progress:
         done = adding(progress, total)
         matches = compare(

@@ -131,7 +131,7 @@ def shards_of(photographs: str, runs: Path) -> Path:
     from vitctl.data.shards.index import find_splits
     from vitctl.data.writer.write import write_originals
     from vitctl.errors import DataError
-    from vitctl.jobs.inputs.user_data import RECORD, fingerprint, shards_folder
+    from vitctl.jobs.inputs.checks import RECORD, fingerprint, shards_folder
     from vitctl.system.files import write_text
 
     state = fingerprint(photographs)

@@ -145,7 +145,7 @@ def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) 
         DataError: as `vitctl data shards`; or several processes would write the same shards.
     """
     from vitctl.errors import DataError
-    from vitctl.jobs.inputs.user_data import fingerprint, is_photographs, shards_folder
+    from vitctl.jobs.inputs.checks import fingerprint, is_photographs, shards_folder
     from vitctl.recipe.images import Place
     from vitctl.recipe.load import Override, with_overrides
 
@@ -181,7 +181,7 @@ def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":
         return loaded
     from vitctl.cli.show.console import say
     from vitctl.data.shards.remote import is_remote
-    from vitctl.jobs.inputs.user_data import FittedSplits, fit_splits
+    from vitctl.jobs.inputs.checks import FittedSplits, fit_splits
     from vitctl.jobs.plan import LOOKUP_SECONDS, call_with_timeout
 
     if with_timeout and is_remote(path):

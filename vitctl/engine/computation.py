@@ -29,8 +29,7 @@ from vitctl.models.kernels import (
     used_linear,
 )
 from vitctl.models.variants import Config, ViTConfig
-from vitctl.recipe.machine import NetworkMachine, TrainMachine
-from vitctl.recipe.schema import TrainRecipe
+from vitctl.recipe.schema import NetworkMachine, TrainMachine, TrainRecipe
 from vitctl.system.files import read_json
 
 

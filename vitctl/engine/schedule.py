@@ -9,8 +9,7 @@ from typing import TypeVar
 from vitctl.data.loader.lanes import Lanes
 from vitctl.errors import RecipeError
 from vitctl.recipe.load import Loaded, load_recipe
-from vitctl.recipe.machine import ShardedMachine
-from vitctl.recipe.schema import Finetune, Pretrain, TrainRecipe
+from vitctl.recipe.schema import Finetune, Pretrain, ShardedMachine, TrainRecipe
 
 
 def total_steps(num_images: int, batch_size: int, *, steps: int, epochs: float) -> int:

@@ -21,8 +21,8 @@ from vitctl.export.graph import Raw
 from vitctl.export.proof import TOLERANCE, GivenImages, Score, agree, compare, run_model, score
 from vitctl.export.resizing import Resizing, ResizingCheck, stored_transform
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, weights_of
-from vitctl.jobs.provenance import weights_scored
 from vitctl.jobs.record.result import RunResult, data_used
+from vitctl.jobs.training import weights_scored
 from vitctl.recipe.export_formats import FORMATS, ExportFormat
 from vitctl.recipe.schema import ExportRecipe
 from vitctl.recipe.sections import Export

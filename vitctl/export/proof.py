@@ -20,10 +20,10 @@ from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import CheckpointError, DataError
 from vitctl.export.graph import Raw
 from vitctl.export.resizing import stored_transform
+from vitctl.jobs.evaluate import check_head_classes
 from vitctl.jobs.inputs.data import open_images, open_scored
-from vitctl.jobs.inputs.labels import check_head_classes
 from vitctl.jobs.inputs.weights import FoundWeights
-from vitctl.jobs.record.data_verified import not_whole
+from vitctl.jobs.training import not_whole
 from vitctl.recipe.schema import ExportRecipe
 
 TOLERANCE = 1e-4

@@ -60,7 +60,7 @@ def predict(
     features: Path | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Iterator[list[Prediction]]:
-    """The most likely classes of images, by the weights, the pre-processing and the forward pass of `vitctl
+    """Yield the most likely classes of images, by the weights, pre-processing and forward pass of `vitctl
     evaluate`.
 
     Args:
@@ -110,7 +110,7 @@ def predict(
 
 
 def _format_of(path: Path) -> str:
-    """The format that a .safetensors file says it has; "" of any other file."""
+    """Return the format that a .safetensors file says it has; "" of any other file."""
     try:
         with safe_open(path, framework="pt") as file:
             return str((file.metadata() or {}).get("format", ""))
@@ -144,7 +144,7 @@ class Embeddings:
         self._digests = torch.empty(most, _DIGEST_BYTES, dtype=torch.uint8)
 
     def add(self, answers: Answers) -> None:
-        """The rows of a batch."""
+        """Add the rows of a batch."""
         assert answers.features is not None
         if not self._features.numel():
             self._features = torch.empty(self._most, answers.features.shape[1])
@@ -156,7 +156,7 @@ class Embeddings:
                 self._names.append(name.encode("utf-8", "surrogateescape"))
 
     def write(self, opened: OpenClassifier) -> None:
-        """The file, whole or not at all; nothing where there is no image.
+        """Write the file atomically. Writes nothing if there are no images.
 
         Raises:
             DataError: none of the images can be used.
@@ -250,7 +250,7 @@ class Classifier:
             yield outputs
 
     def _shown(self, images: Sequence[Image.Image], number: int) -> Tensor:
-        """An image as the network is shown it."""
+        """Return an image as the network is shown it."""
         transform = self._opened.transform
         try:
             return self._opened.shown(

@@ -77,7 +77,7 @@ def read_or_train(
     job: str,
     keep_checkpoints: bool = False,
 ) -> Score:
-    """The score in folder/result.json, if an earlier process finished it, else that of `make`, which is
+    """Return the score in folder/result.json if an earlier process finished it, else that of `make`, which is
     stored there.
 
     Args:
@@ -109,13 +109,13 @@ def read_or_train(
 
 
 def best(tried: Sequence[Trial]) -> Trial:
-    """The one with the most correct images; the first of equals."""
+    """Return the one with the most correct images; the first of equals."""
     return max(tried, key=lambda one: one.score.correct)
 
 
 def broadcast_score(score: Score | None, runtime: Runtime) -> Score:
-    """The score of the main process, on every process: after a resume of a finished run only that one knows
-    it.
+    """Return the score of the main process, on every process: after a resume of a finished run only that
+    one knows it.
     """
     known = score if score is not None and runtime.is_main else Score(0, 0)
     mean = known.mean_per_class if known.mean_per_class is not None else -1.0 * runtime.is_main

@@ -19,8 +19,7 @@ from vitctl.engine.run_files import (
     step_of,
 )
 from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError, explaining
-from vitctl.jobs.record.result import RunResult, read_result
-from vitctl.jobs.record.runs import logged_scores
+from vitctl.jobs.record.result import RunResult, logged_scores, read_result
 from vitctl.launch.errors import LOGS
 from vitctl.launch.run_folder import is_running, locked
 from vitctl.launch.worker import NOW

@@ -24,7 +24,7 @@ from vitctl.system.files import write_text
 from vitctl.system.text import has_control, one_line, printable, typed
 
 if TYPE_CHECKING:
-    from vitctl.jobs.inputs.opened import Inputs
+    from vitctl.jobs.inputs.data import Inputs
 
 PACKAGES = (
     "vitctl",
@@ -105,7 +105,7 @@ def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member:
 
 def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: LaunchConfig) -> Prepared:
     from vitctl.engine.distributed.agreement import allow as note_allowed
-    from vitctl.jobs.plan import check_recipe, fit_to_data
+    from vitctl.jobs.inputs.checks import check_recipe, fit_to_data
 
     if has_control(str(run_dir)):
         raise RecipeError(
@@ -145,8 +145,8 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
     weights = getattr(loaded.recipe, "weights", None)
     if weights is None or weights.source != "newest":
         return loaded, ""
-    from vitctl.jobs.plan import check_not_missing
-    from vitctl.jobs.record.runs import newest_run
+    from vitctl.jobs.inputs.checks import check_not_missing
+    from vitctl.jobs.record.result import newest_run
 
     earlier = getattr(before, "weights", None)
     if earlier is not None:

@@ -275,6 +275,21 @@ def spares_tokens(config: "ViTConfig") -> bool:
     return not reads_all and config.position_embedding != "relative"
 
 
+def unseen_pixels(config: "Config", image_size: int = 0) -> list[str]:
+    """Return a warning if the image size is not a multiple of the patch size, as in the paper's H/14 at 384."""
+    if not isinstance(config, ViTConfig) or config.map_channels != 3:
+        return []
+    size, patch = image_size or config.image_size, config.patch_size
+    seen = size - size % patch
+    if seen == size:
+        return []
+    return [
+        f"image size {size} is not a multiple of the patch size {patch}: the last {size - seen} rows and "
+        f"columns of pixels are "
+        f"not used; {seen} or {seen + patch} would use all"
+    ]
+
+
 def stages(config: "HybridConfig | ResNetConfig") -> list[list[UnitShape]]:
     """Return every unit of a backbone. The first unit of each stage but the first one halves the map."""
     found, inputs = [], config.width

@@ -34,7 +34,7 @@ class Loaded:
     name: str
 
     def origin(self, key: str) -> str:
-        """Where `key` was set; 'default' when no file and no flag did."""
+        """Return where `key` was set; 'default' if no file and no flag did."""
         return self.origins.get(key, "default")
 
 
@@ -47,18 +47,18 @@ class Override(NamedTuple):
 
 
 def recipe_folder() -> Path:
-    """The folder of the shipped recipes: inside the wheel, or beside the package in a checkout."""
+    """Return the folder of the shipped recipes: inside the wheel, or beside the package in a checkout."""
     package = Path(__file__).resolve().parents[1]
     return next(folder for folder in (package / "recipes", package.parent / "recipes") if folder.is_dir())
 
 
 def recipe_names() -> list[str]:
-    """Names of the shipped recipes, sorted."""
+    """Return the names of the shipped recipes, sorted."""
     return sorted(path.stem for path in recipe_folder().glob("*.toml"))
 
 
 def find_recipe(name: str) -> Path:
-    """The file of a shipped recipe's name or of a user's path.
+    """Return the file of a shipped recipe's name or of a user's path.
 
     Raises:
         RecipeError: there is none; the message suggests the nearest names.
@@ -81,7 +81,8 @@ def find_recipe(name: str) -> Path:
 
 
 def parse_override(text: str) -> Override:
-    """`a.b=value` as typed after --set; the value is parsed as TOML if possible, else it is the text itself.
+    """Parse `a.b=value` as typed after --set. The value is parsed as TOML if possible, else it is the text
+    itself.
 
     Raises:
         RecipeError: there is no `=`, or the text is too long.
@@ -141,7 +142,7 @@ def load_recipe(
 
 
 def with_overrides(loaded: Loaded, overrides: Iterable[Override]) -> Loaded:
-    """A recipe with other values, checked again; no file is read.
+    """Return a recipe with other values, checked again; no file is read.
 
     Raises:
         RecipeError: as `load_recipe` raises.
@@ -167,7 +168,7 @@ def _override(values: dict[str, Any], origins: dict[str, str], overrides: Iterab
 
 
 def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values and origins of a file merged over those of the recipe it extends."""
+    """Return the values and origins of a file merged over those of the recipe it extends."""
     path = path.resolve()
     if path in children or len(children) >= MAX_PARENTS:
         chain = " -> ".join(p.name for p in (*children, path))
@@ -203,7 +204,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def _line_numbers(text: str) -> dict[str, int]:
-    """Line of every `key =` and every [table], by dotted key (tomllib does not give them)."""
+    """Return the line of every `key =` and every [table], by dotted key (tomllib does not give them)."""
     lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -219,7 +220,7 @@ def _line_numbers(text: str) -> dict[str, int]:
 
 
 def _line(lines: Mapping[str, int], key: str) -> int:
-    """Line of a key, or of the inline table that holds it."""
+    """Return the line of a key, or of the inline table that holds it."""
     while key not in lines and "." in key:
         key = key.rpartition(".")[0]
     return lines.get(key, 1)
@@ -234,7 +235,7 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
 
 
 def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Deep merge of tables; everything else is replaced."""
+    """Merge tables deeply; everything else is replaced."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -272,7 +273,7 @@ def _check(values: dict[str, Any], origins: Mapping[str, str], name: str) -> Rec
 
 
 def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str, str], name: str) -> str:
-    """One line: where, what, and how to fix it."""
+    """Describe a problem in one line: where, what, and how to fix it."""
     key = ".".join(str(part) for part in detail["loc"])
     value = detail.get("input")
     related = [o for k, o in origins.items() if k.startswith(key + ".") or key.startswith(k + ".")]
@@ -305,7 +306,7 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
 
 
 def _whole(detail: ErrorDetails) -> str:
-    """How to write a whole number that was given as 1e4, which TOML reads as a float."""
+    """Return how to write a whole number that was given as 1e4, which TOML reads as a float."""
     value = detail.get("input")
     whole = detail["type"].startswith("int") and isinstance(value, float) and value.is_integer()
     return f"; write {int(value)}" if whole else ""
@@ -321,7 +322,7 @@ def _fields(schema: type[BaseModel], tables: list[str]) -> list[str]:
 
 
 def every_key(schema: type[BaseModel], prefix: str = "") -> list[str]:
-    """All dotted keys of a recipe schema, in the order in which they are written."""
+    """Return all dotted keys of a recipe schema, in the order in which they are written."""
     keys: list[str] = []
     for name, field in schema.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):

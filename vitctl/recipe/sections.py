@@ -30,12 +30,12 @@ def _tuple(value: Any) -> Any:
 
 
 def _several(value: Any) -> Any:
-    """One value stands for a list of it, as people type it after --set: log.trackers=tensorboard."""
+    """Accept one value for a list of it, as people type it after --set: log.trackers=tensorboard."""
     return (value,) if isinstance(value, str | int | float) else _tuple(value)
 
 
 def _numbers(value: Any) -> Any:
-    """Also comma-separated numbers, fewshot.shots=1,5: they are not TOML, and so arrive as a string."""
+    """Accept comma-separated numbers, fewshot.shots=1,5: they are not TOML, and arrive as a string."""
     if not isinstance(value, str):
         return _several(value)
     try:
@@ -51,8 +51,8 @@ Triple = Annotated[tuple[float, float, float], BeforeValidator(_tuple)]
 
 
 def knob(default: Any, what: str, *, unit: str = "", source: str = "", **limits: Any) -> Any:
-    """One recipe value: default (`...` when it must be given), what it does, its unit, and where the paper
-    says so.
+    """Define one recipe value: default (`...` when it must be given), what it does, its unit, and where
+    the paper says so.
     """
     return Field(default, description=what, json_schema_extra={"unit": unit, "source": source}, **limits)
 
@@ -156,7 +156,7 @@ class MaskedPatch(Section):
 
 
 def _rate(value: Any) -> Any:
-    """One error message for both forms, number and text."""
+    """Check a rate, with one error message for both forms, number and text."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
     if not is_number and value != "as_stored":
         raise ValueError(f"{value!r} should be a number from 0 to below 1, or 'as_stored'")
@@ -167,7 +167,7 @@ Rate = Annotated[float | Literal["as_stored"], BeforeValidator(_rate)]
 
 
 def weights_choice(text: str) -> str:
-    """The same text, if it is one of those that --weights takes. Raises ValueError."""
+    """Return the text if it is one that --weights takes. Raises ValueError."""
     if text and not re.fullmatch("last|best|ema|model|[0-9]{1,18}", text):
         raise ValueError(f"{text!r} should be last, best, ema, model or the number of a step")
     return text

@@ -18,8 +18,7 @@ from vitctl.data.datasets.vtab import VTAB as TASKS
 from vitctl.engine.journal import LOG, read_records
 from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, RECIPE, step_of
 from vitctl.errors import VitctlError
-from vitctl.jobs.inputs.fewshot_sets import SPLITS
-from vitctl.jobs.inputs.network import model_config
+from vitctl.jobs.inputs.data import SPLITS
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
 from vitctl.models.variants import ResNetConfig
 from vitctl.models.weights.weights_file import read_weights, weights_digest
@@ -114,7 +113,7 @@ def pretraining_recipe(name: str) -> Pretrain:
 
 def is_resnet(name: str) -> bool:
     """Return whether a pre-training recipe trains a ResNet, for which the better of two protocols counts."""
-    return isinstance(model_config(pretraining_recipe(name), 1000), ResNetConfig)
+    return isinstance(pretraining_recipe(name).network(1000), ResNetConfig)
 
 
 # Whether a run is the experiment of its recipe

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from vitctl.data.datasets.vtab import GROUPS
 from vitctl.data.datasets.vtab import VTAB as TASKS
 from vitctl.errors import RecipeError
-from vitctl.jobs.inputs.network import model_config
 from vitctl.jobs.plan import plan_training
 from vitctl.models.flops import count_parameters
 from vitctl.models.hardware import PEAK_TFLOPS
@@ -182,7 +181,7 @@ def _table_1(name: str) -> SettingRow:
 
 def _table_3(name: str, gpu: Gpu) -> SettingRow:
     recipe = pretraining_recipe(name)
-    config = model_config(recipe, 1000)
+    config = recipe.network(1000)
     dropout = f"{config.dropout:g}" if isinstance(config, ViTConfig) else "none"
     o, s = recipe.optimizer, recipe.schedule
     rates = (f"{s.total_epochs:g}", f"{o.lr:g}", s.decay, f"{o.weight_decay:g}")

@@ -37,10 +37,15 @@ from vitctl.engine.trace.steps import (
     record_problem,
 )
 from vitctl.errors import CheckpointError, VitctlError
-from vitctl.jobs.inputs.data import open_images, open_training_images
-from vitctl.jobs.inputs.opened import chosen_tasks, open_tasks
-from vitctl.jobs.record.result import DELETE_IT, RunResult, published_digest, read_result, with_recipe
-from vitctl.jobs.record.runs import TRAINING
+from vitctl.jobs.inputs.data import chosen_tasks, open_images, open_tasks, open_training_images
+from vitctl.jobs.record.result import (
+    DELETE_IT,
+    TRAINING,
+    RunResult,
+    published_digest,
+    read_result,
+    with_recipe,
+)
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Recipe, Vtab

@@ -23,8 +23,7 @@ from vitctl.errors import CheckpointError, DataError, RecipeError, VitctlError
 from vitctl.jobs.evaluate import evaluate
 from vitctl.jobs.finetune import finetune
 from vitctl.jobs.pretrain import pretrain
-from vitctl.jobs.record.result import RunResult
-from vitctl.jobs.record.runs import choose_weights, logged_scores
+from vitctl.jobs.record.result import RunResult, choose_weights, logged_scores
 from vitctl.jobs.vtab_suite import vtab
 from vitctl.recipe.load import Loaded, Override, with_overrides
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Vtab

@@ -18,6 +18,7 @@ from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.engine.journal import read_records
 from vitctl.errors import DataError, RecipeError
+from vitctl.jobs.inputs.checks import check_recipe
 from vitctl.jobs.inputs.data import (
     check_order,
     label_entropy,
@@ -26,7 +27,7 @@ from vitctl.jobs.inputs.data import (
     sampling_notes,
     training_order,
 )
-from vitctl.jobs.plan import check_recipe, plan_training
+from vitctl.jobs.plan import plan_training
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.sections import Schedule
 from vitctl.recipe.write import to_toml
@@ -192,10 +193,9 @@ def test_check__too_few_shards_is_one_line(tmp_path: Path) -> None:
     check_recipe(recipe(folder, order="windowed", order_window_shards=2), tmp_path)
 
 
-@pytest.mark.parametrize("shards", [2, 4])
-def test_check__shards_sorted_by_class_are_one_line(tmp_path: Path, shards: int) -> None:
+def test_check__shards_sorted_by_class_are_one_line(tmp_path: Path) -> None:
     folder = split(tmp_path / "d", 600, tuple("abcdefghij")) / "train"
-    values = {"eval_split": "", "order": "windowed", "order_window_shards": shards}
+    values = {"eval_split": "", "order": "windowed", "order_window_shards": 4}
     check_recipe(recipe(folder, **values), tmp_path)
     rows = np.load(folder / "samples.npy")
     rows["label"].sort()

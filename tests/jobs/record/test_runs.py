@@ -13,7 +13,7 @@ from vitctl.engine.evaluation import Score
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs import training
 from vitctl.jobs.inputs.weights import find_weights
-from vitctl.jobs.record.runs import choose_weights, newest_run
+from vitctl.jobs.record.result import choose_weights, newest_run
 from vitctl.models.weights.weights_file import read_weights, weights_digest
 
 STEPS = {

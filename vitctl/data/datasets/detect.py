@@ -9,8 +9,8 @@ from vitctl.data.datasets.catalog import find_data_set, read_originals
 from vitctl.data.datasets.readers.class_folder import read_class_folder, read_class_tar
 from vitctl.data.datasets.readers.imagenet import is_imagenet, read_imagenet
 from vitctl.data.datasets.readers.table import read_parquet, read_table
-from vitctl.data.shards.index import find_splits, read_index
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.shards.index import find_splits
+from vitctl.data.source.shard_source import ShardSource, open_index
 from vitctl.data.writer.intake import Item, Originals
 from vitctl.errors import DataError
 from vitctl.system.files import parsing
@@ -90,7 +90,7 @@ def _open_folder(folder: Path) -> dict[str, Originals]:
 
 def _read_shards(place: Path) -> Originals:
     """Read a split of shards, to be written again; images, keys, labels and class names stay as they are."""
-    source = ShardSource(read_index(place))
+    source = ShardSource(open_index(place))
     items = []
     for sample, (size, label) in enumerate(
         zip(source.index.rows["size"].tolist(), source.labels().tolist(), strict=True)

@@ -14,7 +14,8 @@ from vitctl.data.datasets.vtab import (
     is_published_train800,
     names_digest,
 )
-from vitctl.data.shards.index import find_splits, read_index
+from vitctl.data.shards.index import find_splits
+from vitctl.data.source.shard_source import open_index
 from vitctl.data.source.views import Source, source_texts
 from vitctl.errors import DataError
 
@@ -58,7 +59,7 @@ def list_inventory(root: Path) -> list[InventoryEntry]:
 
 def _holding(row: DataSet, root: Path) -> InventoryEntry:
     try:
-        indexes = {name: read_index(place) for name, place in find_splits(root / row.name).items()}
+        indexes = {name: open_index(place) for name, place in find_splits(root / row.name).items()}
         notes = dict.fromkeys(index.source for index in indexes.values())
         missing = [name for name in row.sizes if name not in indexes and "train800" not in indexes]
         state = "; ".join(text for text in notes if "partial" in text or "copy" in text) or SHARDS

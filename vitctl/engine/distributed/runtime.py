@@ -26,7 +26,7 @@ from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.engine.distributed.transfer import Transfer
 from vitctl.errors import CheckpointError, LaunchError
 from vitctl.models.hardware import bf16_tflops
-from vitctl.recipe.machine import Machine
+from vitctl.recipe.schema import Machine
 from vitctl.system.process import HERE
 
 JOIN_SECONDS, CHECK_SECONDS, FIRST_NCCL_SECONDS = 600.0, 5.0, 60.0

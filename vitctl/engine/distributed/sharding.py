@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitctl.errors import LaunchError
 from vitctl.models.blocks import Block
 from vitctl.models.kernels import Head, Linear
-from vitctl.recipe.machine import ShardedMachine, TrainMachine
+from vitctl.recipe.schema import ShardedMachine, TrainMachine
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule

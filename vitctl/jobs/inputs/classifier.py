@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,11 +18,10 @@ from vitctl.engine.computation import Kernels, choose_kernels, use_kernels
 from vitctl.engine.distributed.runtime import Computation, Normaliser, alone
 from vitctl.engine.evaluation import NOT_FINITE, class_logits, image_features, most_likely
 from vitctl.errors import CheckpointError, DataError, LaunchError, RecipeError
-from vitctl.jobs.evaluate import stored_eval_transform
-from vitctl.jobs.inputs.network import unseen_pixels
-from vitctl.jobs.inputs.weights import loaded_model, scored_weights
-from vitctl.jobs.record.runs import newest_run
+from vitctl.jobs.inputs.weights import loaded_model, scored_weights, stored_eval_transform
+from vitctl.jobs.record.result import newest_run
 from vitctl.models.build import Model
+from vitctl.models.variants import unseen_pixels
 from vitctl.models.weights.download import fetch, locate
 from vitctl.models.weights.meta import Meta, assumed_line, require_meta
 from vitctl.recipe.schema import Evaluate
@@ -36,7 +35,7 @@ Activation = Literal["softmax", "sigmoid"]
 
 
 def probabilities(logits: Tensor, activation: Activation) -> Tensor:
-    """Of each class, float64 `[B, K]`: they sum to 1 (softmax), or are independent of each other (sigmoid)."""
+    """Return class probabilities, float64 `[B, K]`: they sum to 1 (softmax), or are independent (sigmoid)."""
     wide = logits.double()
     return wide.softmax(dim=1) if activation == "softmax" else wide.sigmoid()
 
@@ -53,37 +52,16 @@ class Outputs(NamedTuple):
     features: Tensor | None
 
 
-class Network(Protocol):
-    """A trained network, ready to be used."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        ...
-
-    @property
-    def has_head(self) -> bool:
-        """Whether it gives logits."""
-        ...
-
-    @property
-    def has_features(self) -> bool:
-        """Whether it gives the input of its classification layer."""
-        ...
-
-    @property
-    def resizes(self) -> bool:
-        """Whether it prepares photographs of any size by itself."""
-        ...
-
-    def __call__(self, images: Tensor, *, with_features: bool = False) -> Outputs:
-        """Outputs of uint8 images `[B, 3, S, S]`; `[B, 3, H, W]` where it resizes them."""
-        ...
-
-
 @dataclass(frozen=True)
 class TorchNetwork:
-    """A model in evaluation mode on its device. `normalise` has the mean and deviation of its weights."""
+    """A model in evaluation mode on its device.
+
+    Args:
+        normalise: with mean and standard deviation of the weights.
+        kernels: that it computes with.
+        has_head, has_features: whether it gives logits, and the input of its classification layer.
+        resizes: whether it prepares photographs of any size by itself.
+    """
 
     model: Model
     computation: Computation
@@ -95,7 +73,7 @@ class TorchNetwork:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Return where it computes."""
         return self.computation.device
 
     @torch.inference_mode()
@@ -115,7 +93,7 @@ _ONLY_ERRORS = 3
 
 
 class OnnxNetwork:
-    """A `Network` that onnxruntime runs.
+    """A network that onnxruntime runs; its attributes are those of `TorchNetwork`.
 
     Args:
         path: of the file.
@@ -165,8 +143,8 @@ class OnnxNetwork:
             )
 
     def _check_input(self) -> tuple[str, int]:
-        """The name of its only input, uint8 [batch, 3, S, S], and S; 0 where it resizes photographs [batch,
-        H, W, 3].
+        """Return the name of the only input, uint8 [batch, 3, S, S], and S; 0 if it resizes photographs
+        [batch, H, W, 3].
         """
         inputs = self._session.get_inputs()
         shape = list(inputs[0].shape) if inputs else []
@@ -182,7 +160,7 @@ class OnnxNetwork:
         return str(inputs[0].name), int(shape[2])
 
     def _read_meta(self) -> dict[str, Any]:
-        """What `weights.meta` of a run holds, from the metadata of the file."""
+        """Return what `weights.meta` of a run holds, from the metadata of the file."""
         stored = self._session.get_modelmeta().custom_metadata_map
         self.digest = str(stored.get("weights_sha256", ""))
         told = {
@@ -222,6 +200,7 @@ class OnnxNetwork:
         return Outputs(by_name.get(LOGITS), None if features is None else features.float())
 
 
+Network = TorchNetwork | OnnxNetwork
 ONNX = ".onnx"
 Ranking = list[tuple[str, float]]
 
@@ -317,7 +296,7 @@ class OpenClassifier:
         return torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
 
     def _of_photographs(self, source: Source, *, with_features: bool) -> Iterator[Answers]:
-        """One image after the other: they differ in size."""
+        """Yield answers for one image after the other: they differ in size."""
         turned, truncated = self.transform.exif_orientation, self.transform.truncated
         for sample in range(len(source)):
             name = [sample_key(source, sample)]
@@ -335,8 +314,8 @@ class OpenClassifier:
             yield Answers(name, [""], logits, features, digests)
 
     def rankings(self, logits: Tensor, top: int, threshold: float = 0.0) -> list[Ranking]:
-        """The most likely classes of each row of logits `[B, K]` with their probabilities, the most likely
-        first.
+        """Return the most likely classes of each row of logits `[B, K]` with their probabilities, the most
+        likely first.
 
         Args:
             logits: of images.
@@ -350,12 +329,12 @@ class OpenClassifier:
         ]
 
     def name(self, number: int) -> str:
-        """The name of a class, or its number where the weights name none."""
+        """Return the name of a class, or its number where the weights name none."""
         return self.class_names[number] if self.class_names else str(number)
 
 
 def check_finite(outputs: Outputs) -> Outputs:
-    """The same outputs. Raises DataError where they hold NaN or infinities."""
+    """Return the outputs. Raises DataError if they hold NaN or infinities."""
     if any(tensor is not None and not tensor.isfinite().all() for tensor in outputs):
         raise DataError(f"{NOT_FINITE}; use other weights")
     return outputs
@@ -364,8 +343,8 @@ def check_finite(outputs: Outputs) -> Outputs:
 def open_classifier(
     recipe: Evaluate, *, needs_head: bool = True, note: Callable[[str], None] = lambda _: None
 ) -> OpenClassifier:
-    """The classifier that a recipe's [weights] means, with the pre-processing that `vitctl evaluate` gives
-    it.
+    """Open the classifier that a recipe's [weights] means, with the pre-processing that `vitctl evaluate`
+    gives it.
 
     Args:
         recipe: [weights], [machine], and [data] for what it says of the pre-processing.

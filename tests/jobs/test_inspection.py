@@ -1,6 +1,6 @@
 """Short names of weights, and of the folders for their pictures."""
 
-from vitctl.jobs.inspection_parts import folder_name, short_names
+from vitctl.jobs.inspection import folder_name, short_names
 
 
 def test_names__of_runs_and_files() -> None:
