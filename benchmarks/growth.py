@@ -23,9 +23,9 @@ import numpy as np
 from measure import Machine, Numbers, matrix_rates, script_options, take_turns
 
 from vitctl.data.shards.index import FORMAT, read_index
-from vitctl.data.shards.scan import ROW
+from vitctl.data.shards.tar import ROW
 from vitctl.data.source.order import Order
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.stores import ShardSource
 from vitctl.system.figures import BLUE, GREY, PALE, new_figure, plain_axes, save_figure
 
 LIBRARIES = ("vitctl", "torch", "numpy")

@@ -22,12 +22,10 @@ import numpy as np
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards import index as shard_index
-from vitctl.data.shards.index import FORMAT, SAMPLES, read_index
-from vitctl.data.shards.make_index import write_table
-from vitctl.data.shards.scan import ROW
+from vitctl.data.shards.index import FORMAT, SAMPLES, read_index, write_table
+from vitctl.data.shards.tar import ROW
 from vitctl.data.source.order import Order
-from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.data.source.verification import Verification
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split

@@ -17,7 +17,7 @@ from pathlib import Path
 import webdataset
 from measure import Machine, Numbers, clock, medians, script_options, take_turns
 
-from vitctl.data.datasets.detect import open_originals
+from vitctl.data.datasets.catalog import open_originals
 from vitctl.data.writer.write import write_split
 
 MAX_SAMPLES = 5_000

@@ -10,7 +10,7 @@ from vitctl.bench import loader_rate
 from vitctl.bench.loader_rate import bench_data, image_parts, loader_numbers, verdict
 from vitctl.bench.measuring import Budget
 from vitctl.data.images.transforms import TrainTransform, augmentation_rng
-from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.stores import SyntheticSource
 from vitctl.errors import DataError
 
 

@@ -21,10 +21,10 @@ from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader import workers
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards.index import LABELS, read_index
-from vitctl.data.shards.scan import read_shard
+from vitctl.data.shards.tar import read_shard
 from vitctl.data.source.order import Order
-from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.source.splits import md5_order
+from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError, LaunchError, explained

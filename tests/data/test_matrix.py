@@ -14,10 +14,9 @@ import pytest
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
-from vitctl.data.loader.lanes import share
-from vitctl.data.shards.make_index import index_shards
-from vitctl.data.source.order import MixtureOrder, Order, SampleOrder, WindowedOrder
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.shards.index import index_shards
+from vitctl.data.source.order import MixtureOrder, Order, SampleOrder, WindowedOrder, share
+from vitctl.data.source.stores import ShardSource
 from vitctl.data.source.views import Source, concat
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores

@@ -18,13 +18,10 @@ from tests.conftest import ROOT
 from tests.data.conftest import CLASSES, several
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
-from vitctl.data.loader.lanes import share
 from vitctl.data.pipeline import as_webdataset
-from vitctl.data.shards.index import Index
-from vitctl.data.shards.make_index import index_shards
-from vitctl.data.source.order import Order, WindowedOrder
-from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.shards.index import Index, index_shards
+from vitctl.data.source.order import Order, WindowedOrder, share
+from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 

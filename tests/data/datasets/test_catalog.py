@@ -6,7 +6,7 @@ import pytest
 from tests.data.datasets.conftest import plant
 from vitctl.data.datasets.catalog import open_split, read_originals, write_data_set
 from vitctl.data.datasets.known_sets import DATA_SETS
-from vitctl.data.datasets.readers.files import class_list
+from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 

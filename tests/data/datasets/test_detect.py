@@ -7,11 +7,11 @@ import pytest
 import torchvision.datasets
 
 from tests.data.datasets.conftest import plant
-from vitctl.data.datasets.detect import TORCHVISION_SETS, open_originals, read_torchvision
+from vitctl.data.datasets.catalog import TORCHVISION_SETS, open_originals, read_torchvision
 from vitctl.data.datasets.readers.arrays import encode_png
-from vitctl.data.datasets.readers.files import class_list
+from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.shards.index import Index
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vitctl.data.datasets.downloads import Archive, is_unpacked, unpack
+from vitctl.data.datasets.readers.original_files import Archive, is_unpacked, unpack
 from vitctl.errors import DataError
 
 

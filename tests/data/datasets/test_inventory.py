@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.datasets.conftest import BY_NAME, SPLITS, TASK, keys_of, write
-from vitctl.data.datasets.catalog import find_data_set, open_split
-from vitctl.data.datasets.inventory import ABSENT, check_task, list_inventory
+from vitctl.data.datasets.catalog import ABSENT, check_task, find_data_set, list_inventory, open_split
 from vitctl.data.datasets.vtab import TRAIN800_DIGESTS, VAL200_AND_TEST_DIGESTS, VTAB, in_vtab1k, names_digest
 from vitctl.data.datasets.vtab_images import export_shards, export_task, read_community
 from vitctl.data.source.views import Source, source_texts

@@ -13,8 +13,8 @@ import torchvision.datasets
 from tests.data.datasets.conftest import labels, plant
 from vitctl.data.datasets.catalog import find_data_set, originals_of
 from vitctl.data.datasets.known_sets import DATA_SETS, DataSet
-from vitctl.data.datasets.readers.files import ASSETS, class_list
 from vitctl.data.datasets.readers.list_file import read_lists
+from vitctl.data.datasets.readers.original_files import ASSETS, class_list
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.data.source.splits import md5_order
 from vitctl.errors import DataError

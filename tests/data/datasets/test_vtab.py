@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.datasets.conftest import BY_NAME
 from vitctl.data.datasets.catalog import find_data_set, known_size
-from vitctl.data.datasets.readers.files import class_list
+from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.datasets.vtab import (
     GROUPS,
     MINI,

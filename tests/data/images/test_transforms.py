@@ -21,7 +21,7 @@ from vitctl.data.images.transforms import (
 )
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.source.order import Order
-from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.stores import SyntheticSource
 
 SHAPES = [(50, 37, 24), (20, 31, 48), (24, 24, 24), (301, 200, 64)]
 

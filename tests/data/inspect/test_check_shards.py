@@ -11,7 +11,7 @@ from tests.data.server import Faults, serving
 from vitctl.data.inspect.check_shards import Kind, verify_index
 from vitctl.data.shards import index as shard_index
 from vitctl.data.shards.index import Index, read_index
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 

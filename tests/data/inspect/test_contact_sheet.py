@@ -6,7 +6,7 @@ import pytest
 from PIL import Image, ImageFont
 
 from vitctl.data.images.transforms import TrainTransform
-from vitctl.data.inspect.contact_sheet import (
+from vitctl.data.inspect.overview import (
     _CELL,
     _MARGIN,
     _TITLE_HEIGHT,
@@ -17,9 +17,9 @@ from vitctl.data.inspect.contact_sheet import (
     save,
     show_augmented,
 )
-from vitctl.data.inspect.contact_sheet import show_images as show
+from vitctl.data.inspect.overview import show_images as show
 from vitctl.data.shards.index import Index
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.stores import ShardSource
 
 MakeSplit = Callable[..., Index]
 RED, BLUE = np.full((50, 50, 3), (250, 0, 0), np.uint8), np.full((20, 40, 3), (0, 0, 250), np.uint8)

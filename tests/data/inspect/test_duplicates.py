@@ -13,7 +13,7 @@ from scipy.fft import dctn
 
 from tests.conftest import SHARED
 from vitctl.data.datasets.readers.arrays import encode_png
-from vitctl.data.datasets.readers.files import archive_items
+from vitctl.data.datasets.readers.original_files import archive_items
 from vitctl.data.images.decode import BadSample
 from vitctl.data.inspect.check_shards import repeated
 from vitctl.data.inspect.duplicates import (
@@ -27,9 +27,8 @@ from vitctl.data.inspect.duplicates import (
     perceptual_hash,
     write_report,
 )
-from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.source.splits import DIGEST
-from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from vitctl.data.datasets.readers.arrays import encode_png
-from vitctl.data.inspect.stats import measure
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.inspect.overview import measure
+from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 

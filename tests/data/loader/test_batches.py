@@ -16,11 +16,9 @@ from vitctl.data.images.decode import decode
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
 from vitctl.data.loader import batches as module
 from vitctl.data.loader.batches import Batch, eval_batches, train_batches
-from vitctl.data.loader.lanes import share
 from vitctl.data.shards.index import Index
-from vitctl.data.source.order import Order, WindowedOrder
-from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.order import Order, WindowedOrder, share
+from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.data.source.views import Source, concat, has_label, subset
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split

@@ -5,8 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitctl.data.loader.lanes import LaneOrder, Lanes, micro_batches, own_slots, share
-from vitctl.data.source.order import MixtureOrder, Order, SampleOrder, WindowedOrder
+from vitctl.data.source.order import (
+    LaneOrder,
+    Lanes,
+    MixtureOrder,
+    Order,
+    SampleOrder,
+    WindowedOrder,
+    micro_batches,
+    own_slots,
+    share,
+)
 from vitctl.errors import DataError
 
 SIZES = st.tuples(st.integers(1, 70), st.integers(1, 12), st.integers(1, 9)).filter(lambda s: s[1] <= s[0])

@@ -28,12 +28,18 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader import workers as lifecycle
 from vitctl.data.loader.batches import Batch, train_batches
-from vitctl.data.loader.lanes import LaneOrder, Lanes, own_slots
 from vitctl.data.loader.workers import Prefetcher, SharedMemory, Workers, oom_kills, reads_whole_shards
 from vitctl.data.shards.index import Index
-from vitctl.data.source.order import MixtureOrder, Order, SampleOrder, WindowedOrder
-from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.order import (
+    LaneOrder,
+    Lanes,
+    MixtureOrder,
+    Order,
+    SampleOrder,
+    WindowedOrder,
+    own_slots,
+)
+from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.data.source.views import Source
 from vitctl.errors import DataError
 from vitctl.system import http
@@ -78,7 +84,7 @@ from itertools import islice
 from multiprocessing import active_children
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.source.order import Order
-from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.stores import SyntheticSource
 from vitctl.data.images.transforms import TrainTransform
 {source}
 batches = train_batches(Chosen(99, 3, 64), Order(99, 0), TrainTransform(64), seed=0, batch_size=16,

@@ -9,9 +9,8 @@ import pytest
 import webdataset
 
 from tests.data.old_index import forget_tables
-from vitctl.data.shards.index import Index, find_splits, read_index
-from vitctl.data.shards.make_index import index_shards
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.shards.index import Index, find_splits, index_shards, read_index
+from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError

@@ -12,11 +12,9 @@ from PIL import Image
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
 from vitctl.data.inspect.check_shards import verify_index
-from vitctl.data.shards.index import read_index
-from vitctl.data.shards.make_index import index_shards
-from vitctl.data.shards.scan import Fields, read_shard
-from vitctl.data.shards.tar import escape_key, member_name, split_name, unescape_key
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.shards.index import index_shards, read_index
+from vitctl.data.shards.tar import Fields, escape_key, member_name, read_shard, split_name, unescape_key
+from vitctl.data.source.stores import ShardSource
 from vitctl.errors import DataError
 from vitctl.system.files import Bound
 
@@ -126,7 +124,7 @@ def test_scan__refuses(tmp_path: Path, members: list[Member | tarfile.TarInfo], 
 
 
 def test_scan__refuses_large_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitctl.data.shards.scan.IMAGE_FILE", Bound("image_file", 4, "B", ""))
+    monkeypatch.setattr("vitctl.data.shards.tar.IMAGE_FILE", Bound("image_file", 4, "B", ""))
     with pytest.raises(DataError, match=r"'a.jpg' has 5 bytes, should have at most 4"):
         read_shard(write_tar(tmp_path / "s.tar", [("a.jpg", b"12345"), CLASS]))
 

@@ -13,10 +13,9 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from tests.data.conftest import CLASSES, make_items, picture, several
 from vitctl.data.datasets.readers.arrays import encode_png
-from vitctl.data.shards.make_index import index_shards
-from vitctl.data.shards.scan import read_shard
-from vitctl.data.shards.tar import ShardWriter, stored_names, unescape_key
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.shards.index import index_shards
+from vitctl.data.shards.tar import ShardWriter, read_shard, stored_names, unescape_key
+from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError

@@ -13,10 +13,9 @@ from tests.data.old_index import forget_tables
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.inspect.check_shards import unused_files
 from vitctl.data.inspect.duplicates import compare
-from vitctl.data.shards.index import Index
-from vitctl.data.shards.make_index import index_shards
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.shards.index import Index, index_shards
 from vitctl.data.source.splits import FILE, open_shards, read_exclusion, write_exclusion
+from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 from tests.conftest import SHARED
-from vitctl.data.datasets.readers.imagenet import imagenet_validation_labels
-from vitctl.data.source.imagenet_real import NUM_IMAGES, SHA256, label_sets, read_real
+from vitctl.data.datasets.readers.imagenet import (
+    REAL_IMAGES,
+    REAL_SHA256,
+    imagenet_validation_labels,
+    label_sets,
+    read_real,
+)
 from vitctl.engine.metrics import count_hits, padded_sets
 from vitctl.errors import DataError
 
@@ -19,7 +24,7 @@ published = pytest.mark.skipif(not REAL.exists(), reason="real.json is not here"
 
 @published
 def test_read_real__the_published_file() -> None:
-    assert hashlib.sha256(REAL.read_bytes()).hexdigest() == SHA256
+    assert hashlib.sha256(REAL.read_bytes()).hexdigest() == REAL_SHA256
     sets = read_real(REAL)
     assert sum(map(len, sets)) == 57_553
     assert sum(map(bool, sets)) == 46_837
@@ -37,7 +42,7 @@ def test_real__the_original_labels_are_right_in_90_percent() -> None:
 @published
 def test_real__scores_46837_images_whatever_is_answered() -> None:
     sets = padded_sets(read_real(REAL))
-    best = np.random.default_rng(0).integers(0, 1000, (NUM_IMAGES, 5))
+    best = np.random.default_rng(0).integers(0, 1000, (REAL_IMAGES, 5))
     hits = count_hits(best, sets)
     assert hits.total == 46_837
     assert hits.correct == sum(
@@ -53,7 +58,7 @@ def write(path: Path, sets: object) -> Path:
 
 
 def test_label_sets__go_by_name_and_not_by_order() -> None:
-    sets = [[number % 1000] for number in range(NUM_IMAGES)]
+    sets = [[number % 1000] for number in range(REAL_IMAGES)]
     keys = [
         "n01440764/ILSVRC2012_val_00000293.JPEG",
         "ILSVRC2012_val_00000001",
@@ -76,7 +81,7 @@ def test_label_sets__go_by_name_and_not_by_order() -> None:
 )
 def test_label_sets__refuses(keys: list[str], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        label_sets(keys, [[0]] * NUM_IMAGES)
+        label_sets(keys, [[0]] * REAL_IMAGES)
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,11 @@ from tests.data.server import Faults, serving
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
-from vitctl.data.shards.index import Index, read_index
-from vitctl.data.shards.make_index import index_addresses, index_shards
+from vitctl.data.shards.index import Index, index_addresses, index_shards, read_index
 from vitctl.data.source.locate import INDEXED, expand, locate_splits
 from vitctl.data.source.order import Order, SampleOrder, WindowedOrder
-from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.source.splits import write_exclusion
+from vitctl.data.source.stores import ShardSource
 from vitctl.data.source.views import Source
 from vitctl.errors import DataError
 from vitctl.system import http

@@ -3,20 +3,16 @@ import multiprocessing
 import os
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.data.conftest import contents, damage
 from vitctl.data.images.decode import BadSample
-from vitctl.data.shards.index import Index, Shard, read_index
-from vitctl.data.shards.scan import ROW
-from vitctl.data.source import shard_source
-from vitctl.data.source.shard_source import ShardSource, open_index
+from vitctl.data.shards.index import Index, read_index
+from vitctl.data.source import stores as shard_source
+from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import Source
 from vitctl.errors import DataError
 
@@ -75,7 +71,7 @@ def test_shard_source__works_in_other_processes(make_split: MakeSplit, method: s
 
 
 def test_shard_source__keeps_few_files_open(make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitctl.data.source.shard_source.max_open_shards", lambda _: 3)
+    monkeypatch.setattr("vitctl.data.source.stores.max_open_shards", lambda _: 3)
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     source = ShardSource(make_split(20, max_samples=1))
@@ -127,19 +123,3 @@ def test_open_index__is_read_again_only_if_a_file_changed(
     os.truncate(folder / "shard-000001.tar", 600)
     with pytest.raises(DataError, match=r"shard-000001\.tar has 600 bytes"):
         open_index(folder)
-
-
-@given(st.integers(1, 40), st.data())
-def test_shard_source__excluded_is_a_subset_of_the_others(num: int, data: st.DataObject) -> None:
-    excluded = np.array(sorted(data.draw(st.sets(st.integers(0, num - 1), max_size=num - 1))), np.int64)
-    rows = np.zeros(num, ROW)
-    rows["label"], rows["size"] = np.arange(num), np.arange(num)
-    shards = tuple(Shard(str(number), 1, 10**6, "") for number in range(num))
-    source = ShardSource(Index(Path(), shards, ("a",), num, "", "", rows), excluded=excluded)
-    kept = np.delete(np.arange(num), excluded)
-    assert len(source) == len(kept)
-    assert source.labels().tolist() == source.labels(np.arange(len(kept))).tolist() == kept.tolist()
-    assert [source.location(n) for n in range(len(kept))] == [f"./{n}" for n in kept]
-    assert source.shards_of(np.arange(len(kept))) == kept.tolist()
-    with pytest.raises(IndexError):
-        source.location(len(kept))

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.shards.index import Index
-from vitctl.data.source.shard_source import ShardSource
 from vitctl.data.source.splits import _of_each_class, md5_order, resolve, select
-from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError

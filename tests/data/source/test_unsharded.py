@@ -1,7 +1,7 @@
 import numpy as np
 
 from vitctl.data.images.decode import decode
-from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.stores import SyntheticSource
 from vitctl.data.source.views import Source
 
 

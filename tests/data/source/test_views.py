@@ -11,8 +11,7 @@ from tests.data.conftest import MakeSplit, contents
 from tests.data.old_index import forget_tables
 from vitctl.data.shards.index import read_index
 from vitctl.data.source import views
-from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.data.source.views import (
     Source,
     View,

@@ -20,11 +20,11 @@ from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from tests.data.conftest import CLASSES, make_items, picture, several
-from vitctl.data.datasets.detect import open_originals
-from vitctl.data.images.convert import Reencode
+from vitctl.data.datasets.catalog import open_originals
+from vitctl.data.images.decode import Reencode
 from vitctl.data.images.image_types import image_extension
-from vitctl.data.shards.make_index import index_shards
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.shards.index import index_shards
+from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item, Originals
 from vitctl.data.writer.write import write_originals, write_split
 from vitctl.errors import DataError

@@ -9,7 +9,7 @@ from PIL import Image
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.shards.index import read_index
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.stores import ShardSource
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.chosen_images import ChosenImages, choose_images
 from vitctl.jobs.inputs.images import find_images

@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from vitctl.data.datasets.downloads import Archive
-from vitctl.data.datasets.readers import arrays, glyphs, imagenet, list_file, shapes
-from vitctl.data.datasets.readers.cifar import read_cifar
+from vitctl.data.datasets.readers import arrays, imagenet, list_file, shapes
+from vitctl.data.datasets.readers.arrays import read_cifar, read_dmlab
 from vitctl.data.datasets.readers.class_folder import read_caltech101, read_fixed_classes
-from vitctl.data.datasets.readers.files import MissingOriginalsError
-from vitctl.data.datasets.readers.list_file import read_lists
-from vitctl.data.datasets.readers.retinopathy import read_retinopathy
-from vitctl.data.datasets.readers.tfrecord import read_dmlab
+from vitctl.data.datasets.readers.list_file import read_lists, read_retinopathy
+from vitctl.data.datasets.readers.original_files import Archive, MissingOriginalsError
 from vitctl.data.writer.intake import Originals
 from vitctl.errors import DataError
 
@@ -84,7 +81,7 @@ def _make_digits(split: str) -> Originals:
 
 def _make_glyphs(split: str) -> Originals:
     size = DATA_SETS["glyphs"].sizes[split]
-    return Originals(glyphs.items(split, size, 0), glyphs.CLASS_NAMES, "vitctl glyphs generator")
+    return Originals(shapes.glyph_items(split, size, 0), shapes.GLYPH_NAMES, "vitctl glyphs generator")
 
 
 def _shapes(task: str) -> DataSet:
@@ -178,7 +175,7 @@ _SMALLNORB = partial(
 _ROWS = (
     # Sets that come with vitctl
     DataSet("digits", 10, arrays.DIGITS_SIZES, make=_make_digits),
-    DataSet("glyphs", glyphs.NUM_LETTERS, {"train": 10_000, "test": 1_000}, make=_make_glyphs),
+    DataSet("glyphs", shapes.NUM_LETTERS, {"train": 10_000, "test": 1_000}, make=_make_glyphs),
     *map(_shapes, shapes.TASKS),
     # VTAB
     DataSet(

@@ -14,7 +14,13 @@ from functools import partial
 from pathlib import Path
 
 from vitctl.data.datasets.catalog import known_size, open_split
-from vitctl.data.datasets.readers.files import file_items, need, numbered_labels, read_bytes, read_lines
+from vitctl.data.datasets.readers.original_files import (
+    file_items,
+    need,
+    numbered_labels,
+    read_bytes,
+    read_lines,
+)
 from vitctl.data.datasets.vtab import VTAB, VtabTask, is_published_train800
 from vitctl.data.images.image_types import image_extension
 from vitctl.data.shards.index import INDEX_FILE, find_splits

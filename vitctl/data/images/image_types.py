@@ -61,7 +61,7 @@ def exclusion_reason(name: str, head: Callable[[], bytes]) -> str:
 
     Args:
         name: path of the file, with `/`.
-        head: returns its first `HEAD_BYTES` bytes; called only where the extension is not enough.
+        head: returns its first `HEAD_BYTES` bytes or more; called only where the extension is not enough.
     """
     if is_system_file(name):
         return SYSTEM_FILE

@@ -13,10 +13,10 @@ from vitctl.data.datasets.catalog import find_data_set
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, find_splits
 from vitctl.data.shards.remote import bounded, is_remote
-from vitctl.data.shards.scan import read_shard
-from vitctl.data.source.shard_source import ShardSource, open_index
+from vitctl.data.shards.tar import read_shard
 from vitctl.data.source.splits import DIGEST, changed_images, image_digest
 from vitctl.data.source.splits import FILE as EXCLUDED
+from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import check_labels, has_label, sample_key
 from vitctl.data.writer.intake import REPORT as INTAKE
 from vitctl.errors import DataError

@@ -16,11 +16,11 @@ import numpy as np
 from PIL import Image
 
 from vitctl.data.images.decode import BadSample, open_picture
-from vitctl.data.inspect.contact_sheet import Cell, cell, draw_sheet, save
-from vitctl.data.source.shard_source import ShardSource, open_index
+from vitctl.data.inspect.overview import Cell, cell, draw_sheet, save
 from vitctl.data.source.splits import DIGEST, bytes_digest, image_digest
+from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import Source, sample_key
-from vitctl.system.pool import Done, run_tasks
+from vitctl.system.pool import Done, run_each
 from vitctl.system.tables import write_csv
 
 MATCHES = "matches.csv"
@@ -301,24 +301,18 @@ def hash_images(
         perceptual: False to compute digests only, without decoding.
     """
 
-    def block(task: int, done: Done) -> list[tuple[bytes, int | None]]:
-        found = []
-        for sample in range(task * _IMAGES_PER_TASK, min((task + 1) * _IMAGES_PER_TASK, len(source))):
-            try:
-                data = source.read(sample)
-                found.append((bytes_digest(data), perceptual_hash(data) if perceptual else None))
-            except BadSample:
-                found.append((image_digest(source, sample), None))
-            done(1)
-        return found
+    def hash_image(sample: int) -> tuple[bytes, int | None]:
+        try:
+            data = source.read(sample)
+            return bytes_digest(data), perceptual_hash(data) if perceptual else None
+        except BadSample:
+            return image_digest(source, sample), None
 
-    blocks = run_tasks(block, -(-len(source) // _IMAGES_PER_TASK), workers=workers, done=done)
-    digests = [digest for found in blocks for digest, _ in found]
-    hashes = [one for found in blocks for _, one in found]
+    hashed = run_each(hash_image, len(source), _IMAGES_PER_TASK, workers=workers, done=done)
     return ImageHashes(
-        np.array(digests, DIGEST),
-        np.array([one or 0 for one in hashes], np.uint64),
-        np.array([one is not None for one in hashes], bool),
+        np.array([digest for digest, _ in hashed], DIGEST),
+        np.array([words or 0 for _, words in hashed], np.uint64),
+        np.array([words is not None for _, words in hashed], bool),
     )
 
 

@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from vitctl.data.images.convert import without_heic
-from vitctl.data.images.decode import BadSample, Picture, open_picture
+from vitctl.data.images.decode import BadSample, Picture, open_picture, without_heic
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
-from vitctl.data.loader.lanes import Lanes, micro_batches, own_slots, share
 from vitctl.data.loader.workers import (
     Prefetcher,
     SharedMemory,
@@ -28,7 +26,7 @@ from vitctl.data.loader.workers import (
     start_workers,
     worker_init,
 )
-from vitctl.data.source.order import SampleOrder
+from vitctl.data.source.order import Lanes, SampleOrder, micro_batches, own_slots, share
 from vitctl.data.source.views import Source, has_label, sample_key
 from vitctl.errors import DataError
 from vitctl.system import files

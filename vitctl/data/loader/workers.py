@@ -32,8 +32,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from vitctl.data.loader.lanes import LaneOrder
-from vitctl.data.source.order import SampleOrder
+from vitctl.data.source.order import LaneOrder, SampleOrder
 from vitctl.data.source.views import Source, split_sources
 from vitctl.errors import DataError, writing
 from vitctl.system import process

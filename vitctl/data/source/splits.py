@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from vitctl.data.images.decode import BadSample
 from vitctl.data.shards.index import Index
-from vitctl.data.source.shard_source import ShardSource, open_index
+from vitctl.data.source.stores import ShardSource, array_digest, open_index
 from vitctl.data.source.views import Source, View, concat, sample_key, subset
 from vitctl.errors import DataError
 from vitctl.system.files import INDEX, read_json, write_json
@@ -264,8 +265,16 @@ def open_shards(folder: Path) -> Source:
     Raises:
         DataError: as `read_index`; or the list is damaged, or belongs to other shards.
     """
-    index = open_index(folder)
-    return ShardSource(index, excluded=read_exclusion(index))
+    return without_excluded(ShardSource(open_index(folder)))
+
+
+def without_excluded(source: ShardSource) -> Source:
+    """Return a split without the images listed in its `excluded.json`."""
+    excluded = read_exclusion(source.index)
+    if not len(excluded):
+        return source
+    kept = subset(source, np.delete(np.arange(len(source)), excluded))
+    return replace(kept, digest=array_digest(f"without {source.digest} ", excluded))
 
 
 def read_exclusion(index: Index) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 
 from vitctl.data.images.decode import BadSample
 from vitctl.data.source.order import Order
-from vitctl.data.source.shard_source import ShardSource, array_digest
+from vitctl.data.source.stores import ShardSource, array_digest
 from vitctl.errors import DataError
 from vitctl.system.text import did_you_mean, nearest
 

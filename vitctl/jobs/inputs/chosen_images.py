@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitctl.data.images.decode import BadSample, open_picture
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.data.inspect.contact_sheet import choose
+from vitctl.data.inspect.overview import choose
 from vitctl.data.source.views import Source
 from vitctl.errors import DataError
 

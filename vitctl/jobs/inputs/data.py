@@ -7,8 +7,7 @@ from pydantic import ValidationError
 
 from vitctl.data.datasets.catalog import open_split, synthetic
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
-from vitctl.data.loader.lanes import LaneOrder
-from vitctl.data.source.order import MixtureOrder, Order, SampleOrder, WindowedOrder, quotas
+from vitctl.data.source.order import LaneOrder, MixtureOrder, Order, SampleOrder, WindowedOrder, quotas
 from vitctl.data.source.splits import num_repeated
 from vitctl.data.source.views import (
     Source,

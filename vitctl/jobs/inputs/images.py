@@ -13,7 +13,7 @@ from vitctl.data.images.image_types import IMAGE_EXTENSIONS, SYSTEM_FILE
 from vitctl.data.shards.index import find_splits
 from vitctl.data.shards.remote import check_address, is_remote
 from vitctl.data.source.locate import locate_all_splits, locate_splits, no_index_message
-from vitctl.data.source.unsharded import ImageFiles
+from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source, sample_key
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import open_recipe_split

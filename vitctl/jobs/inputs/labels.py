@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitctl.data.datasets.readers.files import class_list
-from vitctl.data.datasets.readers.imagenet import imagenet_classes
-from vitctl.data.source.imagenet_real import label_sets, read_real
+from vitctl.data.datasets.readers.imagenet import imagenet_classes, label_sets, read_real
+from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.source.views import Source
 from vitctl.engine.metrics import correct_predictions, count_by_class, count_confusions, padded_sets
 from vitctl.errors import CheckpointError, DataError, RecipeError

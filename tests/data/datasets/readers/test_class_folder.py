@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitctl.data.datasets.detect import open_originals
+from vitctl.data.datasets.catalog import open_originals
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.readers.class_folder import arrange, read_class_folder, read_class_tar
-from vitctl.data.datasets.readers.files import class_list
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.datasets.readers.original_files import class_list
+from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item, Originals
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError

@@ -18,8 +18,8 @@ from tests.data.datasets.readers.test_cifar import plant_release
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.readers import arrays
 from vitctl.data.datasets.readers.arrays import DSPRITES_FILE, NORB_STEMS
-from vitctl.data.datasets.readers.files import class_list
 from vitctl.data.datasets.readers.imagenet import imagenet_classes
+from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.images.decode import decode
 from vitctl.data.writer.intake import read_item
 from vitctl.errors import DataError

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from vitctl.data.datasets.readers.files import (
+from vitctl.data.datasets.readers.original_files import (
     MissingOriginalsError,
     file_items,
     library,

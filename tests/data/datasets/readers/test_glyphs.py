@@ -1,28 +1,28 @@
 import numpy as np
 
-from vitctl.data.datasets.readers import glyphs
+from vitctl.data.datasets.readers import shapes as glyphs
 from vitctl.data.images.decode import decode
 
 
 def test_picture__pure_function_of_seed_split_index() -> None:
-    first = glyphs.picture("train", 7, seed=3)
+    first = glyphs.glyph_picture("train", 7, seed=3)
     assert first.shape == (32, 32, 3)
     assert first.dtype == np.uint8
-    assert np.array_equal(first, glyphs.picture("train", 7, seed=3))
+    assert np.array_equal(first, glyphs.glyph_picture("train", 7, seed=3))
     for other in (("train", 7, 4), ("test", 7, 3), ("train", 67, 3)):
-        assert not np.array_equal(first, glyphs.picture(*other))
+        assert not np.array_equal(first, glyphs.glyph_picture(*other))
 
 
 def test_items__labels_keys_and_pixels() -> None:
-    items = glyphs.items("train", 130, seed=0)
+    items = glyphs.glyph_items("train", 130, seed=0)
     assert [item.label for item in items] == [n % 60 for n in range(130)]
     assert len({item.key for item in items}) == 130
-    assert np.array_equal(decode(items[117].read()), glyphs.picture("train", 117, seed=0))
-    assert len(glyphs.CLASS_NAMES) == glyphs.NUM_LETTERS == 60
+    assert np.array_equal(decode(items[117].read()), glyphs.glyph_picture("train", 117, seed=0))
+    assert len(glyphs.GLYPH_NAMES) == glyphs.NUM_LETTERS == 60
 
 
 def test_letters__differ_and_fill_their_square() -> None:
-    letters = glyphs.alphabet()
+    letters = glyphs.glyph_alphabet()
     assert len(letters) == glyphs.NUM_LETTERS
     for strokes in letters:
         assert 2 <= len(strokes) <= 4

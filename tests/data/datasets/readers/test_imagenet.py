@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tests.data.datasets.conftest import labels, plant, tar_of
-from vitctl.data.datasets.detect import open_originals
+from vitctl.data.datasets.catalog import open_originals
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.readers import imagenet
-from vitctl.data.datasets.readers.files import class_list
 from vitctl.data.datasets.readers.imagenet import imagenet_validation_labels, read_imagenet
+from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.errors import DataError
 
 WNIDS = class_list("imagenet")

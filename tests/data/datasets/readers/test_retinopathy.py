@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitctl.data.datasets.readers.retinopathy import eye_radius, process, process_jpeg
+from vitctl.data.datasets.readers.list_file import eye_radius, treat_eye, treat_jpeg
 
 pytest.importorskip("scipy")
 
@@ -38,7 +38,7 @@ def test_process__equals_the_recipe_written_out() -> None:
     image = eye(610, 640, 300)
     image[305, 620] = 0  # 600 bright pixels in the middle row are left
     assert eye_radius(image) == 300
-    treated, wanted = process(image).astype(int), reference(image).astype(int)
+    treated, wanted = treat_eye(image).astype(int), reference(image).astype(int)
     assert treated.shape == wanted.shape == (540, 540, 3)
     assert np.abs(treated - wanted).max() <= 4  # one level of the blur, where it lies on a half
     assert np.mean(treated != wanted) < 0.001
@@ -52,7 +52,7 @@ def test_process__does_not_see_the_size_of_the_photograph() -> None:
         waves = 120 + 50 * np.sin(40 * x + np.arange(3)) * np.cos(30 * y)
         return np.where(x * x + y * y < 0.9, waves, 0).astype(np.uint8)
 
-    small, large = process(photograph(300)).astype(int), process(photograph(900)).astype(int)
+    small, large = treat_eye(photograph(300)).astype(int), treat_eye(photograph(900)).astype(int)
     assert small.shape == large.shape == (540, 540, 3)
     assert np.abs(small - large).mean() < 4
     assert np.abs(small - 128).mean() > 20
@@ -61,18 +61,18 @@ def test_process__does_not_see_the_size_of_the_photograph() -> None:
 def test_process__a_narrow_photograph_stays_narrow() -> None:
     image = eye(400, 700, 300)
     image[200, 50] = 0
-    assert process(image).shape == (400, 540, 3)
+    assert treat_eye(image).shape == (400, 540, 3)
 
 
 def test_eye_radius__of_a_black_picture_is_half_its_height() -> None:
     assert eye_radius(np.zeros((80, 100, 3), np.uint8)) == 40
-    assert process(np.zeros((80, 100, 3), np.uint8)).shape == (540, 540, 3)
+    assert treat_eye(np.zeros((80, 100, 3), np.uint8)).shape == (540, 540, 3)
 
 
 def test_process_jpeg__stores_a_jpeg() -> None:
     file = io.BytesIO()
     Image.fromarray(eye(130, 140, 60)).save(file, "PNG")
-    data = process_jpeg(file.getvalue())
+    data = treat_jpeg(file.getvalue())
     with Image.open(io.BytesIO(data)) as image:
         assert (image.format, image.size) == ("JPEG", (540, 540))
         assert np.abs(np.asarray(image)[:20, :20].astype(int) - 128).max() <= 3

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vitctl.data.datasets.detect import open_originals
+from vitctl.data.datasets.catalog import open_originals
 from vitctl.data.datasets.readers.table import read_table
 from vitctl.errors import DataError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.datasets.conftest import crc32c, example, masked, record
-from vitctl.data.datasets.readers.tfrecord import parse_example, records
+from vitctl.data.datasets.readers.arrays import parse_example, records
 from vitctl.errors import DataError
 
 

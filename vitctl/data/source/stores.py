@@ -1,23 +1,28 @@
-"""The samples of an indexed split, read from its shards by offset. An index is read once per process."""
+"""Where samples are stored: in shards, read by offset; in image files; or nowhere, as generated noise."""
 
 import bisect
 import errno
 import hashlib
+import io
 import os
 import resource
-from functools import cached_property, lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from vitctl.data.images.decode import BadSample
 from vitctl.data.shards.index import INDEX_FILE, Index, read_index
-from vitctl.data.shards.remote import ShardCache, is_remote, read_range
+from vitctl.data.shards.remote import ShardCache, is_remote, read_file, read_range
 from vitctl.data.shards.tar import member_name, split_name, unescape_key
 from vitctl.errors import DataError, explained
-from vitctl.system.files import IMAGE_FILE
+from vitctl.system.address import without_queries
+from vitctl.system.files import IMAGE_FILE, read_bytes
 from vitctl.system.process import max_open_shards
 
 _RESOURCE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -66,7 +71,7 @@ def _status(path: Path | str) -> tuple[int, ...] | None:
 
 
 class ShardSource:
-    """The samples of an indexed split, in storage order, without excluded ones; see `views.Source`.
+    """The samples of an indexed split, in storage order; see `views.Source`.
 
     Files are opened on first use, at most 64 at a time. Reads are positional (pread), so the source can be
     shared between threads and used after a fork; pickling it sends the folder, never a descriptor.
@@ -74,91 +79,73 @@ class ShardSource:
     Args:
         index: of the split.
         cache: stores remote shards as whole files; None reads single images by byte range.
-        excluded: stored samples to leave out, int64 `[m]`, ascending; see exclusion.py.
     """
 
-    def __init__(
-        self, index: Index, cache: ShardCache | None = None, excluded: np.ndarray | None = None
-    ) -> None:
+    def __init__(self, index: Index, cache: ShardCache | None = None) -> None:
         self.index = index
         self.cache = cache
-        self.excluded = np.zeros(0, np.int64) if excluded is None else excluded
+        self._reads_ranges = cache is None and index.is_remote
         self._ends = list(accumulate(shard.num_samples for shard in index.shards))
         self._open = lru_cache(max_open_shards(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))(self._opened)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.index.folder, self.index.base, self.index.digest, self.cache, self.excluded)
+        return _reopen, (self.index.folder, self.index.base, self.index.digest, self.cache)
 
     def __len__(self) -> int:
-        return self.index.num_samples - len(self.excluded)
+        return self.index.num_samples
 
     @property
     def class_names(self) -> tuple[str, ...]:
         return self.index.class_names
 
-    @cached_property
+    @property
     def digest(self) -> str:
-        if not len(self.excluded):
-            return self.index.digest
-        return array_digest(f"without {self.index.digest} ", self.excluded)
+        return self.index.digest
 
     def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
         """Return the labels of the given samples, or of all: int64, -1 for none."""
         table = self.index.rows["label"] if self.index.labels is None else self.index.labels
-        if samples is not None:
-            table = table[self._stored(np.asarray(samples))]
-        elif len(self.excluded):
-            table = np.delete(table, self.excluded, axis=0)
-        return np.array(table, np.int64)
+        return np.array(table if samples is None else table[np.asarray(samples)], np.int64)
 
     def key(self, sample: int) -> str:
         """Return the key under which the sample was stored."""
-        stored = self._one(sample)
-        row = self.index.rows[stored]
-        name = member_name(self._pread(stored, int(row["header"]), int(row["data"])))
+        row = self._row(sample)
+        name = member_name(self._pread(sample, int(row["header"]), int(row["data"])))
         if not name:
             raise BadSample("damaged", f"{self.location(sample)} has no header at byte {row['header']}")
         return unescape_key(split_name(name)[0])
 
     def location(self, sample: int) -> str:
         """Return the path or URL of the shard that holds the sample."""
-        return self.index.address(bisect.bisect_right(self._ends, self._one(sample)))
+        self._row(sample)
+        return self.index.address(bisect.bisect_right(self._ends, sample))
 
     def read(self, sample: int) -> bytes:
         """Return the encoded image, exactly as stored in the shard."""
-        stored = self._one(sample)
-        row = self.index.rows[stored]
-        return self._pread(stored, int(row["header"]) + int(row["data"]), int(row["size"]))
+        row = self._row(sample)
+        return self._pread(sample, int(row["header"]) + int(row["data"]), int(row["size"]))
 
     def shards_of(self, samples: np.ndarray | None) -> list[int]:
         """Return the numbers of the shards that hold the given samples; None: of all shards."""
         if samples is None:
             return list(range(len(self._ends)))
-        shards: list[int] = np.unique(
-            np.searchsorted(self._ends, self._stored(samples), side="right")
-        ).tolist()
+        shards: list[int] = np.unique(np.searchsorted(self._ends, samples, side="right")).tolist()
         return shards
 
-    def _one(self, sample: int) -> int:
+    def _row(self, sample: int) -> np.ndarray:
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample} of {len(self)}")
-        return int(self._stored(np.array([sample]))[0]) if len(self.excluded) else sample
+        row: np.ndarray = self.index.rows[sample]
+        return row
 
-    def _stored(self, samples: np.ndarray) -> np.ndarray:
-        """Return the numbers of samples in the shards, where the excluded ones count."""
-        if not len(self.excluded):
-            return samples
-        kept_before = self.excluded - np.arange(len(self.excluded))
-        return samples + np.searchsorted(kept_before, samples, side="right")
-
-    def _pread(self, stored: int, offset: int, size: int) -> bytes:
-        number = bisect.bisect_right(self._ends, stored)
+    def _pread(self, sample: int, offset: int, size: int) -> bytes:
+        number = bisect.bisect_right(self._ends, sample)
         address = self.index.address(number)
         if size > IMAGE_FILE.limit:
             raise BadSample("too large", f"{address}: {size} bytes at byte {offset}")
         if offset + size > self.index.shards[number].num_bytes:
             raise BadSample("unreadable", f"{address} ends before byte {offset + size}")
-        if self.cache is None and is_remote(address):
+        if self._reads_ranges and is_remote(address):
             return read_range(address, offset, offset + size)
         try:
             shard = self._open(number)  # referenced during the read: another thread may evict it
@@ -188,10 +175,105 @@ class _OpenShard:
         os.close(self.descriptor)
 
 
-def _reopen(
-    folder: Path, base: str, digest: str, cache: ShardCache | None, excluded: np.ndarray
-) -> ShardSource:
+def _reopen(folder: Path, base: str, digest: str, cache: ShardCache | None) -> ShardSource:
     index = open_index(folder, base)
     if index.digest != digest:
         raise DataError(f"{folder}: its index changed while it was in use")
-    return ShardSource(index, cache, excluded)
+    return ShardSource(index, cache)
+
+
+class ImageFiles:
+    """Image files without labels, read when they are needed.
+
+    Args:
+        names: paths, and addresses of single images (https, hf, s3, gs).
+    """
+
+    class_names: tuple[str, ...] = ()
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(without_queries(*names, error=DataError, over=False))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def digest(self) -> str:
+        """Hex digest of the names, not of the content."""
+        names = "\0".join(self.names).encode("utf-8", "surrogateescape")
+        return hashlib.sha256(b"files " + names).hexdigest()
+
+    def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
+        """Return -1 for each sample."""
+        return np.full(len(self) if samples is None else len(samples), -1, np.int64)
+
+    def key(self, sample: int) -> str:
+        """Return the path or address as it was given."""
+        return self.names[sample]
+
+    def location(self, sample: int) -> str:
+        """Return the path or address as it was given."""
+        return self.names[sample]
+
+    def read(self, sample: int) -> bytes:
+        """Return the encoded image. Raises `BadSample` with the reason if it cannot be read."""
+        name = self.names[sample]
+        try:
+            if is_remote(name):
+                content = read_file(name, IMAGE_FILE.limit)
+            else:
+                content = read_bytes(Path(name), IMAGE_FILE.limit, error=DataError)
+        except DataError as error:
+            raise BadSample(str(error).removeprefix(f"{name}: ")) from None
+        if not content:
+            raise BadSample("empty file")
+        return content
+
+
+@dataclass(frozen=True)
+class SyntheticSource:
+    """Generated images of coloured noise, for smoke tests and benchmarks.
+
+    The tint of an image depends on its class, so that a model can learn it. Labels cycle through the classes.
+
+    Args:
+        num_samples: samples in the set.
+        num_classes: classes in the set.
+        image_size: height and width of each JPEG, in pixels.
+    """
+
+    num_samples: int
+    num_classes: int
+    image_size: int
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(str(label) for label in range(self.num_classes))
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(repr(self).encode()).hexdigest()
+
+    def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
+        """Return the labels of the given samples, or of all: int64."""
+        return np.asarray(np.arange(len(self)) if samples is None else samples, np.int64) % self.num_classes
+
+    def key(self, sample: int) -> str:
+        """Return the number of the sample, as text."""
+        return str(sample)
+
+    def location(self, sample: int) -> str:
+        """Return a description of the sample, for messages."""
+        return f"synthetic sample {sample}"
+
+    def read(self, sample: int) -> bytes:
+        """Return a JPEG, computed from the sample number."""
+        tint = np.random.default_rng((0, sample % self.num_classes)).uniform(64, 192, 3)
+        noise = np.random.default_rng((1, sample)).normal(0, 40, (16, 16, 3))
+        pixels = np.clip(tint + noise, 0, 255).astype(np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(pixels).resize((self.image_size, self.image_size)).save(file, "JPEG", quality=90)
+        return file.getvalue()
