@@ -113,19 +113,6 @@ def test_verification__remote_shards_count_where_the_cache_checks_them(
     assert not (tmp_path / "run" / FOLDER).exists()
 
 
-@pytest.mark.parametrize(
-    ("found", "state"),
-    [
-        (Verified(1.0, ()), "whole"),
-        (Verified(0.99, ()), "part"),
-        (Verified(0.0, ()), "none"),
-        (Verified(0.99, ("a: b",)), "damaged"),
-    ],
-)
-def test_verified__state(found: Verified, state: str) -> None:
-    assert found.state == state
-
-
 def test_verification__a_shard_that_changes_and_is_put_back_while_it_is_in_use(
     make_split: MakeSplit, tmp_path: Path
 ) -> None:

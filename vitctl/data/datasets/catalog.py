@@ -411,10 +411,7 @@ def check_task(
     if not find_splits(root / find_data_set(task.data_set).name):
         return TaskCheck(task.name, task.num_classes, (), (), ABSENT)
     try:
-        opened = [
-            open_split(split, dataset=task.data_set, root=str(root))
-            for split in (task.train800, task.val200, task.test)
-        ]
+        opened = [open_split(split, dataset=task.data_set, root=str(root)) for split in task.splits.values()]
     except DataError as error:
         return TaskCheck(task.name, task.num_classes, (), (), str(error), is_wrong=True)
     keys = []

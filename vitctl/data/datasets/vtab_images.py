@@ -88,7 +88,7 @@ def open_task(task: VtabTask, root: Path, *, scratch: Path | None, allow_partial
         names = {name: name for name in _COMMUNITY}
         opened = [open_shards(shards[name]) for name in _COMMUNITY]
     else:
-        names = dict(zip(_COMMUNITY, (task.train800, task.val200, task.test), strict=True))
+        names = task.splits
         opened = [
             open_split(split, dataset=task.data_set, root=str(root), scratch=scratch, whole=not allow_partial)
             for split in names.values()
@@ -294,9 +294,8 @@ def export_shards(
 
 
 def _open_splits(task: VtabTask, root: Path) -> dict[str, Source]:
-    expressions = {"train800": task.train800, "val200": task.val200, "test": task.test}
     return {
-        name: open_split(split, dataset=task.data_set, root=str(root)) for name, split in expressions.items()
+        name: open_split(split, dataset=task.data_set, root=str(root)) for name, split in task.splits.items()
     }
 
 

@@ -13,7 +13,7 @@ from vitctl.data.datasets.catalog import find_data_set
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, find_splits
 from vitctl.data.shards.remote import bounded, is_remote
-from vitctl.data.shards.tar import read_shard
+from vitctl.data.shards.tar import padded, read_shard
 from vitctl.data.source.splits import DIGEST, changed_images, image_digest
 from vitctl.data.source.splits import FILE as EXCLUDED
 from vitctl.data.source.stores import ShardSource, open_index
@@ -236,10 +236,10 @@ def _shard_problems(own: Index, address: str) -> list[_Problem]:
         return problems
     differ = rows != own.rows
     if own.labels is not None:
-        labels = rows["label"][:, None] if scan.labels is None else scan.labels
+        labels = padded(rows["label"], 1) if scan.labels is None else scan.labels
         width = own.labels.shape[1]
-        padded = np.pad(labels, ((0, 0), (0, max(0, width - labels.shape[1]))), constant_values=-1)
-        differ = differ | (padded[:, :width] != own.labels).any(axis=1)
+        table = padded(labels, max(width, labels.shape[1]))
+        differ = differ | (table[:, :width] != own.labels).any(axis=1)
     if len(wrong := np.flatnonzero(differ)):
         text = f"sample {wrong[0]} of it is not where, or not labelled as, samples.npy says"
         problems.append(problem("other samples", text))
@@ -247,7 +247,7 @@ def _shard_problems(own: Index, address: str) -> list[_Problem]:
 
 
 def unused_files(folder: Path) -> tuple[list[str], list[str]]:
-    """Files in the folder of a data set, or of one split, that belong to no split.
+    """List files in the folder of a data set, or of one split, that belong to no split.
 
     Args:
         folder: of splits, or of one.
@@ -321,7 +321,7 @@ def _check_split_folder(folder: Path, problems: list[str], notes: list[str]) -> 
 
 
 def missing_images(name: str, indexes: Mapping[str, Index]) -> tuple[list[str], list[str]]:
-    """Missing splits and images of a known data set, by the sizes in the catalog.
+    """List missing splits and images of a known data set, by the sizes in the catalog.
 
     Args:
         name: of the set.

@@ -75,11 +75,11 @@ class Found:
     own_name: str
 
     def labels(self, match: Match) -> tuple[str, str]:
-        """The class names of both images, see `label_text`."""
+        """Return the class names of both images, see `label_text`."""
         return label_text(self.own, match.sample), label_text(self.source, match.other)
 
     def has_other_label(self, match: Match) -> bool:
-        """Whether both images have labels, and different ones."""
+        """Return whether both images have labels, and different ones."""
         own, other = self.labels(match)
         return bool(own and other) and own != other
 
@@ -140,7 +140,7 @@ def compare_within(
 
 
 def label_text(source: Source, sample: int) -> str:
-    """The class names of an image, joined by `;` where there are several; empty for an image without a label."""
+    """Return the class names of an image, joined by `;` where there are several; empty for an image without a label."""
     labels = source.labels(np.array([sample])).reshape(-1).tolist()
     return ";".join(sorted(source.class_names[label] for label in labels if label >= 0))
 
@@ -204,7 +204,7 @@ def _pair(one: Found, match: Match) -> tuple[Cell, Cell]:
 
 
 def find_matches(own: ImageHashes, others: ImageHashes, *, max_bits: int) -> list[Match]:
-    """For each image that has a duplicate among others, the nearest one; exact duplicates take precedence.
+    """Find the nearest duplicate of each image among others; exact duplicates take precedence.
 
     Args:
         own: images to check.
@@ -231,7 +231,7 @@ def find_matches(own: ImageHashes, others: ImageHashes, *, max_bits: int) -> lis
 
 
 def near_pairs(a: np.ndarray, b: np.ndarray, max_bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All pairs of 64-bit words with a small Hamming distance.
+    """Find all pairs of 64-bit words with a small Hamming distance.
 
     Words are split into four chunks of 16 bits. Where at most `max_bits` bits differ, at least one chunk
     differs in at most a quarter of them; so only words with a similar chunk are compared.
@@ -268,7 +268,7 @@ def near_pairs(a: np.ndarray, b: np.ndarray, max_bits: int) -> tuple[np.ndarray,
 def _near_in_buckets(
     a: np.ndarray, b: np.ndarray, buckets: np.ndarray, order: np.ndarray, starts: np.ndarray, max_bits: int
 ) -> np.ndarray:
-    """Near pairs of the words of `a` and the words of `b` in the bucket of each; a pair (i, j) as `i * len(b)
+    """Find near pairs of the words of `a` and the words of `b` in the bucket of each; a pair (i, j) as `i * len(b)
     + j`.
     """
     counts = starts[buckets + 1] - starts[buckets]
@@ -317,7 +317,7 @@ def hash_images(
 
 
 def perceptual_hash(data: bytes) -> int | None:
-    """The 64-bit perceptual hash (pHash): whether each of the 64 lowest DCT coefficients is above their
+    """Return the 64-bit perceptual hash (pHash): whether each of the 64 lowest DCT coefficients is above their
     median.
 
     The image is resized to 32 x 32 grey pixels, for JPEG partly while decoding. The mean (DC coefficient) is
@@ -345,7 +345,7 @@ def perceptual_hash(data: bytes) -> int | None:
 
 @cache
 def _transform() -> tuple[np.ndarray, np.ndarray]:
-    """The orthonormal DCT matrix `[11, 32]`, and the flat indices of the 64 lowest frequencies without DC."""
+    """Return the orthonormal DCT matrix `[11, 32]`, and the flat indices of the 64 lowest frequencies without DC."""
     frequency, pixel = np.arange(_FREQUENCIES)[:, None], np.arange(_SIDE)[None]
     rows = np.cos(np.pi * frequency * (2 * pixel + 1) / (2 * _SIDE)) * np.sqrt(2 / _SIDE)
     rows[0] /= np.sqrt(2)

@@ -51,7 +51,7 @@ def draw_sheet(cells: Sequence[Cell], *, columns: int, title: str, subtitle: str
             blur.
         columns: pictures in a row.
         title: above all.
-        subtitle: in smaller letters beside it.
+        subtitle: in smaller letters on the same line.
     """
     rows = -(-len(cells) // columns)
     pitch, height = _CELL + _GAP, _CELL + 2 * _LINE + _GAP + 6
@@ -80,7 +80,7 @@ def draw_sheet(cells: Sequence[Cell], *, columns: int, title: str, subtitle: str
 def show_images(
     source: Source, samples: Sequence[int], *, columns: int, title: str, subtitle: str = ""
 ) -> Image.Image:
-    """A sheet of images with the names of their classes and their sizes."""
+    """Draw a sheet of images with the names of their classes and their sizes."""
     return draw_sheet(
         [cell(source, sample) for sample in samples], columns=columns, title=title, subtitle=subtitle
     )
@@ -95,7 +95,7 @@ def show_augmented(
     title: str,
     subtitle: str = "",
 ) -> Image.Image:
-    """A row for each image: as it is, and what training sees of it in its first five epochs."""
+    """Draw a row for each image: as it is, and what training sees of it in its first five epochs."""
     cells = []
     for sample in samples:
         original = cell(source, sample)
@@ -110,7 +110,7 @@ def show_augmented(
 
 
 def cell(source: Source, sample: int) -> Cell:
-    """An image of a source with its class and its size."""
+    """Decode an image of a source, with its class and its size."""
     labels = np.atleast_1d(source.labels(np.array([sample]))[0])
     names = [source.class_names[label] for label in labels.tolist() if label >= 0]
     caption = ", ".join(names) or "no label"
@@ -122,7 +122,7 @@ def cell(source: Source, sample: int) -> Cell:
 
 
 def choose(num_samples: int, num_images: int, seed: int) -> list[int]:
-    """A random choice of samples, in their order; the same for the same seed."""
+    """Choose samples at random, in ascending order; the same for the same seed."""
     rng = np.random.default_rng(seed)
     return sorted(rng.choice(num_samples, min(num_images, num_samples), replace=False).tolist())
 
@@ -134,7 +134,7 @@ def save(page: Image.Image, path: Path) -> None:
 
 
 def drawable(text: str) -> str:
-    """The text in letters that Pillow's font has: Latin letters without accents, "[dog]" for a symbol,
+    """Spell a text in letters that Pillow's font has: Latin letters without accents, "[dog]" for a symbol,
     "[U+72AC]" for all else.
     """
     return "".join(map(_drawable, unicodedata.normalize("NFC", text)))
@@ -174,7 +174,7 @@ def _shortened(
     font: ImageFont.ImageFont | ImageFont.FreeTypeFont,
     width: float = _CELL,
 ) -> str:
-    """The text, or as much of its beginning as there is room for."""
+    """Return the text, or as much of its beginning as fits."""
     text = drawable(one_line(" ".join(text.split())))
     if pen.textlength(text, font) <= width:
         return text
@@ -224,7 +224,7 @@ class Stats:
     std: tuple[float, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the statistics as plain values."""
         return asdict(self)
 
 

@@ -114,7 +114,7 @@ def train_batches(
     checksums: bool = False,
     pinned: bool = False,
 ) -> Iterator[Batch]:
-    """An infinite iterator over the micro-batches of one process, from any step on.
+    """Iterate without end over the micro-batches of one process, from any step on.
 
     Step s trains on positions `s * batch_size` to `(s + 1) * batch_size` of the order; a process takes its
     `share` of them, cut into micro-batches. A sample that cannot be used becomes zeros with weight 0 and is

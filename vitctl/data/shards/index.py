@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
 from vitctl.data.shards.remote import bounded, check_address
-from vitctl.data.shards.tar import ROW, Fields, Scan, read_shard
+from vitctl.data.shards.tar import ROW, Fields, Scan, padded, read_shard
 from vitctl.errors import DataError
 from vitctl.system.address import without_queries
 from vitctl.system.files import (
@@ -119,7 +119,6 @@ class Index:
         class_names: in label order.
         num_samples: over all shards.
         source: provenance of the images, as text.
-        index_sha256: of `index.json`.
         rows: one `ROW` per sample in shard order, `[num_samples]`, memory-mapped.
         base: address of a remote split folder, of which `folder` holds only the index; empty for a local
             split.
@@ -135,7 +134,6 @@ class Index:
     class_names: tuple[str, ...]
     num_samples: int
     source: str
-    index_sha256: str
     rows: np.ndarray = field(repr=False, compare=False)
     labels: np.ndarray | None = field(default=None, repr=False, compare=False)
     base: str = ""
@@ -212,7 +210,6 @@ def read_index(folder: Path, base: str = "") -> Index:
         class_names=tuple(content.class_names),
         num_samples=content.num_samples,
         source=content.source,
-        index_sha256=hashlib.sha256(text).hexdigest(),
         rows=_mapped(folder / SAMPLES),
         labels=None if content.max_labels is None else _mapped(folder / LABELS),
         base=base,
@@ -438,16 +435,15 @@ def index_addresses(
     out.mkdir(parents=True, exist_ok=True)
     scans, shards = [], []
     for url, name in zip(urls, names, strict=True):
-        with tempfile.TemporaryDirectory(prefix=".shard.", suffix=".partial", dir=out) as folder:
-            aside = Path(folder) / "shard.tar"
+        with tempfile.NamedTemporaryFile(prefix=".shard.", suffix=".partial", dir=out) as file:
             try:
-                with aside.open("xb") as file:
-                    file.writelines(bounded(url, SHARD.limit))
-                scan = read_shard(aside, members)
+                file.writelines(bounded(url, SHARD.limit))
+                file.flush()
+                scan = read_shard(Path(file.name), members)
             except DataError as error:
-                raise DataError(str(error).replace(str(aside), url)) from None
+                raise DataError(str(error).replace(file.name, url)) from None
             scans.append(scan)
-            shards.append(Shard(name, len(scan.rows), aside.stat().st_size, scan.sha256, url))
+            shards.append(Shard(name, len(scan.rows), file.tell(), scan.sha256, url))
         if progress:
             progress(len(scans), len(urls))
     return _write(out, shards, scans, class_names, source, members)
@@ -511,10 +507,9 @@ def write_table(path: Path, rows: np.ndarray) -> dict[str, Any]:
 def _joined_labels(scans: Sequence[Scan]) -> np.ndarray | None:
     if all(scan.labels is None for scan in scans):
         return None
-    tables = [scan.rows["label"][:, None] if scan.labels is None else scan.labels for scan in scans]
-    width = max(table.shape[1] for table in tables)
-    padded = [np.pad(table, ((0, 0), (0, width - table.shape[1])), constant_values=-1) for table in tables]
-    return np.concatenate(padded).astype(np.int32)
+    width = max(1 if scan.labels is None else scan.labels.shape[1] for scan in scans)
+    tables = [scan.rows["label"] if scan.labels is None else scan.labels for scan in scans]
+    return np.concatenate([padded(table, width) for table in tables]).astype(np.int32)
 
 
 def _class_names(

@@ -298,11 +298,11 @@ class Fields:
     label: StrictStr = ""
 
     def is_image(self, extension: str) -> bool:
-        """Whether members of this extension are images."""
+        """Return whether members of this extension are images."""
         return extension == self.image.lower() if self.image else extension in IMAGE_EXTENSIONS
 
     def is_label(self, extension: str) -> bool:
-        """Whether members of this extension are labels."""
+        """Return whether members of this extension are labels."""
         given = self.label.partition(":")[0].lower()
         return extension == given if self.label else extension in _LABEL_EXTENSIONS
 
@@ -355,11 +355,15 @@ def read_shard(path: Path, fields: Fields = Fields()) -> Scan:
     return Scan(np.array([row for row, _ in samples], ROW), labels, digest, class_names)
 
 
-def pad_labels(labels: Sequence[Sequence[int]], width: int = 1) -> np.ndarray:
-    """Return lists of labels as one table: int32 `[n, L]`, padded with -1; L is the longest list, at least
-    `width`.
-    """
-    table = np.full((len(labels), max([width, *map(len, labels)])), -1, np.int32)
+def padded(labels: np.ndarray, width: int) -> np.ndarray:
+    """Return labels `[n]` or `[n, l]` as `[n, width]`, padded with -1."""
+    labels = labels[:, None] if labels.ndim == 1 else labels
+    return np.pad(labels, ((0, 0), (0, width - labels.shape[1])), constant_values=-1)
+
+
+def pad_labels(labels: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return lists of labels as one table: int32 `[n, L]`, padded with -1; L is at least 1."""
+    table = np.full((len(labels), max([1, *map(len, labels)])), -1, np.int32)
     for row, values in enumerate(labels):
         table[row, : len(values)] = values
     return table

@@ -20,13 +20,7 @@ from pathlib import Path
 import numpy as np
 from braceexpand import braceexpand
 
-from vitctl.data.shards.index import (
-    INDEX_FILE,
-    find_splits,
-    index_shards,
-    link_shards,
-    table_limits,
-)
+from vitctl.data.shards.index import INDEX_FILE, find_splits, index_shards, link_shards, table_limits
 from vitctl.data.shards.remote import (
     MissingError,
     ShardCache,

@@ -146,7 +146,7 @@ class WindowedOrder:
 
 
 def quotas(weights: Sequence[float], block_size: int = BLOCK_SIZE) -> tuple[int, ...]:
-    """Samples of each source in a block: the weights scaled to the block size, rounded by the largest
+    """Return the samples of each source in a block: the weights scaled to the block size, rounded by the largest
     remainder method.
 
     Args:
@@ -252,7 +252,7 @@ def _check_num_samples(num_samples: int) -> None:
 
 
 def _keys(seed: int, epochs: np.ndarray, windows: np.ndarray | None = None) -> np.ndarray:
-    """A 64-bit key for the shuffle of each epoch, or of each window."""
+    """Return a 64-bit key for the shuffle of each epoch, or of each window."""
     keys = mix_words(
         epochs.astype(np.uint64) * np.uint64(_GOLDEN) ^ mix_words(np.array([seed & _WORD], np.uint64))
     )
@@ -306,12 +306,12 @@ class Part(NamedTuple):
 
 
 def share(batch_size: int, num_parts: int, part: int) -> range:
-    """The slots of one of several contiguous parts of a batch; sizes differ by at most one."""
+    """Return the slots of one of several contiguous parts of a batch; sizes differ by at most one."""
     return range(batch_size * part // num_parts, batch_size * (part + 1) // num_parts)
 
 
 def micro_batches(batch_size: int, num_processes: int, rank: int, size: int) -> tuple[Part, ...]:
-    """A process's share of the global batch in parts of `size` images, without lanes; the partner of the
+    """Cut a process's share of the global batch into parts of `size` images, without lanes; the partner of the
     first image is the last.
     """
     own = share(batch_size, num_processes, rank)
@@ -323,7 +323,7 @@ Tree = int | tuple["Tree", "Tree"]  # the number of a leaf, or two subtrees
 
 
 def binary_tree(nodes: Sequence[Tree]) -> Tree:
-    """A binary tree over at least one node, in order; the left half is the largest power of two that leaves
+    """Build a binary tree over at least one node, in order; the left half is the largest power of two that leaves
     something.
     """
     if len(nodes) == 1:
@@ -340,7 +340,7 @@ def leaves(tree: Tree) -> range:
 
 
 def subtrees(tree: Tree, own: range) -> list[Tree]:
-    """The largest subtrees with leaves in `own` only, in order."""
+    """Return the largest subtrees with leaves in `own` only, in order."""
     inside = leaves(tree)
     if inside.stop <= own.start or own.stop <= inside.start:
         return []
@@ -376,7 +376,7 @@ class Lanes:
             )
 
     def lane(self, number: int) -> range:
-        """The slots of a lane."""
+        """Return the slots of a lane."""
         return share(self.batch_size, self.num_lanes, number)
 
     @cached_property
@@ -436,7 +436,7 @@ class Lanes:
         return range(firsts[lanes.start], firsts[lanes.stop])
 
     def parts(self, rank: int, num_processes: int) -> tuple[Part, ...]:
-        """The leaves that a process computes, in order."""
+        """Return the leaves that a process computes, in order."""
         own = self.owned(rank, num_processes)
         return tuple(part for lane in self.leaves for part in lane)[own.start : own.stop]
 
@@ -447,7 +447,7 @@ def _held(tree: Tree) -> int:
 
 
 def own_slots(batch_size: int, lanes: Lanes | None, rank: int, num_processes: int) -> range:
-    """The slots of a global batch that a process serves, with or without lanes."""
+    """Return the slots of a global batch that a process serves, with or without lanes."""
     if lanes is None:
         return share(batch_size, num_processes, rank)
     parts = lanes.parts(rank, num_processes)
@@ -497,11 +497,11 @@ class LaneOrder:
         return self.order.at(first + run + done)
 
     def lane(self, positions: np.ndarray) -> np.ndarray:
-        """The lane that serves each position."""
+        """Return the lane that serves each position."""
         return np.asarray((positions % self.batch_size + 1) * self.num_lanes - 1) // self.batch_size
 
     def _slots_before(self, bound: np.ndarray, position: np.ndarray) -> np.ndarray:
-        """How many of the positions before `position` have slots below `bound`."""
+        """Count the positions before `position` whose slots are below `bound`."""
         batches, rest = np.divmod(position, self.batch_size)
         return np.asarray(batches * bound + np.minimum(rest, bound))
 

@@ -163,7 +163,7 @@ class Verification:
                 process.wait()
 
     def found(self, *sources: Source) -> Verified:
-        """The results of all parts so far.
+        """Return the results of all parts so far.
 
         Args:
             sources: whose shards are counted, among those that were added; without any, all of them.

@@ -36,7 +36,7 @@ class Item:
 
 
 def read_item(item: Item) -> bytes:
-    """The encoded image of an item.
+    """Return the encoded image of an item.
 
     Raises DataError when what it is made from is damaged, whatever it is made from.
     """
@@ -46,7 +46,7 @@ def read_item(item: Item) -> bytes:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A file of the source that is no image of the split, and why."""
+    """A file of the source that is not in the split, and the reason."""
 
     name: str
     reason: str
@@ -94,7 +94,7 @@ class Doubt(NamedTuple):
 
 @dataclass(frozen=True)
 class Intake:
-    """What becomes of a source.
+    """The result of checking a source.
 
     Args:
         splits: to be written.

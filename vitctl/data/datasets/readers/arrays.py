@@ -360,7 +360,7 @@ _STAND_INS = {
 
 class _PlainData(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """The stand-in of one of the four names that the files need; every other name is refused."""
+        """Return the stand-in of one of the four names that the files need; refuse every other name."""
         if f"{module}.{name}" not in _STAND_INS:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return _STAND_INS[f"{module}.{name}"]

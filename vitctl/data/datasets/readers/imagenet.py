@@ -288,7 +288,7 @@ _MAX_REAL_BYTES = 16 * 2**20
 
 
 def read_real(path: Path) -> list[list[int]]:
-    """The label sets of validation images 1, 2, ... 50,000; 3,163 of them are empty and are not scored.
+    """Read the label sets of validation images 1, 2, ... 50,000; 3,163 of them are empty and are not scored.
 
     Raises:
         DataError: the file is not real.json.
@@ -310,7 +310,7 @@ def read_real(path: Path) -> list[list[int]]:
 
 
 def label_sets(keys: Iterable[str], sets: list[list[int]]) -> list[list[int]]:
-    """The label set of each image, found by the number in its name, in any order of images.
+    """Return the label set of each image by the number in its name, in any order of images.
 
     Args:
         keys: such as `ILSVRC2012_val_00000293.JPEG`, perhaps within a folder.
@@ -324,8 +324,8 @@ def label_sets(keys: Iterable[str], sets: list[list[int]]) -> list[list[int]]:
         match = _VALIDATION_NUMBER.search(key)
         if match is None or not 1 <= int(match[1]) <= len(sets):
             raise DataError(
-                f"'{key}' is no ImageNet validation image like ILSVRC2012_val_00000001.JPEG; ReaL labels go "
-                f"by these names"
+                f"'{key}' is not an ImageNet validation file name (expected ILSVRC2012_val_00000001.JPEG); "
+                f"ReaL labels need those names"
             )
         if int(match[1]) in found:
             raise DataError(f"'{key}' and '{found[int(match[1])]}' are one ImageNet validation image")

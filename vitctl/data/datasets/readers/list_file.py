@@ -224,11 +224,7 @@ def sun397_split_numbers() -> list[int]:
 _CLEVR_BORDERS = (8.0, 8.5, 9.0, 9.5, 10.0)
 _CLEVR_CLASSES = {
     "count": tuple(f"{count} objects" for count in range(3, 11)),
-    "distance": (
-        "at most 8",
-        *(f"{near:g} to {far:g}" for near, far in pairwise(_CLEVR_BORDERS)),
-        "over 10",
-    ),
+    "distance": ("at most 8", *(f"{near:g} to {far:g}" for near, far in pairwise(_CLEVR_BORDERS)), "over 10"),
 }
 
 

@@ -62,7 +62,7 @@ def need(root: Path, *places: str, archive: str = "") -> Path:
 def file_items(
     folder: Path, names: Sequence[str], labels: Sequence[int], keys: Sequence[str] | None = None
 ) -> list[Item]:
-    """Return images that are files of their own.
+    """Return images that are separate files.
 
     Args:
         folder: where the files are.

@@ -1,3 +1,5 @@
+"""Stored samples: in shards, and generated noise."""
+
 import gc
 import multiprocessing
 import os
@@ -9,10 +11,10 @@ import numpy as np
 import pytest
 
 from tests.data.conftest import contents, damage
-from vitctl.data.images.decode import BadSample
+from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.shards.index import Index, read_index
 from vitctl.data.source import stores as shard_source
-from vitctl.data.source.stores import ShardSource, open_index
+from vitctl.data.source.stores import ShardSource, SyntheticSource, open_index
 from vitctl.data.source.views import Source
 from vitctl.errors import DataError
 
@@ -25,13 +27,6 @@ def test_shard_source__keys_labels_and_bytes_belong_together(
     found = contents(ShardSource(make_split(20)))
     assert [key for key, _, _ in found] != [f"k{number}" for number in range(20)]
     assert sorted(found) == sorted((f"k{number}", number % 3, tiny_png(number)) for number in range(20))
-
-
-def test_shard_source__labels_of_some_samples(make_split: MakeSplit) -> None:
-    source = ShardSource(make_split(20))
-    some = np.array([19, 0, 7])
-    assert source.labels(some).tolist() == source.labels()[some].tolist()
-    assert source.labels(some).dtype == np.int64
 
 
 @pytest.mark.parametrize("sample", [-1, 20])
@@ -123,3 +118,20 @@ def test_open_index__is_read_again_only_if_a_file_changed(
     os.truncate(folder / "shard-000001.tar", 600)
     with pytest.raises(DataError, match=r"shard-000001\.tar has 600 bytes"):
         open_index(folder)
+
+
+def test_synthetic_source__is_pure_and_learnable() -> None:
+    source = SyntheticSource(40, 4, 24)
+    pictures = [decode(source.read(sample)) for sample in range(40)]
+    assert {picture.shape for picture in pictures} == {(24, 24, 3)}
+    assert source.read(7) == SyntheticSource(100, 4, 24).read(7)
+    assert len({picture.tobytes() for picture in pictures}) == 40
+    labels = source.labels()
+    assert np.bincount(labels).tolist() == [10] * 4
+    means = np.array([picture.mean((0, 1)) for picture in pictures])
+    centres = np.array([means[:20][labels[:20] == label].mean(0) for label in range(4)])
+    nearest = ((means[20:, None] - centres) ** 2).sum(2).argmin(1)
+    assert (nearest == labels[20:]).mean() > 0.9
+    protocol: Source = source
+    assert (protocol.key(2), protocol.location(2)) == ("2", "synthetic sample 2")
+    assert source.digest != SyntheticSource(41, 4, 24).digest
