@@ -69,6 +69,19 @@ def run_tasks(
     return [results[task] for task in range(num_tasks)]
 
 
+def counted(progress: Progress | None, total: int) -> Done:
+    """Return a function that adds up finished items and passes their number and the total to `progress`."""
+    finished = 0
+
+    def done(more: int) -> None:
+        nonlocal finished
+        finished += more
+        if progress and more:
+            progress(finished, total)
+
+    return done
+
+
 def run_each(
     work: Callable[[int], Result], num_items: int, per_task: int, *, workers: int, done: Done = lambda _: None
 ) -> list[Result]:

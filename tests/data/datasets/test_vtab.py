@@ -83,7 +83,6 @@ ALL_KEYS: dict[str, Callable[[], list[str]]] = {
     "patch_camelyon": lambda: [f"train_{number}" for number in range(262_144)],
     "eurosat": _eurosat_keys,
     "clevr-count": lambda: [f"CLEVR_train_{number:06d}.png" for number in range(70_000)],
-    "dsprites-ori": lambda: list(map(str, range(737_280))),
 }
 
 

@@ -229,11 +229,14 @@ def test_expand__braces_are_those_of_the_shell(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{0..9999999}", "{0..999}{0..999}{0..1}", "{a,b}" * 20_000, "{x,y" + "{0..999}" * 9 + "}"]
+    "text", ["{0..9999999}", "{0..99}{0..99}{0..1}", "{a,b}" * 20_000, "{x,y" + "{0..999}" * 9 + "}"]
 )
-def test_expand__too_many_names_are_refused_before_they_fill_the_memory(text: str) -> None:
+def test_expand__too_many_names_are_refused_before_they_fill_the_memory(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitctl.data.source.locate._MAX_NAMES", 10_000)
     began = time.process_time()
-    with pytest.raises(DataError, match=r"more than 1,000,000 names|list the names in @FILE") as caught:
+    with pytest.raises(DataError, match=r"more than 10,000 names|list the names in @FILE") as caught:
         expand(text)
     assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
     assert time.process_time() - began < 5

@@ -204,6 +204,8 @@ def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Pa
             )
 
 
+# Original files, by their format
+
 _TORCHVISION, _KNOWN = "torchvision:", "known:"
 _Arguments = tuple[dict[str, object], ...]
 # Sets of torchvision: the known set, the folder that torchvision keeps it in, and the arguments for its splits.

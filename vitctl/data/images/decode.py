@@ -1,4 +1,8 @@
-"""Decodes images to pixels, and converts files to JPEG before they are stored."""
+"""Decodes images to pixels, and converts files to JPEG before they are stored: HEIC, and large JPEGs on request.
+
+An image that cannot be decoded raises `BadSample`, whose reason is a category to count by. Nothing but the
+conversions changes the bytes of an image.
+"""
 
 import io
 import warnings
@@ -306,6 +310,8 @@ def _rgb(image: Image.Image) -> np.ndarray:
         raise BadSample("damaged", "floating-point pixels have no known range")
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
+
+# Conversion to JPEG
 
 _HEIC_QUALITY = 95
 CONVERSION = f"HEIC made into JPEG, quality {_HEIC_QUALITY} without chroma subsampling, upright"

@@ -20,7 +20,7 @@ from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import check_labels, has_label, sample_key
 from vitctl.data.writer.intake import REPORT as INTAKE
 from vitctl.errors import DataError
-from vitctl.system.pool import Done, run_tasks
+from vitctl.system.pool import Done, counted, run_tasks
 from vitctl.system.text import one_line
 
 _SAMPLED_IMAGES = 1000
@@ -97,20 +97,14 @@ def verify_index(
         progress: called with (steps done, steps in all); a step is a shard or an image.
     """
     tasks = list(_tasks(index, decode_images == "sample"))
-    decodes, done = decode_images != "none", 0
+    decodes = decode_images != "none"
     num_images = sum(len(task.images) for task in tasks)
     num_steps = sum(task.whole for task in tasks) + num_images * decodes
-
-    def count(more: int) -> None:
-        nonlocal done
-        done += more
-        if progress and more:
-            progress(done, num_steps)
 
     def check(task: int, done: Done) -> tuple[list[_Problem], list[bytes]]:
         return _check_task(index, tasks[task], decodes, done)
 
-    results = run_tasks(check, len(tasks), workers=workers, done=count)
+    results = run_tasks(check, len(tasks), workers=workers, done=counted(progress, num_steps))
     problems = [problem for problems, _ in results for problem in problems]
     source = ShardSource(index)
     try:

@@ -183,6 +183,8 @@ def _shortened(
     return text.rstrip() + " …"
 
 
+# Statistics: classes, sizes, formats, bytes, and mean and standard deviation of the channels
+
 _PERCENTILES = (0, 25, 50, 75, 100)
 _MEASURED_PER_TASK = 64
 

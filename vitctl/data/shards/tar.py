@@ -1,4 +1,11 @@
-"""Tar files: shards are written with webdataset, and untrusted archives are read within limits, in one pass."""
+"""Tar files: shards are written with webdataset, and untrusted archives read within limits, in one pass.
+
+Python's tarfile alone accepts negative sizes and names of gigabytes, and takes a damaged header for the end of
+the archive.
+
+Source: IEEE Std 1003.1-2017, pax; CVE-2025-8194 (negative sizes) and CVE-2024-6232 (quadratic time), which the
+tarfile of older Pythons still has
+"""
 
 import hashlib
 import io
@@ -265,6 +272,8 @@ def stored_names(tar: tarfile.TarFile) -> tuple[str, ...]:
         return ()
     return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
 
+
+# One pass over an untrusted WebDataset shard: its samples, and their byte offsets
 
 ROW = np.dtype([("header", "<u8"), ("data", "<u4"), ("size", "<u4"), ("label", "<i4")])
 _LABEL_EXTENSIONS = ("cls", "json")

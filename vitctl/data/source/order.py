@@ -1,4 +1,9 @@
-"""The order of samples as a pure function of the position, and how a global batch is cut into lanes."""
+"""The order of samples as a pure function of the position, so that a run resumes anywhere from one integer.
+
+`Order` shuffles all samples exactly, for local shards. `WindowedOrder` reads sequentially and shuffles within
+a window, for remote shards and hard disks. `MixtureOrder` mixes several orders with fixed weights. `Lanes` are
+fixed parts of the global batch, each with a separate stream of samples.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -294,6 +299,12 @@ def mix_words(words: np.ndarray) -> np.ndarray:
     words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     mixed: np.ndarray = words ^ words >> np.uint64(31)
     return mixed
+
+
+# Lanes, and leaves: the passes that a lane is cut into. Which process computes a leaf changes nothing: its images,
+# its random draws and its place in the sum of gradients follow from its number. So a run has the same bytes on any
+# number of processes (see vitctl/engine/distributed/gradients.py), and a machine that owns whole lanes reads their
+# samples alone.
 
 
 class Part(NamedTuple):

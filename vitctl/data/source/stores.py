@@ -1,4 +1,7 @@
-"""Where samples are stored: in shards, read by offset; in image files; or nowhere, as generated noise."""
+"""Where samples are stored: in shards, read by offset; in image files; or nowhere, as generated noise.
+
+See `views.Source`. An index is read once per process.
+"""
 
 import bisect
 import errno
@@ -17,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from vitctl.data.images.decode import BadSample
-from vitctl.data.shards.index import INDEX_FILE, Index, read_index
+from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, read_index, size_problems
 from vitctl.data.shards.remote import ShardCache, is_remote, read_file, read_range
 from vitctl.data.shards.tar import member_name, split_name, unescape_key
 from vitctl.errors import DataError, explained
@@ -27,7 +30,6 @@ from vitctl.system.process import max_open_shards
 
 _RESOURCE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _MAX_INDEXES = 16
-_INDEXES: dict[tuple[Path, str], tuple[Index, list[Any]]] = {}  # with the state of their files
 
 
 def open_index(folder: Path, base: str = "") -> Index:
@@ -36,24 +38,16 @@ def open_index(folder: Path, base: str = "") -> Index:
     Raises:
         DataError: as `read_index`.
     """
-    known = _INDEXES.get((folder, base))
-    if known and known[1] == [_status(folder / INDEX_FILE), *_files_state(known[0])]:
-        return known[0]
-    status = _status(folder / INDEX_FILE)  # before reading: a later change is noticed
-    index = read_index(folder, base)
-    _INDEXES.pop((folder, base), None)
-    while len(_INDEXES) >= _MAX_INDEXES:
-        del _INDEXES[next(iter(_INDEXES))]
-    _INDEXES[folder, base] = index, [status, *_files_state(index)]
+    state = [_status(folder / name) for name in (INDEX_FILE, SAMPLES, LABELS)]
+    index = _read_once(folder, base, *state)
+    if not base and size_problems(folder, index.shards):
+        return read_index(folder, base)  # raises, with every problem
     return index
 
 
-def _files_state(index: Index) -> list[Any]:
-    """Return the state of the tables, and the sizes of the local shards."""
-    tables = [_status(index.folder / name) for name in ("samples.npy", "labels.npy")]
-    local = [] if index.base else [shard.name for shard in index.shards if not shard.url]
-    sizes = [(_status(f"{index.folder}/{name}") or (None,))[0] for name in local]
-    return [*tables, *sizes]
+@lru_cache(_MAX_INDEXES)
+def _read_once(folder: Path, base: str, *_state: tuple[int, ...] | None) -> Index:
+    return read_index(folder, base)
 
 
 def array_digest(text: str, samples: np.ndarray) -> str:
@@ -61,8 +55,8 @@ def array_digest(text: str, samples: np.ndarray) -> str:
     return hashlib.sha256(text.encode() + np.ascontiguousarray(samples, "<i8").tobytes()).hexdigest()
 
 
-def _status(path: Path | str) -> tuple[int, ...] | None:
-    """Return what changes with a file's content, its size first; None if the file is missing."""
+def _status(path: Path) -> tuple[int, ...] | None:
+    """Return what changes with a file's content; None if the file is missing."""
     try:
         found = os.stat(path)
     except OSError:
@@ -180,6 +174,9 @@ def _reopen(folder: Path, base: str, digest: str, cache: ShardCache | None) -> S
     if index.digest != digest:
         raise DataError(f"{folder}: its index changed while it was in use")
     return ShardSource(index, cache)
+
+
+# Images that are not in shards: image files and addresses, and generated noise
 
 
 class ImageFiles:

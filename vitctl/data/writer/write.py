@@ -23,7 +23,7 @@ from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item, Originals, read_item
 from vitctl.errors import DataError
 from vitctl.system.files import IMAGE_FILE, atomic_write, inside, no_links, write_text
-from vitctl.system.pool import Done, Progress, run_each, run_tasks
+from vitctl.system.pool import Done, Progress, counted, run_each, run_tasks
 from vitctl.system.text import breaks_line, one_line
 
 MAX_BYTES = 256 * 2**20
@@ -80,14 +80,7 @@ def write_split(
     import webdataset  # noqa: F401 - `ShardWriter` needs it: once here, and not in every process that is forked
 
     source = f"{source_text}; {reencode}" if reencode else source_text
-    finished, total = 0, len(items) + sum(item.size is None for item in items)
-
-    def count(more: int) -> None:
-        nonlocal finished
-        finished += more
-        if progress and more:
-            progress(finished, total)
-
+    count = counted(progress, len(items) + sum(item.size is None for item in items))
     with _own_folder(out) as aside:
         sizes, held = _measure(items, workers, count)
         plan = plan_shards(

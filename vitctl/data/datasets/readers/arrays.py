@@ -1,4 +1,7 @@
-"""Data sets that come as arrays, pickles or records: SVHN, PatchCamelyon, dSprites, smallNORB, digits, CIFAR, DMLab."""
+"""Data sets that come as arrays, pickles or records: SVHN, PatchCamelyon, dSprites, smallNORB, digits, CIFAR, DMLab.
+
+Arrays become PNG, which loses nothing. Samples are made when they are requested: there may be a million.
+"""
 
 import gzip
 import io
@@ -262,6 +265,9 @@ def _digit_png(scan: np.ndarray) -> bytes:
     return encode_png(np.repeat(enlarged[:, :, None], 3, axis=2))
 
 
+# CIFAR-10 and CIFAR-100 from the Python release, whose pickles are read without running anything they name
+
+
 def read_cifar(
     root: Path, *, folder: str, splits: Mapping[str, tuple[str, ...]], prefix: str, source: str
 ) -> dict[str, Originals]:
@@ -365,6 +371,8 @@ class _PlainData(pickle.Unpickler):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return _STAND_INS[f"{module}.{name}"]
 
+
+# TFRecord files and the Example messages in them, read without TensorFlow; DMLab comes in such files
 
 _DMLAB_CLASSES = tuple(f"reward sign and distance, class {number}" for number in range(6))
 _HEADER = struct.Struct("<QI")  # length, and its checksum

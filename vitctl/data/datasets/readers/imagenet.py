@@ -1,4 +1,7 @@
-"""ImageNet (ILSVRC 2012), ImageNet-21k and ObjectNet as people have them; and the ReaL labels."""
+"""ImageNet (ILSVRC 2012), ImageNet-21k and ObjectNet as people have them: folders, Kaggle's tree, tar files.
+
+ImageNet ReaL: new labels for the validation images, with every class that is visible in them, or none.
+"""
 
 import csv
 import io

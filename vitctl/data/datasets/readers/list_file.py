@@ -1,4 +1,7 @@
-"""Images that a list names with their classes: text lists, MATLAB files, scenes, annotations, and tables of grades."""
+"""Images that a list names with their classes: text lists, MATLAB files, scenes, annotations, and tables of grades.
+
+`read_lists` reads the usual layout, one text list per split; the other readers know one data set each.
+"""
 
 import csv
 import hashlib
@@ -319,6 +322,9 @@ def _kitti_label(path: Path) -> int:
         raise DataError(f"{path}: column 14 should be the distance in metres") from None
     return int(np.searchsorted(_KITTI_BORDERS, min(depths, default=_NO_VEHICLE), side="left"))
 
+
+# Diabetic Retinopathy: photographs of the retina in five grades, treated as in the benchmark's btgraham-300. The
+# treatment is Ben Graham's: equal radius, local contrast, a disc on grey.
 
 _RETINOPATHY_CLASSES = ("no retinopathy", "mild", "moderate", "severe", "proliferative")
 EYE_RADIUS = 300

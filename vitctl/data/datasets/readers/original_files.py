@@ -1,4 +1,8 @@
-"""Original files: unpacking downloads, and finding and reading files within bounds."""
+"""Original files: finding files, reading them within bounds, lazy items, and unpacking downloads safely.
+
+A reader is a function from a folder of original files to `{split: Originals}`. No reader trusts a file: sizes
+are bounded, labels are checked against the classes, and a listed name must stay inside its folder.
+"""
 
 import gzip
 import hashlib
@@ -248,6 +252,8 @@ def folder_labels(names: Sequence[str], class_names: Sequence[str], where: Path)
         raise DataError(f"{where}: {unknown} is of none of the {len(numbers)} classes")
     return [numbers[folder] for folder in folders]
 
+
+# Downloads: their addresses and digests, and unpacking them
 
 _TARS = (".tar", ".tar.gz", ".tgz")
 # What an archive may grow to: text shrinks to a twentieth, a bomb to a thousandth.

@@ -1,4 +1,10 @@
-"""Sets drawn by a formula: solid shapes over varied backgrounds, and glyphs of an invented alphabet."""
+"""Sets drawn by a formula: solid shapes over varied backgrounds, in the spirit of dSprites and CLEVR, and glyphs.
+
+A picture is a pure function of (seed, split, index), and every factor behind it is known, so one generator
+serves many tasks: which shape, how large, turned how far, where, in which colour, how many. Factors that a
+task does not ask for vary freely; the factor it asks for is drawn uniformly, and kept clear of the border
+between two classes.
+"""
 
 import math
 import zlib
@@ -303,6 +309,10 @@ def _grid(image_size: int) -> tuple[np.ndarray, np.ndarray]:
     line = ((np.arange(image_size) + 0.5) * (2 / image_size) - 1).astype(np.float32)
     return line[:, None], line[None, :]
 
+
+# Glyphs: letters of an invented alphabet, in the spirit of Omniglot. A letter is two to four strokes between the
+# nine points of a 3 x 3 lattice, straight or bent. Every writing of it is turned, sheared, scaled, moved and
+# shaken a little, with a random width of pen and a random pair of tones. The label of a picture is its letter.
 
 NUM_LETTERS = 60
 GLYPH_NAMES = tuple(f"letter {number:02d}" for number in range(NUM_LETTERS))
