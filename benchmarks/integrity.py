@@ -16,8 +16,7 @@ from pathlib import Path
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.source.order import Order
-from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.data.source.verification import Verification
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split

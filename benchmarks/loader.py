@@ -141,7 +141,7 @@ def our_batches(folder: Path, workers: int, **choices: Any) -> Iterator[Any]:
     from vitctl.data.loader.batches import train_batches
     from vitctl.data.shards.index import read_index
     from vitctl.data.source.order import Order
-    from vitctl.data.source.shard_source import ShardSource
+    from vitctl.data.source.stores import ShardSource
 
     source = ShardSource(read_index(folder / "shards"))
     transform = TrainTransform(SIZE, area_range=(0.08, 1.0), **choices)

@@ -165,7 +165,7 @@ def other_recipe(run_dir: Path) -> dict[str, Any]:
 
 def other_index(run_dir: Path) -> dict[str, Any]:
     """The second process opens a data set with another index."""
-    from vitctl.data.source.shard_source import ShardSource
+    from vitctl.data.source.stores import ShardSource
 
     if is_second():
         ShardSource.digest = "0" * 64  # type: ignore[assignment, method-assign]

@@ -9,7 +9,7 @@ from vitctl.bench import loader_rate
 from vitctl.bench.loader_rate import bench_data, image_parts, loader_numbers, verdict
 from vitctl.bench.measuring import Budget
 from vitctl.data.images.transforms import TrainTransform
-from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.stores import SyntheticSource
 
 
 def test_data__numbers_agree(tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

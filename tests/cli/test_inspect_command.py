@@ -15,7 +15,7 @@ from tests.models.tiny_models import TINY
 from tests.models.weights import google_reference
 from tests.models.weights.conftest import META
 from vitctl.data.datasets.catalog import open_split
-from vitctl.data.inspect.contact_sheet import choose
+from vitctl.data.inspect.overview import choose
 from vitctl.models.build import build
 from vitctl.models.variants import Config
 from vitctl.models.weights.weights_file import Weights, read_weights, write_weights

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tests.engine.conftest import batch
 from tests.fake_card import CARD, FakeCard, HostWaitsError, card_runtime
 from vitctl.data.loader.batches import Batch
-from vitctl.data.loader.lanes import Lanes
+from vitctl.data.source.order import Lanes
 from vitctl.engine.distributed.gradients import AllReduced, ByLanes, LaneSum
 from vitctl.engine.losses import Mixing, classify, classify_mixed, predict_masked_patches
 from vitctl.engine.optimizer import Average, build_optimizer

@@ -19,13 +19,13 @@ from PIL import Image
 from tests.data.conftest import MakeSplit
 from tests.fuzz.conftest import header, member, record
 from tests.fuzz.mutate import fuzz, mutated, mutated_json
+from vitctl.data.datasets.readers.imagenet import REAL_IMAGES, read_real
 from vitctl.data.datasets.readers.table import read_parquet, read_table
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.shards.index import read_index
-from vitctl.data.shards.scan import read_shard
-from vitctl.data.source.imagenet_real import NUM_IMAGES, read_real
+from vitctl.data.shards.tar import read_shard
 from vitctl.data.source.locate import expand
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.stores import ShardSource
 from vitctl.engine.checkpoint.files import read_checkpoint
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import append_record, cut_after, read_records
@@ -297,7 +297,7 @@ def test_parquet(tmp_path: Path, num_examples: int) -> None:
 
 @pytest.mark.parametrize("num_examples", EXAMPLES)
 def test_real_labels(tmp_path: Path, num_examples: int) -> None:
-    path, good = tmp_path / "real.json", json.dumps([[1, 2], [3]] + [[]] * (NUM_IMAGES - 2)).encode()
+    path, good = tmp_path / "real.json", json.dumps([[1, 2], [3]] + [[]] * (REAL_IMAGES - 2)).encode()
 
     def check(data: bytes) -> str:
         path.write_bytes(data)

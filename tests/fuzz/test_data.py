@@ -16,10 +16,9 @@ from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.inspect.check_shards import verify_index
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards.index import read_index
-from vitctl.data.shards.scan import read_shard
-from vitctl.data.shards.tar import split_name
+from vitctl.data.shards.tar import read_shard, split_name
 from vitctl.data.source.order import Order
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError

@@ -25,8 +25,8 @@ from tests.conftest import TINY
 from tests.trained import CPU, Job, do
 from vitctl import VitctlError, load_classifier, open_split
 from vitctl.data.datasets.readers import shapes
-from vitctl.data.images.convert import without_heic
-from vitctl.data.source.unsharded import ImageFiles
+from vitctl.data.images.decode import without_heic
+from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.classifier import open_classifier

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vitctl.errors import LaunchError
-from vitctl.system.files import BOUNDS, IMAGE_FILE, PIXELS, check, table
+from vitctl.system.files import BOUNDS, IMAGE_FILE, PIXELS, check_limits, table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,4 +33,4 @@ def test_bounds__are_set_in_the_unit_of_the_table(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(
             LaunchError, match=r"VITCTL_MAX_IMAGE_FILE=.*: should be a whole number above 0, in MiB"
         ):
-            check()
+            check_limits()

@@ -10,7 +10,7 @@ MOVES = {
     "system/files.py:atomic_write": "the one writer",
     "data/writer/write.py:write_split": "a finished folder takes its place",
     "data/datasets/vtab_images.py:export_task": "a finished folder takes its place",
-    "data/datasets/downloads.py:unpack": "an archive that is kept as it came",
+    "data/datasets/readers/original_files.py:unpack": "an archive that is kept as it came",
     "engine/checkpoint/files.py:save_checkpoint": "a finished folder takes its place",
     "engine/checkpoint/files.py:set_aside_after": "a folder gets another name",
     "engine/checkpoint/files.py:remove_folders": "a folder gets another name, and goes",

@@ -31,7 +31,7 @@ from tests.verify.other_data_worker import SAMPLE
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.shards.index import read_index
 from vitctl.data.source.order import Order
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.write import write_split
 from vitctl.engine import computation, trainer
 from vitctl.engine import step as step_module

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitctl.data.datasets.vtab import VtabTask
     from vitctl.data.inspect.check_shards import Report
     from vitctl.data.inspect.duplicates import Found
-    from vitctl.data.inspect.stats import Stats
+    from vitctl.data.inspect.overview import Stats
     from vitctl.data.shards.index import Index
 
 Place = Annotated[
@@ -58,7 +58,7 @@ def check(
     from vitctl.data.shards.index import find_splits
     from vitctl.data.shards.remote import is_remote
     from vitctl.data.source.locate import locate_all_splits
-    from vitctl.data.source.shard_source import open_index
+    from vitctl.data.source.stores import open_index
     from vitctl.errors import DataError
 
     is_name = not is_remote(folder) and not Path(folder).exists()
@@ -139,7 +139,7 @@ def _duplicates(reports: "Mapping[str, tuple[Report, Index]]") -> tuple[list[str
     """Return lines about duplicate images in and across splits, and about those with different labels."""
     from vitctl.data.inspect.check_shards import shared
     from vitctl.data.inspect.duplicates import label_text
-    from vitctl.data.source.shard_source import ShardSource
+    from vitctl.data.source.stores import ShardSource
 
     sources = {split: ShardSource(index) for split, (_, index) in reports.items()}
     repeated = [(split, split, report.repeated) for split, (report, _) in reports.items()]
@@ -201,7 +201,7 @@ def _check_known(name: str, root: Path) -> Path:
 
 def _check_tasks(tasks: "Iterable[VtabTask]", root: Path) -> None:
     from vitctl.cli.show.console import progress_of_steps, show_table
-    from vitctl.data.datasets.inventory import check_task
+    from vitctl.data.datasets.catalog import check_task
     from vitctl.errors import DataError
 
     rows, wrong = [], []
@@ -233,7 +233,7 @@ def stats(
     For example: vitctl data stats shards/
     """
     from vitctl.cli.show.console import adding, progress_bar, show_table
-    from vitctl.data.inspect.stats import measure
+    from vitctl.data.inspect.overview import measure
     from vitctl.data.source.locate import locate_all_splits
     from vitctl.engine.journal import json_text
 
@@ -302,7 +302,7 @@ def show(
     """
     from vitctl.cli.show.console import say
     from vitctl.data.images.transforms import TrainTransform
-    from vitctl.data.inspect.contact_sheet import choose, save, show_augmented, show_images
+    from vitctl.data.inspect.overview import choose, save, show_augmented, show_images
     from vitctl.data.shards.remote import is_remote
     from vitctl.data.source.locate import locate_all_splits
     from vitctl.errors import DataError, writing
@@ -364,8 +364,8 @@ def dedup(
     """
     from vitctl.cli.show.console import adding, progress_bar, say, show_table
     from vitctl.data.inspect.duplicates import compare, free_folder, write_report
-    from vitctl.data.source.shard_source import ShardSource, open_index
     from vitctl.data.source.splits import FILE, write_exclusion
+    from vitctl.data.source.stores import ShardSource, open_index
     from vitctl.errors import DataError, writing
 
     if apply:

@@ -79,8 +79,8 @@ def shards(
     the same for any number of workers. To resume an interrupted command, run it again.
     """
     from vitctl.cli.show.console import say
-    from vitctl.data.datasets.detect import open_originals
-    from vitctl.data.images.convert import Reencode
+    from vitctl.data.datasets.catalog import open_originals
+    from vitctl.data.images.decode import Reencode
     from vitctl.data.source.splits import default_splits
     from vitctl.data.writer.write import write_originals
 
@@ -127,7 +127,7 @@ def shards_of(photographs: str, runs: Path) -> Path:
         DataError: as `vitctl data shards`; or the photos changed while they were converted.
     """
     from vitctl.cli.show.console import say
-    from vitctl.data.datasets.detect import open_originals
+    from vitctl.data.datasets.catalog import open_originals
     from vitctl.data.shards.index import find_splits
     from vitctl.data.writer.write import write_originals
     from vitctl.errors import DataError
@@ -246,7 +246,7 @@ def _print_intake(intake: "Intake", out: Path, *, stops: bool) -> None:
     if len(files) > room:
         say(f"  and {len(files) - room:,} more; all: {out / REPORT}")
     if intake.converted:
-        from vitctl.data.images.convert import CONVERSION
+        from vitctl.data.images.decode import CONVERSION
 
         say(f"{len(intake.converted):,} {CONVERSION}")
     for doubt in intake.doubts:
@@ -279,10 +279,15 @@ def index(
 ) -> None:
     """Index WebDataset shards from other programs: images jpg, png or webp, labels cls or json."""
     from vitctl.cli.show.console import progress_bar, say
-    from vitctl.data.shards.index import INDEX_FILE
-    from vitctl.data.shards.make_index import check_same_shards, index_addresses, index_shards, link_shards
+    from vitctl.data.shards.index import (
+        INDEX_FILE,
+        check_same_shards,
+        index_addresses,
+        index_shards,
+        link_shards,
+    )
     from vitctl.data.shards.remote import is_remote
-    from vitctl.data.shards.scan import Fields
+    from vitctl.data.shards.tar import Fields
     from vitctl.data.source.locate import INDEXED, expand
     from vitctl.errors import DataError, writing
 
@@ -339,7 +344,7 @@ def list_sets(
     from dataclasses import asdict
 
     from vitctl.cli.show.console import show_table
-    from vitctl.data.datasets.inventory import list_inventory
+    from vitctl.data.datasets.catalog import list_inventory
 
     inventory = list_inventory(root)
     if as_json:
@@ -446,7 +451,7 @@ def export_vtab1k(
     For example: vitctl data export-vtab1k vtab-1k
     """
     from vitctl.cli.show.console import progress_of_steps, say
-    from vitctl.data.datasets.inventory import ABSENT, list_inventory
+    from vitctl.data.datasets.catalog import ABSENT, list_inventory
     from vitctl.data.datasets.vtab import VTAB
     from vitctl.data.datasets.vtab_images import export_shards, export_task
     from vitctl.errors import DataError, writing

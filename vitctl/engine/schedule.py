@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from vitctl.data.loader.lanes import Lanes
+from vitctl.data.source.order import Lanes
 from vitctl.errors import RecipeError
 from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain, ShardedMachine, TrainRecipe

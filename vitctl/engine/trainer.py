@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
 from vitctl.data.loader.batches import Batch, train_batches
-from vitctl.data.loader.lanes import own_slots
-from vitctl.data.source.order import Order, SampleOrder
+from vitctl.data.source.order import Order, SampleOrder, own_slots
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source, sample_key
 from vitctl.engine import nonfinite

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitctl.data.datasets.readers.files import class_list
-from vitctl.data.datasets.readers.imagenet import imagenet_classes
-from vitctl.data.source.imagenet_real import label_sets, read_real
+from vitctl.data.datasets.readers.imagenet import imagenet_classes, label_sets, read_real
+from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.source.views import Source
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.distributed.agreement import run_of

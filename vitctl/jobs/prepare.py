@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 
 from vitctl.data.datasets.catalog import find_data_set, originals_of, read_originals, write_data_set
-from vitctl.data.datasets.downloads import Archive, is_unpacked, unpack
 from vitctl.data.datasets.known_sets import DataSet
+from vitctl.data.datasets.readers.imagenet import REAL_SHA256, REAL_URL
+from vitctl.data.datasets.readers.original_files import Archive, is_unpacked, unpack
 from vitctl.data.datasets.readers.table import read_parquet
 from vitctl.data.datasets.vtab import VTAB, VtabTask
 from vitctl.data.datasets.vtab_images import COMMUNITY_LIST, read_community
 from vitctl.data.shards.index import INDEX_FILE, find_splits
-from vitctl.data.source.imagenet_real import SHA256, URL
-from vitctl.data.source.shard_source import open_index
+from vitctl.data.source.stores import open_index
 from vitctl.data.writer.intake import Originals
 from vitctl.data.writer.write import write_originals
 from vitctl.errors import CheckpointError, DataError
@@ -79,7 +79,7 @@ def prepare_real(root: Path, progress: Progress, get: Fetch = fetch) -> Path:
     """Download the ReaL labels of ImageNet to where `evaluate --labels real` finds them; returns their path."""
     place = root / REAL_PLACE
     if not place.exists():
-        _fetch(Archive(URL, f"sha256:{SHA256}", packed=True), root, place.parent, progress, get)
+        _fetch(Archive(REAL_URL, f"sha256:{REAL_SHA256}", packed=True), root, place.parent, progress, get)
     return place
 
 

@@ -69,6 +69,38 @@ def run_tasks(
     return [results[task] for task in range(num_tasks)]
 
 
+def counted(progress: Progress | None, total: int) -> Done:
+    """Return a function that adds up finished items and passes their number and the total to `progress`."""
+    finished = 0
+
+    def done(more: int) -> None:
+        nonlocal finished
+        finished += more
+        if progress and more:
+            progress(finished, total)
+
+    return done
+
+
+def run_each(
+    work: Callable[[int], Result], num_items: int, per_task: int, *, workers: int, done: Done = lambda _: None
+) -> list[Result]:
+    """Run `work(number)` for every item, `per_task` items in a task; return the results in order.
+
+    `done` is called with the number of finished items since the last call; the rest is as for `run_tasks`.
+    """
+
+    def task(number: int, done: Done) -> list[Result]:
+        results = []
+        for item in range(number * per_task, min((number + 1) * per_task, num_items)):
+            results.append(work(item))
+            done(1)
+        return results
+
+    tasks = run_tasks(task, -(-num_items // per_task), workers=workers, done=done)
+    return [result for results in tasks for result in results]
+
+
 @contextmanager
 def _started_workers(
     work: Work[Any], num_tasks: int, workers: int

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vitctl.data.loader.lanes import Lanes, Tree, binary_tree, leaves, subtrees
+from vitctl.data.source.order import Lanes, Tree, binary_tree, leaves, subtrees
 from vitctl.engine.distributed import gradients
 from vitctl.engine.distributed.gradients import LaneSum, added
 from vitctl.engine.schedule import in_words, lanes_of

@@ -10,7 +10,7 @@ from PIL import Image
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.shards.index import read_index
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.stores import ShardSource
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.images import ChosenImages, choose_images, find_images
 from vitctl.recipe.images import Place

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import TINY, two_processes, worker
 from tests.trained import CPU, do
 from vitctl.data.datasets.readers.arrays import encode_png
-from vitctl.data.datasets.readers.files import class_list
+from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError, RecipeError

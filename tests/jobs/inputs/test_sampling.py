@@ -12,8 +12,7 @@ from tests.data.old_index import forget_tables
 from tests.data.server import Faults, serving
 from tests.trained import CPU, SMALL, do
 from vitctl.data.datasets.readers.arrays import encode_png
-from vitctl.data.loader.lanes import LaneOrder
-from vitctl.data.source.order import MixtureOrder, Order, WindowedOrder
+from vitctl.data.source.order import LaneOrder, MixtureOrder, Order, WindowedOrder
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.engine.journal import read_records

@@ -14,7 +14,13 @@ from functools import partial
 from pathlib import Path
 
 from vitctl.data.datasets.catalog import known_size, open_split
-from vitctl.data.datasets.readers.files import file_items, need, numbered_labels, read_bytes, read_lines
+from vitctl.data.datasets.readers.original_files import (
+    file_items,
+    need,
+    numbered_labels,
+    read_bytes,
+    read_lines,
+)
 from vitctl.data.datasets.vtab import VTAB, VtabTask, is_published_train800
 from vitctl.data.images.image_types import image_extension
 from vitctl.data.shards.index import INDEX_FILE, find_splits
@@ -82,7 +88,7 @@ def open_task(task: VtabTask, root: Path, *, scratch: Path | None, allow_partial
         names = {name: name for name in _COMMUNITY}
         opened = [open_shards(shards[name]) for name in _COMMUNITY]
     else:
-        names = dict(zip(_COMMUNITY, (task.train800, task.val200, task.test), strict=True))
+        names = task.splits
         opened = [
             open_split(split, dataset=task.data_set, root=str(root), scratch=scratch, whole=not allow_partial)
             for split in names.values()
@@ -288,9 +294,8 @@ def export_shards(
 
 
 def _open_splits(task: VtabTask, root: Path) -> dict[str, Source]:
-    expressions = {"train800": task.train800, "val200": task.val200, "test": task.test}
     return {
-        name: open_split(split, dataset=task.data_set, root=str(root)) for name, split in expressions.items()
+        name: open_split(split, dataset=task.data_set, root=str(root)) for name, split in task.splits.items()
     }
 
 

@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from vitctl.data.images.convert import without_heic
-from vitctl.data.images.decode import BadSample, Picture, open_picture
+from vitctl.data.images.decode import BadSample, Picture, open_picture, without_heic
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
-from vitctl.data.loader.lanes import Lanes, micro_batches, own_slots, share
 from vitctl.data.loader.workers import (
     Prefetcher,
     SharedMemory,
@@ -28,7 +26,7 @@ from vitctl.data.loader.workers import (
     start_workers,
     worker_init,
 )
-from vitctl.data.source.order import SampleOrder
+from vitctl.data.source.order import Lanes, SampleOrder, micro_batches, own_slots, share
 from vitctl.data.source.views import Source, has_label, sample_key
 from vitctl.errors import DataError
 from vitctl.system import files
@@ -116,7 +114,7 @@ def train_batches(
     checksums: bool = False,
     pinned: bool = False,
 ) -> Iterator[Batch]:
-    """An infinite iterator over the micro-batches of one process, from any step on.
+    """Iterate without end over the micro-batches of one process, from any step on.
 
     Step s trains on positions `s * batch_size` to `(s + 1) * batch_size` of the order; a process takes its
     `share` of them, cut into micro-batches. A sample that cannot be used becomes zeros with weight 0 and is

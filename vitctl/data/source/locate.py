@@ -20,12 +20,7 @@ from pathlib import Path
 import numpy as np
 from braceexpand import braceexpand
 
-from vitctl.data.shards.index import (
-    INDEX_FILE,
-    find_splits,
-    table_limits,
-)
-from vitctl.data.shards.make_index import index_shards, link_shards
+from vitctl.data.shards.index import INDEX_FILE, find_splits, index_shards, link_shards, table_limits
 from vitctl.data.shards.remote import (
     MissingError,
     ShardCache,
@@ -36,8 +31,8 @@ from vitctl.data.shards.remote import (
     read_changed,
     read_file,
 )
-from vitctl.data.source.shard_source import ShardSource, open_index
-from vitctl.data.source.splits import ROLES, read_exclusion
+from vitctl.data.source.splits import ROLES, read_exclusion, without_excluded
+from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import Source, subset
 from vitctl.errors import DataError
 from vitctl.system.address import without_queries
@@ -90,9 +85,9 @@ class SplitLocation:
         cache = None
         if index.is_remote and cache_bytes:
             cache = ShardCache(cache_folder() / "shards", cache_bytes)
-        excluded = read_exclusion(index)
+        source = ShardSource(index, cache)
         if not self.shards:
-            return ShardSource(index, cache, excluded)
+            return without_excluded(source)
         ends = np.cumsum([shard.num_samples for shard in index.shards]).tolist()
         limits = {
             shard.name: (end - shard.num_samples, end) for shard, end in zip(index.shards, ends, strict=True)
@@ -102,7 +97,7 @@ class SplitLocation:
                 f"{self.base or self.folder}: {missing[0]} is not in the index ({len(missing)} shards are not)"
             )
         rows = np.concatenate([np.arange(*limits[name]) for name in self.shards])
-        return subset(ShardSource(index, cache), rows[~np.isin(rows, excluded)])
+        return subset(source, rows[~np.isin(rows, read_exclusion(index))])
 
 
 def locate_all_splits(text: str) -> dict[str, SplitLocation]:

@@ -4,14 +4,15 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from vitctl.data.images.decode import BadSample
 from vitctl.data.shards.index import Index
-from vitctl.data.source.shard_source import ShardSource, open_index
+from vitctl.data.source.stores import ShardSource, array_digest, open_index
 from vitctl.data.source.views import Source, View, concat, sample_key, subset
 from vitctl.errors import DataError
 from vitctl.system.files import INDEX, read_json, write_json
@@ -241,7 +242,8 @@ def default_splits(found: Sequence[str]) -> DefaultSplits | None:
 
 FILE = "excluded.json"
 DIGEST = np.dtype("S16")  # of the bytes of an image
-_FORMAT, _BY_KEY = "vitctl-excluded/2", "vitctl-excluded/1"
+_FORMAT = "vitctl-excluded/2"
+_AGAIN = "make it again with `vitctl data dedup ... --apply`, or remove it"
 
 
 def bytes_digest(data: bytes) -> bytes:
@@ -264,8 +266,16 @@ def open_shards(folder: Path) -> Source:
     Raises:
         DataError: as `read_index`; or the list is damaged, or belongs to other shards.
     """
-    index = open_index(folder)
-    return ShardSource(index, excluded=read_exclusion(index))
+    return without_excluded(ShardSource(open_index(folder)))
+
+
+def without_excluded(source: ShardSource) -> Source:
+    """Return a split without the images listed in its `excluded.json`."""
+    excluded = read_exclusion(source.index)
+    if not len(excluded):
+        return source
+    kept = subset(source, np.delete(np.arange(len(source)), excluded))
+    return replace(kept, digest=array_digest(f"without {source.digest} ", excluded))
 
 
 def read_exclusion(index: Index) -> np.ndarray:
@@ -281,38 +291,20 @@ def read_exclusion(index: Index) -> np.ndarray:
     if not path.exists():
         return np.zeros(0, np.int64)
     fields = read_json(path, INDEX.limit, error=DataError)
-    if not isinstance(fields, dict):
-        raise DataError(f"{path}: should hold a list of images with the digest of their shards")
-    form, images = fields.get("format"), fields.get("images")
-    if form == _FORMAT and isinstance(images, list):
-        numbers = [one.get("sample") if isinstance(one, dict) else None for one in images]
-    elif form == _BY_KEY and isinstance(images, dict):
-        numbers = list(images.values())
-    elif form in (_FORMAT, _BY_KEY):
-        numbers = [None]
-    else:
-        raise DataError(f"{path}: format is {form!r}, should be {_FORMAT!r}")
+    form = fields.get("format") if isinstance(fields, dict) else None
+    if form != _FORMAT:
+        raise DataError(f"{path}: format is {form!r}, should be {_FORMAT!r}; {_AGAIN}")
+    images = fields.get("images")
+    listed = images if isinstance(images, list) else [None]
+    numbers = [image.get("sample") if isinstance(image, dict) else None for image in listed]
     is_valid = all(type(number) is int and 0 <= number < index.num_samples for number in numbers)
     samples = np.unique(np.array(numbers if is_valid else [], np.int64))
     if not is_valid or not len(numbers) == len(samples) < index.num_samples:
         raise DataError(
             f"{path}: images should be different numbers below {index.num_samples}, and not all of them"
         )
-    if form == _BY_KEY:
-        belongs = fields.get("index") == index.index_sha256
-    else:
-        belongs = all(fields.get(name) == digest for name, digest in _digests(index, samples).items())
-    if not belongs:
-        raise DataError(
-            f"{path}: made for other shards than these; make it again with `vitctl data dedup ... --apply`, "
-            "or remove it"
-        )
-    if isinstance(images, dict) and (index.is_remote or _num_named(index, images) != len(images)):
-        raise DataError(
-            f"{path}: made by an earlier release, which kept one image of each key, and keys may repeat in "
-            "this split: more images may have been meant; remove it and make it again with `vitctl data "
-            "dedup ... --apply`"
-        )
+    if any(fields.get(name) != digest for name, digest in _digests(index, samples).items()):
+        raise DataError(f"{path}: made for other shards than these; {_AGAIN}")
     return samples
 
 
@@ -320,14 +312,11 @@ def changed_images(index: Index) -> list[str]:
     """Return the keys of excluded images whose bytes have changed since they were excluded."""
     if not len(read_exclusion(index)):
         return []
-    images = read_json(index.folder / FILE, INDEX.limit, error=DataError)["images"]
-    if isinstance(images, dict):
-        return []  # the older format has no digests
     source = ShardSource(index)
     return [
-        str(one.get("key"))
-        for one in images
-        if one.get("digest") != image_digest(source, one["sample"]).hex()
+        str(image.get("key"))
+        for image in read_json(index.folder / FILE, INDEX.limit, error=DataError)["images"]
+        if image.get("digest") != image_digest(source, image["sample"]).hex()
     ]
 
 
@@ -366,9 +355,3 @@ def _digests(index: Index, samples: np.ndarray) -> dict[str, str]:
         "shards": hashlib.sha256(shards.encode()).hexdigest(),
         "rows": hashlib.sha256(np.stack(offsets).astype("<i8").tobytes()).hexdigest(),
     }
-
-
-def _num_named(index: Index, keys: dict[str, Any]) -> int:
-    """Return how many samples of a split have one of these keys."""
-    source = ShardSource(index)
-    return sum(sample_key(source, sample) in keys for sample in range(len(source)))

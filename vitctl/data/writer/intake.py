@@ -9,13 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from vitctl.data.images.convert import CONVERSION, without_heic
-from vitctl.data.images.decode import BadSample, open_picture
+from vitctl.data.images.decode import CONVERSION, BadSample, open_picture, without_heic
 from vitctl.data.images.image_types import HEAD_BYTES, content_type, image_extension, is_heic
 from vitctl.data.source.views import no_class
 from vitctl.errors import DataError
 from vitctl.system.files import IMAGE_FILE, parsing
-from vitctl.system.pool import Done, run_tasks
+from vitctl.system.pool import Done, run_each
 from vitctl.system.tables import write_csv
 
 
@@ -37,7 +36,7 @@ class Item:
 
 
 def read_item(item: Item) -> bytes:
-    """The encoded image of an item.
+    """Return the encoded image of an item.
 
     Raises DataError when what it is made from is damaged, whatever it is made from.
     """
@@ -47,7 +46,7 @@ def read_item(item: Item) -> bytes:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A file of the source that is no image of the split, and why."""
+    """A file of the source that is not in the split, and the reason."""
 
     name: str
     reason: str
@@ -95,7 +94,7 @@ class Doubt(NamedTuple):
 
 @dataclass(frozen=True)
 class Intake:
-    """What becomes of a source.
+    """The result of checking a source.
 
     Args:
         splits: to be written.
@@ -209,18 +208,13 @@ def _look(items: Sequence[Item], bad: Bad, workers: int, done: Done) -> list[str
     if bad == "keep":
         return [_HEIC if item.key.lower().endswith(_HEIC_NAMES) else "" for item in items]
 
-    def block(task: int, done: Done) -> list[str]:
-        found = []
-        for item in items[task * _IMAGES_PER_TASK : (task + 1) * _IMAGES_PER_TASK]:
-            try:
-                found.append(check_image(read_item(item)))
-            except DataError as error:
-                found.append(f"unreadable: {error}")
-            done(1)
-        return found
+    def check(number: int) -> str:
+        try:
+            return check_image(read_item(items[number]))
+        except DataError as error:
+            return f"unreadable: {error}"
 
-    blocks = run_tasks(block, -(-len(items) // _IMAGES_PER_TASK), workers=workers, done=done)
-    return [one for found in blocks for one in found]
+    return run_each(check, len(items), _IMAGES_PER_TASK, workers=workers, done=done)
 
 
 def _is_bad(found: str) -> bool:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
-from vitctl.data.loader.lanes import Lanes, Tree, subtrees
+from vitctl.data.source.order import Lanes, Tree, subtrees
 from vitctl.engine.distributed.runtime import Runtime, seed_step
 from vitctl.engine.distributed.sharding import synced
 from vitctl.engine.distributed.transfer import sent

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitctl.data.datasets.catalog import find_data_set, missing_shards
-from vitctl.data.datasets.detect import open_originals
+from vitctl.data.datasets.catalog import find_data_set, missing_shards, open_originals
 from vitctl.data.shards.index import find_splits
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits

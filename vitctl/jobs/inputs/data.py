@@ -12,8 +12,7 @@ from vitctl.data.datasets.catalog import find_data_set, open_split, synthetic
 from vitctl.data.datasets.vtab import SUITES, VtabTask
 from vitctl.data.datasets.vtab_images import TaskData, open_task
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
-from vitctl.data.loader.lanes import LaneOrder
-from vitctl.data.source.order import MixtureOrder, Order, SampleOrder, WindowedOrder, quotas
+from vitctl.data.source.order import LaneOrder, MixtureOrder, Order, SampleOrder, WindowedOrder, quotas
 from vitctl.data.source.splits import num_repeated
 from vitctl.data.source.views import (
     Source,

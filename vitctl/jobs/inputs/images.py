@@ -18,11 +18,11 @@ from vitctl.data.datasets.readers.class_folder import sort_files
 from vitctl.data.images.decode import BadSample, open_picture
 from vitctl.data.images.image_types import IMAGE_EXTENSIONS, SYSTEM_FILE
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.data.inspect.contact_sheet import choose
+from vitctl.data.inspect.overview import choose
 from vitctl.data.shards.index import find_splits
 from vitctl.data.shards.remote import check_address, is_remote
 from vitctl.data.source.locate import locate_all_splits, locate_splits, no_index_message
-from vitctl.data.source.unsharded import ImageFiles
+from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source, sample_key
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import open_recipe_split

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.data.datasets.readers.class_folder import SPLITS
-from vitctl.data.datasets.readers.files import file_size, read_bytes
+from vitctl.data.datasets.readers.original_files import file_size, read_bytes
 from vitctl.data.writer.intake import Item, Originals
 from vitctl.errors import DataError
 from vitctl.system.files import CLASSES, TABLE, error_text, open_regular, parsing

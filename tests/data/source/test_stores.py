@@ -1,22 +1,20 @@
+"""Stored samples: in shards, and generated noise."""
+
 import gc
 import multiprocessing
 import os
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.data.conftest import contents, damage
-from vitctl.data.images.decode import BadSample
-from vitctl.data.shards.index import Index, Shard, read_index
-from vitctl.data.shards.scan import ROW
-from vitctl.data.source import shard_source
-from vitctl.data.source.shard_source import ShardSource, open_index
+from vitctl.data.images.decode import BadSample, decode
+from vitctl.data.shards.index import Index, read_index
+from vitctl.data.source import stores as shard_source
+from vitctl.data.source.stores import ShardSource, SyntheticSource, open_index
 from vitctl.data.source.views import Source
 from vitctl.errors import DataError
 
@@ -29,13 +27,6 @@ def test_shard_source__keys_labels_and_bytes_belong_together(
     found = contents(ShardSource(make_split(20)))
     assert [key for key, _, _ in found] != [f"k{number}" for number in range(20)]
     assert sorted(found) == sorted((f"k{number}", number % 3, tiny_png(number)) for number in range(20))
-
-
-def test_shard_source__labels_of_some_samples(make_split: MakeSplit) -> None:
-    source = ShardSource(make_split(20))
-    some = np.array([19, 0, 7])
-    assert source.labels(some).tolist() == source.labels()[some].tolist()
-    assert source.labels(some).dtype == np.int64
 
 
 @pytest.mark.parametrize("sample", [-1, 20])
@@ -75,7 +66,7 @@ def test_shard_source__works_in_other_processes(make_split: MakeSplit, method: s
 
 
 def test_shard_source__keeps_few_files_open(make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitctl.data.source.shard_source.max_open_shards", lambda _: 3)
+    monkeypatch.setattr("vitctl.data.source.stores.max_open_shards", lambda _: 3)
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     source = ShardSource(make_split(20, max_samples=1))
@@ -129,17 +120,18 @@ def test_open_index__is_read_again_only_if_a_file_changed(
         open_index(folder)
 
 
-@given(st.integers(1, 40), st.data())
-def test_shard_source__excluded_is_a_subset_of_the_others(num: int, data: st.DataObject) -> None:
-    excluded = np.array(sorted(data.draw(st.sets(st.integers(0, num - 1), max_size=num - 1))), np.int64)
-    rows = np.zeros(num, ROW)
-    rows["label"], rows["size"] = np.arange(num), np.arange(num)
-    shards = tuple(Shard(str(number), 1, 10**6, "") for number in range(num))
-    source = ShardSource(Index(Path(), shards, ("a",), num, "", "", rows), excluded=excluded)
-    kept = np.delete(np.arange(num), excluded)
-    assert len(source) == len(kept)
-    assert source.labels().tolist() == source.labels(np.arange(len(kept))).tolist() == kept.tolist()
-    assert [source.location(n) for n in range(len(kept))] == [f"./{n}" for n in kept]
-    assert source.shards_of(np.arange(len(kept))) == kept.tolist()
-    with pytest.raises(IndexError):
-        source.location(len(kept))
+def test_synthetic_source__is_pure_and_learnable() -> None:
+    source = SyntheticSource(40, 4, 24)
+    pictures = [decode(source.read(sample)) for sample in range(40)]
+    assert {picture.shape for picture in pictures} == {(24, 24, 3)}
+    assert source.read(7) == SyntheticSource(100, 4, 24).read(7)
+    assert len({picture.tobytes() for picture in pictures}) == 40
+    labels = source.labels()
+    assert np.bincount(labels).tolist() == [10] * 4
+    means = np.array([picture.mean((0, 1)) for picture in pictures])
+    centres = np.array([means[:20][labels[:20] == label].mean(0) for label in range(4)])
+    nearest = ((means[20:, None] - centres) ** 2).sum(2).argmin(1)
+    assert (nearest == labels[20:]).mean() > 0.9
+    protocol: Source = source
+    assert (protocol.key(2), protocol.location(2)) == ("2", "synthetic sample 2")
+    assert source.digest != SyntheticSource(41, 4, 24).digest
