@@ -31,7 +31,7 @@ from tests.harmed import poisoned
 from vitctl.engine import losses
 from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.engine.nonfinite import SKIPPED
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,7 +14,7 @@ import pytest
 from tests import warm
 from tests.conftest import TINY, checkpoint, sample_keys
 from vitctl.engine.journal import read_records
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 

@@ -21,7 +21,7 @@ from vitctl.engine.journal import json_digest as state_digest
 from vitctl.engine.run_files import STATE
 from vitctl.errors import CheckpointError, LaunchError, RecipeError
 from vitctl.launch.launcher import launch
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 STEPS = {

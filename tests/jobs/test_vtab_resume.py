@@ -15,7 +15,7 @@ from tests.trained import CPU, do
 from vitctl.data.datasets import vtab_images
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.errors import CheckpointError
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 RUN_7 = f"{SEVENTH}lr_0.01_steps_4/seed_0"

@@ -25,7 +25,7 @@ from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.errors import LaunchError
 from vitctl.launch import launcher
 from vitctl.launch.launcher import launch
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.system.process import SIGNALS
 

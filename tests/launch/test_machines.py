@@ -32,7 +32,7 @@ from vitctl.errors import LaunchError
 from vitctl.launch import launcher
 from vitctl.launch.command import LaunchConfig
 from vitctl.launch.errors import LOGS
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 
 # One process computes these to the bit as two do: without clipping, each sums the gradients of the same
 # halves.

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import Run, train_records
 from vitctl.jobs.record.result import RunResult, with_recipe
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, every_key, load_recipe
 from vitctl.recipe.schema import JOBS
 from vitctl.recipe.write import FREE_TO_CHANGE, deciding_values, result_neutral

@@ -15,7 +15,7 @@ from vitctl.system.text import typed
 
 if TYPE_CHECKING:
     from vitctl.launch.command import LaunchConfig, Member
-    from vitctl.launch.prepare import Prepared
+    from vitctl.launch.prepare_run import Prepared
     from vitctl.recipe.load import Loaded, Override
 
 
@@ -96,7 +96,7 @@ def run_loaded(
     """
     from vitctl.cli.show.console import CONSOLE, waiting
     from vitctl.launch.command import check_processes
-    from vitctl.launch.prepare import prepare_run
+    from vitctl.launch.prepare_run import prepare_run
 
     check_processes(config, loaded.recipe.machine.processes)
     with waiting("checking data and weights"):

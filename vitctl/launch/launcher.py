@@ -47,7 +47,7 @@ from vitctl.launch.errors import (
     raise_first_error,
     write_failed_result,
 )
-from vitctl.launch.prepare import Prepared
+from vitctl.launch.prepare_run import Prepared
 from vitctl.launch.roll_call import resume_text
 from vitctl.launch.run_folder import keeping_result, locked_for_run, read_status
 from vitctl.launch.worker import LOCKED, NOW, work, work_as_member

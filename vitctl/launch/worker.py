@@ -50,7 +50,7 @@ from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import PlainStream, one_line, typed
 
 if TYPE_CHECKING:
-    from vitctl.launch.prepare import Prepared
+    from vitctl.launch.prepare_run import Prepared
     from vitctl.recipe.schema import Recipe
 
 NOW = "now.json"

@@ -19,7 +19,7 @@ from vitctl.launch.errors import LOGS
 from vitctl.launch.launcher import Follower
 from vitctl.launch.listing import RunLine, read_line
 from vitctl.launch.run_folder import is_running
-from vitctl.launch.sweep import is_done, run_cells
+from vitctl.launch.sweep_cells import is_done, run_cells
 from vitctl.launch.worker import NOW
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain

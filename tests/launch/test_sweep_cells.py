@@ -143,17 +143,17 @@ def test_sweep__dry_run_prints_the_cost_of_each_and_needs_no_data(tmp_path: Path
 def test_sweep__one_failure_does_not_keep_the_others_from_running(
     tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import vitctl.launch.sweep
+    import vitctl.launch.sweep_cells
     from vitctl.errors import DataError
 
-    launch = vitctl.launch.sweep.launch
+    launch = vitctl.launch.sweep_cells.launch
 
     def broken(folder: Path, report: Any) -> Any:
         if folder.name == "seed_0":
             raise DataError("the disk is gone")
         return launch(folder, report)
 
-    monkeypatch.setattr(vitctl.launch.sweep, "launch", broken)
+    monkeypatch.setattr(vitctl.launch.sweep_cells, "launch", broken)
     out = tmp_path / "sweep"
     done = sweep(out, "--grid", "seed=0,1", "--data", str(tiny_data))
     assert str(done.exception) == "1 of 2 runs failed; seed_0: the disk is gone"
@@ -166,10 +166,10 @@ def test_sweep__one_failure_does_not_keep_the_others_from_running(
 def test_sweep__a_signal_stops_it_and_the_rest_waits(
     tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import vitctl.launch.sweep
+    import vitctl.launch.sweep_cells
 
     out = tmp_path / "sweep"
-    monkeypatch.setattr(vitctl.launch.sweep, "launch", lambda *_: {"status": "stopped"})
+    monkeypatch.setattr(vitctl.launch.sweep_cells, "launch", lambda *_: {"status": "stopped"})
     stopped = sweep(out, "--grid", "seed=0,1", "--data", str(tiny_data))
     assert stopped.exit_code == 3
     assert f"resume with the same command and --out {out}" in stopped.output
