@@ -159,8 +159,8 @@ def free_port() -> int:
 
 
 WITH_WORKER = """
-from vitctl.launch import command, launcher
-command.WORKER = launcher.WORKER = "{worker}"
+from vitctl.launch import agent
+agent.WORKER = "{worker}"
 from vitctl.__main__ import main
 main()
 """

@@ -6,9 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from tests.launch.conftest import Load
-from vitctl.errors import LaunchError
 from vitctl.launch.command import (
     LaunchConfig,
     accelerate_arguments,
@@ -18,6 +15,9 @@ from vitctl.launch.command import (
     parse_nodes,
     write_accelerate_config,
 )
+
+from tests.launch.conftest import Load
+from vitctl.errors import LaunchError
 
 
 def test_parse_nodes() -> None:

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-
-from vitctl.errors import LaunchError
 from vitctl.launch.command import (
     FIRST_PORT,
     NUM_PORTS,
@@ -13,6 +11,8 @@ from vitctl.launch.command import (
     tasks_per_node,
     without_settings,
 )
+
+from vitctl.errors import LaunchError
 
 
 def slurm(rank: int, **other: str) -> dict[str, str]:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from vitctl.launch.command import LaunchConfig
+from vitctl.launch.errors import LOGS
 
 from tests.conftest import Run, assert_golden, checkpoint, command, free_port, sample_keys
 from tests.launch.conftest import (
@@ -30,8 +32,6 @@ from tests.launch.conftest import (
 )
 from vitctl.errors import LaunchError
 from vitctl.launch import launcher
-from vitctl.launch.command import LaunchConfig
-from vitctl.launch.errors import LOGS
 from vitctl.launch.prepare_run import prepare_run
 
 # One process computes these to the bit as two do: without clipping, each sums the gradients of the same

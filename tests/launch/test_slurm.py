@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vitctl.launch.slurm import Job, job_text, parse_job, submit, write_job
 
 from vitctl.errors import LaunchError
-from vitctl.launch.slurm import Job, job_text, parse_job, submit, write_job
 from vitctl.system.text import has_control
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "job.sbatch"

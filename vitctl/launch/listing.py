@@ -21,9 +21,7 @@ from vitctl.engine.run_files import (
 from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError, explaining
 from vitctl.jobs.record.result import RunResult, read_result
 from vitctl.jobs.record.runs import logged_scores
-from vitctl.launch.errors import LOGS
-from vitctl.launch.run_folder import is_running, locked
-from vitctl.launch.worker import NOW
+from vitctl.launch.run_folder import LOGS, NOW, is_running, locked
 from vitctl.recipe.write import written_name
 from vitctl.report.result_tables import number_of
 from vitctl.system.files import open_regular, read_toml

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vitctl.engine.journal import CHANGED, LOG, Journal, write_run_json
 from vitctl.engine.run_files import CHECKPOINTS, RECIPE, STATE, no_permission, step_folders, step_of
 from vitctl.errors import LaunchError, RecipeError, VitctlError
-from vitctl.launch.command import LaunchConfig, Member, find_member, launch_line, write_accelerate_config
-from vitctl.launch.errors import forget_errors
+from vitctl.launch.agent import LaunchConfig, launch_line, write_accelerate_config
+from vitctl.launch.cluster import Member, find_member
+from vitctl.launch.peers import forget_errors
 from vitctl.launch.run_folder import check_not_foreign, clear, failed_without_output, prepared_folder
 from vitctl.launch.worker import on_cpu
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides

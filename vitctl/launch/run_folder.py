@@ -13,10 +13,11 @@ from typing import IO
 from vitctl.engine.journal import LOG
 from vitctl.engine.run_files import CHECKPOINTS, RECIPE, RESULT, STEPS
 from vitctl.errors import CheckpointError, LaunchError, explaining
-from vitctl.launch.errors import LOGS
 from vitctl.system.files import open_lock, open_regular, read_json, write_bytes
 
 LOCK = ".lock"
+LOGS = "logs"
+NOW = "now.json"  # in logs: the current state of a run that several processes do
 LOCK_POLL_SECONDS = 0.2
 _FLOCK = "hhqqi0q"  # Linux: type, whence, start, length, process
 _MOST_BYTES = 256 * 2**20

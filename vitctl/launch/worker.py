@@ -26,25 +26,25 @@ from vitctl.engine.preemption import (
 )
 from vitctl.engine.run_files import RECIPE, RESULT
 from vitctl.errors import LaunchError, explained
-from vitctl.launch.command import (
+from vitctl.launch.cluster import (
     find_member,
     has_agent,
     restarts_left,
     started_by_vitctl,
     without_settings,
 )
-from vitctl.launch.errors import (
-    LOGS,
+from vitctl.launch.peers import (
     first_error,
     forget_errors,
     is_final,
     log_of,
     note_error,
     raise_first_error,
+    resume_text,
+    roll_call,
     write_failed_result,
 )
-from vitctl.launch.roll_call import resume_text, roll_call
-from vitctl.launch.run_folder import locked_for_run, read_status
+from vitctl.launch.run_folder import LOGS, NOW, locked_for_run, read_status
 from vitctl.system.files import atomic_write, no_links
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import PlainStream, one_line, typed
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from vitctl.launch.prepare_run import Prepared
     from vitctl.recipe.schema import Recipe
 
-NOW = "now.json"
 LOCKED = "--locked"  # given by a launcher that itself holds the lock of the run folder
 NOTES_SECONDS = 1.0  # until the notes of processes on other nodes are visible here
 
