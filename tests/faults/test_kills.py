@@ -1,25 +1,147 @@
-"""One run that is hit again and again in every way there is, and comes out bit for bit as the one that never
-was.
+"""SIGKILL and second signals: nothing is left behind, nothing is torn, and a run that is hit again and again
+equals one that never was.
 """
 
 import fcntl
+import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import termios
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from tests.faults.conftest import assert_same, command, fill, make_room, records, status
+from tests import warm
+from tests.conftest import checkpoint, harmed
+from tests.faults.conftest import (
+    ROOT,
+    assert_same,
+    command,
+    fill,
+    make_room,
+    prepared,
+    records,
+    resume,
+    status,
+)
 from vitctl.__main__ import main
 from vitctl.engine.checkpoint.files import newest_checkpoint
 from vitctl.jobs import pretrain  # noqa: F401 - imported once, for all attempts
-from vitctl.system.process import SIGNALS as SIGNALS_OF_THE_HOUSE
+from vitctl.launch.worker import work
+from vitctl.system.process import SIGNALS as HANDLED
+
+SHARED_MEMORY = Path("/dev/shm")
+PIPED: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+EVERY_2 = {"checkpoint.every_steps": 2}
+
+
+def soon(holds: Callable[[], object], seconds: float = 60.0) -> bool:
+    until = time.monotonic() + seconds
+    while not (value := holds()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return bool(value)
+
+
+def test_second_signal__in_the_middle_of_a_save_tears_nothing(
+    tiny_data: Path, straight: Path, tmp_path: Path
+) -> None:
+    """The save writes in the background and never ends: the first signal waits for it, the second does not."""
+    folder = prepared(tmp_path / "a", tiny_data, **EVERY_2)
+    with warm.Popen(harmed("stuck_save", folder), **PIPED, cwd=ROOT) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "saving\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr.readline().startswith("vitctl: SIGTERM: stopping as soon as")
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, text = process.communicate(timeout=60)
+    assert (process.returncode, text) == (3, "vitctl: stopped at once; earlier checkpoints are complete\n")
+    saved, problems = newest_checkpoint(folder / "checkpoints")
+    assert saved is not None
+    assert (saved.step, problems) == (2, [])
+    work(folder)
+    assert [r["step"] for r in records(folder, "resume")] == [2]
+    assert_same(folder, straight)
+    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["step_00000010", "step_00000012"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
+def test_compile__the_first_signal_waits_for_its_end_and_the_second_does_not(
+    tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """With torch's compiler and an empty cache: minutes for a large model, seconds for this one."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    folder, family = prepared(tmp_path / "a", tiny_data, **{"machine.compile": True}), []
+    with subprocess.Popen(harmed("compiling", folder), **PIPED, cwd=ROOT) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "compiling\n"
+        for _ in range(times):
+            family = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGTERM)
+            text = process.stderr.readline()
+        process.communicate(timeout=300)
+    assert process.returncode == 3
+    assert psutil.wait_procs(family, timeout=30)[1] == []
+    saved, problems = newest_checkpoint(folder / "checkpoints")
+    compiled = [r["step"] for r in records(folder, "compile")] if (folder / "log.jsonl").exists() else []
+    if times == 2:
+        assert text == "vitctl: stopped at once; earlier checkpoints are complete\n"
+        assert (saved, problems, compiled) == (None, [], [])
+    else:
+        assert saved is not None
+        assert (saved.step, problems, compiled) == (0, [], [0])
+    straight = prepared(tmp_path / "straight", tiny_data, **{"machine.compile": True})
+    for run_dir in (folder, straight):
+        resume(run_dir)
+    assert checkpoint(folder, 12) == checkpoint(straight, 12)
+
+
+def zombies() -> set[int]:
+    """Children of this process that ended and were not waited for; tests before this one may have left some."""
+    return {p.pid for p in psutil.Process().children() if p.status() == psutil.STATUS_ZOMBIE}
+
+
+@pytest.mark.parametrize("whom", ["loader worker", pytest.param("all", marks=pytest.mark.slow)])
+def test_killed__no_process_and_no_memory_is_left(tiny_data: Path, tmp_path: Path, whom: str) -> None:
+    """One loader process, which the run reports; or the run with its loader processes."""
+    values = {"machine.workers": 2, "schedule.total_steps": 4000, "evaluation.every_steps": 0}
+    folder, shared, earlier = tmp_path / "a", set(os.listdir(SHARED_MEMORY)), zombies()
+    line = command(folder, tiny_data, **values)
+    with warm.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert soon(lambda: (folder / "checkpoints" / "step_00000003").exists() or process.poll() is not None)
+        family = psutil.Process(process.pid).children(recursive=True)  # one verified the shards and ended
+        workers = [one for one in family if one.status() != psutil.STATUS_ZOMBIE]
+        assert len(workers) == 2
+        for one in workers[:1] if whom == "loader worker" else [*workers, psutil.Process(process.pid)]:
+            one.kill()
+        _, text = process.communicate(timeout=60)
+    if whom == "loader worker":
+        assert process.returncode == 2
+        [line] = text.splitlines()
+        assert line.startswith(
+            "vitctl: a loader process was killed (SIGKILL), most often out of memory; use fewer"
+        )
+        assert json.loads((folder / "result.json").read_text())["status"] == "failed"
+    else:
+        assert (process.returncode, text) == (-signal.SIGKILL, "")
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert alive == []
+    assert zombies() <= earlier
+    assert soon(
+        lambda: not [n for n in set(os.listdir(SHARED_MEMORY)) - shared if n.startswith(("torch_", "sem."))]
+    )
+    saved, problems = newest_checkpoint(folder / "checkpoints")
+    assert saved is not None and problems == []
+
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR2", "SIGXCPU", "SIGALRM", "SIGKILL")
 KINDS = (
@@ -35,7 +157,7 @@ LIMIT_SECONDS = 300.0
 
 
 @pytest.mark.slow
-def test_thirty_kills__bit_for_bit(tiny_data: Path, tmp_path: Path, small_disk: Path) -> None:
+def test_thirty_kills__of_every_kind(tiny_data: Path, tmp_path: Path, small_disk: Path) -> None:
     steps, kills = 400, 30
     values = {"schedule.total_steps": steps, "checkpoint.every_steps": 5, "evaluation.every_steps": 40}
     straight = tmp_path / "straight"
@@ -54,13 +176,13 @@ def test_thirty_kills__bit_for_bit(tiny_data: Path, tmp_path: Path, small_disk: 
     assert Forked(line[3:], os.open(os.devnull, os.O_WRONLY)).wait() == 0
     print("\n" + ", ".join(f"{name} {number}" for name, number in sorted(tally.items())))
     print(f"{kills} kills, {time.monotonic() - began:.0f} s")
-    print(f"steps at which it went on: {sorted(record['step'] for record in records(folder, 'resume'))}")
+    print(f"resumed at the steps: {sorted(record['step'] for record in records(folder, 'resume'))}")
     assert list((folder / "checkpoints").glob(".*")) == []
     assert_same(folder, straight, steps)
 
 
 def hit(kind: str, line: list[str], folder: Path, disk: Path, draws: random.Random) -> int | None:
-    """Start the run or go on with it, do that to it some steps on; its exit code."""
+    """Start or resume the run, hit it some steps later, and return its exit code."""
     first = last_step(folder)
 
     def wait(more: int) -> None:
@@ -108,7 +230,7 @@ class Forked:
             os.setsid()
             if os.isatty(stdout):
                 fcntl.ioctl(stdout, termios.TIOCSCTTY, 0)
-            for number in SIGNALS_OF_THE_HOUSE:
+            for number in HANDLED:
                 signal.signal(
                     number, signal.SIG_IGN if ignoring and number == signal.SIGHUP else signal.SIG_DFL
                 )

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from vitctl.launch.command import LaunchConfig
 
 from tests.conftest import free_port
 from tests.launch.conftest import HOLD, Load
 from vitctl.errors import LaunchError, RecipeError
+from vitctl.launch.agent import LaunchConfig
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.write import to_toml

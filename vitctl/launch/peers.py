@@ -31,11 +31,11 @@ from vitctl.system.process import HERE
 from vitctl.system.text import printable, typed
 
 _MOST_NOTE_BYTES = 16 * 2**20
-_NOTE = {"rank": int, "time": float, "mendable": bool}  # what every note of a failed process holds
+_NOTE = {"rank": int, "time": float, "mendable": bool}  # in every note of a failed process
 
 
 def log_of(run_dir: Path, rank: int) -> Path:
-    """The log file that the output of a process goes to."""
+    """Return the log file for the output of a process."""
     return run_dir / LOGS / f"rank_{rank:02d}.txt"
 
 
@@ -70,7 +70,7 @@ def forget_errors(run_dir: Path) -> None:
 
 
 def first_error(run_dir: Path) -> dict[str, Any] | None:
-    """The note of the process that failed first in the last launch; None when none did.
+    """Return the note of the process that failed first in the last launch; None if none failed.
 
     A process that only lost its connection to another one comes last, whatever the clocks of the nodes say.
     """
@@ -78,26 +78,23 @@ def first_error(run_dir: Path) -> dict[str, Any] | None:
     for path in (run_dir / LOGS).glob("error_*.json"):
         with suppress(LaunchError):  # a new launch may be removing them
             note = read_json(path, _MOST_NOTE_BYTES, error=LaunchError)
-            if (
-                isinstance(note, dict)
-                and _NOTE.items() <= {name: type(note.get(name)) for name in note}.items()
-            ):
+            if isinstance(note, dict) and all(type(note.get(name)) is kind for name, kind in _NOTE.items()):
                 notes.append(note)
     return min(notes, key=lambda note: (note.get("lost_peer", False), note["time"]), default=None)
 
 
 def is_cause(error: Mapping[str, Any] | None) -> bool:
-    """Whether a note says why the run failed, and not only that the connection to another process was lost."""
+    """Return whether a note says why the run failed, not only that the connection to another process was lost."""
     return error is not None and not error.get("lost_peer", False)
 
 
 def is_final(error: Mapping[str, Any] | None) -> bool:
-    """Whether a restart would fail in the same way: only the user can fix it."""
+    """Return whether a restart would fail in the same way: only the user can fix it."""
     return error is not None and is_cause(error) and error["mendable"] and "killed" not in error
 
 
 def raise_first_error(run_dir: Path, num_processes: int) -> None:
-    """Raise the error of the process that failed first in the last launch; nothing when none failed.
+    """Raise the error of the process that failed first in the last launch, if any.
 
     Raises:
         VitctlError: the user can fix it, or a process was killed or lost.
@@ -113,16 +110,14 @@ def raise_first_error(run_dir: Path, num_processes: int) -> None:
     if "killed" in error:
         raise LaunchError(
             f"process {rank} of {num_processes} was killed ({error['killed']}), most often because it ran "
-            f"out of memory; "
-            f"{log} has its output; {resume}"
+            f"out of memory; {log} has its output; {resume}"
         )
     if error["mendable"]:
         raise VitctlError(f"{error['text']} (process {rank}; {log})")
     if not is_cause(error):
         raise LaunchError(
             f"process {rank} lost the connection to another process, which left no error message "
-            f"({error['text'].splitlines()[0]}); {log} "
-            f"has more; {resume}"
+            f"({error['text'].splitlines()[0]}); {log} has more; {resume}"
         )
     raise RuntimeError(f"process {rank} failed: {error['text']}; {log} has the traceback")
 
@@ -146,13 +141,10 @@ End = Callable[[str], None]  # ends this process: the run is stopped, and why
 
 @contextmanager
 def roll_call(run_dir: Path, journal: Journal, stop: StopFlag, end: End) -> Iterator[None]:
-    """Within the block, what does not answer is reported; and left behind `GIVE_UP_SECONDS` after a signal.
+    """Within the block, report processes that do not answer, and leave them behind `GIVE_UP_SECONDS` after a
+    signal.
 
-    Args:
-        run_dir: of the run.
-        journal: gets a warning that names who is waited for.
-        stop: set by a signal.
-        end: called in another thread.
+    `end` is called in another thread.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     one = (
@@ -177,20 +169,20 @@ def _watch(look: Callable[[], None], ended: threading.Event) -> None:
 
 
 def resume_text(run_dir: Path) -> str:
-    """Where a resume of the run starts."""
+    """Return where a resume of the run starts."""
     steps = [step_of(path) or 0 for path in step_folders(run_dir / CHECKPOINTS)]
     return f"a resume starts at step {max(steps)}" if steps else "the run has no checkpoint"
 
 
 def _missing_images() -> str:
-    """What the main thread has waited for too long, if it waits for images; else ""."""
-    since, found = HERE.images_since, []
+    """Return what the main thread has waited for too long, if it waits for images; else ""."""
+    since, stopped = HERE.images_since, []
     if since is None or time.monotonic() - since < NOTICE_SECONDS:
         return ""
     for number in HERE.loaders:
         with suppress(psutil.Error):
-            found += [str(number)] if psutil.Process(number).status() == psutil.STATUS_STOPPED else []
-    return "waits for images" + (f": loader process {', '.join(found)} is stopped" if found else "")
+            stopped += [str(number)] if psutil.Process(number).status() == psutil.STATUS_STOPPED else []
+    return "waits for images" + (f": loader process {', '.join(stopped)} is stopped" if stopped else "")
 
 
 @dataclass
@@ -216,7 +208,7 @@ class _Alone:
 
 @dataclass
 class _Rank:
-    """Watches one process among others. A mark's age is measured by this process's own clock."""
+    """Watches one of several processes. A mark's age is measured by the clock of this process."""
 
     run_dir: Path
     journal: Journal
@@ -232,11 +224,11 @@ class _Rank:
     stopping_since: float | None = None
 
     def file(self, rank: int) -> Path:
-        """The mark of a process."""
+        """Return the file with the mark of a process."""
         return self.run_dir / LOGS / f"mark_{rank:02d}.json"
 
     def write(self) -> None:
-        """Say where this process is."""
+        """Write the mark of this process."""
         self.beat += 1
         mark = {
             "host": socket.gethostname(),
@@ -313,14 +305,14 @@ class _Rank:
         )
 
     def _report(self, ranks: Sequence[int], what: str) -> None:
-        """One line each time that the run stands still, on the screen and in the log."""
+        """Report each kind of wait once while the run stands still, on the screen and in the log."""
         if ranks and what not in self.reported:
             self.reported.add(what)
             text = f"step {HERE.step}: waiting for {self._who(ranks)}, which {what}"
             self.journal.write("warning", step=HERE.step, text=text)
 
     def _give_up(self, ranks: Sequence[int]) -> None:
-        """Save what this process can save alone, and end the run."""
+        """Save what this process can save without the others, and end the run."""
         self.stop.given_up = True
         save = self.stop.save_alone
         why_not = save() if save is not None else "no training was in progress"
