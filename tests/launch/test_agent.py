@@ -79,7 +79,7 @@ def test_line__of_one_process_needs_no_launcher(load: Load, tmp_path: Path) -> N
 
 def test_line__of_several_processes_has_every_flag(load: Load, tmp_path: Path) -> None:
     line = launch_line(tmp_path / "a run", load(**{"machine.processes": 2}).recipe, LaunchConfig(restarts=3))
-    assert line.startswith("PET_STANDALONE=1 ") and "accelerate launch --multi_gpu --config_file " in line
+    assert line.startswith("PET_STANDALONE=1 ") and " launch --multi_gpu --config_file " in line
     assert shlex.split(line)[-3:] == ["--module", "vitctl.launch.worker", str(tmp_path / "a run")]
     assert flags(line) == {
         "--config_file": str(tmp_path / "a run" / "accelerate.yaml"),

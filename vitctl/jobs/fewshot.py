@@ -32,7 +32,7 @@ from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import on_device, open_journal, start_runtime
 from vitctl.models.build import Model, build
 from vitctl.recipe.schema import Fewshot
-from vitctl.system.tables import write_csv
+from vitctl.system.files import write_csv
 
 SCORES, CHOSEN = "fewshot.csv", "chosen.csv"
 

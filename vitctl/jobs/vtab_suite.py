@@ -36,7 +36,7 @@ from vitctl.jobs.vtab_runs import (
 from vitctl.models.variants import downstream
 from vitctl.recipe.paper import TABLE_9, VTAB_MODELS
 from vitctl.recipe.schema import Vtab
-from vitctl.system.tables import write_csv
+from vitctl.system.files import write_csv
 
 TABLE = "table.csv"
 PROTOCOL = "fine-tuning, 1,000 images per task, one setting for all tasks"

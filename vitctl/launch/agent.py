@@ -234,7 +234,7 @@ class Agent:
 
     @property
     def had_workers(self) -> bool:
-        """Whether the agent has started a process."""
+        """Return whether the agent has started a process."""
         return bool(self._family)
 
     def runs(self) -> bool:

@@ -15,7 +15,7 @@ from vitctl.data.source.views import Source
 from vitctl.engine.metrics import correct_predictions, count_by_class, count_confusions, padded_sets
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.weights import FoundWeights
-from vitctl.system.tables import write_csv
+from vitctl.system.files import write_csv
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
 ORIGINAL, REAL, OBJECTNET, RESTRICTED = "original", "real", "objectnet", "objectnet_restricted"
