@@ -20,10 +20,10 @@ from vitctl.jobs.inputs.data import at_size, open_training_images, sampling_note
 from vitctl.jobs.inputs.network import rates_in_words, rates_of, unseen_pixels
 from vitctl.jobs.inputs.opened import Inputs, open_inputs
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_of
+from vitctl.jobs.lr_sweep import SEEDS, Trial, best, broadcast_score, run_trials
 from vitctl.jobs.provenance import trained, training_result, weights_used
 from vitctl.jobs.record.data_verified import verified, verify
 from vitctl.jobs.record.result import RunResult
-from vitctl.jobs.sweep import SEEDS, Trial, best, broadcast_score, run_trials
 from vitctl.jobs.training import (
     Act,
     digest_of,

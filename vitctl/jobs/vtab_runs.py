@@ -27,8 +27,8 @@ from vitctl.engine.trainer import Images, RunContext
 from vitctl.jobs.features import ImagePass
 from vitctl.jobs.inputs.network import rates_of
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, transferred_model
+from vitctl.jobs.lr_sweep import Scored, read_or_train
 from vitctl.jobs.record.result import recipe_digest
-from vitctl.jobs.sweep import Scored, read_or_train
 from vitctl.jobs.training import Act, digest_of, on_device, open_journal, train
 from vitctl.models.build import Model, build
 from vitctl.models.weights.weights_file import weights_digest

@@ -267,11 +267,13 @@ class Agent:
                 self._family.update(psutil.Process(self.process.pid).children(recursive=True))
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGKILL)
-        for process in self._family:
+        for process in list(self._family):  # a signal may add some meanwhile
             with suppress(psutil.Error):
                 process.kill()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self.process.returncode is not None:
+            return
         is_second = is_repeated(number, self.signals)
         self.signals.append(number)
         if is_second:

@@ -16,8 +16,8 @@ from vitctl.data.loader.batches import Batch
 from vitctl.engine.evaluation import Score
 from vitctl.engine.step import TrainStep, Update
 from vitctl.errors import CheckpointError, DataError, RecipeError
+from vitctl.jobs.lr_sweep import Trial, _check_same, best
 from vitctl.jobs.record.result import read_result
-from vitctl.jobs.sweep import Trial, _check_same, best
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
