@@ -224,9 +224,8 @@ def test_cached_features__are_not_those_of_a_damaged_shard(speck: Path, data: Pa
     assert again["metrics"] == first["metrics"]
 
 
-@pytest.mark.parametrize("job", ["evaluate", "fewshot"])
 def test_scores__a_shard_that_changes_after_it_was_verified(
-    speck: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
+    speck: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait = Verification.wait
 
@@ -237,7 +236,7 @@ def test_scores__a_shard_that_changes_after_it_was_verified(
 
     monkeypatch.setattr(Verification, "wait", changed)
     with pytest.raises(DataError, match=r"shard-000000\.tar: changed while it was in use"):
-        score(job, speck, data, tmp_path / "two")
+        score("evaluate", speck, data, tmp_path / "two")
 
 
 def test_scores__without_records_of_the_background_process_the_job_verifies_the_shards(
@@ -274,17 +273,3 @@ def test_cached_shards__overwritten_at_the_same_size(
         third = score("evaluate", speck, url, tmp_path / "three")
     assert third["metrics"] == first["metrics"]
     assert compare_runs([tmp_path / "one", tmp_path / "three"]).reasons == []
-
-
-def test_compare__a_result_of_before_the_labels_were_covered(speck: Path, data: Path, tmp_path: Path) -> None:
-    for name in ("old", "new"):
-        score("evaluate", speck, data, tmp_path / name)
-    file = tmp_path / "old" / "result.json"
-    fields = json.loads(file.read_text())
-    del fields["provenance"]["data_digest"]
-    file.write_text(json.dumps(fields))
-    [reason] = compare_runs([tmp_path / "new", tmp_path / "old"]).reasons
-    assert (
-        "data_digest differs (not recorded, the first index, tables, views): an earlier digest covered "
-        "index.json only" in reason
-    )

@@ -296,11 +296,3 @@ def test_job__no_field_runs_a_command(name: str, folder: str, word: str) -> None
         told = ["srun", "--kill-on-bad-exit=0", "--wait=120", *resume, "scontrol", "requeue", "7", ""]
         assert record.read_text().split("\0") == told
         assert sorted(Path(where).rglob("*")) == sorted([*before, record])
-
-
-@pytest.mark.parametrize("letter", ["\n", "\r", "\x1b", "\u202e", '"', "\\"])
-def test_job__refuses_a_folder_that_would_end_its_line(tmp_path: Path, letter: str) -> None:
-    folder = tmp_path / f"a{letter}#SBATCH --uid=0"
-    with pytest.raises(LaunchError, match="quotes, backslashes or control characters") as caught:
-        job_text(parse_job("time=1:00:00"), folder, "smoke", "/opt/python")
-    assert str(caught.value).isprintable()

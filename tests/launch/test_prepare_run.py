@@ -4,7 +4,6 @@ import json
 import shlex
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,13 +112,6 @@ def test_prepare__allowed_changes_are_made_and_said(load: Load, tmp_path: Path) 
     )
     prepare_run(longer, tmp_path)
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
-
-
-def test_loaded__is_not_changed_by_prepare(load: Load, tmp_path: Path) -> None:
-    loaded = load()
-    copy = replace(loaded, origins=dict(loaded.origins))
-    prepare_run(loaded, tmp_path)
-    assert loaded == copy
 
 
 def test_prepare__waits_while_another_machine_writes_the_folder(load: Load, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -189,9 +189,8 @@ def write_accelerate_config(run_dir: Path, recipe: Recipe, config: LaunchConfig)
 class Agent:
     """`accelerate launch` as a child process, with its processes below it. All of them die with this process.
 
-    Within a block of it the first signal is forwarded once to each process, and a second one kills them all;
-    the agent has a session of its own, so that a terminal signals this process alone. At the end of the block
-    no process is left.
+    The agent has its own session, so that a terminal signals this process alone, which forwards the first
+    signal once to each process and kills all of them at a second one.
 
     Args:
         run_dir: its logs get a note about a process that was killed.
@@ -219,18 +218,16 @@ class Agent:
         self._signalled: set[int] = set()
         self._family: set[psutil.Process] = set()
 
-    def __enter__(self) -> "Agent":
-        self._handling = signal_handler(self._on_signal)
-        self._handling.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self.kill()
-            self.process.wait()
-            psutil.wait_procs(self._family, timeout=GRACE_SECONDS)
-        finally:
-            self._handling.__exit__(None, None, None)
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Handle signals within the block. At its end no process is left."""
+        with signal_handler(self._on_signal):
+            try:
+                yield
+            finally:
+                self.kill()
+                self.process.wait()
+                psutil.wait_procs(self._family, timeout=GRACE_SECONDS)
 
     @property
     def had_workers(self) -> bool:
@@ -244,7 +241,7 @@ class Agent:
         return self.process.returncode is None
 
     def workers(self) -> list[psutil.Process]:
-        """Return the processes that the agent has started. They have a rank; what it asks the driver has not."""
+        """Return the processes that the agent has started; only they have a rank in their environment."""
         workers = []
         with suppress(psutil.Error):
             for child in psutil.Process(self.process.pid).children():
@@ -295,7 +292,8 @@ def run_in_processes(recipe: Recipe) -> int:
         write_accelerate_config(run_dir, recipe, config)
         words = accelerate_arguments(run_dir, recipe.machine.processes, config)
         words = [*words[: words.index("--module") + 1], "vitctl", *sys.argv[1:]]
-        with Agent(run_dir, words, accelerate_environment(run_dir, config)) as agent:
+        agent = Agent(run_dir, words, accelerate_environment(run_dir, config))
+        with agent.watched():
             while agent.runs():
                 agent.forward_signal()
                 if agent.signals and not agent.had_workers:
@@ -316,9 +314,15 @@ def main() -> None:
         was_killed = failure.exitcode < 0 and -failure.exitcode not in SIGNALS
         if was_killed and (run_dir / LOGS).is_dir() and not is_cause(first_error(run_dir)):
             note_killed(run_dir, rank, signal.Signals(-failure.exitcode).name)
-        sys.exit(str(error))
+        _exit(error)
     except Exception as error:
-        sys.exit(str(error))
+        _exit(error)
+
+
+def _exit(error: Exception) -> None:
+    """Print an error and end at once: it takes Python seconds to finalise torch, and vitctl waits."""
+    print(error, file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -153,11 +153,10 @@ def _launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: Lau
     words = accelerate_arguments(run_dir, recipe.machine.processes, config)
     words += [LOCKED] if config.nodes == 1 else []
     settings = {**accelerate_environment(run_dir, config), "PET_LOCAL_ADDR": own_address(config)}
-    with (
-        open(log, "a", encoding="utf-8", opener=no_links) as file,
-        Agent(run_dir, words, settings, file) as agent,
-    ):
-        watcher = _Watcher(run_dir, agent)
+    with open(log, "a", encoding="utf-8", opener=no_links) as file:
+        agent = Agent(run_dir, words, settings, file)
+    watcher = _Watcher(run_dir, agent, config)
+    with agent.watched():
         while agent.runs():
             follower.poll()
             with suppress(OSError, psutil.Error):  # a disk that fails for a moment must not end the run
@@ -174,8 +173,8 @@ def _launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: Lau
 class _Watcher:
     """Forwards signals to the processes of this machine, and notices what the agent waits for in vain."""
 
-    def __init__(self, run_dir: Path, agent: Agent) -> None:
-        self.run_dir, self.agent = run_dir, agent
+    def __init__(self, run_dir: Path, agent: Agent, config: LaunchConfig) -> None:
+        self.run_dir, self.agent, self.restarts = run_dir, agent, config.restarts
         self.is_announced = self.are_silent = False
         self.clocks: dict[str, float] = {}
 
@@ -192,7 +191,8 @@ class _Watcher:
         failed = is_final(first_error(self.run_dir))
         silent = is_stopping and bool(workers) and all(w.status() == psutil.STATUS_STOPPED for w in workers)
         self.are_silent = self._holds_for("silent", silent, SILENT_SECONDS)
-        waiting = agent.had_workers and not (workers or finished or failed or self.is_announced)
+        may_restart = self.restarts > 0 and agent.had_workers
+        waiting = may_restart and not (workers or finished or failed or self.is_announced)
         if self._holds_for("waiting", waiting, WAIT_SECONDS):
             self.is_announced = True
             say(
