@@ -382,7 +382,7 @@ def test_a_whole_machine__is_replaced(run: Run, tiny_data: Path, tmp_path: Path,
         wait_for(says(left, "if a machine is missing, run the same command there, or on another"), [left])
     else:
         [(code, _, text)] = ended([left])
-        assert (code, len(text.splitlines())) == (2, 2), text
+        assert code == 2, text
         assert text.endswith(f"resume with: vitctl resume {folder}\n")
         left = machine(folder, tiny_data, *flags, **values)
     for code, shown, text in ended([left, machine(folder, tiny_data, *flags, **values)]):
@@ -425,7 +425,7 @@ def test_resume_and_finetune__with_restarts(run: Run, tiny_data: Path, tmp_path:
     assert_golden(folder)
     assert " --max_restarts 1 " in (folder / "launch.txt").read_text()
     places = ["--from", str(folder), "--data", str(tiny_data), "--out", str(tuned)]
-    small = ["--lr=0.01", "--steps=4", "-n=2", "--res=16", "--restarts=1"]
+    small = ["--lr=0.01", "--steps=4", "--processes=2", "--res=16", "--restarts=1"]
     sets = ["--set", "schedule.batch_size=8", "--set", "schedule.warmup_steps=1"]
     done = warm.run(
         [*vitctl, "finetune", *places, *small, *sets], capture_output=True, text=True, timeout=240
