@@ -27,7 +27,7 @@ os.environ["OMP_NUM_THREADS"] = (
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.writer.write import write_split
 from vitctl.engine.run_files import CHECKPOINTS
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.system.address import VARIABLE
@@ -159,8 +159,8 @@ def free_port() -> int:
 
 
 WITH_WORKER = """
-from vitctl.launch import command, launcher
-command.WORKER = launcher.WORKER = "{worker}"
+from vitctl.launch import agent
+agent.WORKER = "{worker}"
 from vitctl.__main__ import main
 main()
 """

@@ -20,6 +20,7 @@ from vitctl.errors import VitctlError
 from vitctl.launch.worker import leave_group, redirect_output, work
 
 NEWEST = "step_00000006"
+CLASSIFY = losses.classify
 NAN_SAMPLE = 4  # with two processes the first has it in step 3, the second in step 6
 
 
@@ -73,7 +74,7 @@ def nan_on_one_rank(run_dir: Path) -> dict[str, Any]:
 
 def poisoned(model: Any, batch: Any, step: int, **named: Any) -> Any:
     """The loss of a classifier, not a number where a certain image is in the batch."""
-    loss = losses.classify(model, batch, step, **named)
+    loss = CLASSIFY(model, batch, step, **named)
     return loss * float("nan") if (batch.samples == NAN_SAMPLE).any() else loss
 
 

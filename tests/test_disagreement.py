@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import SHORT, TINY, harmed, records, train_records, two_processes, worker
 from tests.harmed import NEWEST
 from tests.trained import CPU, SMALL, pretrained  # noqa: F401
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 

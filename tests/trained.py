@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 

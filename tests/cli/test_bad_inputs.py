@@ -17,7 +17,7 @@ from tests.conftest import TINY
 from vitctl.cli.app import main
 from vitctl.cli.show.console import CONSOLE
 from vitctl.engine.journal import read_run_json
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 

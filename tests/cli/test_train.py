@@ -17,7 +17,7 @@ from vitctl.cli.show.console import CONSOLE
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.errors import LaunchError
 from vitctl.jobs import plan
-from vitctl.launch.command import Member
+from vitctl.launch.cluster import Member
 from vitctl.launch.worker import work
 from vitctl.recipe import load
 

@@ -16,7 +16,7 @@ from tests.cli.conftest import vitctl  # noqa: F401
 from tests.conftest import ROOT, TINY, shell_lines
 from tests.trained import CPU, do, pretrained  # noqa: F401
 from vitctl.cli.app import app
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 DOCS = ROOT / "docs"

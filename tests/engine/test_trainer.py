@@ -25,7 +25,7 @@ from vitctl.engine.step import TrainStep, Update
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import DataError
 from vitctl.jobs.pretrain import pretrain
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 Make = Callable[..., TrainStep]

@@ -18,8 +18,8 @@ from vitctl.engine.computation import Kernels, MicroBatch, read_kept
 from vitctl.engine.run_files import RESULT, STATE
 from vitctl.errors import VitctlError
 from vitctl.jobs.record.result import RunResult, read_result
-from vitctl.launch.errors import LOGS, first_error
-from vitctl.launch.run_folder import read_status
+from vitctl.launch.peers import first_error
+from vitctl.launch.run_folder import LOGS, read_status
 from vitctl.report.compare import compare_runs
 from vitctl.system.text import has_control
 

@@ -19,7 +19,7 @@ from vitctl.engine.ridge import L2_GRID, choose_l2
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.data import SPLITS
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 

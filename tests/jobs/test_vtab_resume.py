@@ -13,7 +13,7 @@ from tests.trained import CPU, do
 from vitctl.data.datasets import vtab_images
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.engine import evaluation
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 

@@ -17,7 +17,7 @@ from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
 from vitctl.jobs.vtab_suite import L2S, Setting, settings
 from vitctl.launch.launcher import launch
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.paper import TABLE_9
 from vitctl.recipe.schema import Vtab

@@ -12,7 +12,7 @@ from tests.conftest import TINY
 from vitctl.engine.checkpoint.files import read_checkpoint, save_checkpoint
 from vitctl.engine.trace.chain import linked, split
 from vitctl.engine.trainer import Trainer
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.models.weights.weights_file import read_weights
 from vitctl.recipe.load import Override, load_recipe

@@ -38,7 +38,7 @@ from vitctl.engine import step as step_module
 from vitctl.engine.step import TrainStep
 from vitctl.engine.trace.steps import StartLine
 from vitctl.errors import RecipeError
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.models.weights.weights_file import read_weights
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.verify import run_check

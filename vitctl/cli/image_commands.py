@@ -122,7 +122,7 @@ def _print_predictions(
         BrokenPipeError: nobody reads the output any more.
     """
     from vitctl.errors import RecipeError
-    from vitctl.system.tables import csv_text
+    from vitctl.system.files import csv_text
 
     if format_ not in FORMATS:
         raise RecipeError(f"--format {format_}: choose table, csv or jsonl")

@@ -322,7 +322,7 @@ def sweep(
     (sweep.png, if matplotlib is installed).
     """
     from vitctl.launch.run_folder import new_run_dir
-    from vitctl.launch.sweep import is_done, prepare_cells
+    from vitctl.launch.sweep_cells import is_done, prepare_cells
     from vitctl.recipe.sweep import expand_sweep, find_sweep, parse_axis
 
     if not (print_ or dry_run or slurm):

@@ -161,7 +161,7 @@ class _Steps:
         """Run a recipe with some values in a folder. Return its result and its seconds."""
         from vitctl.cli.show.render import Screen
         from vitctl.launch.launcher import launch
-        from vitctl.launch.prepare import prepare_run
+        from vitctl.launch.prepare_run import prepare_run
         from vitctl.recipe.load import Override, load_recipe
 
         began = self._begin(folder)

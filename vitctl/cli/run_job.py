@@ -14,8 +14,9 @@ from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
 
 if TYPE_CHECKING:
-    from vitctl.launch.command import LaunchConfig, Member
-    from vitctl.launch.prepare import Prepared
+    from vitctl.launch.agent import LaunchConfig
+    from vitctl.launch.cluster import Member
+    from vitctl.launch.prepare_run import Prepared
     from vitctl.recipe.load import Loaded, Override
 
 
@@ -95,8 +96,8 @@ def run_loaded(
         allow: what may differ from the start of the run.
     """
     from vitctl.cli.show.console import CONSOLE, waiting
-    from vitctl.launch.command import check_processes
-    from vitctl.launch.prepare import prepare_run
+    from vitctl.launch.agent import check_processes
+    from vitctl.launch.prepare_run import prepare_run
 
     check_processes(config, loaded.recipe.machine.processes)
     with waiting("checking data and weights"):
@@ -201,7 +202,7 @@ def start_command() -> "Member | None":
     Called before anything slow.
     """
     from vitctl.engine.preemption import exit_on_signals
-    from vitctl.launch.command import find_member
+    from vitctl.launch.cluster import find_member
 
     member = find_member()
     exit_on_signals(while_waiting=member is not None)
@@ -230,7 +231,7 @@ def processes_from_slurm(slurm: str | None, given: "Sequence[Override]") -> "lis
 
     if slurm is None:
         return []
-    from vitctl.launch.slurm import parse_job
+    from vitctl.launch.cluster import parse_job
 
     processes = parse_job(slurm).num_processes
     for other in given:
@@ -244,7 +245,7 @@ def processes_from_slurm(slurm: str | None, given: "Sequence[Override]") -> "lis
 
 def write_slurm_job(slurm: str, run_dir: Path, name: str) -> None:
     """Write the Slurm job of a prepared run, and submit it if --slurm says so."""
-    from vitctl.launch.slurm import parse_job, submit, write_job
+    from vitctl.launch.cluster import parse_job, submit, write_job
 
     job = parse_job(slurm)
     file = write_job(job, run_dir, Path(name).stem)
@@ -260,7 +261,7 @@ def launch_config(
         LaunchError: a launcher or --slurm already starts the processes, or --out is missing.
     """
     from vitctl.errors import LaunchError
-    from vitctl.launch.command import parse_nodes
+    from vitctl.launch.agent import parse_nodes
 
     config = parse_nodes(nodes or "1", restarts)
     if (nodes or restarts) and (member is not None or slurm):

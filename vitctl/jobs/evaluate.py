@@ -50,7 +50,7 @@ from vitctl.jobs.training import (
 )
 from vitctl.models.variants import unseen_pixels
 from vitctl.recipe.schema import Evaluate
-from vitctl.system.tables import write_csv
+from vitctl.system.files import write_csv
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
 ORIGINAL, REAL = "original", "real"

@@ -37,7 +37,7 @@ from vitctl.models.build import Model, build
 from vitctl.models.variants import unseen_pixels
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.schema import Fewshot
-from vitctl.system.tables import write_csv
+from vitctl.system.files import write_csv
 
 SCORES, CHOSEN = "fewshot.csv", "chosen.csv"
 

@@ -16,8 +16,8 @@ from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.trainer import RunContext
 from vitctl.jobs.inputs.data import Inputs, at_size, open_inputs, open_training_images, sampling_notes
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_of
+from vitctl.jobs.lr_sweep import SEEDS, Trial, best, broadcast_score, run_trials
 from vitctl.jobs.record.result import RunResult
-from vitctl.jobs.sweep import SEEDS, Trial, best, broadcast_score, run_trials
 from vitctl.jobs.training import (
     Act,
     images_of,

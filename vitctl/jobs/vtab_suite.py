@@ -35,8 +35,8 @@ from vitctl.jobs.inputs.weights import (
     transferred_model,
     weights_of,
 )
+from vitctl.jobs.lr_sweep import Scored, read_or_train
 from vitctl.jobs.record.result import DATA_DIGEST, RunResult, recipe_digest
-from vitctl.jobs.sweep import Scored, read_or_train
 from vitctl.jobs.training import (
     WHOLE,
     Act,
@@ -55,7 +55,7 @@ from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.paper import TABLE_9, VTAB_MODELS
 from vitctl.recipe.schema import Vtab, rates_in_words, rates_of
 from vitctl.recipe.write import result_neutral
-from vitctl.system.tables import write_csv
+from vitctl.system.files import write_csv
 
 JOB = "vtab-task"
 L2S = tuple(2.0**power for power in range(-2, 17, 3))  # of the linear classifier

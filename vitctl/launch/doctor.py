@@ -15,7 +15,7 @@ MIN_SHM_MIB = 256
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: whether it passed, and what was found (with the remedy when it failed)."""
+    """The result of one check, with the remedy if it failed."""
 
     ok: bool
     what: str

@@ -13,7 +13,7 @@ from typing import Any
 from vitctl.engine.journal import LOG, Record, read_records, write_run_json
 from vitctl.jobs.record.result import read_result
 from vitctl.system.figures import BLUE, GREY, SERIES, label_text, new_figure, plain_axes, save_figure
-from vitctl.system.tables import write_csv
+from vitctl.system.files import write_csv
 
 TABLE, PLOT = "sweep", "sweep.png"
 SEED = "seed"

@@ -155,8 +155,8 @@ def split(address: str, error: type[VitctlError]) -> tuple[str, str]:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """The pattern of addresses in a text; one that begins with other words is prose, where an address ends at
-    a space.
+    """Return the pattern of addresses in a text. In prose, which begins with other words, an address ends at a
+    space.
     """
     first = _IN_PROSE.search(text)
     before = text[: first.start()] if first else ""

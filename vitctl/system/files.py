@@ -1,5 +1,6 @@
-"""Files: bounded reads, atomic writes, JSON and TOML."""
+"""Files: bounded reads, atomic writes, JSON, TOML and CSV."""
 
+import csv
 import fcntl
 import io
 import json
@@ -7,7 +8,7 @@ import math
 import os
 import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import IO, Any
 
 from vitctl.errors import LaunchError, VitctlError, explained
 from vitctl.system.address import value_without_queries
-from vitctl.system.text import escaped_json, has_control, one_line
+from vitctl.system.text import csv_cell, escaped_json, has_control, one_line, printable
 
 _MIB = 2**20
 _UNITS = {"MiB": _MIB, "KiB": 2**10}
@@ -43,7 +44,7 @@ class Bound:
 
     @property
     def variable(self) -> str:
-        """The environment variable that sets it."""
+        """The environment variable that sets the limit."""
         return f"VITCTL_MAX_{self.name.upper()}"
 
     @property
@@ -146,7 +147,7 @@ def check_limits() -> None:
 
 
 def table() -> str:
-    """The limits as a table in Markdown."""
+    """Return the limits as a table in Markdown."""
     rows = [f"| {b.what} | {b.default:,} {b.unit} | `{b.variable}` |" for b in BOUNDS]
     return "\n".join(["| what | at most | set by |", "|---|---|---|", *rows]) + "\n"
 
@@ -179,7 +180,7 @@ def inside(folder: Path, *names: str, error: type[VitctlError], where: object = 
 
 
 def leads_out(name: str) -> bool:
-    """Whether a relative path, such as the name of an archive's member, is absolute or climbs by `..`."""
+    """Return whether a relative path, such as the name of an archive's member, is absolute or climbs by `..`."""
     return name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/")
 
 
@@ -251,6 +252,32 @@ def write_json(path: Path, value: Any) -> Path:
     )
 
 
+RAW_CSV = "VITCTL_CSV_AS_IT_IS"
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> Path:
+    """Write a table atomically, in UTF-8 with Unix line ends; the first row is the header.
+
+    Text that a spreadsheet would read as a formula gets a leading quote, and control characters become
+    escapes. VITCTL_CSV_AS_IT_IS=1 writes every cell unchanged, for programs.
+    """
+    return write_text(path, csv_text(rows))
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Return the lines of a table as `write_csv` writes them."""
+    is_raw = os.environ.get(RAW_CSV, "") not in ("", "0")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        writer.writerow(row if is_raw else [_safe_cell(cell) for cell in row])
+    return text.getvalue()
+
+
+def _safe_cell(cell: object) -> object:
+    return csv_cell(printable(cell)) if isinstance(cell, str) else cell
+
+
 def flush(path: Path) -> None:
     """Make what was written to a file or a folder survive a power failure (fsync)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -278,7 +305,7 @@ def open_regular(path: Path, *, error: type[VitctlError]) -> io.BufferedReader:
 
 
 def read_bytes(path: Path, max_bytes: int, *, error: type[VitctlError]) -> bytes:
-    """The content of a file of at most `max_bytes`.
+    """Return the content of a file of at most `max_bytes`.
 
     Raises:
         error: as `open_regular`; or the file is larger, or cannot be read to its end.
@@ -294,7 +321,7 @@ def read_bytes(path: Path, max_bytes: int, *, error: type[VitctlError]) -> bytes
 
 
 def read_json(path: Path, max_bytes: int, *, error: type[VitctlError]) -> Any:
-    """The value in a JSON file; NaN and infinities, which are not JSON, are refused.
+    """Return the value in a JSON file; NaN and infinities, which are not JSON, are refused.
 
     Raises:
         error: as `read_bytes`; or it is not JSON in UTF-8, is nested too deep, or holds NaN or an infinity.
@@ -303,7 +330,7 @@ def read_json(path: Path, max_bytes: int, *, error: type[VitctlError]) -> Any:
 
 
 def parse_json(content: bytes, name: Path | str, *, error: type[VitctlError]) -> Any:
-    """The value of JSON text, as `read_json`; `name` is the file to name in the error message."""
+    """Return the value of JSON text, as `read_json`; `name` is the file to name in the error message."""
     try:
         return json.loads(content.decode("utf-8-sig"), parse_constant=_not_a_number, parse_float=_finite)
     except (ValueError, RecursionError) as problem:
@@ -316,7 +343,7 @@ def no_links(path: str, flags: int) -> int:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The values of TOML text. The length of a line is limited, because parsing time grows with its square.
+    """Return the values of TOML text. The length of a line is limited, because parsing time grows with its square.
 
     Raises:
         ValueError: it is not TOML, has a line that is too long, is nested too deep, or holds numbers of
@@ -339,7 +366,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_toml(path: Path, *, error: type[VitctlError]) -> tuple[dict[str, Any], str]:
-    """The values in a TOML file, without queries of addresses, and its text.
+    """Return the values in a TOML file, without queries of addresses, and its text.
 
     Raises:
         error: as `read_bytes`; or it is not TOML in UTF-8, as in `parse_toml`.

@@ -102,7 +102,7 @@ def _limited(kind: type[http.client.HTTPConnection], *args: Any, **named: Any) -
 
 
 def parse_num_bytes(text: str | None) -> int | None:
-    """A number of bytes in a header; None where the header is missing or holds no plausible number."""
+    """Return the number of bytes in a header; None if it is missing or not plausible."""
     return int(text) if text and text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
 
 
@@ -237,7 +237,7 @@ class _Redirects(HTTPRedirectHandler):
 
 
 def read_chunks(response: Response, skip: int = 0) -> Iterator[bytes]:
-    """The body of a response after its first `skip` bytes, in chunks; closed at the end.
+    """Yield the body of a response after its first `skip` bytes, in chunks; closed at the end.
 
     Raises:
         TransientError: the connection broke.
@@ -264,7 +264,7 @@ def content_range(response: Response) -> tuple[int, int | None] | None:
 
 
 def hub_address(repository: str, path: str, revision: str = "main") -> str:
-    """The URL of a file in a repository on Hugging Face; repositories of data sets begin with `datasets/`."""
+    """Return the URL of a file in a repository on Hugging Face; repositories of data sets begin with `datasets/`."""
     return f"{HUB}/{quote(repository)}/resolve/{quote(revision)}/{quote(path)}"
 
 

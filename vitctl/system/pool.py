@@ -105,7 +105,7 @@ def run_each(
 def _started_workers(
     work: Work[Any], num_tasks: int, workers: int
 ) -> Iterator[dict[Connection, ForkProcess]]:
-    """The workers, by the pipe that each writes to; all are killed and joined at the end of the block."""
+    """Start the workers, by the pipe that each writes to; kill and join them at the end of the block."""
     fork, readers = get_context("fork"), {}
     shared_lock()
     try:
@@ -147,7 +147,7 @@ def _messages(readers: dict[Connection, ForkProcess]) -> Iterator[tuple[int, Any
 
 
 def _serve(work: Work[Any], tasks: Sequence[int], writer: Connection, parent: int) -> None:
-    """The body of a worker. It ignores signals that are sent to the process group: the parent stops it.
+    """Do the tasks of a worker. It ignores signals that are sent to the process group: the parent stops it.
 
     It ends by `os._exit`: Python's own exit flushes streams, whose locks a thread of the parent may have held
     at the fork.

@@ -31,7 +31,7 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 def handled_signals() -> tuple[signal.Signals, ...]:
-    """The signals that this process handles.
+    """Return the signals that this process handles.
 
     Signals that were ignored at start, as nohup does with SIGHUP, stay ignored.
     """
@@ -55,7 +55,7 @@ def signal_handler(handler: Handler, afterwards: signal.Handlers | None = None) 
 
 
 def is_repeated(number: int, before: Iterable[int]) -> bool:
-    """Whether a stop signal follows an earlier one: the job should stop at once, without saving.
+    """Return whether a stop signal follows an earlier one: the job should stop at once, without saving.
 
     Args:
         number: of the signal.
@@ -65,7 +65,7 @@ def is_repeated(number: int, before: Iterable[int]) -> bool:
 
 
 def handles_signal(process: int, number: int) -> bool:
-    """Whether a process has a handler for a signal. One that is starting or ending may have none: the signal
+    """Return whether a process has a handler for a signal. One that is starting or ending may have none: the signal
     would kill it.
 
     Args:
@@ -143,7 +143,7 @@ _OPEN_SHARDS = 64
 
 
 def max_open_shards(limit: int) -> int:
-    """How many shards a process may keep open when it may have `limit` descriptors.
+    """Return how many shards a process may keep open if it may have `limit` descriptors.
 
     The rest is left for passing batches.
     """
@@ -175,7 +175,7 @@ def ensure_descriptors(num_workers: int) -> None:
 
 
 class MemoryLock:
-    """A lock between processes. Where processes are spawned, it is passed to them by pickling."""
+    """A lock between processes. Pickling passes it to spawned processes."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -190,8 +190,8 @@ _IN_USE: list[MemoryLock] = []  # the lock that this process uses, where it is a
 
 
 def shared_lock() -> MemoryLock | None:
-    """The lock that the workers of this process share, created at the first call; None on systems other than
-    Linux.
+    """Return the lock that the workers of this process share, created at the first call; None on systems other
+    than Linux.
     """
     if not _FOR_CHILDREN and sys.platform == "linux":
         _FOR_CHILDREN.append(MemoryLock(os.memfd_create("vitctl-memory-lock")))

@@ -16,7 +16,7 @@ from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.errors import DataError, RecipeError
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 WNIDS = class_list("imagenet")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 from rich.markup import escape
 
 from vitctl.cli.show.console import CONSOLE, show_table
-from vitctl.launch.command import LaunchConfig, launch_line
+from vitctl.launch.agent import LaunchConfig, launch_line
 from vitctl.models.hardware import PEAK_TFLOPS
 from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.recipe.load import Loaded

@@ -16,7 +16,7 @@ from vitctl.cli.run_job import processes_from_launcher, start_command
 from vitctl.cli.show.console import CONSOLE, show_table
 from vitctl.engine.preemption import die_with_parent, stop_on_signals
 from vitctl.errors import RecipeError, writing
-from vitctl.launch.command import Member
+from vitctl.launch.cluster import Member
 from vitctl.models.variants import variant
 from vitctl.recipe.load import Override, load_recipe, parse_override
 from vitctl.recipe.schema import Finetune, Pretrain
@@ -79,7 +79,7 @@ def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None, sy
     noise = {"--synthetic": ("data.synthetic", SYNTHETIC_IMAGES if synthetic else None)}
     recipe, name = chosen_recipe(options, {**flags, **noise}, member)
     if recipe.machine.processes > 1 and member is None:
-        from vitctl.launch.command import run_in_processes
+        from vitctl.launch.agent import run_in_processes
 
         raise typer.Exit(run_in_processes(recipe))
     from vitctl.bench.step_speed import bench_model

@@ -15,12 +15,10 @@ from vitctl.engine.journal import LOG, Report, read_records
 from vitctl.engine.run_files import RECIPE, RESULT
 from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError
 from vitctl.jobs.record.result import read_result
-from vitctl.launch.errors import LOGS
 from vitctl.launch.launcher import Follower
 from vitctl.launch.listing import RunLine, read_line
-from vitctl.launch.run_folder import is_running
-from vitctl.launch.sweep import is_done, run_cells
-from vitctl.launch.worker import NOW
+from vitctl.launch.run_folder import LOGS, NOW, is_running
+from vitctl.launch.sweep_cells import is_done, run_cells
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sweep import Sweep, SweepCell

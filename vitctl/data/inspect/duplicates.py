@@ -20,8 +20,8 @@ from vitctl.data.inspect.overview import Cell, cell, draw_sheet, save
 from vitctl.data.source.splits import DIGEST, bytes_digest, image_digest
 from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import Source, sample_key
+from vitctl.system.files import write_csv
 from vitctl.system.pool import Done, run_each
-from vitctl.system.tables import write_csv
 
 MATCHES = "matches.csv"
 _PAIRS_ON_A_PAGE, _PAIRS_IN_A_ROW, _MAX_PAGES = 24, 3, 20

@@ -13,9 +13,8 @@ from vitctl.data.images.decode import CONVERSION, BadSample, open_picture, witho
 from vitctl.data.images.image_types import HEAD_BYTES, content_type, image_extension, is_heic
 from vitctl.data.source.views import no_class
 from vitctl.errors import DataError
-from vitctl.system.files import IMAGE_FILE, parsing
+from vitctl.system.files import IMAGE_FILE, parsing, write_csv
 from vitctl.system.pool import Done, run_each
-from vitctl.system.tables import write_csv
 
 
 @dataclass(frozen=True)

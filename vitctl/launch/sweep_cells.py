@@ -10,7 +10,7 @@ from vitctl.engine.run_files import RECIPE
 from vitctl.errors import VitctlError
 from vitctl.jobs.record.result import read_result
 from vitctl.launch.launcher import launch
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.run_folder import check_not_foreign, leaving_nothing
 from vitctl.recipe.load import Loaded, Override, load_recipe, with_overrides
 from vitctl.recipe.sweep import SweepCell
@@ -43,17 +43,15 @@ def prepare_cells(cells: Sequence[SweepCell], out: Path) -> None:
 def run_cells(
     cells: Sequence[SweepCell], out: Path, metric: str, report: Callable[[SweepCell, int], Report]
 ) -> list[Outcome]:
-    """Run what is not finished: finished runs are kept, unfinished ones resume. The table is written after
-    each run.
+    """Run or resume what is not finished, and write the table after each run.
+
+    A failed run does not stop the others; after a signal the rest is not run.
 
     Args:
         cells: prepared.
         out: folder of the sweep.
         metric: dotted name of the number that is compared, e.g. "accuracy".
-        report: gives, for a run and its number, the function that is called with each of its log records.
-
-    Returns:
-        the outcome of every cell. A failed run does not stop the others; after a signal the rest is not run.
+        report: returns, for a run and its number, the function that is called with each of its log records.
     """
     errors: dict[str, str] = {}
     for number, cell in enumerate(cells):
@@ -68,16 +66,13 @@ def run_cells(
         if result["status"] == "stopped":
             break
         write_sweep_table(out, outcomes(cells, out, metric, errors))
-    found = outcomes(cells, out, metric, errors)
-    write_sweep_table(out, found)
-    return found
+    rows = outcomes(cells, out, metric, errors)
+    write_sweep_table(out, rows)
+    return rows
 
 
 def _load(cell: SweepCell, out: Path) -> Loaded:
-    """The recipe of a cell.
-
-    Data sets that come with vitctl are generated once, for all runs, where they are missing.
-    """
+    """Return the recipe of a cell. Data sets that vitctl generates are generated once, for all runs."""
     loaded = load_recipe(cell.recipe, cell.overrides)
     place = getattr(loaded.recipe, "data", None)
     if getattr(place, "path", "") or getattr(place, "synthetic", 0) or not getattr(place, "dataset", ""):
@@ -91,20 +86,20 @@ def _load(cell: SweepCell, out: Path) -> Loaded:
 
 
 def _problem(text: str, names: Sequence[str], num_cells: int) -> str:
-    """One problem and the runs that have it; no names where all runs have it."""
+    """Return a problem and the runs that have it; no names if all runs have it."""
     if len(names) == num_cells:
         return text
     return f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {text}"
 
 
 def is_done(folder: Path) -> bool:
-    """Whether a run is finished."""
+    """Return whether a run is finished."""
     result = read_result(folder)
     return result is not None and result.status == "done"
 
 
 def outcomes(cells: Sequence[SweepCell], out: Path, metric: str, errors: dict[str, str]) -> list[Outcome]:
-    """The outcome of every run of a sweep so far."""
+    """Return the outcome of every run of a sweep so far."""
     return [
         outcome(out / cell.name, cell.recipe, cell.varied, metric, errors.get(cell.name, ""))
         for cell in cells

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from vitctl.system.tables import RAW_CSV, write_csv
+from vitctl.system.files import RAW_CSV, write_csv
 
 ROWS = [
     ("class", "images"),

@@ -14,8 +14,8 @@ from vitctl.data.loader.batches import Batch
 from vitctl.engine.evaluation import Score
 from vitctl.engine.step import TrainStep, Update
 from vitctl.errors import CheckpointError, DataError, RecipeError
-from vitctl.jobs.sweep import Trial, _check_same, best
-from vitctl.launch.prepare import prepare_run
+from vitctl.jobs.lr_sweep import Trial, _check_same, best
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 LRS = (0.003, 0.1, 1e-6)

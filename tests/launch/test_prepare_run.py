@@ -2,19 +2,17 @@
 
 import json
 import shlex
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import free_port
-from tests.launch.conftest import HOLD, Load
+from tests.launch.conftest import Load, lock_held
 from vitctl.errors import LaunchError, RecipeError
-from vitctl.launch.command import LaunchConfig
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.agent import LaunchConfig
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.write import to_toml
 
@@ -59,28 +57,20 @@ def test_prepare__a_changed_recipe_is_refused_and_its_keys_are_named(load: Load,
     before = (tmp_path / "recipe.toml").read_text()
     with pytest.raises(RecipeError) as caught:
         prepare_run(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path)
-    assert str(caught.value) == (
-        f"{tmp_path}: holds a run of another recipe: seed was 0, now 1; optimizer.lr was 0.01, now 0.5; "
-        f"choose another folder with --out, or resume anyway with: vitctl resume {tmp_path} --set seed=1 "
-        "--allow seed --set optimizer.lr=0.5 --allow optimizer.lr"
+    assert "seed was 0, now 1; optimizer.lr was 0.01, now 0.5" in str(caught.value)
+    assert str(caught.value).endswith(
+        f"vitctl resume {tmp_path} --set seed=1 --allow seed --set optimizer.lr=0.5 --allow optimizer.lr"
     )
     assert (tmp_path / "recipe.toml").read_text() == before
+    with pytest.raises(RecipeError, match=r'machine.precision was "float64", now "float32"'):
+        prepare_run(load(**{"machine.precision": "float32"}), tmp_path)  # it decides the numbers
     with pytest.raises(RecipeError, match="holds a run of another recipe: seed was 0, now 1; choose"):
         prepare_run(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path, allow=["optimizer"])
-    with pytest.raises(
-        RecipeError,
-        match=r"--allow optimzer\.lr: not a key of the recipe; give a key as the error message names it",
-    ):
+    with pytest.raises(RecipeError, match=r"--allow optimzer\.lr: not a key of the recipe"):
         prepare_run(load(**{"optimizer.lr": 0.5}), tmp_path, allow=["optimzer.lr"])
     many = load(seed=1, **{"optimizer.lr": 0.5, "model.depth": 3, "data.flip": False, "averaging.decay": 0.5})
     with pytest.raises(RecipeError, match="; and 1 more; choose another"):
         prepare_run(many, tmp_path)
-
-
-def test_prepare__precision_decides_the_numbers_and_cannot_change(load: Load, tmp_path: Path) -> None:
-    prepare_run(load(), tmp_path)
-    with pytest.raises(RecipeError, match=r'machine.precision was "float64", now "float32"'):
-        prepare_run(load(**{"machine.precision": "float32"}), tmp_path)
 
 
 def test_prepare__the_machine_the_log_and_the_keep_budgets_may_change(load: Load, tmp_path: Path) -> None:
@@ -124,25 +114,14 @@ def test_prepare__allowed_changes_are_made_and_said(load: Load, tmp_path: Path) 
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
 
 
-def test_loaded__is_not_changed_by_prepare(load: Load, tmp_path: Path) -> None:
-    loaded = load()
-    copy = replace(loaded, origins=dict(loaded.origins))
-    prepare_run(loaded, tmp_path)
-    assert loaded == copy
-
-
 def test_prepare__waits_while_another_machine_writes_the_folder(load: Load, tmp_path: Path) -> None:
     """It looked for files of others before it had the lock, and took the first files of its own run for them."""
     loaded, config = load(**{"machine.processes": 2}), LaunchConfig(2, "127.0.0.1", free_port())
     (tmp_path / "env.json").write_text("{}")
-    other = [sys.executable, "-c", HOLD, str(tmp_path / ".lock")]
-    with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool:
+        with lock_held(tmp_path):
             second = pool.submit(prepare_run, loaded, tmp_path, config=config)
             with pytest.raises(TimeoutError):
                 second.result(timeout=1.0)
             (tmp_path / "recipe.toml").write_text(to_toml(loaded))
-            holder.communicate("\n")
-            assert second.result().recipe == loaded.recipe
+        assert second.result().recipe == loaded.recipe

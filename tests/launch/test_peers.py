@@ -1,5 +1,5 @@
-"""A process, or a loader process, that is stopped: it is reported, and a run that should stop ends without
-it.
+"""Which process failed first; and a process, or a loader process, that is stopped: it is reported, and a run
+that should stop ends without it.
 """
 
 import json
@@ -17,6 +17,8 @@ import pytest
 
 from tests.conftest import PACED, WITH_WORKER, Run, assert_golden, checkpoint, command, records, sample_keys
 from tests.launch.conftest import assert_gone, ended, family_of, logged, rank_of, wait_for
+from vitctl.launch.peers import first_error, is_cause, is_final, note_killed
+from vitctl.launch.run_folder import LOGS
 
 HASTY = WITH_WORKER.format(worker="tests.launch.hasty_worker")
 EVERY_50 = {"checkpoint.every_steps": 50}
@@ -114,3 +116,27 @@ def test_stopped_loader_process__of_a_single_process_the_run_saves_and_ends(
     assert_golden(folder)
     assert sample_keys(folder) == sample_keys(one_process)
     assert checkpoint(folder, 20) == checkpoint(one_process, 20)
+
+
+def test_first_error__is_the_earliest(tmp_path: Path) -> None:
+    assert first_error(tmp_path) is None
+    (tmp_path / LOGS).mkdir()
+    for rank, when in ((0, 7.0), (1, 5.0)):
+        note = {"rank": rank, "time": when, "mendable": False}
+        (tmp_path / LOGS / f"error_{rank:02d}.json").write_text(json.dumps(note))
+    assert first_error(tmp_path) == {"rank": 1, "time": 5.0, "mendable": False}
+
+
+def test_is_final__what_only_the_user_can_fix(tmp_path: Path) -> None:
+    (tmp_path / LOGS).mkdir()
+
+    def note(**values: Any) -> tuple[bool, bool]:
+        content = {"rank": 0, "time": 1.0, "mendable": True, "lost_peer": False, **values}
+        (tmp_path / LOGS / "error_00.json").write_text(json.dumps(content))
+        return is_cause(first_error(tmp_path)), is_final(first_error(tmp_path))
+
+    assert note() == (True, True)
+    assert note(lost_peer=True) == (False, False)
+    assert note(mendable=False) == (True, False)
+    note_killed(tmp_path, 0, "SIGKILL")
+    assert (is_cause(first_error(tmp_path)), is_final(first_error(tmp_path))) == (True, False)

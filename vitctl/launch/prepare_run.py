@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vitctl.engine.journal import CHANGED, LOG, Journal, write_run_json
 from vitctl.engine.run_files import CHECKPOINTS, RECIPE, STATE, no_permission, step_folders, step_of
 from vitctl.errors import LaunchError, RecipeError, VitctlError
-from vitctl.launch.command import LaunchConfig, Member, find_member, launch_line, write_accelerate_config
-from vitctl.launch.errors import forget_errors
+from vitctl.launch.agent import LaunchConfig, launch_line, write_accelerate_config
+from vitctl.launch.cluster import Member, find_member
+from vitctl.launch.peers import forget_errors
 from vitctl.launch.run_folder import check_not_foreign, clear, failed_without_output, prepared_folder
 from vitctl.launch.worker import on_cpu
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
@@ -45,8 +46,8 @@ class Prepared(NamedTuple):
     """The recipe that RUN/recipe.toml was written from, and the images that were opened to check it.
 
     Args:
-        recipe: equal to what the file reads back as.
-        taken: a line that says which run's weights it takes; "" where the recipe did not say "newest".
+        recipe: equal to the recipe in the file.
+        taken: a line that names the run whose weights it uses; "" unless the recipe says "newest".
         inputs: None in a process that did not prepare the run.
     """
 
@@ -58,20 +59,17 @@ class Prepared(NamedTuple):
 def prepare_run(
     loaded: Loaded, run_dir: Path, allow: Sequence[str] = (), config: LaunchConfig = LaunchConfig()
 ) -> Prepared:
-    """Check all that can be checked before the first process, then write recipe.toml, launch.txt and
+    """Check everything that can be checked before the first process, then write recipe.toml, launch.txt and
     env.json.
 
-    Among processes that a launcher started, rank 0 does it and the others wait. With several machines each
-    does it in turn: the second finds what the first has written.
+    Among processes that a launcher started, rank 0 does this and the others wait. Several machines do it in
+    turn: the second finds the files of the first.
 
     Args:
         loaded: the recipe.
         run_dir: new, or of a run that is resumed.
         allow: dotted keys, or tables, that may differ from those of the run in the folder.
         config: machines and restarts of the launch that follows.
-
-    Returns:
-        what `work` does, in each of several processes.
 
     Raises:
         VitctlError: as `check_recipe` raises; nothing was written.
@@ -140,7 +138,7 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
     """Replace "newest" by the run that it meant at the first start: a resumed run must use the same weights.
 
     Returns:
-        the recipe with these weights, and a line that names them; "" where the recipe names its weights.
+        the recipe with these weights, and a line that names them; "" if the recipe names its weights.
     """
     weights = getattr(loaded.recipe, "weights", None)
     if weights is None or weights.source != "newest":
@@ -165,7 +163,7 @@ _ALLOWED = ("data", "weights", "computation")
 
 
 def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -> str:
-    """A text of the differences that are allowed; "" when there are none.
+    """Return a text of the differences that are allowed, or "".
 
     Raises RecipeError for any other.
     """
