@@ -34,7 +34,7 @@ from vitctl.engine.checkpoint import files as checkpoints
 from vitctl.engine.distributed import agreement
 from vitctl.engine.preemption import stop_on_signals
 from vitctl.export import export as exporting
-from vitctl.jobs import features, fewshot, pretrain
+from vitctl.jobs import fewshot, pretrain, training
 from vitctl.system.process import SIGNALS, STOP_SIGNALS
 
 CPU = ("--set", "machine.device=cpu", "--set", "machine.workers=0", "--set", "machine.precision=float64")
@@ -153,7 +153,7 @@ MOMENTS: dict[str, tuple[Moment, signal.Signals]] = {
     "log": ((trainer.Trainer, "_log_samples", 2), TERM),
     "evaluation": ((evaluation, "count_hits", 1), TERM),
     "the last evaluation": ((evaluation, "count_hits", 2), USR1),
-    "few-shot features": ((features, "representations", 2), INT),
+    "few-shot features": ((training, "representations", 2), INT),
     "few-shot solve": ((pretrain, "score_draw", 2), TERM),
     "the last few-shot": ((pretrain, "score_draw", 6), USR1),
     "saving, copy": ((trainer, "parts", 2), INT),
@@ -199,11 +199,11 @@ def test_pretrain__resumes_bit_for_bit(
 # A table of VTAB that is stopped in its trainings: tests/jobs/test_vtab_resume.py.
 JOBS: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
     "evaluate": (("evaluate", "--set", "evaluation.batch_size=5"), (evaluation, "stop_together", 3), INT),
-    "fewshot, features": (("fewshot", "--shots", "1,2"), (features, "representations", 2), TERM),
+    "fewshot, features": (("fewshot", "--shots", "1,2"), (training, "representations", 2), TERM),
     "fewshot, solve": (("fewshot", "--shots", "1,2"), (fewshot, "score_draw", 2), USR1),
     "vtab, light": (
         ("vtab", "--suite", "mini", "--task", "digits", "--light"),
-        (features, "representations", 3),
+        (training, "representations", 3),
         TERM,
     ),
     "finetune": (("finetune", "--steps", "4", *FEW), (step.TrainStep, "_step", 3), INT),
