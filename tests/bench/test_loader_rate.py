@@ -95,5 +95,5 @@ def test_verdict__against_the_step(needed: float, cores: int, part: str, text: s
 
 
 def test_data__noise_is_refused() -> None:
-    with pytest.raises(DataError, match="measures a loader on stored images"):
+    with pytest.raises(DataError, match="measures the loading of stored images"):
         bench_data(tiny_recipe(**{"data.synthetic": 10, "data.path": ""}), Budget(1.0))

@@ -21,7 +21,7 @@ def test_sides__of_the_papers_figure_and_lists() -> None:
     assert parse_sides("224..224") == (224,)
     assert parse_sides("224,64") == (224, 64)
     for odd in ("512..64", "64..", "a", "", "0,64", "5000"):
-        with pytest.raises(RecipeError, match="should be two sides in pixels"):
+        with pytest.raises(RecipeError, match="should be a range of sizes"):
             parse_sides(odd)
 
 

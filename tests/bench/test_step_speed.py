@@ -115,8 +115,8 @@ def test_plan__what_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
         plan_measurement(recipe, config, alone(precision="float32", device="cpu"), 60, None)
     said = str(caught.value)
     assert "\n" not in said
-    assert "does not fit here" in said
-    assert "4.0 GiB are free" in said
+    assert "does not fit into memory" in said
+    assert "4.0 GiB is free" in said
 
 
 def test_model__out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_model__out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr("vitctl.bench.step_speed.with_training", fail)
     recipe = tiny_recipe(**{"data.synthetic": 100, "data.path": ""})
-    with pytest.raises(LaunchError, match="does not fit into the memory that is free here"):
+    with pytest.raises(LaunchError, match="does not fit into the free memory"):
         bench_model(recipe, Budget(1.0))
 
 

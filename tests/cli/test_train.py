@@ -216,7 +216,7 @@ def test_dry_run__the_plan_is_on_the_first_screen_and_defaults_are_asked_for(
     whole = vitctl("pretrain", "--recipe", "jft_h14", "--dry-run", "--all").out
     assert whole.count("# default") > 30
     assert vitctl("pretrain", "--recipe", "jft_h14", "--all").err == (
-        "vitctl: --all prints more of a plan; give it with --dry-run\n"
+        "vitctl: --all needs --dry-run: it adds default values to the plan\n"
     )
 
 

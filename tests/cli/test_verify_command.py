@@ -63,7 +63,10 @@ def test_verify__errors_are_one_line(vitctl: Vitctl, pretrained: Path) -> None:
     assert (said.code, said.err.count("\n")) == (2, 1)
     with lock_held(pretrained):
         said = vitctl("verify", pretrained)
-    assert (said.code, said.err) == (2, f"vitctl: {pretrained}: is running; verify it when it has ended\n")
+    assert (said.code, said.err) == (
+        2,
+        f"vitctl: {pretrained}: is still running; verify it after it has ended\n",
+    )
 
 
 @pytest.mark.parametrize("part", ["checkpoints", "checkpoints/step_00000020", "log.jsonl", "trace.bin"])
@@ -79,9 +82,9 @@ def test_verify__a_part_of_a_run_names_the_run(vitctl: Vitctl, pretrained: Path,
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        ("foo", "should be a step as 30, steps as 1200:1210, or any, or all"),
-        ("3:", "should be a step as 30, steps as 1200:1210, or any, or all"),
-        ("5:3", "the first step is behind the last; did you mean 3:5?"),
+        ("foo", "should be a step such as 30, a range such as 1200:1210, any or all"),
+        ("3:", "should be a step such as 30, a range such as 1200:1210, any or all"),
+        ("5:3", "the first step comes after the last; did you mean 3:5?"),
         ("0:5", "steps count from 1"),
     ],
 )

@@ -259,9 +259,7 @@ def test_onnx__float16_that_overflows_is_refused_with_its_layer(
     saved: Saved, exported: Exported, tmp_path: Path, photos: Path, plant: Callable[[Model], None], named: str
 ) -> None:
     values = {"export.precision": "float16", "data.path": str(photos)}
-    message = (
-        rf"run/model\.onnx: float16 overflows in {named}.*, and it ends at 65,504; the file was not kept"
-    )
+    message = rf"run/model\.onnx: float16 overflows in {named}.*, above its maximum of 65,504; the file was not kept"
     with pytest.raises(CheckpointError, match=message):
         exported(saved("vit", plant), "onnx", **values)
     assert [

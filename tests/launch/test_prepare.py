@@ -69,7 +69,7 @@ def test_prepare__a_changed_recipe_is_refused_and_its_keys_are_named(load: Load,
         prepare_run(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path, allow=["optimizer"])
     with pytest.raises(
         RecipeError,
-        match=r"--allow optimzer\.lr: not a key of the recipe; give a key as the error message names it",
+        match=r"--allow optimzer\.lr: not a recipe key; give a key that the error message names",
     ):
         prepare_run(load(**{"optimizer.lr": 0.5}), tmp_path, allow=["optimzer.lr"])
     many = load(seed=1, **{"optimizer.lr": 0.5, "model.depth": 3, "data.flip": False, "averaging.decay": 0.5})

@@ -30,13 +30,13 @@ def test_parse__reads_every_word() -> None:
     ("text", "said"),
     [
         ("nodes=4", "time is missing"),
-        ("node=4,time=1:00:00", "'node=4' is not understood; known are nodes, gpus"),
+        ("node=4,time=1:00:00", "'node=4' is unknown; known: nodes, gpus"),
         ("nodes=four,time=1:00:00", "'nodes=four' should be a whole number"),
         ("nodes=0,time=1:00:00", "'nodes=0' should be a whole number"),
         ("time=soon", "'time=soon' is not a valid time"),
         ("time=1:00:00,partition=a b", "'partition=a b' is not a valid partition"),
         ("time=1:00:00,partition=x\n#SBATCH --uid=0", "is not a valid partition"),
-        ("time=1:00:00,submit=yes", "'submit=yes' is not understood"),
+        ("time=1:00:00,submit=yes", "'submit=yes' is unknown"),
     ],
 )
 def test_parse__what_is_wrong_is_said_in_one_line(text: str, said: str) -> None:
@@ -146,7 +146,7 @@ def test_job__no_field_runs_a_command(name: str, folder: str, word: str) -> None
 def test_job__a_folder_that_would_end_its_line_is_refused(tmp_path: Path, letter: str) -> None:
     folder = tmp_path / f"a{letter}#SBATCH --uid=0"
     with pytest.raises(
-        LaunchError, match="takes no path with quotes, backslashes or control characters"
+        LaunchError, match="cannot use a path with quotes, backslashes or control characters"
     ) as caught:
         job_text(parse_job("time=1:00:00"), folder, "smoke", "/opt/python")
     assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)

@@ -149,7 +149,7 @@ def test_page__answers_of_other_weights_than_those_of_the_result_are_not_shown(
     tensors["head.weight"] = tensors["head.weight"] * 0.5
     save_file(tensors, weights, metadata)
     shown = page_of(tmp_path, tmp_path / "scored", images=None)
-    assert "the weights that are there now are not those of the result" in shown.text
+    assert "the current weights are not those of the result" in shown.text
     assert "progress" not in shown.elements
 
 

@@ -134,7 +134,7 @@ def test_setting_rows__are_what_the_recipes_say() -> None:
 
 def test_machine__refuses() -> None:
     assert find_gpu("h100", 1.0) == Gpu("H100", 1.0)
-    with pytest.raises(RecipeError, match="--device TPU: unknown; known are GB200, B200"):
+    with pytest.raises(RecipeError, match="--device TPU: unknown; known: GB200, B200"):
         find_gpu("TPU", 0.4)
     with pytest.raises(
         RecipeError, match=r"--mfu 40: a share of the peak, above 0 and at most 1, e\.g\. 0\.4"

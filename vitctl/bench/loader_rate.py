@@ -52,7 +52,8 @@ def bench_data(
     recipe = without_extras(recipe)
     if recipe.data.synthetic:
         raise DataError(
-            "bench data measures a loader on stored images: leave data.synthetic out, give --data or --dataset"
+            "bench data measures the loading of stored images: leave out data.synthetic, and give --data "
+            "or --dataset"
         )
     computation = alone(precision=recipe.machine.precision, device=recipe.machine.device)
     workers = loader_workers(recipe.machine, computation.device, recipe.machine.processes)

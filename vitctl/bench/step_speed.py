@@ -108,7 +108,9 @@ def bench_model(
         LaunchError: not even one image fits into memory.
     """
     if not isinstance(recipe, Pretrain | Finetune):
-        raise RecipeError(f"a recipe of {recipe.job} has no training step; take one of pretrain or finetune")
+        raise RecipeError(
+            f"a recipe of {recipe.job} has no training step; give a recipe of pretrain or finetune"
+        )
     computation = alone(precision=recipe.machine.precision, device=recipe.machine.device)
     results: list[dict[str, Any]] = []
     with (
@@ -139,7 +141,7 @@ def _out_of_memory_in_one_line() -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise LaunchError(
-            "this network's training step does not fit into the memory that is free here: take a smaller "
+            "this network's training step does not fit into the free memory: use a smaller "
             "--batch-size, --set machine.micro_batch=1, --set machine.checkpoint_blocks=true, or a smaller "
             "network"
         ) from error
@@ -178,9 +180,9 @@ def plan_measurement(
         free = psutil.virtual_memory().total // (2 * processes)  # the same number on each
     if estimate(1) > free:
         raise LaunchError(
-            f"this network does not fit here: weights, gradients, optimizer state and one image of "
-            f"{config.image_size} pixels need about {bytes_text(estimate(1))}, and {bytes_text(free)} are "
-            f"free; take a smaller network, or a machine with more memory"
+            f"this network does not fit into memory: weights, gradients, optimizer state and one image of "
+            f"{config.image_size} pixels need about {bytes_text(estimate(1))}, and {bytes_text(free)} is "
+            f"free; choose a smaller network, or a machine with more memory"
         )
     recipe_share = -(-s.batch_size // processes)
     wanted = -(-(batch_size or s.batch_size) // processes)

@@ -69,7 +69,7 @@ def check(
     for split, place in locate_all_splits(text).items():
         if place.shards:
             raise DataError(
-                f"{folder}: names some shards of a split; check takes the folder of a split, or its address"
+                f"{folder}: names some shards of a split; give the folder of a split, or its address"
             )
         try:
             opened = read_index(place.folder, place.base)

@@ -50,7 +50,7 @@ def run_job(
     from vitctl.recipe.load import load_recipe
 
     if everything and not dry_run:
-        raise RecipeError("--all prints more of a plan; give it with --dry-run")
+        raise RecipeError("--all needs --dry-run: it adds default values to the plan")
     check_flags({flag: value for flag, (_, value) in flags.items()})
     member = start_command()
     if not (dry_run or slurm):

@@ -43,7 +43,7 @@ def verify(
     from vitctl.verify.run_check import verify as check
 
     if is_running(run_of(run)):
-        raise LaunchError(f"{run}: is running; verify it when it has ended")
+        raise LaunchError(f"{run}: is still running; verify it after it has ended")
     states, unchecked = set[str](), dict[str, None]()
     options = {"steps": replay, "data": data, "weights": from_}
     with FindingsScreen() as screen:

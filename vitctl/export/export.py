@@ -190,8 +190,8 @@ def _graph(found: FoundWeights, plain: Raw, options: Export) -> Raw:
     meta = found.weights.meta
     if options.include_preprocess and not meta.keys() >= _RESIZING:
         raise RecipeError(
-            f"--include-preprocess: {found.path} does not say how images are resized; leave it out, and "
-            f"resize them yourself"
+            f"--include-preprocess: {found.path} does not record how images are resized; leave the flag "
+            f"out, and resize images yourself"
         )
     transform = stored_transform(meta) if options.include_preprocess else None
     return Raw(plain.model, meta, transform, features=options.features).eval()

@@ -145,7 +145,8 @@ def _refuse_overflow(full: Path, ranges: dict[str, Any], path: Path) -> str:
     for name, largest in sizes:
         if not largest <= LARGEST_FLOAT16:
             raise CheckpointError(
-                f"{path}: float16 overflows in {name}: {largest:.3g}, and it ends at {LARGEST_FLOAT16:,.0f}; the "
+                f"{path}: float16 overflows in {name}: {largest:.3g}, above its maximum of "
+                f"{LARGEST_FLOAT16:,.0f}; the "
                 f"file was not kept; export it without --fp16"
             )
     largest, row = max(activations, key=lambda pair: pair[0])

@@ -94,7 +94,7 @@ class GivenImages:
         self._shards = Verification([self.source], run_dir)
         if not found.weights.has_head:
             raise CheckpointError(
-                f"{found.path}: has no trained head, so that no image can be scored; fine-tune it first"
+                f"{found.path}: has no trained head, so no image can be scored; fine-tune it first"
             )
         check_head_classes(found, self.source.class_names)
         self.calibration_split = data.calibration_split
@@ -187,7 +187,7 @@ def score(path: Path | str, run: Run, inputs: Iterable[Tensor], given: GivenImag
         logits = run(images)[0]
         if not np.isfinite(logits).all():
             raise CheckpointError(
-                f"{path}: its logits are NaN or infinite on the images given; it was not kept"
+                f"{path}: its logits are NaN or infinite on the given images; it was not kept"
             )
         rows.append(np.argsort(-logits, axis=1, kind="stable")[:, :_TOP])
     given.check_whole()
@@ -214,7 +214,8 @@ def compare(
     """
     same, total = int((file.best[:, 0] == model.best[:, 0]).sum()), len(file.best)
     text = (
-        f"accuracy {file.hits.accuracy:.2%}, of the float32 model {model.hits.accuracy:.2%}; the same answer on "
+        f"accuracy {file.hits.accuracy:.2%}, of the float32 model {model.hits.accuracy:.2%}; the same "
+        f"answer on "
         f"{same:,} of {total:,} images ({given.where})"
     )
     if model.hits.correct - file.hits.correct > allowed * file.hits.total * (1 + 1e-9):

@@ -156,8 +156,7 @@ def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTran
     resize = data.eval_resize or round(resize * image_size / size)
     if 0 < resize < image_size:
         raise RecipeError(
-            f"data.eval_resize = {resize} is smaller than the images of {image_size} pixels that are cut out "
-            f"of it; set it to at "
+            f"data.eval_resize = {resize} is smaller than the crop of {image_size} pixels; set it to at "
             f"least {image_size}, or to 0"
         )
     upright = (

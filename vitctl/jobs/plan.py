@@ -443,8 +443,8 @@ def _check_training(recipe: Pretrain | Finetune, inputs: "Inputs") -> None:
         _check_select_best(recipe)
     if train.labels(np.zeros(0, np.int64)).ndim > 1 and recipe.loss.name == "softmax":
         raise RecipeError(
-            f"loss.name = 'softmax' needs one label per image, those of '{recipe.data.train_split}' may have "
-            f"several; "
+            f"loss.name = 'softmax' needs one label per image, but those of '{recipe.data.train_split}' "
+            f"may have several; "
             "set loss.name = 'sigmoid'"
         )
     if not recipe.data.synthetic:

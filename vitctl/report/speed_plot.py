@@ -46,7 +46,7 @@ def read_speeds(path: Path) -> tuple[dict[str, float], str]:
         return speeds, label_text(f"images/s of a {result['core']}, {result['machine']['device_name']}")
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         raise RecipeError(
-            f"{path}: should hold numbers of `vitctl bench model --resolutions`; write them anew"
+            f"{path}: should hold numbers of `vitctl bench model --resolutions`; measure them again"
         ) from None
 
 

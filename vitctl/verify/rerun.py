@@ -124,7 +124,7 @@ class Rerun:
         original = self.run_dir / folder.resolve().relative_to(self.scratch.resolve())
         scores = logged_scores(original)
         if not scores:
-            raise RecipeError(f"{original}: logs no score, and {self.folder} needs it")
+            raise RecipeError(f"{original} has no logged score, which {self.folder} needs")
         # What the job reads of a finished training. Deleting these folders deletes links.
         shutil.copyfile(original / LOG, folder / LOG)
         (folder / CHECKPOINTS).mkdir(exist_ok=True)

@@ -94,7 +94,7 @@ def _loaded(run_dir: Path, data: str, weights: str) -> Loaded:
     """RUN/recipe.toml, with other places of the data and the start weights."""
     name, places = str(run_dir / RECIPE), {"data.path": data, "weights.source": weights}
     if weights and not hasattr(load_recipe(name).recipe, "weights"):
-        raise RecipeError(f"{run_dir}: a pre-training starts from no weights; leave out --from")
+        raise RecipeError(f"{run_dir}: pre-training does not start from weights; leave out --from")
     return load_recipe(name, [Override(key, value) for key, value in places.items() if value])
 
 
@@ -121,7 +121,7 @@ def _chosen_trainings(trainings: Sequence[Training], steps: str) -> list[Trainin
     folder = trainings[0].folder
     recorded = [training for training in trainings if (training.folder / STEP_RECORDS).is_file()]
     if not recorded:
-        raise RecipeError(f"{folder}: has no record of its steps, so that none can be replayed")
+        raise RecipeError(f"{folder}: has no record of its steps, so none can be replayed")
     if steps == "all":
         return recorded
     if steps == "any":
@@ -143,7 +143,7 @@ def _chosen_steps(training: Training, text: str) -> list[Range]:
         return []
     folder, last = training.folder, training.steps.last
     if not last:
-        raise RecipeError(f"{folder}: no step is recorded, so that none can be replayed")
+        raise RecipeError(f"{folder}: no step is recorded, so none can be replayed")
     if text == "all":
         return [(1, last)]
     if text == "any":
@@ -163,13 +163,13 @@ def _first_and_last(text: str) -> Range:
         first, final = int(begin), int(end if colon else begin)
     except ValueError:
         raise RecipeError(
-            f"--replay {text}: should be a step as 30, steps as 1200:1210, or any, or all"
+            f"--replay {text}: should be a step such as 30, a range such as 1200:1210, any or all"
         ) from None
     if first < 1:
         raise RecipeError(f"--replay {text}: steps count from 1")
     if final < first:
         raise RecipeError(
-            f"--replay {text}: the first step is behind the last; did you mean {final}:{first}?"
+            f"--replay {text}: the first step comes after the last; did you mean {final}:{first}?"
         )
     return first, final
 

@@ -117,7 +117,7 @@ def test_a_hostile_tar_leaves_nothing_outside(tmp_path: Path, kind: str) -> None
     (tmp_path / "secret").write_text("kept")
     _tar(tmp_path / "a.tar.gz", *_HOSTILE[kind])
     before = set(tmp_path.rglob("*"))
-    with pytest.raises(DataError, match=r"is a link or a device|leads out of its folder") as caught:
+    with pytest.raises(DataError, match=r"is a link or a device|points outside the archive") as caught:
         _unpack(tmp_path, "a.tar.gz")
     assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
     new = set(tmp_path.rglob("*")) - before
@@ -149,7 +149,7 @@ def test_an_archive_that_claims_too_much_is_refused(
 ) -> None:
     monkeypatch.setenv("VITCTL_MAX_UNPACKED", "1")
     make(tmp_path / name)
-    with pytest.raises(DataError, match="more than 100 times its own size"):
+    with pytest.raises(DataError, match="more than 100 times its size"):
         _unpack(tmp_path, name)
     assert sum(path.stat().st_size for path in (tmp_path / "originals").rglob("*") if path.is_file()) == 0
 

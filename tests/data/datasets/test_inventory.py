@@ -64,7 +64,7 @@ def test_check_task__a_split_that_lacks_images(tmp_path: Path) -> None:
     write(tmp_path, {split: keys_of(split)[:100] for split in SPLITS})
     found = check_task(TASK, tmp_path)
     assert found.is_wrong
-    assert "more than the 100 samples there are" in found.verdict
+    assert "more than its 100 samples" in found.verdict
 
 
 def test_list_holdings__says_what_is_here(root: Path) -> None:
@@ -114,7 +114,7 @@ def test_export_shards__stand_in_for_the_whole_set(root: Path, tmp_path: Path) -
         assert source_texts(copied) == ("DTD",)
     assert check_task(TASK, tmp_path).verdict == PROVEN
     with pytest.raises(
-        DataError, match=r"has the splits train800, val200 and test; 'train' needs the whole data set$"
+        DataError, match=r"has the splits train800, val200 and test; 'train' needs the complete data set$"
     ):
         open_split("train", dataset="dtd", root=str(tmp_path))
 

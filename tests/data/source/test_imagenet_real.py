@@ -65,12 +65,12 @@ def test_label_sets__go_by_name_and_not_by_order() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (["cat.jpg"], "'cat.jpg' is no ImageNet validation image like ILSVRC2012_val_00000001.JPEG"),
-        (["ILSVRC2012_val_00000000.JPEG"], "is no ImageNet validation image"),
-        (["ILSVRC2012_val_00050001.JPEG"], "is no ImageNet validation image"),
+        (["cat.jpg"], "'cat.jpg' is not an ImageNet validation file name"),
+        (["ILSVRC2012_val_00000000.JPEG"], "is not an ImageNet validation file name"),
+        (["ILSVRC2012_val_00050001.JPEG"], "is not an ImageNet validation file name"),
         (
             ["a/ILSVRC2012_val_00000002.JPEG", "b/ILSVRC2012_val_00000002.JPEG"],
-            "are one ImageNet validation image$",
+            "are the same ImageNet validation image$",
         ),
     ],
 )

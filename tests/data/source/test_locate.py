@@ -142,10 +142,10 @@ def test_index_addresses__indexes_the_shards_of_others(make_split: MakeSplit, tm
         for cache_bytes in (0, GIB):
             source = open_split("index", path=str(tmp_path / "index"), cache_bytes=cache_bytes)
             assert contents(source) == contents(local)
-        with pytest.raises(DataError, match=r"1 file names, each shard should have its own"):
+        with pytest.raises(DataError, match=r"1 file names; each shard needs a different one"):
             index_addresses([urls[0], urls[0]], tmp_path / "twice")
         (local.index.folder / "odd.tar").write_bytes(b"no tar at all" * 100)
-        with pytest.raises(DataError, match=rf"^{url}/odd.tar: not a whole, uncompressed tar file"):
+        with pytest.raises(DataError, match=rf"^{url}/odd.tar: not a complete, uncompressed tar file"):
             index_addresses([f"{url}/odd.tar"], tmp_path / "odd")
 
 
@@ -201,7 +201,7 @@ def test_locate_splits__some_shards_of_a_split(make_split: MakeSplit, tmp_path: 
             r"no index.json beside these shards; .*data index 'nowhere/\{0..1\}.tar' --out",
         ),
         ("nowhere/*.tar", r"nowhere/\*.tar: no file matches this pattern"),
-        ("a{0}.tar", "should be a range as"),
+        ("a{0}.tar", "should be a range such as"),
         ("a{0..9999999}.tar", "more than 1,000,000 names"),
         ("@nowhere.txt", "nowhere.txt: cannot be read"),
         ("pipe:rm -rf x", "commands are never run"),
@@ -253,9 +253,7 @@ def test_expand__too_many_names_are_refused_before_they_fill_the_memory(text: st
 
 @pytest.mark.parametrize("text", ["{a,{b,c}}", "{a,b}}", "}{a,b}"])
 def test_expand__braces_that_do_not_pair_up_are_refused(text: str) -> None:
-    with pytest.raises(
-        DataError, match=r"braces within braces, or one that is not closed; list the names in @FILE"
-    ):
+    with pytest.raises(DataError, match=r"nested or unclosed braces; list the names in @FILE"):
         expand(text)
 
 
@@ -437,7 +435,7 @@ def test_data__splits_side_by_side_are_not_made_one(make_split: MakeSplit) -> No
     (folder / "shard-000001.tar").rename(folder / "imagenet1k-validation-00.tar")
     with pytest.raises(
         DataError,
-        match=r"holds shards of several splits by their names \(train, validation\); give those of one",
+        match=r"holds shards of several splits, by their names \(train, validation\); give the shards of one",
     ):
         open_split("train", path=str(folder))
     assert contents(open_split("train", path=f"{folder}/imagenet1k-train-{{0000..0000}}.tar")) == inside[:10]
@@ -483,7 +481,7 @@ def test_data__a_shard_that_came_after_the_index_is_refused_and_not_left_untrain
     for path in (folder, folder.parent):
         with pytest.raises(
             DataError,
-            match=r"1 shard\(s\) came after it was indexed \(such as later\.tar\); remove .*index\.json",
+            match=r"1 shard\(s\) were added after it was indexed \(such as later\.tar\); remove .*index\.json",
         ):
             open_split("train", path=str(path))
     (folder / "later.tar").unlink()

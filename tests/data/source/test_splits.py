@@ -104,8 +104,8 @@ def test_resolve__percentages_of_imagenet_as_published() -> None:
         ("train[0.5:]", "should look like train"),
         ("", "should look like train"),
         ("train+", "should look like train"),
-        ("train[:50001]", "50001 is more than the 50000 samples there are"),
-        ("train[-101%:]", "-101% is more than the 50000 samples there are"),
+        ("train[:50001]", "50001 is more than its 50000 samples"),
+        ("train[-101%:]", "-101% is more than its 50000 samples"),
     ],
 )
 def test_resolve__refuses(spec: str, message: str) -> None:

@@ -62,7 +62,7 @@ def check_target(flag: str, file: Path, endings: tuple[str, ...]) -> None:
         raise RecipeError(f"{flag} {file}: is a folder, should be a file")
     folder = next(path for path in file.absolute().parents if path.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise RecipeError(f"{flag} {file}: no file can be written into {folder}")
+        raise RecipeError(f"{flag} {file}: cannot write into the folder {folder}")
 
 
 def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None, synthetic: bool) -> None:
@@ -71,7 +71,8 @@ def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None, sy
 
     if len(options.names) > 1:
         raise RecipeError(
-            f"{' '.join(options.names)}: a training step is measured of one model; several need --resolutions"
+            f"{' '.join(options.names)}: a training step is measured for one model; for several, give "
+            f"--resolutions"
         )
     member = start_command()
     if member is not None:
@@ -121,7 +122,7 @@ def chosen_recipe(
     recipe = load_recipe(name, [*overrides, *processes_from_launcher(member)]).recipe
     if not isinstance(recipe, Pretrain | Finetune):
         raise RecipeError(
-            f"recipe '{name}' is for `vitctl {recipe.job}`: bench takes one of pretrain or finetune"
+            f"recipe '{name}' is for `vitctl {recipe.job}`: bench needs a recipe of pretrain or finetune"
         )
     if not is_plain:
         return recipe, f"{model} in {name}" if model else name
@@ -141,14 +142,12 @@ def run_resolutions(
     from vitctl.report.speed_plot import SPEEDS
 
     if resolutions is None:
-        raise RecipeError(f"--plot {plot} draws speed against resolution: give --resolutions 64..512 with it")
+        raise RecipeError(f"--plot {plot}: needs --resolutions, e.g. --resolutions 64..512")
     given = {flag: value for flag, (_, value) in flags.items() if value is not None}
     precision = given.pop("--precision", "auto")
     of_recipe = ["--recipe"] * (options.recipe is not None) + list(given) + ["--set"] * bool(options.sets)
     if of_recipe:
-        raise RecipeError(
-            f"{of_recipe[0]}: --resolutions measures networks by their names, and no recipe; leave it out"
-        )
+        raise RecipeError(f"{of_recipe[0]}: --resolutions takes model names, not a recipe; leave it out")
     picture = plot or Path(SPEEDS).with_suffix(".png")
     numbers = options.json or picture.with_suffix(".json")
     check_target("--plot", picture, (".png", ".svg"))

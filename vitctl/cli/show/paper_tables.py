@@ -50,11 +50,11 @@ def show_paper_tables(
     """
     gpu = find_gpu(device, mfu)
     if number is not None and number not in TABLES:
-        raise RecipeError(f"there is no table '{number}' here; there are {', '.join(TABLES)}")
+        raise RecipeError(f"no table is called '{number}'; choose one of {', '.join(TABLES)}")
     numbers = [number] if number else list(TABLES)
     known = dict.fromkeys(column for n in numbers if n in RESULTS for column in RESULTS[n].columns)
     if wrong := [target for target in targets if target not in known]:
-        raise RecipeError(f"--target {wrong[0]}: no such column; there are {', '.join(known) or 'none'}")
+        raise RecipeError(f"--target {wrong[0]}: no such column; known: {', '.join(known) or 'none'}")
     if plot is not None:
         _check_plot(number, plot)
     ours = our_results(runs)

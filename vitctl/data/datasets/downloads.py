@@ -136,14 +136,14 @@ def _check_member(path: Path, name: str, num_bytes: int, most: int, *, is_plain:
     """
     if not is_plain:
         raise DataError(
-            f"{path}: {one_line(name)} is a link or a device; archives of images hold files and folders alone"
+            f"{path}: {one_line(name)} is a link or a device; image archives may hold only files and folders"
         )
     if leads_out(name) or has_control(name):
         raise DataError(
-            f"{path}: {one_line(name)} leads out of its folder, or is no plain name; not unpacked"
+            f"{path}: {one_line(name)} points outside the archive, or is not a plain name; not unpacked"
         )
     if not 0 <= num_bytes <= most:
-        raise DataError(f"{path}: claims to hold more than {_MAX_RATIO} times its own size; not unpacked")
+        raise DataError(f"{path}: claims to hold more than {_MAX_RATIO} times its size; not unpacked")
     return most - num_bytes
 
 
@@ -156,5 +156,5 @@ def _gunzip(path: Path, target: Path, most: int) -> None:
         while piece := source.read(2**20):
             most -= len(piece)
             if most < 0:
-                raise DataError(f"{path}: holds more than {_MAX_RATIO} times its own size; not unpacked")
+                raise DataError(f"{path}: holds more than {_MAX_RATIO} times its size; not unpacked")
             file.write(piece)

@@ -88,7 +88,7 @@ def index_addresses(
     names = [url.rpartition("/")[2] for url in urls]
     if not urls or len(set(names)) < len(names):
         raise DataError(
-            f"{len(urls)} addresses with {len(set(names))} file names, each shard should have its own"
+            f"{len(urls)} addresses with {len(set(names))} file names; each shard needs a different one"
         )
     out.mkdir(parents=True, exist_ok=True)
     scans, shards = [], []
@@ -183,7 +183,8 @@ def _class_names(
     needed, embedded = max(int(labels.max()) + 1, 1), {scan.class_names for scan in scans}
     if names is None and len(embedded) > 1:
         raise DataError(
-            f"{folder}: the shards hold {len(embedded)} different lists of class names; give one with --classes"
+            f"{folder}: the shards hold {len(embedded)} different lists of class names; give one with "
+            f"--classes"
         )
     if names is None:
         names = embedded.pop() or None
@@ -231,7 +232,8 @@ def link_shards(paths: Sequence[Path], out: Path) -> list[Path]:
     name, count = names.most_common(1)[0]
     if count > 1:
         raise DataError(
-            f"{len(paths)} shards, two of them called {name}; give those of one split, each with its own name"
+            f"{len(paths)} shards, two of them called {name}; give the shards of one split, each with a "
+            f"different name"
         )
     missing = []
     for path in paths:

@@ -51,11 +51,11 @@ def label_sets(keys: Iterable[str], sets: list[list[int]]) -> list[list[int]]:
         match = _NUMBER.search(key)
         if match is None or not 1 <= int(match[1]) <= len(sets):
             raise DataError(
-                f"'{key}' is no ImageNet validation image like ILSVRC2012_val_00000001.JPEG; ReaL labels go "
-                f"by these names"
+                f"'{key}' is not an ImageNet validation file name (expected ILSVRC2012_val_00000001.JPEG); "
+                f"ReaL labels need those names"
             )
         if int(match[1]) in found:
-            raise DataError(f"'{key}' and '{found[int(match[1])]}' are one ImageNet validation image")
+            raise DataError(f"'{key}' and '{found[int(match[1])]}' are the same ImageNet validation image")
         found[int(match[1])] = key
     return [sets[number - 1] for number in found]
 

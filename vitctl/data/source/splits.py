@@ -185,10 +185,11 @@ def _boundary(limit: str, size: int, part: str, *, each: bool) -> int:
     value = round(int(limit[:-1]) * size / 100) if limit.endswith("%") else int(limit)
     if each and (not limit.endswith("%") or abs(value) > size):
         raise DataError(
-            f"split {part!r}: of each class takes shares of -100% to 100%, as in train[80%: of each class]"
+            f"split {part!r}: 'of each class' needs a share from -100% to 100%, e.g. train[80%: of each "
+            f"class]"
         )
     if abs(value) > size:
-        raise DataError(f"split {part!r}: {limit} is more than the {size} samples there are")
+        raise DataError(f"split {part!r}: {limit} is more than its {size} samples")
     return value + size if value < 0 else value
 
 
@@ -304,13 +305,12 @@ def read_exclusion(index: Index) -> np.ndarray:
         belongs = all(fields.get(name) == digest for name, digest in _digests(index, samples).items())
     if not belongs:
         raise DataError(
-            f"{path}: made for other shards than these; make it again with `vitctl data dedup ... --apply`, "
-            "or remove it"
+            f"{path}: made for other shards; make it again with `vitctl data dedup ... --apply`, or remove it"
         )
     if isinstance(images, dict) and (index.is_remote or _num_named(index, images) != len(images)):
         raise DataError(
-            f"{path}: made by an earlier release, which kept one image of each key, and keys may repeat in "
-            "this split: more images may have been meant; remove it and make it again with `vitctl data "
+            f"{path}: made by an earlier release, which recorded one image per key, but keys may repeat in "
+            f"this split, so images may be missing; remove it and make it again with `vitctl data "
             "dedup ... --apply`"
         )
     return samples

@@ -57,7 +57,7 @@ def find_network(
     else:
         if which:
             raise CheckpointError(
-                f"{source}: --weights {which}: this is one set of weights; leave --weights out"
+                f"{source}: --weights {which}: it holds one set of weights; leave --weights out"
             )
         try:
             path = locate(source, fetch)

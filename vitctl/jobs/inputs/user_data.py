@@ -154,9 +154,9 @@ def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: De
     if len(found) == 1 and found[0] in NOT_TRAINED:
         name = found[0]
         raise DataError(
-            f"the data holds '{name}' alone, and no split to train on; if writing it was not finished, type "
-            f"the `vitctl data shards` "
-            f"line again; to train on a part of it: --set data.train_split='{name}[:80%]' --set "
+            f"the data holds '{name}' only, and no split to train on; if the shards are incomplete, run "
+            f"`vitctl data shards` again; to train on a part of it: --set data.train_split='{name}[:80%]' "
+            f"--set "
             f"data.eval_split='{name}[80%:]'"
         )
     values = dict(zip(keys, (fitting.train, fitting.scored), strict=True))

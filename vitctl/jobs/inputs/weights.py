@@ -74,7 +74,7 @@ def find_weights(
     if "://" in source:
         if which:
             raise CheckpointError(
-                f"{source}: --weights {which}: this is one set of weights; leave --weights out"
+                f"{source}: --weights {which}: it holds one set of weights; leave --weights out"
             )
         return _given(FoundWeights(source, read_weights(source, model=model or None)), given, job)
     place = newest_run(job, runs).folder if source == "newest" else Path(source)
@@ -90,7 +90,7 @@ def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeig
     weights = found.weights
     in_config = {name: given[name] for name in given if name in ("gelu", "norm_eps")}
     if odd := [name for name in in_config if not hasattr(weights.config, name)]:
-        raise CheckpointError(f"{found.path}: weights.{odd[0]} is of a Vision Transformer; leave it out")
+        raise CheckpointError(f"{found.path}: weights.{odd[0]} is for Vision Transformers; leave it out")
     meta = weights.meta | {name: given[name] for name in given if name not in in_config}
     if left := [name for name in meta.pop("assumed", ()) if name not in given]:
         meta["assumed"] = left
@@ -184,9 +184,7 @@ def load_model(
     Paper: Section 3.1, Section 3.2
     """
     if not dtype.is_floating_point:
-        raise CheckpointError(
-            f"dtype {dtype}: should be one of floating point numbers, such as torch.bfloat16"
-        )
+        raise CheckpointError(f"dtype {dtype}: should be a floating-point type such as torch.bfloat16")
     found = find_weights(str(source), which=weights, model=model)
     network, size = loaded_model(found, image_size, dtype)
     return network.eval(), {**found.weights.meta, "image_size": size}

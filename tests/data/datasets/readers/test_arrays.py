@@ -103,7 +103,7 @@ def test_read_norb__one_axis_still_has_three_lengths(tmp_path: Path) -> None:
 )
 def test_read_norb__refuses_other_formats(name: str, data: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(DataError, match="not a whole NORB file"):
+    with pytest.raises(DataError, match="not a complete NORB file"):
         read_norb(tmp_path / name)
 
 

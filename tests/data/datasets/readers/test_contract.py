@@ -358,7 +358,7 @@ TISSUES = (
 NUMBERS = tuple(map(str, range(1000)))
 V2 = "imagenetv2-matched-frequency-format-val"
 LAND = class_list("uc_merced")
-OUT = "leads out of this folder"
+OUT = "is outside this folder"
 CASES: dict[str, Case] = {
     "eurosat": Case(
         class_folders("2750", EUROSAT, ".jpg"),
@@ -392,13 +392,13 @@ CASES: dict[str, Case] = {
             for n, split in enumerate(("train", "validation", "test"))
         },
         (
-            ("dtd/labels/val1.txt", "furry/a.jpg\n", r"val1.txt: furry/a.jpg is of none of the 47 classes"),
+            ("dtd/labels/val1.txt", "furry/a.jpg\n", r"val1.txt: furry/a.jpg is not one of the 47 classes"),
             (
                 "dtd/labels/val1.txt",
                 "banded/a.jpg\n",
                 r"images: 1 of 1 listed images are missing, .* banded/a.jpg",
             ),
-            ("dtd/labels/val1.txt", "../../banded/a.jpg\n", "none of the 47 classes"),
+            ("dtd/labels/val1.txt", "../../banded/a.jpg\n", "not one of the 47 classes"),
         ),
         "dtd/images/{}",
     ),
@@ -490,14 +490,14 @@ CASES: dict[str, Case] = {
             (
                 "sun397_tfds_tr.txt",
                 "/a/abbeys/sun_aa.jpg\n",
-                "/a/abbeys/sun_aa.jpg is of none of the 397 classes",
+                "/a/abbeys/sun_aa.jpg is not one of the 397 classes",
             ),
             (
                 "sun397_tfds_tr.txt",
                 "/a/abbey/x.jpg\n",
                 "1 of 1 listed images are missing, the first is a/abbey/x.jpg",
             ),
-            ("SUN397/ClassName.txt", "/a/abbey\n", "of none of the 1 classes"),
+            ("SUN397/ClassName.txt", "/a/abbey\n", "not one of the 1 classes"),
         ),
         "SUN397{}",
     ),
@@ -530,7 +530,7 @@ CASES: dict[str, Case] = {
         },
         (
             ("devkit_object/mapping/train_rand.txt", "3,1,4,5", "line numbers should be 1 to 4"),
-            ("devkit_object/mapping/train_rand.txt", "3 1 4", "should be line numbers with commas between"),
+            ("devkit_object/mapping/train_rand.txt", "3 1 4", "should be line numbers separated by commas"),
             (
                 "devkit_object/mapping/train_mapping.txt",
                 "2011_09_26 drive\n",
@@ -633,7 +633,7 @@ CASES: dict[str, Case] = {
                 record(example({"filename": b"a"})),
                 "an example has 0 values of 'label', should have one",
             ),
-            (DMLAB_TEST, dmlab_file(5)[:-3], "ends within the record"),
+            (DMLAB_TEST, dmlab_file(5)[:-3], "truncated within the record"),
         ),
         None,
     ),
@@ -650,7 +650,7 @@ CASES: dict[str, Case] = {
             (
                 f"{MAPPINGS}/objectnet_to_imagenet_1k.json",
                 '{"Object 001": "x"}',
-                r"do not fit together \(KeyError: 'x'\)",
+                r"do not match \(KeyError: 'x'\)",
             ),
         ),
         None,

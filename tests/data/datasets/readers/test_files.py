@@ -35,7 +35,7 @@ def test_file_items__are_lazy_and_name_the_first_that_is_missing(tmp_path: Path)
     with pytest.raises(DataError, match="2 of 2 listed images are missing, the first is one"):
         file_items(tmp_path, ["one", "two"], [0, 0])
     for name in ("../one", "/one", "a/../../one"):
-        with pytest.raises(DataError, match="leads out of this folder"):
+        with pytest.raises(DataError, match="is outside this folder"):
             file_items(tmp_path, [name], [0])
 
 

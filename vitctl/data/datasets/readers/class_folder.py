@@ -184,7 +184,7 @@ def arrange(
 def _class_of(item: Item, source: str) -> str:
     name, slash, _ = item.key.partition("/")
     if not slash:
-        raise DataError(f"{source}: {item.key} lies in no class folder, should be <class>/{item.key}")
+        raise DataError(f"{source}: {item.key} is not in a class folder, should be <class>/{item.key}")
     return name
 
 

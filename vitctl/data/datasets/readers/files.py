@@ -73,7 +73,7 @@ def file_items(
     """
     outside = next((name for name in names if leads_out(name)), None)
     if outside is not None:
-        raise DataError(f"{folder}: the listed image {one_line(outside[:100])!r} leads out of this folder")
+        raise DataError(f"{folder}: the listed image {one_line(outside[:100])!r} is outside this folder")
     sizes = [file_size(folder / name) for name in names]
     absent = [name for name, size in zip(names, sizes, strict=True) if size is None]
     if absent:
@@ -122,7 +122,7 @@ def _members(path: Path, file: IO[bytes]) -> Iterator[tuple[str, int, int]]:
                     yield name, member.offset_data, member.size
             check_end(path, tar)
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
-        raise DataError(f"{path}: not a whole, uncompressed tar file ({error})") from None
+        raise DataError(f"{path}: not a complete, uncompressed tar file ({error})") from None
 
 
 def image_names(folder: Path, suffixes: tuple[str, ...] = (".jpg",)) -> list[str]:
@@ -243,5 +243,5 @@ def folder_labels(names: Sequence[str], class_names: Sequence[str], where: Path)
     folders = [name.rpartition("/")[0] for name in names]
     unknown = next((name for name, folder in zip(names, folders, strict=True) if folder not in numbers), None)
     if unknown is not None:
-        raise DataError(f"{where}: {unknown} is of none of the {len(numbers)} classes")
+        raise DataError(f"{where}: {unknown} is not one of the {len(numbers)} classes")
     return [numbers[folder] for folder in folders]

@@ -69,11 +69,11 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
                 raise DataError(f"{path}: a record of {length:,} bytes, should be at most {RECORD}")
             if checksum != _masked_crc32c(header[:8]):
                 raise DataError(
-                    f"{path}: damaged, or no TFRecord file, at byte {offset - len(header)}; copy it again"
+                    f"{path}: damaged or not a TFRecord file, at byte {offset - len(header)}; copy it again"
                 )
             data = file.read(length)
             if len(data) < length or len(file.read(_FOOTER_BYTES)) < _FOOTER_BYTES:
-                raise DataError(f"{path}: ends within the record at byte {offset}; copy it again")
+                raise DataError(f"{path}: truncated within the record at byte {offset}; copy it again")
             yield offset, data
 
 
