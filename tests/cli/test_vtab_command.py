@@ -5,39 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Vitctl
+from tests.cli.conftest import Vitctl, words
 from tests.jobs.vtab_names import Catalog
 from vitctl.data.datasets import vtab_images
 from vitctl.report.compare import compare_runs
 
-GIVEN = (
-    "--task",
-    "pets",
-    "--task",
-    "eurosat",
-    "--set",
-    "machine.device=cpu",
-    "--set",
-    "machine.workers=0",
-    "--set",
-    "data.allow_partial=true",
-    "--res",
-    16,
-    "--precision",
-    "float32",
-    "--out",
-    "table",
+GIVEN = words(
+    "--task pets --task eurosat --set machine.device=cpu --set machine.workers=0 "
+    "--set data.allow_partial=true --res 16 --precision float32 --out table"
 )
-FEW = (
-    "--steps",
-    2,
-    "--set",
-    "schedule.warmup_steps=1",
-    "--set",
-    "schedule.batch_size=4",
-    "--set",
-    "vtab.seeds=[0]",
-)
+FEW = words("--steps 2 --set schedule.warmup_steps=1 --set schedule.batch_size=4 --set vtab.seeds=[0]")
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,8 @@ from tests.recipes.paper import table_rows
 from vitctl.errors import RecipeError
 from vitctl.recipe.paper import FIVE, RESULTS
 from vitctl.report.our_results import OurResults, Pretraining
-from vitctl.report.paper_plot import PLOTS, family_of
+from vitctl.report.paper_plot import PLOTS, SPEEDS, family_of, read_speeds
 from vitctl.report.paper_table import Gpu, cost_of, find_gpu, result_rows, setting_rows, task_rows
-from vitctl.report.speed_plot import SPEEDS, read_speeds
 
 B32 = Pretraining("jft_b32")
 

@@ -94,7 +94,7 @@ def run_loaded(
         name: of the Slurm job.
         allow: what may differ from the start of the run.
     """
-    from vitctl.cli.show.console import CONSOLE, waiting
+    from vitctl.cli.show.console import say, waiting
     from vitctl.launch.command import check_processes
     from vitctl.launch.prepare import prepare_run
 
@@ -102,7 +102,7 @@ def run_loaded(
     with waiting("checking data and weights"):
         prepared = prepare_run(loaded, run_dir, allow, config)
     if prepared.taken:
-        CONSOLE.print(prepared.taken, style="bold yellow", markup=False, soft_wrap=True)
+        say(prepared.taken, style="bold yellow")
     if slurm:
         write_slurm_job(slurm, run_dir, name)
     else:

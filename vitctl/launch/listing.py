@@ -1,7 +1,7 @@
 """The runs below a folder: list them, and free their disk space."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from vitctl.launch.run_folder import is_running, locked
 from vitctl.launch.worker import NOW
 from vitctl.recipe.write import written_name
 from vitctl.report.result_tables import number_of
+from vitctl.report.run_records import run_folders
 from vitctl.system.files import open_regular, read_toml
 
 _TAIL_BYTES = 2**16  # of steps.jsonl, read for its last line
@@ -63,7 +64,7 @@ class RunLine:
 def list_runs(root: Path) -> list[RunLine]:
     """Every run in a folder, and in the folders of sweeps there, the newest first."""
     return sorted(
-        map(read_line, _folders(root)), key=lambda line: (line.when, str(line.folder)), reverse=True
+        map(read_line, run_folders(root)), key=lambda line: (line.when, str(line.folder)), reverse=True
     )
 
 
@@ -104,14 +105,6 @@ def size_on_disk(folder: Path) -> int:
             except OSError:
                 continue
     return total
-
-
-def _folders(root: Path) -> Iterator[Path]:
-    for path in root.iterdir() if root.is_dir() else ():
-        if (path / RECIPE).is_file():
-            yield path
-        elif path.is_dir() and not path.is_symlink():
-            yield from (inner.parent for inner in path.glob(f"*/{RECIPE}"))
 
 
 def _state(folder: Path, result: RunResult | None, records: Sequence[Record]) -> str:

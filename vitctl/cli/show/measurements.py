@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vitctl.cli.flags import check_flags
+from vitctl.cli.flags import Flags, check_flags, value_of
 from vitctl.cli.run_job import processes_from_launcher, start_command
-from vitctl.cli.show.console import CONSOLE, show_table
+from vitctl.cli.show.console import CONSOLE, say, show_table
 from vitctl.engine.preemption import die_with_parent, stop_on_signals
 from vitctl.errors import RecipeError, writing
 from vitctl.launch.command import Member
@@ -35,7 +35,6 @@ _BOUNDS = {
     "batch": "all that the recipe asks for",
     "time": "no time to try more",
 }
-Flags = Mapping[str, tuple[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,8 @@ def check_target(flag: str, file: Path, endings: tuple[str, ...]) -> None:
         raise RecipeError(f"{flag} {file}: cannot write into the folder {folder}")
 
 
-def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None, synthetic: bool) -> None:
+def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None) -> None:
     """Measure a recipe's training step, print it, and write its numbers."""
-    from vitctl.bench.timed_steps import SYNTHETIC_IMAGES
-
     if len(options.names) > 1:
         raise RecipeError(
             f"{' '.join(options.names)}: a training step is measured for one model; for several, give "
@@ -77,8 +74,7 @@ def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None, sy
     member = start_command()
     if member is not None:
         die_with_parent()
-    noise = {"--synthetic": ("data.synthetic", SYNTHETIC_IMAGES if synthetic else None)}
-    recipe, name = chosen_recipe(options, {**flags, **noise}, member)
+    recipe, name = chosen_recipe(options, flags, member)
     if recipe.machine.processes > 1 and member is None:
         from vitctl.launch.command import run_in_processes
 
@@ -118,7 +114,7 @@ def chosen_recipe(
                 f"and no name"
             )
         overrides.append(Override("model.name", model, model))
-    overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
+    overrides += [Override(key, value, flag) for flag, (key, value) in flags.items()]
     recipe = load_recipe(name, [*overrides, *processes_from_launcher(member)]).recipe
     if not isinstance(recipe, Pretrain | Finetune):
         raise RecipeError(
@@ -139,13 +135,13 @@ def run_resolutions(
 ) -> None:
     """Measure forward passes at several resolutions, print a table, and write the plot and its numbers."""
     from vitctl.bench.resolutions import MODELS, bench_resolutions, parse_sides
-    from vitctl.report.speed_plot import SPEEDS
+    from vitctl.report.paper_plot import SPEEDS
 
     if resolutions is None:
         raise RecipeError(f"--plot {plot}: needs --resolutions, e.g. --resolutions 64..512")
-    given = {flag: value for flag, (_, value) in flags.items() if value is not None}
-    precision = given.pop("--precision", "auto")
-    of_recipe = ["--recipe"] * (options.recipe is not None) + list(given) + ["--set"] * bool(options.sets)
+    precision = value_of(flags, "--precision") or "auto"
+    of_recipe = ["--recipe"] * (options.recipe is not None)
+    of_recipe += [flag for flag in flags if flag != "--precision"] + ["--set"] * bool(options.sets)
     if of_recipe:
         raise RecipeError(f"{of_recipe[0]}: --resolutions takes model names, not a recipe; leave it out")
     picture = plot or Path(SPEEDS).with_suffix(".png")
@@ -168,7 +164,7 @@ def _draw(result: Mapping[str, Any], picture: Path) -> str:
     """Draw the plot if that is possible, and return a message about it."""
     if not can_plot():
         return f"no plot: {NOT_INSTALLED}"
-    from vitctl.report.speed_plot import draw_speed
+    from vitctl.report.paper_plot import draw_speed
 
     with writing(picture):
         picture.parent.mkdir(parents=True, exist_ok=True)
@@ -355,8 +351,3 @@ def _say_verdict(r: Mapping[str, Any]) -> None:
     for note in r["notes"]:
         say(f"note: {note}")
     say(r["verdict"], style="bold")
-
-
-def say(text: str, style: str | None = None) -> None:
-    """Print a line as it is, however wide the terminal is."""
-    CONSOLE.print(text, style=style, markup=False, soft_wrap=True)
