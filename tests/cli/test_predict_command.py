@@ -255,16 +255,3 @@ def test_predict__ends_quietly_when_nobody_reads_on(pretrained: Path, photos: Pa
     process.stderr.close()
     assert [text.split()[0] for text in err.splitlines()] == ["weights:"]
     assert photos.exists()
-
-
-def test_predict__a_missing_path_does_not_discard_the_other_answers(
-    vitctl: Vitctl,
-    pretrained: Path,
-    photos: Path,  # noqa: ARG001
-) -> None:
-    said = vitctl(
-        *f"predict photos/0.png gone.png photos/1.png --from {pretrained} --format jsonl".split(), *FAST
-    )
-    assert said.code == 2
-    assert [record["image"] for record in records(said.out)] == ["photos/0.png", "photos/1.png"]
-    assert said.err.splitlines()[-1] == "vitctl: gone.png: no such file or folder"

@@ -59,17 +59,6 @@ def test_the_whole_way(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
     assert result(tmp_path / "table")["metrics"]["partial"] is True
 
 
-def test_as_typed__fewshot_with_weights_needs_no_data(
-    vitctl: Vitctl, pretrained: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "first").symlink_to(pretrained)
-    said = vitctl("fewshot", "--shots", 5)
-    assert (said.code, said.err) == (0, "")
-    assert "weights: runs/first/checkpoints/" in said.out
-    assert "5-shot accuracy" in said.out
-
-
 def test_every_command__without_weights_says_so(vitctl: Vitctl, tmp_path: Path) -> None:
     for command in ("finetune", "fewshot", "vtab", "evaluate", "export"):
         said = vitctl(command)

@@ -95,18 +95,6 @@ def test_pretrain__flags_are_overrides_and_go_before_set(
     assert "# --data" in text
 
 
-def test_resume__goes_on_with_a_stopped_run(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
-    assert vitctl("pretrain", "-r", TINY, "--data", tiny_data, "-o", "run", *SHORT).code == 0
-    first = json.loads((tmp_path / "run" / "result.json").read_text())
-    (tmp_path / "run" / "result.json").unlink()
-    said = vitctl("resume", "run")
-    assert said.code == 0
-    assert "resuming from step 6 of 6" in said.out
-    again = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert again.pop("record") != first.pop("record")  # the log says that it was resumed
-    assert again == first
-
-
 def test_resume__the_start_records_name_the_kernels(vitctl: Vitctl, tiny_data: Path) -> None:
     """kernels.json of an earlier release decides for 'auto', and a key of the recipe before it."""
     three = ("--steps", 3, "--set", "machine.precision=bf16")

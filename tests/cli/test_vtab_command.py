@@ -49,13 +49,6 @@ def test_vtab__light_says_that_it_is_not_the_protocol(
     assert "light:" in (tmp_path / "table" / "table.csv").read_text()
 
 
-def test_vtab__as_a_slurm_job(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:
-    said = vitctl("vtab", "--from", pretrained, *GIVEN, "--slurm", "tasks=2,time=1:00:00")
-    assert (said.code, said.err) == (0, "")
-    assert f"-m vitctl resume {tmp_path / 'table'}\n" in (tmp_path / "table" / "job.sbatch").read_text()
-    assert not (tmp_path / "table" / "log.jsonl").exists()
-
-
 def test_vtab__sweeps_unless_told_not_to(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:
     said = vitctl("vtab", "--from", pretrained, *FEW, *GIVEN)
     assert (said.code, said.err) == (0, "")

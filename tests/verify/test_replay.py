@@ -291,7 +291,7 @@ def test_one_process_that_saw_other_data__is_found(tiny_data: Path, tmp_path: Pa
 def test_steps_that_do_not_exist__are_one_line(finished: Path, text: str) -> None:
     with pytest.raises(
         RecipeError,
-        match=r"--replay .*: (should be a step as 30|\S+ has records of steps 1 to 12|steps count|the first)",
+        match=r"--replay .*: (should be a step such as 30|\S+ has records of steps 1 to 12|steps count|the first)",
     ):
         found(finished, steps=text)
 
