@@ -130,7 +130,7 @@ SLIPS = [
     Slip("evaluate --from run --data shards --labels reel --out e", "evaluation.labels = 'reel'", EVALUATE),
     Slip("evaluate --from run --model B/16 --data shards --out e", "not a B/16, it has", EVALUATE),
     Slip("fewshot --from run --data shards --shots five", "write numbers with commas"),
-    Slip("fewshot --from run --data shards --shots 500", "training images, 500 shots were requested; use fewer with --shots"),
+    Slip("fewshot --from run --data shards --shots 500", "training images, 500 shots were requested; use fewer"),
     Slip("finetune --from run --data shards --lr fast", "Invalid value for '--lr'"),
     Slip("finetune --from run --data shards --steps -5", "is not allowed"),
     Slip("vtab --from run --suite mini --task digit", "digit"),
