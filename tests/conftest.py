@@ -68,7 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden",
         action="store_true",
-        help="write tests/golden/*.json anew; say why in CHANGELOG, Numerics",
+        help="write tests/golden again; if numbers change, say why in CHANGELOG, Numerics",
     )
 
 

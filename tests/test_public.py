@@ -99,7 +99,7 @@ def test_error__is_caught_whatever_the_values_are() -> None:
             as_webdataset(name, batch_size=4)
     with pytest.raises(VitctlError, match="'x y' should be last, best, ema, model or the number of a step"):
         load_model("runs/mine", weights="x y")
-    with pytest.raises(VitctlError, match=r"dtype torch.int8: should be one of floating point numbers"):
+    with pytest.raises(VitctlError, match=r"dtype torch.int8: should be a floating-point type"):
         load_model("runs/mine", dtype=torch.int8)
     with pytest.raises(VitctlError):
         open_split("train", dataset="digits", scratch=Path("/proc/none"))

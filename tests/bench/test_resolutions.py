@@ -10,7 +10,7 @@ from vitctl.bench.resolutions import bench_resolutions, parse_sides
 from vitctl.errors import RecipeError
 from vitctl.models.flops import computed_flops, count_macs
 from vitctl.models.variants import variant
-from vitctl.report.speed_plot import draw_speed
+from vitctl.report.paper_plot import draw_speed
 
 
 def test_sides__of_the_papers_figure_and_lists() -> None:

@@ -1,5 +1,6 @@
 """The command line in this process: its words, its exit code, a folder of its own."""
 
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,11 @@ class Said:
 
 
 Vitctl = Callable[..., Said]
+
+
+def words(line: str) -> list[str]:
+    """Split a part of a command line as a shell does."""
+    return shlex.split(line)
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_choose_l2__cares_for_ranks_not_for_sizes() -> None:
 
 def test_choose_l2__nothing_is_left_of_one_set() -> None:
     assert choose_l2(np.array([[0.1, 0.9, 0.3]]), leave_self_out=False).tolist() == [1]
-    with pytest.raises(DataError, match="needs two data sets or more; 'all' takes one"):
+    with pytest.raises(DataError, match="needs at least two data sets; 'all' works with one"):
         choose_l2(np.array([[0.1, 0.9, 0.3]]), leave_self_out=True)
 
 
@@ -219,7 +219,5 @@ def test_choose_shots__is_the_authors_draw() -> None:
 
 def test_choose_shots__too_few_images() -> None:
     labels = np.array([0, 0, 1])
-    with pytest.raises(
-        DataError, match=r"class 1 has 1 training images, 2 shots were asked; ask for fewer with --shots"
-    ):
+    with pytest.raises(DataError, match=r"class 1 has 1 training images, 2 shots were requested; use fewer"):
         choose_shots(labels, 2, num_classes=2, seed=0)

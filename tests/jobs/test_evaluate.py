@@ -106,7 +106,7 @@ def test_evaluate__another_size_keeps_the_share_of_the_crop(job: Job, tmp_path: 
 
 
 def test_evaluate__a_crop_without_room_is_refused(job: Job) -> None:
-    with pytest.raises(RecipeError, match=r"^data.eval_resize = 8 is smaller than the images of 16 pixels"):
+    with pytest.raises(RecipeError, match=r"^data.eval_resize = 8 is smaller than the crop of 16 pixels"):
         job("evaluate", **{"data.eval_resize": 8})
     with pytest.raises(RecipeError, match=r"set data.eval_resize to at least 32, or to 0"):
         job("evaluate", **{"data.eval_resize": 24, "data.image_size": 32})

@@ -362,7 +362,7 @@ def test_features__replace_nothing_but_features(trained: Path, extracted: list[P
     weights = Path(shutil.copy(saved, tmp_path / "w.safetensors"))
     before = weights.read_bytes()
     with pytest.raises(
-        RecipeError, match=r"w\.safetensors: is there already and holds no features; choose another name"
+        RecipeError, match=r"w\.safetensors: already exists and holds no features; choose another name"
     ):
         predicted(weights, extracted[:2], features=weights)
     assert weights.read_bytes() == before
@@ -423,7 +423,7 @@ def test_features__need_no_head(trained: Path, extracted: list[Path], tmp_path: 
     body = {name: tensor for name, tensor in weights.state.items() if not name.startswith("head.")}
     meta = {key: value for key, value in weights.meta.items() if key != "class_names"}
     headless = save_weights(tmp_path / "body.safetensors", body, replace(weights.config, num_classes=0), meta)
-    with pytest.raises(CheckpointError, match=r"has no head, so that it predicts no classes; .* --features"):
+    with pytest.raises(CheckpointError, match=r"has no head, so it predicts no classes; .* --features"):
         predicted(headless, extracted)
     told = predicted(headless, extracted, features=tmp_path / "out.safetensors")
     assert {(*one.classes, one.error) for one in told} == {("",)}
@@ -558,7 +558,7 @@ def test_onnx__logits_that_are_no_rows_for_the_images(
 def test_onnx__what_it_does_not_take(onnx_file: Path, extracted: list[Path], tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"\x08\x01 nothing of the kind")
     for values, path, said in (
-        ({"weights.which": "best"}, onnx_file, "an ONNX file is one set of weights"),
+        ({"weights.which": "best"}, onnx_file, "an ONNX file holds one set of weights"),
         ({"data.image_size": 32}, onnx_file, r"data\.image_size = 32: .* takes images of 16 pixels"),
         ({"machine.precision": "bf16"}, onnx_file, r"machine\.precision = 'bf16'"),
         ({}, tmp_path / "none.onnx", "no such ONNX file"),

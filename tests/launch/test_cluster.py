@@ -191,13 +191,13 @@ def test_parse__reads_every_word() -> None:
     ("text", "key"),
     [
         ("nodes=4", "time is missing"),
-        ("node=4,time=1:00:00", "'node=4' is not understood; known are nodes, gpus"),
+        ("node=4,time=1:00:00", "'node=4' is unknown; known: nodes, gpus"),
         ("nodes=four,time=1:00:00", "'nodes=four' should be a whole number"),
         ("nodes=0,time=1:00:00", "'nodes=0' should be a whole number"),
         ("time=soon", "'time=soon' is not a valid time"),
         ("time=1:00:00,partition=a b", "'partition=a b' is not a valid partition"),
         ("time=1:00:00,partition=x\n#SBATCH --uid=0", "is not a valid partition"),
-        ("time=1:00:00,submit=yes", "'submit=yes' is not understood"),
+        ("time=1:00:00,submit=yes", "'submit=yes' is unknown"),
     ],
 )
 def test_parse__refuses(text: str, key: str) -> None:

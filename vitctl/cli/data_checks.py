@@ -70,7 +70,7 @@ def check(
     for split, place in locate_all_splits(text).items():
         if place.shards:
             raise DataError(
-                f"{folder}: names some shards of a split; check takes the folder of a split, or its address"
+                f"{folder}: names some shards of a split; give the folder of a split, or its address"
             )
         try:
             opened = open_index(place.folder, place.base)
@@ -205,7 +205,7 @@ def _check_tasks(tasks: "Iterable[VtabTask]", root: Path) -> None:
     from vitctl.errors import DataError
 
     rows, wrong = [], []
-    with progress_of_steps() as progress:
+    with progress_of_steps(prints=False) as progress:
         for task in tasks:
             checked = check_task(task, root, partial(progress, f"checking {task.name}"))
             splits = [f"{n:,} {digest}" for n, digest in zip(checked.sizes, checked.digests, strict=True)]
@@ -335,13 +335,13 @@ def dedup(
         list[Path] | None,
         typer.Option("--against", help="Folder of a test set's shards; repeatable; default: FOLDER itself"),
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="Split of FOLDER that loses images")] = "train",
+    split: Annotated[str, typer.Option("--split", help="Split of FOLDER to exclude images from")] = "train",
     bits: Annotated[
         int,
         typer.Option(
             "--bits",
-            help="Near-duplicates: perceptual hashes differ in at most this many of 64 bits; -1: only "
-            "identical files",
+            help="Near-duplicates: perceptual hashes that differ in at most N of 64 bits; -1: identical files "
+            "only",
             min=-1,
             max=15,
         ),

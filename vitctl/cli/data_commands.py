@@ -46,9 +46,12 @@ def shards(
         int, typer.Option("--max-samples", help="Maximum number of images per shard", min=1)
     ] = 100_000,
     root: Annotated[
-        Path | None, typer.Option("--root", help="known: and torchvision: folder of the original files")
+        Path | None,
+        typer.Option("--root", help="Folder of the original files, for torchvision:NAME and known:NAME"),
     ] = None,
-    download: Annotated[bool, typer.Option("--download", help="torchvision: download missing files")] = False,
+    download: Annotated[
+        bool, typer.Option("--download", help="Download missing files, for torchvision:NAME")
+    ] = False,
     workers: Workers = -1,
     max_side: Annotated[
         int, typer.Option("--max-side", help="Shrink JPEGs whose longer side exceeds this many pixels", min=0)

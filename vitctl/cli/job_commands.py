@@ -135,8 +135,8 @@ def resume(
         list[str] | None,
         typer.Option(
             "--allow",
-            help="What may differ from the start of the run: a key of the recipe, data, weights or "
-            "computation; repeatable",
+            help="What may differ from the start of the run: a recipe key, data, weights or computation; "
+            "repeatable",
             autocompletion=completion.bare_keys,
         ),
     ] = None,
@@ -247,8 +247,8 @@ def evaluate(*, flags: Flags, recipe: RecipeName = "evaluate", out: Out = None, 
 def export(
     *,
     flags: Flags,
-    fp16: Annotated[bool, typer.Option("--fp16", help="onnx: in float16; needs --check-data")] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="onnx: in int8; needs --check-data")] = False,
+    fp16: Annotated[bool, typer.Option("--fp16", help="onnx: write float16; needs --check-data")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="onnx: write int8; needs --check-data")] = False,
     recipe: RecipeName = "export",
     out: Annotated[
         Path | None,

@@ -51,7 +51,7 @@ def run_job(
     from vitctl.recipe.load import load_recipe
 
     if everything and not dry_run:
-        raise RecipeError("--all prints more of a plan; give it with --dry-run")
+        raise RecipeError("--all needs --dry-run: it adds default values to the plan")
     check_flags({flag: value for flag, (_, value) in flags.items()})
     member = start_command()
     if not (dry_run or slurm):
@@ -95,7 +95,7 @@ def run_loaded(
         name: of the Slurm job.
         allow: what may differ from the start of the run.
     """
-    from vitctl.cli.show.console import CONSOLE, waiting
+    from vitctl.cli.show.console import waiting
     from vitctl.launch.agent import check_processes
     from vitctl.launch.prepare_run import prepare_run
 
@@ -103,7 +103,7 @@ def run_loaded(
     with waiting("checking data and weights"):
         prepared = prepare_run(loaded, run_dir, allow, config)
     if prepared.taken:
-        CONSOLE.print(prepared.taken, style="bold yellow", markup=False, soft_wrap=True)
+        say(prepared.taken, style="bold yellow")
     if slurm:
         write_slurm_job(slurm, run_dir, name)
     else:

@@ -52,7 +52,7 @@ def largest_micro_batch(fits: Callable[[int], bool], share: int) -> int:
             raise LaunchError(
                 "machine.micro_batch = -1: not even one image at a time fits on this device; set "
                 "machine.checkpoint_blocks = true, "
-                "machine.sharding = 'fsdp', or take a smaller model"
+                "machine.sharding = 'fsdp', or use a smaller model"
             )
         too_few, enough = enough, min(2 * enough, share)
     while enough - too_few > 1:
@@ -219,7 +219,8 @@ def choose_micro_batch(
         return most_images(recipe.machine.micro_batch, share)
     if is_sharded(model):
         raise LaunchError(
-            "machine.micro_batch = -1 cannot try what fits with machine.sharding = 'fsdp', where a process "
+            "machine.micro_batch = -1 cannot find the largest micro-batch with machine.sharding = 'fsdp', "
+            "where a process "
             "that runs out of memory "
             "blocks the others; set machine.micro_batch, and see `vitctl pretrain --dry-run`"
         )
@@ -364,9 +365,8 @@ def exact(runtime: Runtime, threads: int) -> Iterator[None]:
             raise
         operation = str(error).split(_NOT_DETERMINISTIC)[0].strip()[:100]
         raise LaunchError(
-            f"schedule.lanes: {operation} has no deterministic kernel on this {runtime.device.type} device, "
-            f"so that the same bits "
-            "cannot be promised; train with schedule.lanes = 0"
+            f"schedule.lanes: {operation} has no deterministic kernel on this {runtime.device.type} "
+            f"device, so results cannot be exact to the bit; train with schedule.lanes = 0"
         ) from error
     finally:
         torch.use_deterministic_algorithms(before[1])

@@ -89,8 +89,8 @@ def check_share(steps: int, counts: Counts, where: Path) -> None:
     if 2 * counts.num_skipped > steps:
         raise VitctlError(
             f"{counts.num_skipped} of {steps} updates were not finite and were skipped: this is not the "
-            f"training that the recipe "
-            f"describes, and there is no result; {where} has norms and sample keys; lower optimizer.lr, set "
+            f"training that the recipe describes, so no result was written; {where} has norms and sample "
+            f"keys; lower optimizer.lr, set "
             f"optimizer.clip_norm, "
             "or lengthen schedule.warmup_steps"
         )

@@ -52,7 +52,7 @@ def choose_shots(
             raise DataError(
                 f"class {repr(class_names[label]) if class_names else label} has {len(of_class)} training "
                 f"images, "
-                f"{shots} shots were asked; ask for fewer with --shots, e.g. --shots {max(1, len(of_class))}"
+                f"{shots} shots were requested; use fewer, e.g. --shots {max(1, len(of_class))}"
             )
         chosen.append(of_class[:shots])
     return np.concatenate(chosen)
@@ -173,7 +173,9 @@ def choose_l2(accuracies: NDArray[np.float64], *, leave_self_out: bool) -> NDArr
         DataError: leave_self_out with one data set.
     """
     if leave_self_out and len(accuracies) < 2:
-        raise DataError("fewshot.choose_l2 = 'leave_self_out' needs two data sets or more; 'all' takes one")
+        raise DataError(
+            "fewshot.choose_l2 = 'leave_self_out' needs at least two data sets; 'all' works with one"
+        )
     ranks = np.argsort(np.argsort(accuracies, axis=1, kind="stable"), axis=1, kind="stable")
     counted = ranks.sum(axis=0) - ranks if leave_self_out else np.broadcast_to(ranks.sum(axis=0), ranks.shape)
     return np.asarray(counted.argmax(axis=1), np.int64)

@@ -100,8 +100,8 @@ def lanes_of(recipe: TrainRecipe, num_processes: int) -> Lanes | None:
             )
     if isinstance(machine, ShardedMachine) and machine.sharding == "fsdp":
         raise RecipeError(
-            "machine.sharding = 'fsdp' adds gradients in an order of its own, so that schedule.lanes cannot "
-            "fix it; set "
+            "machine.sharding = 'fsdp' adds gradients in its own order, which schedule.lanes cannot "
+            "control; set "
             "machine.sharding = 'none' or schedule.lanes = 0"
         )
     lanes = Lanes(s.batch_size, s.lanes, s.leaf_images)
@@ -109,7 +109,7 @@ def lanes_of(recipe: TrainRecipe, num_processes: int) -> Lanes | None:
         raise RecipeError(
             f"machine.processes = {num_processes} is more than the leaves of the batch "
             f"({in_words(lanes)}), and "
-            "every process needs one; take fewer processes, or for a new run more schedule.lanes or a "
+            "every process needs one; use fewer processes or, for a new run, more schedule.lanes or a "
             "smaller schedule.leaf_images"
         )
     return lanes

@@ -214,7 +214,8 @@ def compare(
     """
     same, total = int((file.best[:, 0] == model.best[:, 0]).sum()), len(file.best)
     text = (
-        f"accuracy {file.hits.accuracy:.2%}, of the float32 model {model.hits.accuracy:.2%}; the same answer on "
+        f"accuracy {file.hits.accuracy:.2%}, of the float32 model {model.hits.accuracy:.2%}; the same "
+        f"answer on "
         f"{same:,} of {total:,} images ({given.where})"
     )
     if model.hits.correct - file.hits.correct > allowed * file.hits.total * (1 + 1e-9):

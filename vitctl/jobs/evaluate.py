@@ -122,7 +122,7 @@ def check_imagenet(source: Source) -> None:
     are_wnids = bool(set(names) & set(wnids))
     if len(names) != len(wnids) or (are_wnids and names != wnids):
         raise DataError(
-            f"ReaL labels are for ImageNet's {len(wnids):,} classes in order, these images have "
+            f"ReaL labels are for ImageNet's {len(wnids):,} classes in order, but these images have "
             f"{len(names):,} "
             f"({', '.join(names[:3])} ...)"
         )
@@ -139,7 +139,7 @@ def check_head_classes(found: FoundWeights, names: tuple[str, ...]) -> None:
         said = f" ({', '.join(stored[:3])} ...)" if stored else ""
         raise CheckpointError(
             f"{found.path}: its head has {num_classes} classes{said}, the data has {len(names)} "
-            f"({', '.join(names[:3])} ...): the scores would mean nothing; fine-tune on this data first"
+            f"({', '.join(names[:3])} ...): the scores would be meaningless; fine-tune on this data first"
         )
 
 

@@ -149,8 +149,8 @@ def _score(recipe: Fewshot, one: FewshotSet, features: tuple[Tensor, Tensor], st
     """Return the lines of a data set; after a signal only some of them."""
     if not all(bool(part.isfinite().all()) for part in features):
         raise DataError(
-            "the model's representations are NaN or infinite, so that their accuracy means nothing; use "
-            "other weights"
+            "the model's representations are NaN or infinite, so their accuracy is meaningless; use other "
+            "weights"
         )
     dtype = torch.float64 if recipe.fewshot.float64 else torch.float32
     return [

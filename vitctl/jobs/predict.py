@@ -134,9 +134,7 @@ class Embeddings:
         if path.suffix != ".safetensors" or path.is_dir():
             raise RecipeError(f"--features {path}: should be the name of a .safetensors file")
         if os.path.lexists(path) and _format_of(path) != FORMAT:
-            raise RecipeError(
-                f"--features {path}: is there already and holds no features; choose another name"
-            )
+            raise RecipeError(f"--features {path}: already exists and holds no features; choose another name")
         if not path.parent.is_dir():
             raise RecipeError(f"--features {path}: there is no folder {path.parent}; make it first")
         self.path, self._most, self._names = path, most, list[bytes]()
@@ -215,7 +213,7 @@ class Classifier:
         """The logits `[N, K]` of an image (N is 1) or of several, on the CPU. Raises as a call does."""
         if not self._opened.network.has_head:
             raise CheckpointError(
-                f"{self._opened.path}: has no trained head, so that there are no logits; use its features"
+                f"{self._opened.path}: has no trained head, so there are no logits; use its features"
             )
         return torch.cat([_told(outputs.logits) for outputs in self._outputs(images, with_features=False)])
 

@@ -213,9 +213,7 @@ def parse_job(text: str) -> Job:
     for word in filter(None, text.split(",")):
         name, equals, value = word.strip().partition("=")
         if name not in known or (name == "submit") == bool(equals):
-            raise LaunchError(
-                f"--slurm: {word!r} is not understood; known are {', '.join(known)}; {_EXAMPLE}"
-            )
+            raise LaunchError(f"--slurm: {word!r} is unknown; known: {', '.join(known)}; {_EXAMPLE}")
         if known[name] is int and not _is_count(value, 1 if name in ("nodes", "tasks") else 0):
             raise LaunchError(f"--slurm: {word!r} should be a whole number; {_EXAMPLE}")
         if known[name] is str and not re.fullmatch(_TIME if name == "time" else _WORD, value):
@@ -254,8 +252,9 @@ def job_text(job: Job, run_dir: Path, name: str, python: str) -> str:
     for path in (str(run_dir), python):
         if has_control(path) or any(letter in path for letter in _NOT_IN_A_PATH):
             raise LaunchError(
-                f"{one_line(path)}: a Slurm job takes no path with quotes, backslashes or control "
-                f"characters; choose another folder with --out"
+                f"{one_line(path)}: a Slurm job cannot use a path with quotes, backslashes or control "
+                f"characters; "
+                "choose another folder with --out"
             )
     options = {
         "job-name": re.sub("[^A-Za-z0-9_.-]+", "_", name)[:_LONGEST_NAME] or "vitctl",

@@ -1,7 +1,7 @@
 """The runs below a folder: list them, and free their disk space."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from vitctl.jobs.record.result import RunResult, logged_scores, read_result
 from vitctl.launch.run_folder import LOGS, NOW, is_running, locked
 from vitctl.recipe.write import written_name
 from vitctl.report.result_tables import number_of
+from vitctl.report.run_records import run_folders
 from vitctl.system.files import open_regular, read_toml
 
 T = TypeVar("T")
@@ -61,7 +62,7 @@ class RunLine:
 def list_runs(root: Path) -> list[RunLine]:
     """Return every run in a folder, and in the folders of sweeps there, the newest first."""
     return sorted(
-        map(read_line, _folders(root)), key=lambda line: (line.when, str(line.folder)), reverse=True
+        map(read_line, run_folders(root)), key=lambda line: (line.when, str(line.folder)), reverse=True
     )
 
 
@@ -100,14 +101,6 @@ def size_on_disk(folder: Path) -> int:
             with suppress(OSError):
                 total += os.lstat(os.path.join(place, name)).st_size
     return total
-
-
-def _folders(root: Path) -> Iterator[Path]:
-    for path in root.iterdir() if root.is_dir() else ():
-        if (path / RECIPE).is_file():
-            yield path
-        elif path.is_dir() and not path.is_symlink():
-            yield from (inner.parent for inner in path.glob(f"*/{RECIPE}"))
 
 
 def _state(folder: Path, result: RunResult | None, records: Sequence[Record]) -> str:

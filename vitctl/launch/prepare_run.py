@@ -182,8 +182,8 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
         "",
     ):
         raise RecipeError(
-            f"--allow {one_line(odd)}: not a key of the recipe; give a key as the error message names it, or "
-            f"data, weights, or computation"
+            f"--allow {one_line(odd)}: not a recipe key; give a key that the error message names, or data, "
+            f"weights or computation"
         )
     refused = [d for d in changed if not any(d[0] == key or d[0].startswith(f"{key}.") for key in allow)]
     if refused:

@@ -88,7 +88,7 @@ def parse_override(text: str) -> Override:
         RecipeError: there is no `=`, or the text is too long.
     """
     if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise RecipeError(f"--set {one_line(text)}: is not UTF-8 text, which no recipe can hold")
+        raise RecipeError(f"--set {one_line(text)}: is not UTF-8 text")
     key, found, value = text.partition("=")
     if not found or not key.strip():
         raise RecipeError(f"--set {text}: write it as section.key=value, e.g. --set optimizer.lr=0.001")

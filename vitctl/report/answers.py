@@ -70,9 +70,9 @@ def answer_split(run: RunRecords, most: int | None) -> Answers:
         )
     opened = open_classifier(recipe)
     if run.provenance.get("weights_sha256") not in (None, opened.digest):
-        raise CheckpointError("the weights that are there now are not those of the result")
+        raise CheckpointError("the current weights are not those of the result")
     if opened.class_names and opened.class_names != tuple(source.class_names):
-        raise CheckpointError(f"{opened.path}: its classes are not those of the images that are there")
+        raise CheckpointError(f"{opened.path}: its classes differ from those of the images")
     number = most or _affordable(opened)
     shown: Source = source
     if len(source) > number:

@@ -159,7 +159,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
     for folder in folders:
         result = read_result(folder)
         if result is None:
-            raise CheckpointError(f"{folder}: has no result.json; should be the folder of a finished run")
+            raise CheckpointError(f"{folder}: has no result.json; give the folder of a finished run")
         results.append(result)
     flat = [_flat(result.metrics) for result in results]
     names = dict.fromkeys(name for numbers in flat for name in numbers)

@@ -35,7 +35,7 @@ from vitctl.recipe.schema import (
     Vtab,
 )
 from vitctl.recipe.write import differences, result_neutral, written_name
-from vitctl.report.sweep_table import TABLE as SWEEP
+from vitctl.report.run_records import run_folders
 
 VTAB, FIVE_SHOT, REAL = "vtab", "5-shot", "real of "
 _IMAGENET = "imagenet"
@@ -139,7 +139,7 @@ class FinishedRun:
 
     @property
     def digest(self) -> str:
-        """The digest of its last weights."""
+        """Return the digest of its last weights."""
         return str(self.result.provenance.get("weights_sha256", ""))
 
 
@@ -291,12 +291,12 @@ class Ours:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """Return the mean over the seeds."""
         return statistics.fmean(self.values)
 
     @property
     def std(self) -> float | None:
-        """Over the seeds, of the population as in `sweep`; None for one."""
+        """Return the standard deviation over the seeds, of the population as in `sweep`; None for one seed."""
         return statistics.pstdev(self.values) if len(self.values) > 1 else None
 
 
@@ -339,7 +339,7 @@ def our_results(runs: Path) -> OurResults:
     started from, and a score under the ReaL labels to the fine-tuning run that it scored.
 
     Args:
-        runs: holds run folders, and folders of sweeps; those that cannot be read are skipped.
+        runs: holds run folders, and folders of several such as sweeps; those that cannot be read are skipped.
     """
     left: list[ExcludedRun] = []
     usable: list[FinishedRun] = []
@@ -408,10 +408,7 @@ def _finished(runs: Path) -> Iterator[FinishedRun]:
     """Yield every finished run of a recipe that the tables are about, in order of the folders."""
     rows = {name for table in RESULTS.values() for name in table.rows}
     shipped = {name for name in recipe_names() if name in rows or _EXPERIMENTS.fullmatch(name)}
-    files = [*runs.glob("*/result.json")]
-    files += [file for sweep in runs.glob(f"*/{SWEEP}.json") for file in sweep.parent.glob("*/result.json")]
-    for file in sorted(files):
-        folder = file.parent
+    for folder in sorted(run_folders(runs)):
         try:
             result = read_result(folder)
             recipe = load_recipe(str(folder / RECIPE)).recipe

@@ -100,7 +100,7 @@ def find_gpu(device: str, mfu: float) -> Gpu:
     """
     known = {name.lower(): name for name in PEAK_TFLOPS}
     if device.lower() not in known:
-        raise RecipeError(f"--device {device}: unknown; known are {', '.join(PEAK_TFLOPS)}")
+        raise RecipeError(f"--device {device}: unknown; known: {', '.join(PEAK_TFLOPS)}")
     if not 0 < mfu <= 1:
         raise RecipeError(f"--mfu {mfu:g}: a share of the peak, above 0 and at most 1, e.g. 0.4")
     return Gpu(known[device.lower()], mfu)

@@ -59,12 +59,12 @@ class Group:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """Return the mean over the seeds."""
         return statistics.fmean(self.values)
 
     @property
     def std(self) -> float:
-        """Over the seeds, of the population; 0 for one."""
+        """Return the standard deviation over the seeds, of the population; 0 for one seed."""
         return statistics.pstdev(self.values)
 
 

@@ -170,7 +170,7 @@ def open_url(
             raise TransientError(text, _retry_after(problem)) from None
         raise error(f"{name}: {text}") from None
     except (http.client.InvalidURL, ValueError):  # their texts quote the address
-        raise error(f"{name}: it, or what it redirects to, is not an address; correct it") from None
+        raise error(f"{name}: the address or its redirect is not valid; correct it") from None
     except (OSError, http.client.HTTPException) as problem:
         raise _connection_error(problem, redirects.host) from None
     _FOUND.add(redirects.host)
@@ -228,7 +228,7 @@ class _Redirects(HTTPRedirectHandler):
         text = check(split(newurl, self.error)[0], self.error)
         self.host = urlsplit(text).hostname
         if self.host in LOOPBACK and urlsplit(req.full_url).hostname not in LOOPBACK:
-            raise self.error(f"{req.host}: sends us on to {text}, which is this machine itself")
+            raise self.error(f"{req.host}: redirects to {text}, which is this machine itself")
         self.linked_etag = headers.get("X-Linked-ETag", self.linked_etag)
         follow = super().redirect_request(req, fp, code, msg, headers, newurl)
         if follow is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:

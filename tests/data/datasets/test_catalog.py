@@ -200,7 +200,7 @@ def test_check_task__a_split_that_lacks_images(tmp_path: Path) -> None:
     write(tmp_path, {split: keys_of(split)[:100] for split in SPLITS})
     found = check_task(TASK, tmp_path)
     assert found.is_wrong
-    assert "more than the 100 samples there are" in found.verdict
+    assert "more than its 100 samples" in found.verdict
 
 
 def test_list_holdings__says_what_is_here(root: Path) -> None:

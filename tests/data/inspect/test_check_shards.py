@@ -124,7 +124,7 @@ def test_verify_index__kinds_of_problems_per_file_and_the_first_of_each(make_spl
     assert [(kind.file, kind.kind, kind.count) for kind in kinds] == [
         ("shard-000001.tar", "damaged shard", 1)
     ]
-    assert kinds[0].first.startswith("not a whole, uncompressed tar file")
+    assert kinds[0].first.startswith("not a complete, uncompressed tar file")
 
 
 def test_verify_index__names_images_that_are_there_twice(

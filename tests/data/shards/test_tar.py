@@ -273,7 +273,7 @@ def test_scan__refuses_large_members(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_scan__refuses_compressed_shards(tmp_path: Path, mode: str) -> None:
     with tarfile.open(tmp_path / "s.tar", mode) as tar:
         tar.addfile(tarfile.TarInfo("a.jpg"))
-    with pytest.raises(DataError, match="not a whole, uncompressed tar file"):
+    with pytest.raises(DataError, match="not a complete, uncompressed tar file"):
         read_shard(tmp_path / "s.tar")
 
 

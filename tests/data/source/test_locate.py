@@ -138,10 +138,10 @@ def test_index_addresses__indexes_the_shards_of_others(make_split: MakeSplit, tm
         for cache_bytes in (0, GIB):
             source = open_split("index", path=str(tmp_path / "index"), cache_bytes=cache_bytes)
             assert contents(source) == contents(local)
-        with pytest.raises(DataError, match=r"1 file names, each shard should have its own"):
+        with pytest.raises(DataError, match=r"1 file names; each shard needs a different one"):
             index_addresses([urls[0], urls[0]], tmp_path / "twice")
         (local.index.folder / "odd.tar").write_bytes(b"no tar at all" * 100)
-        with pytest.raises(DataError, match=rf"^{url}/odd.tar: not a whole, uncompressed tar file"):
+        with pytest.raises(DataError, match=rf"^{url}/odd.tar: not a complete, uncompressed tar file"):
             index_addresses([f"{url}/odd.tar"], tmp_path / "odd")
 
 
@@ -194,7 +194,7 @@ def test_locate_splits__some_shards_of_a_split(make_split: MakeSplit, tmp_path: 
         ("a/x.tar,b/x.tar", "names 2 files in 2 folders"),
         ("nowhere/{0..1}.tar", r"no index.json beside these shards; .*data index 'nowhere/\{0..1\}.tar'"),
         ("nowhere/*.tar", r"nowhere/\*.tar: no file matches this pattern"),
-        ("a{0}.tar", "should be a range as"),
+        ("a{0}.tar", "should be a range such as"),
         ("a{0..9999999}.tar", "more than 1,000,000 names"),
         ("@nowhere.txt", "nowhere.txt: cannot be read"),
         ("pipe:rm -rf x", "commands are never run"),

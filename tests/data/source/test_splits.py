@@ -80,8 +80,8 @@ def test_resolve__percentages_of_imagenet_as_published() -> None:
         ("train[0.5:]", "should look like train"),
         ("", "should look like train"),
         ("train+", "should look like train"),
-        ("train[:50001]", "50001 is more than the 50000 samples there are"),
-        ("train[-101%:]", "-101% is more than the 50000 samples there are"),
+        ("train[:50001]", "50001 is more than its 50000 samples"),
+        ("train[-101%:]", "-101% is more than its 50000 samples"),
     ],
 )
 def test_resolve__refuses(spec: str, message: str) -> None:
@@ -233,8 +233,8 @@ def test_open_split__counts_without_them(make_split: MakeSplit, tmp_path: Path) 
         (b"[]", "format is None"),
         ({"format": "other"}, "format is 'other', should be 'vitctl-excluded/2'"),
         ({"shards": "0"}, "made for other shards than these; make it again with `vitctl data dedup ..."),
-        ({"rows": "0"}, "made for other shards than these"),
-        ({"images": [{"sample": 2}]}, "made for other shards than these"),
+        ({"rows": "0"}, "made for other shards"),
+        ({"images": [{"sample": 2}]}, "made for other shards"),
         ({"images": [3]}, "images should be different numbers below 20, and not all of them"),
         ({"images": [{"sample": 20}]}, "images should be different numbers"),
         ({"images": [{"sample": -1}]}, "images should be different numbers"),
@@ -269,14 +269,14 @@ def test_read_exclusion__survives_another_index_of_the_same_shards_alone(make_sp
     again = index_shards(shards, class_names=("x", "y", "z"), source="told anew")
     assert again.digest != index.digest
     assert read_exclusion(again).tolist() == [3, 11]
-    with pytest.raises(DataError, match="made for other shards than these"):
+    with pytest.raises(DataError, match="made for other shards"):
         read_exclusion(index_shards(shards[::-1], class_names=("x", "y", "z")))
     again = index_shards(shards, class_names=("x", "y", "z"))
     rows = np.load(index.folder / "samples.npy")
     rows[[3, 4]] = rows[[4, 3]]
     np.save(index.folder / "samples.npy", rows)
     forget_tables(index.folder)
-    with pytest.raises(DataError, match="made for other shards than these"):
+    with pytest.raises(DataError, match="made for other shards"):
         open_shards(index.folder)
 
 

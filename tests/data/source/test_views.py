@@ -111,7 +111,7 @@ def test_random_subset__comes_in_storage_order_with_its_own_digest() -> None:
 
 @pytest.mark.parametrize("size", [0, 1001])
 def test_random_subset__refuses_what_is_not_there(size: int) -> None:
-    with pytest.raises(DataError, match=rf"a subset of {size:,} images was asked for, there are 1,000"):
+    with pytest.raises(DataError, match=rf"a subset of {size:,} images was requested, but there are 1,000"):
         random_subset(SyntheticSource(1000, 7, 8), size, 0)
 
 
@@ -186,7 +186,7 @@ def test_check_labels__several(labels: list[list[int]], refused: str) -> None:
                 check_labels(labelled(labels), "train", use)  # type: ignore[arg-type]
         else:
             check_labels(labelled(labels), "train", use)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="one label per image is needed here"):
+    with pytest.raises(DataError, match="needs one label per image"):
         check_labels(labelled(labels), "train", "draws", single=True)
 
 

@@ -64,9 +64,7 @@ def test_save__the_rights_are_those_of_the_umask(tmp_path: Path) -> None:
 
 def test_save__a_whole_checkpoint_is_never_replaced_a_torn_one_is(tmp_path: Path) -> None:
     save(tmp_path, 3, mark="old")
-    with pytest.raises(
-        CheckpointError, match="step_00000003: is already there and complete, and is not replaced"
-    ):
+    with pytest.raises(CheckpointError, match="step_00000003: already exists and is complete"):
         save(tmp_path, 3, mark="new")
     assert read_checkpoint(tmp_path / "step_00000003").state["mark"] == "old"
     (tmp_path / "step_00000003" / "optimizer.safetensors").write_bytes(b"torn")
@@ -127,7 +125,7 @@ def test_newest__a_harmed_one_is_passed_over_and_said(
 def test_read__a_torn_state(tmp_path: Path, text: str) -> None:
     path = save(tmp_path, 1)
     (path / STATE).write_text(text)
-    with pytest.raises(CheckpointError, match=r"not a whole checkpoint: state\.json is missing or torn"):
+    with pytest.raises(CheckpointError, match=r"not a whole checkpoint: state\.json is missing or truncated"):
         read_checkpoint(path)
 
 

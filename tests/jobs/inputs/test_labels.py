@@ -177,7 +177,7 @@ def test_labels__refused(score: Score, labels: str, error: type[Exception], mess
 
 def test_real__refuses_other_classes(job: Any) -> None:
     with pytest.raises(
-        DataError, match=r"for ImageNet's 1,000 classes in order, these images have 6 \(circle, "
+        DataError, match=r"for ImageNet's 1,000 classes in order, but these images have 6 \(circle, "
     ):
         job("evaluate", **{"evaluation.labels": "real"})
 

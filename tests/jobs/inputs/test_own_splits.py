@@ -66,7 +66,7 @@ def test_fit_splits__what_is_to_be_scored_is_not_trained_on(tmp_path: Path, name
     """As of `data shards` that was stopped: it writes the test split first."""
     plant(tmp_path, name)
     with pytest.raises(
-        DataError, match=rf"holds '{name}' alone, and no split to train on; .*`vitctl data shards` line again"
+        DataError, match=rf"holds '{name}' only, and no split to train on; .*`vitctl data shards` again"
     ):
         fitted(recipe, tmp_path)
     assert fitted(

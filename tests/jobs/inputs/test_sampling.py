@@ -74,7 +74,7 @@ def test_open_train__subsets_nest_and_move_the_digest(tmp_path: Path) -> None:
     assert (len(nine), len(thirty), len(half), len(other)) == (9, 30, 45, 9)
     assert nine < thirty < half and nine != other
     assert len(digests) == 5
-    with pytest.raises(DataError, match="a subset of 91 images was asked for, there are 90"):
+    with pytest.raises(DataError, match="a subset of 91 images was requested, but there are 90"):
         open_train(recipe(folder, subset_images=91).data, None)
 
 

@@ -182,12 +182,12 @@ def test_read__refuses_archives_larger_than_any_model(
     ("content", "words"),
     [
         (torch.arange(3), "holds a Tensor, not a state dict of tensors"),
-        ({"weight": torch.ones(1), "epoch": 3, "lr": 0.1}, "these are no tensors: epoch, lr"),
+        ({"weight": torch.ones(1), "epoch": 3, "lr": 0.1}, "these are not tensors: epoch, lr"),
         ({}, "holds no tensors"),
         ({"state_dict": {}}, "holds no tensors"),
         (
             {"fc.weight": torch.ones(1)},
-            "tensors of no model that is known (Google BiT, Google ViT, Google hybrid, ",
+            "tensors of no known model (Google BiT, Google ViT, Google hybrid, ",
         ),
     ],
 )

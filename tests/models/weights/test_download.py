@@ -239,7 +239,7 @@ def test_fetch__bounds_what_tells_no_size(server: Server, get: Get, monkeypatch:
     assert path.read_bytes() == CONTENT
     path.unlink()
     monkeypatch.setattr("vitctl.models.weights.download.WEIGHTS", Bound("weights", len(CONTENT) - 1, "B", ""))
-    with pytest.raises(CheckpointError, match=f"sends more than the {len(CONTENT) - 1} bytes that it may"):
+    with pytest.raises(CheckpointError, match=f"sends more than the {len(CONTENT) - 1} bytes allowed"):
         get()
 
 

@@ -140,8 +140,8 @@ def in_vtab1k(split: str, data_set: str) -> str:
         if task.data_set == data_set and split in known:
             return known[split]
     raise DataError(
-        f"the VTAB-1k copy of {data_set} has the splits train800, val200 and test; '{split}' needs the whole "
-        f"data set"
+        f"the VTAB-1k copy of {data_set} has the splits train800, val200 and test; '{split}' needs the "
+        f"complete data set"
     )
 
 

@@ -440,7 +440,7 @@ def index_addresses(
     names = [url.rpartition("/")[2] for url in urls]
     if not urls or len(set(names)) < len(names):
         raise DataError(
-            f"{len(urls)} addresses with {len(set(names))} file names, each shard should have its own"
+            f"{len(urls)} addresses with {len(set(names))} file names; each shard needs a different one"
         )
     out.mkdir(parents=True, exist_ok=True)
     scans, shards = [], []
@@ -581,7 +581,8 @@ def link_shards(paths: Sequence[Path], out: Path) -> list[Path]:
     name, count = names.most_common(1)[0]
     if count > 1:
         raise DataError(
-            f"{len(paths)} shards, two of them called {name}; give those of one split, each with its own name"
+            f"{len(paths)} shards, two of them called {name}; give the shards of one split, each with a "
+            f"different name"
         )
     missing = []
     for path in paths:

@@ -355,7 +355,7 @@ def read_shard(path: Path, fields: Fields = Fields()) -> Scan:
             file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except tarfile.TarError as error:
-        raise DataError(f"{path}: not a whole, uncompressed tar file ({error})") from None
+        raise DataError(f"{path}: not a complete, uncompressed tar file ({error})") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     labels = None

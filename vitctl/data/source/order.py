@@ -438,7 +438,7 @@ class Lanes:
         """
         if num_processes > self.num_leaves:
             raise DataError(
-                f"{num_processes} processes for {self.num_leaves} leaves: every process needs one of its own"
+                f"{num_processes} processes for {self.num_leaves} leaves: every process needs one"
             )
         if num_processes > self.num_lanes:
             return share(self.num_leaves, num_processes, rank)

@@ -186,10 +186,11 @@ def _boundary(limit: str, size: int, part: str, *, each: bool) -> int:
     value = round(int(limit[:-1]) * size / 100) if limit.endswith("%") else int(limit)
     if each and (not limit.endswith("%") or abs(value) > size):
         raise DataError(
-            f"split {part!r}: of each class takes shares of -100% to 100%, as in train[80%: of each class]"
+            f"split {part!r}: 'of each class' needs a share from -100% to 100%, e.g. train[80%: of each "
+            f"class]"
         )
     if abs(value) > size:
-        raise DataError(f"split {part!r}: {limit} is more than the {size} samples there are")
+        raise DataError(f"split {part!r}: {limit} is more than its {size} samples")
     return value + size if value < 0 else value
 
 

@@ -203,7 +203,7 @@ def random_subset(source: Source, num_samples: int, seed: int) -> Source:
     Paper: Section 4.3 (random subsets of 9M, 30M and 90M images of JFT-300M)
     """
     if not 1 <= num_samples <= len(source):
-        raise DataError(f"a subset of {num_samples:,} images was asked for, there are {len(source):,}")
+        raise DataError(f"a subset of {num_samples:,} images was requested, but there are {len(source):,}")
     if num_samples == len(source):
         return source
     chosen, order = np.zeros(len(source), bool), Order(len(source), seed)
@@ -265,7 +265,7 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
     """
     num_classes, width = len(source.class_names), source.labels(np.zeros(0, np.int64)).shape[1:]
     if single and width:
-        raise DataError(f"'{name}': one label per image is needed here, these images may have several")
+        raise DataError(f"'{name}': needs one label per image, but these images may have several")
     invalid, unlabelled = [], []
     for begin in range(0, len(source), _CHUNK):
         labels = source.labels(np.arange(begin, min(begin + _CHUNK, len(source))))

@@ -277,7 +277,7 @@ def _check_named(looked: Mapping[str, _Split], drop: Sequence[str], keep: Sequen
             raise no_class(name, sorted(known))
     if drop and _has_several(looked):
         raise DataError(
-            "--drop-class: these images have several labels each; take the label out of the table"
+            "--drop-class: these images have several labels each; remove the label from the table"
         )
 
 

@@ -88,7 +88,8 @@ def save_checkpoint(
     final = step_folder(root, step)
     if final.exists() and _is_whole(final):
         raise CheckpointError(
-            f"{final}: is already there and complete, and is not replaced; move it, or choose another folder"
+            f"{final}: already exists and is complete; it is never replaced: move it, or choose another "
+            f"folder"
         )
     aside = root / f".{final.name}.{os.getpid()}"
     with _removed_on_error(aside):
@@ -223,7 +224,7 @@ def read_state(folder: Path) -> dict[str, Any]:
         PermissionError: there is no permission to read it.
     """
     path = folder / STATE
-    torn = CheckpointError(f"{folder}: not a whole checkpoint: {STATE} is missing or torn")
+    torn = CheckpointError(f"{folder}: not a whole checkpoint: {STATE} is missing or truncated")
     try:
         if not path.is_file():
             raise torn

@@ -283,7 +283,7 @@ def check_space(
     free = shutil.disk_usage(existing).free
     if free + there < one * (kept + 1):
         raise CheckpointError(
-            f"{root}: {bytes_text(free)} are free, the checkpoints of this run need "
+            f"{root}: {bytes_text(free)} is free, but the checkpoints of this run need "
             f"{bytes_text(one * (kept + 1) - there)} "
             f"more ({kept} kept and one being written, {bytes_text(one)} each); free some space, choose "
             f"another folder with --out, or "

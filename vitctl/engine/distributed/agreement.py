@@ -278,8 +278,8 @@ class Identity:
             before = MadeOf.model_validate(state.get(KEY)).model_dump()
         except ValidationError:
             raise CheckpointError(
-                f"{self.folder}: {name} does not record its data and recipe; it was changed: delete it to "
-                f"resume from the one before"
+                f"{self.folder}: {name} does not record its data and recipe; it was modified: delete it to "
+                f"resume from the previous one"
             ) from None
         differing = identity_differences(before, self.made_of)
         root = run_of(self.folder)
@@ -416,5 +416,5 @@ def _read_allowed(run_dir: Path) -> dict[str, list[str]]:
     if not isinstance(fields, dict) or not all(
         isinstance(fields.get(name), list) for name in ("now", "before")
     ):
-        raise CheckpointError(f"{run_dir / ALLOWED}: not a file that --allow wrote; remove it")
+        raise CheckpointError(f"{run_dir / ALLOWED}: not written by --allow; remove it")
     return {"said": [], **fields}

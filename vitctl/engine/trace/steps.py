@@ -156,7 +156,7 @@ def _parsed(line: Line, path: Path) -> StepLine | StartLine:
     except ValidationError as error:
         where = ".".join(map(str, error.errors(include_input=False)[0]["loc"])) or "its value"
         raise CheckpointError(
-            f"{path}, line {line.number}: not a record of a step ({where[:80]}); it was changed"
+            f"{path}, line {line.number}: not a record of a step ({where[:80]}); the file was modified"
         ) from None
 
 

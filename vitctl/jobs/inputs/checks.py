@@ -189,9 +189,9 @@ def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: De
     if len(found) == 1 and found[0] in NOT_TRAINED:
         name = found[0]
         raise DataError(
-            f"the data holds '{name}' alone, and no split to train on; if writing it was not finished, type "
-            f"the `vitctl data shards` "
-            f"line again; to train on a part of it: --set data.train_split='{name}[:80%]' --set "
+            f"the data holds '{name}' only, and no split to train on; if the shards are incomplete, run "
+            f"`vitctl data shards` again; to train on a part of it: --set data.train_split='{name}[:80%]' "
+            f"--set "
             f"data.eval_split='{name}[80%:]'"
         )
     values = dict(zip(keys, (fitting.train, fitting.scored), strict=True))
@@ -394,8 +394,8 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs) -> None:
         _check_select_best(recipe)
     if train.labels(np.zeros(0, np.int64)).ndim > 1 and recipe.loss.name == "softmax":
         raise RecipeError(
-            f"loss.name = 'softmax' needs one label per image, those of '{recipe.data.train_split}' may have "
-            f"several; "
+            f"loss.name = 'softmax' needs one label per image, but those of '{recipe.data.train_split}' "
+            f"may have several; "
             "set loss.name = 'sigmoid'"
         )
     if not recipe.data.synthetic:

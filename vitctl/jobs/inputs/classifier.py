@@ -361,8 +361,7 @@ def open_classifier(
     opened = _from_onnx(recipe) if recipe.weights.source.endswith(ONNX) else _from_weights(recipe, needs_head)
     if needs_head and not opened.network.has_head:
         raise CheckpointError(
-            f"{opened.path}: gives no logits, so that it predicts no classes; write its features with "
-            f"--features"
+            f"{opened.path}: gives no logits, so it predicts no classes; write its features with --features"
         )
     return opened
 
@@ -372,7 +371,7 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
     if needs_head and not found.weights.has_head:
         zero = found.weights.meta.get("head") == "zero"
         raise CheckpointError(
-            f"{found.path}: {'its head is all zeros' if zero else 'it has no head'}, so that it predicts no "
+            f"{found.path}: {'its head is all zeros' if zero else 'it has no head'}, so it predicts no "
             f"classes; fine-tune it "
             "first, or write its features with --features"
         )
@@ -402,8 +401,8 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
     weights, data, machine = recipe.weights, recipe.data, recipe.machine
     if weights != WeightsSource(source=weights.source):
         raise CheckpointError(
-            f"{weights.source}: an ONNX file is one set of weights; leave --weights, --model and "
-            f"weights.* out"
+            f"{weights.source}: an ONNX file holds one set of weights; leave out --weights, --model and "
+            f"weights.*"
         )
     network = OnnxNetwork(Path(locate(weights.source, fetch)), machine.device)
     if data.image_size not in (0, network.image_size):
@@ -413,7 +412,7 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
         )
     if machine.precision not in ("auto", "float32"):
         raise RecipeError(
-            f"machine.precision = '{machine.precision}': {weights.source} computes as it was exported; "
+            f"machine.precision = '{machine.precision}': {weights.source} has the precision of its export; "
             f"leave it out"
         )
     guessed = network.meta.get("assumed")

@@ -255,7 +255,7 @@ def check_once(source: Source, split: str) -> None:
     """Raises DataError where a split expression takes an image twice: it cannot be scored."""
     if repeated := num_repeated(source):
         raise DataError(
-            f"'{split}' takes {repeated:,} image(s) twice, and a score counts every image once; name parts "
+            f"'{split}' takes {repeated:,} image(s) twice, but a score counts every image once; choose parts "
             f"that do not overlap"
         )
 

@@ -87,7 +87,7 @@ def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeig
     weights = found.weights
     in_config = {name: given[name] for name in given if name in ("gelu", "norm_eps")}
     if odd := [name for name in in_config if not hasattr(weights.config, name)]:
-        raise CheckpointError(f"{found.path}: weights.{odd[0]} is of a Vision Transformer; leave it out")
+        raise CheckpointError(f"{found.path}: weights.{odd[0]} is for Vision Transformers; leave it out")
     meta = weights.meta | {name: given[name] for name in given if name not in in_config}
     if left := [name for name in meta.pop("assumed", ()) if name not in given]:
         meta["assumed"] = left
@@ -161,8 +161,7 @@ def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTran
     resize = data.eval_resize or round(resize * image_size / size)
     if 0 < resize < image_size:
         raise RecipeError(
-            f"data.eval_resize = {resize} is smaller than the images of {image_size} pixels that are cut out "
-            f"of it; set it to at "
+            f"data.eval_resize = {resize} is smaller than the crop of {image_size} pixels; set it to at "
             f"least {image_size}, or to 0"
         )
     upright = (
@@ -223,9 +222,7 @@ def load_model(
     Paper: Section 3.1, Section 3.2
     """
     if not dtype.is_floating_point:
-        raise CheckpointError(
-            f"dtype {dtype}: should be one of floating point numbers, such as torch.bfloat16"
-        )
+        raise CheckpointError(f"dtype {dtype}: should be a floating-point type such as torch.bfloat16")
     found = find_weights(str(source), which=weights, model=model)
     network, size = loaded_model(found, image_size, dtype)
     return network.eval(), {**found.weights.meta, "image_size": size}

@@ -314,9 +314,7 @@ def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tu
     except ValueError as error:
         raise CheckpointError(f"{place}: --weights {error}") from None
     if (place / RECIPE).is_file() and not (place / CHECKPOINTS).is_dir():
-        raise CheckpointError(
-            f"{place}: a run without checkpoints; give one that has been trained with --from"
-        )
+        raise CheckpointError(f"{place}: has no checkpoints; give a trained run with --from")
     if (place / CHECKPOINTS).is_dir():
         folder, chosen = _checkpoint(place, "" if which in (AVERAGE, MODEL) else which, by_size)
     else:
@@ -329,7 +327,7 @@ def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tu
     if not is_ours:
         if which:
             raise CheckpointError(
-                f"{place}: --weights {which}: this is one set of weights; leave --weights out"
+                f"{place}: --weights {which}: it holds one set of weights; leave --weights out"
             )
         if not folder.exists():
             raise CheckpointError(
@@ -400,9 +398,8 @@ def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> 
         return
     why = problems[0] if problems else "its folder is gone"
     raise CheckpointError(
-        f"{run}: its result is of step {recorded['weights_step']}, whose checkpoint cannot be used ({why}); "
-        f"copy it back, or use "
-        f"another one by its step: --weights {step}"
+        f"{run}: its result is of step {recorded['weights_step']}, whose checkpoint cannot be used "
+        f"({why}); restore it, or choose another checkpoint: --weights {step}"
     )
 
 
@@ -501,7 +498,9 @@ def weights_place(source: str, which: str, job: str, runs: Path = RUNS) -> tuple
     if "://" not in source:
         return Path(source), ""
     if which:
-        raise CheckpointError(f"{source}: --weights {which}: this is one set of weights; leave --weights out")
+        raise CheckpointError(
+            f"{source}: --weights {which}: it holds one set of weights; leave --weights out"
+        )
     return source, ""
 
 

@@ -341,6 +341,6 @@ def _read_torch(path: Path) -> Tensors:
         raise CheckpointError(f"{path}: holds a {type(found).__name__}, not a state dict of tensors")
     if strangers := [str(name) for name, value in found.items() if not isinstance(value, Tensor)]:
         raise CheckpointError(
-            f"{path}: not a plain state dict, these are no tensors: {one_line(listed(strangers))}"
+            f"{path}: not a plain state dict, these are not tensors: {one_line(listed(strangers))}"
         )
     return {str(name): tensor for name, tensor in found.items()}

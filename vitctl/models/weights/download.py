@@ -242,9 +242,7 @@ def _receive(url: str, response: Response, part: Path, version: Path, progress: 
             done += len(chunk)
             if done > (total or WEIGHTS.limit):
                 part.unlink()
-                raise CheckpointError(
-                    f"{url}: sends more than the {total or WEIGHTS.limit} bytes that it may"
-                )
+                raise CheckpointError(f"{url}: sends more than the {total or WEIGHTS.limit} bytes allowed")
             file.write(chunk)
             progress(done, total)
     return total

@@ -160,7 +160,7 @@ def needed(view: View, name: str, dimensions: int) -> Tensor:
     if tensor is None or tensor.dim() != dimensions:
         shape = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
         raise CheckpointError(
-            f"the tensor for {name} is {shape}, so the model is not known; is the file whole?"
+            f"the tensor for {name} is {shape}, so the model is unknown; is the file complete?"
         )
     return tensor
 
@@ -199,7 +199,8 @@ def _image_size(table: Tensor | None, prefix: int, patch_size: int, hint: int | 
     side = math.isqrt(max(0, patches))
     if side**2 != patches:
         raise CheckpointError(
-            f"the position embedding of shape {list(table.shape)} is no square grid of patches and {prefix} "
+            f"the position embedding of shape {list(table.shape)} is not a square grid of patches and "
+            f"{prefix} "
             f"class token"
         )
     return hint if hint and hint // patch_size == side else side * patch_size

@@ -146,7 +146,7 @@ def _of_vitctl(header: dict[str, Any], state: Tensors) -> Weights:
     """Build on the header, which is compared with the tensors before anything of the claimed size is made."""
     weights = Weights(from_dict(header["config"]), state, header["meta"])
     if (depth := getattr(weights.config, "depth", 0)) > len(state):
-        raise CheckpointError(f"{len(state)} tensors are no model of depth {depth}")
+        raise CheckpointError(f"{len(state)} tensors do not make a model of depth {depth}")
     check_state(state, build(weights.config, device="meta").state_dict())
     return weights
 
@@ -158,9 +158,7 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
             break
     else:
         known = ", ".join(sorted({row.title for row in LAYOUTS.values()}))
-        raise CheckpointError(
-            f"tensors of no model that is known ({known}); it holds {listed(list(tensors))}"
-        )
+        raise CheckpointError(f"tensors of no known model ({known}); it holds {listed(list(tensors))}")
     beside = Beside(path.name, num_heads, *(read_json(path.parent / name) for name in BESIDE))
     try:
         config, meta = row.describe(row, row.view(tidy), tidy, beside)
@@ -179,13 +177,13 @@ def check_numbers(state: Mapping[str, Tensor]) -> None:
     if odd := [name for name in sorted(state) if not state[name].is_floating_point()]:
         raise CheckpointError(
             f"{one_line(odd[0])} holds {str(state[odd[0]].dtype).removeprefix('torch.')}, should hold "
-            f"numbers with fractions"
+            f"floating-point numbers"
         )
     wrong = [name for name in sorted(state) if not _is_finite(state[name])]
     if wrong:
         raise CheckpointError(
             f"{len(wrong)} of {len(state)} tensors hold NaN or infinities ({listed(wrong)}): the training "
-            f"diverged, or the file is damaged; take an earlier checkpoint"
+            f"diverged, or the file is damaged; use an earlier checkpoint"
         )
 
 

@@ -99,7 +99,7 @@ def test_read_norb__one_axis_still_has_three_lengths(tmp_path: Path) -> None:
 )
 def test_read_norb__refuses_other_formats(name: str, data: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(DataError, match="not a whole NORB file"):
+    with pytest.raises(DataError, match="not a complete NORB file"):
         read_norb(tmp_path / name)
 
 
@@ -147,11 +147,11 @@ def test_parse_example__bytes_and_integers(packed: bool) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (record(b"one")[:-1], "ends within the record at byte 12; copy it again"),
-        (record(b"one")[:14], "ends within the record at byte 12"),
-        (record(b"one") + record(b"two")[:7], "damaged, or no TFRecord file, at byte 19"),
-        (b"\x04" + record(b"one")[1:], "damaged, or no TFRecord file, at byte 0"),
-        (b"\x1f\x8b\x08 a packed file, and so on", "damaged, or no TFRecord file, at byte 0"),
+        (record(b"one")[:-1], "truncated within the record at byte 12; copy it again"),
+        (record(b"one")[:14], "truncated within the record at byte 12"),
+        (record(b"one") + record(b"two")[:7], "damaged or not a TFRecord file, at byte 19"),
+        (b"\x04" + record(b"one")[1:], "damaged or not a TFRecord file, at byte 0"),
+        (b"\x1f\x8b\x08 a packed file, and so on", "damaged or not a TFRecord file, at byte 0"),
         (struct.pack("<QI", 2**40, masked(struct.pack("<Q", 2**40))), "a record of 1,099,511,627,776"),
     ],
 )

@@ -89,8 +89,8 @@ def test_class_folder__splits_get_their_usual_names(tmp_path: Path, spelling: st
     ("names", "message"),
     [
         ([], "no images found, should hold <class>/<image> or train/<class>/<image>"),
-        (["cat/1.jpg", "2.jpg"], "2.jpg lies in no class folder, should be <class>/2.jpg"),
-        (["train/cat/1.jpg", "test/2.jpg"], "2.jpg lies in no class folder"),
+        (["cat/1.jpg", "2.jpg"], "2.jpg is not in a class folder, should be <class>/2.jpg"),
+        (["train/cat/1.jpg", "test/2.jpg"], "2.jpg is not in a class folder"),
         (["train/cat/1.jpg", "extra/cat/1.jpg"], "train/ looks like a split but extra beside it does not"),
     ],
 )
@@ -105,7 +105,7 @@ def test_class_tar__refuses_what_is_unsafe_or_no_tar(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'../cat/1.jpg' points outside the archive"):
         read_class_tar(pack(tmp_path / "s.tar", ["../cat/1.jpg"]))
     (tmp_path / "t.tar").write_bytes(b"text")
-    with pytest.raises(DataError, match="not a whole, uncompressed tar file"):
+    with pytest.raises(DataError, match="not a complete, uncompressed tar file"):
         read_class_tar(tmp_path / "t.tar")
 
 

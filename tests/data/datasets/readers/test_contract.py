@@ -358,7 +358,7 @@ TISSUES = (
 NUMBERS = tuple(map(str, range(1000)))
 V2 = "imagenetv2-matched-frequency-format-val"
 LAND = class_list("uc_merced")
-OUT = "leads out of this folder"
+OUT = "is outside this folder"
 CASES: dict[str, Case] = {
     "eurosat": Case(
         class_folders("2750", EUROSAT, ".jpg"),
@@ -392,9 +392,9 @@ CASES: dict[str, Case] = {
             for n, split in enumerate(("train", "validation", "test"))
         },
         (
-            ("dtd/labels/val1.txt", "furry/a.jpg\n", r"val1.txt: furry/a.jpg is of none of the 47 classes"),
+            ("dtd/labels/val1.txt", "furry/a.jpg\n", r"val1.txt: furry/a.jpg is not one of the 47 classes"),
             ("dtd/labels/val1.txt", "banded/a.jpg\n", "images: 1 of 1 listed images are missing, .*"),
-            ("dtd/labels/val1.txt", "../../banded/a.jpg\n", "none of the 47 classes"),
+            ("dtd/labels/val1.txt", "../../banded/a.jpg\n", "not one of the 47 classes"),
         ),
         "dtd/images/{}",
     ),
@@ -457,7 +457,7 @@ CASES: dict[str, Case] = {
         (
             ("sun397_tfds_tr.txt", "/a/abbeys/sun_aa.jpg\n", "/a/abbeys/sun_aa.jpg is of none of the"),
             ("sun397_tfds_tr.txt", "/a/abbey/x.jpg\n", "1 of 1 listed images are missing, the first is"),
-            ("SUN397/ClassName.txt", "/a/abbey\n", "of none of the 1 classes"),
+            ("SUN397/ClassName.txt", "/a/abbey\n", "not one of the 1 classes"),
         ),
         "SUN397{}",
     ),
@@ -482,7 +482,7 @@ CASES: dict[str, Case] = {
         },
         (
             ("devkit_object/mapping/train_rand.txt", "3,1,4,5", "line numbers should be 1 to 4"),
-            ("devkit_object/mapping/train_rand.txt", "3 1 4", "should be line numbers with commas between"),
+            ("devkit_object/mapping/train_rand.txt", "3 1 4", "should be line numbers separated by commas"),
             ("devkit_object/mapping/train_mapping.txt", "2011_09_26 drive\n", "should have at least 3"),
             ("training/label_2/000002.txt", "Car 0.00 0", "should have at least 15 columns"),
             ("training/label_2/000002.txt", thing("Car", 1).replace(" 1 ", " near "), "column 14 should"),
@@ -555,7 +555,7 @@ CASES: dict[str, Case] = {
         (
             (DMLAB_TEST, dmlab_file(6), "1 labels are out of range, the first is 6 of 6 classes"),
             (DMLAB_TEST, record(example({"filename": b"a"})), "an example has 0 values of 'label'"),
-            (DMLAB_TEST, dmlab_file(5)[:-3], "ends within the record"),
+            (DMLAB_TEST, dmlab_file(5)[:-3], "truncated within the record"),
         ),
         None,
     ),

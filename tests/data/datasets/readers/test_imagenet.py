@@ -92,7 +92,7 @@ def test_read__refuses(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="490 is none of the 1,000 classes, should be a wnid such as"):
         read_imagenet(tmp_path)
     (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(b"<html>" * 200)
-    with pytest.raises(DataError, match="not a whole, uncompressed tar file"):
+    with pytest.raises(DataError, match="not a complete, uncompressed tar file"):
         read_imagenet(tmp_path)
     (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(tar_of({"n01440764.tar": b"no tar at all" * 99}))
     with pytest.raises(DataError, match="damaged or truncated at byte 512"):
@@ -175,7 +175,7 @@ def test_imagenet21k__folders_and_archives_side_by_side(tmp_path: Path) -> None:
 def test_imagenet21k__a_class_that_is_none(tmp_path: Path) -> None:
     plant(tmp_path / "n00000000" / "n00000000_1.JPEG")
     plant(tmp_path / FIRST_21K / file_of(FIRST_21K))
-    with pytest.raises(DataError, match=r"n00000000: none of the 21,843 classes, such as n00004475$"):
+    with pytest.raises(DataError, match=r"n00000000 is not one of the 21,843 classes, such as n00004475$"):
         DATA_SETS["imagenet21k"].open(tmp_path)
 
 

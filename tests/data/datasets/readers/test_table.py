@@ -51,7 +51,10 @@ def test_table__splits_share_their_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1.jpg,dog\n", "columns are 1.jpg,dog, should be path,label or path,label,split; labels in place"),
+        (
+            "1.jpg,dog\n",
+            "columns are 1.jpg,dog, should be path,label or path,label,split; if images may have",
+        ),
         ("", "columns are , should be path,label"),
         ("path,label\n", "lists no images"),
         ("path,label\n1.jpg,dog\n9.jpg,dog\n8.jpg,dog\n", "2 of 3 files are missing, the first is 9.jpg"),
@@ -129,13 +132,13 @@ def test_read_parquet__plain_bytes_without_names(tmp_path: Path) -> None:
 def test_read_parquet__refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.parquet"
     path.write_bytes(b"PAR1 nothing PAR1")
-    with pytest.raises(DataError, match=r"x.parquet: not a whole parquet file"):
+    with pytest.raises(DataError, match=r"x.parquet: not a complete parquet file"):
         open_originals(str(path))
     pq.write_table(pa.table({"picture": [b"x"], "label": [1]}), path)
     with pytest.raises(DataError, match=r"lacks a column with an image \(image, img, jpg, png\); found"):
         open_originals(str(path))
     write_parquet(path, [1], image=[None])
-    with pytest.raises(DataError, match="a row holds no encoded image"):
+    with pytest.raises(DataError, match="every row should hold an encoded image"):
         open_originals(str(path))
     for label in (2, -2):
         write_parquet(path, [0, label], ["a", "b"])

@@ -216,14 +216,14 @@ def read_norb(path: Path) -> np.ndarray:
     Raises:
         DataError: it is in another format, or cut short.
     """
-    with parsing(path, DataError, "not a whole NORB file"):
+    with parsing(path, DataError, "not a complete NORB file"):
         data = _unpacked(path) if path.suffix == ".gz" else read_bytes(path, TABLE.limit)
         magic, num_axes = struct.unpack_from("<ii", data)
         lengths = struct.unpack_from(f"<{max(3, num_axes)}i", data, 8)
     dtype, shape, start = _NORB_TYPES.get(magic), lengths[:num_axes], 8 + 4 * len(lengths)
     if dtype is None or len(data) - start != math.prod(shape) * dtype.itemsize:
         raise DataError(
-            f"{path}: not a whole NORB file of bytes or integers (type {magic:#x}, shape {shape}, "
+            f"{path}: not a complete NORB file of bytes or integers (type {magic:#x}, shape {shape}, "
             f"{len(data)} bytes)"
         )
     return np.frombuffer(data, dtype, offset=start).reshape(shape)
@@ -428,11 +428,11 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
                 raise DataError(f"{path}: a record of {length:,} bytes, should be at most {RECORD}")
             if checksum != _masked_crc32c(header[:8]):
                 raise DataError(
-                    f"{path}: damaged, or no TFRecord file, at byte {offset - len(header)}; copy it again"
+                    f"{path}: damaged or not a TFRecord file, at byte {offset - len(header)}; copy it again"
                 )
             data = file.read(length)
             if len(data) < length or len(file.read(_FOOTER_BYTES)) < _FOOTER_BYTES:
-                raise DataError(f"{path}: ends within the record at byte {offset}; copy it again")
+                raise DataError(f"{path}: truncated within the record at byte {offset}; copy it again")
             yield offset, data
 
 

@@ -109,7 +109,7 @@ def _split(root: Path, images: list[Item], wnids: tuple[str, ...]) -> Originals:
     unknown = next((wnid for wnid in given if wnid not in numbers), None)
     if unknown is not None:
         raise DataError(
-            f"{root}: {unknown} is none of the {len(wnids):,} classes, should be a wnid such as {wnids[0]}"
+            f"{root}: {unknown} is not one of the {len(wnids):,} classes, should be a wnid such as {wnids[0]}"
         )
     items = [
         replace(item, key=item.key.rpartition("/")[2], label=numbers[wnid])
@@ -172,7 +172,7 @@ def read_imagenet21k(root: Path) -> dict[str, Originals]:
         root: holds `fall11_whole.tar`, `winter21_whole.tar`, or `<wnid>.tar` and `<wnid>/` side by side.
 
     Raises:
-        DataError: no images are there, or some lie under a name that is none of the classes.
+        DataError: no images are there, or some lie under a name that is not one of the classes.
     """
     whole = next((root / name for name in _21K_ARCHIVES if (root / name).is_file()), None)
     items = archive_items(whole) if whole else []
@@ -187,7 +187,8 @@ def read_imagenet21k(root: Path) -> dict[str, Originals]:
     unknown = sorted(set(wnids) - labels.keys())
     if unknown:
         raise DataError(
-            f"{root}: {', '.join(unknown[:5])}: none of the {len(labels):,} classes, such as {class_names[0]}"
+            f"{root}: {', '.join(unknown[:5])} is not one of the {len(labels):,} classes, such as "
+            f"{class_names[0]}"
         )
     images = [
         replace(item, key=item.key.rpartition("/")[2], label=labels[wnid])
@@ -257,15 +258,13 @@ def _objectnet_names(mappings: Path) -> dict[str, str]:
                 shared = sorted(by_words[imagenet] for imagenet in to_imagenet[name].split("; "))
                 names[folder] = f"{name} ({' '.join(shared)})"
     except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{mappings}: the mappings do not fit together ({type(error).__name__}: {error})"
-        ) from None
+        raise DataError(f"{mappings}: the mappings do not match ({type(error).__name__}: {error})") from None
     if len(names) != _OBJECTNET_CLASSES:
         raise DataError(
             f"{mappings}: {len(names)} classes are shared with ImageNet, should be {_OBJECTNET_CLASSES}"
         )
     if outside := next((folder for folder in names if leads_out(folder)), None):
-        raise DataError(f"{mappings}: the folder {outside!r} leads out of the images")
+        raise DataError(f"{mappings}: the folder {outside!r} is outside the folder of the images")
     return names
 
 
@@ -331,7 +330,7 @@ def label_sets(keys: Iterable[str], sets: list[list[int]]) -> list[list[int]]:
                 f"ReaL labels need those names"
             )
         if int(match[1]) in found:
-            raise DataError(f"'{key}' and '{found[int(match[1])]}' are one ImageNet validation image")
+            raise DataError(f"'{key}' and '{found[int(match[1])]}' are the same ImageNet validation image")
         found[int(match[1])] = key
     return [sets[number - 1] for number in found]
 

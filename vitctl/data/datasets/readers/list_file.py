@@ -206,8 +206,9 @@ def sun397_split(paths: Sequence[str]) -> dict[str, list[str]]:
     digest = hashlib.sha256("".join(f"{path}\n" for path in ordered).encode()).hexdigest()
     if digest != _SUN397_PATHS_SHA256:
         raise DataError(
-            f"these {len(ordered):,} images are not the {_SUN397_NUM_PATHS:,} of SUN397, whose split goes by "
-            f"the place of a path among all; unpack SUN397.tar.gz again, or put sun397_tfds_tr.txt, _va.txt "
+            f"these {len(ordered):,} images are not the {_SUN397_NUM_PATHS:,} of SUN397, whose split "
+            f"depends on the position of each path in the complete list; unpack SUN397.tar.gz again, or "
+            f"put sun397_tfds_tr.txt, _va.txt "
             f"and _te.txt beside the images"
         )
     numbers = sun397_split_numbers()
@@ -309,7 +310,7 @@ def _kitti_drives(mapping: Path) -> list[str]:
     try:
         lines = [int(number) for number in "".join(read_lines(path)).split(",")]
     except ValueError:
-        raise DataError(f"{path}: should be line numbers with commas between") from None
+        raise DataError(f"{path}: should be line numbers separated by commas") from None
     if not all(1 <= line <= len(frames) for line in lines):
         raise DataError(f"{path}: line numbers should be 1 to {len(frames)}")
     return [frames[line - 1][1] for line in lines]

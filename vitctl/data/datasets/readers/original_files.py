@@ -79,7 +79,7 @@ def file_items(
     """
     outside = next((name for name in names if leads_out(name)), None)
     if outside is not None:
-        raise DataError(f"{folder}: the listed image {one_line(outside[:100])!r} leads out of this folder")
+        raise DataError(f"{folder}: the listed image {one_line(outside[:100])!r} is outside this folder")
     sizes = [file_size(folder / name) for name in names]
     absent = [name for name, size in zip(names, sizes, strict=True) if size is None]
     if absent:
@@ -128,7 +128,7 @@ def _members(path: Path, file: IO[bytes]) -> Iterator[tuple[str, int, int]]:
                     yield name, member.offset_data, member.size
             check_end(path, tar)
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
-        raise DataError(f"{path}: not a whole, uncompressed tar file ({error})") from None
+        raise DataError(f"{path}: not a complete, uncompressed tar file ({error})") from None
 
 
 def image_names(folder: Path, suffixes: tuple[str, ...] = (".jpg",)) -> list[str]:
@@ -249,7 +249,7 @@ def folder_labels(names: Sequence[str], class_names: Sequence[str], where: Path)
     folders = [name.rpartition("/")[0] for name in names]
     unknown = next((name for name, folder in zip(names, folders, strict=True) if folder not in numbers), None)
     if unknown is not None:
-        raise DataError(f"{where}: {unknown} is of none of the {len(numbers)} classes")
+        raise DataError(f"{where}: {unknown} is not one of the {len(numbers)} classes")
     return [numbers[folder] for folder in folders]
 
 
@@ -374,14 +374,14 @@ def _check_member(path: Path, name: str, num_bytes: int, most: int, *, is_plain:
     """
     if not is_plain:
         raise DataError(
-            f"{path}: {one_line(name)} is a link or a device; archives of images hold files and folders alone"
+            f"{path}: {one_line(name)} is a link or a device; image archives may hold only files and folders"
         )
     if leads_out(name) or has_control(name):
         raise DataError(
-            f"{path}: {one_line(name)} leads out of its folder, or is no plain name; not unpacked"
+            f"{path}: {one_line(name)} points outside the archive, or is not a plain name; not unpacked"
         )
     if not 0 <= num_bytes <= most:
-        raise DataError(f"{path}: claims to hold more than {_MAX_RATIO} times its own size; not unpacked")
+        raise DataError(f"{path}: claims to hold more than {_MAX_RATIO} times its size; not unpacked")
     return most - num_bytes
 
 
@@ -390,5 +390,5 @@ def _gunzip(path: Path, target: Path, most: int) -> None:
         while piece := source.read(2**20):
             most -= len(piece)
             if most < 0:
-                raise DataError(f"{path}: holds more than {_MAX_RATIO} times its own size; not unpacked")
+                raise DataError(f"{path}: holds more than {_MAX_RATIO} times its size; not unpacked")
             file.write(piece)
