@@ -26,7 +26,7 @@ os.environ["OMP_NUM_THREADS"] = (
 
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.writer.write import write_split
-from vitctl.engine.run_files import CHECKPOINTS
+from vitctl.engine.journal import CHECKPOINTS
 from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from vitctl.engine.distributed.runtime import Runtime
+from vitctl.engine.runtime import Runtime
 
 CARD, META = torch.device("cuda:0"), torch.device("meta")
 M = TypeVar("M", bound=nn.Module)

@@ -16,8 +16,8 @@ import pytest
 
 from tests import warm
 from tests.conftest import SHORT, TINY, Run, checkpoint, command, paced, records, sample_keys, train_records
-from vitctl.engine.checkpoint import saving
-from vitctl.engine.checkpoint.files import newest_checkpoint
+from vitctl.engine import checkpoint as saving
+from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.pretrain import pretrain

@@ -29,8 +29,8 @@ from tests.conftest import (
 )
 from tests.harmed import poisoned
 from vitctl.engine import losses
-from vitctl.engine.checkpoint.files import newest_checkpoint
-from vitctl.engine.nonfinite import SKIPPED
+from vitctl.engine.checkpoint import newest_checkpoint
+from vitctl.engine.step import SKIPPED
 from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 

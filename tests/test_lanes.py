@@ -14,7 +14,7 @@ import torch
 from hypothesis import strategies as st
 
 from tests.conftest import Run, checkpoint, command, paced, records, run_as, sample_keys, started
-from vitctl.engine.trace.steps import read_steps
+from vitctl.engine.trace import read_steps
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.verify.run_check import verify
 

@@ -26,9 +26,8 @@ from vitctl.data.datasets.readers import shapes
 from vitctl.data.inspect import check_shards, duplicates
 from vitctl.data.source import splits
 from vitctl.data.writer import write
-from vitctl.engine import evaluation, step, trainer
-from vitctl.engine.checkpoint import files as checkpoints
-from vitctl.engine.distributed import agreement
+from vitctl.engine import agreement, evaluation, step, trainer
+from vitctl.engine import checkpoint as checkpoints
 from vitctl.export import export as exporting
 from vitctl.jobs import features, fewshot, pretrain, probe
 from vitctl.system.process import SIGNALS

@@ -19,8 +19,8 @@ from vitctl.bench.step_speed import (
     plan_measurement,
 )
 from vitctl.bench.timed_steps import Prepared
-from vitctl.engine.distributed.runtime import alone
 from vitctl.engine.journal import json_text
+from vitctl.engine.runtime import alone
 from vitctl.errors import LaunchError, RecipeError
 from vitctl.models.flops import computed_flops, count_macs
 from vitctl.models.variants import from_dict, variant

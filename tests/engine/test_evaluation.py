@@ -9,9 +9,9 @@ import torch
 from tests.engine.conftest import NUM_CLASSES, Tiny, batch, rows
 from tests.fake_card import FakeCard, card_runtime
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score, evaluate_model, representations, top_predictions
 from vitctl.engine.preemption import StopFlag, Stopped
+from vitctl.engine.runtime import Runtime
 from vitctl.errors import DataError
 
 

@@ -13,11 +13,10 @@ from tests.engine.conftest import batch
 from tests.fake_card import CARD, FakeCard, HostWaitsError, card_runtime
 from vitctl.data.loader.batches import Batch
 from vitctl.data.loader.lanes import Lanes
-from vitctl.engine.distributed.gradients import AllReduced, ByLanes, LaneSum
 from vitctl.engine.losses import Mixing, classify, classify_mixed, predict_masked_patches
 from vitctl.engine.optimizer import Average, build_optimizer
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.step import TrainStep
+from vitctl.engine.step import AllReduced, ByLanes, LaneSum, TrainStep
 from vitctl.models.build import Model, build
 from vitctl.models.variants import Config, MaskedPatchConfig, variant
 from vitctl.recipe.sections import Optimizer

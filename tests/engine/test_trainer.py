@@ -19,7 +19,7 @@ from tests.engine.conftest import LOSS, batch
 from vitctl.data.loader.batches import Batch
 from vitctl.data.shards.index import read_index
 from vitctl.engine import trainer as training
-from vitctl.engine.checkpoint.saving import Saver
+from vitctl.engine.checkpoint import Saver
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.step import TrainStep, Update
 from vitctl.engine.trainer import Trainer

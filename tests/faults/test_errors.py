@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import assert_same, prepared, warnings
-from vitctl.engine import averaging, evaluation, step, trainer
-from vitctl.engine.checkpoint.files import newest_checkpoint
-from vitctl.engine.run_files import CHECKPOINTS
+from vitctl.engine import evaluation, optimizer, step, trainer
+from vitctl.engine.checkpoint import newest_checkpoint
+from vitctl.engine.journal import CHECKPOINTS
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import DataError, VitctlError
 from vitctl.launch.worker import work
@@ -74,7 +74,7 @@ def test_error__between_two_updates_is_saved_and_goes_on_bit_for_bit(
 HALF = {
     "half an update": (step.Average, "update", 6, "it came in the middle of an update"),
     "before it is counted": (step.TrainStep, "_step", 6, "it came in the middle of an update"),
-    "half a swap": (averaging, "_swap", 2, "it came while weights and their average were swapped"),
+    "half a swap": (optimizer, "_swap", 2, "it came while weights and their average were swapped"),
 }
 
 

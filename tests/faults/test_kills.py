@@ -17,7 +17,7 @@ import pytest
 
 from tests.faults.conftest import assert_same, command, fill, make_room, records, status
 from vitctl.__main__ import main
-from vitctl.engine.checkpoint.files import newest_checkpoint
+from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.jobs import pretrain  # noqa: F401 - imported once, for all attempts
 from vitctl.system.process import SIGNALS as SIGNALS_OF_THE_HOUSE
 

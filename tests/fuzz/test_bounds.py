@@ -26,7 +26,7 @@ from vitctl.data.shards.scan import read_shard
 from vitctl.data.source.imagenet_real import NUM_IMAGES, read_real
 from vitctl.data.source.locate import expand
 from vitctl.data.source.shard_source import ShardSource
-from vitctl.engine.checkpoint.files import read_checkpoint
+from vitctl.engine.checkpoint import read_checkpoint
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import append_record, cut_after, read_records
 from vitctl.errors import DataError, VitctlError

@@ -20,8 +20,8 @@ from tests.conftest import Run, train_records
 from tests.trained import Job, table
 from vitctl.data.loader import batches
 from vitctl.engine import computation as kernels
-from vitctl.engine.distributed.runtime import num_workers
 from vitctl.engine.preemption import Stopped
+from vitctl.engine.runtime import num_workers
 from vitctl.engine.tracking import tracker_config
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import DataError, LaunchError

@@ -21,7 +21,7 @@ import pytest
 from tests import warm
 from tests.conftest import TINY, WITH_WORKER, Run, assert_golden, checkpoint, command, paced, sample_keys
 from tests.launch.conftest import HOLD, Load
-from vitctl.engine.checkpoint.files import newest_checkpoint
+from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.errors import LaunchError
 from vitctl.launch import launcher
 from vitctl.launch.launcher import launch

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from vitctl.errors import LaunchError
-from vitctl.system.files import BOUNDS, IMAGE_FILE, PIXELS, check, table
+from vitctl.system.address import check
+from vitctl.system.files import BOUNDS, IMAGE_FILE, PIXELS, table
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitctl.cli.flags import check_flags, overrides_of
-from vitctl.engine.run_files import RECIPE
+from vitctl.engine.journal import RECIPE
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
 

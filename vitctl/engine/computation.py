@@ -14,12 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.distributed.runtime import Computation, Runtime, check_same
-from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.engine.journal import write_run_json
+from vitctl.engine.runtime import Computation, Runtime, check_same
+from vitctl.engine.sharding import is_sharded
 from vitctl.errors import CheckpointError, LaunchError
-from vitctl.models.flops import OPTIMIZER_SLOTS
-from vitctl.models.hardware import cpu_name, installed
+from vitctl.models.flops import OPTIMIZER_SLOTS, cpu_name, installed
 from vitctl.models.kernels import (
     attention_rule,
     onednn_problem,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.distributed.transfer import given, sent
+from vitctl.engine.runtime import given, sent
 from vitctl.errors import DataError
 from vitctl.models.masked_patch import draw_corruption, masked_patch_loss, targets
 from vitctl.models.variants import MaskedPatchConfig

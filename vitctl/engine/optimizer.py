@@ -11,7 +11,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from vitctl.engine.distributed.sharding import full, is_part, like, local
+from vitctl.engine.sharding import full, is_part, like, local
 from vitctl.errors import CheckpointError
 from vitctl.models.flops import OPTIMIZER_SLOTS
 from vitctl.recipe.sections import Optimizer as Section

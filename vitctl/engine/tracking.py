@@ -7,9 +7,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine.distributed.agreement import run_of
-from vitctl.engine.distributed.runtime import Runtime
+from vitctl.engine.agreement import run_of
 from vitctl.engine.journal import LOG, never_raising
+from vitctl.engine.runtime import Runtime
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.recipe.write import toml_value
 

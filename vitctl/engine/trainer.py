@@ -22,9 +22,16 @@ from vitctl.data.loader.lanes import own_slots
 from vitctl.data.source.order import Order, SampleOrder
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source, sample_key
-from vitctl.engine import nonfinite
-from vitctl.engine.checkpoint.files import SavedCheckpoint, set_aside_after
-from vitctl.engine.checkpoint.saving import Saver, check_space, parts
+from vitctl.engine.agreement import (
+    CheckpointTensors,
+    agreed_checkpoint,
+    agreed_tensors,
+    check_inputs,
+    check_resumable,
+    check_same_state,
+    identity,
+)
+from vitctl.engine.checkpoint import SavedCheckpoint, Saver, check_space, parts, set_aside_after
 from vitctl.engine.computation import (
     choose_kernels,
     choose_micro_batch,
@@ -34,39 +41,53 @@ from vitctl.engine.computation import (
     use_kernels,
     versions,
 )
-from vitctl.engine.distributed.agreement import (
-    CheckpointTensors,
-    agreed_checkpoint,
-    agreed_tensors,
-    check_inputs,
-    check_resumable,
-    check_same_state,
-    identity,
-)
-from vitctl.engine.distributed.gradients import AllReduced, ByLanes, Gradients, LaneSum
-from vitctl.engine.distributed.runtime import Runtime, num_workers, raise_on_all
-from vitctl.engine.distributed.sharding import is_sharded, load_full_state, shard_as
 from vitctl.engine.evaluation import Score, stop_together
-from vitctl.engine.journal import LOG, Journal, cut_after, read_records
-from vitctl.engine.losses import Mixing, classification
-from vitctl.engine.nonfinite import SKIPPED, Counts
-from vitctl.engine.optimizer import Average, averaged, build_optimizer, load_optimizer_tensors
-from vitctl.engine.preemption import StopFlag, Stopped
-from vitctl.engine.run_files import (
+from vitctl.engine.journal import (
     AVERAGE,
     CHECKPOINTS,
+    LOG,
     LOG_HEAD,
     MODEL,
     OPTIMIZER,
     STEP_RECORDS,
     STEPS_HEAD,
     UNRECORDED,
+    Journal,
+    cut_after,
+    head,
+    read_records,
 )
+from vitctl.engine.losses import Mixing, classification
+from vitctl.engine.optimizer import Average, averaged, build_optimizer, load_optimizer_tensors
+from vitctl.engine.preemption import StopFlag, Stopped
+from vitctl.engine.runtime import Runtime, num_workers, raise_on_all
 from vitctl.engine.schedule import lanes_of, learning_rate, total_steps
-from vitctl.engine.step import Result, TrainStep, Update, take
-from vitctl.engine.trace.chain import head
-from vitctl.engine.trace.recorder import Recorder, end_of_steps, weights_checksum
-from vitctl.engine.trace.steps import not_named, read_logged_ends, read_steps, record_problem
+from vitctl.engine.sharding import is_sharded, load_full_state, shard_as
+from vitctl.engine.step import (
+    SKIPPED,
+    AllReduced,
+    ByLanes,
+    Counts,
+    Gradients,
+    LaneSum,
+    Result,
+    TrainStep,
+    Update,
+    check_progress,
+    check_share,
+    in_words,
+    skipped_record,
+    take,
+)
+from vitctl.engine.trace import (
+    Recorder,
+    end_of_steps,
+    not_named,
+    read_logged_ends,
+    read_steps,
+    record_problem,
+    weights_checksum,
+)
 from vitctl.errors import CheckpointError, DataError, VitctlError, is_lost_peer
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
@@ -319,7 +340,7 @@ class Trainer(TrainStep):
             self.evaluate(self.total_steps)
             self.probe(self.total_steps)
         stop_together(self.runtime, self.stop)
-        nonfinite.check_share(self.total_steps, self.counts, self.folder / SKIPPED)
+        check_share(self.total_steps, self.counts, self.folder / SKIPPED)
         if self.counts.num_skipped:
             text = f"{self.counts.num_skipped} of {self.total_steps} updates were not finite and were skipped"
             self._warn(f"{text}; {self.folder / SKIPPED} lists them", self.total_steps)
@@ -501,11 +522,11 @@ class Trainer(TrainStep):
         self.counts.add(result)
         self._log_samples(step, micro_batches)
         if result.skipped:
-            record = nonfinite.record(
+            record = skipped_record(
                 step, self.runtime.rank, result, self.unwrapped, self._keys(micro_batches)
             )
             self.journal.append(self.folder / SKIPPED, record)
-            self._warn(f"step {step} was not finite and is skipped: {nonfinite.in_words(result)}", step)
+            self._warn(f"step {step} was not finite and is skipped: {in_words(result)}", step)
         is_logged = is_due(step, self.recipe.log.every_steps) or step == self.total_steps
         if self.recorder is not None:
             with_weights = is_logged or is_due(step, self.recipe.checkpoint.every_steps)
@@ -521,7 +542,7 @@ class Trainer(TrainStep):
                 f"{self.bad_reasons()}; fix the data, or resume with: vitctl resume {typed(self.folder)} --set "
                 f"data.max_bad_fraction=SHARE --allow data.max_bad_fraction"
             )
-        nonfinite.check_bound(step, self.counts, result, self.folder / SKIPPED)
+        check_progress(step, self.counts, result, self.folder / SKIPPED)
 
     def _log_samples(self, step: int, micro_batches: list[Batch]) -> None:
         for batch in micro_batches:

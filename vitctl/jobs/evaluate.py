@@ -7,14 +7,13 @@ from typing import Any
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.source.views import Source
+from vitctl.engine.agreement import run_of
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
-from vitctl.engine.distributed.agreement import run_of
-from vitctl.engine.distributed.runtime import num_workers
 from vitctl.engine.evaluation import top_predictions
-from vitctl.engine.journal import Report, silent
+from vitctl.engine.journal import RECIPE, Report, silent
 from vitctl.engine.metrics import baselines, count_hits, mean_per_class
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.run_files import RECIPE
+from vitctl.engine.runtime import num_workers
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.features import ImagePass
 from vitctl.jobs.inputs.labels import OF_OBJECTNET, choose_label_rule, write_counts

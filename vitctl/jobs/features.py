@@ -12,11 +12,10 @@ from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source
 from vitctl.engine.computation import kernels_used
-from vitctl.engine.distributed.runtime import Runtime
-from vitctl.engine.evaluation import representations
-from vitctl.engine.feature_cache import cached_features
+from vitctl.engine.evaluation import cached_features, representations
 from vitctl.engine.journal import Journal
 from vitctl.engine.preemption import StopFlag
+from vitctl.engine.runtime import Runtime
 from vitctl.jobs.record.data_verified import check_whole
 from vitctl.models.build import Model
 from vitctl.models.weights.weights_file import weights_digest

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
-from vitctl.engine.distributed.runtime import Runtime, num_workers
 from vitctl.engine.evaluation import stop_together
-from vitctl.engine.journal import Report, silent
+from vitctl.engine.journal import FEATURES, Report, silent
 from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.ridge import L2_GRID, choose_l2
-from vitctl.engine.run_files import FEATURES
+from vitctl.engine.runtime import Runtime, num_workers
 from vitctl.errors import DataError
 from vitctl.jobs.features import ImagePass, cached_pass
 from vitctl.jobs.inputs.fewshot_sets import FewshotSet, drawn_rows, score_draw

@@ -9,11 +9,11 @@ from typing import Any
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source
 from vitctl.engine.computation import dropout_draws
-from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Journal, Record, Report, silent
 from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
+from vitctl.engine.runtime import Runtime
 from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.trainer import RunContext
 from vitctl.jobs.inputs.data import at_size, open_training_images, sampling_notes

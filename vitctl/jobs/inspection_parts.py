@@ -21,7 +21,7 @@ from vitctl.analysis.attention_maps import (
 from vitctl.analysis.inspect_figures import Heading, Panel, RolledImage
 from vitctl.analysis.observe import Observed, missing_parts
 from vitctl.engine.computation import choose_kernels, use_kernels
-from vitctl.engine.distributed.runtime import Runtime
+from vitctl.engine.runtime import Runtime
 from vitctl.errors import CheckpointError
 from vitctl.jobs.evaluate import stored_eval_transform
 from vitctl.jobs.inputs.chosen_images import ChosenImages

@@ -10,11 +10,11 @@ from torch import Tensor
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.source.verification import Verification
 from vitctl.engine.computation import dropout_draws
-from vitctl.engine.distributed.runtime import Runtime, num_workers
 from vitctl.engine.evaluation import stop_together
 from vitctl.engine.journal import Journal, Report, silent
 from vitctl.engine.losses import predict_masked_patches
 from vitctl.engine.preemption import StopFlag
+from vitctl.engine.runtime import Runtime, num_workers
 from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.trainer import RunContext
 from vitctl.jobs.features import ImagePass

@@ -12,13 +12,13 @@ from typing import Any
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.source.views import Source, source_text
-from vitctl.engine.checkpoint.files import SavedCheckpoint, read_state
+from vitctl.engine.agreement import changed_on_purpose
+from vitctl.engine.checkpoint import SavedCheckpoint, read_state
 from vitctl.engine.computation import computed_training
-from vitctl.engine.distributed.agreement import changed_on_purpose
-from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score
+from vitctl.engine.journal import tensors_file
 from vitctl.engine.metrics import baselines
-from vitctl.engine.run_files import tensors_file
+from vitctl.engine.runtime import Runtime
 from vitctl.jobs.inputs.data import eval_transform
 from vitctl.jobs.inputs.weights import FoundWeights
 from vitctl.jobs.record.result import RunResult, data_used

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from vitctl.data.source.views import Source
 from vitctl.engine.computation import exact
-from vitctl.engine.distributed.runtime import Runtime, num_workers, start
 from vitctl.engine.evaluation import Score, evaluate_model
 from vitctl.engine.journal import LOG, Journal, Report, json_digest
+from vitctl.engine.runtime import Runtime, num_workers, start
 from vitctl.engine.tracking import tracking
 from vitctl.engine.trainer import Images, RunContext, Trainer
 from vitctl.jobs.features import ImagePass

@@ -14,15 +14,14 @@ from vitctl.data.datasets.vtab_images import TaskData
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source
-from vitctl.engine.checkpoint.files import newest_checkpoint
+from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.computation import dropout_draws
-from vitctl.engine.distributed.runtime import Runtime, num_workers
 from vitctl.engine.evaluation import Score
-from vitctl.engine.journal import Record, Report
+from vitctl.engine.journal import AVERAGE, CHECKPOINTS, Record, Report
 from vitctl.engine.metrics import count_by_class, mean_per_class
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.ridge import fit_and_score
-from vitctl.engine.run_files import AVERAGE, CHECKPOINTS
+from vitctl.engine.runtime import Runtime, num_workers
 from vitctl.engine.trainer import Images, RunContext
 from vitctl.jobs.features import ImagePass
 from vitctl.jobs.inputs.network import rates_of

@@ -17,6 +17,8 @@ import psutil
 
 from vitctl.engine.journal import (
     LOG,
+    RECIPE,
+    RESULT,
     Record,
     Report,
     never_raising,
@@ -25,7 +27,6 @@ from vitctl.engine.journal import (
     write_run_json,
 )
 from vitctl.engine.preemption import AT_ONCE, say
-from vitctl.engine.run_files import RECIPE, RESULT
 from vitctl.errors import LaunchError, VitctlError, first_line
 from vitctl.launch.command import (
     UNUSED_SIGNAL,

@@ -20,9 +20,8 @@ from typing import Any
 
 import psutil
 
-from vitctl.engine.journal import Journal
+from vitctl.engine.journal import CHECKPOINTS, Journal, step_folders, step_of
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.run_files import CHECKPOINTS, step_folders, step_of
 from vitctl.errors import LaunchError
 from vitctl.launch.errors import LOGS
 from vitctl.launch.run_folder import read_status

@@ -23,7 +23,7 @@ from vitctl.models.variants import (
     family,
 )
 from vitctl.models.vit import VisionTransformer
-from vitctl.models.weights.rules import mismatches, refuse
+from vitctl.models.weights.layouts import mismatches, refuse
 
 Model = VisionTransformer | ResNet
 

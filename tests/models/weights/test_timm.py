@@ -16,8 +16,7 @@ from vitctl.errors import CheckpointError
 from vitctl.models.blocks import resize_position_embedding
 from vitctl.models.build import build
 from vitctl.models.variants import ViTConfig, variant
-from vitctl.models.weights.layouts import Beside, known_heads
-from vitctl.models.weights.rules import rules_for, to_ours
+from vitctl.models.weights.layouts import Beside, known_heads, rules_for, to_ours
 from vitctl.models.weights.timm import LAYOUT, TABLE
 from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 

@@ -3,7 +3,7 @@ that a lane is cut into.
 
 Who computes a leaf changes nothing: its images, its random draws and its place in the sum of gradients follow
 from its number. So a run has the same bytes on any number of processes (see
-vitctl/engine/distributed/gradients.py), and a machine that owns whole lanes reads their samples alone.
+vitctl/engine/step.py), and a machine that owns whole lanes reads their samples alone.
 """
 
 from collections.abc import Sequence

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from vitctl.engine.run_files import CHECKPOINTS, MODEL, step_folders, tensors_file
+from vitctl.engine.journal import CHECKPOINTS, MODEL, step_folders, tensors_file
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.models.variants import Config, MaskedPatchConfig, ViTConfig, variant
 from vitctl.models.weights.containers import read_config

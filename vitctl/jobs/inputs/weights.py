@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from vitctl.data.source.views import Source
-from vitctl.engine.distributed.agreement import check_inputs
-from vitctl.engine.distributed.runtime import Runtime
-from vitctl.engine.journal import Journal
-from vitctl.engine.run_files import RECIPE
+from vitctl.engine.agreement import check_inputs
+from vitctl.engine.journal import RECIPE, Journal
+from vitctl.engine.runtime import Runtime
 from vitctl.errors import CheckpointError, explaining
 from vitctl.jobs.record.runs import RUNS, ChosenWeights, choose_weights, newest_run
 from vitctl.models.build import Model, build, load_state, resized, transfer

@@ -8,8 +8,8 @@ from typing import Any
 
 from vitctl.data.source.verification import Verification, Verified
 from vitctl.data.source.views import Source
-from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.journal import Journal
+from vitctl.engine.runtime import Runtime
 from vitctl.errors import DataError
 
 _PATIENCE = 5.0  # seconds that a finished training waits for the last shards

@@ -12,14 +12,17 @@ from vitctl.data.source.verification import DataVerified
 from vitctl.data.source.views import Source, source_text
 from vitctl.engine.journal import (
     CHAINED,
+    CHECKPOINTS,
+    RESULT,
+    STATE,
+    head,
     json_digest,
     json_text,
     parse_json_text,
+    step_folders,
     with_infinities,
     write_run_json,
 )
-from vitctl.engine.run_files import CHECKPOINTS, RESULT, STATE, step_folders
-from vitctl.engine.trace.chain import head
 from vitctl.errors import CheckpointError
 from vitctl.recipe.schema import Recipe
 from vitctl.recipe.write import deciding_values, result_neutral

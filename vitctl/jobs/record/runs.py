@@ -6,16 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitctl.engine.checkpoint.files import newest_checkpoint, read_checkpoint
+from vitctl.engine.checkpoint import newest_checkpoint, read_checkpoint
 from vitctl.engine.evaluation import Score
-from vitctl.engine.journal import LOG, read_records
-from vitctl.engine.run_files import (
+from vitctl.engine.journal import (
     AVERAGE,
     CHECKPOINTS,
+    LOG,
     MODEL,
     RECIPE,
     RESULT,
     STATE,
+    read_records,
     step_folder,
     step_of,
     tensors_file,

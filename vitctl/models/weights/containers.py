@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import Config, from_dict
-from vitctl.models.weights.rules import Tensors, listed
+from vitctl.models.weights.layouts import Tensors, listed
 from vitctl.system import files
 from vitctl.system.files import TENSORS, WEIGHTS, WEIGHTS_GROWTH, open_regular, parse_json, write_text
 from vitctl.system.text import escaped_json, one_line

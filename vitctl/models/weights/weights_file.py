@@ -31,9 +31,16 @@ from vitctl.models.weights.containers import (
 )
 from vitctl.models.weights.download import BESIDE, FILE_NAMES, Fetch, locate
 from vitctl.models.weights.download import fetch as download
-from vitctl.models.weights.layouts import Beside, WeightsLayout
+from vitctl.models.weights.layouts import (
+    Beside,
+    Tensors,
+    WeightsLayout,
+    listed,
+    rules_for,
+    to_ours,
+    to_theirs,
+)
 from vitctl.models.weights.meta import check_meta
-from vitctl.models.weights.rules import Tensors, listed, rules_for, to_ours, to_theirs
 from vitctl.system.files import atomic_write
 from vitctl.system.text import one_line
 

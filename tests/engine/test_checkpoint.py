@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from vitctl.engine.checkpoint import files
-from vitctl.engine.checkpoint.files import keep, newest_checkpoint, read_checkpoint, save_checkpoint
-from vitctl.engine.run_files import OPTIMIZER, STATE
+from vitctl.engine import checkpoint as files
+from vitctl.engine.checkpoint import keep, newest_checkpoint, read_checkpoint, save_checkpoint
+from vitctl.engine.journal import OPTIMIZER, STATE
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import variant
 from vitctl.models.weights.containers import read_config

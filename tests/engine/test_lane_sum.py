@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitctl.data.loader.lanes import Lanes, Tree, binary_tree, leaves, subtrees
-from vitctl.engine.distributed import gradients
-from vitctl.engine.distributed.gradients import LaneSum, added
+from vitctl.engine import step as gradients
 from vitctl.engine.schedule import in_words, lanes_of
+from vitctl.engine.step import LaneSum, added
 from vitctl.jobs.plan import plan_training
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Pretrain

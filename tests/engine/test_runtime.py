@@ -9,8 +9,8 @@ import torch
 
 from tests.conftest import two_processes
 from tests.fake_card import FakeCard, card_runtime
-from vitctl.engine.distributed import runtime as module
-from vitctl.engine.distributed.runtime import Runtime, alone, best_precision, seed_step, start
+from vitctl.engine import runtime as module
+from vitctl.engine.runtime import Runtime, alone, best_precision, seed_step, start
 from vitctl.errors import LaunchError
 
 
@@ -139,7 +139,7 @@ def test_runtime__sums_on_the_host() -> None:
 def test_wrap__trains_to_the_bits_of_a_plain_ddp(line: str, tmp_path: Path) -> None:
     """Gradients in the buckets and a graph that is learned once save memory and time, and change nothing."""
     shown = tmp_path / "shown.txt"
-    worker = [sys.executable, "-m", "tests.engine.distributed.wrapped_worker", *line.split()]
+    worker = [sys.executable, "-m", "tests.engine.wrapped_worker", *line.split()]
     assert two_processes(worker, shown) == (0, 0), shown.read_text()
     digests = [found.split()[1] for found in shown.read_text().splitlines() if found.startswith("weights ")]
     assert len(digests) == 4

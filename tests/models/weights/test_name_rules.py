@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitctl.errors import CheckpointError
-from vitctl.models.weights.rules import (
+from vitctl.models.weights.layouts import (
     CONV,
     DENSE,
     MemoryLayout,

@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from vitctl.data.source.views import Source
-from vitctl.engine.checkpoint.files import SavedCheckpoint, newest_checkpoint, newest_name, read_checkpoint
-from vitctl.engine.distributed.runtime import Runtime, check_same, raise_on_all
-from vitctl.engine.distributed.sharding import is_sharded
-from vitctl.engine.journal import json_digest
-from vitctl.engine.run_files import AVERAGE, MODEL, OPTIMIZER, RECIPE
-from vitctl.engine.trace.steps import MadeOf
+from vitctl.engine.checkpoint import SavedCheckpoint, newest_checkpoint, newest_name, read_checkpoint
+from vitctl.engine.journal import AVERAGE, MODEL, OPTIMIZER, RECIPE, json_digest
+from vitctl.engine.runtime import Runtime, check_same, raise_on_all
+from vitctl.engine.sharding import is_sharded
 from vitctl.errors import CheckpointError
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.recipe.write import deciding_values
@@ -242,6 +240,27 @@ KEY = "made_of"  # in state.json
 ALLOWED = "allowed.json"
 _MOST_BYTES = 2**20
 _IMAGES = {"train": "training images", "score": "images that are scored"}
+
+
+class ImagesLine(BaseModel):
+    """The images of a training as they were recorded."""
+
+    model_config = ConfigDict(strict=True)
+
+    sha256: str = Field(max_length=100)
+    num_images: int = Field(ge=0, le=10**15)
+    class_names: str = Field(max_length=100)
+
+
+class MadeOf(BaseModel):
+    """What a training is made of, as `Identity` describes it."""
+
+    model_config = ConfigDict(strict=True)
+
+    images: dict[str, ImagesLine] = Field(default_factory=dict, max_length=10)
+    weights: str = Field("", max_length=100)
+    recipe: dict[str, str] = Field(default_factory=dict, max_length=10_000)
+    computation: dict[str, str | int | bool | dict[str, str]] = Field(default_factory=dict, max_length=100)
 
 
 @dataclass(frozen=True)

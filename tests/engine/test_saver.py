@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from tests.engine.conftest import LOSS, batch
-from vitctl.engine.checkpoint import saving
-from vitctl.engine.checkpoint.files import read_checkpoint
-from vitctl.engine.checkpoint.saving import Saver, check_space, parts
+from vitctl.engine import checkpoint as saving
+from vitctl.engine.checkpoint import Saver, check_space, parts, read_checkpoint
 from vitctl.engine.journal import Journal
 from vitctl.engine.optimizer import Average
 from vitctl.engine.step import TrainStep

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
-    from vitctl.engine.distributed.runtime import Runtime
+    from vitctl.engine.runtime import Runtime
 
 
 def shard_as(machine: TrainMachine, runtime: "Runtime", model: nn.Module, *, probed: bool) -> None:
