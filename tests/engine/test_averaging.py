@@ -19,7 +19,7 @@ def test_average__is_the_recurrence() -> None:
             model.weight.add_(0.1 * (step + 1))
         average.update(model, YES)
         expected = 0.9 * expected + 0.1 * model.weight.detach().numpy()
-    np.testing.assert_allclose(average.tensors["weight"].numpy(), expected, rtol=1e-14)
+    np.testing.assert_allclose(average.tensors["weight"].numpy(), expected, rtol=1e-14, atol=1e-15)
     assert set(average.tensors) == {"weight", "bias"}
 
 
