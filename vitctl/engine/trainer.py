@@ -272,6 +272,7 @@ class Trainer(TrainStep):
         self.probed: set[int] = set()
         self.recorder: Recorder | None = None
         self.changing = threading.Lock()  # held while weights, optimizer or average change
+        self.pending: deque[tuple[int, Update, float, list[Batch]]] = deque()  # not read from the device yet
         self._window = (0.0, 0, 0.0)  # start, step, and seconds without images of the throughput logged next
 
     def batches(
@@ -308,38 +309,27 @@ class Trainer(TrainStep):
         """
         self.stop.save_alone = self.save_alone
         try:
-            self._fit()
+            # 1. Load the newest checkpoint, and cut all records back to its step.
+            step = self.resume()
+            if self.runtime.is_main:
+                kept = self.saver.last + self.saver.best
+                check_space(self.saver.root, self.unwrapped, self.average, self.optimizer, kept=kept)
+            # 2. A run that stopped between a step and its score has none of that step yet.
+            if step:
+                self.evaluate_if_due(step)
+            # 3. Train. A finished run only gives its score again.
+            if step < self.total_steps:
+                self.train_from(step)
+            # 4. A signal after the last step still stops the run: it resumes at its result.
+            stop_together(self.runtime, self.stop)
+            self.report_problems()
         finally:
             self.stop.save_alone = None
             self.saver.finish()
         return self.scores.get(self.total_steps)
 
-    def _fit(self) -> None:
-        first_step = self.resume()
-        if self.runtime.is_main:
-            kept = self.saver.last + self.saver.best
-            check_space(self.saver.root, self.unwrapped, self.average, self.optimizer, kept=kept)
-        # A run that was stopped between a step and its score has none of that step yet.
-        if first_step and is_due(first_step, self.recipe.evaluation.every_steps):
-            self.evaluate(first_step)
-        if first_step and is_due(first_step, self.probe_every):
-            self.probe(first_step)
-        if first_step < self.total_steps:
-            if self.recipe.log.trace:
-                self.recorder = Recorder(
-                    self.folder, self.journal, self.runtime, self.unwrapped, self.own, self.batch_size
-                )
-                self.recorder.start(first_step, self.facts, self.resumed_from)
-            batches = self.batches(first_step)
-            self.journal.show_progress(at_once=True, step=first_step, total_steps=self.total_steps)
-            if self.recipe.machine.compile:
-                batches = self._compiled(batches, first_step)
-            self.start_clock(first_step)
-            self.run_steps(batches, first_step)
-        else:
-            self.evaluate(self.total_steps)
-            self.probe(self.total_steps)
-        stop_together(self.runtime, self.stop)
+    def report_problems(self) -> None:
+        """Warn about skipped updates and unusable images of a finished run; fail if most updates were skipped."""
         check_share(self.total_steps, self.counts, self.folder / SKIPPED)
         if self.counts.num_skipped:
             text = f"{self.counts.num_skipped} of {self.total_steps} updates were not finite and were skipped"
@@ -420,6 +410,26 @@ class Trainer(TrainStep):
             self._warn(f"{text}; its records are not compared with that", saved.step)
         self.resumed_from = saved.digest
 
+    def train_from(self, step: int) -> None:
+        """Train from `step` finished steps to the last.
+
+        Raises:
+            Stopped: a signal came to any process; the state is saved.
+            Exception: the error that ended the training; the last consistent state is saved before.
+        """
+        if self.recipe.log.trace:
+            self.recorder = Recorder(
+                self.folder, self.journal, self.runtime, self.unwrapped, self.own, self.batch_size
+            )
+            self.recorder.start(step, self.facts, self.resumed_from)
+        # Batches are a function of seed and step: a resumed run goes on with the images that come next.
+        batches = self.batches(step)
+        self.journal.show_progress(at_once=True, step=step, total_steps=self.total_steps)
+        if self.recipe.machine.compile:
+            batches = self._compiled(batches, step)
+        self.start_clock(step)
+        self.run_steps(batches, step)
+
     def _compiled(self, batches: Iterator[Batch], step: int) -> Iterator[Batch]:
         """Return the same batches, after a first pass over those of one update that triggers torch.compile."""
         try:
@@ -434,67 +444,70 @@ class Trainer(TrainStep):
         self.journal.write("compile", step=step, seconds=round(time.perf_counter() - began, 3))
         return chain(first, batches)
 
-    def run_steps(self, batches: Iterator[Batch], first_step: int) -> None:
-        """Train from `first_step` finished steps to the last.
+    def run_steps(self, batches: Iterator[Batch], step: int) -> None:
+        """Take the steps after `step`; log, score and save after each of them what is due.
 
         Args:
-            batches: endless micro-batches of this process, from first_step on.
-            first_step: steps finished before.
-
-        Raises:
-            Stopped: a signal came to any process; the state is saved.
-            Exception: the error that ended the training; the last consistent state is saved before.
+            batches: endless micro-batches of this process, from this step on.
+            step: finished steps.
         """
-        every, step = self.recipe.evaluation.every_steps, first_step
         # Updates that the device may still compute. On a GPU the numbers of a step are read one step later,
         # so that it never waits for the next batch.
-        pending: deque[tuple[int, Update, float, list[Batch]]] = deque()
-
-        def read(behind: int) -> bool:
-            """Log all but the newest `behind` updates; return whether a process got a signal."""
-            stopped = False
-            while len(pending) > behind:
-                finished, update, waited, micro_batches = pending.popleft()
-                result = update.result()
-                stopped = stopped or result.stop
-                self.log(finished, result, waited, micro_batches)
-            return stopped
-
+        self.pending.clear()
         self.finished_step = HERE.step = step
         try:
             stop_together(self.runtime, self.stop)  # a signal before the first step
             while step < self.total_steps:
+                # Wait for the images of the step; the device still computes the step before.
                 began = time.perf_counter()
                 micro_batches = take(batches, len(self.own))
                 waited = time.perf_counter() - began
-                # The update carries this process's stop flag: all processes learn of a signal at the same
-                # step, without another exchange.
-                pending.append((step + 1, self.update(step, micro_batches), waited, micro_batches))
+                # Tell the device to compute the step. The update carries this process's stop flag: all
+                # processes learn of a signal at the same step, without another exchange.
+                update = self.update(step, micro_batches)
                 step += 1
+                self.pending.append((step, update, waited, micro_batches))
+                # The step counts. `before_update` took the lock, so that no other thread saves a state
+                # between two steps.
                 self.finished_step = HERE.step = step
                 self.is_updating = False
-                self.changing.release()  # taken by before_update: from here on the state is that of `step`
-                # Before anything is logged, scored or saved, all numbers up to this step are read.
-                if read(0 if self._is_read_at_once(step) else self.steps_behind):
-                    read(0)
+                self.changing.release()
+                # Read and log the numbers of the step before; all of them before anything is logged, scored
+                # or saved. Only here the host waits for the device, and a signal stops the run.
+                if self.log_pending(keep=0 if self._is_read_at_once(step) else self.steps_behind):
                     raise Stopped
-                is_last = step == self.total_steps
-                if is_last or is_due(step, every):
-                    self.evaluate(step)
-                if is_due(step, self.probe_every) or (is_last and self.probe_every):
-                    self.probe(step)
-                # The score comes first: it decides which checkpoints are the best.
-                if is_last or is_due(step, self.recipe.checkpoint.every_steps):
-                    self.save(step, is_last)
+                # Score first: it decides which checkpoints are the best. Then save.
+                self.evaluate_if_due(step)
+                if step == self.total_steps or is_due(step, self.recipe.checkpoint.every_steps):
+                    self.save(step, step == self.total_steps)
         except Stopped:
-            read(0)
+            # Every process is at the same step: save it together, and wait until it is on disk.
+            self.log_pending()
             self.save(step, last=True)
             raise
         except Exception as error:
             with suppress(Exception):  # the first error is the one to report
-                read(0)
+                self.log_pending()
             self.rescue(step, error)
             raise
+
+    def log_pending(self, keep: int = 0) -> bool:
+        """Log all but the newest `keep` updates; return whether a process received a signal."""
+        stopped = False
+        while len(self.pending) > keep:
+            step, update, waited, micro_batches = self.pending.popleft()
+            result = update.result()
+            stopped = stopped or result.stop
+            self.log(step, result, waited, micro_batches)
+        return stopped
+
+    def evaluate_if_due(self, step: int) -> None:
+        """Score and probe the model after this step, if the recipe asks for it."""
+        is_last = step == self.total_steps
+        if is_last or is_due(step, self.recipe.evaluation.every_steps):
+            self.evaluate(step)
+        if is_due(step, self.probe_every) or (is_last and self.probe_every):
+            self.probe(step)
 
     def before_update(self) -> None:
         """Wait for a checkpoint that still copies weights, and let no other thread save until the step counts."""
