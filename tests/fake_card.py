@@ -294,7 +294,7 @@ def card_runtime(precision: str = "float32") -> Runtime:
         no_sync=lambda _: nullcontext(),
         prepare_model=lambda model, **_: model,
     )
-    return Runtime(alone, precision)
+    return Runtime(CARD, precision, alone)
 
 
 def _asks_for_device(func: Any, args: Any) -> bool:

@@ -271,7 +271,7 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool
         "micro_batches": [asdict(one) for one in sizes],
         "notes": [*notes, *_notes(measured, largest, split, free)],
         "stopped": budget.stop.raised,
-        "machine": machine_facts(runtime.computation),
+        "machine": machine_facts(runtime),
         "bottleneck": bottleneck,
         "verdict": f"The longest part of a step is {bottleneck}, {split[bottleneck] / seconds:.0%}; "
         f"{_HINTS.get(bottleneck, reached)}.",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitctl.data.source.views import Source
 from vitctl.engine.checkpoint import SavedCheckpoint, newest_checkpoint, newest_name, read_checkpoint
 from vitctl.engine.journal import AVERAGE, MODEL, OPTIMIZER, RECIPE, json_digest
-from vitctl.engine.runtime import Runtime, check_same, raise_on_all
+from vitctl.engine.runtime import Runtime, check_same, raised_on_all
 from vitctl.engine.sharding import is_sharded
 from vitctl.errors import CheckpointError
 from vitctl.recipe.schema import TrainRecipe
@@ -85,20 +85,16 @@ def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[SavedCheckpoint | N
     """
     saved: SavedCheckpoint | None = None
     problems: list[str] = []
-    problem, chosen = "", {}
-    if runtime.is_main:
-        try:
+    chosen: dict[str, str] = {}
+    with raised_on_all():
+        if runtime.is_main:
             saved, problems = newest_checkpoint(root)
-            chosen = (
-                {"name": saved.folder.name, "digest": saved.digest} if saved else {"name": "", "digest": ""}
-            )
-            chosen |= {"newest": newest_name(root)}
-        except CheckpointError as error:
-            problem = str(error)
+            name, digest = (saved.folder.name, saved.digest) if saved else ("", "")
+            chosen = {"name": name, "digest": digest, "newest": newest_name(root)}
     chosen = json.loads(runtime.broadcast(json.dumps(chosen)))
-    if chosen and not runtime.is_main:
-        saved, problem = _read_chosen(runtime, root, chosen)
-    raise_on_all(problem)
+    with raised_on_all():
+        if not runtime.is_main:
+            saved = _read_chosen(runtime, root, chosen)
     return saved, problems
 
 
@@ -116,44 +112,52 @@ def check_resumable(
     Raises:
         CheckpointError: it may not; the same message on every process.
     """
-    problem = said = ""
-    if saved.step > total_steps:
-        problem = (
-            f"{saved.folder}: is of step {saved.step}, and this run would end at step {total_steps}, before "
-            f"it; set "
-            f"schedule.total_steps to {saved.step} or more, or choose another folder with --out"
-        )
-    elif own is not None and runtime.is_main:
-        try:
-            said = own.check(saved.folder.name, saved.state)
-        except CheckpointError as error:
-            problem = str(error)
-    raise_on_all(problem)
-    return said
+    with raised_on_all():
+        if saved.step > total_steps:
+            raise CheckpointError(
+                f"{saved.folder}: is of step {saved.step}, and this run would end at step {total_steps}, "
+                f"before it; set schedule.total_steps to {saved.step} or more, or choose another folder with "
+                f"--out"
+            )
+        if own is not None and runtime.is_main:
+            return own.check(saved.folder.name, saved.state)
+    return ""
 
 
-def _read_chosen(runtime: Runtime, root: Path, chosen: dict[str, str]) -> tuple[SavedCheckpoint | None, str]:
-    """The checkpoint that rank 0 chose, as this process reads it; or why it cannot."""
+def _read_chosen(runtime: Runtime, root: Path, chosen: dict[str, str]) -> SavedCheckpoint | None:
+    """Read the checkpoint that rank 0 chose.
+
+    Raises:
+        CheckpointError: this process sees other files than rank 0, or cannot read them.
+    """
     who = f"process {runtime.rank} on {socket.gethostname()}"
     fix = "make sure that all nodes see the same folder, then resume"
+    folder = root / chosen["name"]
     try:
         if (newest := newest_name(root)) > chosen["newest"]:
-            return (
-                None,
+            raise CheckpointError(
                 f"{root / newest}: seen by {who} but not by process 0, which would start from an earlier "
-                f"step; {fix}",
+                f"step; {fix}"
             )
         if not chosen["name"]:
-            return None, ""
-        folder = root / chosen["name"]
-        saved = read_checkpoint(folder)
-    except CheckpointError as error:
-        return None, f"{error}, when {who} reads it; process 0 reads it without an error; {fix}"
+            return None
+        saved = _read_as(who, folder, fix)
     except PermissionError as error:
-        return None, f"{error.filename}: permission denied for {who}; fix its permissions, then resume"
+        raise CheckpointError(
+            f"{error.filename}: permission denied for {who}; fix its permissions, then resume"
+        ) from None
     if saved.digest != chosen["digest"]:
-        return None, f"{folder}: {who} reads a different checkpoint there than process 0; {fix}"
-    return saved, ""
+        raise CheckpointError(f"{folder}: {who} reads a different checkpoint there than process 0; {fix}")
+    return saved
+
+
+def _read_as(who: str, folder: Path, fix: str) -> SavedCheckpoint:
+    try:
+        return read_checkpoint(folder)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}, when {who} reads it; process 0 reads it without an error; {fix}"
+        ) from None
 
 
 def agreed_tensors(runtime: Runtime, saved: SavedCheckpoint) -> CheckpointTensors:
@@ -163,16 +167,15 @@ def agreed_tensors(runtime: Runtime, saved: SavedCheckpoint) -> CheckpointTensor
         CheckpointError: a process could not read them, though it had verified them; the same line on every
             process.
     """
-    problem, read = "", {}
-    try:
-        read = {name: saved.tensors(name) for name in (MODEL, OPTIMIZER, AVERAGE)}
-    except (OSError, SafetensorError) as error:
-        problem = (
-            f"{saved.folder}: process {runtime.rank} on {socket.gethostname()} could not read it ({error}); "
-            f"check its "
-            "disk, then resume"
-        )
-    raise_on_all(problem)
+    read: CheckpointTensors = {}
+    with raised_on_all():
+        try:
+            read = {name: saved.tensors(name) for name in (MODEL, OPTIMIZER, AVERAGE)}
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{saved.folder}: process {runtime.rank} on {socket.gethostname()} could not read it "
+                f"({error}); check its disk, then resume"
+            ) from error
     return read
 
 

@@ -178,7 +178,7 @@ def top_predictions(
     finite: list[Tensor] = []
 
     def best(batch: Batch) -> Tensor:
-        logits = class_logits(runtime.computation, model, normalise(given(batch).images))
+        logits = class_logits(runtime, model, normalise(given(batch).images))
         finite.append(logits.isfinite().all())
         return most_likely(to_scores(logits), TOP_K)
 
@@ -233,7 +233,7 @@ def representations(
     model.eval()
 
     def features(batch: Batch) -> Tensor:
-        return image_features(runtime.computation, model, normalise(given(batch).images)).float()
+        return image_features(runtime, model, normalise(given(batch).images)).float()
 
     return _table(runtime, batches, features, num_images, stop)
 

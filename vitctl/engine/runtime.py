@@ -269,15 +269,20 @@ def _unpacked(said: torch.Tensor) -> str:
     return bytes(said.tolist()).rstrip(b"\0").decode(errors="replace")
 
 
-def raise_on_all(problem: str) -> None:
-    """Raise on every process the problem of the lowest rank that has one; "" is no problem.
+@contextmanager
+def raised_on_all() -> Iterator[None]:
+    """Within the block a CheckpointError of any process is raised on all; that of the lowest rank counts.
 
-    Raises:
-        CheckpointError: a process has a problem.
+    All processes must enter it together.
     """
-    for said in gather_texts(problem):
-        if said:
-            raise CheckpointError(said)
+    problem = ""
+    try:
+        yield
+    except CheckpointError as error:
+        problem = str(error)
+    for text in gather_texts(problem):
+        if text:
+            raise CheckpointError(text)
 
 
 def check_same(facts: Mapping[str, str], fix: str) -> None:
@@ -385,11 +390,10 @@ class Fetched:
 
 
 @dataclass(frozen=True)
-class Runtime:
-    """One process of a job. `precision` is that of the computation; parameters are float64 or float32."""
+class Runtime(Computation):
+    """A process of a job among its peers."""
 
     accelerator: Accelerator
-    precision: str
 
     @property
     def rank(self) -> int:
@@ -407,34 +411,11 @@ class Runtime:
         return bool(self.accelerator.is_main_process)
 
     @property
-    def device(self) -> torch.device:
-        """Where the model lives."""
-        return torch.device(self.accelerator.device)
-
-    @property
-    def computation(self) -> Computation:
-        """Of this process, without its peers."""
-        return Computation(self.device, self.precision)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """See `Computation`."""
-        return self.computation.dtype
-
-    @property
     def peak_flops(self) -> float:
         """Peak FLOP/s of this process's device in bf16; 0 where it is unknown, or another precision is used."""
         if self.device.type != "cuda" or self.precision != "bf16":
             return 0.0
         return 1e12 * bf16_tflops(torch.cuda.get_device_name(self.device))
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """See `Computation`."""
-        return self.computation.autocast()
-
-    def normaliser(self, mean: Sequence[float], std: Sequence[float]) -> Normaliser:
-        """See `Computation`."""
-        return self.computation.normaliser(mean, std)
 
     def add(self, own: Tensor) -> Tensor:
         """Element-wise sum over all processes, in place, without waiting for the device."""
@@ -541,7 +522,7 @@ def start(
             f"the recipe asks for {processes} processes (machine.processes), {accelerator.num_processes} "
             f"were started"
         )
-    return Runtime(accelerator, chosen)
+    return Runtime(torch.device(accelerator.device), chosen, accelerator)
 
 
 def alone(*, precision: str, device: str) -> Computation:

@@ -60,7 +60,7 @@ from vitctl.engine.journal import (
 from vitctl.engine.losses import Mixing, classification
 from vitctl.engine.optimizer import Average, averaged, build_optimizer, load_optimizer_tensors
 from vitctl.engine.preemption import StopFlag, Stopped
-from vitctl.engine.runtime import Runtime, num_workers, raise_on_all
+from vitctl.engine.runtime import Runtime, num_workers, raised_on_all
 from vitctl.engine.schedule import lanes_of, learning_rate, total_steps
 from vitctl.engine.sharding import is_sharded, load_full_state, shard_as
 from vitctl.engine.step import (
@@ -207,7 +207,7 @@ class Trainer(TrainStep):
         kernels = choose_kernels(
             kept_kernels(machine, runtime, run.folder),
             model.config,
-            runtime.computation,
+            runtime,
             lanes=self.lanes is not None,
         )
         use_kernels(kernels)
@@ -389,26 +389,27 @@ class Trainer(TrainStep):
         Raises:
             CheckpointError: they are not; the same line on every process.
         """
-        problem = ""
-        if self.runtime.is_main:
-            try:
-                weights = "" if is_sharded(self.unwrapped) else weights_checksum(self.unwrapped)
-                ends = read_logged_ends(self.folder)
-                problem = record_problem(saved, read_steps(self.folder), ends, weights)
-                if ends.broken_at:
-                    problem = f"{LOG}, line {ends.broken_at}, does not follow the line before"
-            except VitctlError as error:
-                problem = str(error)
-        if problem:
-            problem = (
-                f"{saved.folder}: {problem}; copy the files of the run back, or delete this folder to resume "
-                f"from the checkpoint before it"
-            )
-        raise_on_all(problem)
+        with raised_on_all():
+            if self.runtime.is_main and (problem := self._record_problem(saved)):
+                raise CheckpointError(
+                    f"{saved.folder}: {problem}; copy the files of the run back, or delete this folder to "
+                    f"resume from the checkpoint before it"
+                )
         if unnamed := not_named(saved):
             text = f"{saved.folder.name} does not say {unnamed}, as an earlier state of vitctl"
             self._warn(f"{text}; its records are not compared with that", saved.step)
         self.resumed_from = saved.digest
+
+    def _record_problem(self, saved: SavedCheckpoint) -> str:
+        weights = "" if is_sharded(self.unwrapped) else weights_checksum(self.unwrapped)
+        try:
+            ends = read_logged_ends(self.folder)
+            problem = record_problem(saved, read_steps(self.folder), ends, weights)
+        except VitctlError as error:
+            return str(error)
+        if ends.broken_at:
+            return f"{LOG}, line {ends.broken_at}, does not follow the line before"
+        return problem
 
     def train_from(self, step: int) -> None:
         """Train from `step` finished steps to the last.

@@ -86,7 +86,7 @@ def evaluate(
         runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop, bytes_read
     )
     model = on_device(model, runtime)
-    use_kernels(choose_kernels(recipe.machine, model.config, runtime.computation))
+    use_kernels(choose_kernels(recipe.machine, model.config, runtime))
     best = look.through(top_predictions, "scoring", model, source, to_scores=rule.to_scores).numpy()
     metrics: dict[str, dict[str, Any]] = {}
     for name, labels in rule.labels.items():

@@ -88,7 +88,7 @@ def fewshot(
     bytes_read = verify(runtime, run_dir, *(source for one in sets for source in (one.train, one.test)))
 
     model, transform = _frozen(found, recipe, runtime)
-    use_kernels(choose_kernels(recipe.machine, model.config, runtime.computation))
+    use_kernels(choose_kernels(recipe.machine, model.config, runtime))
     text = f"frozen, images of {transform.image_size} pixels"
     found.log(journal, random_in_words(recipe.weights, recipe.seed), text)
     for text in unseen_pixels(found.weights.config, transform.image_size):

@@ -90,7 +90,7 @@ def look(
     transform = stored_eval_transform(recipe, meta)
     model, _ = loaded_model(found, transform.image_size, runtime.dtype)
     model = on_device(model, runtime).eval()
-    use_kernels(choose_kernels(recipe.machine, model.config, runtime.computation))
+    use_kernels(choose_kernels(recipe.machine, model.config, runtime))
     images = chosen.pixels(transform)
     batch = _batch_size(model, recipe.evaluation.batch_size)
     normalise, parts = runtime.normaliser(meta["mean"], meta["std"]), []
