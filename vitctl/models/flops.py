@@ -18,7 +18,7 @@ from vitctl.models.variants import (
     ResNetConfig,
     UnitShape,
     ViTConfig,
-    spares_tokens,
+    skips_unused_tokens,
     stages,
 )
 
@@ -150,7 +150,7 @@ def computed_flops(config: Config) -> int:
     is 0.909 (R+Ti/16), 0.989 to 1 (ViT and axial) and 1 to 1.04 (ResNets) of this; at 64, where more of a map
     is its border, up to 1.12.
     """
-    if not isinstance(config, ViTConfig) or not spares_tokens(config):
+    if not isinstance(config, ViTConfig) or not skips_unused_tokens(config):
         return training_flops(config, 1)
     width, spared = config.hidden_size, config.num_tokens - 1
     each = (

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from vitctl.engine.journal import CHECKPOINTS, MODEL, step_folders, tensors_file
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.models.variants import Config, MaskedPatchConfig, ViTConfig, variant
-from vitctl.models.weights.containers import read_config
 from vitctl.models.weights.download import Fetch, cached, locate
+from vitctl.models.weights.weights_file import read_config
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
 from vitctl.system.address import without_queries
 

@@ -135,16 +135,21 @@ def read_weights(
     return weights
 
 
-def foreign_config(path: Path, model: str | None = None) -> Config:
-    """Return the configuration of the model that a file of another program fits, from the shapes of its
-    tensors alone.
+def read_config(path: Path, *, model: str = "") -> Config:
+    """Return the configuration of the model that a weights file of any layout fits, from its header alone.
 
-    Raises CheckpointError, as `read_weights` does.
+    Args:
+        path: a file.
+        model: name of the model, for what the shapes of another program's file cannot tell.
+
+    Raises:
+        CheckpointError: the file is missing, cut short, or its tensors make no known model.
     """
-    num_heads = getattr(variant(model), "num_heads", None) if model else None
-    tensors = read_shapes(path)
+    ours = own_header(path)
+    num_heads = getattr(variant(model), "num_heads", None) if model and ours is None else None
+    shapes = read_shapes(path) if ours is None else {}
     try:
-        return _of_another(path, num_heads, tensors).config
+        return _of_another(path, num_heads, shapes).config if ours is None else from_dict(ours["config"])
     except VitctlError as error:
         raise CheckpointError(f"{path}: {error}") from error
 
