@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitctl.data.loader.lanes import Lanes, Tree, binary_tree, leaves, subtrees
 from vitctl.engine import step as gradients
-from vitctl.engine.schedule import in_words, lanes_of
+from vitctl.engine.schedule import lanes_of
 from vitctl.engine.step import LaneSum, added
 from vitctl.jobs.plan import plan_training
 from vitctl.recipe.load import Override, load_recipe
@@ -149,19 +149,6 @@ def recipe(**values: object) -> Pretrain:
     found = load_recipe("smoke", [Override(key, value) for key, value in given.items()]).recipe
     assert isinstance(found, Pretrain)
     return found
-
-
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
-        ((4096, 8, 32), "8 lanes of 512 images, in leaves of up to 32: 128 leaves"),
-        ((21, 8, 2), "8 lanes of 2 to 3 images, in leaves of up to 2: 13 leaves"),
-        ((16, 8, 32), "8 lanes of 2 images, each a leaf: 8 leaves"),
-        ((1, 1, 1), "1 lane of 1 image, each a leaf: 1 leaf"),
-    ],
-)
-def test_in_words(sizes: tuple[int, int, int], words: str) -> None:
-    assert in_words(Lanes(*sizes)) == words
 
 
 def test_lanes_of__the_recipe() -> None:

@@ -87,11 +87,6 @@ def test_runtime__images_are_normalised_in_its_own_type(runtime: Runtime) -> Non
     )
 
 
-def test_runtime__alone(runtime: Runtime) -> None:
-    assert (runtime.rank, runtime.num_processes, runtime.is_main) == (0, 1, True)
-    assert runtime.sum([1.5, 2.0**53 + 0.0]) == [1.5, 2.0**53]
-
-
 def test_bf16__keeps_float32_parameters_and_logits() -> None:
     bf16 = start(precision="bf16", device="cpu", processes=1)
     assert bf16.dtype == torch.float32

@@ -93,16 +93,6 @@ def test_start__a_copy_that_fails_holds_nothing_up(tmp_path: Path, monkeypatch: 
     assert one.finish() == ""
 
 
-def test_start__tells_what_it_took(tmp_path: Path) -> None:
-    said: list[dict[str, Any]] = []
-    one = saver(tmp_path, said.append)
-    one.start(3, [("model", "w", torch.zeros(3))], {}, {})
-    assert one.finish() == ""
-    assert [(r["kind"], r["step"]) for r in said] == [("checkpoint", 3)]
-    assert 0 <= said[0]["stall_seconds"] <= 5
-    assert one.finish() == ""
-
-
 def test_finish__says_what_went_wrong_once_and_the_next_save_is_good(tmp_path: Path) -> None:
     one = saver(tmp_path)
     (tmp_path / "checkpoints").write_text("in the way")
