@@ -93,10 +93,6 @@ def test_save__a_crash_while_writing_leaves_the_older_one(
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
 
 
-def test_newest__of_none(tmp_path: Path) -> None:
-    assert newest_checkpoint(tmp_path / "nowhere") == (None, [])
-
-
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 

@@ -141,21 +141,6 @@ def test_check_space__what_is_there_already_counts(
     check_space(tmp_path, t.unwrapped, None, t.optimizer, kept=1)
 
 
-def test_finish__says_whatever_went_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also what nobody thought of: the step would count as saved."""
-
-    def wrong(*_: Any, **__: Any) -> Path:
-        raise MemoryError("no room for a copy")
-
-    monkeypatch.setattr(saving, "save_checkpoint", wrong)
-    one = saver(tmp_path)
-    one.start(3, [("model", "w", torch.zeros(3))], {}, {})
-    assert (
-        one.finish()
-        == f"step 3 could not be saved in {tmp_path / 'checkpoints'} (MemoryError: no room for a copy)"
-    )
-
-
 def test_check_space__what_was_set_aside_is_never_deleted(
     trainer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,24 +65,14 @@ def test_variant__takes_any_patch_and_is_case_sensitive() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("B16", "unknown model 'B16', did you mean 'B/16'?: a model is size/patch, such as B/16 or"),
-        ("ViT-B16", "unknown model 'ViT-B16', did you mean 'B/16'?"),
-        ("b/16", "unknown model 'b/16', did you mean 'B/16'?"),
-        ("l/16", "unknown model 'l/16', did you mean 'L/16'?"),
-        ("vit_b_16", "unknown model 'vit_b_16', did you mean 'B/16'?"),
-        ("G/14", "did you mean"),
+        ("B16", "did you mean 'B/16'?"),
+        ("vit_b_16", "did you mean 'B/16'?"),
+        ("l/16", "did you mean 'L/16'?"),
         ("B/0", "unknown model 'B/0'"),
-        (
-            "jft",
-            "unknown model 'jft': a model is size/patch, such as B/16 or Axial-B/16, with the sizes Ti, "
-            "S, B, L, H",
-        ),
-        ("R50+B16", "unknown model 'R50+B16', did you mean 'R50+B/16'?"),
-        ("R50+ViT-B/8", "did you mean 'R50+B/32'?"),
-        ("R50x4", "unknown model 'R50x4', did you mean 'R50x"),
-        ("r50x1", "unknown model 'r50x1', did you mean 'R50x1'?"),
-        ("Axial-B", "unknown model 'Axial-B', did you mean 'Axial-B/"),
-        ("AxialR152", "unknown model 'AxialR152', did you mean 'AxialR50'?"),
+        ("jft", "unknown model 'jft': a model is size/patch"),
+        ("R50+B16", "did you mean 'R50+B/16'?"),
+        ("r50x1", "did you mean 'R50x1'?"),
+        ("AxialR152", "did you mean 'AxialR50'?"),
     ],
 )
 def test_variant__unknown_name_says_what_would_be_right(name: str, words: str) -> None:

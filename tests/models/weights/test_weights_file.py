@@ -92,20 +92,6 @@ def test_write__a_failure_leaves_the_old_file_and_nothing_else(
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == old
 
 
-@pytest.mark.parametrize("wanted", [b"\x80\x04", b"\x80\x05"])
-def test_load__a_header_whose_length_looks_like_a_pickle(
-    tiny: ViTConfig, tmp_path: Path, wanted: bytes
-) -> None:
-    """Bytes 80 04 open a pickle, and a header of 1152 bytes as well."""
-    state = {"x": torch.ones(1)}
-    for padding in range(300, 1200, 8):
-        path = save_weights(tmp_path / "own.safetensors", state, tiny, {"padding": "x" * padding})
-        if path.read_bytes()[:2] == wanted:
-            break
-    assert path.read_bytes()[:2] == wanted
-    assert torch.equal(read_tensors(path)["x"], state["x"])
-
-
 def test_load__missing_file_and_empty_folder(tmp_path: Path) -> None:
     assert_refused(
         tmp_path / "none.safetensors", "no such weights file; give a .safetensors file or a folder with"
@@ -212,13 +198,6 @@ def test_read__the_name_tells_the_heads(make_weights: Make, tmp_path: Path) -> N
     assert read_weights(folder, model="Ti/8").config == replace(config, num_heads=3)
     with pytest.raises(RecipeError, match="unknown model 'Tiny/8'"):
         read_weights(folder, model="Tiny/8")
-
-
-def test_write__unknown_format(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError, match="unknown format 'onnx', known are safetensors, google, timm, hf, torchvision"
-    ):
-        write_weights(make_weights(plain), tmp_path / "x", "onnx")
 
 
 def test_digest__is_sha256_of_names_dtypes_shapes_and_bytes() -> None:
