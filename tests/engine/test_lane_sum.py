@@ -166,6 +166,6 @@ def test_plan__tells_leaves_and_counts_the_sums_that_are_kept() -> None:
         plan.memory_bytes - plain.memory_bytes == 4 * plan.parameters * 4
     )  # 16 leaves: a tree of four levels, in float32
     assert plan.notes[-1] == (
-        "8 lanes of 8 images, in leaves of up to 4: 16 leaves; the same bytes on up to 16 processes; "
+        "8 lanes in 16 leaves of up to 4 images; the same bytes on up to 16 processes; "
         "machine.micro_batch has no effect"
     )

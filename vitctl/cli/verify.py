@@ -37,7 +37,7 @@ def verify(
     """
     from vitctl.cli.show.console import CONSOLE
     from vitctl.cli.show.findings import FindingsScreen
-    from vitctl.engine.agreement import run_of
+    from vitctl.engine.journal import run_of
     from vitctl.errors import LaunchError
     from vitctl.launch.run_folder import is_running
     from vitctl.verify.run_check import verify as check

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitctl.data.source.views import Source
 from vitctl.engine.checkpoint import SavedCheckpoint, newest_checkpoint, newest_name, read_checkpoint
-from vitctl.engine.journal import AVERAGE, MODEL, OPTIMIZER, RECIPE, json_digest
+from vitctl.engine.journal import AVERAGE, MODEL, OPTIMIZER, json_digest, run_of
 from vitctl.engine.runtime import Runtime, check_same, raised_on_all
 from vitctl.engine.sharding import is_sharded
 from vitctl.errors import CheckpointError
@@ -420,11 +420,6 @@ def _description(source: Source) -> dict[str, Any]:
         "num_images": len(source),
         "class_names": json_digest(source.class_names),
     }
-
-
-def run_of(folder: Path) -> Path:
-    """The run folder that a training lies in; it may hold several."""
-    return next((path for path in (folder, *folder.parents) if (path / RECIPE).is_file()), folder)
 
 
 def _covers(allowed: Sequence[str], key: str) -> bool:

@@ -64,6 +64,11 @@ def step_of(folder: Path) -> int | None:
     return int(folder.name[5:]) if re.fullmatch(r"step_[0-9]+", folder.name) else None
 
 
+def run_of(folder: Path) -> Path:
+    """The run folder that a training lies in; it may hold several."""
+    return next((path for path in (folder, *folder.parents) if (path / RECIPE).is_file()), folder)
+
+
 def no_permission(error: PermissionError) -> CheckpointError:
     """For what cannot be read of a run: one that used older files, or started from zero, would lose steps."""
     return CheckpointError(

@@ -1,4 +1,5 @@
-"""One process among its peers: joining, messages, device, precision, and batches on their way to a GPU."""
+"""One process among its peers: joining, messages, device, precision, batches on their way to a GPU, and experiment
+trackers."""
 
 import hashlib
 import json
@@ -7,7 +8,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
@@ -24,10 +25,13 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
+from vitctl.engine.journal import LOG, never_raising, run_of
 from vitctl.engine.sharding import is_sharded
 from vitctl.errors import CheckpointError, LaunchError
 from vitctl.models.flops import bf16_tflops
 from vitctl.recipe.machine import Machine
+from vitctl.recipe.schema import TrainRecipe
+from vitctl.recipe.write import flat, toml_value
 from vitctl.system.process import HERE
 
 _cuda: Any = torch.cuda  # not all of it has types
@@ -590,3 +594,61 @@ def loader_workers(machine: Machine, device: torch.device, num_processes: int) -
     if device.type == "cuda":
         return min(8, cores // min(num_processes, max(1, torch.cuda.device_count())))
     return max(1, min(8, cores // 2))
+
+
+TRACKING = "tracking"  # where trackers of files write, in the run folder
+
+
+@contextmanager
+def tracking(runtime: Runtime, recipe: TrainRecipe, folder: Path) -> Iterator[None]:
+    """Within the block, what is logged goes to log.trackers: a run of the project vitctl, named by run folder
+    and training.
+
+    A tracker that writes files does so in FOLDER/tracking.
+
+    Args:
+        runtime: started with these trackers.
+        recipe: of this training; each learning rate of a sweep and each task of VTAB has its own.
+        folder: of this training.
+    """
+    if not recipe.log.trackers:
+        yield
+        return
+    accelerator = runtime.accelerator
+    files, name = folder / TRACKING, _training_name(folder)
+    accelerator.project_configuration.logging_dir = str(files)
+    if runtime.is_main:
+        files.mkdir(parents=True, exist_ok=True)
+    accelerator.init_trackers(
+        "vitctl",
+        config={"folder": str(folder), **tracker_config(recipe)},
+        init_kwargs={
+            "wandb": {"name": name, "dir": str(files)},
+            "mlflow": {"run_name": name},
+            "trackio": {"name": name},
+        },
+    )
+    for tracker in accelerator.trackers:
+        log = folder / LOG if runtime.is_main else None
+        tracker.log = never_raising(tracker.log, log, f"{tracker.name} cannot be written any more")
+    try:
+        yield
+    finally:
+        for tracker in accelerator.trackers:
+            with suppress(Exception):  # a tracker that fails must neither end the run nor hide its error
+                tracker.finish()
+        accelerator.trackers.clear()
+
+
+def _training_name(folder: Path) -> str:
+    """The run folder, and where the training lies inside, such as NAME/sweep/lr_0.01."""
+    place = folder.resolve()
+    return str(place.relative_to(run_of(place).parent))
+
+
+def tracker_config(recipe: TrainRecipe) -> dict[str, bool | int | float | str]:
+    """All values of a recipe under their dotted keys; lists as TOML text, unset values as ""."""
+    return {
+        key: value if isinstance(value, bool | int | float | str) else toml_value(value)
+        for key, value in flat(recipe).items()
+    }

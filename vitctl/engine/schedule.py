@@ -124,12 +124,9 @@ def lanes_note(lanes: Lanes) -> str:
 
 def in_words(lanes: Lanes) -> str:
     """For messages."""
-    sizes = [len(lanes.lane(number)) for number in range(lanes.num_lanes)]
-    counts = [len(own) for own in lanes.leaves]
-    least, most = min(sizes), max(sizes)
-    size = f"{least} to {most} images" if least < most else _count(most, "image", "images")
-    leaf = f"in leaves of up to {lanes.leaf_images}" if max(counts) > 1 else "each a leaf"
-    return f"{_count(lanes.num_lanes, 'lane', 'lanes')} of {size}, {leaf}: {_count(lanes.num_leaves, 'leaf', 'leaves')}"
+    leaves = _count(lanes.num_leaves, "leaf", "leaves")
+    size = _count(lanes.largest_leaf, "image", "images")
+    return f"{_count(lanes.num_lanes, 'lane', 'lanes')} in {leaves} of up to {size}"
 
 
 def _count(number: int, one: str, several: str) -> str:

@@ -7,10 +7,9 @@ from typing import Any
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.source.views import Source
-from vitctl.engine.agreement import run_of
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.evaluation import top_predictions
-from vitctl.engine.journal import RECIPE, Report, silent
+from vitctl.engine.journal import RECIPE, Report, run_of, silent
 from vitctl.engine.metrics import baselines, count_hits, mean_per_class
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import num_workers

@@ -12,8 +12,7 @@ from vitctl.data.source.views import Source
 from vitctl.engine.computation import exact
 from vitctl.engine.evaluation import Score, evaluate_model
 from vitctl.engine.journal import LOG, Journal, Report, json_digest
-from vitctl.engine.runtime import Runtime, num_workers, start
-from vitctl.engine.tracking import tracking
+from vitctl.engine.runtime import Runtime, num_workers, start, tracking
 from vitctl.engine.trainer import Images, RunContext, Trainer
 from vitctl.jobs.features import ImagePass
 from vitctl.jobs.inputs.data import eval_transform, mixing, train_transform, training_order

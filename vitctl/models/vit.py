@@ -241,6 +241,7 @@ class HybridTransformer(VisionTransformer):
         self.backbone = backbone_v1(config)
 
     def embed(self, images: Tensor) -> Tensor:
+        """Return the patch embeddings of the backbone's map."""
         return super().embed(self.backbone(images, self.checkpoint_blocks))
 
 
