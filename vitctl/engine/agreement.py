@@ -69,7 +69,7 @@ def check_inputs(
 
 
 def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[SavedCheckpoint | None, list[str]]:
-    """The newest complete checkpoint that rank 0 sees, read and verified by every process.
+    """Return the newest complete checkpoint that rank 0 sees, read and verified by every process.
 
     Args:
         runtime: this process among its peers, all of which call this.
@@ -161,7 +161,7 @@ def _read_as(who: str, folder: Path, fix: str) -> SavedCheckpoint:
 
 
 def agreed_tensors(runtime: Runtime, saved: SavedCheckpoint) -> CheckpointTensors:
-    """The tensors of a checkpoint, read by every process.
+    """Return the tensors of a checkpoint, read by every process.
 
     Raises:
         CheckpointError: a process could not read them, though it had verified them; the same line on every
@@ -215,8 +215,8 @@ def check_same_state(
 
 
 def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """A digest of named tensors, computed on their device in integer arithmetic: equal for equal bits, on any
-    device.
+    """Return a digest of named tensors, computed on their device in integer arithmetic: equal for equal bits,
+    on any device.
 
     A change of a single number always changes it. It detects accidents; it is not cryptographic.
     """
@@ -228,7 +228,7 @@ def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 @torch.no_grad()
 def _word_sum(tensor: Tensor) -> int:
-    """The sum of a tensor's words, each times an odd number that depends on its position, modulo 2^64."""
+    """Return the sum of a tensor's words, each times an odd number that depends on its position, modulo 2^64."""
     words = tensor.detach().contiguous().flatten().view(_WORDS[tensor.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     chunk = _CPU_CHUNK if words.device.type == "cpu" else _CHUNK
@@ -333,8 +333,8 @@ def identity(
     start_weights_sha256: str,
     computation: Mapping[str, Any],
 ) -> Identity:
-    """Identity of a training: digest, number and classes of its images, digest of its start weights, and its
-    recipe.
+    """Return the identity of a training: digest, number and classes of its images, digest of its start
+    weights, and its recipe.
 
     Args:
         recipe: of the training.
@@ -364,13 +364,15 @@ def allow(run_dir: Path, keys: Sequence[str]) -> None:
 
 
 def changed_on_purpose(run_dir: Path) -> dict[str, Any]:
-    """For the provenance of a run that was resumed with a change: its digests and recipe are the final ones."""
+    """Return a field for the provenance of a run that was resumed with a change: its digests and recipe are
+    the final ones.
+    """
     allowed = _read_allowed(run_dir)
     return {"changed_on_purpose": allowed["said"] or True} if allowed["before"] else {}
 
 
 def identity_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What differs between two trainings: the key that allows it, and a description."""
+    """Return what differs between two trainings: the key that allows it, and a description."""
     found = []
     for what, name in _IMAGES.items():
         one, two = before["images"].get(what), now["images"].get(what)

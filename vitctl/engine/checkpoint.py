@@ -71,7 +71,7 @@ class SavedCheckpoint:
         return json_digest(self.state)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """The tensors of its model, average or optimizer, on the CPU; none when it has no such file."""
+        """Return the tensors of its model, average or optimizer, on the CPU; none when it has no such file."""
         path = self.folder / tensors_file(name)
         return (
             load_file(path) if path.is_file() else {}
@@ -144,7 +144,7 @@ def _removed_on_error(aside: Path) -> Iterator[None]:
 
 
 def newest_checkpoint(root: Path, *, by_size: bool = False) -> tuple[SavedCheckpoint | None, list[str]]:
-    """The newest whole checkpoint, and one line for each newer one that is not whole; `by_size` as
+    """Return the newest whole checkpoint, and one line for each newer one that is not whole; `by_size` as
     `read_checkpoint` takes it.
 
     Raises:
@@ -164,7 +164,7 @@ def newest_checkpoint(root: Path, *, by_size: bool = False) -> tuple[SavedCheckp
 
 
 def newest_name(root: Path) -> str:
-    """The name of the newest checkpoint folder, whole or not; "" where there is none."""
+    """Return the name of the newest checkpoint folder, whole or not; "" where there is none."""
     return max((path.name for path in step_folders(root)), default="")
 
 
@@ -183,7 +183,7 @@ def set_aside_after(root: Path, step: int) -> None:
 
 
 def is_set_aside(folder: Path) -> bool:
-    """Whether a folder is a checkpoint that was set aside; none of them is ever deleted."""
+    """Return whether a folder is a checkpoint that was set aside; none of them is ever deleted."""
     return folder.name.startswith(_TORN)
 
 
@@ -233,8 +233,8 @@ class _State(BaseModel):
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The state.json of a checkpoint, with its format and required fields checked; its other files are not
-    read.
+    """Return the state.json of a checkpoint, with its format and required fields checked; its other files are
+    not read.
 
     Raises:
         CheckpointError: it is missing, incomplete, or of another format.
@@ -533,7 +533,7 @@ def _reason(error: Exception) -> str:
 def parts(
     model: nn.Module, average: Average | None, optimizer: Optimizer
 ) -> Iterable[tuple[str, str, Tensor]]:
-    """All tensors of a training by file and name, unsharded, one at a time; with a sharded model all
+    """Yield all tensors of a training by file and name, unsharded, one at a time; with a sharded model all
     processes must iterate.
     """
     averages = {} if average is None else average.tensors

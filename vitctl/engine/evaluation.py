@@ -47,7 +47,7 @@ class Score:
 
     @staticmethod
     def of(numbers: Mapping[str, Any]) -> "Score":
-        """The score from the fields that `numbers` wrote."""
+        """Return the score from the fields that `numbers` wrote."""
         return Score(int(numbers["correct"]), int(numbers["total"]), numbers.get("mean_per_class"))
 
     @staticmethod
@@ -83,7 +83,7 @@ def evaluate_model(
     normalise: Callable[[Tensor], Tensor],
     stop: StopFlag,
 ) -> Score:
-    """Top-1 accuracy over a whole split.
+    """Compute top-1 accuracy over a whole split.
 
     Where images may have several labels, a prediction is right when it is one of them, and images without any
     are left out of the count (Section 4.2, ImageNet ReaL).
@@ -130,7 +130,7 @@ def evaluate_model(
 
 
 def _sent(runtime: Runtime, batches: Iterable[Batch], stop: StopFlag) -> Iterator[Batch]:
-    """The batches, on the device ahead of their use.
+    """Yield the batches, on the device ahead of their use.
 
     Raises Stopped between two of them when a signal came to any process.
     """
@@ -160,7 +160,7 @@ def top_predictions(
     stop: StopFlag,
     to_scores: Callable[[Tensor], Tensor] = lambda logits: logits,
 ) -> Tensor:
-    """The five most likely classes of every image of a split, in the split's order.
+    """Return the five most likely classes of every image of a split, in the split's order.
 
     Args:
         as for `evaluate_model`.
@@ -189,21 +189,21 @@ def top_predictions(
 
 
 def class_logits(computation: Computation, model: nn.Module, images: Tensor) -> Tensor:
-    """Logits `[B, K]` of normalised images `[B, 3, S, S]`."""
+    """Return logits `[B, K]` of normalised images `[B, 3, S, S]`."""
     with computation.autocast():
         logits: Tensor = model(images)
     return logits
 
 
 def image_features(computation: Computation, model: Model, images: Tensor) -> Tensor:
-    """The input of the classification layer, `[B, R]`, of normalised images `[B, 3, S, S]`."""
+    """Return the input of the classification layer, `[B, R]`, of normalised images `[B, 3, S, S]`."""
     with computation.autocast():
         return model.features(images)
 
 
 def most_likely(scores: Tensor, count: int) -> Tensor:
-    """The classes of the highest scores, int64 `[B, min(count, K)]` of `[B, K]`; of equal scores the lower
-    class first.
+    """Return the classes of the highest scores, int64 `[B, min(count, K)]` of `[B, K]`; of equal scores the
+    lower class first.
     """
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
 
@@ -218,7 +218,7 @@ def representations(
     normalise: Callable[[Tensor], Tensor],
     stop: StopFlag,
 ) -> Tensor:
-    """The input of the classification layer for every image of a split, in the split's order.
+    """Return the input of the classification layer for every image of a split, in the split's order.
 
     Args:
         as for `evaluate_model`; `model.features` gives [B, R].
@@ -255,7 +255,7 @@ def _table(
 
 
 def _in_order(runtime: Runtime, rows: Tensor, samples: Tensor, num_images: int) -> Tensor:
-    """The rows of all processes in the order of the samples, on the CPU.
+    """Return the rows of all processes in the order of the samples, on the CPU.
 
     Raises DataError unless each image occurs once.
     """
@@ -291,8 +291,8 @@ def cached_features(
     limit_bytes: int,
     note: Callable[[str], None] = lambda _: None,
 ) -> tuple[Tensor | None, bool]:
-    """Representations of a split: read from the cache if a run with the same key stored them, else computed
-    and stored.
+    """Return representations of a split: read from the cache if a run with the same key stored them, else
+    computed and stored.
 
     Args:
         runtime: this process among its peers; only the main one reads and writes the cache.
@@ -329,7 +329,7 @@ def cached_features(
 
 
 def _read(file: Path, text: str, num_images: int, note: Callable[[str], None]) -> Tensor | None:
-    """The features of a file; None where it is missing, damaged, or has another key."""
+    """Return the features of a file; None where it is missing, damaged, or has another key."""
     try:
         with safe_open(file, framework="pt") as stored:
             metadata = stored.metadata() or {}

@@ -50,34 +50,36 @@ FEATURES = "features"  # beside the runs that share them: representations that `
 
 
 def tensors_file(name: str) -> str:
-    """Of a checkpoint: the file of its model, average or optimizer."""
+    """Return the file name of a checkpoint's model, average or optimizer."""
     return f"{name}.safetensors"
 
 
 def step_folder(root: Path, step: int) -> Path:
-    """Of the checkpoint of a step."""
+    """Return the checkpoint folder of a step."""
     return root / f"step_{step:08d}"
 
 
 def step_of(folder: Path) -> int | None:
-    """That a checkpoint's folder is named after; None for another folder."""
+    """Return the step that a checkpoint's folder is named after; None for another folder."""
     return int(folder.name[5:]) if re.fullmatch(r"step_[0-9]+", folder.name) else None
 
 
 def run_of(folder: Path) -> Path:
-    """The run folder that a training lies in; it may hold several."""
+    """Return the run folder that a training lies in; it may hold several."""
     return next((path for path in (folder, *folder.parents) if (path / RECIPE).is_file()), folder)
 
 
 def no_permission(error: PermissionError) -> CheckpointError:
-    """For what cannot be read of a run: one that used older files, or started from zero, would lose steps."""
+    """Return the error for unreadable files of a run: using older files, or starting from zero, would lose
+    steps.
+    """
     return CheckpointError(
         f"{error.filename}: permission denied; fix its permissions, or remove it to continue without it"
     )
 
 
 def step_folders(root: Path) -> list[Path]:
-    """The checkpoint folders; a glob would find none where the folder may not be read."""
+    """Return the checkpoint folders; a glob would find none where the folder may not be read."""
     return [path for path in root.iterdir() if path.name.startswith("step_")] if root.is_dir() else []
 
 
@@ -93,17 +95,17 @@ class Line(NamedTuple):
     number: int = 0
 
     def follows(self, before: str) -> bool:
-        """Whether it is linked to a line with the digest `before`."""
+        """Return whether it is linked to a line with the digest `before`."""
         return self.sha256 == link(self.body, before)
 
 
 def link(body: bytes, before: str) -> str:
-    """The digest of a line after one with the digest `before`; "" before the first."""
+    """Return the digest of a line after one with the digest `before`; "" before the first."""
     return hashlib.sha256(before.encode() + body).hexdigest()
 
 
 def linked(body: bytes, before: str) -> bytes:
-    """A line, a JSON object as bytes, with its link."""
+    """Return a line, a JSON object as bytes, with its link."""
     comma = b", " if body != b"{}" else b""
     return body[:-1] + comma + f'"sha256": "{link(body, before)}"}}'.encode()
 
@@ -115,7 +117,7 @@ def split(line: bytes) -> Line:
 
 
 def last_line(descriptor: int) -> Line:
-    """The last linked line of an open file; an empty one if there is none."""
+    """Return the last linked line of an open file; an empty one if there is none."""
     size, window = os.fstat(descriptor).st_size, _WINDOW
     while True:
         first = max(0, size - window)
@@ -129,7 +131,7 @@ def last_line(descriptor: int) -> Line:
 
 
 def end_of(path: Path) -> Line:
-    """The last linked line of a file; an empty one if there is none."""
+    """Return the last linked line of a file; an empty one if there is none."""
     if not os.path.lexists(path):
         return Line(b"{}", "")
     with open_regular(path, error=LaunchError) as file:
@@ -137,12 +139,12 @@ def end_of(path: Path) -> Line:
 
 
 def head(path: Path) -> str:
-    """The digest of the last line of a file of chained lines; "" if there is none."""
+    """Return the digest of the last line of a file of chained lines; "" if there is none."""
     return end_of(path).sha256
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file without their newlines; lines that are too long are skipped."""
+    """Yield the lines of a file without their newlines; lines that are too long are skipped."""
     most, inside = LOG_LINE.limit, False
     with open_regular(path, error=LaunchError) as file:
         while line := file.readline(most):
@@ -276,12 +278,14 @@ _NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """A value as standard JSON: NaN and infinities become the strings "NaN", "Infinity" and "-Infinity"."""
+    """Return a value as standard JSON: NaN and infinities become the strings "NaN", "Infinity" and
+    "-Infinity".
+    """
     return escaped_json(json.dumps(_encoded(value), indent=indent, ensure_ascii=False, allow_nan=False))
 
 
 def parse_json_text(text: str) -> Any:
-    """The inverse of `json_text`; unquoted NaN and Infinity, which older files have, are accepted too.
+    """Parse what `json_text` returned; unquoted NaN and Infinity, which older files have, are accepted too.
 
     Raises:
         ValueError: it is not JSON.
@@ -314,7 +318,7 @@ def write_run_json(path: Path, value: Any) -> None:
 
 
 def read_run_json(path: Path) -> Any:
-    """What `write_run_json` wrote.
+    """Read what `write_run_json` wrote.
 
     Raises FileNotFoundError; LaunchError where it is no file; ValueError where it is not JSON.
     """
@@ -352,7 +356,7 @@ def append_record(path: Path, record: Record) -> None:
 
 
 def _is_torn(descriptor: int) -> bool:
-    """Whether the last line is incomplete.
+    """Return whether the last line is incomplete.
 
     If another process is writing it, the rest follows within microseconds.
     """
@@ -365,7 +369,7 @@ def _is_torn(descriptor: int) -> bool:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All complete records; a line that a crash cut short, or that is no record, is skipped.
+    """Return all complete records; a line that a crash cut short, or that is no record, is skipped.
 
     Raises:
         LaunchError: the path is no file, or cannot be read.
@@ -377,13 +381,13 @@ def read_records(path: Path) -> list[Record]:
 
 
 def parse_records(text: str) -> list[Record]:
-    """The records among the lines of `text`."""
+    """Return the records among the lines of `text`."""
     return [record for line in text.split("\n") if (record := _parse_record(line)) is not None]
 
 
 def _parse_record(line: str) -> Record | None:
-    """The record of a line; None where it is none: a record is an object whose kind is text and whose counts
-    are numbers.
+    """Return the record of a line; None where it is none: a record is an object whose kind is text and whose
+    counts are numbers.
     """
     try:
         value = parse_json_text(split(line.encode(errors="replace")).body.decode())
@@ -466,7 +470,7 @@ class Journal:
             self.report(record)
 
     def watch(self, batches: Iterable[B], what: str, num_images: int, num_processes: int) -> Iterator[B]:
-        """The same batches, with a progress record every few seconds.
+        """Yield the same batches, with a progress record every few seconds.
 
         Args:
             batches: of this process, all of one length.

@@ -89,14 +89,14 @@ def _norms(gradients: list[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
 
 
 def optimizer_bytes(optimizer: Optimizer) -> int:
-    """Bytes of the optimizer state after the first step, over all shards."""
+    """Return bytes of the optimizer state after the first step, over all shards."""
     slots = OPTIMIZER_SLOTS["adam" if isinstance(optimizer, AdamW) else "sgd"]
     parameters: Iterator[nn.Parameter] = (p for group in optimizer.param_groups for p in group["params"])
     return slots * sum(p.numel() * p.element_size() for p in parameters)
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimizer's state as "slot/parameter name" -> tensor, sharded where the parameter is."""
+    """Return the optimizer's state as "slot/parameter name" -> tensor, sharded where the parameter is."""
     names = _names(optimizer, model)
     return {
         f"{slot}/{name}": value
@@ -107,7 +107,7 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
 
 
 def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """The inverse of `optimizer_tensors`.
+    """Load what `optimizer_tensors` returned.
 
     Raises:
         CheckpointError: the tensors belong to another model.

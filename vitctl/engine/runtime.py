@@ -47,14 +47,14 @@ class SentBatch(Batch):
 
 
 def given(batch: Batch) -> Batch:
-    """The batch as a network is given it: its images, labels and weights on the device, where a `Transfer`
-    has sent them there.
+    """Return the batch as a network is given it: its images, labels and weights on the device, where a
+    `Transfer` has sent them there.
     """
     return (isinstance(batch, SentBatch) and batch.on_device) or batch
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A small tensor of the host on the device, copied without waiting for the device."""
+    """Return a small tensor of the host on the device, copied without waiting for the device."""
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -136,7 +136,7 @@ class Transfer:
         return SentBatch(**vars(batch), on_device=on_device), buffer
 
     def _buffer(self, tensors: list[Tensor]) -> _Buffer:
-        """The one of two for batches of these shapes that was used longest ago.
+        """Return the one of two for batches of these shapes that was used longest ago.
 
         Its memory belongs to the computing stream.
         """
@@ -202,7 +202,7 @@ def join(*, cpu: bool, seconds: float = JOIN_SECONDS) -> None:
 
 
 def _store_outlives_processes() -> bool:
-    """Whether torchrun keeps the store of the rendezvous when it restarts the processes.
+    """Return whether torchrun keeps the store of the rendezvous when it restarts the processes.
 
     They would read the addresses of the earlier processes, and wait for ever or be refused. On one machine
     the number of restarts serves as a prefix; with several, each torchrun has its own count.
@@ -244,7 +244,7 @@ def _completes(work: dist.Work, seconds: float) -> bool:
 
 
 def broadcast_text(text: str) -> str:
-    """The text of rank 0, cut after 2,000 bytes, on every process."""
+    """Return the text of rank 0, cut after 2,000 bytes, on every process."""
     HERE.arrive()
     said = _packed(text)
     dist.broadcast(said, src=0)
@@ -252,8 +252,8 @@ def broadcast_text(text: str) -> str:
 
 
 def gather_texts(text: str) -> list[str]:
-    """The text of each process, cut after 2,000 bytes, by rank, on every process; without a process group its
-    own.
+    """Return the text of each process, cut after 2,000 bytes, by rank, on every process; without a process
+    group its own.
     """
     if not dist.is_initialized():
         return [text]
@@ -311,7 +311,7 @@ def check_same(facts: Mapping[str, str], fix: str) -> None:
 
 
 def node_lines(*, cpu: bool) -> list[str]:
-    """One line for each node: host name, ranks and device; the same on every process."""
+    """Return one line for each node: host name, ranks and device; the same on every process."""
     device = f"CPU, {torch.get_num_threads()} threads each" if cpu else torch.cuda.get_device_name()
     nodes: dict[str, list[int]] = {}
     for rank, text in enumerate(gather_texts(f"{socket.gethostname()}\t{device}")):
@@ -348,7 +348,9 @@ class Computation:
         return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
     def normaliser(self, mean: Sequence[float], std: Sequence[float]) -> "Normaliser":
-        """For images of these means and deviations of the three colours, of pixels from 0 to 1."""
+        """Return a normaliser for images of these means and deviations of the three colours, of pixels from 0
+        to 1.
+        """
         return Normaliser(self, mean, std)
 
 
@@ -422,14 +424,14 @@ class Runtime(Computation):
         return 1e12 * bf16_tflops(torch.cuda.get_device_name(self.device))
 
     def add(self, own: Tensor) -> Tensor:
-        """Element-wise sum over all processes, in place, without waiting for the device."""
+        """Sum element-wise over all processes, in place, without waiting for the device."""
         HERE.arrive()
         if self.num_processes > 1:
             torch.distributed.all_reduce(own)
         return own
 
     def sum(self, values: list[float]) -> list[float]:
-        """Element-wise sum over all processes, in float64, the same numbers on each.
+        """Sum element-wise over all processes, in float64, the same numbers on each.
 
         The device is not waited for.
         """
@@ -440,7 +442,7 @@ class Runtime(Computation):
         return [float(v) for v in total.tolist()]
 
     def sum_words(self, words: np.ndarray) -> np.ndarray:
-        """Element-wise sum over all processes modulo 2^64, uint64 `[n]`, the same on each.
+        """Sum element-wise over all processes modulo 2^64, uint64 `[n]`, the same on each.
 
         The device is not waited for.
         """
@@ -453,7 +455,7 @@ class Runtime(Computation):
         return found
 
     def broadcast(self, text: str) -> str:
-        """The text of the main process, cut after 2,000 bytes, on every process."""
+        """Return the text of the main process, cut after 2,000 bytes, on every process."""
         return broadcast_text(text) if self.num_processes > 1 else text
 
     def wait(self) -> None:
@@ -530,8 +532,7 @@ def start(
 
 
 def alone(*, precision: str, device: str) -> Computation:
-    """How a process computes that has no peers, so that it needs no `Runtime`: with the device and the
-    precision of one.
+    """Return how a process without peers computes: the device and the precision of a `Runtime`.
 
     Args, Raises: as `start`.
     """
@@ -540,7 +541,7 @@ def alone(*, precision: str, device: str) -> Computation:
 
 
 def _device_and_precision(device: str, precision: str) -> tuple[bool, str]:
-    """Whether the CPU computes, and the precision."""
+    """Return whether the CPU computes, and the precision."""
     if device == "cuda" and not torch.cuda.is_available():
         raise LaunchError(
             "machine.device = 'cuda': PyTorch finds no GPU here (`vitctl doctor` tells why); use 'auto'"
@@ -641,13 +642,13 @@ def tracking(runtime: Runtime, recipe: TrainRecipe, folder: Path) -> Iterator[No
 
 
 def _training_name(folder: Path) -> str:
-    """The run folder, and where the training lies inside, such as NAME/sweep/lr_0.01."""
+    """Return the run folder, and where the training lies inside, such as NAME/sweep/lr_0.01."""
     place = folder.resolve()
     return str(place.relative_to(run_of(place).parent))
 
 
 def tracker_config(recipe: TrainRecipe) -> dict[str, bool | int | float | str]:
-    """All values of a recipe under their dotted keys; lists as TOML text, unset values as ""."""
+    """Return all values of a recipe under their dotted keys; lists as TOML text, unset values as ""."""
     return {
         key: value if isinstance(value, bool | int | float | str) else toml_value(value)
         for key, value in flat(recipe).items()

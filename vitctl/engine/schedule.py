@@ -31,7 +31,7 @@ def lr_at(
     end_lr: float = 0.0,
     drops: tuple[float, ...] = (),
 ) -> float:
-    """Learning rate of the update that follows `step` finished updates.
+    """Return the learning rate of the update that follows `step` finished updates.
 
     Args:
         step: finished updates, 0 .. total - 1; with a warm-up the first update has rate 0.
@@ -57,7 +57,7 @@ def lr_at(
 
 
 def learning_rate(recipe: TrainRecipe, steps: int) -> Callable[[int], float]:
-    """The learning rate as a function of finished steps, in a run of `steps`, from [optimizer] and
+    """Return the learning rate as a function of finished steps, in a run of `steps`, from [optimizer] and
     [schedule].
     """
     s = recipe.schedule
@@ -73,7 +73,7 @@ def learning_rate(recipe: TrainRecipe, steps: int) -> Callable[[int], float]:
 
 
 def lanes_of(recipe: TrainRecipe, num_processes: int) -> Lanes | None:
-    """The lanes of [schedule] with its resolved batch size; None where they are off.
+    """Return the lanes of [schedule] with its resolved batch size; None where they are off.
 
     Args:
         recipe: that trains.
@@ -117,7 +117,7 @@ def lanes_of(recipe: TrainRecipe, num_processes: int) -> Lanes | None:
 
 
 def lanes_note(lanes: Lanes) -> str:
-    """For the plan."""
+    """Return the plan's line about lanes."""
     text = f"{in_words(lanes)}; the same bytes on up to {_count(lanes.num_leaves, 'process', 'processes')}"
     return f"{text}; machine.micro_batch has no effect"
 
@@ -143,7 +143,7 @@ R = TypeVar("R", bound=TrainRecipe)
 
 
 def needs_num_images(recipe: object) -> bool:
-    """Whether a value of a recipe's [schedule] depends on the number of training images."""
+    """Return whether a value of a recipe's [schedule] depends on the number of training images."""
     if not isinstance(recipe, TrainRecipe):
         return False
     s = recipe.schedule
@@ -209,7 +209,7 @@ def _batch_size(num_images: int) -> int:
 
 
 def _in_proportion(name: str, now: TrainRecipe, num_images: int) -> int:
-    """The warm-up of the recipe called `name`, shortened as its length is."""
+    """Return the warm-up of the recipe called `name`, shortened as its length is."""
     own = load_recipe(name).recipe
     assert isinstance(own, TrainRecipe)
     before = fitted_recipe(own, num_images).schedule

@@ -59,7 +59,7 @@ class LaneSum:
         return self.lanes.owned(self.rank, self.num_processes)
 
     def gradients(self, leaf: Callable[[int], Tensors]) -> Tensors:
-        """The sum of the gradients of all leaves, the same on every process.
+        """Return the sum of the gradients of all leaves, the same on every process.
 
         Args:
             leaf: computes the gradient of one of this process's leaves, a list of tensors that may be
@@ -72,8 +72,8 @@ class LaneSum:
         return sums[self.lanes.tree] if self.num_processes == 1 else self._exchanged(sums)
 
     def table(self, rows: Tensor) -> Tensor:
-        """The rows of all leaves, float64 `[num_leaves, N]`, from those of this process's; no number is
-        rounded.
+        """Return the rows of all leaves, float64 `[num_leaves, N]`, from those of this process's; no number
+        is rounded.
         """
         table = rows.new_zeros(self.lanes.num_leaves, rows.shape[1])
         table[self.own.start : self.own.stop] = rows
@@ -97,7 +97,7 @@ class LaneSum:
         return mine[0]
 
     def _completed(self, sums: Tensor) -> Tensor:
-        """The sum `[S]` of a part of the gradient from this process's subtrees of it, `[K, S]`; S is a
+        """Return the sum `[S]` of a part of the gradient from this process's subtrees of it, `[K, S]`; S is a
         multiple of the processes.
         """
         nodes = [
@@ -138,7 +138,7 @@ def _buckets(tensors: Tensors) -> Iterator[list[int]]:
 
 
 def _flat(tensors: Tensors, multiple: int) -> Tensor:
-    """One vector of all their numbers, with zeros up to a multiple of a length."""
+    """Return one vector of all their numbers, with zeros up to a multiple of a length."""
     size = sum(tensor.numel() for tensor in tensors)
     return torch.cat([*(tensor.reshape(-1) for tensor in tensors), tensors[0].new_zeros(-size % multiple)])
 
@@ -242,16 +242,16 @@ class ByLanes:
 
 
 def _counts(batches: list[Batch], stopped: bool) -> Tensor:
-    """Images that count, unusable ones, and whether this process received a signal, float64 `[batches, 3]`,
-    on the host.
+    """Count images, unusable ones, and whether this process received a signal, float64 `[batches, 3]`, on the
+    host.
     """
     rows = [[float(batch.weights.sum()), float(len(batch.bad)), float(stopped)] for batch in batches]
     return torch.tensor(rows, dtype=torch.float64)
 
 
 def _added(terms: list[Tensor]) -> Tensor:
-    """The sum in float64, from left to right: the order decides the last bits, and `sum` has another in other
-    releases of Python.
+    """Return the sum in float64, from left to right: the order decides the last bits, and `sum` has another
+    in other releases of Python.
     """
     total = torch.zeros_like(terms[0], dtype=torch.float64)
     for term in terms:
@@ -411,20 +411,20 @@ class Counts:
     skipped_in_a_row: int = 0
 
     def add(self, result: Result) -> None:
-        """Count one update."""
+        """Sum element-wise over all processes, in place, without waiting for the device."""
         self.num_bad += result.num_bad
         self.num_skipped += result.skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if result.skipped else 0
 
 
 def in_words(result: Result) -> str:
-    """The numbers of an update as text."""
+    """Return the numbers of an update as text."""
     return f"loss {result.loss:g}, gradient norm {result.grad_norm:g}, learning rate {result.lr:g}"
 
 
 def skipped_record(step: int, rank: int, result: Result, model: nn.Module, keys: list[str]) -> dict[str, Any]:
-    """A line of skipped.jsonl. Numbers are strings, since JSON has no infinity; norms of weights are of this
-    process's shards.
+    """Return a line of skipped.jsonl. Numbers are strings, since JSON has no infinity; norms of weights are
+    of this process's shards.
 
     On a GPU they may be those after one more update: the numbers of a step are read while the next one is
     computed.

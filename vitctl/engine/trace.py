@@ -72,7 +72,7 @@ class BatchDigest(NamedTuple):
 def batch_digest(
     runtime: Runtime, batches: Iterable[Batch], positions: range, batch_size: int
 ) -> BatchDigest:
-    """The digests of a global batch; all processes call this together.
+    """Return the digests of a global batch; all processes call this together.
 
     Args:
         runtime: this process among its peers.
@@ -92,7 +92,7 @@ def batch_digest(
 
 
 def norm_marks(norms: np.ndarray) -> np.ndarray:
-    """A mark of 16 bits for each norm: float64 `[P]` to uint16 `[P]`."""
+    """Return a mark of 16 bits for each norm: float64 `[P]` to uint16 `[P]`."""
     return _mark(np.ascontiguousarray(norms, np.float64).view(np.uint64))
 
 
@@ -132,7 +132,7 @@ def describe_step(
     batch_size: int,
     weights: nn.Module | None,
 ) -> StepRecord:
-    """The record of a step; all processes call this together.
+    """Return the record of a step; all processes call this together.
 
     Args:
         runtime: this process among its peers.
@@ -163,8 +163,8 @@ def describe_step(
 
 
 def end_of_steps(folder: Path, step: int) -> tuple[str, int]:
-    """The digest of the last line of steps.jsonl ("" if there is none), and the number of steps up to `step`
-    that have no record after it.
+    """Return the digest of the last line of steps.jsonl ("" if there is none), and the number of steps up to
+    `step` that have no record after it.
     """
     end, last = end_of(folder / STEP_RECORDS), 0
     with suppress(ValueError, TypeError, AttributeError, RecursionError):  # a changed line counts no steps
@@ -173,7 +173,7 @@ def end_of_steps(folder: Path, step: int) -> tuple[str, int]:
 
 
 def weights_checksum(model: nn.Module) -> str:
-    """A digest of the weights of a model that is not sharded, computed on their device."""
+    """Return a digest of the weights of a model that is not sharded, computed on their device."""
     return checksum(model.state_dict().items())
 
 
@@ -216,7 +216,7 @@ class Recorder:
             self._cut_marks(step)
 
     def add(self, step: int, result: Result, batches: Sequence[Batch], *, weights: bool) -> None:
-        """Record a step; `weights`: with a digest of the weights after it."""
+        """Sum element-wise over all processes, in place, without waiting for the device."""
         model = self.model if weights and self.runtime.is_main and not is_sharded(self.model) else None
         record = describe_step(self.runtime, step, result, batches, self.positions, self.batch_size, model)
         if self.runtime.is_main:
@@ -260,7 +260,7 @@ class MarksHeader:
 
 
 def read_marks_header(path: Path) -> MarksHeader | None:
-    """The header of trace.bin; None if there is none."""
+    """Return the header of trace.bin; None if there is none."""
     try:
         with open_regular(path, error=CheckpointError) as file:
             magic, size, _, first = _HEADER.unpack(file.read(_HEADER.size))
@@ -270,7 +270,9 @@ def read_marks_header(path: Path) -> MarksHeader | None:
 
 
 def read_marks(path: Path, step: int, crc: str, count: int) -> np.ndarray | None:
-    """The `count` marks of a step; None if trace.bin does not hold those with the CRC-32 that its line names."""
+    """Return the `count` marks of a step; None if trace.bin does not hold those with the CRC-32 that its line
+    names.
+    """
     header = read_marks_header(path)
     if header is None or step <= header.first or 2 * count > header.size:
         return None
@@ -363,7 +365,7 @@ class Steps:
 
 
 def read_steps(folder: Path) -> Steps | None:
-    """The record of the training in a folder; None if there is none.
+    """Return the record of the training in a folder; None if there is none.
 
     Raises:
         CheckpointError: a line is not a record of a step or a start.
@@ -418,7 +420,7 @@ class LoggedEnds(NamedTuple):
 
 
 def read_logged_ends(folder: Path) -> LoggedEnds:
-    """What log.jsonl in a folder says of checkpoints; empty if there is no log.
+    """Return what log.jsonl in a folder says of checkpoints; empty if there is no log.
 
     Raises LaunchError if it is not a file.
     """
@@ -465,5 +467,7 @@ def record_problem(saved: SavedCheckpoint, steps: Steps | None, log: LoggedEnds,
 
 
 def not_named(saved: SavedCheckpoint) -> str:
-    """The fields that a checkpoint of an earlier vitctl lacks: the ends of its records; "" if it has all."""
+    """Return the fields that a checkpoint of an earlier vitctl lacks: the ends of its records; "" if it has
+    all.
+    """
     return ", ".join(name for name in (STEPS_HEAD, UNRECORDED, LOG_HEAD) if name not in saved.state)

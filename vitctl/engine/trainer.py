@@ -278,7 +278,9 @@ class Trainer(TrainStep):
     def batches(
         self, first_step: int, micro_batch: int | None = None, workers: int | None = None
     ) -> Iterator[Batch]:
-        """Endless micro-batches of this process after `first_step` finished steps: a function of seed and step."""
+        """Yield micro-batches of this process after `first_step` finished steps, without end: a function of
+        seed and step.
+        """
         return train_batches(
             self.images.train,
             self.images.order or Order(len(self.images.train), self.recipe.seed),

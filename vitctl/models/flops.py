@@ -50,7 +50,7 @@ class Cost:
 
 
 def add(*costs: Cost) -> Cost:
-    """Return the sum, field by field."""
+    """Sum element-wise over all processes, in place, without waiting for the device."""
     return Cost(**{field.name: sum(getattr(cost, field.name) for cost in costs) for field in fields(Cost)})
 
 
@@ -209,7 +209,7 @@ def converted_bytes(
 def _kept_bytes(
     cost: Cost, micro_batch: int, precision: Literal["float32", "tf32", "bf16", "float64"]
 ) -> int:
-    """What autograd keeps between forward and backward, beside the weights."""
+    """Return what autograd keeps between forward and backward, beside the weights."""
     wide, narrow = _WIDTHS[precision]
     mixed = narrow != wide
     per_image = wide * cost.wide + narrow * (cost.narrow + mixed * cost.casts) + cost.masks
@@ -415,8 +415,8 @@ _ANOTHER = re.compile(r"\b(Ti|SUPER|D|Laptop|Max-Q|MIG|GRID|VF|HBM2e|64GB|MI250X
 
 
 def bf16_tflops(device_name: str) -> float:
-    """Dense peak in bf16, in TFLOP/s, of the device that torch gives this name; 0 where it is not known or
-    has no bf16.
+    """Return the dense peak in bf16, in TFLOP/s, of the device that torch gives this name; 0 where it is not
+    known or has no bf16.
 
     Args:
         device_name: as of `torch.cuda.get_device_name`, such as "NVIDIA H100 80GB HBM3". The longest name in
@@ -443,7 +443,7 @@ def cpu_name() -> str:
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
-    """The version of each package, "not installed" where it is not."""
+    """Return the version of each package, "not installed" where it is not."""
     found = {}
     for name in names:
         try:

@@ -506,5 +506,5 @@ def _did_you_mean(word: str, known: list[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name without case, signs and the word ViT: people write b/16, B16, vit_b_16."""
+    """Return a name without case, signs and the word ViT: people write b/16, B16, vit_b_16."""
     return re.sub(r"[^a-z0-9.]", "", name.lower()).removeprefix("vit")
