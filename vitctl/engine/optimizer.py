@@ -1,12 +1,13 @@
 """The paper's two optimizers, exact clipping, optimizer state as named tensors, and averaged weights."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.sgd import sgd
 
 from vitctl.engine.sharding import full, is_part, like, local
 from vitctl.errors import CheckpointError
@@ -26,11 +27,36 @@ def build_optimizer(model: nn.Module, chosen: Section) -> Optimizer:
     if chosen.name == "adam":
         betas = (chosen.beta1, chosen.beta2)
         return AdamW(model.parameters(), lr=0.0, betas=betas, eps=chosen.eps, weight_decay=decay, fused=True)
-    optimizer = SGD(model.parameters(), lr=0.0, momentum=chosen.momentum, weight_decay=decay, fused=True)
+    optimizer = ShardableSGD(
+        model.parameters(), lr=0.0, momentum=chosen.momentum, weight_decay=decay, fused=True
+    )
     # Torch would leave these undefined if the first update is skipped.
     for parameter in model.parameters():
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
+
+
+class ShardableSGD(SGD):
+    """SGD on what this process holds of each parameter: torch's fused kernel takes no sharded ones."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:  # noqa: ARG002 - there is none
+        """Step with the learning rate of each group, or change nothing; see `take_step`."""
+        for group in self.param_groups:
+            held = [p for p in group["params"] if p.grad is not None]
+            sgd(
+                [local(p) for p in held],
+                [local(p.grad) for p in held],
+                [local(self.state[p]["momentum_buffer"]) for p in held],
+                fused=True,
+                found_inf=getattr(self, "found_inf", None),
+                weight_decay=group["weight_decay"],
+                momentum=group["momentum"],
+                lr=group["lr"],
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
 
 
 def take_step(optimizer: Any, is_finite: Tensor) -> None:
