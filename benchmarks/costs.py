@@ -76,7 +76,7 @@ def records() -> str:
     from vitctl.data.images.decode import open_picture
     from vitctl.data.images.transforms import TrainTransform, augmentation_rng
     from vitctl.data.source.stores import SyntheticSource
-    from vitctl.engine.trace.recorder import weights_checksum
+    from vitctl.engine.trace import weights_checksum
     from vitctl.models.build import build
     from vitctl.models.variants import variant
 

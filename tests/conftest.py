@@ -26,7 +26,7 @@ os.environ["OMP_NUM_THREADS"] = (
 
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.writer.write import write_split
-from vitctl.engine.run_files import CHECKPOINTS
+from vitctl.engine.journal import CHECKPOINTS
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
@@ -75,9 +75,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(autouse=True)
 def first_kernels() -> None:
     """Each test begins with the kernels that a process begins with; a job leaves those of its own network."""
-    for name, kernel in (("attention", "fused"), ("linear", "torch")):
-        if module := sys.modules.get(f"vitctl.models.kernels.{name}"):
-            getattr(module, f"set_{name}")(kernel)
+    if kernels := sys.modules.get("vitctl.models.kernels"):
+        kernels.set_attention("fused")
+        kernels.set_linear("torch")
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vitctl.engine import checkpoint as files
 from vitctl.engine import losses
-from vitctl.engine.checkpoint import files
 from vitctl.engine.preemption import exit_on_signals
 from vitctl.engine.step import TrainStep
 from vitctl.errors import VitctlError

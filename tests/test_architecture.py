@@ -332,7 +332,7 @@ def test_state__never_goes_through_accelerate() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     }
-    assert ("engine/distributed/runtime.py", "prepare_model") in calls
+    assert ("engine/runtime.py", "prepare_model") in calls
     assert {(name, attribute) for name, attribute in calls if attribute in never} == set()
     schedulers = [name for name, path in zip(NAMES, FILES, strict=True) if "lr_scheduler" in path.read_text()]
     assert schedulers == []

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load, load_file
 
 from tests import warm
 from tests.conftest import (
@@ -240,18 +241,27 @@ def test_fsdp__gathered_in_bf16_needs_a_run_in_bf16(run: Run) -> None:
         run("run", **values)
 
 
+def assert_close(files: dict[str, bytes], others: dict[str, bytes]) -> None:
+    assert files.keys() == others.keys()
+    for name in files:
+        tensors, expected = load(files[name]), load(others[name])
+        assert tensors.keys() == expected.keys()
+        for key, tensor in tensors.items():
+            torch.testing.assert_close(tensor, expected[key], rtol=1e-12, atol=1e-15)
+
+
 def test_sharded_checkpoint__has_the_files_of_any_other(run: Run, tiny_data: Path, tmp_path: Path) -> None:
-    """Two processes with FSDP2 save and stop; one goes on, and ends where one alone does, bit for bit without
-    clipping.
+    """Two processes with FSDP2 save and stop; one goes on, and ends where one alone does, up to the
+    rounding of the optimizer's kernel on a CPU.
     """
     values = {"optimizer.clip_norm": 0.0, "machine.micro_batch": 8}
     straight, folder = run("straight", **values), tmp_path / "a"
     run_as_two(folder, tiny_data, **values, **{"machine.sharding": "fsdp", "schedule.total_steps": 20})
-    assert checkpoint(folder, 20) == checkpoint(straight, 20)
+    assert_close(checkpoint(folder, 20), checkpoint(straight, 20))
     for name in ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "state.json"):
         (folder / "checkpoints" / "step_00000020" / name).unlink()
     run("a", **values)
-    assert checkpoint(folder, 20) == checkpoint(straight, 20)
+    assert_close(checkpoint(folder, 20), checkpoint(straight, 20))
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert [r["step"] for r in log if r["kind"] == "resume"] == [18]
 

@@ -20,8 +20,8 @@ from vitctl.bench.step_speed import (
 )
 from vitctl.bench.timed_steps import Prepared
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.distributed.runtime import alone
 from vitctl.engine.journal import json_text
+from vitctl.engine.runtime import alone
 from vitctl.errors import LaunchError
 from vitctl.models.flops import computed_flops, count_macs
 from vitctl.models.variants import from_dict, variant

@@ -23,7 +23,7 @@ from vitctl.engine.computation import (
     exact,
     processor,
 )
-from vitctl.engine.distributed.runtime import Computation, Runtime, start
+from vitctl.engine.runtime import Computation, Runtime, start
 from vitctl.errors import LaunchError
 from vitctl.models.variants import variant
 from vitctl.recipe.load import Override, load_recipe

@@ -20,9 +20,9 @@ from tests.conftest import Run, checkpoint, harmed, records, sample_keys, train_
 from tests.faults.conftest import assert_same, prepared, warnings
 from tests.harmed import poisoned
 from vitctl.engine import evaluation, losses, optimizer, step, trainer
-from vitctl.engine.checkpoint.files import newest_checkpoint
-from vitctl.engine.nonfinite import SKIPPED
-from vitctl.engine.run_files import CHECKPOINTS
+from vitctl.engine.checkpoint import newest_checkpoint
+from vitctl.engine.journal import CHECKPOINTS
+from vitctl.engine.step import SKIPPED
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import DataError, LaunchError, VitctlError, explained, writing
 from vitctl.launch.worker import work

@@ -28,8 +28,8 @@ from tests.faults.conftest import (
     records,
     warnings,
 )
-from vitctl.engine.checkpoint import files, saving
-from vitctl.engine.checkpoint.files import keep, newest_checkpoint
+from vitctl.engine import checkpoint as saving
+from vitctl.engine.checkpoint import keep, newest_checkpoint
 from vitctl.errors import CheckpointError
 from vitctl.launch.worker import work
 from vitctl.verify.finding import FAILS
@@ -85,7 +85,7 @@ def test_full_for_a_while__the_run_goes_on_and_saves_when_there_is_room(
         assert saver_has_written.wait(20)
 
     saver_has_written = threading.Event()
-    save = files.save_checkpoint
+    save = saving.save_checkpoint
 
     def saved(*given: Any, **named: Any) -> Path:
         path = save(*given, **named)
@@ -231,9 +231,9 @@ def test_save_checkpoint__leaves_nothing_of_a_failed_one(
     def failing(*_: Any) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(files, "write_run_json", failing)
+    monkeypatch.setattr(saving, "write_run_json", failing)
     with pytest.raises(OSError, match=os.strerror(code)):
-        files.save_checkpoint(tmp_path, 3, tensors={}, config=None, meta={}, state={})
+        saving.save_checkpoint(tmp_path, 3, tensors={}, config=None, meta={}, state={})
     assert list(tmp_path.iterdir()) == []
 
 

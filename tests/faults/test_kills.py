@@ -26,7 +26,7 @@ from tests.faults.conftest import (
     records,
     resume,
 )
-from vitctl.engine.checkpoint.files import newest_checkpoint
+from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.launch.worker import work
 
 SHARED_MEMORY = Path("/dev/shm")

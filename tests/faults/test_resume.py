@@ -13,10 +13,9 @@ from tests.launch.conftest import lock_held
 from tests.trained import CPU, do
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.writer.write import write_split
-from vitctl.engine.distributed import agreement
-from vitctl.engine.journal import LOG, read_records
+from vitctl.engine import agreement
+from vitctl.engine.journal import LOG, STATE, read_records
 from vitctl.engine.journal import json_digest as state_digest
-from vitctl.engine.run_files import STATE
 from vitctl.errors import CheckpointError, LaunchError, RecipeError
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare_run import prepare_run

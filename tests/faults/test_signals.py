@@ -29,9 +29,8 @@ from vitctl.data.inspect import check_shards, duplicates
 from vitctl.data.source import splits
 from vitctl.data.source.hashing import IGNORED_SIGNALS
 from vitctl.data.writer import write
-from vitctl.engine import evaluation, step, trainer
-from vitctl.engine.checkpoint import files as checkpoints
-from vitctl.engine.distributed import agreement
+from vitctl.engine import agreement, evaluation, step, trainer
+from vitctl.engine import checkpoint as checkpoints
 from vitctl.engine.preemption import stop_on_signals
 from vitctl.export import export as exporting
 from vitctl.jobs import fewshot, pretrain, training

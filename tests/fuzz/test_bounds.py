@@ -26,7 +26,7 @@ from vitctl.data.shards.index import read_index
 from vitctl.data.shards.tar import read_shard
 from vitctl.data.source.locate import expand
 from vitctl.data.source.stores import ShardSource
-from vitctl.engine.checkpoint.files import read_checkpoint
+from vitctl.engine.checkpoint import read_checkpoint
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import append_record, cut_after, read_records
 from vitctl.errors import DataError, VitctlError

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.trained import Job
-from vitctl.engine.checkpoint import files
+from vitctl.engine import checkpoint as files
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.inputs.weights import stored_eval_transform
 from vitctl.recipe.load import Override, load_recipe

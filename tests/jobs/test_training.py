@@ -20,9 +20,8 @@ from tests.conftest import Run, train_records
 from tests.trained import Job
 from vitctl.data.loader import batches
 from vitctl.engine import computation as kernels
-from vitctl.engine.distributed.runtime import num_workers
 from vitctl.engine.preemption import Stopped
-from vitctl.engine.tracking import tracker_config
+from vitctl.engine.runtime import num_workers, tracker_config
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import DataError, LaunchError
 from vitctl.recipe.load import load_recipe
@@ -129,7 +128,7 @@ def test_trackers__tensorboard_gets_the_loss_the_accuracy_and_the_recipe(
     assert [event.step for event in seen.Scalars("loss")] == list(range(1, 7))
     assert [event.step for event in seen.Scalars("accuracy")] == [6]
     recipe = load_recipe(str(folder / "recipe.toml")).recipe
-    got, expected = configuration(folder), {"folder": str(folder), **tracker_config(recipe.model_dump())}
+    got, expected = configuration(folder), {"folder": str(folder), **tracker_config(recipe)}
     assert got == {key: float(v) if type(v) is int else v for key, v in expected.items()}
     assert (got["optimizer.lr"], got["data.flip"], got["model.name"]) == (0.01, True, "Ti/4")
     assert got["log.trackers"] == '["tensorboard"]'

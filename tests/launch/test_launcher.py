@@ -45,7 +45,7 @@ from tests.launch.conftest import (
     says,
     wait_for,
 )
-from vitctl.engine.checkpoint.files import newest_checkpoint
+from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.journal import append_record, cut_after
 from vitctl.errors import LaunchError
 from vitctl.launch import launcher

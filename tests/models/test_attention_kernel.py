@@ -5,17 +5,7 @@ from vitctl.models.kernels import (
     attend,
     attention_rule,
     set_attention,
-    set_linear,
-    used_attention,
-    used_linear,
 )
-
-
-@pytest.mark.parametrize("_test", [1, 2])
-def test_kernels__a_test_begins_with_those_of_a_new_process(_test: int) -> None:
-    assert (used_attention(), used_linear()) == ("fused", "torch")
-    set_attention("math")
-    set_linear("onednn")
 
 
 def parts(*shape: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY
-from vitctl.engine.checkpoint.files import read_checkpoint, save_checkpoint
-from vitctl.engine.trace.chain import linked, split
+from vitctl.engine.checkpoint import read_checkpoint, save_checkpoint
+from vitctl.engine.journal import linked, split
 from vitctl.engine.trainer import Trainer
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work

@@ -25,8 +25,7 @@ from tests.verify.conftest import (
     said,
     stopped_after,
 )
-from vitctl.engine.journal import append_record, json_digest
-from vitctl.engine.trace.chain import head
+from vitctl.engine.journal import append_record, head, json_digest
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import CheckpointError
 from vitctl.jobs.record.result import published_digest, read_result

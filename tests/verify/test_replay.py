@@ -36,7 +36,7 @@ from vitctl.data.writer.write import write_split
 from vitctl.engine import computation, trainer
 from vitctl.engine import step as step_module
 from vitctl.engine.step import TrainStep
-from vitctl.engine.trace.steps import StartLine
+from vitctl.engine.trace import StartLine
 from vitctl.errors import RecipeError
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.models.weights.weights_file import read_weights

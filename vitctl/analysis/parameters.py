@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from vitctl.models.build import Model
-from vitctl.models.hybrid import HybridTransformer
 from vitctl.models.resnet import ResNet, RootV1, RootV2, standardise
 from vitctl.models.variants import HybridConfig
-from vitctl.models.vit import Attention, VisionTransformer
+from vitctl.models.vit import Attention, HybridTransformer, VisionTransformer
 
 PAPERS = 28  # components in Figure 7
 

@@ -17,7 +17,7 @@ from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.source.order import Order
 from vitctl.data.source.views import Source
-from vitctl.engine.distributed.runtime import alone, loader_workers
+from vitctl.engine.runtime import alone, loader_workers
 from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.trainer import Images
 from vitctl.errors import DataError

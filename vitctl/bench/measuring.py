@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from vitctl.engine.computation import processor, versions
-from vitctl.engine.distributed.runtime import Computation
 from vitctl.engine.preemption import StopFlag
-from vitctl.models.hardware import bf16_tflops, cpu_name
+from vitctl.engine.runtime import Computation
+from vitctl.models.flops import bf16_tflops, cpu_name
 from vitctl.models.kernels import onednn_problem
 
 _SHAPES = {"cpu": ((1576, 768, 3072), (2048, 2048, 2048)), "cuda": ((8192, 8192, 8192), (50_176, 1024, 4096))}

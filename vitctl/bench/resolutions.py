@@ -22,7 +22,7 @@ from vitctl.bench.largest_batch import (
 )
 from vitctl.bench.measuring import Budget, machine_facts, matrix_rate, peak, seconds_of
 from vitctl.engine.computation import choose_kernels, use_kernels
-from vitctl.engine.distributed.runtime import Computation, alone
+from vitctl.engine.runtime import Computation, alone
 from vitctl.errors import RecipeError, is_out_of_memory
 from vitctl.models.build import build
 from vitctl.models.flops import FORWARD_AND_BACKWARD, computed_flops

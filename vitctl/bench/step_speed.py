@@ -34,10 +34,10 @@ from vitctl.bench.timed_steps import (
     without_extras,
 )
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.distributed.gradients import ByLanes
-from vitctl.engine.distributed.runtime import Computation, alone, num_workers
-from vitctl.engine.distributed.sharding import is_sharded
+from vitctl.engine.runtime import Computation, alone, num_workers
 from vitctl.engine.schedule import fitted_recipe
+from vitctl.engine.sharding import is_sharded
+from vitctl.engine.step import ByLanes
 from vitctl.errors import LaunchError, RecipeError, is_out_of_memory
 from vitctl.jobs.plan import plan_training
 from vitctl.models.flops import (
@@ -258,7 +258,7 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool
         "micro_batches": [asdict(one) for one in sizes],
         "notes": _notes(measured, largest, split, free),
         "stopped": budget.stop.raised,
-        "machine": machine_facts(runtime.computation),
+        "machine": machine_facts(runtime),
         "bottleneck": bottleneck,
         "verdict": f"The longest part of a step is {bottleneck}, {split[bottleneck] / seconds:.0%}; "
         f"{_HINTS.get(bottleneck, reached)}.",

@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from vitctl.bench.largest_batch import peak_bytes, reset_peak
 from vitctl.bench.measuring import Budget
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.distributed.gradients import Backward, Gradients, Sums
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.step import TrainStep, Update, take
-from vitctl.engine.trace.recorder import Recorder
+from vitctl.engine.step import Backward, Gradients, Sums, TrainStep, Update, take
+from vitctl.engine.trace import Recorder
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import DataError
 from vitctl.jobs.finetune import finetune

@@ -32,7 +32,7 @@ from vitctl.cli.run_job import (
     start_command,
     write_slurm_job,
 )
-from vitctl.engine.run_files import RECIPE
+from vitctl.engine.journal import RECIPE
 from vitctl.recipe.export_formats import FORMATS
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed

@@ -93,7 +93,7 @@ def run_quickstart(out: Path, seed: int) -> list[Row]:
     Raises:
         KeyboardInterrupt: stopped by a signal; all finished steps are kept.
     """
-    from vitctl.engine.run_files import FEATURES
+    from vitctl.engine.journal import FEATURES
     from vitctl.launch.run_folder import check_not_foreign
 
     check_not_foreign(out, (*FOLDERS, FEATURES, PAGE), what="a quickstart")

@@ -126,7 +126,7 @@ def verify(
     """
     from vitctl.cli.show.console import progress_of_steps, say
     from vitctl.cli.show.run_views import show_finding
-    from vitctl.engine.distributed.agreement import run_of
+    from vitctl.engine.journal import run_of
     from vitctl.errors import LaunchError
     from vitctl.launch.run_folder import is_running
     from vitctl.verify.run_check import verify as check

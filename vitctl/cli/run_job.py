@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitctl.cli.flags import check_flags, overrides_of
-from vitctl.engine.run_files import RECIPE
+from vitctl.engine.journal import RECIPE
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
 
@@ -95,7 +95,7 @@ def run_loaded(
         name: of the Slurm job.
         allow: what may differ from the start of the run.
     """
-    from vitctl.cli.show.console import waiting
+    from vitctl.cli.show.console import say, waiting
     from vitctl.launch.agent import check_processes
     from vitctl.launch.prepare_run import prepare_run
 

@@ -14,12 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.distributed.runtime import Computation, Runtime, check_same
-from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.engine.journal import write_run_json
+from vitctl.engine.runtime import Computation, Runtime, check_same
+from vitctl.engine.sharding import is_sharded
 from vitctl.errors import CheckpointError, LaunchError
-from vitctl.models.flops import OPTIMIZER_SLOTS
-from vitctl.models.hardware import cpu_name, installed
+from vitctl.models.flops import OPTIMIZER_SLOTS, cpu_name, installed
 from vitctl.models.kernels import (
     attention_rule,
     onednn_problem,
@@ -73,7 +72,8 @@ def fits_everywhere(
     *,
     adds_up: bool,
 ) -> bool:
-    """Whether a forward and backward pass fits on all processes. Model and gradients are left unchanged.
+    """Return whether a forward and backward pass fits on all processes. Model and gradients are left
+    unchanged.
 
     Args:
         runtime: of this process.
@@ -130,7 +130,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def read_kept(path: Path, model: type[M]) -> M:
-    """The choice that an earlier start of the run stored.
+    """Return the choice that an earlier start of the run stored.
 
     Raises:
         CheckpointError: the file cannot be read, or is invalid.
@@ -199,7 +199,7 @@ def use_kernels(kernels: Kernels) -> None:
 
 
 def kernels_used() -> dict[str, str]:
-    """The kernels that this process computes with, for a result."""
+    """Return the kernels that this process computes with, for a result."""
     return {"attention": used_attention(), "linear": used_linear()}
 
 
@@ -212,8 +212,8 @@ def choose_micro_batch(
     batch: Callable[[int], Batch],
     share: int,
 ) -> int:
-    """Images of a forward pass: machine.micro_batch, or what fits, which is measured once and written to
-    RUN/micro_batch.json.
+    """Return the images of a forward pass: machine.micro_batch, or what fits, which is measured once and
+    written to RUN/micro_batch.json.
     """
     if recipe.machine.micro_batch != -1 or recipe.schedule.lanes:  # leaves are passes of their own size
         return most_images(recipe.machine.micro_batch, share)
@@ -248,15 +248,15 @@ def choose_micro_batch(
 
 
 def most_images(micro_batch: int, share: int) -> int:
-    """Images of the largest forward pass of a process with this machine.micro_batch (0 and -1: as many as its
-    share).
+    """Return the images of the largest forward pass of a process with this machine.micro_batch (0 and -1: as
+    many as its share).
     """
     return min(micro_batch, share) if micro_batch > 0 else share
 
 
 def dropout_draws(recipe: TrainRecipe, config: Any, folder: Path) -> dict[str, Any]:
-    """What the random draws of dropout and stochastic depth depend on, besides seed and step; empty without
-    dropout.
+    """Return what the random draws of dropout and stochastic depth depend on, besides seed and step; empty
+    without dropout.
 
     They are drawn for each forward pass of each process, so that the split of a batch changes the result.
     With lanes it does not.
@@ -276,7 +276,7 @@ VERSIONS = ("vitctl", "torch", "accelerate", "numpy", "pillow", "simplejpeg")
 
 
 def computed(runtime: Runtime) -> dict[str, Any]:
-    """How the numbers of a job are computed: resolved precision, device, threads, processes, versions."""
+    """Return how the numbers of a job are computed: resolved precision, device, threads, processes, versions."""
     is_cuda = runtime.device.type == "cuda"
     own: dict[str, Any] = {
         "precision": runtime.precision,
@@ -294,13 +294,13 @@ def computed(runtime: Runtime) -> dict[str, Any]:
 
 
 def computed_training(recipe: TrainRecipe, runtime: Runtime) -> dict[str, Any]:
-    """The same for a training, which with lanes has a number of threads of its own on a CPU."""
+    """Return the same for a training, which with lanes has its own number of threads on a CPU."""
     own = computed(runtime)
     return own | ({"threads": recipe.schedule.threads} if recipe.schedule.lanes and "threads" in own else {})
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of the packages in VERSIONS."""
+    """Return installed versions of the packages in VERSIONS."""
     return installed(VERSIONS)
 
 
@@ -376,7 +376,7 @@ def exact(runtime: Runtime, threads: int) -> Iterator[None]:
 
 
 def computation(runtime: Runtime, **chosen: Any) -> dict[str, Any]:
-    """What decides the last bits beside recipe, data and weights; the same on every process.
+    """Return what decides the last bits beside recipe, data and weights; the same on every process.
 
     Args:
         runtime: of this process.
@@ -432,8 +432,8 @@ def _library_settings() -> dict[str, str]:
 
 
 def cpu_kind(file: Path) -> str:
-    """The kind of CPU: its maker and what its matrix kernels are chosen by. CPUs of one kind compute the same
-    bits.
+    """Return the kind of CPU: its maker and what its matrix kernels are chosen by. CPUs of one kind compute
+    the same bits.
 
     Args:
         file: /proc/cpuinfo; it may be missing.

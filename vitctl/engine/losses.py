@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.distributed.transfer import given, sent
+from vitctl.engine.runtime import given, sent
 from vitctl.errors import DataError
 from vitctl.models.masked_patch import draw_corruption, masked_patch_loss, targets
 from vitctl.models.variants import MaskedPatchConfig
@@ -34,7 +34,7 @@ def classify(
     label_smoothing: float,
     smoothing: Smoothing = "spread",
 ) -> Tensor:
-    """The summed classification loss of a batch: the objective of supervised training."""
+    """Return the summed classification loss of a batch: the objective of supervised training."""
     own = given(batch)
     logits = model(normalise(own.images))
     labels, weights = sent(own.labels, logits.device), sent(own.weights, logits.device)
@@ -53,7 +53,7 @@ def predict_masked_patches(
     rate: float,
     seed: int,
 ) -> Tensor:
-    """The summed loss of a batch in masked patch prediction.
+    """Return the summed loss of a batch in masked patch prediction.
 
     The corrupted patches are a pure function of (seed, step, sample), independent of a resume and of how the
     batch is split.
@@ -79,7 +79,7 @@ def classification_loss(
     label_smoothing: float,
     smoothing: Smoothing = "spread",
 ) -> Tensor:
-    """Sum over the batch of the weighted loss of each image, in float32 or wider.
+    """Return the sum over the batch of the weighted loss of each image, in float32 or wider.
 
     Args:
         logits: [B, K].
@@ -121,7 +121,7 @@ def classification_loss(
 
 
 def multi_hot(labels: Tensor, num_classes: int) -> Tensor:
-    """Ones at the labels of each image: [B, L] integers, padded with -1, to [B, K] int64."""
+    """Return ones at the labels of each image: [B, L] integers, padded with -1, to [B, K] int64."""
     behind = torch.where(labels < 0, num_classes, labels)
     return labels.new_zeros(len(labels), num_classes + 1).scatter_(1, behind, 1)[:, :num_classes]
 
@@ -165,7 +165,7 @@ class Blend:
 
 
 def draw_blend(mixing: Mixing, *, seed: int, step: int, image_size: int) -> Blend:
-    """The blend of the batch after `step` finished steps, the same on every process."""
+    """Return the blend of the batch after `step` finished steps, the same on every process."""
     rng = np.random.default_rng((seed, step, 0, _MIX_STREAM))
     cut = rng.random() < 0.5 if mixing.mixup_alpha and mixing.cutmix_alpha else mixing.cutmix_alpha > 0
     alpha = mixing.cutmix_alpha if cut else mixing.mixup_alpha
@@ -191,7 +191,8 @@ def classify_mixed(
     mixing: Mixing,
     seed: int,
 ) -> Tensor:
-    """The summed classification loss of a batch whose images and targets are blended with their neighbours'.
+    """Return the summed classification loss of a batch whose images and targets are blended with their
+    neighbours'.
 
     An image whose partner cannot be used stays as it is; one that cannot be used itself has weight 0. Both
     losses are affine in the target, and so are both forms of smoothing: the loss of a blended target is the

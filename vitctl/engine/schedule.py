@@ -30,7 +30,7 @@ def lr_at(
     end_lr: float = 0.0,
     drops: tuple[float, ...] = (),
 ) -> float:
-    """Learning rate of the update that follows `step` finished updates.
+    """Return the learning rate of the update that follows `step` finished updates.
 
     Args:
         step: finished updates, 0 .. total - 1; with a warm-up the first update has rate 0.
@@ -56,7 +56,7 @@ def lr_at(
 
 
 def learning_rate(recipe: TrainRecipe, steps: int) -> Callable[[int], float]:
-    """The learning rate as a function of finished steps, in a run of `steps`, from [optimizer] and
+    """Return the learning rate as a function of finished steps, in a run of `steps`, from [optimizer] and
     [schedule].
     """
     s = recipe.schedule
@@ -72,7 +72,7 @@ def learning_rate(recipe: TrainRecipe, steps: int) -> Callable[[int], float]:
 
 
 def lanes_of(recipe: TrainRecipe, num_processes: int) -> Lanes | None:
-    """The lanes of [schedule] with its resolved batch size; None where they are off.
+    """Return the lanes of [schedule] with its resolved batch size; None where they are off.
 
     Args:
         recipe: that trains.
@@ -116,19 +116,16 @@ def lanes_of(recipe: TrainRecipe, num_processes: int) -> Lanes | None:
 
 
 def lanes_note(lanes: Lanes) -> str:
-    """For the plan."""
+    """Return the plan's line about lanes."""
     text = f"{in_words(lanes)}; the same bytes on up to {_count(lanes.num_leaves, 'process', 'processes')}"
     return f"{text}; machine.micro_batch has no effect"
 
 
 def in_words(lanes: Lanes) -> str:
     """For messages."""
-    sizes = [len(lanes.lane(number)) for number in range(lanes.num_lanes)]
-    counts = [len(own) for own in lanes.leaves]
-    least, most = min(sizes), max(sizes)
-    size = f"{least} to {most} images" if least < most else _count(most, "image", "images")
-    leaf = f"in leaves of up to {lanes.leaf_images}" if max(counts) > 1 else "each a leaf"
-    return f"{_count(lanes.num_lanes, 'lane', 'lanes')} of {size}, {leaf}: {_count(lanes.num_leaves, 'leaf', 'leaves')}"
+    leaves = _count(lanes.num_leaves, "leaf", "leaves")
+    size = _count(lanes.largest_leaf, "image", "images")
+    return f"{_count(lanes.num_lanes, 'lane', 'lanes')} in {leaves} of up to {size}"
 
 
 def _count(number: int, one: str, several: str) -> str:
@@ -145,7 +142,7 @@ R = TypeVar("R", bound=TrainRecipe)
 
 
 def needs_num_images(recipe: object) -> bool:
-    """Whether a value of a recipe's [schedule] depends on the number of training images."""
+    """Return whether a value of a recipe's [schedule] depends on the number of training images."""
     if not isinstance(recipe, TrainRecipe):
         return False
     s = recipe.schedule
@@ -211,7 +208,7 @@ def _batch_size(num_images: int) -> int:
 
 
 def _in_proportion(name: str, now: TrainRecipe, num_images: int) -> int:
-    """The warm-up of the recipe called `name`, shortened as its length is."""
+    """Return the warm-up of the recipe called `name`, shortened as its length is."""
     own = load_recipe(name).recipe
     assert isinstance(own, TrainRecipe)
     before = fitted_recipe(own, num_images).schedule

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vitctl.data.images.transforms import EvalTransform, TorchvisionTransform
 from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.views import Source, random_subset
-from vitctl.engine.run_files import RECIPE
+from vitctl.engine.journal import RECIPE
 from vitctl.errors import DataError, VitctlError
 from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.jobs.inputs.weights import FoundWeights, run_of

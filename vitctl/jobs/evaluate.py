@@ -13,9 +13,8 @@ from vitctl.data.datasets.readers.imagenet import imagenet_classes, label_sets, 
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.source.views import Source
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
-from vitctl.engine.distributed.agreement import run_of
 from vitctl.engine.evaluation import top_predictions
-from vitctl.engine.journal import Report, silent
+from vitctl.engine.journal import RECIPE, Report, run_of, silent
 from vitctl.engine.metrics import (
     baselines,
     correct_predictions,
@@ -26,7 +25,6 @@ from vitctl.engine.metrics import (
     padded_sets,
 )
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.run_files import RECIPE
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.data import Inputs, open_inputs
 from vitctl.jobs.inputs.weights import (
@@ -253,7 +251,7 @@ def evaluate(
         journal.write("warning", step=0, text=text)
     look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
-    use_kernels(choose_kernels(recipe.machine, model.config, runtime.computation))
+    use_kernels(choose_kernels(recipe.machine, model.config, runtime))
     best = look.through(top_predictions, "scoring", model, source, to_scores=rule.to_scores).numpy()
     metrics: dict[str, dict[str, Any]] = {}
     for name, labels in rule.labels.items():

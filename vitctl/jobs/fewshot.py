@@ -13,13 +13,12 @@ from torch import Tensor
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
-from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score, stop_together
-from vitctl.engine.journal import Report, silent
+from vitctl.engine.journal import FEATURES, Report, silent
 from vitctl.engine.metrics import baselines, mean_per_class
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.ridge import L2_GRID, choose_l2, choose_shots, count_correct, decompose
-from vitctl.engine.run_files import FEATURES
+from vitctl.engine.runtime import Runtime
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import FewshotSet, Inputs, open_inputs
 from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, random_in_words, weights_of
@@ -93,7 +92,7 @@ def fewshot(
     check_found(runtime, found, sources)
 
     model, transform = _frozen(found, recipe, runtime)
-    use_kernels(choose_kernels(recipe.machine, model.config, runtime.computation))
+    use_kernels(choose_kernels(recipe.machine, model.config, runtime))
     text = f"frozen, images of {transform.image_size} pixels"
     found.log(journal, random_in_words(recipe.weights, recipe.seed), text)
     for text in unseen_pixels(found.weights.config, transform.image_size):

@@ -21,8 +21,8 @@ from vitctl.analysis.attention_maps import (
 from vitctl.analysis.inspect_figures import Heading, Panel, RolledImage, draw_position_similarity
 from vitctl.analysis.observe import PARTS, Observed, missing_parts
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
-from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.journal import json_text
+from vitctl.engine.runtime import Runtime
 from vitctl.errors import CheckpointError, LaunchError
 from vitctl.jobs.inputs.data import open_images
 from vitctl.jobs.inputs.images import ChosenImages, choose_images, find_images
@@ -99,7 +99,7 @@ def look(
     transform = stored_eval_transform(recipe, meta)
     model, _ = loaded_model(found, transform.image_size, runtime.dtype)
     model = on_device(model, runtime).eval()
-    use_kernels(choose_kernels(recipe.machine, model.config, runtime.computation))
+    use_kernels(choose_kernels(recipe.machine, model.config, runtime))
     images = chosen.pixels(transform)
     batch = _batch_size(model, recipe.evaluation.batch_size)
     normalise, parts = runtime.normaliser(meta["mean"], meta["std"]), []

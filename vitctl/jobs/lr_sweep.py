@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score
-from vitctl.engine.run_files import CHECKPOINTS
+from vitctl.engine.journal import CHECKPOINTS
+from vitctl.engine.runtime import Runtime
 from vitctl.errors import CheckpointError
 from vitctl.jobs.record.result import RunResult, read_result, write_result
 

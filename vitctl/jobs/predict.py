@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitctl.data.images.decode import BadSample, from_pillow
 from vitctl.data.source.views import Source
-from vitctl.engine.distributed.runtime import loader_workers
+from vitctl.engine.runtime import loader_workers
 from vitctl.errors import CheckpointError, DataError, RecipeError, explaining
 from vitctl.jobs.inputs.classifier import (
     Answers,

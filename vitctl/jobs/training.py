@@ -15,17 +15,14 @@ from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.verification import Verification, Verified
 from vitctl.data.source.views import Source, source_text
-from vitctl.engine.checkpoint.files import SavedCheckpoint, read_state
+from vitctl.engine.agreement import changed_on_purpose
+from vitctl.engine.checkpoint import SavedCheckpoint, read_state
 from vitctl.engine.computation import computed_training, exact, kernels_used
-from vitctl.engine.distributed.agreement import changed_on_purpose
-from vitctl.engine.distributed.runtime import Runtime, num_workers, start
-from vitctl.engine.evaluation import Score, evaluate_model, representations
-from vitctl.engine.feature_cache import cached_features
-from vitctl.engine.journal import LOG, Journal, Record, Report, json_digest
+from vitctl.engine.evaluation import Score, cached_features, evaluate_model, representations
+from vitctl.engine.journal import LOG, Journal, Record, Report, json_digest, tensors_file
 from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.run_files import tensors_file
-from vitctl.engine.tracking import tracking
+from vitctl.engine.runtime import Runtime, num_workers, start, tracking
 from vitctl.engine.trainer import Images, RunContext, Trainer
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import eval_transform, mixing, train_transform, training_order

@@ -16,14 +16,13 @@ from vitctl.data.datasets.vtab import GROUPS, SUITES, VtabTask
 from vitctl.data.datasets.vtab_images import TaskData
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
 from vitctl.data.source.views import Source, source_text
-from vitctl.engine.checkpoint.files import newest_checkpoint
+from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.computation import computed_training, dropout_draws
 from vitctl.engine.evaluation import Score
-from vitctl.engine.journal import Report, silent
+from vitctl.engine.journal import AVERAGE, CHECKPOINTS, Report, silent
 from vitctl.engine.metrics import baselines, count_by_class, mean_per_class
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.ridge import fit_and_score
-from vitctl.engine.run_files import AVERAGE, CHECKPOINTS
 from vitctl.engine.schedule import TASK_IMAGES, fitted_recipe
 from vitctl.engine.trainer import Images, RunContext
 from vitctl.jobs.inputs.data import Inputs, chosen_tasks, open_inputs

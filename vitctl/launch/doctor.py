@@ -64,7 +64,7 @@ def _packages() -> Iterator[Finding]:
 def _torch() -> Iterator[Finding]:
     import torch
 
-    from vitctl.models.hardware import cpu_name
+    from vitctl.models.flops import cpu_name
 
     yield Finding(True, "torch", torch.__version__)
     try:
@@ -91,7 +91,7 @@ def _torch() -> Iterator[Finding]:
 def _precision() -> Iterator[Finding]:
     import torch
 
-    from vitctl.engine.distributed.runtime import best_precision
+    from vitctl.engine.runtime import best_precision
 
     yield Finding(
         True,

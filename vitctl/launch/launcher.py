@@ -12,6 +12,8 @@ import psutil
 
 from vitctl.engine.journal import (
     LOG,
+    RECIPE,
+    RESULT,
     Record,
     Report,
     never_raising,
@@ -20,7 +22,6 @@ from vitctl.engine.journal import (
     write_run_json,
 )
 from vitctl.engine.preemption import AT_ONCE, say
-from vitctl.engine.run_files import RECIPE, RESULT
 from vitctl.errors import LaunchError, VitctlError
 from vitctl.launch.agent import (
     GRACE_SECONDS,

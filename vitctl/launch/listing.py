@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vitctl.engine.checkpoint.files import is_set_aside, newest_checkpoint, read_checkpoint, remove_folders
-from vitctl.engine.journal import LOG, Record, parse_records, read_records
-from vitctl.engine.run_files import (
+from vitctl.engine.checkpoint import is_set_aside, newest_checkpoint, read_checkpoint, remove_folders
+from vitctl.engine.journal import (
     CHECKPOINTS,
+    LOG,
     RECIPE,
     RESULT,
     STEP_RECORDS,
+    Record,
+    parse_records,
+    read_records,
     step_folder,
     step_folders,
     step_of,

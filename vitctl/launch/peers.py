@@ -21,9 +21,8 @@ from typing import Any
 
 import psutil
 
-from vitctl.engine.journal import Journal, write_run_json
+from vitctl.engine.journal import CHECKPOINTS, Journal, step_folders, step_of, write_run_json
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.run_files import CHECKPOINTS, step_folders, step_of
 from vitctl.errors import LaunchError, VitctlError, is_lost_peer
 from vitctl.launch.run_folder import LOGS, read_status
 from vitctl.system.files import atomic_write, no_links, read_json

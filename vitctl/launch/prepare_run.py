@@ -10,8 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vitctl.engine.journal import CHANGED, LOG, Journal, write_run_json
-from vitctl.engine.run_files import CHECKPOINTS, RECIPE, STATE, no_permission, step_folders, step_of
+from vitctl.engine.journal import (
+    CHANGED,
+    CHECKPOINTS,
+    LOG,
+    RECIPE,
+    STATE,
+    Journal,
+    no_permission,
+    step_folders,
+    step_of,
+    write_run_json,
+)
 from vitctl.errors import LaunchError, RecipeError, VitctlError
 from vitctl.launch.agent import LaunchConfig, launch_line, write_accelerate_config
 from vitctl.launch.cluster import Member, find_member
@@ -83,7 +93,7 @@ def prepare_run(
 
 
 def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member: Member) -> Prepared:
-    from vitctl.engine.distributed.runtime import broadcast_text, join
+    from vitctl.engine.runtime import broadcast_text, join
 
     if member.num_processes > 1:
         join(cpu=on_cpu(loaded.recipe))
@@ -102,7 +112,7 @@ def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member:
 
 
 def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: LaunchConfig) -> Prepared:
-    from vitctl.engine.distributed.agreement import allow as note_allowed
+    from vitctl.engine.agreement import allow as note_allowed
     from vitctl.jobs.inputs.checks import check_recipe, fit_to_data
 
     if has_control(str(run_dir)):
@@ -227,7 +237,7 @@ def _in_words(changes: Sequence[tuple[str, Any, Any]]) -> str:
 
 def environment() -> dict[str, Any]:
     """Versions, machine and git commit, for RUN/env.json."""
-    from vitctl.models.hardware import cpu_name, installed
+    from vitctl.models.flops import cpu_name, installed
 
     git = ["git", "-C", str(Path(__file__).resolve().parents[2]), "rev-parse", "HEAD"]
     try:

@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from vitctl.engine.journal import LOG
-from vitctl.engine.run_files import CHECKPOINTS, RECIPE, RESULT, STEPS
+from vitctl.engine.journal import CHECKPOINTS, LOG, RECIPE, RESULT, STEPS
 from vitctl.errors import CheckpointError, LaunchError, explaining
 from vitctl.system.files import open_lock, open_regular, read_json, write_bytes
 
@@ -147,7 +146,7 @@ def locked_for_run(folder: Path) -> Iterator[None]:
     Raises:
         LaunchError: another process holds the lock.
     """
-    from vitctl.engine.distributed.agreement import allow
+    from vitctl.engine.agreement import allow
 
     with locked(folder), keeping_result(folder):
         try:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from vitctl.data.datasets.catalog import find_data_set, open_split
 from vitctl.data.shards.index import find_splits
-from vitctl.engine.journal import Report
-from vitctl.engine.run_files import RECIPE
+from vitctl.engine.journal import RECIPE, Report
 from vitctl.errors import VitctlError
 from vitctl.jobs.record.result import read_result
 from vitctl.launch.launcher import launch

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitctl.engine.journal import LOG, Journal, Record, Report, never_raising, silent
+from vitctl.engine.journal import LOG, RECIPE, RESULT, Journal, Record, Report, never_raising, silent
 from vitctl.engine.preemption import (
     ECHO_SECONDS,
     RESUMABLE,
@@ -24,7 +24,6 @@ from vitctl.engine.preemption import (
     say,
     stop_on_signals,
 )
-from vitctl.engine.run_files import RECIPE, RESULT
 from vitctl.errors import LaunchError, explained
 from vitctl.launch.cluster import (
     find_member,
@@ -179,7 +178,7 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
     journal = Journal(run_dir / LOG if _is_main() else None, report)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several:
-        from vitctl.engine.distributed.runtime import (
+        from vitctl.engine.runtime import (
             check_all_reduce,
             check_same,
             gather_texts,

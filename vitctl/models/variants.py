@@ -12,7 +12,7 @@ from vitctl.system.text import nearest, one_line
 # One table for all families: the least and the most of each whole number, and the words that a field may
 # hold. The most is some ten times what any published model has: a file that claims more is damaged or
 # hostile.
-_BOUNDS = {
+BOUNDS = {
     "patch_size": (1, 4096), "hidden_size": (1, 2**16), "depth": (1, 1000), "mlp_size": (1, 2**18), "num_heads": (1, 2**12),
     "image_size": (1, 2**14), "width": (1, 2**13), "num_groups": (1, 2**13), "num_classes": (0, 2**24),
     "representation_size": (0, 2**16),
@@ -269,7 +269,7 @@ class UnitShape:
         return self.stride > 1 or self.inputs != self.outputs
 
 
-def spares_tokens(config: "ViTConfig") -> bool:
+def skips_unused_tokens(config: "ViTConfig") -> bool:
     """Return whether the last block computes the class token alone, because nothing else is read."""
     reads_all = isinstance(config, MaskedPatchConfig) or config.classifier != "token"
     return not reads_all and config.position_embedding != "relative"
@@ -326,8 +326,8 @@ def _value_problems(config: Config) -> Iterator[str]:
     """Fields that are wrong by themselves."""
     values: dict[str, Any] = vars(config)
     for name, value in values.items():
-        if name in _BOUNDS and not _is_within(value, *_BOUNDS[name]):
-            yield f"{name} must be a whole number from {_BOUNDS[name][0]} to {_BOUNDS[name][1]:,}, not {_shown(value)}"
+        if name in BOUNDS and not _is_within(value, *BOUNDS[name]):
+            yield f"{name} must be a whole number from {BOUNDS[name][0]} to {BOUNDS[name][1]:,}, not {_shown(value)}"
         if name in _CHOICES and not (isinstance(value, str) and value in _CHOICES[name]):
             yield f"{name} must be one of {', '.join(_CHOICES[name])}, not {_shown(value)}"
         if name in _NUMBERS and (type(value) not in (int, float) or not math.isfinite(value)):
@@ -521,5 +521,5 @@ def _did_you_mean(word: str, known: list[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name without case, signs and the word ViT: people write b/16, B16, vit_b_16."""
+    """Return a name without case, signs and the word ViT: people write b/16, B16, vit_b_16."""
     return re.sub(r"[^a-z0-9.]", "", name.lower()).removeprefix("vit")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vitctl.engine.run_files import RECIPE
+from vitctl.engine.journal import RECIPE
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
 from vitctl.recipe.load import load_recipe

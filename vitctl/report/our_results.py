@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from vitctl.data.datasets.catalog import known_size
 from vitctl.data.datasets.vtab import GROUPS
 from vitctl.data.datasets.vtab import VTAB as TASKS
-from vitctl.engine.journal import LOG, read_records
-from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, RECIPE, step_of
+from vitctl.engine.journal import AVERAGE, CHECKPOINTS, LOG, MODEL, RECIPE, read_records, step_of
 from vitctl.errors import VitctlError
 from vitctl.jobs.inputs.data import SPLITS
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes

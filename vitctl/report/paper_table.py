@@ -8,8 +8,7 @@ from vitctl.data.datasets.vtab import GROUPS
 from vitctl.data.datasets.vtab import VTAB as TASKS
 from vitctl.errors import RecipeError
 from vitctl.jobs.plan import plan_training
-from vitctl.models.flops import count_parameters
-from vitctl.models.hardware import PEAK_TFLOPS
+from vitctl.models.flops import PEAK_TFLOPS, count_parameters
 from vitctl.models.variants import ViTConfig, variant
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.paper import (

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vitctl.engine.journal import RECIPE
 from vitctl.engine.metrics import verdict
-from vitctl.engine.run_files import RECIPE
 from vitctl.jobs.record.result import unverified_bytes
 from vitctl.report.charts import Block, Line, Unit, dot_chart, line_chart, number_text
 from vitctl.report.run_records import RunRecords, SweepRecords

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine.journal import LOG, Record, read_records, read_run_json
-from vitctl.engine.run_files import RECIPE
+from vitctl.engine.journal import LOG, RECIPE, Record, read_records, read_run_json
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.result import RunResult, read_result
 from vitctl.recipe.load import Loaded, load_recipe

@@ -13,20 +13,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source, split_sources
-from vitctl.engine.checkpoint.files import SavedCheckpoint, read_checkpoint
-from vitctl.engine.journal import LOG, json_digest
-from vitctl.engine.run_files import (
+from vitctl.engine.checkpoint import SavedCheckpoint, read_checkpoint
+from vitctl.engine.journal import (
     AVERAGE,
     CHECKPOINTS,
+    LOG,
     MODEL,
     RECIPE,
     RESULT,
     STEP_RECORDS,
+    Chain,
+    json_digest,
     step_folders,
     tensors_file,
 )
-from vitctl.engine.trace.chain import Chain
-from vitctl.engine.trace.steps import (
+from vitctl.engine.trace import (
     MOST_STEPS,
     LoggedEnds,
     StartLine,

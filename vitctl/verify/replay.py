@@ -15,10 +15,9 @@ import numpy as np
 from torch import Tensor
 
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.checkpoint.files import SavedCheckpoint, read_checkpoint
-from vitctl.engine.checkpoint.saving import parts
-from vitctl.engine.distributed.agreement import checksum, identity_differences
-from vitctl.engine.run_files import (
+from vitctl.engine.agreement import checksum, identity_differences
+from vitctl.engine.checkpoint import SavedCheckpoint, parts, read_checkpoint
+from vitctl.engine.journal import (
     AVERAGE,
     CHECKPOINTS,
     MODEL,
@@ -29,8 +28,16 @@ from vitctl.engine.run_files import (
     step_of,
 )
 from vitctl.engine.step import Result, take
-from vitctl.engine.trace.recorder import PARTS, StepRecord, describe_step, read_marks, weights_checksum
-from vitctl.engine.trace.steps import StartLine, StepLine, Steps
+from vitctl.engine.trace import (
+    PARTS,
+    StartLine,
+    StepLine,
+    StepRecord,
+    Steps,
+    describe_step,
+    read_marks,
+    weights_checksum,
+)
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.verify.finding import Finding, Progress, differs, ok, unchecked, unproven

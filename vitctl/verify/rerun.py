@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
-from vitctl.engine.checkpoint.files import read_checkpoint
+from vitctl.engine.checkpoint import read_checkpoint
 from vitctl.engine.computation import KERNELS, MICRO_BATCH
 from vitctl.engine.evaluation import Score
-from vitctl.engine.journal import LOG
+from vitctl.engine.journal import CHECKPOINTS, LOG, MODEL, RECIPE, RESULT, step_folders, tensors_file
 from vitctl.engine.optimizer import averaged
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.run_files import CHECKPOINTS, MODEL, RECIPE, RESULT, step_folders, tensors_file
-from vitctl.engine.trace.steps import StartLine
+from vitctl.engine.trace import StartLine
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import CheckpointError, DataError, RecipeError, VitctlError
 from vitctl.jobs.evaluate import evaluate

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 
-from vitctl.engine.distributed.agreement import run_of
-from vitctl.engine.run_files import CHECKPOINTS, RECIPE, RESULT, STEP_RECORDS, step_folders, step_of
+from vitctl.engine.journal import CHECKPOINTS, RECIPE, RESULT, STEP_RECORDS, run_of, step_folders, step_of
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.record.result import published_digest
 from vitctl.recipe.load import Loaded, Override, load_recipe

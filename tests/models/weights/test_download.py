@@ -16,7 +16,7 @@ from vitctl.errors import CheckpointError
 from vitctl.models.weights import download
 from vitctl.models.weights.download import NotOnServerError, fetch
 from vitctl.system import http
-from vitctl.system.files import Bound, cache_folder
+from vitctl.system.files import Bound
 
 CONTENT = bytes(range(256)) * 20_000  # several pieces
 AGAIN = "if the address needs a query (?...), which is never stored, give it again with the option, or in VITCTL_ADDRESSES"
@@ -339,14 +339,6 @@ def test_fetch__one_download_for_many_at_once(server: Server, get: Get) -> None:
         thread.join()
     assert len(found) == 4
     assert len(set(found)) == len(server.requests) == 1
-
-
-def test_cache_folder__from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path
-    monkeypatch.delenv("VITCTL_CACHE")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "vitctl"
 
 
 @pytest.mark.parametrize("url", ["https://../x", "https://./x", "https://a/%2e%2e/x", "https://a/b%1b"])

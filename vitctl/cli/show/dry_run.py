@@ -7,7 +7,7 @@ from rich.markup import escape
 
 from vitctl.cli.show.console import CONSOLE, show_table
 from vitctl.launch.agent import LaunchConfig, launch_line
-from vitctl.models.hardware import PEAK_TFLOPS
+from vitctl.models.flops import PEAK_TFLOPS
 from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import Finetune, Pretrain

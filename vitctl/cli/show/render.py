@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vitctl.cli.show.console import CONSOLE, SHORT_NAME, say, show_table
+from vitctl.engine.journal import RESULT
 from vitctl.engine.metrics import verdict
-from vitctl.engine.run_files import RESULT
 from vitctl.system.screen import raise_output_error
 
 _OVERTAKEN_SECONDS = 5.0

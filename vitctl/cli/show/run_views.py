@@ -14,8 +14,7 @@ from rich.text import Text
 
 from vitctl.cli.show.console import CONSOLE, say, show_table
 from vitctl.cli.show.render import Screen, show_result
-from vitctl.engine.journal import LOG, Report, read_records
-from vitctl.engine.run_files import RECIPE, RESULT
+from vitctl.engine.journal import LOG, RECIPE, RESULT, Report, read_records
 from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError
 from vitctl.jobs.record.result import read_result
 from vitctl.launch.launcher import Follower

@@ -20,7 +20,7 @@ from vitctl.data.source.locate import locate_splits
 from vitctl.data.source.splits import NOT_TRAINED, TEST, TRAIN, DefaultSplits, default_splits
 from vitctl.data.source.views import Source
 from vitctl.data.writer.intake import Originals, read_item
-from vitctl.engine.run_files import CHECKPOINTS, MODEL, step_folders, tensors_file
+from vitctl.engine.journal import CHECKPOINTS, MODEL, step_folders, tensors_file
 from vitctl.engine.schedule import (
     TASK_IMAGES,
     fit_schedule,
@@ -40,8 +40,8 @@ from vitctl.jobs.inputs.data import (
 )
 from vitctl.jobs.record.result import choose_weights, newest_run, start_weights, weights_place
 from vitctl.models.variants import Config, downstream, variant
-from vitctl.models.weights.containers import read_config
 from vitctl.models.weights.download import Fetch, cached, fetch, locate
+from vitctl.models.weights.weights_file import read_config
 from vitctl.recipe.images import Place
 from vitctl.recipe.load import Loaded, Override
 from vitctl.recipe.schema import (

@@ -15,8 +15,8 @@ from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.views import Source, sample_key
 from vitctl.engine.computation import Kernels, choose_kernels, use_kernels
-from vitctl.engine.distributed.runtime import Computation, Normaliser, alone
 from vitctl.engine.evaluation import NOT_FINITE, class_logits, image_features, most_likely
+from vitctl.engine.runtime import Computation, Normaliser, alone
 from vitctl.errors import CheckpointError, DataError, LaunchError, RecipeError
 from vitctl.jobs.inputs.weights import loaded_model, scored_weights, stored_eval_transform
 from vitctl.jobs.record.result import newest_run

@@ -10,10 +10,9 @@ import torch
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.source.views import Source
-from vitctl.engine.distributed.agreement import check_inputs
-from vitctl.engine.distributed.runtime import Runtime
-from vitctl.engine.journal import Journal
-from vitctl.engine.run_files import RECIPE
+from vitctl.engine.agreement import check_inputs
+from vitctl.engine.journal import RECIPE, Journal
+from vitctl.engine.runtime import Runtime
 from vitctl.errors import CheckpointError, RecipeError, explaining
 from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, weights_place
 from vitctl.models.build import Model, build, load_state, resized, transfer

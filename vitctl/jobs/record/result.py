@@ -12,28 +12,26 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 from vitctl.data.source.verification import DataVerified
 from vitctl.data.source.views import Source, source_text
 from vitctl.engine.journal import (
-    CHAINED,
-    LOG,
-    json_digest,
-    json_text,
-    parse_json_text,
-    read_records,
-    with_infinities,
-    write_run_json,
-)
-from vitctl.engine.run_files import (
     AVERAGE,
+    CHAINED,
     CHECKPOINTS,
+    LOG,
     MODEL,
     RECIPE,
     RESULT,
     STATE,
+    head,
+    json_digest,
+    json_text,
+    parse_json_text,
+    read_records,
     step_folder,
     step_folders,
     step_of,
     tensors_file,
+    with_infinities,
+    write_run_json,
 )
-from vitctl.engine.trace.chain import head
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.recipe.schema import Recipe
 from vitctl.recipe.sections import weights_choice
@@ -350,7 +348,7 @@ def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tu
 
 def _checkpoint(run: Path, which: str, by_size: bool) -> tuple[Path, ChosenWeights]:
     """Return the folder of the requested checkpoint of a run, verified."""
-    from vitctl.engine.checkpoint.files import newest_checkpoint, read_checkpoint
+    from vitctl.engine.checkpoint import newest_checkpoint, read_checkpoint
 
     root, scores = run / CHECKPOINTS, {step: score.accuracy for step, score in logged_scores(run).items()}
     kept = sorted(step for path in root.iterdir() if (step := step_of(path)) is not None)
@@ -404,7 +402,7 @@ def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> 
 
 
 def _is_whole(folder: Path, by_size: bool) -> bool:
-    from vitctl.engine.checkpoint.files import read_checkpoint
+    from vitctl.engine.checkpoint import read_checkpoint
 
     try:
         read_checkpoint(folder, by_size=by_size)

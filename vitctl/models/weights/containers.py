@@ -21,8 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitctl.errors import CheckpointError
-from vitctl.models.variants import Config, from_dict
-from vitctl.models.weights.rules import Tensors, listed
+from vitctl.models.weights.layouts import Tensors, listed
 from vitctl.system import files
 from vitctl.system.files import TENSORS, WEIGHTS, WEIGHTS_GROWTH, open_regular, parse_json, write_text
 from vitctl.system.text import escaped_json, one_line
@@ -31,34 +30,6 @@ FORMAT = "vitctl/1"
 OWN_KEY = "vitctl"  # of our JSON in the metadata of a safetensors file
 _MAX_NUMBER = 2**53
 _MAX_BYTES = 100 * 2**20  # the bound of safetensors itself
-
-
-def check_size(path: Path) -> int:
-    """Return the size of a weights file in bytes. Raises CheckpointError if it exceeds the limit."""
-    size = path.stat().st_size
-    if size > WEIGHTS.limit:
-        raise CheckpointError(f"{path}: {size:,} bytes, should be at most {WEIGHTS}")
-    return size
-
-
-def read_config(path: Path, *, model: str = "") -> Config:
-    """Return the configuration of the model that a weights file of any format fits.
-
-    Args:
-        path: a file.
-        model: name of the model, for what a foreign file's shapes cannot tell.
-
-    Raises:
-        CheckpointError: the file is missing, cut short, or its tensors make no known model.
-    """
-    if (ours := own_header(path)) is not None:
-        try:
-            return from_dict(ours["config"])
-        except CheckpointError as error:
-            raise CheckpointError(f"{path}: {error}") from error
-    from vitctl.models.weights.weights_file import foreign_config
-
-    return foreign_config(path, model or None)
 
 
 def own_header(path: Path) -> dict[str, Any] | None:
@@ -141,7 +112,6 @@ _DAMAGE = (
     ValueError,
 )
 _JSON_BYTES = 16 * 2**20
-_MAX_SIDE = 2**53
 _ZEROS_BYTES = 256 * 2**20  # of a new head, which shrink to nothing
 # How files that are not weights begin, and what to tell their owner.
 _NOT_WEIGHTS = {
@@ -194,7 +164,9 @@ def kind_of(path: Path) -> Kind:
         )
     with path.open("rb") as file:
         start = file.read(256)
-    size = check_size(path)
+    size = path.stat().st_size
+    if size > WEIGHTS.limit:
+        raise CheckpointError(f"{path}: {size:,} bytes, should be at most {WEIGHTS}")
     # The first eight bytes are the header's length and may look like anything, so the brace is what counts.
     if start[8:9] == b"{":
         needed = 8 + int.from_bytes(start[:8], "little")
@@ -299,7 +271,7 @@ def _npz_shapes(path: Path) -> dict[str, tuple[int, ...]]:
                 shape, _, dtype = read(member)
             count = math.prod(shape)
             is_cut = not dtype.hasobject and count * dtype.itemsize > info.file_size
-            if is_cut or count >= _MAX_SIDE or any(not 0 <= side < _MAX_SIDE for side in shape):
+            if is_cut or count >= _MAX_NUMBER or any(not 0 <= side < _MAX_NUMBER for side in shape):
                 raise ValueError(f"{one_line(info.filename)} has the shape {shape}")
             shapes[info.filename.removesuffix(".npy")] = shape
     return shapes

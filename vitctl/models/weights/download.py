@@ -172,8 +172,8 @@ def _stamp(headers: Message) -> str:
 
 
 def _is_current(url: str, target: Path) -> bool:
-    """Whether the server still has the cached file. Only an address with a query is compared: it may name
-    another file at the same path, as ?id=2 does.
+    """Return whether the server still has the cached file. Only an address with a query is compared: it may
+    name another file at the same path, as ?id=2 does.
     """
     if with_query(url) == url:
         return True

@@ -13,13 +13,16 @@ from vitctl.models.weights.layouts import (
     SQUASH,
     Beside,
     Json,
+    Table,
+    Tensors,
     View,
     WeightsLayout,
+    entry,
+    pair,
     vit_misfits,
     vit_shape,
 )
 from vitctl.models.weights.meta import HALF
-from vitctl.models.weights.rules import Table, Tensors, entry, pair
 
 NORM_EPS = 1e-12
 # What we write comes first for each form.

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from vitctl.errors import CheckpointError
-from vitctl.models.variants import Config
+from vitctl.models.variants import BOUNDS, Config
 from vitctl.system.text import one_line
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # float32's normal numbers
@@ -31,7 +31,7 @@ KEYS = {
 }
 # The jobs that train or draw shots have their own rules for these.
 OF_SCORING = ("eval_method", "eval_resize", "resample")
-_MAX_PIXELS = 2**14  # as for images in the configurations of models
+_MAX_PIXELS = BOUNDS["image_size"][1]
 _SHOWN = 3
 
 # In float32, in which images become numbers.

@@ -11,13 +11,16 @@ from vitctl.models.weights.layouts import (
     SQUASH,
     Beside,
     Json,
+    Table,
+    Tensors,
     View,
     WeightsLayout,
+    entry,
+    pair,
     vit_misfits,
     vit_shape,
 )
 from vitctl.models.weights.meta import HALF
-from vitctl.models.weights.rules import Table, Tensors, entry, pair
 
 NORM_EPS = 1e-6
 _GELU: dict[str, Literal["tanh", "erf"]] = {"gelu": "erf", "gelu_erf": "erf", "gelu_tanh": "tanh"}

@@ -31,9 +31,16 @@ from vitctl.models.weights.containers import (
 )
 from vitctl.models.weights.download import BESIDE, FILE_NAMES, Fetch, locate
 from vitctl.models.weights.download import fetch as download
-from vitctl.models.weights.layouts import Beside, WeightsLayout
+from vitctl.models.weights.layouts import (
+    Beside,
+    Tensors,
+    WeightsLayout,
+    listed,
+    rules_for,
+    to_ours,
+    to_theirs,
+)
 from vitctl.models.weights.meta import check_meta
-from vitctl.models.weights.rules import Tensors, listed, rules_for, to_ours, to_theirs
 from vitctl.system.files import atomic_write
 from vitctl.system.text import one_line
 
@@ -128,16 +135,21 @@ def read_weights(
     return weights
 
 
-def foreign_config(path: Path, model: str | None = None) -> Config:
-    """Return the configuration of the model that a file of another program fits, from the shapes of its
-    tensors alone.
+def read_config(path: Path, *, model: str = "") -> Config:
+    """Return the configuration of the model that a weights file of any layout fits, from its header alone.
 
-    Raises CheckpointError, as `read_weights` does.
+    Args:
+        path: a file.
+        model: name of the model, for what the shapes of another program's file cannot tell.
+
+    Raises:
+        CheckpointError: the file is missing, cut short, or its tensors make no known model.
     """
-    num_heads = getattr(variant(model), "num_heads", None) if model else None
-    tensors = read_shapes(path)
+    ours = own_header(path)
+    num_heads = getattr(variant(model), "num_heads", None) if model and ours is None else None
+    shapes = read_shapes(path) if ours is None else {}
     try:
-        return _of_another(path, num_heads, tensors).config
+        return _of_another(path, num_heads, shapes).config if ours is None else from_dict(ours["config"])
     except VitctlError as error:
         raise CheckpointError(f"{path}: {error}") from error
 

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.models.tiny_models import TINY
-from vitctl.engine.distributed.agreement import checksum
-from vitctl.engine.distributed.runtime import Runtime, join, start
+from vitctl.engine.agreement import checksum
 from vitctl.engine.optimizer import build_optimizer, clip_gradients
+from vitctl.engine.runtime import Runtime, join, start
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model, build
 from vitctl.recipe.sections import Optimizer

@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from vitctl.data.source.views import Source
-from vitctl.engine.checkpoint.files import SavedCheckpoint, newest_checkpoint, newest_name, read_checkpoint
-from vitctl.engine.distributed.runtime import Runtime, check_same, raise_on_all
-from vitctl.engine.distributed.sharding import is_sharded
-from vitctl.engine.journal import json_digest
-from vitctl.engine.run_files import AVERAGE, MODEL, OPTIMIZER, RECIPE
-from vitctl.engine.trace.steps import MadeOf
+from vitctl.engine.checkpoint import SavedCheckpoint, newest_checkpoint, newest_name, read_checkpoint
+from vitctl.engine.journal import AVERAGE, MODEL, OPTIMIZER, json_digest, run_of
+from vitctl.engine.runtime import Runtime, check_same, raised_on_all
+from vitctl.engine.sharding import is_sharded
 from vitctl.errors import CheckpointError
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.recipe.write import deciding_values
@@ -71,7 +69,7 @@ def check_inputs(
 
 
 def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[SavedCheckpoint | None, list[str]]:
-    """The newest complete checkpoint that rank 0 sees, read and verified by every process.
+    """Return the newest complete checkpoint that rank 0 sees, read and verified by every process.
 
     Args:
         runtime: this process among its peers, all of which call this.
@@ -87,20 +85,16 @@ def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[SavedCheckpoint | N
     """
     saved: SavedCheckpoint | None = None
     problems: list[str] = []
-    problem, chosen = "", {}
-    if runtime.is_main:
-        try:
+    chosen: dict[str, str] = {}
+    with raised_on_all():
+        if runtime.is_main:
             saved, problems = newest_checkpoint(root)
-            chosen = (
-                {"name": saved.folder.name, "digest": saved.digest} if saved else {"name": "", "digest": ""}
-            )
-            chosen |= {"newest": newest_name(root)}
-        except CheckpointError as error:
-            problem = str(error)
+            name, digest = (saved.folder.name, saved.digest) if saved else ("", "")
+            chosen = {"name": name, "digest": digest, "newest": newest_name(root)}
     chosen = json.loads(runtime.broadcast(json.dumps(chosen)))
-    if chosen and not runtime.is_main:
-        saved, problem = _read_chosen(runtime, root, chosen)
-    raise_on_all(problem)
+    with raised_on_all():
+        if not runtime.is_main:
+            saved = _read_chosen(runtime, root, chosen)
     return saved, problems
 
 
@@ -118,63 +112,70 @@ def check_resumable(
     Raises:
         CheckpointError: it may not; the same message on every process.
     """
-    problem = said = ""
-    if saved.step > total_steps:
-        problem = (
-            f"{saved.folder}: is of step {saved.step}, and this run would end at step {total_steps}, before "
-            f"it; set "
-            f"schedule.total_steps to {saved.step} or more, or choose another folder with --out"
-        )
-    elif own is not None and runtime.is_main:
-        try:
-            said = own.check(saved.folder.name, saved.state)
-        except CheckpointError as error:
-            problem = str(error)
-    raise_on_all(problem)
-    return said
+    with raised_on_all():
+        if saved.step > total_steps:
+            raise CheckpointError(
+                f"{saved.folder}: is of step {saved.step}, and this run would end at step {total_steps}, "
+                f"before it; set schedule.total_steps to {saved.step} or more, or choose another folder with "
+                f"--out"
+            )
+        if own is not None and runtime.is_main:
+            return own.check(saved.folder.name, saved.state)
+    return ""
 
 
-def _read_chosen(runtime: Runtime, root: Path, chosen: dict[str, str]) -> tuple[SavedCheckpoint | None, str]:
-    """The checkpoint that rank 0 chose, as this process reads it; or why it cannot."""
+def _read_chosen(runtime: Runtime, root: Path, chosen: dict[str, str]) -> SavedCheckpoint | None:
+    """Read the checkpoint that rank 0 chose.
+
+    Raises:
+        CheckpointError: this process sees other files than rank 0, or cannot read them.
+    """
     who = f"process {runtime.rank} on {socket.gethostname()}"
     fix = "make sure that all nodes see the same folder, then resume"
+    folder = root / chosen["name"]
     try:
         if (newest := newest_name(root)) > chosen["newest"]:
-            return (
-                None,
+            raise CheckpointError(
                 f"{root / newest}: seen by {who} but not by process 0, which would start from an earlier "
-                f"step; {fix}",
+                f"step; {fix}"
             )
         if not chosen["name"]:
-            return None, ""
-        folder = root / chosen["name"]
-        saved = read_checkpoint(folder)
-    except CheckpointError as error:
-        return None, f"{error}, when {who} reads it; process 0 reads it without an error; {fix}"
+            return None
+        saved = _read_as(who, folder, fix)
     except PermissionError as error:
-        return None, f"{error.filename}: permission denied for {who}; fix its permissions, then resume"
+        raise CheckpointError(
+            f"{error.filename}: permission denied for {who}; fix its permissions, then resume"
+        ) from None
     if saved.digest != chosen["digest"]:
-        return None, f"{folder}: {who} reads a different checkpoint there than process 0; {fix}"
-    return saved, ""
+        raise CheckpointError(f"{folder}: {who} reads a different checkpoint there than process 0; {fix}")
+    return saved
+
+
+def _read_as(who: str, folder: Path, fix: str) -> SavedCheckpoint:
+    try:
+        return read_checkpoint(folder)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}, when {who} reads it; process 0 reads it without an error; {fix}"
+        ) from None
 
 
 def agreed_tensors(runtime: Runtime, saved: SavedCheckpoint) -> CheckpointTensors:
-    """The tensors of a checkpoint, read by every process.
+    """Return the tensors of a checkpoint, read by every process.
 
     Raises:
         CheckpointError: a process could not read them, though it had verified them; the same line on every
             process.
     """
-    problem, read = "", {}
-    try:
-        read = {name: saved.tensors(name) for name in (MODEL, OPTIMIZER, AVERAGE)}
-    except (OSError, SafetensorError) as error:
-        problem = (
-            f"{saved.folder}: process {runtime.rank} on {socket.gethostname()} could not read it ({error}); "
-            f"check its "
-            "disk, then resume"
-        )
-    raise_on_all(problem)
+    read: CheckpointTensors = {}
+    with raised_on_all():
+        try:
+            read = {name: saved.tensors(name) for name in (MODEL, OPTIMIZER, AVERAGE)}
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{saved.folder}: process {runtime.rank} on {socket.gethostname()} could not read it "
+                f"({error}); check its disk, then resume"
+            ) from error
     return read
 
 
@@ -214,8 +215,8 @@ def check_same_state(
 
 
 def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """A digest of named tensors, computed on their device in integer arithmetic: equal for equal bits, on any
-    device.
+    """Return a digest of named tensors, computed on their device in integer arithmetic: equal for equal bits,
+    on any device.
 
     A change of a single number always changes it. It detects accidents; it is not cryptographic.
     """
@@ -227,7 +228,7 @@ def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 @torch.no_grad()
 def _word_sum(tensor: Tensor) -> int:
-    """The sum of a tensor's words, each times an odd number that depends on its position, modulo 2^64."""
+    """Return the sum of a tensor's words, each times an odd number that depends on its position, modulo 2^64."""
     words = tensor.detach().contiguous().flatten().view(_WORDS[tensor.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     chunk = _CPU_CHUNK if words.device.type == "cpu" else _CHUNK
@@ -242,6 +243,27 @@ KEY = "made_of"  # in state.json
 ALLOWED = "allowed.json"
 _MOST_BYTES = 2**20
 _IMAGES = {"train": "training images", "score": "images that are scored"}
+
+
+class ImagesLine(BaseModel):
+    """The images of a training as they were recorded."""
+
+    model_config = ConfigDict(strict=True)
+
+    sha256: str = Field(max_length=100)
+    num_images: int = Field(ge=0, le=10**15)
+    class_names: str = Field(max_length=100)
+
+
+class MadeOf(BaseModel):
+    """What a training is made of, as `Identity` describes it."""
+
+    model_config = ConfigDict(strict=True)
+
+    images: dict[str, ImagesLine] = Field(default_factory=dict, max_length=10)
+    weights: str = Field("", max_length=100)
+    recipe: dict[str, str] = Field(default_factory=dict, max_length=10_000)
+    computation: dict[str, str | int | bool | dict[str, str]] = Field(default_factory=dict, max_length=100)
 
 
 @dataclass(frozen=True)
@@ -311,8 +333,8 @@ def identity(
     start_weights_sha256: str,
     computation: Mapping[str, Any],
 ) -> Identity:
-    """Identity of a training: digest, number and classes of its images, digest of its start weights, and its
-    recipe.
+    """Return the identity of a training: digest, number and classes of its images, digest of its start
+    weights, and its recipe.
 
     Args:
         recipe: of the training.
@@ -342,13 +364,15 @@ def allow(run_dir: Path, keys: Sequence[str]) -> None:
 
 
 def changed_on_purpose(run_dir: Path) -> dict[str, Any]:
-    """For the provenance of a run that was resumed with a change: its digests and recipe are the final ones."""
+    """Return a field for the provenance of a run that was resumed with a change: its digests and recipe are
+    the final ones.
+    """
     allowed = _read_allowed(run_dir)
     return {"changed_on_purpose": allowed["said"] or True} if allowed["before"] else {}
 
 
 def identity_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What differs between two trainings: the key that allows it, and a description."""
+    """Return what differs between two trainings: the key that allows it, and a description."""
     found = []
     for what, name in _IMAGES.items():
         one, two = before["images"].get(what), now["images"].get(what)
@@ -398,11 +422,6 @@ def _description(source: Source) -> dict[str, Any]:
         "num_images": len(source),
         "class_names": json_digest(source.class_names),
     }
-
-
-def run_of(folder: Path) -> Path:
-    """The run folder that a training lies in; it may hold several."""
-    return next((path for path in (folder, *folder.parents) if (path / RECIPE).is_file()), folder)
 
 
 def _covers(allowed: Sequence[str], key: str) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitctl.models.hardware import bf16_tflops
+from vitctl.models.flops import bf16_tflops
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import torch
 
 from tests.conftest import two_processes
 from tests.fake_card import FakeCard, card_runtime
-from vitctl.engine.distributed import runtime as module
-from vitctl.engine.distributed.runtime import Runtime, alone, best_precision, seed_step, start
+from vitctl.engine import runtime as module
+from vitctl.engine.runtime import Runtime, alone, best_precision, seed_step, start
 from vitctl.errors import LaunchError
 
 
@@ -87,11 +87,6 @@ def test_runtime__images_are_normalised_in_its_own_type(runtime: Runtime) -> Non
     )
 
 
-def test_runtime__alone(runtime: Runtime) -> None:
-    assert (runtime.rank, runtime.num_processes, runtime.is_main) == (0, 1, True)
-    assert runtime.sum([1.5, 2.0**53 + 0.0]) == [1.5, 2.0**53]
-
-
 def test_bf16__keeps_float32_parameters_and_logits() -> None:
     bf16 = start(precision="bf16", device="cpu", processes=1)
     assert bf16.dtype == torch.float32
@@ -139,7 +134,7 @@ def test_runtime__sums_on_the_host() -> None:
 def test_wrap__trains_to_the_bits_of_a_plain_ddp(line: str, tmp_path: Path) -> None:
     """Gradients in the buckets and a graph that is learned once save memory and time, and change nothing."""
     shown = tmp_path / "shown.txt"
-    worker = [sys.executable, "-m", "tests.engine.distributed.wrapped_worker", *line.split()]
+    worker = [sys.executable, "-m", "tests.engine.wrapped_worker", *line.split()]
     assert two_processes(worker, shown) == (0, 0), shown.read_text()
     digests = [found.split()[1] for found in shown.read_text().splitlines() if found.startswith("weights ")]
     assert len(digests) == 4

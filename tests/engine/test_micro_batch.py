@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.engine.conftest import Tiny, batch
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.computation import fits_everywhere, largest_micro_batch
-from vitctl.engine.distributed.runtime import Runtime
+from vitctl.engine.runtime import Runtime
 from vitctl.errors import LaunchError
 
 

@@ -1,5 +1,5 @@
 """The record of every step: a chained line in steps.jsonl, and 16-bit marks of its samples and gradients in
-trace.bin.
+trace.bin. First what writes it, then what reads it.
 
 The digests of a global batch do not depend on how it is split over processes, micro-batches and workers: each
 sample gives a word of 64 bits from its position in the global batch and its value, and the digest is their
@@ -15,21 +15,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
 from vitctl.data.loader.batches import Batch
 from vitctl.data.source.order import mix_words
-from vitctl.engine.distributed.agreement import checksum
-from vitctl.engine.distributed.runtime import Runtime
-from vitctl.engine.distributed.sharding import is_sharded
-from vitctl.engine.journal import Journal
-from vitctl.engine.run_files import STEP_RECORDS, TRACE
+from vitctl.engine.agreement import MadeOf, checksum
+from vitctl.engine.checkpoint import SavedCheckpoint
+from vitctl.engine.journal import (
+    LOG,
+    LOG_HEAD,
+    STATE,
+    STEP_RECORDS,
+    STEPS_HEAD,
+    TRACE,
+    UNRECORDED,
+    Chain,
+    Journal,
+    Line,
+    end_of,
+    parse_records,
+    read_chain,
+    step_of,
+)
+from vitctl.engine.runtime import Runtime
+from vitctl.engine.sharding import is_sharded
 from vitctl.engine.step import Result
-from vitctl.engine.trace.chain import end_of
-from vitctl.engine.trace.steps import START
 from vitctl.errors import CheckpointError
 from vitctl.system.files import no_links, open_regular
 
@@ -58,7 +72,7 @@ class BatchDigest(NamedTuple):
 def batch_digest(
     runtime: Runtime, batches: Iterable[Batch], positions: range, batch_size: int
 ) -> BatchDigest:
-    """The digests of a global batch; all processes call this together.
+    """Return the digests of a global batch; all processes call this together.
 
     Args:
         runtime: this process among its peers.
@@ -78,7 +92,7 @@ def batch_digest(
 
 
 def norm_marks(norms: np.ndarray) -> np.ndarray:
-    """A mark of 16 bits for each norm: float64 `[P]` to uint16 `[P]`."""
+    """Return a mark of 16 bits for each norm: float64 `[P]` to uint16 `[P]`."""
     return _mark(np.ascontiguousarray(norms, np.float64).view(np.uint64))
 
 
@@ -118,7 +132,7 @@ def describe_step(
     batch_size: int,
     weights: nn.Module | None,
 ) -> StepRecord:
-    """The record of a step; all processes call this together.
+    """Return the record of a step; all processes call this together.
 
     Args:
         runtime: this process among its peers.
@@ -149,8 +163,8 @@ def describe_step(
 
 
 def end_of_steps(folder: Path, step: int) -> tuple[str, int]:
-    """The digest of the last line of steps.jsonl ("" if there is none), and the number of steps up to `step`
-    that have no record after it.
+    """Return the digest of the last line of steps.jsonl ("" if there is none), and the number of steps up to
+    `step` that have no record after it.
     """
     end, last = end_of(folder / STEP_RECORDS), 0
     with suppress(ValueError, TypeError, AttributeError, RecursionError):  # a changed line counts no steps
@@ -159,7 +173,7 @@ def end_of_steps(folder: Path, step: int) -> tuple[str, int]:
 
 
 def weights_checksum(model: nn.Module) -> str:
-    """A digest of the weights of a model that is not sharded, computed on their device."""
+    """Return a digest of the weights of a model that is not sharded, computed on their device."""
     return checksum(model.state_dict().items())
 
 
@@ -202,7 +216,7 @@ class Recorder:
             self._cut_marks(step)
 
     def add(self, step: int, result: Result, batches: Sequence[Batch], *, weights: bool) -> None:
-        """Record a step; `weights`: with a digest of the weights after it."""
+        """Sum element-wise over all processes, in place, without waiting for the device."""
         model = self.model if weights and self.runtime.is_main and not is_sharded(self.model) else None
         record = describe_step(self.runtime, step, result, batches, self.positions, self.batch_size, model)
         if self.runtime.is_main:
@@ -246,7 +260,7 @@ class MarksHeader:
 
 
 def read_marks_header(path: Path) -> MarksHeader | None:
-    """The header of trace.bin; None if there is none."""
+    """Return the header of trace.bin; None if there is none."""
     try:
         with open_regular(path, error=CheckpointError) as file:
             magic, size, _, first = _HEADER.unpack(file.read(_HEADER.size))
@@ -256,7 +270,9 @@ def read_marks_header(path: Path) -> MarksHeader | None:
 
 
 def read_marks(path: Path, step: int, crc: str, count: int) -> np.ndarray | None:
-    """The `count` marks of a step; None if trace.bin does not hold those with the CRC-32 that its line names."""
+    """Return the `count` marks of a step; None if trace.bin does not hold those with the CRC-32 that its line
+    names.
+    """
     header = read_marks_header(path)
     if header is None or step <= header.first or 2 * count > header.size:
         return None
@@ -267,3 +283,191 @@ def read_marks(path: Path, step: int, crc: str, count: int) -> np.ndarray | None
     except (CheckpointError, OSError, OverflowError):  # an offset beyond any file
         return None
     return np.frombuffer(content, "<u2") if f"{zlib.crc32(content):08x}" == crc else None
+
+
+START = "start"  # kind of the records of starts; records of steps have none
+MOST_STEPS = 10**12
+
+
+def _number(text: str) -> str:
+    try:
+        float.fromhex(text)
+    except OverflowError:
+        raise ValueError("too large") from None
+    return text
+
+
+class StepLine(BaseModel):
+    """A step as it was recorded; see `recorder.describe_step`."""
+
+    model_config = ConfigDict(strict=True)
+
+    step: int = Field(ge=1, le=MOST_STEPS)
+    bits: dict[str, Annotated[str, AfterValidator(_number)]] = Field(max_length=10)
+    batch: dict[str, str] = Field(max_length=10)
+    gradient: str = Field(max_length=100)
+    trace: str = Field(max_length=100)
+    weights: str = Field("", max_length=100)
+    skipped: bool = False
+
+    def number(self, name: str) -> float:
+        """The loss, grad_norm or lr; NaN if it is not recorded."""
+        return float.fromhex(self.bits.get(name, "nan"))
+
+
+class StartLine(BaseModel):
+    """A start of a training as it was recorded: the machine, and how it computes. `weights` is their digest."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    step: int = Field(ge=0, le=MOST_STEPS)
+    made_of: MadeOf
+    weights: str = Field("", max_length=100)
+    recipe_file: str = Field("", max_length=100)
+    precision: str = Field("", max_length=50)
+    device: str = Field("", max_length=50)
+    device_name: str = Field("", max_length=500)
+    hardware: dict[str, str] = Field(default_factory=dict, max_length=100)
+    processes: int = Field(1, ge=1, le=10**6)
+    threads: int | None = Field(None, ge=1, le=10**5)
+    micro_batch: int = Field(0, ge=0, le=10**9)
+    attention: str = Field("", max_length=50)
+    linear: str = Field("", max_length=50)
+    compile: bool | None = None
+    checkpoint_blocks: bool | None = None
+    lanes: int = Field(0, ge=0, le=10**6)
+    draws: bool = False
+    versions: dict[str, str] = Field(default_factory=dict, max_length=100)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The record of a training.
+
+    Args:
+        chain: the lines of its file.
+        starts: in order.
+        by_step: each step; the last record of a step that was recorded twice.
+        gaps: (first, last) of steps without a record.
+        problem: the first line that cannot follow those before it; "" if there is none.
+    """
+
+    chain: Chain
+    starts: list[StartLine]
+    by_step: dict[int, StepLine]
+    gaps: list[tuple[int, int]]
+    problem: str
+
+    @property
+    def last(self) -> int:
+        """The last step that has a record; 0 if none has."""
+        return max(self.by_step, default=0)
+
+
+def read_steps(folder: Path) -> Steps | None:
+    """Return the record of the training in a folder; None if there is none.
+
+    Raises:
+        CheckpointError: a line is not a record of a step or a start.
+    """
+    path = folder / STEP_RECORDS
+    if not os.path.lexists(path):
+        return None
+    starts: list[StartLine] = []
+    by_step: dict[int, StepLine] = {}
+    gaps: list[tuple[int, int]] = []
+    problem, last = "", 0
+
+    def take(line: Line) -> None:
+        nonlocal problem, last
+        record = _parsed(line, path)
+        is_step = isinstance(record, StepLine)
+        if record.step < last + is_step:
+            problem = problem or f"{path}, line {line.number}: a second record of step {record.step}"
+        if record.step > last + is_step:
+            gaps.append((last + 1, record.step - is_step))
+        last = max(last, record.step)
+        if isinstance(record, StepLine):
+            by_step[record.step] = record
+        else:
+            starts.append(record)
+
+    chain = read_chain(path, take)
+    return Steps(chain, starts, by_step, gaps, problem)
+
+
+def _parsed(line: Line, path: Path) -> StepLine | StartLine:
+    fields: Mapping[str, Any] = json.loads(line.body)
+    try:
+        return (StartLine if fields.get("kind") == START else StepLine).model_validate(fields)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors(include_input=False)[0]["loc"])) or "its value"
+        raise CheckpointError(
+            f"{path}, line {line.number}: not a record of a step ({where[:80]}); the file was modified"
+        ) from None
+
+
+class LoggedEnds(NamedTuple):
+    """The lines of log.jsonl, and the digests of the checkpoints that it names, by step."""
+
+    chain: Chain
+    checkpoints: Mapping[int, str]
+
+    @property
+    def broken_at(self) -> int:
+        """Number of the first line that does not follow the line before; 0 if all do."""
+        return self.chain.broken_at
+
+
+def read_logged_ends(folder: Path) -> LoggedEnds:
+    """Return what log.jsonl in a folder says of checkpoints; empty if there is no log.
+
+    Raises LaunchError if it is not a file.
+    """
+    checkpoints: dict[int, str] = {}
+
+    def take(line: Line) -> None:
+        if b'"checkpoint"' in line.body:
+            for record in parse_records(line.body.decode(errors="replace")):
+                if record.get("kind") == "checkpoint" and "digest" in record:
+                    checkpoints[record.get("step", 0)] = str(record["digest"])
+
+    path = folder / LOG
+    chain = read_chain(path, take) if os.path.lexists(path) else Chain()
+    return LoggedEnds(chain, checkpoints)
+
+
+def record_problem(saved: SavedCheckpoint, steps: Steps | None, log: LoggedEnds, weights: str = "") -> str:
+    """Return why the records beside a checkpoint are not those that it was saved with; "" if they are.
+
+    Args:
+        saved: the checkpoint.
+        steps: the record of the steps; None if there is none.
+        log: what the log says of checkpoints.
+        weights: digest of the checkpoint's weights, see `weights_checksum`; "" to skip them.
+    """
+    state, step = saved.state, saved.step
+    if step_of(saved.folder) not in (None, step):
+        return f"{STATE} says step {step}"
+    if head := state.get(STEPS_HEAD, ""):
+        if steps is None:
+            return f"was saved with a record of its steps, and {STEP_RECORDS} is gone"
+        if steps.chain.broken_at:
+            return f"{STEP_RECORDS}, line {steps.chain.broken_at}, does not follow the line before"
+        if head not in steps.chain.links:
+            return f"{STEP_RECORDS} has no line with the digest that it was saved with ({head[:16]})"
+    if (end := state.get(LOG_HEAD, "")) and end not in log.chain.links:
+        return f"{LOG} has no line with the digest that it was saved with ({end[:16]})"
+    if log.checkpoints.get(step, saved.digest) != saved.digest:
+        return f"{LOG} names another checkpoint of step {step}"
+    line = steps.by_step.get(step) if steps is not None else None
+    if weights and line is not None and line.weights and line.weights != weights:
+        return f"its weights are not those that {STEP_RECORDS} has after step {step}"
+    return ""
+
+
+def not_named(saved: SavedCheckpoint) -> str:
+    """Return the fields that a checkpoint of an earlier vitctl lacks: the ends of its records; "" if it has
+    all.
+    """
+    return ", ".join(name for name in (STEPS_HEAD, UNRECORDED, LOG_HEAD) if name not in saved.state)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tests.models.tiny_models import TINY
-from vitctl.engine.distributed.sharding import local, outermost_blocks, shard
+from vitctl.engine.sharding import local, outermost_blocks, shard
 from vitctl.models.blocks import Block
 from vitctl.models.build import Model, build
 from vitctl.models.kernels import Head, Linear

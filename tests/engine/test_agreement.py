@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitctl.engine.distributed import agreement
-from vitctl.engine.distributed.agreement import checksum
+from vitctl.engine import agreement
+from vitctl.engine.agreement import checksum
 
 M = 2**64
 

@@ -1,13 +1,15 @@
-"""One process among its peers: joining, messages, device, precision."""
+"""One process among its peers: joining, messages, device, precision, batches on their way to a GPU, and experiment
+trackers."""
 
 import hashlib
 import json
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -22,12 +24,141 @@ from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
-from vitctl.engine.distributed.sharding import is_sharded
-from vitctl.engine.distributed.transfer import Transfer
+from vitctl.data.loader.batches import Batch
+from vitctl.engine.journal import LOG, never_raising, run_of
+from vitctl.engine.sharding import is_sharded
 from vitctl.errors import CheckpointError, LaunchError
-from vitctl.models.hardware import bf16_tflops
-from vitctl.recipe.schema import Machine
+from vitctl.models.flops import bf16_tflops
+from vitctl.recipe.schema import Machine, TrainRecipe
+from vitctl.recipe.write import flat, toml_value
 from vitctl.system.process import HERE
+
+_cuda: Any = torch.cuda  # not all of it has types
+
+
+@dataclass(frozen=True)
+class SentBatch(Batch):
+    """A batch whose numbers are on the device as well, until the next one is asked for; what is on the host
+    stays as it was.
+    """
+
+    on_device: Batch | None = None
+
+
+def given(batch: Batch) -> Batch:
+    """Return the batch as a network is given it: its images, labels and weights on the device, where a
+    `Transfer` has sent them there.
+    """
+    return (isinstance(batch, SentBatch) and batch.on_device) or batch
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a small tensor of the host on the device, copied without waiting for the device."""
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+@dataclass(eq=False)
+class _Buffer:
+    """Memory of a batch on the device, and the events after which it may be read, and written again."""
+
+    tensors: list[Tensor]
+    free: Any
+    ready: Any = None
+
+
+class Transfer:
+    """Sends batches to a device ahead of their use; kept by a loop, because its two buffers are.
+
+    Args:
+        device: that computes.
+        copies: whether there is anything to copy; None: unless the CPU computes.
+    """
+
+    def __init__(self, device: torch.device, *, copies: bool | None = None) -> None:
+        self._device = device
+        self._copies = device.type == "cuda" if copies is None else copies
+        self._stream: Any = None
+        self._buffers: dict[tuple[Any, ...], deque[_Buffer]] = {}
+        self._taken: list[_Buffer] = []  # sent, and not free again
+
+    @contextmanager
+    def ahead(self, batches: Iterable[Batch]) -> Iterator[Iterator[Batch]]:
+        """Within the block an iterator over the batches, each on the device when it comes; see `given`.
+
+        One batch is taken from `batches` before it is asked for. The block may end before the last batch.
+        """
+        if not self._copies:
+            yield iter(batches)
+            return
+        assert not self._taken, "one loop at a time uses the buffers"
+        try:
+            yield self._coming(batches)
+        finally:
+            for buffer in self._taken:
+                _cuda.current_stream(self._device).wait_event(buffer.ready)
+                self._free(buffer)
+            self._taken.clear()
+
+    def _coming(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        waiting: list[tuple[SentBatch, _Buffer]] = []
+        for batch in batches:
+            waiting.append(self._send(batch))
+            if len(waiting) == 2:
+                yield from self._used(*waiting.pop(0))
+        for pair in waiting:
+            yield from self._used(*pair)
+
+    def _used(self, batch: SentBatch, buffer: _Buffer) -> Iterator[Batch]:
+        _cuda.current_stream(self._device).wait_event(buffer.ready)
+        yield batch
+        self._free(buffer)
+        self._taken.remove(buffer)
+
+    def _free(self, buffer: _Buffer) -> None:
+        buffer.free = _cuda.current_stream(self._device).record_event()
+
+    def _send(self, batch: Batch) -> tuple[SentBatch, _Buffer]:
+        parts = [batch] if batch.neighbour is None else [batch, batch.neighbour]
+        tensors = [_pinned(tensor) for part in parts for tensor in (part.images, part.labels, part.weights)]
+        buffer = self._buffer(tensors)
+        self._stream.wait_event(buffer.free)
+        with _cuda.stream(self._stream):
+            for own, tensor in zip(buffer.tensors, tensors, strict=True):
+                own.copy_(tensor, non_blocking=True)
+        buffer.ready = self._stream.record_event()
+        self._taken.append(buffer)
+        on_device = _of(buffer.tensors[:3], batch.samples)
+        if batch.neighbour is not None:
+            on_device = replace(on_device, neighbour=_of(buffer.tensors[3:], batch.neighbour.samples))
+        return SentBatch(**vars(batch), on_device=on_device), buffer
+
+    def _buffer(self, tensors: list[Tensor]) -> _Buffer:
+        """Return the one of two for batches of these shapes that was used longest ago.
+
+        Its memory belongs to the computing stream.
+        """
+        if self._stream is None:
+            self._stream = _cuda.Stream(self._device)
+        key = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
+        ring = self._buffers.setdefault(key, deque())
+        if len(ring) < 2:
+            made = [torch.empty_like(tensor, device=self._device) for tensor in tensors]
+            ring.append(_Buffer(made, _cuda.current_stream(self._device).record_event()))
+        else:
+            ring.rotate(-1)
+        return ring[-1]
+
+
+def _of(tensors: list[Tensor], samples: Tensor) -> Batch:
+    images, labels, weights = tensors
+    return Batch(images, labels, weights, samples)
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_pinned() else tensor.pin_memory()
+
 
 JOIN_SECONDS, CHECK_SECONDS, FIRST_NCCL_SECONDS = 600.0, 5.0, 60.0
 TEXT_BYTES = 2000
@@ -70,7 +201,7 @@ def join(*, cpu: bool, seconds: float = JOIN_SECONDS) -> None:
 
 
 def _store_outlives_processes() -> bool:
-    """Whether torchrun keeps the store of the rendezvous when it restarts the processes.
+    """Return whether torchrun keeps the store of the rendezvous when it restarts the processes.
 
     They would read the addresses of the earlier processes, and wait for ever or be refused. On one machine
     the number of restarts serves as a prefix; with several, each torchrun has its own count.
@@ -112,7 +243,7 @@ def _completes(work: dist.Work, seconds: float) -> bool:
 
 
 def broadcast_text(text: str) -> str:
-    """The text of rank 0, cut after 2,000 bytes, on every process."""
+    """Return the text of rank 0, cut after 2,000 bytes, on every process."""
     HERE.arrive()
     said = _packed(text)
     dist.broadcast(said, src=0)
@@ -120,8 +251,8 @@ def broadcast_text(text: str) -> str:
 
 
 def gather_texts(text: str) -> list[str]:
-    """The text of each process, cut after 2,000 bytes, by rank, on every process; without a process group its
-    own.
+    """Return the text of each process, cut after 2,000 bytes, by rank, on every process; without a process
+    group its own.
     """
     if not dist.is_initialized():
         return [text]
@@ -141,15 +272,20 @@ def _unpacked(said: torch.Tensor) -> str:
     return bytes(said.tolist()).rstrip(b"\0").decode(errors="replace")
 
 
-def raise_on_all(problem: str) -> None:
-    """Raise on every process the problem of the lowest rank that has one; "" is no problem.
+@contextmanager
+def raised_on_all() -> Iterator[None]:
+    """Within the block a CheckpointError of any process is raised on all; that of the lowest rank counts.
 
-    Raises:
-        CheckpointError: a process has a problem.
+    All processes must enter it together.
     """
-    for said in gather_texts(problem):
-        if said:
-            raise CheckpointError(said)
+    problem = ""
+    try:
+        yield
+    except CheckpointError as error:
+        problem = str(error)
+    for text in gather_texts(problem):
+        if text:
+            raise CheckpointError(text)
 
 
 def check_same(facts: Mapping[str, str], fix: str) -> None:
@@ -174,7 +310,7 @@ def check_same(facts: Mapping[str, str], fix: str) -> None:
 
 
 def node_lines(*, cpu: bool) -> list[str]:
-    """One line for each node: host name, ranks and device; the same on every process."""
+    """Return one line for each node: host name, ranks and device; the same on every process."""
     device = f"CPU, {torch.get_num_threads()} threads each" if cpu else torch.cuda.get_device_name()
     nodes: dict[str, list[int]] = {}
     for rank, text in enumerate(gather_texts(f"{socket.gethostname()}\t{device}")):
@@ -211,7 +347,9 @@ class Computation:
         return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
     def normaliser(self, mean: Sequence[float], std: Sequence[float]) -> "Normaliser":
-        """For images of these means and deviations of the three colours, of pixels from 0 to 1."""
+        """Return a normaliser for images of these means and deviations of the three colours, of pixels from 0
+        to 1.
+        """
         return Normaliser(self, mean, std)
 
 
@@ -257,11 +395,10 @@ class Fetched:
 
 
 @dataclass(frozen=True)
-class Runtime:
-    """One process of a job. `precision` is that of the computation; parameters are float64 or float32."""
+class Runtime(Computation):
+    """A process of a job among its peers."""
 
     accelerator: Accelerator
-    precision: str
 
     @property
     def rank(self) -> int:
@@ -279,44 +416,21 @@ class Runtime:
         return bool(self.accelerator.is_main_process)
 
     @property
-    def device(self) -> torch.device:
-        """Where the model lives."""
-        return torch.device(self.accelerator.device)
-
-    @property
-    def computation(self) -> Computation:
-        """Of this process, without its peers."""
-        return Computation(self.device, self.precision)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """See `Computation`."""
-        return self.computation.dtype
-
-    @property
     def peak_flops(self) -> float:
         """Peak FLOP/s of this process's device in bf16; 0 where it is unknown, or another precision is used."""
         if self.device.type != "cuda" or self.precision != "bf16":
             return 0.0
         return 1e12 * bf16_tflops(torch.cuda.get_device_name(self.device))
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """See `Computation`."""
-        return self.computation.autocast()
-
-    def normaliser(self, mean: Sequence[float], std: Sequence[float]) -> Normaliser:
-        """See `Computation`."""
-        return self.computation.normaliser(mean, std)
-
     def add(self, own: Tensor) -> Tensor:
-        """Element-wise sum over all processes, in place, without waiting for the device."""
+        """Sum element-wise over all processes, in place, without waiting for the device."""
         HERE.arrive()
         if self.num_processes > 1:
             torch.distributed.all_reduce(own)
         return own
 
     def sum(self, values: list[float]) -> list[float]:
-        """Element-wise sum over all processes, in float64, the same numbers on each.
+        """Sum element-wise over all processes, in float64, the same numbers on each.
 
         The device is not waited for.
         """
@@ -327,7 +441,7 @@ class Runtime:
         return [float(v) for v in total.tolist()]
 
     def sum_words(self, words: np.ndarray) -> np.ndarray:
-        """Element-wise sum over all processes modulo 2^64, uint64 `[n]`, the same on each.
+        """Sum element-wise over all processes modulo 2^64, uint64 `[n]`, the same on each.
 
         The device is not waited for.
         """
@@ -340,7 +454,7 @@ class Runtime:
         return found
 
     def broadcast(self, text: str) -> str:
-        """The text of the main process, cut after 2,000 bytes, on every process."""
+        """Return the text of the main process, cut after 2,000 bytes, on every process."""
         return broadcast_text(text) if self.num_processes > 1 else text
 
     def wait(self) -> None:
@@ -413,12 +527,11 @@ def start(
             f"the recipe asks for {processes} processes (machine.processes), {accelerator.num_processes} "
             f"were started"
         )
-    return Runtime(accelerator, chosen)
+    return Runtime(torch.device(accelerator.device), chosen, accelerator)
 
 
 def alone(*, precision: str, device: str) -> Computation:
-    """How a process computes that has no peers, so that it needs no `Runtime`: with the device and the
-    precision of one.
+    """Return how a process without peers computes: the device and the precision of a `Runtime`.
 
     Args, Raises: as `start`.
     """
@@ -427,7 +540,7 @@ def alone(*, precision: str, device: str) -> Computation:
 
 
 def _device_and_precision(device: str, precision: str) -> tuple[bool, str]:
-    """Whether the CPU computes, and the precision."""
+    """Return whether the CPU computes, and the precision."""
     if device == "cuda" and not torch.cuda.is_available():
         raise LaunchError(
             "machine.device = 'cuda': PyTorch finds no GPU here (`vitctl doctor` tells why); use 'auto'"
@@ -481,3 +594,61 @@ def loader_workers(machine: Machine, device: torch.device, num_processes: int) -
     if device.type == "cuda":
         return min(8, cores // min(num_processes, max(1, torch.cuda.device_count())))
     return max(1, min(8, cores // 2))
+
+
+TRACKING = "tracking"  # where trackers of files write, in the run folder
+
+
+@contextmanager
+def tracking(runtime: Runtime, recipe: TrainRecipe, folder: Path) -> Iterator[None]:
+    """Within the block, what is logged goes to log.trackers: a run of the project vitctl, named by run folder
+    and training.
+
+    A tracker that writes files does so in FOLDER/tracking.
+
+    Args:
+        runtime: started with these trackers.
+        recipe: of this training; each learning rate of a sweep and each task of VTAB has its own.
+        folder: of this training.
+    """
+    if not recipe.log.trackers:
+        yield
+        return
+    accelerator = runtime.accelerator
+    files, name = folder / TRACKING, _training_name(folder)
+    accelerator.project_configuration.logging_dir = str(files)
+    if runtime.is_main:
+        files.mkdir(parents=True, exist_ok=True)
+    accelerator.init_trackers(
+        "vitctl",
+        config={"folder": str(folder), **tracker_config(recipe)},
+        init_kwargs={
+            "wandb": {"name": name, "dir": str(files)},
+            "mlflow": {"run_name": name},
+            "trackio": {"name": name},
+        },
+    )
+    for tracker in accelerator.trackers:
+        log = folder / LOG if runtime.is_main else None
+        tracker.log = never_raising(tracker.log, log, f"{tracker.name} cannot be written any more")
+    try:
+        yield
+    finally:
+        for tracker in accelerator.trackers:
+            with suppress(Exception):  # a tracker that fails must neither end the run nor hide its error
+                tracker.finish()
+        accelerator.trackers.clear()
+
+
+def _training_name(folder: Path) -> str:
+    """Return the run folder, and where the training lies inside, such as NAME/sweep/lr_0.01."""
+    place = folder.resolve()
+    return str(place.relative_to(run_of(place).parent))
+
+
+def tracker_config(recipe: TrainRecipe) -> dict[str, bool | int | float | str]:
+    """Return all values of a recipe under their dotted keys; lists as TOML text, unset values as ""."""
+    return {
+        key: value if isinstance(value, bool | int | float | str) else toml_value(value)
+        for key, value in flat(recipe).items()
+    }

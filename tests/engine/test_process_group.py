@@ -10,7 +10,7 @@ from tests.conftest import free_port
 
 JOIN = """
 import sys, time
-from vitctl.engine.distributed.runtime import broadcast_text, check_all_reduce, join, node_lines
+from vitctl.engine.runtime import broadcast_text, check_all_reduce, join, node_lines
 from vitctl.errors import LaunchError
 rank, mode = int(sys.argv[1]), sys.argv[2]
 try:

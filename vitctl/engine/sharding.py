@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
-    from vitctl.engine.distributed.runtime import Runtime
+    from vitctl.engine.runtime import Runtime
 
 
 def shard_as(machine: TrainMachine, runtime: "Runtime", model: nn.Module, *, probed: bool) -> None:
@@ -106,12 +106,12 @@ def shard(
 
 
 def _cast_layers(block: Block) -> list[nn.Module]:
-    """The layers of a block of which autocast converts all parameters."""
+    """Return the layers of a block of which autocast converts all parameters."""
     return [layer for layer in block.modules() if isinstance(layer, Linear) and not isinstance(layer, Head)]
 
 
 def outermost_blocks(model: nn.Module) -> list[Block]:
-    """The blocks of a network that are in no other block."""
+    """Return the blocks of a network that are in no other block."""
     found: list[Block] = []
     for child in model.children():
         found += [child] if isinstance(child, Block) else outermost_blocks(child)
@@ -119,7 +119,7 @@ def outermost_blocks(model: nn.Module) -> list[Block]:
 
 
 def is_sharded(model: nn.Module) -> "TypeGuard[FSDPModule]":
-    """Whether `shard` was applied."""
+    """Return whether `shard` was applied."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: nothing is sharded
     return fsdp is not None and isinstance(model, fsdp.FSDPModule)
 
@@ -135,23 +135,23 @@ def synced(model: nn.Module, accelerator: Any, *, now: bool) -> AbstractContextM
 
 
 def is_part(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Whether a tensor is sharded, so that this process holds a part of it."""
+    """Return whether a tensor is sharded, so that this process holds a part of it."""
     parts = sys.modules.get("torch.distributed.tensor")
     return parts is not None and isinstance(tensor, parts.DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds, sharing memory."""
+    """Return the part of a tensor that this process holds, sharing memory."""
     return tensor.to_local() if is_part(tensor) else tensor
 
 
 def full(tensor: Tensor) -> Tensor:
-    """The full tensor; where it is sharded, all processes must call this together."""
+    """Return the full tensor; where it is sharded, all processes must call this together."""
     return tensor.full_tensor() if is_part(tensor) else tensor
 
 
 def like(whole: Tensor, reference: Tensor) -> Tensor:
-    """A full tensor, the same on every process, sharded and placed like `reference`."""
+    """Return a full tensor, the same on every process, sharded and placed like `reference`."""
     placed = whole.to(reference.device, reference.dtype)
     if not is_part(reference):
         return placed

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.engine.conftest import batch
 from tests.fake_card import FakeCard
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.distributed.transfer import Transfer, given, sent
+from vitctl.engine.runtime import Transfer, given, sent
 
 aten: Any = torch.ops.aten
 CPU = torch.device("cpu")

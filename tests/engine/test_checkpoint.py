@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from vitctl.engine.checkpoint import files
-from vitctl.engine.checkpoint.files import keep, newest_checkpoint, read_checkpoint, save_checkpoint
-from vitctl.engine.run_files import OPTIMIZER, STATE
+from vitctl.engine import checkpoint as files
+from vitctl.engine.checkpoint import keep, newest_checkpoint, read_checkpoint, save_checkpoint
+from vitctl.engine.journal import OPTIMIZER, STATE
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import variant
-from vitctl.models.weights.containers import read_config
+from vitctl.models.weights.weights_file import read_config
 
 CONFIG = variant("Ti/4", depth=1, hidden_size=6, image_size=8, num_classes=2)
 
@@ -89,10 +89,6 @@ def test_save__a_crash_while_writing_leaves_the_older_one(
     assert (saved.step, problems) == (1, [])
     keep(tmp_path, last=1, best=0, scores={})
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
-
-
-def test_newest__of_none(tmp_path: Path) -> None:
-    assert newest_checkpoint(tmp_path / "nowhere") == (None, [])
 
 
 def truncate(path: Path) -> None:

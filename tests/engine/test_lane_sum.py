@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vitctl.data.source.order import Lanes, Tree, binary_tree, leaves, subtrees
-from vitctl.engine.distributed import gradients
-from vitctl.engine.distributed.gradients import LaneSum, added
-from vitctl.engine.schedule import in_words, lanes_of
+from vitctl.engine import step as gradients
+from vitctl.engine.schedule import lanes_of
+from vitctl.engine.step import LaneSum, added
 from vitctl.jobs.plan import plan_training
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Pretrain
@@ -151,19 +151,6 @@ def recipe(**values: object) -> Pretrain:
     return found
 
 
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
-        ((4096, 8, 32), "8 lanes of 512 images, in leaves of up to 32: 128 leaves"),
-        ((21, 8, 2), "8 lanes of 2 to 3 images, in leaves of up to 2: 13 leaves"),
-        ((16, 8, 32), "8 lanes of 2 images, each a leaf: 8 leaves"),
-        ((1, 1, 1), "1 lane of 1 image, each a leaf: 1 leaf"),
-    ],
-)
-def test_in_words(sizes: tuple[int, int, int], words: str) -> None:
-    assert in_words(Lanes(*sizes)) == words
-
-
 def test_lanes_of__the_recipe() -> None:
     assert lanes_of(recipe(), 1) is None
     chosen = recipe(**{"schedule.lanes": 8, "schedule.batch_size": 64, "schedule.leaf_images": 4})
@@ -179,6 +166,6 @@ def test_plan__tells_leaves_and_counts_the_sums_that_are_kept() -> None:
         plan.memory_bytes - plain.memory_bytes == 4 * plan.parameters * 4
     )  # 16 leaves: a tree of four levels, in float32
     assert plan.notes[-1] == (
-        "8 lanes of 8 images, in leaves of up to 4: 16 leaves; the same bytes on up to 16 processes; "
+        "8 lanes in 16 leaves of up to 4 images; the same bytes on up to 16 processes; "
         "machine.micro_batch has no effect"
     )

@@ -12,12 +12,10 @@ import torch
 
 from tests.engine.conftest import Tiny, batch
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.distributed.runtime import Runtime
-from vitctl.engine.journal import LOG, Journal, read_records
-from vitctl.engine.run_files import STEP_RECORDS, TRACE
+from vitctl.engine.journal import LOG, STEP_RECORDS, TRACE, Journal, read_records
+from vitctl.engine.runtime import Runtime
 from vitctl.engine.step import Result
-from vitctl.engine.trace.recorder import Recorder, batch_digest, norm_marks, read_marks
-from vitctl.engine.trace.steps import read_steps
+from vitctl.engine.trace import Recorder, batch_digest, norm_marks, read_marks, read_steps
 
 SIZE, NORMS = 5, 4
 

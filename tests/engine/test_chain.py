@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from vitctl.engine.journal import Journal, append_record, cut_after, never_raising, read_records
-from vitctl.engine.trace.chain import head, read_chain
+from vitctl.engine.journal import (
+    Journal,
+    append_record,
+    cut_after,
+    head,
+    never_raising,
+    read_chain,
+    read_records,
+)
 
 
 def written(path: Path, count: int = 6) -> Path:
