@@ -43,7 +43,6 @@ from vitctl.engine.schedule import fitted_recipe
 from vitctl.errors import LaunchError, RecipeError, is_out_of_memory
 from vitctl.jobs.plan import plan_training
 from vitctl.models.flops import (
-    OPTIMIZER_SLOTS,
     computed_flops,
     count_parameters,
     training_flops,
@@ -52,6 +51,7 @@ from vitctl.models.flops import (
 from vitctl.models.kernels import used_linear
 from vitctl.models.variants import Config, to_dict
 from vitctl.recipe.schema import Finetune, Pretrain
+from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.text import bytes_text
 
 COMMUNICATION = "communication"
@@ -169,7 +169,7 @@ def plan_measurement(
 
     def estimate(images: int) -> int:
         """Return the estimated bytes with n images in a pass."""
-        kept, average = OPTIMIZER_SLOTS[recipe.optimizer.name], recipe.averaging.decay > 0
+        kept, average = OPTIMIZERS[recipe.optimizer.name].slots, recipe.averaging.decay > 0
         precision: Any = computation.precision
         return training_memory_bytes(config, images, precision, kept, average, m.checkpoint_blocks)
 

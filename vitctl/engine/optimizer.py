@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.optim.sgd import sgd
 
 from vitctl.engine.distributed.sharding import full, is_part, like, local
 from vitctl.errors import CheckpointError
-from vitctl.models.flops import OPTIMIZER_SLOTS
+from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.recipe.sections import Optimizer as Section
 
 
@@ -25,10 +26,8 @@ def build_optimizer(model: nn.Module, chosen: Section) -> Optimizer:
 
     Paper: Section 4.1, Tables 3 and 4; D.1 with BiT, Sections 3.3 and 4.2
     """
-    if chosen.name == "adam":
-        betas, decay = (chosen.beta1, chosen.beta2), chosen.weight_decay
-        return DecoupledAdam(model.parameters(), lr=0.0, betas=betas, eps=chosen.eps, weight_decay=decay)
-    return CoupledSGD(model.parameters(), lr=0.0, momentum=chosen.momentum, weight_decay=chosen.weight_decay)
+    optimizer: Optimizer = resolve_name(OPTIMIZERS[chosen.name].builder)(model.parameters(), chosen)
+    return optimizer
 
 
 def take_step(optimizer: Any, is_finite: Tensor) -> None:
@@ -41,6 +40,12 @@ def take_step(optimizer: Any, is_finite: Tensor) -> None:
 
 class DecoupledAdam(AdamW):
     """AdamW by torch's fused kernel, on what this process holds of each parameter."""
+
+    @classmethod
+    def of(cls, parameters: Iterable[nn.Parameter], chosen: Section) -> "DecoupledAdam":
+        """Build it from [optimizer]."""
+        betas, decay = (chosen.beta1, chosen.beta2), chosen.weight_decay
+        return cls(parameters, lr=0.0, betas=betas, eps=chosen.eps, weight_decay=decay)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:  # noqa: ARG002 - there is none
@@ -76,6 +81,11 @@ class DecoupledAdam(AdamW):
 
 class CoupledSGD(SGD):
     """torch's SGD by its fused kernel, on what this process holds of each parameter."""
+
+    @classmethod
+    def of(cls, parameters: Iterable[nn.Parameter], chosen: Section) -> "CoupledSGD":
+        """Build it from [optimizer]."""
+        return cls(parameters, lr=0.0, momentum=chosen.momentum, weight_decay=chosen.weight_decay)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:  # noqa: ARG002 - there is none
@@ -168,13 +178,6 @@ def _norms(gradients: list[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
     if any(is_part(gradient) for gradient in gradients):
         return [torch.linalg.vector_norm(gradient) for gradient in gradients]
     return list(torch._foreach_norm(gradients, 2, dtype=dtype))
-
-
-def optimizer_bytes(optimizer: Optimizer) -> int:
-    """Bytes of the optimizer state after the first step, over all shards."""
-    slots = OPTIMIZER_SLOTS["adam" if isinstance(optimizer, AdamW) else "sgd"]
-    parameters: Iterator[nn.Parameter] = (p for group in optimizer.param_groups for p in group["params"])
-    return slots * sum(p.numel() * p.element_size() for p in parameters)
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:

@@ -37,7 +37,6 @@ from vitctl.jobs.inputs.network import (
 )
 from vitctl.jobs.inputs.user_data import is_photographs, planned_splits
 from vitctl.models.flops import (
-    OPTIMIZER_SLOTS,
     converted_bytes,
     count_macs,
     count_parameters,
@@ -48,6 +47,7 @@ from vitctl.models.variants import Config, ViTConfig, downstream
 from vitctl.recipe.images import Place, TrainImages
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Pretrain, Recipe, Vtab
+from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.text import typed, typed_command
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class _Memory:
 
     @classmethod
     def of(cls, config: Config, recipe: Pretrain | Finetune, *, checkpoint_blocks: bool) -> "_Memory":
-        slots, averaging = OPTIMIZER_SLOTS[recipe.optimizer.name], recipe.averaging.decay > 0
+        slots, averaging = OPTIMIZERS[recipe.optimizer.name].slots, recipe.averaging.decay > 0
         precision: Literal["float32", "tf32", "bf16", "float64"] = (
             "bf16" if recipe.machine.precision == "auto" else recipe.machine.precision
         )
@@ -176,7 +176,7 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
     o, s, m = recipe.optimizer, recipe.schedule, recipe.machine
     steps = total_steps(num_images, s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
     share = -(-s.batch_size // m.processes)
-    slots, averaging = OPTIMIZER_SLOTS[o.name], recipe.averaging.decay > 0
+    slots, averaging = OPTIMIZERS[o.name].slots, recipe.averaging.decay > 0
     if m.precision == "auto":
         notes.append(
             "memory is estimated for bf16, which machine.precision = 'auto' uses where the device supports it"
