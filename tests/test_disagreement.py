@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import SHORT, TINY, harmed, records, train_records, two_processes, worker
 from tests.harmed import NEWEST
-from tests.trained import CPU, SMALL, pretrained  # noqa: F401
+from tests.trained import CPU, SMALL
 from vitctl.launch.prepare import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
@@ -149,7 +149,7 @@ def test_start__another_recipe_index_or_weights(
 
 @pytest.mark.parametrize("recipe", ["finetune", "fewshot", "evaluate"])
 def test_start__other_weights_from_an_earlier_run(
-    pretrained: Path,  # noqa: F811
+    pretrained: Path,
     tiny_data: Path,
     tmp_path: Path,
     recipe: str,

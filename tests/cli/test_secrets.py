@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.trained import pretrained  # noqa: F401
 from vitctl.models.weights.download import fetch
 from vitctl.system.address import VARIABLE
 
@@ -34,7 +33,7 @@ class Signed(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture
-def site(tmp_path: Path, tiny_data: Path, pretrained: Path) -> Iterator[str]:  # noqa: F811
+def site(tmp_path: Path, tiny_data: Path, pretrained: Path) -> Iterator[str]:
     """The address of a server with w/model.safetensors and tiny/{train,test}."""
     root = tmp_path / "site"
     (weights,) = (pretrained / "checkpoints").glob("*20/model.safetensors")

@@ -13,15 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.trained import pretrained
 from vitctl.cli.show.console import PlainConsole
 from vitctl.cli.show.render import Screen
 from vitctl.cli.show.run_views import show_list, show_run, tail
 from vitctl.errors import VitctlError
 from vitctl.launch.listing import list_runs
 from vitctl.report.html_report import write_report
-
-__all__ = ["pretrained"]
 
 EVERY = [11, pytest.param(1, marks=pytest.mark.slow)]
 ODD = [
