@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,17 +112,6 @@ def test_difference__of_planted_epochs(
     assert counting.difference(before, after, 0) == counting.Difference(0, 0, "same")
 
 
-def test_difference__counts_as_numpy_does(counting: Any) -> None:
-    draws = np.random.default_rng(0)
-    for _ in range(50):
-        wanted, found = draws.permutation(40), draws.integers(0, 40, 40)
-        lost = np.bincount(wanted, minlength=40) - np.bincount(found, minlength=40)
-        runs = (shares(counting, [one.reshape(5, 8).tolist()], 2) for one in (wanted, found))
-        assert counting.difference(*runs, 0) == counting.Difference(
-            int(-lost[lost < 0].sum()), int(lost[lost > 0].sum()), "other"
-        )
-
-
 def test_joined__rolls_back_to_the_state(counting: Any) -> None:
     straight = shares(counting, STRAIGHT)
     killed = [*straight[:2], counting.Share(3, 0, 1, (9, 9, 9, 9))]
@@ -168,27 +156,6 @@ def test_suite__finds_what_is_planted(planted: Any, variant: str, expected: dict
         "refuses": "ValueError: another number of ranks: 2, not 1",
         "cannot": "nowhere documented",
     }.get(variant, "")
-
-
-def test_suite__a_peer_that_is_not_installed_is_a_row(planted: Any) -> None:
-    assert planted.run("nobody")[""].message == "ModuleNotFoundError: No module named 'peer_nobody'"
-    planted.pythons["planted"] = "/nowhere/python"
-    assert "/nowhere/python" in planted.run("planted:honest")[""].message
-
-
-def test_how_it_is_read__tells_pickles_apart(suite: Any, tmp_path: Path) -> None:
-    import torch
-
-    for name, state, expected in (
-        ("a", {1: torch.ones(2)}, "plain values"),
-        ("b", {1: Path("x")}, "any object"),
-    ):
-        (tmp_path / name).mkdir()
-        torch.save(state, tmp_path / name / "rank0.pt")
-        assert suite.how_it_is_read(tmp_path / name) == expected
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "rank0.json").write_text("{}")
-    assert suite.how_it_is_read(tmp_path / "c") == "no"
 
 
 @pytest.mark.slow
