@@ -9,7 +9,7 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write tests/golden/*.json anew; say why in CHANGELOG, Numerics",
     )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_fsync() -> Iterator[None]:
+    """Skip fsync in this process: a run makes eight, and files of tests need not survive a power cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
