@@ -152,12 +152,6 @@ def test_suite__finds_what_is_planted(planted: Any, variant: str, expected: dict
     }.get(variant, "")
 
 
-def test_suite__a_peer_that_is_not_installed_is_a_row(planted: Any) -> None:
-    assert planted.run("nobody")[""].message == "ModuleNotFoundError: No module named 'peer_nobody'"
-    planted.pythons["planted"] = "/nowhere/python"
-    assert "/nowhere/python" in planted.run("planted:honest")[""].message
-
-
 @pytest.mark.slow
 def test_suite__vitctl_is_exact_on_another_number_of_processes(suite: Any, tmp_path: Path) -> None:
     module = imported_benchmark()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.trained import pretrained  # noqa: F401
 from vitctl.cli.app import main
 from vitctl.cli.show.console import CONSOLE
 

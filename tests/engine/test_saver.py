@@ -120,12 +120,12 @@ def test_check_space__counts_what_will_be_written(
         usage = saving.shutil._ntuple_diskusage(10**9, 0, free)  # type: ignore[attr-defined]
         monkeypatch.setattr(saving.shutil, "disk_usage", lambda _, usage=usage: usage)
         if enough:
-            check_space(tmp_path / "new" / "checkpoints", t.unwrapped, average, t.optimizer, kept=2)
+            check_space(tmp_path / "new" / "checkpoints", t.unwrapped, average, slots=2, kept=2)
         else:
             with pytest.raises(
                 CheckpointError, match=r"2 kept and one being written, .* free some space, choose another"
             ):
-                check_space(tmp_path / "new" / "checkpoints", t.unwrapped, average, t.optimizer, kept=2)
+                check_space(tmp_path / "new" / "checkpoints", t.unwrapped, average, slots=2, kept=2)
     assert not (tmp_path / "new").exists()
 
 
@@ -136,9 +136,9 @@ def test_check_space__what_is_there_already_counts(
     usage = saving.shutil._ntuple_diskusage(10**9, 0, 0)  # type: ignore[attr-defined]
     monkeypatch.setattr(saving.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(CheckpointError):
-        check_space(tmp_path, t.unwrapped, None, t.optimizer, kept=1)
+        check_space(tmp_path, t.unwrapped, None, slots=2, kept=1)
     (tmp_path / "step_00000001").write_bytes(bytes(10**6))
-    check_space(tmp_path, t.unwrapped, None, t.optimizer, kept=1)
+    check_space(tmp_path, t.unwrapped, None, slots=2, kept=1)
 
 
 def test_check_space__what_was_set_aside_is_never_deleted(
@@ -150,4 +150,4 @@ def test_check_space__what_was_set_aside_is_never_deleted(
     (tmp_path / "torn_step_00000001").mkdir()
     (tmp_path / "torn_step_00000001" / "model.safetensors").write_bytes(bytes(10**6))
     with pytest.raises(CheckpointError):
-        check_space(tmp_path, t.unwrapped, None, t.optimizer, kept=1)
+        check_space(tmp_path, t.unwrapped, None, slots=2, kept=1)

@@ -41,7 +41,6 @@ from vitctl.engine.step import ByLanes
 from vitctl.errors import LaunchError, RecipeError, is_out_of_memory
 from vitctl.jobs.plan import plan_training
 from vitctl.models.flops import (
-    OPTIMIZER_SLOTS,
     computed_flops,
     count_parameters,
     training_flops,
@@ -50,6 +49,7 @@ from vitctl.models.flops import (
 from vitctl.models.kernels import used_linear
 from vitctl.models.variants import Config, to_dict
 from vitctl.recipe.schema import Finetune, Pretrain
+from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.text import bytes_text
 
 COMMUNICATION = "communication"
@@ -156,8 +156,8 @@ def plan_measurement(
     on_cpu = computation.device.type == "cpu"
 
     def estimate(images: int) -> int:
-        """Return the estimated memory of a pass with n images, in bytes."""
-        kept, average = OPTIMIZER_SLOTS[recipe.optimizer.name], recipe.averaging.decay > 0
+        """Return the estimated bytes with n images in a pass."""
+        kept, average = OPTIMIZERS[recipe.optimizer.name].slots, recipe.averaging.decay > 0
         precision: Any = computation.precision
         return training_memory_bytes(config, images, precision, kept, average, m.checkpoint_blocks)
 

@@ -41,7 +41,7 @@ from vitctl.engine.journal import (
     tensors_file,
     write_run_json,
 )
-from vitctl.engine.optimizer import Average, optimizer_bytes, optimizer_tensors
+from vitctl.engine.optimizer import Average, optimizer_tensors
 from vitctl.engine.sharding import full
 from vitctl.errors import CheckpointError, VitctlError, os_code
 from vitctl.models.weights.containers import save_tensors
@@ -546,23 +546,23 @@ def parts(
         yield OPTIMIZER, name, full(tensor)
 
 
-def check_space(
-    root: Path, model: nn.Module, average: Average | None, optimizer: Optimizer, *, kept: int
-) -> None:
+def check_space(root: Path, model: nn.Module, average: Average | None, *, slots: int, kept: int) -> None:
     """Check before the first save that the disk has space for all checkpoints that will be kept, and the one
     being written.
 
     Args:
         root: the run's checkpoints folder; checkpoints that are there count as written, except those that are
             never deleted.
-        model, average, optimizer: what a checkpoint holds.
+        model, average: what a checkpoint holds, beside the state of the optimizer.
+        slots: numbers that the optimizer keeps for each weight.
         kept: checkpoints that are kept.
 
     Raises:
         CheckpointError: there is not enough space.
     """
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    one = weights * (1 if average is None else 2) + optimizer_bytes(optimizer)
+    of_optimizer = slots * sum(p.numel() * p.element_size() for p in model.parameters())
+    one = weights * (1 if average is None else 2) + of_optimizer
     existing = next(path for path in (root, *root.absolute().parents) if path.exists())
     there = sum(
         path.stat().st_size for path in root.rglob("*") if path.is_file() and not is_set_aside(path.parent)

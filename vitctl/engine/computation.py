@@ -18,7 +18,7 @@ from vitctl.engine.journal import write_run_json
 from vitctl.engine.runtime import Computation, Runtime, check_same
 from vitctl.engine.sharding import is_sharded
 from vitctl.errors import CheckpointError, LaunchError
-from vitctl.models.flops import OPTIMIZER_SLOTS, cpu_name, installed
+from vitctl.models.flops import cpu_name, installed
 from vitctl.models.kernels import (
     attention_rule,
     onednn_problem,
@@ -29,6 +29,7 @@ from vitctl.models.kernels import (
 )
 from vitctl.models.variants import Config, ViTConfig
 from vitctl.recipe.schema import NetworkMachine, TrainMachine, TrainRecipe
+from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.files import read_json
 
 
@@ -234,7 +235,7 @@ def choose_micro_batch(
     setting = json.loads(runtime.broadcast(json.dumps(setting)))
     if {name: known.get(name) for name in setting} == setting:
         return int(known["micro_batch"])
-    copies = OPTIMIZER_SLOTS[recipe.optimizer.name] + (recipe.averaging.decay > 0)
+    copies = OPTIMIZERS[recipe.optimizer.name].slots + (recipe.averaging.decay > 0)
     reserve = copies * sum(p.numel() * p.element_size() for p in model.parameters())
 
     def fits(images: int) -> bool:

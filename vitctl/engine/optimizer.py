@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.optim.sgd import sgd
 
 from vitctl.engine.sharding import full, is_part, like, local
 from vitctl.errors import CheckpointError
-from vitctl.models.flops import OPTIMIZER_SLOTS
+from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.recipe.sections import Optimizer as Section
 
 
@@ -23,15 +24,22 @@ def build_optimizer(model: nn.Module, chosen: Section) -> Optimizer:
 
     Paper: Section 4.1, Tables 3 and 4; D.1 with BiT, Sections 3.3 and 4.2
     """
-    decay = chosen.weight_decay
-    if chosen.name == "adam":
-        betas = (chosen.beta1, chosen.beta2)
-        return AdamW(model.parameters(), lr=0.0, betas=betas, eps=chosen.eps, weight_decay=decay, fused=True)
+    optimizer: Optimizer = resolve_name(OPTIMIZERS[chosen.name].builder)(model.parameters(), chosen)
+    return optimizer
+
+
+def adam(parameters: Iterable[nn.Parameter], chosen: Section) -> Optimizer:
+    """Return torch's AdamW."""
+    betas, decay = (chosen.beta1, chosen.beta2), chosen.weight_decay
+    return AdamW(parameters, lr=0.0, betas=betas, eps=chosen.eps, weight_decay=decay, fused=True)
+
+
+def momentum_sgd(parameters: Iterable[nn.Parameter], chosen: Section) -> Optimizer:
+    """Return torch's SGD with its momentum buffers: torch leaves them undefined if the first update is skipped."""
     optimizer = ShardableSGD(
-        model.parameters(), lr=0.0, momentum=chosen.momentum, weight_decay=decay, fused=True
+        parameters, lr=0.0, momentum=chosen.momentum, weight_decay=chosen.weight_decay, fused=True
     )
-    # Torch would leave these undefined if the first update is skipped.
-    for parameter in model.parameters():
+    for parameter in optimizer.param_groups[0]["params"]:
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
@@ -112,13 +120,6 @@ def _norms(gradients: list[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
     if any(is_part(gradient) for gradient in gradients):
         return [torch.linalg.vector_norm(gradient) for gradient in gradients]
     return list(torch._foreach_norm(gradients, 2, dtype=dtype))
-
-
-def optimizer_bytes(optimizer: Optimizer) -> int:
-    """Return bytes of the optimizer state after the first step, over all shards."""
-    slots = OPTIMIZER_SLOTS["adam" if isinstance(optimizer, AdamW) else "sgd"]
-    parameters: Iterator[nn.Parameter] = (p for group in optimizer.param_groups for p in group["params"])
-    return slots * sum(p.numel() * p.element_size() for p in parameters)
 
 
 def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:

@@ -92,6 +92,7 @@ from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
 from vitctl.models.flops import computed_flops
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
+from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.process import HERE
 from vitctl.system.text import typed
 
@@ -314,7 +315,8 @@ class Trainer(TrainStep):
             step = self.resume()
             if self.runtime.is_main:
                 kept = self.saver.last + self.saver.best
-                check_space(self.saver.root, self.unwrapped, self.average, self.optimizer, kept=kept)
+                slots = OPTIMIZERS[self.recipe.optimizer.name].slots
+                check_space(self.saver.root, self.unwrapped, self.average, slots=slots, kept=kept)
             # 2. A run that stopped between a step and its score has none of that step yet.
             if step:
                 self.evaluate_if_due(step)

@@ -27,7 +27,6 @@ from vitctl.jobs.inputs.data import (
     subset_size,
 )
 from vitctl.models.flops import (
-    OPTIMIZER_SLOTS,
     converted_bytes,
     count_macs,
     count_parameters,
@@ -43,6 +42,7 @@ from vitctl.recipe.schema import (
     rates_in_words,
     rates_of,
 )
+from vitctl.recipe.sections import OPTIMIZERS
 
 CURVE_POINTS = 9
 GPU_BYTES = 80 * 2**30
@@ -99,7 +99,7 @@ class _Memory:
 
     @classmethod
     def of(cls, config: Config, recipe: Pretrain | Finetune, *, checkpoint_blocks: bool) -> "_Memory":
-        slots, averaging = OPTIMIZER_SLOTS[recipe.optimizer.name], recipe.averaging.decay > 0
+        slots, averaging = OPTIMIZERS[recipe.optimizer.name].slots, recipe.averaging.decay > 0
         precision: Literal["float32", "tf32", "bf16", "float64"] = (
             "bf16" if recipe.machine.precision == "auto" else recipe.machine.precision
         )
@@ -166,7 +166,7 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
     o, s, m = recipe.optimizer, recipe.schedule, recipe.machine
     steps = total_steps(num_images, s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
     share = -(-s.batch_size // m.processes)
-    slots, averaging = OPTIMIZER_SLOTS[o.name], recipe.averaging.decay > 0
+    slots, averaging = OPTIMIZERS[o.name].slots, recipe.averaging.decay > 0
     if m.precision == "auto":
         notes.append(
             "memory is estimated for bf16, which machine.precision = 'auto' uses where the device supports it"

@@ -22,8 +22,6 @@ from vitctl.models.variants import (
     stages,
 )
 
-OPTIMIZER_SLOTS = {"adam": 2, "sgd": 1}  # numbers that an optimizer keeps for each weight
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:

@@ -5,7 +5,8 @@ Every field here is read by a job; a test checks this.
 """
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -230,10 +231,57 @@ class StartWeights(WeightsSource):
     )
 
 
-class Optimizer(Section):
-    """[optimizer] Adam in the AdamW form over every parameter, or SGD with momentum."""
+@dataclass(frozen=True, kw_only=True)
+class OptimizerRow:
+    """An optimizer that `optimizer.name` can choose.
 
-    name: Literal["adam", "sgd"] = knob(..., "adam: in the AdamW form; sgd: plain momentum", source="4.1")
+    Args:
+        name: as typed.
+        what: for `vitctl recipes explain`.
+        knobs: keys of [optimizer] that not every optimizer has.
+        slots: numbers that it keeps for each weight.
+        builder: `module:function` that takes parameters and [optimizer], and returns a torch optimizer.
+    """
+
+    name: str
+    what: str
+    knobs: tuple[str, ...]
+    slots: int
+    builder: str
+
+
+_OPTIMIZER = "vitctl.engine.optimizer"
+OPTIMIZERS = {
+    row.name: row
+    for row in (
+        OptimizerRow(
+            name="adam",
+            what="in the AdamW form",
+            knobs=("beta1", "beta2", "eps"),
+            slots=2,
+            builder=f"{_OPTIMIZER}:adam",
+        ),
+        OptimizerRow(
+            name="sgd",
+            what="plain momentum",
+            knobs=("momentum",),
+            slots=1,
+            builder=f"{_OPTIMIZER}:momentum_sgd",
+        ),
+    )
+}
+if TYPE_CHECKING:
+    OptimizerName = str
+else:
+    OptimizerName = Literal[tuple(OPTIMIZERS)]
+
+
+class Optimizer(Section):
+    """[optimizer] Adam in the AdamW form over every parameter, SGD with momentum, or another of `OPTIMIZERS`."""
+
+    name: OptimizerName = knob(
+        ..., "; ".join(f"{row.name}: {row.what}" for row in OPTIMIZERS.values()), source="4.1"
+    )
     lr: float = knob(..., "base learning rate", source="Tables 3, 4", gt=0)
     weight_decay: float = knob(
         0.0,
@@ -253,19 +301,16 @@ class Optimizer(Section):
         0.0, "gradients are scaled down to this global norm; 0: off", source="Tables 3, 4", ge=0
     )
 
-    _only: ClassVar[dict[str, tuple[str, ...]]] = {"adam": ("beta1", "beta2", "eps"), "sgd": ("momentum",)}
-
     @model_validator(mode="after")
     def _no_idle_knob(self) -> "Optimizer":
-        for name, knobs in self._only.items():
-            idle = [
-                k
-                for k in knobs
-                if name != self.name and getattr(self, k) != type(self).model_fields[k].default
-            ]
+        changed = {
+            key for key, field in type(self).model_fields.items() if getattr(self, key) != field.default
+        }
+        for row in OPTIMIZERS.values():
+            idle = [key for key in row.knobs if key in changed and key not in OPTIMIZERS[self.name].knobs]
             if idle:
                 raise ValueError(
-                    f"{', '.join(idle)} belongs to {name} and does nothing for {self.name}; leave it out"
+                    f"{', '.join(idle)} belongs to {row.name} and does nothing for {self.name}; leave it out"
                 )
         return self
 
