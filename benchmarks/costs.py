@@ -75,8 +75,8 @@ def records() -> str:
     """Time a digest of the weights of S/16, and a loader's checksums beside its decoding and cropping."""
     from vitctl.data.images.decode import open_picture
     from vitctl.data.images.transforms import TrainTransform, augmentation_rng
-    from vitctl.data.source.unsharded import SyntheticSource
-    from vitctl.engine.trace.recorder import weights_checksum
+    from vitctl.data.source.stores import SyntheticSource
+    from vitctl.engine.trace import weights_checksum
     from vitctl.models.build import build
     from vitctl.models.variants import variant
 

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitctl.engine.computation import processor
-from vitctl.models.kernels.attention import attend, attention_rule, set_attention
-from vitctl.models.kernels.linear import Linear, onednn_problem, set_linear
+from vitctl.models.kernels import Linear, attend, attention_rule, onednn_problem, set_attention, set_linear
 
 TOKENS, HEADS, HEAD_SIZE = (17, 50, 101, 197, 257, 577, 785, 1025), (3, 12), 64
 WIDTHS = (192, 384, 768)
@@ -43,7 +42,7 @@ def main() -> None:
                 fused, plain = in_turns(
                     attention(shape, dtype, device), set_attention, ("fused", "math"), options.rounds
                 )
-                rule = attention_rule(device, dtype, tokens)
+                rule = attention_rule(device.type, dtype, tokens)
                 print(
                     f"| {name(dtype)} | {heads} | {tokens} | {fused:.1f} | {plain:.1f} | {fused / plain:.2f} "
                     f"| {rule} |",

@@ -14,7 +14,6 @@ by `decode_image` to tensors, as its documentation of v2 advises for speed. Hugg
 """
 
 import io
-import json
 import os
 import statistics
 import sys
@@ -33,6 +32,7 @@ from measure import (
     Numbers,
     Row,
     Side,
+    answer_turns,
     decode_rate,
     in_fresh_process,
     installed,
@@ -56,9 +56,9 @@ PEERS = {
 
 def main() -> None:
     """Measure, print, and write results/loader.json."""
-    asked = question()
-    if asked:
-        print(json.dumps(measure(asked["side"], asked["workers"], Path(asked["folder"]), asked["images"])))
+    if asked := question():
+        asked["folder"] = Path(asked["folder"])
+        answer_turns(lambda: partial(measure, **asked))
         return
     parser = script_options(__doc__, rounds=3)
     parser.add_argument("--photos", type=Path, default=PHOTOS, help="a tar of JPEG files")
@@ -112,7 +112,7 @@ def rows(found: dict[str, list[Numbers]], workers: int) -> list[Row]:
     ]  # fmt: skip
 
 
-def measure(side: str, workers: int, folder: Path, num_images: int) -> Numbers:
+def measure(side: str, workers: int, folder: Path, images: int) -> Numbers:
     """Run one side for a while; returns images/s by wall clock, per CPU second, and memory per worker in MiB."""
     import torch
 
@@ -124,10 +124,10 @@ def measure(side: str, workers: int, folder: Path, num_images: int) -> Numbers:
     pids = [os.getpid(), *(child.pid or 0 for child in active_children())]
     assert len(pids) == 1 + workers
     busy, began, seen = sum(map(cpu_seconds, pids)), time.perf_counter(), 0
-    while seen < num_images:
-        images = next(batches)
-        assert images.shape == (BATCH, 3, SIZE, SIZE) and images.dtype == torch.uint8
-        seen += len(images)
+    while seen < images:
+        batch = next(batches)
+        assert batch.shape == (BATCH, 3, SIZE, SIZE) and batch.dtype == torch.uint8
+        seen += len(batch)
     wall, busy = time.perf_counter() - began, sum(map(cpu_seconds, pids)) - busy
     memory = statistics.median(
         pss_mib(pid) for _ in range(3) if next(batches) is not None for pid in pids[1:]
@@ -141,7 +141,7 @@ def our_batches(folder: Path, workers: int, **choices: Any) -> Iterator[Any]:
     from vitctl.data.loader.batches import train_batches
     from vitctl.data.shards.index import read_index
     from vitctl.data.source.order import Order
-    from vitctl.data.source.shard_source import ShardSource
+    from vitctl.data.source.stores import ShardSource
 
     source = ShardSource(read_index(folder / "shards"))
     transform = TrainTransform(SIZE, area_range=(0.08, 1.0), **choices)
@@ -245,7 +245,7 @@ def endless(data: Any, workers: int, itemwise: bool = True) -> Iterator[Any]:
 
 def unpack(photos: Path, folder: Path, enlarge: int) -> list[bytes]:
     """Put the photographs into a folder and into shards; returns them."""
-    from vitctl.data.writer.items import Item
+    from vitctl.data.writer.intake import Item
     from vitctl.data.writer.write import write_split
 
     with tarfile.open(photos) as tar:

@@ -36,7 +36,6 @@ UNITS = {
     "stall": " s",
     "whole": " s",
     "seconds to accuracy": " s",
-    "seconds per step": " s",
     "peak_mib": " MiB",
     "per CPU second": " images",
 }
@@ -122,21 +121,15 @@ class FreshProcess:
     Args:
         script: path of the script.
         question: what it is to measure.
-        environment: variables of the process.
+        python: the interpreter.
 
     Raises:
         SideError: the process ended.
     """
 
-    def __init__(self, script: str, question: Mapping[str, Any], **environment: str) -> None:
-        command = [sys.executable, script, ANSWER, json.dumps(question)]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment},
-        )
+    def __init__(self, script: str, question: Mapping[str, Any], python: str = sys.executable) -> None:
+        command = [python, script, ANSWER, json.dumps(question)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._name = f"{Path(script).name} {question}"
         self.prepared = self._read()
 
@@ -176,16 +169,13 @@ class SideError(Exception):
         self.code = code
 
 
-def in_fresh_process(
-    script: str, question: Mapping[str, Any], python: str = sys.executable, **environment: str
-) -> Numbers:
-    """Return what a script answers once: `PYTHON SCRIPT --answer QUESTION` prints it as its last line."""
-    command = [python, script, ANSWER, json.dumps(question)]
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **environment}
-    )
-    numbers: Numbers = json.loads(done.stdout.splitlines()[-1])
-    return numbers
+def in_fresh_process(script: str, question: Mapping[str, Any], python: str = sys.executable) -> Numbers:
+    """Return the numbers of a single turn in a process that then ends."""
+    process = FreshProcess(script, question, python)
+    try:
+        return process()
+    finally:
+        process.close()
 
 
 def script_options(doc: str | None, rounds: int) -> argparse.ArgumentParser:

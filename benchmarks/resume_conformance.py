@@ -31,7 +31,6 @@ PEERS = (
     "timm:epoch",
     "timm:recovery",
     "webdataset",
-    "torchdata_nodes",
     "datasets:shards",
     "datasets:buffer",
     "datasets:interleaved",
@@ -39,11 +38,6 @@ PEERS = (
     "accelerate:skip",
     "accelerate:stateful",
     "streaming",
-    "litdata",
-    "energon",
-    "grain:loader",
-    "grain:elastic",
-    "dali",
 )
 
 
@@ -54,7 +48,7 @@ def write_data(folder: Path, plan: Plan) -> None:
     import numpy as np
     from PIL import Image
 
-    from vitctl.data.writer.items import Item
+    from vitctl.data.writer.intake import Item
     from vitctl.data.writer.write import write_split
 
     photos = folder / "photos" / "any"
@@ -82,22 +76,17 @@ def write_data(folder: Path, plan: Plan) -> None:
 def table(found: dict[str, dict[str, Finding]]) -> str:
     """Markdown."""
     rows = [
-        "| loader | 1 -> 1 | 2 -> 2 | 2 -> 1 | 2 -> 3 | state of 2, bytes | unpickles | seconds to resume, "
-        "of the loader |"
+        "| loader | 1 -> 1 | 2 -> 2 | 2 -> 1 | 2 -> 3 | state of 2, bytes |",
+        "|---" * 6 + "|",
     ]
-    rows.append("|---" * 8 + "|")
     names = [f"{before} -> {after}" for before, after in LAYOUTS]
     for peer, findings in found.items():
         if "" in findings:
-            rows.append(f"| {peer} | not run: {findings[''].message} " + "| " * 6 + "|")
+            rows.append(f"| {peer} | not run: {findings[''].message} " + "| " * 4 + "|")
             continue
         cells = [findings[name].text if name in findings else "" for name in names]
-        state, timed = findings.get("2 -> 2", Finding("")), findings.get("1 -> 1", Finding(""))
-        seconds = f"{timed.seconds[0]:.1f}, {timed.seconds[1]:.1f}"
-        rows.append(
-            f"| {peer} | {' | '.join(cells)} | {state.state_bytes} | {state.pickle} | "
-            f"{seconds if any(timed.seconds) else '-'} |"
-        )
+        state_bytes = findings.get("2 -> 2", Finding("")).state_bytes
+        rows.append(f"| {peer} | {' | '.join(cells)} | {state_bytes} |")
     return "\n".join([*rows, "", *reasons(found)])
 
 

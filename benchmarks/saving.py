@@ -25,10 +25,9 @@ from measure import Machine, Numbers, Row, Side, disk_rates, rate, report, scrip
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
-from vitctl.engine.averaging import Average
-from vitctl.engine.checkpoint.saving import Saver, parts
+from vitctl.engine.checkpoint import Saver, parts
 from vitctl.engine.journal import Journal
-from vitctl.engine.optimizer import build_optimizer
+from vitctl.engine.optimizer import Average, build_optimizer
 from vitctl.models.build import build
 from vitctl.models.variants import variant
 from vitctl.recipe.sections import Optimizer

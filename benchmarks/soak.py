@@ -176,8 +176,9 @@ def wait_for_moment(
 
 def harm(process: "subprocess.Popen[str]", family: list[psutil.Process], kind: str) -> str:
     """Do it; what cannot be done at this moment becomes a SIGKILL of the launcher."""
-    ranks = [p for p in family if "vitctl.launch.worker" in " ".join(_cmdline(p)) and p.ppid() == process.pid]
-    workers = [p for p in family if p not in ranks]
+    agents = [p.pid for p in family if "vitctl.launch.agent" in _cmdline(p)]
+    ranks = [p for p in family if p.ppid() in agents]
+    workers = [p for p in family if p.pid not in agents and p not in ranks]
     if kind in SIGNALS:
         process.send_signal(SIGNALS[kind])
     elif kind == "SIGTERM twice":

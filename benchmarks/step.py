@@ -2,15 +2,15 @@
 
 Both sides begin with the same uint8 images in memory, random ones, and labels, and normalise the images
 themselves. Both take a step of AdamW with weight decay, at a clipped norm of 1. Ours is `TrainStep.update` of a
-prepared `vitctl pretrain`, with the settings of [machine]; a run writes a record of each step beside, which
-`waiting.py` measures. timm's is that of its train.py. As they come, ours has a tanh-GELU and computes the
+prepared `vitctl pretrain`, with the settings of [machine]; a run also writes a record of each step, which
+`vitctl bench model` measures. timm's is that of its train.py. As they come, ours has a tanh-GELU and computes the
 last block for the class token alone, timm an erf-GELU and all tokens.
 
 Every setting of a side is a process of its own; the best one of each side, by a first step, and those that
 both come with take turns. Of the larger model only the settings are tried that were best for the smaller one,
 unless `--thorough`. On a CPU the number that is compared is seconds of the processor, on one thread, which
-other work disturbs least; on a GPU, in bf16, seconds by wall clock, and a batch that does not fit is halved
-for both sides. Memory is what a process holds at most during a step, beyond its imported libraries.
+other work disturbs least; on a GPU, in bf16, wall-clock seconds (a batch that does not fit ends the script:
+give a smaller --batch). Memory is what a process holds at most during a step, beyond its imported libraries.
 """
 
 import math
@@ -32,11 +32,9 @@ from measure import (
     Machine,
     Numbers,
     Row,
-    SideError,
     answer_turns,
     clock,
     matrix_rates,
-    medians,
     peak_mib,
     question,
     report,
@@ -72,7 +70,6 @@ THEIRS: Choices = {
     "fused AdamW, compiled": {"fused": True, "compile": True},
     "fused AdamW, plain attention, compiled": {"fused": True, "plain": True, "compile": True},
 }
-OUT_OF_MEMORY = 4  # exit code of a side
 Step = Callable[[], Any]  # its loss, to be read by float()
 
 
@@ -95,8 +92,8 @@ class Work:
 
 def main() -> None:
     """Measure, print a table, and write results/step.json, or gpu.json of a GPU."""
-    if question() is not None:
-        answer()
+    if asked := question():
+        answer_turns(partial(prepare, asked["side"], asked["settings"], Work(**asked["work"])))
         return
     parser = script_options(__doc__, rounds=3)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -128,8 +125,8 @@ def main() -> None:
             batch = given.batch or (GPU_BATCHES.get(model, 128) if on_gpu else 8)
             steps = given.steps or (10 if on_gpu else 1)
             work = Work(model, given.image_size, batch, precision, device, steps)
-            work, found = compare_what_fits(work, number, given.rounds, choices)
-            rows += rows_of(work, found, number, limits)
+            found = measure.compare(__file__, {"work": asdict(work)}, choices, number, given.rounds)
+            rows += rows_of(work, found, number)
             if not given.thorough:
                 choices = {side: found.narrowed(side, own) for side, own in choices.items()}
     report("gpu" if on_gpu else "step", rows, machine, limits, LIBRARIES, given.results)
@@ -141,7 +138,7 @@ def our_step(work: Work, settings: Mapping[str, Any]) -> Step:
 
     from vitctl import load_recipe
     from vitctl.data.loader.batches import Batch
-    from vitctl.engine.step import TrainStep
+    from vitctl.engine.trainer import Trainer
     from vitctl.jobs.pretrain import pretrain
 
     values = {
@@ -168,12 +165,12 @@ def our_step(work: Work, settings: Mapping[str, Any]) -> Step:
         **settings,
     }
     recipe = load_recipe("in1k_b16", list(values.items())).recipe
-    kept: list[TrainStep] = []
+    kept: list[Trainer] = []
 
     class PreparedError(Exception):
         """Ends the job before its first step."""
 
-    def act(_folder: Path, _task: Any, trainer: TrainStep, _saver: Any) -> None:
+    def act(trainer: Trainer) -> None:
         kept.append(trainer)
         raise PreparedError
 
@@ -186,6 +183,7 @@ def our_step(work: Work, settings: Mapping[str, Any]) -> Step:
     def step() -> Loss:
         nonlocal finished, update
         before, update = update, trainer.update(finished, [batch])
+        trainer.changing.release()  # the lock on the weights, which the loop gives back here
         finished += 1
         if before is not None:
             before.result()  # one step late, as the loop reads it
@@ -303,64 +301,14 @@ def prepare(side: str, settings: Mapping[str, Any], work: Work) -> Callable[[], 
     return turn
 
 
-def compare_what_fits(
-    work: Work, number: str, rounds: int, choices: Mapping[str, Choices]
-) -> tuple[Work, Compared]:
-    """Compare both sides, with the batch halved until it fits for both as they come; return that batch, too."""
-    while True:
-        try:
-            return work, measure.compare(__file__, {"work": asdict(work)}, choices, number, rounds)
-        except SideError as error:
-            if error.code != OUT_OF_MEMORY or work.batch == 1:
-                raise
-            work = replace(work, batch=work.batch // 2)
-
-
-def tflops(work: Work, found: Compared, number: str) -> Numbers:
-    """What the best settings of each side compute per second, forward and backward: ours the last block for
-    one token alone.
-    """
-    from vitctl.models.flops import computed_flops, training_flops
-    from vitctl.models.variants import variant
-
-    config = variant(work.model, image_size=work.image_size, num_classes=CLASSES)
-    flops = {
-        "ours": work.batch * computed_flops(config) / 1e12,
-        "timm": training_flops(config, work.batch) / 1e12,
-    }
-    return {
-        side: flops[side] / medians(found.rounds[side, name])[number] for side, name in found.best.items()
-    }
-
-
-def of_the_matrix_rate(work: Work, found: Compared, number: str, limits: Numbers) -> Numbers:
-    """The same as a share of the fastest matrix product of this precision on this machine, 0 to 1."""
-    fastest_product = max(value for name, value in limits.items() if name.startswith(work.precision))
-    return {side: value / fastest_product for side, value in tflops(work, found, number).items()}
-
-
-def rows_of(work: Work, found: Compared, number: str, limits: Numbers) -> list[Row]:
-    """Time and memory of the best settings and of those that both sides come with."""
-    rows = [
+def rows_of(work: Work, found: Compared, number: str) -> list[Row]:
+    """Return time and memory of the best settings and of those that both sides come with."""
+    return [
         found.row(f"training step, {work}", number, GOALS[work.device]),
         found.row(f"training step, as it comes, {work}", number, None, best=False),
         found.row(f"memory of a training step, {work}", "peak_mib", MEMORY_GOAL),
         found.row(f"memory of a training step, as it comes, {work}", "peak_mib", None, best=False),
     ]
-    rows[0].notes["tflops"] = tflops(work, found, number)
-    rows[0].notes["of_the_matrix_rate"] = of_the_matrix_rate(work, found, number, limits)
-    return rows
-
-
-def answer() -> None:
-    """As a fresh process: take turns of the side that was asked for."""
-    asked = question() or {}
-    try:
-        answer_turns(partial(prepare, asked["side"], asked["settings"], Work(**asked["work"])))
-    except Exception as error:
-        if type(error).__name__ != "OutOfMemoryError":
-            raise
-        sys.exit(OUT_OF_MEMORY)
 
 
 if __name__ == "__main__":

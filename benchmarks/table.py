@@ -11,7 +11,7 @@ from pathlib import Path
 from measure import RESULTS, machine_text, table_rows
 
 README = Path(__file__).resolve().parent / "README.md"
-NAMES = ("step", "inference", "loader", "end_to_end", "waiting", "saving", "start", "ridge", "gpu")
+NAMES = ("step", "inference", "loader", "end_to_end", "saving", "start", "ridge", "gpu")
 BEGIN, END = "<!-- table: python benchmarks/table.py --write -->", "<!-- end of the table -->"
 
 

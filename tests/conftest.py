@@ -1,4 +1,4 @@
-"""What all tests share: small shards written on the fly, a tiny recipe per job, and a run in this process."""
+"""Helpers that all tests share: a run in this process, commands as processes, and what a run left."""
 
 import gc
 import json
@@ -9,7 +9,7 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,16 @@ import pytest
 
 from tests import warm
 
-os.environ["OMP_NUM_THREADS"] = (
-    "1"  # before torch: tests run side by side, and the last bit of a sum depends on it
-)
+# Before torch is imported: tests run side by side, and the last bit of a sum depends on the number of threads.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
-from vitctl.data.datasets.readers import shapes
-from vitctl.data.writer.write import write_split
-from vitctl.engine.run_files import CHECKPOINTS
-from vitctl.launch.prepare import prepare_run
+from vitctl.engine.journal import CHECKPOINTS
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.system.address import VARIABLE
-from vitctl.system.signals import SIGNALS
+from vitctl.system.process import SIGNALS
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 TINY = Path(__file__).parent / "recipes" / "tiny.toml"
@@ -48,18 +45,14 @@ hypothesis.settings.load_profile("busy")  # an example takes as long as a machin
 
 
 def pytest_configure() -> None:
-    """Jobs leave ignored what was ignored when they began: SIGHUP by nohup, SIGINT and SIGQUIT by a shell's
-    `&`.
-    """
+    """Reset signals that are ignored (nohup ignores SIGHUP, a shell's `&` SIGINT): jobs would keep ignoring them."""
     for number in SIGNALS:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays; every job ends with a collection of garbage, which would look
-    through all of it.
-    """
+    """Exempt imports and collected tests from garbage collection, which every job ends with."""
     gc.collect()
     gc.freeze()
 
@@ -68,39 +61,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden",
         action="store_true",
-        help="write tests/golden/*.json anew; say why in CHANGELOG, Numerics",
+        help="write tests/golden again; if numbers change, say why in CHANGELOG, Numerics",
     )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_fsync() -> Iterator[None]:
+    """Skip fsync in this process: a run makes eight, and files of tests need not survive a power cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
 def first_kernels() -> None:
     """Each test begins with the kernels that a process begins with; a job leaves those of its own network."""
-    for name, kernel in (("attention", "fused"), ("linear", "torch")):
-        if module := sys.modules.get(f"vitctl.models.kernels.{name}"):
-            getattr(module, f"set_{name}")(kernel)
+    if kernels := sys.modules.get("vitctl.models.kernels"):
+        kernels.set_attention("fused")
+        kernels.set_linear("torch")
 
 
 @pytest.fixture(autouse=True)
 def no_queries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test begins without queries of addresses, which are kept in the environment."""
+    """Clear the queries of addresses, which are kept in the environment."""
     monkeypatch.setenv(VARIABLE, "")
-
-
-@pytest.fixture(scope="session")
-def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of 70 training images in 4 shards and 23 test images of 6 shapes, 16 pixels wide."""
-    root = tmp_path_factory.mktemp("tiny")
-    for split, size in (("train", 70), ("test", 23)):
-        items = shapes.items("shape", split, size, seed=0, image_size=16)
-        write_split(items, root / split, shapes.SHAPES, seed=0, source_text="test", max_samples=18)
-    return root
 
 
 @pytest.fixture
 def run(tiny_data: Path, tmp_path: Path) -> Run:
-    """run(name, recipe=TINY, **{"a.b": value}) does a job in this process in tmp_path/name and returns the
-    folder.
-    """
+    """run(name, recipe=TINY, **{"a.b": value}) runs a job in this process and returns its folder, tmp_path/name."""
 
     def do(name: str, recipe: str | Path = TINY, **values: Any) -> Path:
         given = {"data.path": str(tiny_data), **values}
@@ -114,19 +103,15 @@ def run(tiny_data: Path, tmp_path: Path) -> Run:
     return do
 
 
-@pytest.fixture(scope="session")
-def one_process(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny recipe, done by one process that nothing came between; it stays as it is."""
-    folder = tmp_path_factory.mktemp("one_process") / "run"
-    prepare_run(load_recipe(str(TINY), [Override("data.path", str(tiny_data))]), folder)
-    work(folder)
-    return folder
+def records(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """The log records of a kind."""
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [record for record in lines if record["kind"] == kind]
 
 
 def train_records(folder: Path) -> list[dict[str, Any]]:
-    """The records of the training steps of a run."""
-    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [record for record in records if record["kind"] == "train"]
+    """The log records of training steps."""
+    return records(folder, "train")
 
 
 def checkpoint(folder: Path, step: int) -> dict[str, bytes]:
@@ -148,9 +133,7 @@ def sample_keys(folder: Path) -> dict[int, list[str]]:
 
 
 def free_port() -> int:
-    """A port that nobody listens at, below those that Linux hands out to whoever connects: it stays free
-    until it is used.
-    """
+    """Return an unused port below the range that Linux gives to clients, so that it stays unused."""
     while True:
         port = random.SystemRandom().randrange(10_000, 32_000)
         with socket.socket() as probe, suppress(OSError):
@@ -159,8 +142,8 @@ def free_port() -> int:
 
 
 WITH_WORKER = """
-from vitctl.launch import command, launcher
-command.WORKER = launcher.WORKER = "{worker}"
+from vitctl.launch import agent
+agent.WORKER = "{worker}"
 from vitctl.__main__ import main
 main()
 """
@@ -168,16 +151,16 @@ PACED = "from tests.launch.paced_worker import pace; pace(); from vitctl.__main_
 
 
 def paced(line: Sequence[str], *, launched: bool = False) -> list[str]:
-    """A command whose steps take long enough that something comes between them, however busy the machine is.
+    """Return a command with slow steps, so that a test can act between two of them.
 
-    With `launched` it starts processes, whose steps these are.
+    With `launched` the slow steps are those of the processes that the command starts.
     """
     code = WITH_WORKER.format(worker="tests.launch.paced_worker") if launched else PACED
     return [sys.executable, "-c", code, *line[3:]]
 
 
-def started(line: Sequence[str], out: Path, num_processes: int) -> "list[warm.Popen]":
-    """A command as several processes that find each other. None is ended because another failed."""
+def started(line: Sequence[str], out: Path, num_processes: int) -> list[warm.Popen]:
+    """Start a command as several processes of one run, which no launcher supervises."""
     size = str(num_processes)
     place = {
         "WORLD_SIZE": size,
@@ -198,17 +181,17 @@ def started(line: Sequence[str], out: Path, num_processes: int) -> "list[warm.Po
 
 
 def two_processes(line: Sequence[str], out: Path) -> tuple[int, ...]:
-    """Run a command as two processes; their exit codes."""
+    """Run a command as two processes and return their exit codes."""
     return tuple(process.wait(timeout=240) for process in started(line, out, 2))
 
 
 def worker(folder: Path) -> list[str]:
-    """What a launcher starts, on a prepared folder."""
+    """Return the command that a launcher starts on a prepared folder."""
     return [sys.executable, "-m", "vitctl.launch.worker", str(folder)]
 
 
 def run_as(num_processes: int, folder: Path, data: Path, **values: Any) -> str:
-    """The tiny recipe in several processes that find each other, without a launcher; what they showed."""
+    """Run the tiny recipe in several processes without a launcher, and return their output."""
     shown = folder.with_name(f"{folder.name}.txt")
     line = command(folder, data, **{**values, "machine.processes": num_processes})
     codes = [process.wait(timeout=240) for process in started(line, shown, num_processes)]
@@ -217,7 +200,7 @@ def run_as(num_processes: int, folder: Path, data: Path, **values: Any) -> str:
 
 
 def run_as_two(folder: Path, data: Path, **values: Any) -> str:
-    """The tiny recipe in two processes."""
+    """Run the tiny recipe in two processes."""
     return run_as(2, folder, data, **values)
 
 
@@ -259,11 +242,6 @@ def command(folder: Path, data: Path, **values: Any) -> list[str]:
 SHORT = {"schedule.total_steps": 8, "checkpoint.every_steps": 2, "evaluation.every_steps": 4}
 
 
-def records(folder: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [record for record in lines if record["kind"] == kind]
-
-
 def harmed(harm: str, folder: Path) -> list[str]:
     return [sys.executable, "-m", "tests.harmed", harm, str(folder)]
 
@@ -276,7 +254,7 @@ CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
 
 def shell_lines(text: str) -> list[list[str]]:
-    """The words of every line in the shell blocks of a document."""
+    """Return the words of every line in the shell blocks of a document."""
     blocks = re.findall(r"```sh\n(.*?)```", text, re.S)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [words for words in (shlex.split(line, comments=True) for line in lines) if words]

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from vitctl.engine.distributed.runtime import Runtime
+from vitctl.engine.runtime import Runtime
 
 CARD, META = torch.device("cuda:0"), torch.device("meta")
 M = TypeVar("M", bound=nn.Module)
@@ -294,7 +294,7 @@ def card_runtime(precision: str = "float32") -> Runtime:
         no_sync=lambda _: nullcontext(),
         prepare_model=lambda model, **_: model,
     )
-    return Runtime(alone, precision)
+    return Runtime(CARD, precision, alone)
 
 
 def _asks_for_device(func: Any, args: Any) -> bool:

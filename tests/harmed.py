@@ -12,14 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vitctl.engine import checkpoint as files
 from vitctl.engine import losses
-from vitctl.engine.checkpoint import files
 from vitctl.engine.preemption import exit_on_signals
 from vitctl.engine.step import TrainStep
 from vitctl.errors import VitctlError
 from vitctl.launch.worker import leave_group, redirect_output, work
 
 NEWEST = "step_00000006"
+CLASSIFY = losses.classify
 NAN_SAMPLE = 4  # with two processes the first has it in step 3, the second in step 6
 
 
@@ -65,15 +66,15 @@ def forbidden_save(run_dir: Path) -> dict[str, Any]:
 
 def nan_on_one_rank(run_dir: Path) -> dict[str, Any]:
     """The loss of one image is not a number whenever it comes, on whatever process."""
-    from vitctl.engine import mixing
+    from vitctl.engine import losses
 
-    mixing.classify = poisoned
+    losses.classify = poisoned
     return work(run_dir)
 
 
 def poisoned(model: Any, batch: Any, step: int, **named: Any) -> Any:
     """The loss of a classifier, not a number where a certain image is in the batch."""
-    loss = losses.classify(model, batch, step, **named)
+    loss = CLASSIFY(model, batch, step, **named)
     return loss * float("nan") if (batch.samples == NAN_SAMPLE).any() else loss
 
 
@@ -165,7 +166,7 @@ def other_recipe(run_dir: Path) -> dict[str, Any]:
 
 def other_index(run_dir: Path) -> dict[str, Any]:
     """The second process opens a data set with another index."""
-    from vitctl.data.source.shard_source import ShardSource
+    from vitctl.data.source.stores import ShardSource
 
     if is_second():
         ShardSource.digest = "0" * 64  # type: ignore[assignment, method-assign]

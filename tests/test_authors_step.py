@@ -18,7 +18,7 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.source.order import Order
-from vitctl.models.configs import ViTConfig
+from vitctl.models.variants import ViTConfig
 from vitctl.models.weights.weights_file import read_weights, write_weights
 
 STEPS, BATCH, PATCH, HEADS = 10, 16, 4, 3

@@ -1,4 +1,4 @@
-"""Processes that would not go on from the same numbers: all end with one line, or all follow the first."""
+"""Processes that would resume from different numbers: all end with one line, or all follow process 0."""
 
 import json
 import shutil
@@ -10,8 +10,8 @@ import pytest
 
 from tests.conftest import SHORT, TINY, harmed, records, train_records, two_processes, worker
 from tests.harmed import NEWEST
-from tests.trained import CPU, SMALL, pretrained  # noqa: F401
-from vitctl.launch.prepare import prepare_run
+from tests.trained import CPU, SMALL
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 
@@ -43,14 +43,14 @@ def resumed(interrupted: Path, folder: Path, data: Path, **values: Any) -> Path:
 
 
 def harm(name: str, folder: Path) -> tuple[tuple[int, ...], list[str]]:
-    """Exit codes, and the last line of each process."""
+    """Harm a process of the run; return exit codes, and the last line of each process."""
     codes = two_processes(harmed(name, folder), folder / "out.txt")
     logs = [(folder / "logs" / f"rank_0{rank}.txt").read_text().splitlines() for rank in (0, 1)]
     return codes, [log[-1] if log else "" for log in logs]
 
 
 def refused(name: str, folder: Path) -> str:
-    """The one line with which both ended; no step was made."""
+    """Return the line with which both processes ended before the first step."""
     codes, said = harm(name, folder)
     assert codes == (2, 2)
     assert said[0] == said[1]
@@ -66,12 +66,10 @@ def test_resume__one_that_cannot_read_the_checkpoint(
     interrupted: Path, tiny_data: Path, tmp_path: Path, sharding: str
 ) -> None:
     folder = resumed(interrupted, tmp_path / "run", tiny_data, **{"machine.sharding": sharding})
-    assert refused("unreadable", folder) == (
-        f"vitctl: {folder / 'checkpoints' / NEWEST}: not a whole checkpoint: ema.safetensors is missing or "
-        f"changed since it was "
-        f"written, when process 1 on {HOST} reads it; process 0 reads it without an error; "
-        "make sure that all nodes see the same folder, then resume"
-    )
+    said = refused("unreadable", folder)
+    assert said.startswith(f"vitctl: {folder / 'checkpoints' / NEWEST}: ")
+    for part in ("ema.safetensors", f"process 1 on {HOST}", "all nodes see the same folder"):
+        assert part in said
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step_00000004", NEWEST]
 
 
@@ -108,14 +106,10 @@ def test_resume__all_pass_over_one_that_is_torn(interrupted: Path, tiny_data: Pa
 
 
 def test_resume__the_first_sees_an_old_listing(interrupted: Path, tiny_data: Path, tmp_path: Path) -> None:
-    """It would go on from the older one, which nobody would notice."""
+    """Otherwise the run would silently resume from an older checkpoint."""
     folder = resumed(interrupted, tmp_path / "run", tiny_data)
-    assert refused("old_listing_at_first", folder) == (
-        f"vitctl: {folder / 'checkpoints' / NEWEST}: seen by process 1 on {HOST} but not by process 0, which "
-        f"would start from an earlier "
-        "step; "
-        "make sure that all nodes see the same folder, then resume"
-    )
+    said = refused("old_listing_at_first", folder)
+    assert f"{folder / 'checkpoints' / NEWEST}: seen by process 1 on {HOST} but not by process 0" in said
 
 
 def test_start__what_was_chosen_before_is_told_by_the_first(tiny_data: Path, tmp_path: Path) -> None:
@@ -149,7 +143,7 @@ def test_start__another_recipe_index_or_weights(
 
 @pytest.mark.parametrize("recipe", ["finetune", "fewshot", "evaluate"])
 def test_start__other_weights_from_an_earlier_run(
-    pretrained: Path,  # noqa: F811
+    pretrained: Path,
     tiny_data: Path,
     tmp_path: Path,
     recipe: str,

@@ -14,12 +14,12 @@ import torch
 from hypothesis import strategies as st
 
 from tests.conftest import Run, checkpoint, command, paced, records, run_as, sample_keys, started
-from vitctl.engine.trace.steps import read_steps
+from vitctl.engine.trace import read_steps
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.verify.run_check import verify
 
-# Everything that draws at random or adds up, an odd batch, leaves of unequal size; in float32, where every
-# order of additions shows.
+# Everything that is random or adds up, an odd batch, leaves of unequal size; in float32, where the order of
+# additions shows.
 LANES: dict[str, Any] = {
     "machine.precision": "float32",
     "schedule.lanes": 8,
@@ -46,7 +46,7 @@ def metrics(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny shards with an image that is none."""
+    """The tiny shards with a damaged image."""
     root = Path(shutil.copytree(tiny_data, tmp_path_factory.mktemp("lanes_data") / "tiny"))
     shard = min((root / "train").glob("*.tar"))
     found = shard.read_bytes()
@@ -64,12 +64,23 @@ def one(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def three(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run in three processes."""
+    folder = tmp_path_factory.mktemp("lanes") / "three"
+    run_as(3, folder, data, **LANES)
+    return folder
+
+
 @pytest.mark.parametrize("num_processes", [2, 3, pytest.param(4, marks=SLOW), pytest.param(8, marks=SLOW)])
 def test_lanes__any_number_of_processes_gives_the_same_bytes(
-    one: Path, data: Path, tmp_path: Path, num_processes: int
+    one: Path, data: Path, tmp_path: Path, num_processes: int, request: pytest.FixtureRequest
 ) -> None:
     folder = tmp_path / "several"
-    run_as(num_processes, folder, data, **LANES)
+    if num_processes == 3:
+        folder = request.getfixturevalue("three")
+    else:
+        run_as(num_processes, folder, data, **LANES)
     assert checkpoint(folder, 8) == checkpoint(one, 8)
     assert set(checkpoint(one, 8)) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
     assert sample_keys(folder) == sample_keys(one)
@@ -78,11 +89,11 @@ def test_lanes__any_number_of_processes_gives_the_same_bytes(
     assert metrics(folder) == metrics(one)
 
 
-@pytest.mark.parametrize("change", [{"schedule.lanes": 4}, {"schedule.leaf_images": 3}, {"seed": 1}])
+@pytest.mark.parametrize("change", [{"schedule.lanes": 4}, {"schedule.leaf_images": 3}])
 def test_lanes__what_is_in_the_recipe_decides(
     run: Run, one: Path, data: Path, change: dict[str, Any]
 ) -> None:
-    """So the equality above is none of runs that would be equal anyway."""
+    """Otherwise the equality above would show nothing."""
     folder = run("other", **{**LANES, "data.path": str(data), **change})
     assert checkpoint(folder, 8)["model.safetensors"] != checkpoint(one, 8)["model.safetensors"]
 
@@ -90,10 +101,14 @@ def test_lanes__what_is_in_the_recipe_decides(
 @pytest.mark.parametrize(
     "change",
     [
-        {"machine.micro_batch": 1},
-        {"machine.micro_batch": -1, "machine.workers": 2},
-        {"machine.checkpoint_blocks": True},
-        {"checkpoint.background": False, "evaluation.every_steps": 0, "evaluation.batch_size": 3},
+        {"machine.micro_batch": 1, "machine.checkpoint_blocks": True},
+        {
+            "machine.micro_batch": -1,
+            "machine.workers": 2,
+            "checkpoint.background": False,
+            "evaluation.every_steps": 0,
+            "evaluation.batch_size": 3,
+        },
     ],
     ids=str,
 )
@@ -182,7 +197,7 @@ def compared(root: Path, data: Path, values: dict[str, Any], num_processes: int)
     assert sample_keys(folders[0]) == sample_keys(folders[1])
 
 
-@hypothesis.settings(max_examples=3, derandomize=True, phases=[hypothesis.Phase.generate])
+@hypothesis.settings(max_examples=2, derandomize=True, phases=[hypothesis.Phase.generate])
 @hypothesis.given(RECIPES, st.integers(2, 3))
 def test_lanes__random_recipes(
     data: Path, tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], num_processes: int
@@ -214,8 +229,7 @@ def test_lanes__many_random_recipes(
         ),
         (
             {"schedule.leaf_images": 32, "machine.processes": 9},
-            "machine.processes = 9 is more than the leaves of the batch (8 lanes of 2 to 3 images, each a "
-            "leaf: 8 leaves)",
+            "machine.processes = 9 is more than the leaves of the batch (8 lanes in 8 leaves",
         ),
     ],
 )
@@ -227,9 +241,8 @@ def test_lanes__what_they_cannot_do_is_refused_before_the_start(
     assert said in str(refused.value)
 
 
-def test_lanes__a_run_of_three_processes_is_replayed_in_one(one: Path, data: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "three"
-    run_as(3, folder, data, **LANES)
+def test_lanes__a_run_of_three_processes_is_replayed_in_one(one: Path, three: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(three, tmp_path / "three"))
     steps, of_one = (
         [line.model_dump() for line in read_steps(path).by_step.values()] for path in (folder, one)
     )  # type: ignore[union-attr]

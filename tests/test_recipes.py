@@ -6,11 +6,9 @@ import pytest
 
 from tests.recipes.paper import TABLE_3, TABLE_4, table_rows
 from vitctl.data.datasets.known_sets import DATA_SETS
-from vitctl.jobs.inputs.network import model_config
 from vitctl.jobs.plan import plan_training
-from vitctl.models.configs import ResNetConfig, ViTConfig
 from vitctl.models.flops import count_macs, count_parameters
-from vitctl.models.variants import variant
+from vitctl.models.variants import ResNetConfig, ViTConfig, variant
 from vitctl.recipe import paper
 from vitctl.recipe.load import load_recipe, recipe_folder, recipe_names
 from vitctl.recipe.schema import JOBS, Finetune, Pretrain, Vtab
@@ -111,21 +109,10 @@ def test_recipes__every_row_of_every_table_and_nothing_unknown() -> None:
     assert not any("Not the paper's" in load_recipe(name).recipe.note for name in of_paper)
 
 
-def test_recipes__each_has_only_its_own_few_lines() -> None:
-    """Beside those that others extend, a recipe of the paper sets at most five values."""
-    sizes = {
-        name: sum("=" in line for line in (recipe_folder() / f"{name}.toml").read_text().splitlines()) - 2
-        for name in {*TABLE_3, *(name for table in paper.RESULTS.values() for name in table.rows)}
-    }
-    roots = {"jft_b16", "in21k_b16", "in1k_b16", "masked_patch_b16", "d1_r50x1_sgd", "d2_base"}
-    assert len(sizes) > 45
-    assert {name: size for name, size in sizes.items() if size > 5 and name not in roots} == {}
-
-
 @pytest.mark.parametrize("name", TABLE_3)
 def test_table_3(name: str) -> None:
     r, (model, dataset, epochs, lr, decay, weight_decay, dropout) = pretrain(name), TABLE_3[name]
-    config = model_config(r, 10)
+    config = r.network(10)
     assert (r.model.name, r.data.dataset) == (model, dataset)
     assert getattr(config, "dropout", 0.0) == dropout
     assert isinstance(config, ViTConfig) == (not model.startswith("R") or "+" in model)
@@ -146,35 +133,13 @@ def test_pretraining__what_the_authors_said_beyond_the_table(name: str) -> None:
     assert r.schedule.end_lr == (0.0 if small else 1e-5)
     smoothing = (0.0, "spread") if r.data.dataset == JFT else (1e-4, "per_class")
     assert (r.loss.name, r.loss.label_smoothing, r.loss.smoothing) == ("sigmoid", *smoothing)
-    config = model_config(r, 10)
+    config = r.network(10)
     assert config.head_bias == -10.0
     if isinstance(config, ViTConfig):
         assert (config.representation_size, config.classifier) == (config.hidden_size, "token")
     assert (r.data.crop, r.data.flip, r.data.mean, r.data.std) == ("inception", True, (0.5,) * 3, (0.5,) * 3)
     if r.data.dataset == IN21K:
         assert (r.data.train_split, r.data.eval_split) == ("train[102400:]", "train[:102400]")
-
-
-def test_pretraining__what_is_inferred_says_so() -> None:
-    """Clipping on ImageNet-21k, the units of the ResNets, the length of Fig. 4's runs: the paper leaves them
-    open.
-    """
-    assert "nor does a configuration derived from the authors' clip" in pretrain("in21k_b16").note
-    assert "a configuration derived from the authors' clips at 1.0" in pretrain("in21k_l32").note
-    resnets = [
-        r
-        for name in recipe_names()
-        if isinstance(r := load_recipe(name).recipe, Pretrain) and "(BiT)" in r.note
-    ]
-    resnets += [pretrain(name) for name in ("d1_r50x1_sgd", "d1_r152x2_sgd")]
-    assert len(resnets) == 11
-    for r in resnets:
-        assert "units V1, an inference" in r.note
-        assert r.model.version == "v1"
-    for name in (name for name in recipe_names() if name.startswith("fig4_")):
-        assert ("as many steps as on the whole (an inference)" in pretrain(name).note) == (
-            name != "fig4_b32_halved"
-        )
 
 
 def test_pretraining__is_scored_as_the_authors_do() -> None:
@@ -283,7 +248,7 @@ def test_table_2__bit_l_as_bit_trained_it() -> None:
         like.data,
         like.schedule.drops,
     )
-    config = model_config(r, 1000)
+    config = r.network(1000)
     assert isinstance(config, ResNetConfig)
     assert count_parameters(config) == 936_533_224
     assert "inferred" in r.note
@@ -342,7 +307,7 @@ def test_table_8__the_eight_cells() -> None:
         r = pretrain(name)
         changed = {key for key, _, _ in differences(pretrain("jft_b16"), r)}
         assert changed <= {"note", "model.position_embedding", "model.position_at"}
-        config = model_config(r, 10)
+        config = r.network(10)
         assert isinstance(config, ViTConfig)
         found[config.position_embedding, config.position_at] = accuracy
     assert found == {cell: pytest.approx(100 * value) for cell, value in cells.items()}
@@ -352,10 +317,10 @@ def test_appendix_d__head_type_axial_and_shapes() -> None:
     heads = [("jft_b16", "token", 8e-4), ("d3_gap", "gap", 8e-4), ("d3_gap_lr_3e-4", "gap", 3e-4)]
     for name, classifier, lr in heads:
         r = pretrain(name)
-        config = model_config(r, 10)
+        config = r.network(10)
         assert isinstance(config, ViTConfig)
         assert (config.classifier, r.optimizer.lr) == (classifier, lr)
-    base = model_config(pretrain("d2_base"), 10)
+    base = pretrain("d2_base").network(10)
     assert isinstance(base, ViTConfig)
     assert (base.depth, base.hidden_size, base.mlp_size, base.patch_size) == (8, 1024, 2048, 32)
     for name, like in (
@@ -366,7 +331,7 @@ def test_appendix_d__head_type_axial_and_shapes() -> None:
         assert not pretrain(name).model.pre_logits  # D.3: a linear classifier on an average, as in d3_gap
         changed = {key for key, _, _ in differences(pretrain(like), pretrain(name))}
         assert changed - {"model.pre_logits"} == {"note", "model.name"}
-        assert count_macs(model_config(pretrain(name), 0)) > count_macs(model_config(pretrain(like), 0))
+        assert count_macs(pretrain(name).network(0)) > count_macs(pretrain(like).network(0))
 
 
 def test_figure_4__as_many_steps_as_on_the_whole_and_the_best_checkpoint() -> None:
@@ -495,7 +460,7 @@ def test_parameters__with_and_without_the_hidden_layer_of_the_head() -> None:
     for name, width in (("jft_b16", 768), ("jft_h14", 1280)):
         r = pretrain(name)
         plain = r.model_copy(update={"model": r.model.model_copy(update={"pre_logits": False})})
-        counts = [count_parameters(model_config(recipe, 18_291)) for recipe in (r, plain)]
+        counts = [count_parameters(recipe.network(18_291)) for recipe in (r, plain)]
         assert counts[0] - counts[1] == width * width + width
 
 

@@ -1,14 +1,18 @@
-"""Finished pre-training runs, made once, for all tests that need weights."""
+"""Data and finished pre-training runs, made once in a test run, for all tests that need them."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from tests.conftest import TINY
-from vitctl.launch.prepare import prepare_run
+from vitctl.data.datasets.readers import shapes
+from vitctl.data.writer.write import write_split
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 
@@ -19,36 +23,64 @@ Job = Callable[..., dict[str, Any]]
 
 
 def do(recipe: str | Path, folder: Path, **values: Any) -> dict[str, Any]:
-    """Run a recipe in this process and give its result.json."""
+    """Run a recipe in this process and return its result.json."""
     prepare_run(load_recipe(str(recipe), [Override(key, value) for key, value in values.items()]), folder)
     work(folder)
     return dict(json.loads((folder / "result.json").read_text()))
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a folder that one pytest process makes and all workers of xdist share. Tests copy it."""
+    base = factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    shared.mkdir(exist_ok=True)
+    folder, done = shared / name, shared / f"{name}.done"
+    with FileLock(shared / f"{name}.lock"):
+        if not done.exists():
+            make(folder)
+            done.touch()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of 70 training images in 4 shards and 23 test images of 6 shapes, 16 pixels wide."""
+
+    def write(root: Path) -> None:
+        for split, size in (("train", 70), ("test", 23)):
+            items = shapes.items("shape", split, size, seed=0, image_size=16)
+            write_split(items, root / split, shapes.SHAPES, seed=0, source_text="test", max_samples=18)
+
+    return made_once(tmp_path_factory, "tiny", write)
+
+
 @pytest.fixture(scope="session")
 def pretrained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny ViT of 16 pixels, trained for 20 steps on six shapes, with averaged weights beside it."""
-    folder = tmp_path_factory.mktemp("pretrained") / "tiny"
-    do(TINY, folder, **{"data.path": str(tiny_data)})
-    return folder
+    """The tiny recipe in one process without an interruption: 20 steps on six shapes, with averaged weights."""
+    values = {"data.path": str(tiny_data)}
+    return made_once(tmp_path_factory, "pretrained", lambda folder: do(TINY, folder, **values))
+
+
+@pytest.fixture(scope="session")
+def one_process(pretrained: Path) -> Path:
+    """The same run, for tests that compare others with it."""
+    return pretrained
 
 
 @pytest.fixture(scope="session")
 def regularised(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pre-training with dropout and stochastic depth."""
-    folder = tmp_path_factory.mktemp("regularised") / "run"
-    do(TINY, folder, **{"data.path": str(tiny_data), "model.dropout": 0.1, "model.drop_path": 0.2})
-    return folder
+    values = {"data.path": str(tiny_data), "model.dropout": 0.1, "model.drop_path": 0.2}
+    return made_once(tmp_path_factory, "regularised", lambda folder: do(TINY, folder, **values))
 
 
 @pytest.fixture(scope="session")
 def speck(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ViT of one layer and one patch of 8 pixels, after one step."""
-    folder = tmp_path_factory.mktemp("speck") / "speck"
     sizes = {"model.depth": 1, "model.hidden_size": 12, "model.mlp_size": 12, "model.patch_size": 8}
     steps = {"schedule.total_steps": 1, "schedule.warmup_steps": 0, "data.image_size": 8}
-    do(TINY, folder, **CPU, **sizes, **steps, **{"data.path": str(tiny_data)})
-    return folder
+    values = {**CPU, **sizes, **steps, "data.path": str(tiny_data)}
+    return made_once(tmp_path_factory, "speck", lambda folder: do(TINY, folder, **values))
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ IMPORTED = (
     "vitctl.jobs.pretrain",
     "vitctl.jobs.vtab_suite",
     "vitctl.launch.launcher",
-    "vitctl.launch.prepare",
+    "vitctl.launch.prepare_run",
 )
 CHANGEABLE = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}
 

@@ -99,14 +99,14 @@ _NO_MEMORY = ("OutOfMemoryError", "can't allocate memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, in Python or in PyTorch."""
+    """Return whether an allocation failed, in Python or in PyTorch."""
     return isinstance(error, MemoryError) or any(
         sign in f"{type(error).__name__}: {error}" for sign in _NO_MEMORY
     )
 
 
 def explained(error: BaseException, where: Path | str = "", then: str = "") -> VitctlError | None:
-    """An error with a message for the user; None where it is a bug of vitctl.
+    """Return an error with a message for the user; None if it is a bug of vitctl.
 
     Args:
         error: what was raised.
@@ -132,7 +132,7 @@ def explained(error: BaseException, where: Path | str = "", then: str = "") -> V
 
 
 def os_code(error: BaseException) -> int:
-    """The errno of an error; -1 where it has none.
+    """Return the errno of an error; -1 if it has none.
 
     Libraries written in Rust, and workers of a loader, give it in the message.
     """
@@ -152,12 +152,12 @@ _LOST_PEER = (
 
 
 def is_lost_peer(text: str) -> bool:
-    """Whether an error message says that the connection to another process was lost."""
+    """Return whether an error message says that the connection to another process was lost."""
     return any(sign in text.lower() for sign in _LOST_PEER)
 
 
 def first_line(error: BaseException | None) -> str:
-    """Of what an error says, or the name of its kind."""
+    """Return the first line of an error's message, or the name of its class."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -182,7 +182,7 @@ def explaining(place: Path | str = "") -> Iterator[None]:
 
 @contextmanager
 def writing(place: Path | str) -> Iterator[None]:
-    """An operating system error inside that names no file gets `place` as its file: the error of a full disk
+    """Give an operating system error inside that names no file `place` as its file: the error of a full disk
     names none.
     """
     try:

@@ -64,7 +64,6 @@ def consume(
         resume: folder of the state to go on from, "" for none.
         finished: steps before it.
     """
-    began = time.time()
     loader = module.Loader(job, variant)
     if resume:
         loader.restore(Path(resume))
@@ -76,8 +75,6 @@ def consume(
             file.flush()
 
         for step, (epoch, samples) in enumerate(loader.steps(), start=finished + 1):
-            if step == finished + 1:
-                tell(first_batch=time.time(), loader_seconds=time.time() - began)
             time.sleep(STEP_SECONDS)
             tell(step=step, epoch=epoch, samples=samples)
             if step % (job.steps_per_epoch if by_epoch else save_every) == 0:

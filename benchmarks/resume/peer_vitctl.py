@@ -12,7 +12,7 @@ from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards.index import read_index
 from vitctl.data.source.order import Order
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.stores import ShardSource
 
 PACKAGES = ("vitctl",)
 

@@ -10,17 +10,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import psutil
-from counting import OTHER, SAME, SAME_BATCHES, Difference, Share, difference, is_whole, joined
 
 FOLDER = Path(__file__).resolve().parent
 NOT_OFFERED = 64
 TRACKER_SECONDS = 10.0
+SAME, SAME_BATCHES, OTHER = "same", "same batches", "other"
 LAYOUTS = ((1, 1), (2, 2), (2, 1), (2, 3))  # processes before and after
 
 
@@ -52,21 +54,97 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What one process read at one step.
+
+    Args:
+        step: from 1, over the whole run.
+        rank: of the process.
+        epoch: as the loader counts, from 0.
+        samples: their numbers, in order.
+    """
+
+    step: int
+    rank: int
+    epoch: int
+    samples: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How an epoch differs from that of the uninterrupted run.
+
+    Args:
+        repeated: times that samples were read more often.
+        skipped: times that samples were read less often.
+        order: `same` sample for sample; `same batches`, where each step has the same samples in another
+            order, which adds the same gradients; or `other`.
+    """
+
+    repeated: int
+    skipped: int
+    order: str
+
+    @property
+    def exact(self) -> bool:
+        """Whether there is no difference but the order within a step."""
+        return self.repeated == self.skipped == 0 and self.order != OTHER
+
+
+def joined(before: Iterable[Share], saved: int, after: Iterable[Share]) -> list[Share]:
+    """The run that counts: what was read up to the saved step, and from there by the run that went on; the
+    rest was rolled back.
+    """
+    return [share for share in before if share.step <= saved] + list(after)
+
+
+def difference(straight: Iterable[Share], run: Iterable[Share], epoch: int) -> Difference:
+    """Compare one epoch of two runs, whatever their numbers of processes.
+
+    Args:
+        straight: the uninterrupted run.
+        run: the other.
+        epoch: which.
+    """
+    wanted, found = steps_of(straight, epoch), steps_of(run, epoch)
+    often, seen = (Counter(sample for step in steps for sample in step) for steps in (wanted, found))
+    if wanted == found:
+        order = SAME
+    else:
+        order = (
+            SAME_BATCHES if [sorted(step) for step in wanted] == [sorted(step) for step in found] else OTHER
+        )
+    return Difference((seen - often).total(), (often - seen).total(), order)
+
+
+def steps_of(run: Iterable[Share], epoch: int) -> list[list[int]]:
+    """Samples of each step of an epoch, those of all processes in the order of their ranks."""
+    shares = sorted(
+        (share for share in run if share.epoch == epoch), key=lambda share: (share.step, share.rank)
+    )
+    by_step = groupby(shares, key=lambda share: share.step)
+    return [[sample for share in group for sample in share.samples] for _, group in by_step]
+
+
+def is_whole(run: Iterable[Share], epoch: int, num_samples: int) -> bool:
+    """Whether an epoch has every sample once."""
+    samples = [sample for step in steps_of(run, epoch) for sample in step]
+    return sorted(samples) == list(range(num_samples))
+
+
+@dataclass(frozen=True)
 class Launch:
     """How a run on some processes ended.
 
     Args:
         shares: what was read.
         saved: the last step whose state every process has written, 0 for none.
-        seconds: from the start of the processes to the first batch of the last of them; of it, those of the
-            loader.
         failure: "" or why it ended too early.
         code: exit code of the process that failed.
     """
 
     shares: tuple[Share, ...]
     saved: int
-    seconds: tuple[float, float]
     failure: str = ""
     code: int = 0
 
@@ -82,8 +160,6 @@ class Finding:
         interrupted, following: the epoch of the kill, and the one after it, against the uninterrupted run.
         saved: the step gone on from.
         state_bytes: of all processes.
-        pickle: what reading the state needs.
-        seconds: see `Launch`.
         repeatable: whether the run before the kill read what the uninterrupted one did.
         whole: whether the uninterrupted run reads each image once in an epoch.
     """
@@ -94,8 +170,6 @@ class Finding:
     following: Difference | None = None
     saved: int = 0
     state_bytes: int = 0
-    pickle: str = ""
-    seconds: tuple[float, float] = (0.0, 0.0)
     repeatable: bool = True
     whole: bool = True
 
@@ -192,8 +266,9 @@ class Suite:
         )
         about = {
             "saved": killed.saved,
-            "state_bytes": sum(path.stat().st_size for path in files_in(folder)),
-            "pickle": how_it_is_read(folder, peer.partition(":")[0]),
+            "state_bytes": sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            if folder
+            else 0,
             "repeatable": steps_until(straight.shares, killed.saved)
             == steps_until(killed.shares, killed.saved),
             "whole": all(
@@ -206,7 +281,7 @@ class Suite:
         run = joined(killed.shares, killed.saved, resumed.shares)
         interrupted = (self.plan.stop - 1) * self.plan.global_batch // self.plan.num_samples
         epochs = [difference(straight.shares, run, epoch) for epoch in (interrupted, interrupted + 1)]
-        return Finding("resumed", "", epochs[0], epochs[1], seconds=resumed.seconds, **about)
+        return Finding("resumed", "", epochs[0], epochs[1], **about)
 
     def launch(
         self,
@@ -270,11 +345,7 @@ def outcome(
         if "step" in line
     )
     saved = min(max((line["saved"] for line in told if "saved" in line), default=0) for told in lines)
-    first = [line for told in lines for line in told if "first_batch" in line]
-    whole = max((line["first_batch"] for line in first), default=began) - began
-    return Launch(
-        shares, saved, (whole, max((line["loader_seconds"] for line in first), default=0.0)), failure, code
-    )
+    return Launch(shares, saved, failure, code)
 
 
 def kill(process: "subprocess.Popen[bytes]") -> None:
@@ -342,35 +413,3 @@ def steps_until(shares: Sequence[Share], step: int) -> list[Share]:
     return sorted(
         (share for share in shares if share.step <= step), key=lambda share: (share.step, share.rank)
     )
-
-
-def files_in(folder: Path | None) -> Iterator[Path]:
-    """The files of a state."""
-    return (path for path in (folder.rglob("*") if folder else ()) if path.is_file())
-
-
-def how_it_is_read(folder: Path | None, peer: str = "") -> str:
-    """Whether reading a state unpickles: `no`, `plain values` where `torch.load(weights_only=True)` reads it,
-    or `any object`.
-
-    `listed types`: the peer reads it with an unpickler that knows a short list of types; accelerate does,
-    with `utils.load`.
-    """
-    import torch
-    from accelerate.utils.other import load
-
-    found = "no"
-    for path in files_in(folder):
-        if path.read_bytes()[:2] not in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
-            continue
-        try:
-            torch.load(path, weights_only=True)
-            found = "plain values" if found == "no" else found
-        except Exception:
-            try:
-                assert peer == "accelerate"
-                load(path)
-                found = "listed types" if found != "any object" else found
-            except Exception:
-                found = "any object"
-    return found

@@ -3,6 +3,7 @@ equations.
 """
 
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from tests.models import numpy_reference as reference
 from tests.models.numpy_reference import Array, Weights
 from tests.models.tiny_models import MASKED, TINY
 from vitctl.models.build import Model, build
-from vitctl.models.configs import AxialConfig, Config, ViTConfig
+from vitctl.models.variants import AxialConfig, Config, ViTConfig
 
 FAMILIES: dict[str, Config] = {**TINY, "masked patch": MASKED["mean_color"]}
 # Those whose tokens keep their places: their attention is a matrix over all tokens.
@@ -48,7 +49,14 @@ def random_images(size: int) -> Tensor:
     )
 
 
-def numpy_attentions(model: Model, images: Tensor) -> Iterator[Array]:
+@cache
+def expected_attentions(name: str) -> tuple[Model, Tensor, list[Array]]:
+    """A network of TRANSFORMERS, images, and the attention of each layer by NumPy."""
+    model, images = noisy_model(TRANSFORMERS[name]), random_images(32)
+    return model, images, list(_numpy_attentions(model, images))
+
+
+def _numpy_attentions(model: Model, images: Tensor) -> Iterator[Array]:
     """Of each layer, over all tokens `[B, H, N, N]`; where an axial layer does not look, 0."""
     config = model.config
     assert isinstance(config, ViTConfig)

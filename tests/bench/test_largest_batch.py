@@ -35,7 +35,7 @@ def planted(limit: int, tried: list[int], seconds: float = 1.0) -> Callable[[int
     return attempt
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 37, 64, 100])
+@pytest.mark.parametrize("limit", [0, 1, 3, 37, 64, 100])
 def test_largest__is_the_planted_limit_of_a_device_that_says_no(limit: int) -> None:
     tried: list[int] = []
     found = largest_batch(planted(limit, tried), 100, INFINITE, lambda: INFINITE, [])
@@ -45,7 +45,7 @@ def test_largest__is_the_planted_limit_of_a_device_that_says_no(limit: int) -> N
     assert len(tried) <= 16
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 37, 64, 99])
+@pytest.mark.parametrize("limit", [1, 3, 37, 64, 99])
 def test_largest__on_a_cpu_nothing_larger_than_the_limit_is_tried(limit: int) -> None:
     tried: list[int] = []
     room = BASE + limit * IMAGE + IMAGE // 2
@@ -72,10 +72,6 @@ def test_largest__growth_within_noise_promises_nothing() -> None:
 
     found = largest_batch(attempt, 4096, BASE + 300 * IMAGE, lambda: 5.0, [])
     assert (found.images, found.tried, found.bound) == (4, True, "time")
-
-
-def test_largest__nothing_fits() -> None:
-    assert largest_batch(planted(0, []), 100, INFINITE, lambda: INFINITE, []).images == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA")

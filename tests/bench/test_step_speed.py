@@ -19,9 +19,10 @@ from vitctl.bench.step_speed import (
     plan_measurement,
 )
 from vitctl.bench.timed_steps import Prepared
-from vitctl.engine.distributed.runtime import alone
+from vitctl.data.loader.batches import Batch
 from vitctl.engine.journal import json_text
-from vitctl.errors import LaunchError, RecipeError
+from vitctl.engine.runtime import alone
+from vitctl.errors import LaunchError
 from vitctl.models.flops import computed_flops, count_macs
 from vitctl.models.variants import from_dict, variant
 from vitctl.recipe.load import load_recipe
@@ -44,13 +45,7 @@ def test_model__numbers_agree(measured: dict[str, Any]) -> None:
     assert m["images_per_second"] == pytest.approx(m["batch_size"] / m["seconds"], rel=1e-12)
     assert m["seconds"] == pytest.approx(sum(m["step_seconds"]) / m["steps"], rel=1e-9)
     assert sum(m["split"].values()) == pytest.approx(m["seconds"], rel=1e-12)
-    assert set(m["split"]) == {
-        "data",
-        "forward",
-        "backward",
-        "optimizer",
-        "log",
-    }  # one process exchanges nothing
+    assert set(m["split"]) == {"data", "forward", "backward", "optimizer", "log"}  # nothing is exchanged
     config = from_dict(m["network"])
     assert m["flops_per_image"] == computed_flops(config) < 6 * count_macs(config)
     assert m["tflops"] == pytest.approx(m["images_per_second"] * 1e-12 * computed_flops(config), rel=1e-12)
@@ -63,12 +58,9 @@ def test_model__everything_that_decides_the_numbers_is_told(measured: dict[str, 
     assert set(measured) >= DECIDING
     assert measured["batch_size"] == measured["recipe_batch_size"] == 16
     assert (measured["precision"], measured["processes"], measured["stopped"]) == ("float32", 1, False)
-    assert {"cpu", "cores", "threads", "memory_bytes", "versions", "platform", "load"} <= set(
-        measured["machine"]
-    )
+    assert {"cpu", "cores", "threads", "memory_bytes", "versions", "platform"} <= set(measured["machine"])
     assert measured["peak_memory_bytes"] > 0
     assert measured["bottleneck"] in measured["split"]
-    assert measured["verdict"].endswith(".")
 
 
 def test_model__noise_has_no_wait_for_data() -> None:
@@ -113,10 +105,8 @@ def test_plan__what_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     recipe, config = large("H/14")
     with pytest.raises(LaunchError) as caught:
         plan_measurement(recipe, config, alone(precision="float32", device="cpu"), 60, None)
-    said = str(caught.value)
-    assert "\n" not in said
-    assert "does not fit here" in said
-    assert "4.0 GiB are free" in said
+    assert "\n" not in str(caught.value)
+    assert "4.0 GiB is free" in str(caught.value)
 
 
 def test_model__out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,17 +117,11 @@ def test_model__out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr("vitctl.bench.step_speed.with_training", fail)
     recipe = tiny_recipe(**{"data.synthetic": 100, "data.path": ""})
-    with pytest.raises(LaunchError, match="does not fit into the memory that is free here"):
+    with pytest.raises(LaunchError, match="does not fit into the free memory"):
         bench_model(recipe, Budget(1.0))
 
 
-def test_model__a_recipe_without_training_is_refused() -> None:
-    recipe: Any = load_recipe("evaluate").recipe
-    with pytest.raises(RecipeError, match="has no training step"):
-        bench_model(recipe, Budget(1.0))
-
-
-@pytest.mark.parametrize("part", ["data", "backward", "optimizer", "communication", "log"])
+@pytest.mark.parametrize("part", ["data", "log"])
 def test_bottleneck__is_the_longest_part(monkeypatch: pytest.MonkeyPatch, tiny_data: Path, part: str) -> None:
     split = {"data": 0.1, "forward": 0.2, "backward": 0.2, "optimizer": 0.1, "communication": 0.0, "log": 0.0}
     monkeypatch.setattr(step_speed, "_mean_split", lambda *_: {**split, part: 1.0})
@@ -149,22 +133,18 @@ def test_bottleneck__is_the_longest_part(monkeypatch: pytest.MonkeyPatch, tiny_d
     assert any("waits" in note for note in result["notes"]) == (part == "data")
 
 
-def test_micro_batch__the_whole_share_is_tried(prepared: Callable[..., Any]) -> None:
-    def measure(one: Prepared) -> Any:
-        return largest_micro_batch(one, one.one_step()[0], 16, Budget(1e9))
+def test_micro_batch__the_whole_share_is_tried_or_that_of_the_steps(prepared: Callable[..., Any]) -> None:
+    """Without time it is the micro-batch of the measured steps."""
 
-    largest, known = prepared(measure)
-    assert (largest.images, largest.tried, largest.bound) == (16, True, "batch")
-    assert [one.images for one in known] == [1, 2, 4, 8, 16]
-
-
-def test_micro_batch__without_time_that_of_the_steps(prepared: Callable[..., Any]) -> None:
     def measure(one: Prepared) -> Any:
         batch = one.one_step()[0]
-        return largest_micro_batch(one, batch, 1000, Budget(-1.0))[0], len(batch)
+        short, _ = largest_micro_batch(one, batch, 1000, Budget(-1.0))
+        return largest_micro_batch(one, batch, 16, Budget(1e9)), short, len(batch)
 
-    largest, num_images = prepared(measure)
-    assert (largest.images, largest.tried, largest.bound) == (num_images, True, "time")
+    (largest, known), short, num_images = prepared(measure)
+    assert (largest.images, largest.tried, largest.bound) == (16, True, "batch")
+    assert [one.images for one in known] == [1, 2, 4, 8, 16]
+    assert (short.images, short.tried, short.bound) == (num_images, True, "time")
 
 
 def test_micro_batch__a_planted_limit(prepared: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,12 +176,10 @@ def test_micro_batch__lanes_have_leaves_of_a_fixed_size(prepared: Callable[..., 
     assert found == (None, [])
 
 
-def test_enlarged__the_same_images_again(prepared: Callable[..., Any]) -> None:
-    def measure(one: Prepared) -> Any:
-        batch = one.one_step()[0]
-        return batch, enlarged(batch, 40)
-
-    batch, many = prepared(measure)
-    for name in ("images", "labels", "weights", "samples"):
-        rows = getattr(batch, name)
-        assert torch.equal(getattr(many, name), torch.cat([rows] * 40)[:40])
+def test_enlarged__the_same_images_again() -> None:
+    rows = {
+        name: torch.arange(3) + place for place, name in enumerate(("images", "labels", "weights", "samples"))
+    }
+    many = enlarged(Batch(**rows), 8)
+    for name, values in rows.items():
+        assert torch.equal(getattr(many, name), torch.cat([values] * 3)[:8])

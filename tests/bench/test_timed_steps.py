@@ -82,4 +82,4 @@ def test_steps__save_nothing_and_end_by_ctrl_c(prepared: Callable[..., Any]) -> 
 def test_images__noise_where_a_known_set_is_not_here(tmp_path: Path) -> None:
     recipe, notes = with_images(tiny_recipe(**{"data.dataset": "imagenet", "data.path": ""}), tmp_path)
     assert recipe.data.synthetic
-    assert notes == ["noise images: imagenet is not here"]
+    assert notes == ["noise images: imagenet is not on this machine"]

@@ -39,11 +39,6 @@ def test_row__ratio_is_taken_within_a_round(
     assert record["ours"]["median"] == {"number": 2.0} and record["theirs"]["median"] == {"number": 3.0}
 
 
-def test_row__refuses_sides_of_other_rounds(measure: Any) -> None:
-    with pytest.raises(ValueError, match="argument 2 is shorter"):
-        planted(measure, [2.0, 2.0], [3.0], "less", None).record()
-
-
 def test_take_turns__each_round_begins_with_another_side(measure: Any) -> None:
     order: list[str] = []
     sides = {name: lambda name=name: order.append(name) or {"number": len(order)} for name in "abc"}

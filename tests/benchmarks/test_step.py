@@ -32,37 +32,12 @@ def sides_of(row: Any) -> tuple[str, str]:
     return row["ours"]["settings"].partition(",")[0], row["theirs"]["settings"].partition(",")[0]
 
 
-def test_tflops__and_share_of_the_matrix_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    step, measure = script("step"), script("measure")
-    work = step.Work("Ti/16", 32, 4, "bf16", "cpu")
-    monkeypatch.setattr("vitctl.models.flops.training_flops", lambda _config, images: images * 10**12)
-    monkeypatch.setattr("vitctl.models.flops.computed_flops", lambda _config: 0.5 * 10**12)
-    found = measure.Compared(
-        {("ours", "a"): [{"wall": 2.0}], ("timm", "b"): [{"wall": 8.0}]}, {"ours": "a", "timm": "b"}, {}
-    )
-    assert step.tflops(work, found, "wall") == {"ours": 1.0, "timm": 0.5}
-    limits = {"bf16_tflops": 4.0, "float32_tflops": 1.0}
-    assert step.of_the_matrix_rate(work, found, "wall", limits) == {"ours": 0.25, "timm": 0.125}
-
-
-def test_step__a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    step, measure = script("step"), script("measure")
-    tried = []
-
-    def compare(_script: str, asked: Any, *_: Any) -> str:
-        batch = asked["work"]["batch"]
-        tried.append(batch)
-        if batch > 2:
-            raise measure.SideError("ours", step.OUT_OF_MEMORY)
-        if batch == 1:
-            raise measure.SideError("ours", 1)
-        return "found"
-
-    monkeypatch.setattr(measure, "compare", compare)
-    work, found = step.compare_what_fits(step.Work("Ti/16", 32, 8, "bf16", "cuda"), "wall", 1, {})
-    assert (tried, work.batch, found) == ([8, 4, 2], 2, "found")
-    with pytest.raises(measure.SideError):  # another error is none of memory
-        step.compare_what_fits(step.Work("Ti/16", 32, 1, "bf16", "cuda"), "wall", 1, {})
+def test_step__ours_is_the_update_of_a_prepared_training() -> None:
+    step = script("step")
+    work = step.Work("Ti/16", 32, 2, "float32", "cpu")
+    take = step.our_step(work, {"model.depth": 1, "machine.linear": "torch"})
+    first, second, third = (float(take()) for _ in range(3))
+    assert first > second > third > 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 import tarfile
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -82,20 +81,8 @@ def test_saving__beside_torch_save_and_dcp(tmp_path: Path) -> None:
 def test_loader__all_sides_hand_over_batches(tmp_path: Path) -> None:
     photos = photographs(tmp_path / "photos.tar", [f"{number}.jpg" for number in range(150)])
     sides = ("vitctl", "vitctl-antialias", "timm", "torchvision", "webdataset")
-    found = run(
-        "loader",
-        tmp_path,
-        "--photos",
-        photos,
-        "--images",
-        100,
-        "--rounds",
-        1,
-        "--workers",
-        1,
-        "--sides",
-        *sides,
-    )
+    small = ("--images", 100, "--rounds", 1, "--workers", 1)
+    found = run("loader", tmp_path, "--photos", photos, *small, "--sides", *sides)
     check_rows(found, 1, [None, 2.0, None, None, None, None])
 
 
@@ -109,48 +96,9 @@ def test_end_to_end__both_sides_train(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_waiting__run_and_step_alone(tmp_path: Path) -> None:
-    photos = photographs(tmp_path / "photos.tar", [f"{number}.jpg" for number in range(20)])
-    small = ("--model", "Ti/16", "--image-size", 32, "--batch-size", 4, "--steps", 6, "--rounds", 1)
-    found = run("waiting", tmp_path, "--photos", photos, *small)
-    check_rows(found, 1, [0.98])
-    assert 0 <= found["rows"][0]["notes"]["data-wait"] < 1
-
-
-@pytest.mark.slow
 def test_start__commands_of_both_sides(tmp_path: Path) -> None:
     found = run("start", tmp_path, "--rounds", 1)
     check_rows(found, 1, [1 / 0.7, None, None, 1 / 0.7, None, 10.0, 1.0])
-
-
-def test_growth__curves_and_a_picture(tmp_path: Path) -> None:
-    found = run("growth", tmp_path, "--rounds", 1, "--only", "images", "shards", "--largest", 3000)
-    assert found["curves"]["images"]["sizes"] == [1000, 3000]
-    assert found["curves"]["shards"]["sizes"] == [10, 100, 1000]
-    with Image.open(tmp_path / "growth.png") as picture:
-        assert picture.width > picture.height > 300
-
-
-def test_growth__slope_of_planted_seconds() -> None:
-    growth = importlib.import_module("growth")
-    sizes = [1, 10, 100, 1000]
-    assert growth.slope(sizes, [2.0 * size**1.5 for size in sizes]) == pytest.approx(1.5)
-    assert growth.slope(sizes, [3.0] * 4) == pytest.approx(0, abs=1e-12)
-    assert growth.slope([1], [1.0]) is None
-
-
-def test_waiting__share_of_planted_seconds() -> None:
-    waiting = importlib.import_module("waiting")
-    rounds = [
-        {"run": 1.0, "inside": 0.98, "alone": 0.97, "waited": 0.01},
-        {"run": 2.0, "inside": 2.0, "alone": 1.99, "waited": 0.0},
-    ]
-    row = waiting.row(
-        [*rounds, rounds[0]], Namespace(model="Ti/16", image_size=32, batch_size=4, steps=6)
-    ).record()
-    assert row["notes"]["share that is not the step"] == pytest.approx(0.03)
-    assert row["notes"]["share outside of the update, in the run"] == pytest.approx(0.02)
-    assert row["ratio"]["median"] == pytest.approx(0.97) and not row["reached"]
 
 
 def test_end_to_end__seconds_to_an_accuracy_of_a_planted_log() -> None:

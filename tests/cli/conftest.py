@@ -1,5 +1,6 @@
 """The command line in this process: its words, its exit code, a folder of its own."""
 
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.trained import pretrained  # noqa: F401
 from vitctl.cli.app import main
 from vitctl.cli.show.console import CONSOLE
 
@@ -22,6 +22,11 @@ class Said:
 
 
 Vitctl = Callable[..., Said]
+
+
+def words(line: str) -> list[str]:
+    """Split a part of a command line as a shell does."""
+    return shlex.split(line)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.conftest import TINY
 from vitctl.cli.app import main
 from vitctl.cli.show.console import CONSOLE
 from vitctl.engine.journal import read_run_json
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 
@@ -123,15 +123,14 @@ SLIPS = [
     Slip("evaluate --from empty --data shards --out e", "empty/model.safetensors: no such weights", EVALUATE),
     Slip("evaluate --from notes.txt --data shards --out e", "notes.txt: not a safetensors file", EVALUATE),
     Slip("evaluate --from tiny.toml --data shards --out e", "tiny.toml: not a safetensors file", EVALUATE),
-    Slip("evaluate --from other.safetensors --data shards --out e", "tensors of no model that is known", EVALUATE),
+    Slip("evaluate --from other.safetensors --data shards --out e", "tensors of no known model", EVALUATE),
     Slip("evaluate --from cut.safetensors --data shards --out e", "cut.safetensors: ", EVALUATE),
-    Slip("evaluate --from unbegun --data shards --out e", "unbegun: a run without checkpoints", EVALUATE),
+    Slip("evaluate --from unbegun --data shards --out e", "unbegun: has no checkpoints", EVALUATE),
     Slip("evaluate --from run --data shards --split tset --out e", "has no split 'tset'", EVALUATE),
     Slip("evaluate --from run --data shards --labels reel --out e", "evaluation.labels = 'reel'", EVALUATE),
     Slip("evaluate --from run --model B/16 --data shards --out e", "not a B/16, it has", EVALUATE),
     Slip("fewshot --from run --data shards --shots five", "write numbers with commas"),
-    Slip("fewshot --from run --data shards --shots 500", "training images, 500 shots were asked; ask for "
-                                                         "fewer with --shots"),
+    Slip("fewshot --from run --data shards --shots 500", "training images, 500 shots were requested; use fewer"),
     Slip("finetune --from run --data shards --lr fast", "Invalid value for '--lr'"),
     Slip("finetune --from run --data shards --steps -5", "is not allowed"),
     Slip("vtab --from run --suite mini --task digit", "digit"),

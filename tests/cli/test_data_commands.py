@@ -14,25 +14,9 @@ from PIL import Image
 
 from tests.cli.conftest import Vitctl
 from tests.data.server import Faults, serving
-from vitctl.data.shards.tar import escape_key
-from vitctl.data.source.exclusion import open_shards
-from vitctl.data.source.splits import select
-from vitctl.data.writer import write
-from vitctl.data.writer.items import Item
+from vitctl.data.source.splits import open_shards, select
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
-from vitctl.errors import DataError
-
-
-def fail_after(count: int) -> Callable[[str], str]:
-    """`escape_key`, which a writer calls for every image, until the disk is full."""
-    calls = iter(range(count))
-
-    def one(key: str) -> str:
-        if next(calls, None) is None:
-            raise DataError("disk full")
-        return escape_key(key)
-
-    return one
 
 
 def plant(root: Path) -> None:
@@ -65,15 +49,6 @@ def test_shards_check_index(vitctl: Vitctl, tmp_path: Path) -> None:
     assert said.err.startswith("vitctl: out [x]: ")
     assert "problem(s) listed above" in said.err
     assert str(shard.name) in said.out
-
-
-def test_index__of_nothing(vitctl: Vitctl, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    said = vitctl("data", "index", "empty")
-    assert (said.code, said.err) == (
-        2,
-        "vitctl: empty: no .tar files here; give the shards or the folder that holds them\n",
-    )
 
 
 def many(root: Path, number: int = 1200, bad: int = -1) -> Path:
@@ -207,52 +182,11 @@ def place_of(
     yield "s3://bucket/set", lambda name, data: files.pipe_file(f"/bucket/set/{name}", data)
 
 
-def test_shards__workers_and_smaller_photographs(vitctl: Vitctl, tmp_path: Path) -> None:
-    for number in range(6):
-        path = tmp_path / f"photos/cat/{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (90, 40), (number * 30, 9, 9)).save(path)
-    for workers, out in ((0, "one"), (2, "two")):
-        assert vitctl("data", "shards", "photos", out, "--workers", workers, "--max-samples", 2).code == 0
-    files = [
-        {path.name: path.read_bytes() for path in (tmp_path / out / "train").iterdir()}
-        for out in ("one", "two")
-    ]
-    assert len(files[0]) == 5 and files[0] == files[1]
+def test_shards__smaller_photographs(vitctl: Vitctl, tmp_path: Path) -> None:
+    (tmp_path / "photos/cat").mkdir(parents=True)
+    Image.new("RGB", (90, 40), (30, 9, 9)).save(tmp_path / "photos/cat/0.jpg")
     assert vitctl("data", "shards", "photos", "small", "--max-side", 45, "--quality", 80).code == 0
-    source = open_shards(tmp_path / "small/train")
-    assert {Image.open(io.BytesIO(source.read(n))).size for n in range(6)} == {(45, 20)}
-    assert vitctl("data", "shards", "photos", "other", "--quality", 101).code == 2
-
-
-def test_shards__goes_on_when_the_same_line_is_typed_again(
-    vitctl: Vitctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(tmp_path / "photos")
-    line = ("data", "shards", "photos", "out", "--workers", 0, "--max-samples", 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(write, "escape_key", fail_after(3))
-        assert vitctl(*line).code == 2
-    said = vitctl(*line)
-    assert said.code == 0
-    assert "test: continuing: 3 of 6 shards are finished already" in said.out
-    assert "train: 6 images" in said.out
-    said = vitctl(*line)
-    assert "train: is there already, whole; nothing was written" in said.out
-
-
-def test_check__tells_of_images_that_are_there_twice(vitctl: Vitctl, tmp_path: Path) -> None:
-    plant(tmp_path / "photos")
-    (tmp_path / "photos/train/cat [b16]/again.png").write_bytes(
-        (tmp_path / "photos/train/dog/1.png").read_bytes()
-    )
-    assert vitctl("data", "shards", "photos", "out").code == 0
-    assert vitctl("data", "check", "out").code == 2  # it has two labels
-    said = vitctl("data", "check", "out", "--accept-labels")
-    assert said.code == 0
-    assert "train: 1 duplicate image(s), first " in said.out
-    assert "train and test: share 6 image(s), first " in said.out
-    assert "nothing is damaged or missing; " in said.out
+    assert Image.open(io.BytesIO(open_shards(tmp_path / "small/train").read(0))).size == (45, 20)
 
 
 def test_stats__table_and_json(vitctl: Vitctl, tmp_path: Path) -> None:
@@ -311,20 +245,6 @@ def test_dedup__shows_then_leaves_out(vitctl: Vitctl, tmp_path: Path) -> None:
     )
 
 
-def test_dedup__reports_beside_what_it_is_about_and_never_over_an_earlier_report(
-    vitctl: Vitctl, tmp_path: Path
-) -> None:
-    plant(tmp_path / "photos")
-    vitctl("data", "shards", "photos", "deep/out")
-    line = ("data", "dedup", "deep/out", "--against", "deep/out/test")
-    assert "report: deep/out/train-dedup\n" in vitctl(*line).out
-    first = (tmp_path / "deep/out/train-dedup/matches.csv").stat().st_mtime_ns
-    assert "report: deep/out/train-dedup-2\n" in vitctl(*line).out
-    assert (tmp_path / "deep/out/train-dedup/matches.csv").stat().st_mtime_ns == first
-    assert not (tmp_path / "dedup").exists()
-    assert vitctl("data", "check", "deep/out").code == 0
-
-
 def test_index__out_is_honoured_and_class_names_stay(vitctl: Vitctl, tmp_path: Path) -> None:
     plant(tmp_path / "photos")
     vitctl("data", "shards", "photos", "out", "--max-samples", 2)
@@ -366,37 +286,12 @@ def png(seed: int) -> bytes:
 def test_shards__into_a_folder_with_another_train_writes_no_test_beside_it(
     vitctl: Vitctl, tmp_path: Path
 ) -> None:
-    for name, splits in (("a", ("",)), ("b", ("train/", "test/"))):
-        for number, split in enumerate(splits):
-            for label in ("cat", "dog"):
-                for image in range(4):
-                    path = tmp_path / name / f"{split}{label}" / f"{image}.png"
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    colour = (
-                        40 * image,
-                        90 * number,
-                        200 if label == "cat" else 10 + len(name) * 7 + ord(name),
-                    )
-                    Image.new("RGB", (8, 8), colour).save(path)
-    assert vitctl("data", "shards", tmp_path / "a", tmp_path / "out").code == 0
-    said = vitctl("data", "shards", tmp_path / "b", tmp_path / "out")
-    assert said.code == 2
-    assert "train: exists already with other images" in said.err
+    for seed, name in enumerate(("a/cat/0", "a/dog/0", "b/train/cat/0", "b/train/dog/0", "b/test/cat/0")):
+        _save(tmp_path / f"{name}.png", seed)
+    assert vitctl("data", "shards", "a", "out").code == 0
+    said = vitctl("data", "shards", "b", "out")
+    assert (said.code, "train: exists already with other images" in said.err) == (2, True)
     assert not (tmp_path / "out" / "test").exists()
-
-
-@pytest.mark.parametrize("split", ["ABS", "../../UP", "a/b", ".."])
-def test_shards__a_split_of_a_table_stays_in_the_folder(vitctl: Vitctl, tmp_path: Path, split: str) -> None:
-    name = split.replace("ABS", str(tmp_path / "ABS"))
-    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    (tmp_path / "a.csv").write_text(f"path,label,split\na.png,x,{name}\na.png,x,train\n")
-    before = {path.name for path in tmp_path.parent.iterdir()} | {path.name for path in tmp_path.iterdir()}
-    said = vitctl("data", "shards", "a.csv", "out")
-    assert said.code == 2 and "a.csv" in said.err and name in said.err and said.err.count("\n") == 1
-    assert not (tmp_path / "out" / "train").exists()
-    assert {path.name for path in tmp_path.parent.iterdir()} | {
-        path.name for path in tmp_path.iterdir()
-    } == before
 
 
 def _save(path: Path, seed: int, size: int = 64) -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.cli.conftest import Vitctl
 from vitctl.data.images.decode import decode
 from vitctl.data.shards.index import find_splits
-from vitctl.data.source.exclusion import open_shards
+from vitctl.data.source.splits import open_shards
 
 
 def picture(number: int, form: str = "JPEG", **options: object) -> bytes:

@@ -54,16 +54,6 @@ def test_check__a_set_that_is_not_the_benchmarks(vitctl: Vitctl, root: Path) -> 
     )
 
 
-def test_check__no_folder_and_no_set(vitctl: Vitctl) -> None:
-    said = vitctl("data", "check", "dtt")
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert said.err.startswith("vitctl: dtt: no such folder; no data set is called 'dtt'; did you mean dtd")
-    said = vitctl("data", "check", "some/where")
-    assert said.err.startswith(
-        "vitctl: some/where: no such folder; give a folder of shards or a known data set"
-    )
-
-
 def test_prepare__then_check_then_use(vitctl: Vitctl, tmp_path: Path) -> None:
     said = vitctl("data", "prepare", "shapes-count")
     assert (said.code, said.err) == (0, "")
@@ -103,14 +93,3 @@ def test_export_vtab1k__and_take_it_back(vitctl: Vitctl, root: Path, tmp_path: P
         assert (tmp_path / "out/dtd/train800val200.txt").is_file()
     else:
         assert (tmp_path / "out/dtd/train800/index.json").is_file()
-
-
-def test_export_vtab1k__nothing_to_export(vitctl: Vitctl) -> None:
-    said = vitctl("data", "export-vtab1k", "out")
-    assert (said.code, said.err) == (
-        2,
-        "vitctl: data: holds none of VTAB's data sets; make them with `vitctl data prepare NAME "
-        "--root data`\n",
-    )
-    said = vitctl("data", "export-vtab1k", "out", "--task", "mnist")
-    assert said.err.startswith("vitctl: --task mnist: not a task of VTAB; known: caltech101, ")

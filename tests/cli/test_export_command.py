@@ -11,16 +11,8 @@ from tests.cli.conftest import Vitctl
 def test_as_typed__int8_with_pre_processing(
     vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
-    line = (
-        "--to",
-        "onnx",
-        "--int8",
-        "--include-preprocess",
-        "--features",
-        "--check-data",
-        tiny_data,
-        "--split",
-        "test[:9]",
+    line = tuple(
+        f"--to onnx --int8 --include-preprocess --features --check-data {tiny_data} --split test[:9]".split()
     )
     loose = ("--set", "export.max_accuracy_loss=1.0", "--set", "export.calibration_images=8")
     said = vitctl("export", "--from", pretrained, *line, *loose, "--out", "out")

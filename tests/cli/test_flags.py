@@ -93,18 +93,8 @@ def test_pretrain__has_finetunes_flags_of_length(vitctl: Vitctl, tiny_data: Path
 
 
 def test_finetune__a_warmup_that_is_set_stays(vitctl: Vitctl, tiny_data: Path, pretrained: Path) -> None:
-    line = (
-        "finetune",
-        "--recipe",
-        "finetune_pets",
-        "--from",
-        pretrained,
-        "--data",
-        tiny_data,
-        "--res",
-        16,
-        "--lr",
-        0.1,
+    line = tuple(
+        f"finetune --recipe finetune_pets --from {pretrained} --data {tiny_data} --res 16 --lr 0.1".split()
     )
     small = ("--batch-size", 8, "--steps", 5)
     assert vitctl(*line, *small, "--out", "a").code == 0

@@ -72,7 +72,7 @@ def test_quickstart__every_recipe_of_it_computes_in_float32(
         seen.append(f"{loaded.recipe.job} {loaded.recipe.machine.precision}")
         raise DataError("no further")
 
-    monkeypatch.setattr("vitctl.launch.prepare.prepare_run", prepare)
+    monkeypatch.setattr("vitctl.launch.prepare_run.prepare_run", prepare)
     step = quickstart._Steps(tmp_path, 0)
     for folder, recipe in (
         ("a", "quickstart"),

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.cli.conftest import Vitctl
+from tests.cli.conftest import Vitctl, words
 from tests.conftest import TINY
 
 QUICK = ("--set", "machine.workers=0", "--set", "machine.device=cpu")
@@ -59,27 +59,6 @@ def test_the_whole_way(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
     assert result(tmp_path / "table")["metrics"]["partial"] is True
 
 
-def test_as_typed__fewshot_without_weights(vitctl: Vitctl, tmp_path: Path) -> None:
-    said = vitctl("fewshot", "--shots", 5)
-    assert said.code == 2
-    assert said.err.startswith(
-        f"vitctl: no finished pre-training run under {tmp_path}/runs. Type next: `vitctl fewshot"
-    )
-    assert said.err.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_as_typed__fewshot_with_weights_needs_no_data(
-    vitctl: Vitctl, pretrained: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "first").symlink_to(pretrained)
-    said = vitctl("fewshot", "--shots", 5)
-    assert (said.code, said.err) == (0, "")
-    assert "weights: runs/first/checkpoints/" in said.out
-    assert "5-shot accuracy" in said.out
-
-
 def test_every_command__without_weights_says_so(vitctl: Vitctl, tmp_path: Path) -> None:
     for command in ("finetune", "fewshot", "vtab", "evaluate", "export"):
         said = vitctl(command)
@@ -93,16 +72,6 @@ def test_vtab__the_real_suite_names_what_is_missing(vitctl: Vitctl, pretrained: 
     assert said.code == 2
     assert said.err.startswith("vitctl: 19 of 19 tasks have no usable shards under data: caltech101, ")
     assert "--suite mini needs no data" in said.err
-
-
-def test_export__unknown_format(vitctl: Vitctl, pretrained: Path) -> None:
-    said = vitctl("export", "--from", pretrained, "--to", "tflite")
-    assert said.code == 2
-    assert (
-        said.err
-        == "vitctl: --to: export.to: tflite cannot be written; choose from onnx, pt2, safetensors, timm, hf, "
-        "torchvision, google\n"
-    )
 
 
 def test_evaluate__imagenet_takes_its_validation_split_and_real_its_file(
@@ -132,15 +101,7 @@ def test_evaluate__prints_a_line_for_its_labels_and_writes_the_counts(
 
 def test_fewshot__several_shots_and_several_sets(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:
     line = (
-        "fewshot",
-        "--from",
-        pretrained,
-        "--dataset",
-        "digits,shapes-shape",
-        "--shots",
-        "1,2",
-        "--out",
-        "few",
+        *f"fewshot --from {pretrained} --dataset digits,shapes-shape --shots 1,2 --out few".split(),
         *QUICK,
     )
     said = vitctl(*line)
@@ -162,14 +123,7 @@ def test_finetune__the_sweep_in_one_command(
     vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
     small = (
-        "--steps",
-        4,
-        "--set",
-        "schedule.warmup_steps=1",
-        "--set",
-        "schedule.batch_size=8",
-        "--res",
-        16,
+        *words("--steps 4 --set schedule.warmup_steps=1 --set schedule.batch_size=8 --res 16"),
         *QUICK,
     )
     line = ("finetune", "--recipe", "finetune_pets", "--from", pretrained, "--data", tiny_data, *small)

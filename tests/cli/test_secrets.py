@@ -3,8 +3,6 @@ no command line.
 """
 
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -13,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trained import pretrained  # noqa: F401
+from tests.cli.conftest import Said, Vitctl, words
 from vitctl.models.weights.download import fetch
 from vitctl.system.address import VARIABLE
 
@@ -34,7 +32,7 @@ class Signed(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture
-def site(tmp_path: Path, tiny_data: Path, pretrained: Path) -> Iterator[str]:  # noqa: F811
+def site(tmp_path: Path, tiny_data: Path, pretrained: Path) -> Iterator[str]:
     """The address of a server with w/model.safetensors and tiny/{train,test}."""
     root = tmp_path / "site"
     (weights,) = (pretrained / "checkpoints").glob("*20/model.safetensors")
@@ -50,54 +48,47 @@ def site(tmp_path: Path, tiny_data: Path, pretrained: Path) -> Iterator[str]:  #
     httpd.server_close()
 
 
-def test_a_signature_is_in_no_record(site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signature_is_in_no_record(
+    site: str, vitctl: Vitctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights, data, run = f"{site}/w/model.safetensors", f"{site}/tiny", tmp_path / "run"
     monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     printed: list[str] = []
 
-    def vitctl(*words: object) -> "subprocess.CompletedProcess[str]":
-        line = [sys.executable, "-m", "vitctl", *map(str, words)]
-        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-        printed.extend((done.stdout, done.stderr))
-        return done
+    def run_without_queries(*words: object, query: str = "") -> Said:
+        monkeypatch.setenv(VARIABLE, query)  # an earlier command in this process has set it
+        said = vitctl(*words)
+        printed.extend((said.out, said.err))
+        return said
 
-    small = (
-        "--res",
-        16,
-        "--batch-size",
-        8,
-        "--set",
-        "machine.device=cpu",
-        "--set",
-        "machine.workers=1",
-        "--lr",
-        0.01,
-    )
+    small = words("--res 16 --batch-size 8 --set machine.device=cpu --set machine.workers=1 --lr 0.01")
     signed = ("--from", f"{weights}?{SECRET}", "--data", f"{data}?{SECRET}")
-    first = vitctl("finetune", *signed, "--steps", 2, *small, "--processes", 2, "--out", run)
-    assert first.returncode == 0, first.stderr
+    first = run_without_queries("finetune", *signed, "--steps", 2, *small, "--processes", 2, "--out", run)
+    assert first.code == 0, first.err
     assert f'source = "{weights}"' in (run / "recipe.toml").read_text()
     assert f'path = "{data}"' in (run / "recipe.toml").read_text()
 
     longer = ("--set", "schedule.total_steps=3", "--allow", "schedule")
-    unsigned = vitctl("resume", run, *longer)
-    assert unsigned.returncode == 2
-    assert "answers 403 Forbidden" in unsigned.stderr and VARIABLE in unsigned.stderr
-    assert unsigned.stderr.count("\n") == 1
-    user = vitctl("evaluate", "--from", site.replace("//", f"//me:{SECRET}@"), "--data", data)
-    assert (user.returncode, user.stderr.count("\n")) == (2, 1)
-    again = vitctl("resume", run, *longer, "--set", f"data.path={data}?{SECRET}")
-    assert again.returncode == 0, again.stderr
-    monkeypatch.setenv(VARIABLE, f"{data}?{SECRET}")
-    report = vitctl("report", run, "-o", tmp_path / "report.html")
-    assert report.returncode == 0, report.stderr
-    checked = vitctl("verify", run, "--data", data)
-    assert "403 Forbidden" not in checked.stdout + checked.stderr
-    scored = vitctl(
-        "evaluate", "--from", run, "--data", data, "--set", "machine.device=cpu", "--out", tmp_path / "scored"
+    unsigned = run_without_queries("resume", run, *longer)
+    assert unsigned.code == 2
+    assert "answers 403 Forbidden" in unsigned.err and VARIABLE in unsigned.err
+    assert unsigned.err.count("\n") == 1
+    user = run_without_queries("evaluate", "--from", site.replace("//", f"//me:{SECRET}@"), "--data", data)
+    assert (user.code, user.err.count("\n")) == (2, 1)
+    again = run_without_queries("resume", run, *longer, "--set", f"data.path={data}?{SECRET}")
+    assert again.code == 0, again.err
+    signature = f"{data}?{SECRET}"
+    report = run_without_queries("report", run, "-o", tmp_path / "report.html", query=signature)
+    assert report.code == 0, report.err
+    checked = run_without_queries("verify", run, "--data", data, query=signature)
+    assert "403 Forbidden" not in checked.out + checked.err
+    scored = run_without_queries(
+        *f"evaluate --from {run} --data {data} --set machine.device=cpu --out".split(),
+        tmp_path / "scored",
+        query=signature,
     )
-    assert scored.returncode == 0, scored.stderr
+    assert scored.code == 0, scored.err
 
     assert not any("5ecre7" in text for text in printed)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Vitctl
 from tests.launch.conftest import lock_held
 from vitctl.cli.show.console import PlainConsole
-from vitctl.cli.show.findings import FindingsScreen
+from vitctl.cli.show.run_views import show_finding
 from vitctl.verify.finding import ok
 
 
@@ -63,7 +63,10 @@ def test_verify__errors_are_one_line(vitctl: Vitctl, pretrained: Path) -> None:
     assert (said.code, said.err.count("\n")) == (2, 1)
     with lock_held(pretrained):
         said = vitctl("verify", pretrained)
-    assert (said.code, said.err) == (2, f"vitctl: {pretrained}: is running; verify it when it has ended\n")
+    assert (said.code, said.err) == (
+        2,
+        f"vitctl: {pretrained}: is still running; verify it after it has ended\n",
+    )
 
 
 @pytest.mark.parametrize("part", ["checkpoints", "checkpoints/step_00000020", "log.jsonl", "trace.bin"])
@@ -72,16 +75,16 @@ def test_verify__a_part_of_a_run_names_the_run(vitctl: Vitctl, pretrained: Path,
     text = f"vitctl: {pretrained / part}: a part of a run; give the run: vitctl verify {pretrained}\n"
     assert (said.code, said.out, said.err) == (2, "", text)
     said = vitctl("verify", pretrained / "seeds")
-    text = f"vitctl: {pretrained / 'seeds'}: there is none; give the run: vitctl verify {pretrained}\n"
+    text = f"vitctl: {pretrained / 'seeds'}: does not exist; give the run: vitctl verify {pretrained}\n"
     assert (said.code, said.out, said.err) == (2, "", text)
 
 
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        ("foo", "should be a step as 30, steps as 1200:1210, or any, or all"),
-        ("3:", "should be a step as 30, steps as 1200:1210, or any, or all"),
-        ("5:3", "the first step is behind the last; did you mean 3:5?"),
+        ("foo", "should be a step such as 30, a range such as 1200:1210, any or all"),
+        ("3:", "should be a step such as 30, a range such as 1200:1210, any or all"),
+        ("5:3", "the first step comes after the last; did you mean 3:5?"),
         ("0:5", "steps count from 1"),
     ],
 )
@@ -102,22 +105,11 @@ def test_verify__steps_behind_the_last_are_refused_before_anything_is_checked(
 
 def test_screen__wraps_beside_the_label_on_a_terminal() -> None:
     shown = io.StringIO()
-    screen = FindingsScreen(PlainConsole(file=shown, force_terminal=True, width=40, color_system=None))
-    screen.show(ok("steps", "twelve records, each follows the one before; head 0123"), "sweep/lr_0.1")
+    console = PlainConsole(file=shown, force_terminal=True, width=40, color_system=None)
+    finding = ok("steps", "twelve records, each follows the one before; head 0123")
+    show_finding(finding, "sweep/lr_0.1", console)
     assert [line.rstrip() for line in shown.getvalue().splitlines()] == [
         "ok          sweep/lr_0.1: steps: twelve",
         "            records, each follows the",
         "            one before; head 0123",
     ]
-
-
-def test_screen__tells_how_far_a_replay_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = FindingsScreen(PlainConsole(file=io.StringIO(), force_terminal=True, width=80))
-    monkeypatch.setattr("vitctl.cli.show.findings.time.monotonic", iter((100.0, 104.0, 200.0)).__next__)
-    for first, step, text in (
-        (9, 9, "replaying: step 1 of 12"),
-        (9, 11, "replaying: step 3 of 12, left 0:18"),
-        (5, 5, "replaying: step 1 of 16"),
-    ):
-        screen.replaying(first, 20, step)
-        assert screen.view().plain == text

@@ -5,39 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Vitctl
+from tests.cli.conftest import Vitctl, words
 from tests.jobs.vtab_names import Catalog
 from vitctl.data.datasets import vtab_images
 from vitctl.report.compare import compare_runs
 
-GIVEN = (
-    "--task",
-    "pets",
-    "--task",
-    "eurosat",
-    "--set",
-    "machine.device=cpu",
-    "--set",
-    "machine.workers=0",
-    "--set",
-    "data.allow_partial=true",
-    "--res",
-    16,
-    "--precision",
-    "float32",
-    "--out",
-    "table",
+GIVEN = words(
+    "--task pets --task eurosat --set machine.device=cpu --set machine.workers=0 "
+    "--set data.allow_partial=true --res 16 --precision float32 --out table"
 )
-FEW = (
-    "--steps",
-    2,
-    "--set",
-    "schedule.warmup_steps=1",
-    "--set",
-    "schedule.batch_size=4",
-    "--set",
-    "vtab.seeds=[0]",
-)
+FEW = words("--steps 2 --set schedule.warmup_steps=1 --set schedule.batch_size=4 --set vtab.seeds=[0]")
 
 
 @pytest.fixture(autouse=True)
@@ -70,13 +47,6 @@ def test_vtab__light_says_that_it_is_not_the_protocol(
     )
     assert (tmp_path / "table" / "table.csv").read_text().count("\n") == 1 + 2 + 2 + 1
     assert "light:" in (tmp_path / "table" / "table.csv").read_text()
-
-
-def test_vtab__as_a_slurm_job(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:
-    said = vitctl("vtab", "--from", pretrained, *GIVEN, "--slurm", "tasks=2,time=1:00:00")
-    assert (said.code, said.err) == (0, "")
-    assert f"-m vitctl resume {tmp_path / 'table'}\n" in (tmp_path / "table" / "job.sbatch").read_text()
-    assert not (tmp_path / "table" / "log.jsonl").exists()
 
 
 def test_vtab__sweeps_unless_told_not_to(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:

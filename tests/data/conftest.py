@@ -1,9 +1,10 @@
 """Small splits for the tests of data: real shards of tiny pictures."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.shards.index import Index
 from vitctl.data.source.views import Source
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 
 MakeSplit = Callable[..., Index]
@@ -68,6 +69,19 @@ def make_items(num: int) -> list[Item]:
 def several(num: int) -> list[Item]:
     labels = [(0,), (2, 0), (), (1, 2, 0)]
     return [Item(f"k{n}", labels[n % 4], lambda n=n: picture(n)) for n in range(num)]  # type: ignore[misc]
+
+
+def store(
+    items: Sequence[Item],
+    folder: Path,
+    class_names: Sequence[str] = CLASSES,
+    *,
+    seed: int = 0,
+    source_text: str = "",
+    **how: Any,
+) -> Index:
+    """Write a split with the defaults that most tests need."""
+    return write_split(items, folder, class_names, seed=seed, source_text=source_text, **how)
 
 
 def contents(source: Source) -> list[tuple[str, int, bytes]]:

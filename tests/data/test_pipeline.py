@@ -1,4 +1,3 @@
-import io
 import json
 import pickle
 import subprocess
@@ -11,21 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import webdataset
-from PIL import Image
 from torch.utils.data import DataLoader
 
 from tests.conftest import ROOT
-from tests.data.conftest import CLASSES, several
+from tests.data.conftest import several, store
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
-from vitctl.data.loader.lanes import share
 from vitctl.data.pipeline import as_webdataset
 from vitctl.data.shards.index import Index
-from vitctl.data.shards.make_index import index_shards
-from vitctl.data.source.order import Order, WindowedOrder
-from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.source.unsharded import SyntheticSource
-from vitctl.data.writer.write import write_split
+from vitctl.data.source.order import Order, WindowedOrder, share
+from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.errors import DataError
 
 MakeSplit = Callable[..., Index]
@@ -94,7 +88,7 @@ def test_as_webdataset__samples_are_what_is_stored(make_split: MakeSplit) -> Non
 
 
 def test_as_webdataset__several_labels_and_other_sources(tmp_path: Path) -> None:
-    index = write_split(several(8), tmp_path / "train", CLASSES, seed=0, source_text="")
+    index = store(several(8), tmp_path / "train")
     stored = as_webdataset(index.folder.parent, batch_size=8, num_steps=1, order=Order(8, 0, shuffle=False))
     assert {sample["__key__"]: json.loads(sample["json"])["labels"] for sample in stored} == {
         f"k{n}": [[0], [2, 0], [], [1, 2, 0]][n % 4] for n in range(8)
@@ -138,44 +132,8 @@ def test_as_webdataset__a_sample_that_cannot_be_read_is_one_line(make_split: Mak
     shard = index.folder / index.shards[0].name
     pipeline = as_webdataset(index.folder, batch_size=6, num_steps=1)
     shard.write_bytes(shard.read_bytes()[:2000])
-    with pytest.raises(
-        DataError, match=r"shard-000000.tar: sample .* cannot be read \(unreadable: .* ends before byte"
-    ):
+    with pytest.raises(DataError, match=r"shard-000000.tar: sample .* cannot be read \(unreadable: .*"):
         list(pipeline)
-
-
-@pytest.mark.filterwarnings(
-    "ignore::ResourceWarning"
-)  # webdataset leaves the shards open until they are collected
-def test_webdataset_itself__reads_our_shards_sample_by_sample(make_split: MakeSplit) -> None:
-    """Its own reader of shards, beside ours: same keys, images and labels, in the order of storage."""
-    index = make_split(20)
-    shards = [str(index.folder / shard.name) for shard in index.shards]
-    theirs = list(webdataset.WebDataset(shards, shardshuffle=False))
-    ours = list(as_webdataset(index.folder, batch_size=20, num_steps=1, order=Order(20, 0, shuffle=False)))
-    fields = ("__key__", "png", "cls")
-    assert [{name: sample[name] for name in fields} for sample in theirs] == [
-        {name: sample[name] for name in fields} for sample in ours
-    ]
-
-
-def test_shards_of_webdatasets_writer__are_read_by_us(tmp_path: Path) -> None:
-    """As its documentation writes them, with its usual options: other owner, time and tar header; encoded by
-    it.
-    """
-    pixels = {f"s{n:02d}": np.full((8, 9, 3), 9 * n, np.uint8) for n in range(10)}
-    (tmp_path / "train").mkdir()
-    with webdataset.ShardWriter(f"{tmp_path}/train/x-%03d.tar", maxcount=4, verbose=0) as writer:
-        for number, (key, image) in enumerate(pixels.items()):
-            writer.write(
-                {"__key__": f"folder/{key}", "png": image, "cls": number % 3, "json": {"caption": "é"}}
-            )
-    index_shards(sorted((tmp_path / "train").glob("*.tar")))
-    for number, sample in enumerate(
-        as_webdataset(tmp_path, batch_size=5, num_steps=2, order=Order(10, 0, shuffle=False))
-    ):
-        assert (sample["__key__"], sample["cls"]) == (f"folder/s{number:02d}", str(number % 3).encode())
-        assert np.array_equal(np.asarray(Image.open(io.BytesIO(sample["png"]))), pixels[f"s{number:02d}"])
 
 
 def test_docs__their_example_runs(make_split: MakeSplit, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from PIL import Image
 
 from tests.cli.conftest import vitctl  # noqa: F401
 from tests.conftest import ROOT, TINY, shell_lines
-from tests.trained import CPU, do, pretrained  # noqa: F401
+from tests.trained import CPU, do
 from vitctl.cli.app import app
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 DOCS = ROOT / "docs"
@@ -78,7 +78,7 @@ def write_foreign_shard(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def furnished(pretrained: Path, tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def furnished(pretrained: Path, tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the pages call PHOTOS, NEW_PHOTOS, RUN, data/mine, runs/NAME, ..."""
     home = tmp_path_factory.mktemp("furnished")
     write_photos(home / "PHOTOS", ("cat", "dog", "owl"), 16)

@@ -6,16 +6,19 @@ import tomllib
 import pytest
 import torch
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, shell_lines
 from tests.docs.conftest import DOCS, PAGES, anchors
-from vitctl.models.kernels import attention
+from vitctl.models import kernels
 
+OTHERS = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS])
 def test_links__lead_to_files_and_headings_that_exist(page: str) -> None:
-    for link in LINK.findall(PAGES[page]):
+    for link in LINK.findall((ROOT / page).read_text()):
+        if page == "CHANGELOG.md" and link.startswith("https://"):
+            continue
         assert not re.match(r"[a-z]+:", link), (
             f"{link}: an address; pages link to files alone, which a test can follow"
         )
@@ -27,16 +30,32 @@ def test_links__lead_to_files_and_headings_that_exist(page: str) -> None:
             assert anchor in anchors(target.read_text()), link
 
 
+def test_readme__is_short_and_begins_with_a_picture_the_set_up_and_the_way_to_predictions() -> None:
+    first, *_ = PAGES["README.md"].split("\n## ")
+    assert "\n![" in first
+    lines = shell_lines(first)
+    assert [words[0] for words in lines] == ["python3", "python3", *["vitctl"] * 4]
+    assert [words[1] for words in lines[2:]] == ["finetune", "predict", "export", "report"]
+    assert len(PAGES["README.md"].splitlines()) <= 130
+
+
+def test_readme__has_the_three_lines_of_the_paper() -> None:
+    typed = {" ".join(words) for words in shell_lines(PAGES["README.md"])}
+    three = ("pretrain --recipe jft_h14", "finetune --dataset pets --res 384", "fewshot --shots 5")
+    assert {f"vitctl {line}" for line in three} <= typed
+
+
 def test_index__lists_every_page_and_readme_leads_to_it() -> None:
-    listed = LINK.findall(PAGES["docs/README.md"])
+    listed = LINK.findall(PAGES["docs/README.md"].partition("## Commands")[0])
     assert {path.name for path in DOCS.glob("*.md")} - {"README.md"} <= {*listed}
     assert len(listed) == len({*listed})
     assert "(docs/README.md)" in PAGES["README.md"]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "SECURITY.md"])
 def test_pages__name_files_of_the_repository_that_exist(page: str) -> None:
-    named = re.findall(r"`((?:vitctl|recipes|tests|benchmarks|docs)/[\w./-]*)`", PAGES[page])
+    text = (ROOT / page).read_text()
+    named = re.findall(r"`((?:vitctl|recipes|tests|benchmarks|docs|\.github)/[\w./-]*)`", text)
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
@@ -67,5 +86,5 @@ def test_pictures__are_shown_on_a_page_and_small() -> None:
 
 def test_speed__says_where_the_rule_takes_plain_products() -> None:
     said = " ".join(PAGES["docs/speed.md"].split())
-    assert [*attention._PLAIN_UP_TO] == [("cpu", torch.bfloat16)]
-    assert f"on a CPU in bf16 up to {attention._PLAIN_UP_TO['cpu', torch.bfloat16]:,} tokens" in said
+    assert [*kernels._PLAIN_UP_TO] == [("cpu", torch.bfloat16)]
+    assert f"on a CPU in bf16 up to {kernels._PLAIN_UP_TO['cpu', torch.bfloat16]:,} tokens" in said

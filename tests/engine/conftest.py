@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.distributed.gradients import AllReduced
-from vitctl.engine.distributed.runtime import Runtime, start
 from vitctl.engine.losses import classification_loss
 from vitctl.engine.optimizer import build_optimizer
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.step import TrainStep
+from vitctl.engine.runtime import Runtime, start
+from vitctl.engine.step import AllReduced, TrainStep
 from vitctl.recipe.sections import Optimizer
 
 NUM_CLASSES = 3

@@ -14,6 +14,7 @@ from tests.conftest import TINY
 from tests.engine.conftest import Tiny, batch
 from tests.trained import do
 from vitctl.engine import computation as module
+from vitctl.engine import computation as trials
 from vitctl.engine.computation import (
     choose_kernels,
     choose_micro_batch,
@@ -22,12 +23,11 @@ from vitctl.engine.computation import (
     exact,
     processor,
 )
-from vitctl.engine.distributed import micro_batch as trials
-from vitctl.engine.distributed.runtime import Computation, Runtime, start
+from vitctl.engine.runtime import Computation, Runtime, start
 from vitctl.errors import LaunchError
 from vitctl.models.variants import variant
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.recipe.machine import NetworkMachine
+from vitctl.recipe.schema import NetworkMachine
 
 SHARE, MOST = 8, 3
 ADAM, AVERAGE = 2, 1  # copies of the weights

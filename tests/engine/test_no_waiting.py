@@ -10,20 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from tests.engine.conftest import batch
-from tests.fake_card import CARD, FakeCard, HostWaitsError, card_runtime
+from tests.fake_card import CARD, FakeCard, card_runtime
 from vitctl.data.loader.batches import Batch
-from vitctl.data.loader.lanes import Lanes
-from vitctl.engine.averaging import Average
-from vitctl.engine.distributed.gradients import AllReduced, ByLanes
-from vitctl.engine.distributed.lane_sum import LaneSum
-from vitctl.engine.losses import classify, predict_masked_patches
-from vitctl.engine.mixing import Mixing, classify_mixed
-from vitctl.engine.optimizer import build_optimizer
+from vitctl.data.source.order import Lanes
+from vitctl.engine.losses import Mixing, classify, classify_mixed, predict_masked_patches
+from vitctl.engine.optimizer import Average, build_optimizer
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.step import TrainStep
+from vitctl.engine.step import AllReduced, ByLanes, LaneSum, TrainStep
 from vitctl.models.build import Model, build
-from vitctl.models.configs import Config, MaskedPatchConfig
-from vitctl.models.variants import variant
+from vitctl.models.variants import Config, MaskedPatchConfig, variant
 from vitctl.recipe.sections import Optimizer
 
 SIZE, CLASSES = 32, 5
@@ -131,30 +126,6 @@ def test_update__waits_for_nothing(case: str) -> None:
     model = build(FAMILIES["vit"])
     with FakeCard() as card:
         steps(on_card(card, model, **CASES[case]), card, 3)
-
-
-@pytest.mark.parametrize("plant", ["item", "float", "tolist", "nonzero", "mask", "branch"])
-def test_update__what_waits_is_found(plant: str) -> None:
-    wait: dict[str, Callable[[Tensor], object]] = {
-        "item": lambda loss: loss.item(),
-        "float": float,
-        "tolist": lambda loss: loss.tolist(),
-        "nonzero": lambda loss: loss[None].nonzero(),
-        "mask": lambda loss: loss[None][loss[None] > 0],
-        "branch": lambda loss: 1 if loss > 0 else 2,
-    }
-    model = build(FAMILIES["vit"])
-    with FakeCard() as card:
-        trainer = on_card(card, model)
-        given = trainer.objective
-
-        def planted(*all_of_it: Any) -> Tensor:
-            loss = given(*all_of_it)
-            wait[plant](loss.detach())
-            return loss
-
-        with pytest.raises(HostWaitsError, match="waits for the device"):
-            steps(replace(trainer, objective=planted), card, 1)
 
 
 def test_result__waits_for_an_event_of_its_own_and_for_no_later_step() -> None:

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from vitctl.engine.preemption import StopFlag, stop_on_signals
-from vitctl.system.signals import SIGNALS, handles_signal
+from vitctl.engine.preemption import stop_on_signals
+from vitctl.system.process import SIGNALS, handles_signal
 
 # The main thread is in C and gives no Python a chance to run there.
 BLOCKED = """
@@ -112,10 +112,6 @@ def send(echo_seconds: float, *numbers: signal.Signals) -> tuple[int, float]:
             process.send_signal(number)
             time.sleep(0.1)
         return process.wait(60), time.monotonic() - began
-
-
-def test_flag__is_down_at_first() -> None:
-    assert not StopFlag().raised
 
 
 def test_stop_on_signals__ends_while_a_child_holds_its_pipe() -> None:

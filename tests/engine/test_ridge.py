@@ -84,17 +84,9 @@ def test_choose_l2__the_best_mean_rank_and_with_a_set_left_out() -> None:
     assert choose_l2(accuracies, leave_self_out=True).tolist() == [1, 1, 0]
 
 
-def test_choose_l2__cares_for_ranks_not_for_sizes() -> None:
-    accuracies = np.random.default_rng(0).random((5, 30))
-    for rule in (False, True):
-        chosen = choose_l2(accuracies, leave_self_out=rule).tolist()
-        assert chosen == choose_l2(accuracies**3 * 0.1, leave_self_out=rule).tolist()
-    assert len(set(choose_l2(accuracies, leave_self_out=True).tolist())) > 1
-
-
 def test_choose_l2__nothing_is_left_of_one_set() -> None:
     assert choose_l2(np.array([[0.1, 0.9, 0.3]]), leave_self_out=False).tolist() == [1]
-    with pytest.raises(DataError, match="needs two data sets or more; 'all' takes one"):
+    with pytest.raises(DataError, match="needs at least two data sets; 'all' works with one"):
         choose_l2(np.array([[0.1, 0.9, 0.3]]), leave_self_out=True)
 
 
@@ -106,66 +98,14 @@ def test_decompose__float32_agrees_at_the_papers_regulariser() -> None:
     np.testing.assert_allclose(got.numpy(), reference(train, labels, test, 1024.0), rtol=0, atol=1e-4)
 
 
-def held_out(kind: str, num: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """float32 representations as networks give them, with their labels: 60 features, 10 classes, 1,000 test
-    images.
-    """
-    rng = np.random.default_rng(num)
-    width, classes = 60, 10
-    labels, truth = np.arange(num) % classes, np.arange(1000) % classes
-    centres, mix = rng.normal(size=(classes, width)), np.eye(width)
-    if kind == "collinear":
-        mix = rng.normal(size=(width, 12)) @ rng.normal(size=(12, width)) / 12 + 1e-3 * np.eye(width)
-    elif kind == "falling":
-        mix = np.diag(np.geomspace(1, 1e-5, width)) @ np.linalg.qr(rng.normal(size=(width, width)))[0]
-    shift = 50.0 if kind == "far from zero" else 0.0
-    train, test = (
-        (0.6 * centres[y] + rng.normal(size=(len(y), width))) @ mix + shift for y in (labels, truth)
-    )
-    return train.astype(np.float32), labels, test.astype(np.float32), truth
-
-
-def best_by_svd(train: np.ndarray, labels: np.ndarray, test: np.ndarray, l2: float) -> np.ndarray:
-    """The answers of an independent solution: by singular values in float64, which squares no condition
-    number.
-    """
-    train, test = train.astype(np.float64), test.astype(np.float64)
-    mean, std = train.mean(axis=0), train.std(axis=0) + 1e-5
-    x, z = (np.concatenate([(t - mean) / std, np.full((len(t), 1), 100.0)], axis=1) for t in (train, test))
-    u, s, vt = np.linalg.svd(x, full_matrices=False)
-    weights = vt.T @ ((s / (s**2 + l2))[:, None] * (u.T @ (2 * np.eye(labels.max() + 1)[labels] - 1)))
-    best: np.ndarray = (z @ weights).argmax(axis=1)
-    return best
-
-
-@pytest.mark.parametrize("num", [30, 200, 2000])
-@pytest.mark.parametrize("kind", ["white", "collinear", "falling", "far from zero"])
-def test_decompose__every_answer_on_the_grid_is_that_of_an_independent_solution(kind: str, num: int) -> None:
-    train, labels, test, truth = held_out(kind, num)
-    ridge = decompose(torch.tensor(train), torch.tensor(labels), num_classes=10)
-    projected = ridge.project(torch.tensor(test))
-    expected = [best_by_svd(train, labels, test, l2) for l2 in L2_GRID]
-    for l2, best in zip(L2_GRID, expected, strict=True):
-        np.testing.assert_array_equal(ridge.scores(projected, l2).argmax(dim=1).numpy(), best)
-    correct = count_correct(ridge, torch.tensor(test), torch.tensor(truth), L2_GRID)
-    assert [int(counts.sum()) for counts in correct] == [int((best == truth).sum()) for best in expected]
-
-
-def test_decompose__float32_misses_small_regularisers() -> None:
-    """Why it is not the default."""
-    train, labels, test, _ = held_out("collinear", 2000)
-    ridge = decompose(torch.tensor(train), torch.tensor(labels), num_classes=10, dtype=torch.float32)
-    got = ridge.scores(ridge.project(torch.tensor(test)), 2.0**-6).argmax(dim=1).numpy()
-    assert (got != best_by_svd(train, labels, test, 2.0**-6)).sum() > 5
-
-
 def test_decompose__chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    train, labels, test, truth = (torch.tensor(a) for a in held_out("white", 2000))
-    whole = decompose(train, labels, num_classes=10)
+    train, labels, test = (torch.tensor(a) for a in draw(100))
+    truth = torch.arange(len(test)) % CLASSES
+    whole = decompose(train, labels, num_classes=CLASSES)
     correct = count_correct(whole, test, truth, L2_GRID)
-    monkeypatch.setattr(ridge_module, "_CHUNK", 300)
-    parts = decompose(train, labels, num_classes=10)
-    torch.testing.assert_close(parts.weights(1.0), whole.weights(1.0), rtol=0, atol=1e-12)
+    monkeypatch.setattr(ridge_module, "_CHUNK", 7)
+    parts = decompose(train, labels, num_classes=CLASSES)
+    torch.testing.assert_close(parts.weights(1.0), whole.weights(1.0), rtol=1e-7, atol=1e-9)
     np.testing.assert_array_equal(count_correct(parts, test, truth, L2_GRID), correct)
 
 
@@ -183,16 +123,6 @@ def test_fit_and_score__does_not_care_about_shift_and_scale_of_features() -> Non
         l2=8.0,
     )
     np.testing.assert_allclose(one.numpy(), two.numpy(), atol=1e-4)
-
-
-def test_fit_and_score__a_feature_that_never_changes_is_harmless() -> None:
-    train, labels, test = draw(40)
-    train[:, 3] = 7.0
-    test[:, 3] = 7.0
-    got = fit_and_score(
-        torch.tensor(train), torch.tensor(labels), torch.tensor(test), num_classes=CLASSES, l2=8.0
-    )
-    assert torch.isfinite(got).all()
 
 
 @settings(max_examples=30)
@@ -219,7 +149,5 @@ def test_choose_shots__is_the_authors_draw() -> None:
 
 def test_choose_shots__too_few_images() -> None:
     labels = np.array([0, 0, 1])
-    with pytest.raises(
-        DataError, match=r"class 1 has 1 training images, 2 shots were asked; ask for fewer with --shots"
-    ):
+    with pytest.raises(DataError, match=r"class 1 has 1 training images, 2 shots were requested; use fewer"):
         choose_shots(labels, 2, num_classes=2, seed=0)

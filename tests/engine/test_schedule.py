@@ -56,16 +56,6 @@ def test_lr_at__linear_ends_at_the_last_rate() -> None:
     assert at[total - 1] - at[total] == pytest.approx((8e-4 - 1e-5) / (total - 10_000), rel=1e-6)
 
 
-def test_lr_at__cosine_ends_at_0_and_is_half_in_the_middle() -> None:
-    assert lr_at(60, base_lr=0.03, total=110, warmup=10, decay="cosine") == pytest.approx(0.015, rel=1e-12)
-    assert lr_at(110, base_lr=0.03, total=110, warmup=10, decay="cosine") == 0.0
-    assert lr_at(110, base_lr=0.03, total=110, warmup=10, decay="cosine", end_lr=1e-3) == 0.0
-
-
-def test_lr_at__constant() -> None:
-    assert {lr_at(s, base_lr=0.2, total=9, warmup=3, decay="constant") for s in range(3, 9)} == {0.2}
-
-
 @pytest.mark.parametrize(
     ("images", "batch", "epochs", "expected"),
     [

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.engine.conftest import LOSS, batch, rows
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.averaging import Average
+from vitctl.engine.optimizer import Average
 from vitctl.engine.step import Result, TrainStep, take
 
 Make = Callable[..., TrainStep]

@@ -2,10 +2,8 @@
 how often not.
 """
 
-import csv
 import io
 import json
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,10 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.trained import CPU, do
+from tests.trained import do
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.data.writer.items import Item
+from vitctl.data.writer.intake import Item
 from vitctl.data.writer.write import write_split
 from vitctl.export.resizing import stored_transform
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
@@ -32,7 +30,7 @@ from vitctl.recipe.write import to_toml
 
 NAMES = tuple("abcde")
 SIZES = ((40, 56), (75, 50), (64, 64), (33, 47))
-NUM_IMAGES = 80
+NUM_IMAGES = 40
 
 
 RULES = [
@@ -43,8 +41,10 @@ RULES = [
         "resample": resample,
         "exif_orientation": False,
     }
-    for method, resize in (("square", 0), ("shorter_side", 36))
-    for resample in ("bilinear", "bilinear_antialias", "bicubic_antialias", "area")
+    for method, resize, resample in (
+        ("shorter_side", 36, "bilinear_antialias"),
+        ("shorter_side", 36, "area"),
+    )
 ]
 CLEAR = (
     0.1  # between the two largest logits; a pixel that is rounded to the other side moves them by up to 0.04
@@ -109,20 +109,13 @@ def run_folder(folder: Path, photos: Path, preprocessing: dict[str, Any], **valu
 
 
 @torch.inference_mode()
-def ours(tmp_path: Path, weights: Path, photos: Path) -> list[str]:
-    """The answer to each image; `vitctl evaluate` counts the same."""
-    float32 = {**CPU, "machine.precision": "float32"}
-    given = {"weights.source": str(weights), "data.path": str(photos)}
-    result = do("evaluate", tmp_path / "evaluate", **float32, **given)
+def ours(weights: Path) -> list[str]:
+    """The answer to each image, with the stored pre-processing."""
     found = find_weights(str(weights))
     model, _ = loaded_model(found, 0, torch.float32)
     transform = stored_transform(found.weights.meta)
     images = torch.stack([transform(pixels(number)) for number in range(NUM_IMAGES)])
-    answers = [NAMES[int(number)] for number in model.eval()((images.float() / 255 - 0.5) / 0.5).argmax(1)]
-    with Path(result["files"]["confusion"]).open() as file:
-        counted = {(row["class"], row["answer"]): int(row["images"]) for row in csv.DictReader(file)}
-    assert counted == Counter((NAMES[number % 5], answer) for number, answer in enumerate(answers))
-    return answers
+    return [NAMES[int(number)] for number in model.eval()((images.float() / 255 - 0.5) / 0.5).argmax(1)]
 
 
 def exported(tmp_path: Path, weights: Path, to: str, **values: Any) -> tuple[Path, dict[str, Any]]:
@@ -164,31 +157,12 @@ SQUARE = {"eval_method": "square", "eval_resize": 0}
 CROPPED = {"eval_method": "shorter_side", "eval_resize": 36}
 
 
-@pytest.mark.parametrize(("to", "resample"), [("hf", "bilinear_antialias"), ("timm", "bicubic_antialias")])
-def test_export__antialiased_answers_are_the_same_there(
-    photos: Path, tmp_path: Path, to: str, resample: str
-) -> None:
-    weights = run_folder(tmp_path / "run", photos, {**SQUARE, "resample": resample})
-    folder, result = exported(tmp_path, weights, to)
-    own = ours(tmp_path, weights, photos)
-    assert len(set(own)) > 2
-    assert theirs(folder, to) == own
-    assert "answers_changed" not in result["metrics"]
-    assert "resizing" not in json.loads((folder / "config.json").read_text())["vitctl"]
-
-
 @pytest.mark.parametrize(
     ("to", "rule", "told"),
     [
-        ("hf", {**SQUARE, "resample": "bilinear"},
-         "bilinear with antialias (square 32), these weights are scored by bilinear without antialias "
-         "(square 32)"),
         ("hf", {**CROPPED, "resample": "bilinear_antialias"},
          "bilinear with antialias (square 32), these weights are scored by bilinear with antialias (shorter "
          "side 36, centre 32)"),
-        ("timm", {**CROPPED, "resample": "bicubic_antialias"},
-         "bicubic with antialias (shorter side 36, centre 32, torchvision's rounding), these weights are "
-         "scored by bicubic"),
         ("timm", {**CROPPED, "resample": "area"},
          "bilinear with antialias (shorter side 36, centre 32, torchvision's rounding), these weights are "
          "scored by area"),
@@ -200,14 +174,14 @@ def test_export__what_a_format_cannot_say_is_told_with_the_answers_it_changes(
     """The count is that of the real program."""
     weights = run_folder(tmp_path / "run", photos, rule)
     folder, result = exported(tmp_path, weights, to)
-    pairs = zip(ours(tmp_path, weights, photos), theirs(folder, to), strict=True)
+    pairs = zip(ours(weights), theirs(folder, to), strict=True)
     changed = sum(own != other for own, other in pairs)
     assert 0 < changed < NUM_IMAGES
     assert result["metrics"]["answers_changed"][to] == {"changed": changed, "total": NUM_IMAGES}
     log = [json.loads(line) for line in (tmp_path / "export" / "log.jsonl").read_text().splitlines()]
     [note] = [note for record in log for note in record.get("notes", ()) if "predictions" in note]
     assert told in note
-    assert f"changes {changed} of 80 predictions ({changed / 80:.1%}) on test of {tmp_path / 'run'}" in note
+    assert f"changes {changed} of 40 predictions ({changed / 40:.1%}) on test of {tmp_path / 'run'}" in note
     assert f"- {note}\n" in (folder / "README.md").read_text()
     described = json.loads((folder / "config.json").read_text())["vitctl"]
     assert (described["resizing"], described["preprocessing"]["resample"]) == (note, rule["resample"])

@@ -1,4 +1,4 @@
-"""What the drivers of made faults share: the run that nothing came between, and what is held against it."""
+"""Shared by the tests of faults: the run without a fault, and the comparison with it."""
 
 import json
 import os
@@ -14,10 +14,11 @@ import pytest
 from tests import warm
 from tests.conftest import TINY, checkpoint, sample_keys
 from vitctl.engine.journal import read_records
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 
+ROOT = Path(__file__).resolve().parents[2]
 SHORT = {"schedule.total_steps": 12, "checkpoint.every_steps": 3, "evaluation.every_steps": 4}
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}  # the last bit of a sum depends on the number of threads
 
@@ -30,30 +31,30 @@ def prepared(folder: Path, data: Path, **values: Any) -> Path:
 
 
 def command(folder: Path, data: Path, **values: Any) -> list[str]:
-    """The same run, to be typed."""
+    """The command of the same run."""
     sets = [part for key, value in {**SHORT, **values}.items() for part in ("--set", f"{key}={value}")]
     line = ("pretrain", "--recipe", str(TINY), "--data", str(data), "--out", str(folder))
     return [sys.executable, "-m", "vitctl", *line, *sets]
 
 
 def resume(folder: Path) -> None:
-    """Go on as a user does; it ends well."""
+    """Resume as a user does."""
     line = [sys.executable, "-m", "vitctl", "resume", str(folder)]
     warm.run(line, check=True, capture_output=True, env=ENVIRONMENT)
 
 
 def records(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Those of log.jsonl that are whole."""
+    """The complete records of log.jsonl."""
     return [record for record in read_records(folder / "log.jsonl") if record["kind"] == kind]
 
 
 def warnings(folder: Path) -> list[str]:
-    """What the log warns of."""
+    """The warnings in the log."""
     return [record["text"] for record in records(folder, "warning")]
 
 
-def told(folder: Path) -> list[tuple[Any, ...]]:
-    """What a run says of its steps, without what belongs to the clock."""
+def numbers_of(folder: Path) -> list[tuple[Any, ...]]:
+    """The numbers of each step in the log, without times."""
     train = [
         ("train", r["step"], r["loss"], r["lr"], r["grad_norm"], r["num_bad"])
         for r in records(folder, "train")
@@ -65,13 +66,13 @@ def assert_same(folder: Path, straight: Path, step: int = 12) -> None:
     """Weights, average and optimizer byte by byte, log records and samples number by number."""
     assert set(checkpoint(folder, step)) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
     assert checkpoint(folder, step) == checkpoint(straight, step)
-    assert told(folder) == told(straight)
+    assert numbers_of(folder) == numbers_of(straight)
     assert sample_keys(folder) == sample_keys(straight)
 
 
 @pytest.fixture(scope="session")
 def straight(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nothing came between."""
+    """The run without a fault."""
     folder = prepared(tmp_path_factory.mktemp("straight") / "run", tiny_data)
     work(folder)
     return folder
@@ -79,7 +80,7 @@ def straight(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 8 MiB, where this user may mount one."""
+    """A disk of 8 MiB, if this user may mount one."""
     place = tmp_path / "disk"
     place.mkdir()
     line = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place)]

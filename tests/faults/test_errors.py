@@ -1,5 +1,12 @@
-"""An error in the training loop saves what is whole, and what is not whole is not saved; both are said."""
+"""Errors of the operating system are explained in one line. An error in the training loop saves what is
+complete, and nothing else.
+"""
 
+import errno
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -7,23 +14,100 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from safetensors import SafetensorError
 
+from tests.conftest import Run, checkpoint, harmed, records, sample_keys, train_records, two_processes
 from tests.faults.conftest import assert_same, prepared, warnings
-from vitctl.engine import averaging, evaluation, step, trainer
-from vitctl.engine.checkpoint.files import newest_checkpoint
-from vitctl.engine.run_files import CHECKPOINTS
+from tests.harmed import poisoned
+from vitctl.engine import evaluation, losses, optimizer, step, trainer
+from vitctl.engine.checkpoint import newest_checkpoint
+from vitctl.engine.journal import CHECKPOINTS
+from vitctl.engine.step import SKIPPED
 from vitctl.engine.trainer import Trainer
-from vitctl.errors import DataError, VitctlError
+from vitctl.errors import DataError, LaunchError, VitctlError, explained, writing
 from vitctl.launch.worker import work
+from vitctl.system.pool import run_tasks
+
+
+@pytest.mark.parametrize(
+    "code", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EIO, errno.ENAMETOOLONG]
+)
+def test_explained__where_what_and_how_to_fix(code: int) -> None:
+    text = explained(OSError(code, os.strerror(code), "a/b"), "elsewhere", "go on")
+    assert isinstance(text, LaunchError)
+    where, what, how = str(text).replace("; ", ": ", 1).split(": ")
+    assert (where, what) == ("a/b", os.strerror(code).lower())
+    assert how.endswith(", then go on") and "\n" not in str(text)
+
+
+def test_explained__the_error_of_a_full_disk_names_no_file() -> None:
+    with pytest.raises(OSError, match="No space") as caught, writing("out/x.png"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert str(explained(caught.value)).startswith(
+        "out/x.png: no space left on device; free some space there"
+    )
+
+
+def test_explained__libraries_give_the_code_in_the_message() -> None:
+    full = SafetensorError("I/O error: No space left on device (os error 28)")
+    assert str(explained(full, "run")).startswith("run: no space left on device; free some space")
+    worker = OSError("Caught OSError in DataLoader worker process 0.\nOSError: [Errno 27] File too large\n")
+    assert str(explained(worker, "run")).startswith("run: file too large; ")
+    no_memory = RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"
+    )
+    for error in (no_memory, MemoryError()):
+        assert "not enough memory" in str(explained(error, "run"))
+
+
+def test_explained__a_bug_stays_a_bug() -> None:
+    known = DataError("shards: none")
+    assert explained(known) is known
+    for bug in (ValueError("x"), OSError("no code"), OSError(errno.EBADF, "closed by us"), KeyError("a")):
+        assert explained(bug) is None
+
+
+def test_run_tasks__a_full_disk_is_the_same_in_every_process(tmp_path: Path) -> None:
+    def work(task: int, _done: object) -> int:
+        if task == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return task
+
+    for workers in (0, 2):
+        with pytest.raises(OSError, match="No space left") as caught, writing(tmp_path):
+            run_tasks(work, 2, workers=workers)
+        assert isinstance(explained(caught.value), VitctlError)
+        assert caught.value.filename == str(tmp_path)
+
+
+@pytest.mark.parametrize("to", ["/dev/full", "closed"])
+def test_standard_output__full_or_closed(to: str) -> None:
+    redirect = ">&-" if to == "closed" else f"> {to}"
+    line = f"{sys.executable} -m vitctl recipes show smoke {redirect}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    if to == "closed":
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        text = "vitctl: standard output: no space left on device; free some space there, or choose another path\n"
+        assert (done.returncode, done.stderr) == (2, text)
+
+
+def test_standard_output__that_knows_only_ascii(tmp_path: Path) -> None:
+    recipe = tmp_path / "größe.toml"
+    recipe.write_text('extends = "smoke"\nnote = "café → 日本"\n', encoding="utf-8")
+    command = [sys.executable, "-m", "vitctl", "recipes", "diff", "smoke", str(recipe)]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "200"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"caf\xe9 \u2192 \u65e5\u672c" in done.stdout
+
 
 Broken = Callable[..., None]
 
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
-    """broken(owner, "function", 5, error): the fifth call from now on raises, before or after it has done its
-    work.
-    """
+    """broken(owner, "function", 5, error): the fifth call from now on raises, before or after its work."""
 
     def arm(owner: ModuleType | type, name: str, call: int, error: Exception, *, after: bool = False) -> None:
         real, calls = getattr(owner, name), count(1)
@@ -52,7 +136,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize(("owner", "name", "call", "error", "step"), WHOLE.values(), ids=WHOLE)
-def test_error__between_two_updates_is_saved_and_goes_on_bit_for_bit(
+def test_error__between_two_updates_is_saved(
     tiny_data: Path, straight: Path, tmp_path: Path, broken: Broken, owner: Any, name: str, call: int, error: Exception, step: int
 ) -> None:  # fmt: skip
     folder = prepared(tmp_path / "run", tiny_data)
@@ -74,12 +158,12 @@ def test_error__between_two_updates_is_saved_and_goes_on_bit_for_bit(
 HALF = {
     "half an update": (step.Average, "update", 6, "it came in the middle of an update"),
     "before it is counted": (step.TrainStep, "_step", 6, "it came in the middle of an update"),
-    "half a swap": (averaging, "_swap", 2, "it came while weights and their average were swapped"),
+    "half a swap": (optimizer, "_swap", 2, "it came while weights and their average were swapped"),
 }
 
 
 @pytest.mark.parametrize("case", HALF)
-def test_error__in_the_middle_is_not_saved_and_the_one_before_goes_on_bit_for_bit(
+def test_error__in_the_middle_of_an_update_is_not_saved(
     tiny_data: Path, straight: Path, tmp_path: Path, broken: Broken, case: str
 ) -> None:
     owner, name, call, why = HALF[case]
@@ -99,7 +183,7 @@ def test_error__in_the_middle_is_not_saved_and_the_one_before_goes_on_bit_for_bi
     assert_same(folder, straight)
 
 
-def test_error__whose_save_fails_too_is_the_one_that_is_heard(
+def test_error__whose_save_fails_too_is_the_one_reported(
     tiny_data: Path, straight: Path, tmp_path: Path, broken: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = prepared(tmp_path / "run", tiny_data)
@@ -120,3 +204,62 @@ def test_error__whose_save_fails_too_is_the_one_that_is_heard(
     )
     assert work(folder)["status"] == "done"
     assert_same(folder, straight)
+
+
+NOT_FINITE = {"schedule.total_steps": 30, "schedule.warmup_steps": 1, "evaluation.every_steps": 0}
+
+
+def test_not_finite__updates_are_skipped_and_ten_in_a_row_are_an_error(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    with pytest.raises(VitctlError, match=r"^step \d+: the last 10 updates were not finite") as caught:
+        run("a", **NOT_FINITE, **{"optimizer.lr": 1e200, "optimizer.clip_norm": 0.0})
+    assert f"{folder / SKIPPED} has norms and sample keys; lower optimizer.lr" in str(caught.value)
+    skipped = [json.loads(line) for line in (folder / SKIPPED).read_text().splitlines()]
+    first, keys = skipped[0], sample_keys(folder)
+    assert [line["step"] for line in skipped] == list(range(first["step"], first["step"] + 10))
+    assert all(sorted(line["keys"]) == keys[line["step"]] for line in skipped)
+    assert {"nan"} == {line["loss"] for line in skipped}
+    assert set(first["gradient_norms"]) == set(first["weight_norms"])
+    *each, last = [record["text"] for record in records(folder, "warning")]
+    assert len(each) == 10
+    assert f"after step {skipped[-1]['step']}, which is saved: " in last
+    assert train_records(folder)[-1]["num_skipped"] >= 8
+    assert json.loads((folder / "result.json").read_text())["status"] == "failed"
+
+
+def test_not_finite__on_one_of_two_processes_is_skipped_by_both(
+    run: Run, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One image has no finite loss.
+
+    Without clipping, two processes and one in two micro-batches add the same numbers.
+    """
+    values = {
+        "schedule.total_steps": 8,
+        "evaluation.every_steps": 4,
+        "optimizer.clip_norm": 0.0,
+        "machine.micro_batch": 8,
+    }
+    keys = sample_keys(run("straight", **values))
+    with monkeypatch.context() as poison:
+        poison.setattr(losses, "classify", poisoned)
+        one = run("one", **values)
+    two = prepared(
+        tmp_path / "two", tiny_data, **values, **{"machine.processes": 2, "checkpoint.every_steps": 0}
+    )
+    codes = two_processes(harmed("nan_on_one_rank", two), tmp_path / "out.txt")
+    assert codes == (0, 0), (tmp_path / "out.txt").read_text()
+    skipped = [json.loads(line) for line in (two / SKIPPED).read_text().splitlines()]
+    steps = sorted({line["step"] for line in skipped})
+    assert steps == [3, 6]
+    assert sorted((line["step"], line["rank"]) for line in skipped) == [
+        (s, rank) for s in steps for rank in (0, 1)
+    ]
+    for number in steps:
+        own = [set(line["keys"]) for line in skipped if line["step"] == number]
+        assert sorted(own[0] | own[1]) == keys[number] and not own[0] & own[1]
+        assert {line["loss"] for line in skipped if line["step"] == number} == {"nan"}
+    assert [r["num_skipped"] for r in train_records(two)] == [r["num_skipped"] for r in train_records(one)]
+    assert train_records(two)[-1]["num_skipped"] == len(steps)
+    assert sample_keys(two) == keys
+    assert checkpoint(two, 8) == checkpoint(one, 8)

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -46,9 +45,6 @@ def mutated(draw: st.DrawFn, good: tuple[bytes, ...], *, same_size: bool = False
     return bytes(data)
 
 
-TALLY: Counter[str] = Counter()  # of all inputs of this process, by test and outcome
-
-
 def fuzz(check: Check, files: st.SearchStrategy[bytes], num_examples: int) -> Counter[str]:
     outcomes: Counter[str] = Counter()
 
@@ -64,12 +60,6 @@ def fuzz(check: Check, files: st.SearchStrategy[bytes], num_examples: int) -> Co
         outcomes[check(data)] += 1
 
     inner()
-    TALLY.update(
-        {
-            f"{os.environ.get('PYTEST_CURRENT_TEST', '').split(' ')[0]} {key}": outcomes[key]
-            for key in outcomes
-        }
-    )
     return outcomes
 
 

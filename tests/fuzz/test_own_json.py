@@ -11,15 +11,15 @@ import pytest
 
 from tests.data.conftest import MakeSplit
 from tests.fuzz.mutate import fuzz, mutated, mutated_json
-from vitctl.data.source.exclusion import FILE as EXCLUDED
-from vitctl.data.source.exclusion import open_shards, write_exclusion
-from vitctl.engine.checkpoint.files import FORMAT, read_state
+from vitctl.data.source.splits import FILE as EXCLUDED
+from vitctl.data.source.splits import open_shards, write_exclusion
+from vitctl.engine.checkpoint import FORMAT, read_state
 from vitctl.engine.computation import Kernels, MicroBatch, read_kept
-from vitctl.engine.run_files import RESULT, STATE
+from vitctl.engine.journal import RESULT, STATE
 from vitctl.errors import VitctlError
 from vitctl.jobs.record.result import RunResult, read_result
-from vitctl.launch.errors import LOGS, first_error
-from vitctl.launch.run_folder import read_status
+from vitctl.launch.peers import first_error
+from vitctl.launch.run_folder import LOGS, read_status
 from vitctl.report.compare import compare_runs
 from vitctl.system.text import has_control
 

@@ -15,15 +15,14 @@ import pytest
 from PIL import Image
 
 from tests.fuzz.mutate import fuzz, mutated
-from vitctl.data.datasets.detect import open_originals
+from vitctl.data.datasets.catalog import open_originals
 from vitctl.data.datasets.readers import arrays, list_file
-from vitctl.data.datasets.readers.cifar import unpickle
-from vitctl.data.datasets.readers.files import load_mat
-from vitctl.data.datasets.readers.tfrecord import parse_example, records
-from vitctl.data.source.imagenet_real import read_real
-from vitctl.data.writer.items import read_item
+from vitctl.data.datasets.readers.arrays import parse_example, records, unpickle
+from vitctl.data.datasets.readers.imagenet import read_real
+from vitctl.data.datasets.readers.original_files import load_mat
+from vitctl.data.writer.intake import read_item
 from vitctl.errors import DataError
-from vitctl.system.parsing import parsing
+from vitctl.system.files import parsing
 
 EXAMPLES = [25, pytest.param(1000, marks=pytest.mark.slow)]
 

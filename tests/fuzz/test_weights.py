@@ -21,10 +21,8 @@ from tests.fuzz.mutate import fuzz, mutated, mutated_json
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.errors import VitctlError
 from vitctl.models.build import build
-from vitctl.models.configs import ViTConfig
-from vitctl.models.variants import to_dict
-from vitctl.models.weights.header import read_config
-from vitctl.models.weights.weights_file import Weights, read_weights
+from vitctl.models.variants import ViTConfig, to_dict
+from vitctl.models.weights.weights_file import Weights, read_config, read_weights
 from vitctl.system.text import has_control
 
 EXAMPLES = [60, pytest.param(3000, marks=pytest.mark.slow)]

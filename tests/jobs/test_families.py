@@ -138,10 +138,9 @@ def test_masked_patches__idle_sections_are_refused(run: Run) -> None:
         run("axial", **{"model.name": "Axial-B/16", "model.pre_logits": False, "loss.name": "masked_patch"})
 
 
-@pytest.mark.parametrize("attention", ["math", "auto"])
-def test_attention__the_result_names_the_kernel(run: Run, attention: str) -> None:
-    folder = run("kernel", **{"machine.attention": attention, "schedule.total_steps": 6})
-    chosen = {"attention": "fused" if attention == "auto" else attention, "linear": "torch"}
+def test_attention__the_result_names_the_kernel(run: Run) -> None:
+    folder = run("kernel", **{"machine.attention": "math", "schedule.total_steps": 6})
+    chosen = {"attention": "math", "linear": "torch"}
     used = json.loads((folder / "result.json").read_text())["provenance"]
     assert {name: used[name] for name in chosen} == chosen
     recomputed = run("recomputed", **{"machine.checkpoint_blocks": True, "schedule.total_steps": 6})

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.trained import CPU, SMALL, Job, do
-from vitctl.cli.show.render import show_result
 from vitctl.engine.preemption import Stopped
 from vitctl.engine.trainer import RunContext
 from vitctl.errors import RecipeError, VitctlError
@@ -56,10 +55,6 @@ def test_finetune__at_a_higher_resolution(job: Job, tmp_path: Path) -> None:
     assert "position embedding 4x4 -> 6x6" in (tmp_path / "run" / "log.jsonl").read_text()
 
 
-def test_finetune__size_0_is_the_size_of_the_weights(job: Job) -> None:
-    assert job("finetune")["files"]["model"].endswith("step_00000006/model.safetensors")
-
-
 def test_finetune__a_resumed_run_keeps_the_weights_that_were_newest(
     pretrained: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +75,7 @@ def test_finetune__a_resumed_run_keeps_the_weights_that_were_newest(
     ("values", "said"),
     [
         ({"data.crop": "random", "data.image_size": 16}, "set data.train_resize to at least 16"),
+        ({"data.crop": "random"}, "set data.train_resize to at least 16"),  # the size of the weights
         (
             {"schedule.total_steps": 0, "schedule.total_epochs": 0.1},
             "leave nothing after schedule.warmup_steps = 1",
@@ -100,16 +96,6 @@ def test_finetune__refuses_before_it_writes_anything(
     with pytest.raises(VitctlError) as caught:
         job("finetune", **values)
     assert said in str(caught.value)
-    assert not (tmp_path / "run").exists()
-
-
-def test_finetune__random_crop_without_a_size_names_the_knob(job: Job, tmp_path: Path) -> None:
-    """The size comes with the weights, so the recipe alone cannot tell; it must still be one line before the
-    first step.
-    """
-    with pytest.raises(RecipeError, match=r"set data.train_resize to at least 16") as caught:
-        job("finetune", **{"data.crop": "random"})
-    assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
@@ -210,18 +196,3 @@ def test_finetune__several_seeds_go_on_where_they_stopped(
 def test_finetune__refuses_seeds(job: Job, values: dict[str, object], said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         job("finetune", **values)
-
-
-def test_finetune__seeds_are_shown_and_compared(
-    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    several = job("finetune", "several", **{"finetune.seeds": (0, 1, 2)})
-    job("finetune", "one")
-    show_result(several, tmp_path / "several")
-    shown = capsys.readouterr().out
-    m = several["metrics"]
-    assert f"accuracy {m['accuracy']:.2%} ± {m['std']:.2%} (mean of 3 seeds, 23 images each)" in shown
-    both = compare_runs([tmp_path / "several", tmp_path / "one"])
-    assert both.reasons == []
-    assert ("seeds", ["[0, 1, 2]", "[0]"]) in both.differences
-    assert {"accuracy", "std"} <= {name for name, _ in both.numbers}

@@ -4,21 +4,17 @@ import shutil
 import subprocess
 import sys
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.conftest import TINY
 from tests.models.weights.conftest import hollow
 from vitctl.data.datasets.catalog import open_split
-from vitctl.data.datasets.readers.arrays import encode_png
-from vitctl.data.writer.items import Item
-from vitctl.data.writer.write import write_split
-from vitctl.errors import DataError, LaunchError, RecipeError, VitctlError
-from vitctl.jobs.plan import GPU_BYTES, call_with_timeout, check_recipe, fit_to_data, plan_training
+from vitctl.errors import DataError, LaunchError, VitctlError
+from vitctl.jobs.inputs.checks import check_recipe, fit_to_data
+from vitctl.jobs.plan import GPU_BYTES, call_with_timeout, plan_training
 from vitctl.recipe.load import Override, load_recipe, parse_override
 
 
@@ -56,21 +52,11 @@ def test_plan_training__synthetic() -> None:
     assert (plan.num_classes, plan.steps) == (18_291, 140_000)
 
 
-def test_plan_training__of_unknown_data() -> None:
-    with pytest.raises(DataError, match="nowhere: no such folder"):
-        plan_training(recipe(TINY, **{"data.path": "nowhere"}))
-
-
 def test_plan_training__finetune_takes_the_architecture_of_the_weights(pretrained: Path) -> None:
     plan = plan_training(recipe("finetune_pets", **{"weights.source": str(pretrained)}))
     assert (plan.num_images, plan.num_classes, plan.config.depth) == (3_680, 37, 2)
     assert (plan.config.image_size, plan.config.representation_size) == (384, 0)
     assert plan.curve[0] == (0, 0.0)
-
-
-def test_check__a_good_recipe_passes_and_writes_nothing(tiny_data: Path, tmp_path: Path) -> None:
-    check_recipe(recipe(TINY, **{"data.path": str(tiny_data)}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -97,47 +83,6 @@ def test_check__refuses_in_one_line(
         check_recipe(recipe(TINY, **{"data.path": str(tiny_data), **values}), tmp_path)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_check__jft_without_data_says_all_that_the_user_can_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError) as caught:
-        check_recipe(recipe("jft_h14"), tmp_path / "run")
-    said = str(caught.value)
-    for words in (
-        "split 'train'",
-        "18,291 classes",
-        "data/jft300m",
-        "--data",
-        "vitctl data shards",
-        "--dry-run",
-        "--synthetic",
-    ):
-        assert words in said
-    assert "\n" not in said
-
-
-def several_labels(folder: Path, *labels: tuple[int, ...]) -> Path:
-    items = [
-        Item(str(n), own, partial(encode_png, np.full((8, 8), n, np.uint8))) for n, own in enumerate(labels)
-    ]
-    for split in ("train", "test"):
-        write_split(items, folder / split, ("a", "b", "c"), seed=0, source_text="")
-    return folder
-
-
-def test_check__several_labels_need_the_sigmoid_and_at_least_one_each(tmp_path: Path) -> None:
-    data = several_labels(tmp_path / "data", *[(0, 1), (2,)] * 40)
-    check_recipe(recipe(TINY, **{"data.path": str(data), "loss.name": "sigmoid"}), tmp_path)
-    with pytest.raises(
-        RecipeError, match=r"loss.name = 'softmax' needs one label per image.*; set loss.name = 'sigmoid'"
-    ):
-        check_recipe(recipe(TINY, **{"data.path": str(data), "loss.name": "softmax"}), tmp_path)
-    data = several_labels(tmp_path / "more", *[(0, 1), (), (2,)] * 40)
-    with pytest.raises(DataError, match="'train': 40 of 120 images have no label and cannot be trained on"):
-        check_recipe(recipe(TINY, **{"data.path": str(data), "loss.name": "sigmoid"}), tmp_path)
 
 
 WITHOUT_TORCH = """

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import Run, checkpoint, run_as_two, train_records
 from tests.trained import CPU, do
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.features import ImagePass
+from vitctl.jobs.training import ImagePass
 
 DROPOUT = {"model.dropout": 0.1}
 

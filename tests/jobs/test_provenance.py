@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.trained import Job
-from vitctl.data.source.exclusion import open_shards
+from vitctl.data.source.splits import open_shards
 from vitctl.engine.metrics import baselines, mean_per_class
-from vitctl.engine.nonfinite import Counts, check_share
+from vitctl.engine.step import Counts, check_share
 from vitctl.errors import VitctlError
 
 COMPUTED = {"precision", "device", "device_name", "hardware", "processes", "threads", "versions"}
@@ -47,9 +47,7 @@ def test_recipe_digest__knows_the_precision_that_auto_stands_for(
     """One recipe, two machines: of the one "auto" makes float32, of the other bf16."""
     found = {}
     for precision in ("float32", "bf16"):
-        monkeypatch.setattr(
-            "vitctl.engine.distributed.runtime.best_precision", lambda _cpu, chosen=precision: chosen
-        )
+        monkeypatch.setattr("vitctl.engine.runtime.best_precision", lambda _cpu, chosen=precision: chosen)
         found[precision] = job("evaluate", precision, **{"machine.precision": "auto"})["provenance"]
     assert {name: p["precision"] for name, p in found.items()} == {"float32": "float32", "bf16": "bf16"}
     assert found["float32"]["recipe_sha256"] != found["bf16"]["recipe_sha256"]

@@ -17,16 +17,15 @@ from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG as SESSI
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from tests.conftest import Run, train_records
-from tests.trained import Job, table
+from tests.trained import Job
 from vitctl.data.loader import batches
 from vitctl.engine import computation as kernels
-from vitctl.engine.distributed.runtime import num_workers
 from vitctl.engine.preemption import Stopped
-from vitctl.engine.tracking import tracker_config
+from vitctl.engine.runtime import num_workers, tracker_config
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import DataError, LaunchError
 from vitctl.recipe.load import load_recipe
-from vitctl.recipe.machine import Machine, TrainMachine
+from vitctl.recipe.schema import Machine, TrainMachine
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ def test_trackers__tensorboard_gets_the_loss_the_accuracy_and_the_recipe(
     assert [event.step for event in seen.Scalars("loss")] == list(range(1, 7))
     assert [event.step for event in seen.Scalars("accuracy")] == [6]
     recipe = load_recipe(str(folder / "recipe.toml")).recipe
-    got, expected = configuration(folder), {"folder": str(folder), **tracker_config(recipe.model_dump())}
+    got, expected = configuration(folder), {"folder": str(folder), **tracker_config(recipe)}
     assert got == {key: float(v) if type(v) is int else v for key, v in expected.items()}
     assert (got["optimizer.lr"], got["data.flip"], got["model.name"]) == (0.01, True, "Ti/4")
     assert got["log.trackers"] == '["tensorboard"]'
@@ -172,16 +171,6 @@ def test_trackers__one_that_is_not_there_is_one_line(run: Run) -> None:
         run("a", **{"log.trackers": ("tensorbord",)})
 
 
-def test_trackers__each_task_of_vtab_has_a_run_of_its_own(
-    pretrained: Path, finished: list[str], tmp_path: Path
-) -> None:
-    table(tmp_path / "a", pretrained, **TRACKED, **{"log.every_steps": 1})
-    seen = tracked(tmp_path / "a")
-    assert sorted(seen) == [f"tasks/{task}/lr_0.03_steps_2/seed_0" for task in ("digits", "shapes-count")]
-    assert [[event.step for event in one.Scalars("loss")] for one in seen.values()] == [[1, 2]] * 2
-    assert len(finished) == 2
-
-
 def test_dropout__the_micro_batch_changes_the_result_and_is_named_in_it(run: Run) -> None:
     """Without dropout it changes nothing, which tests/test_golden.py holds."""
     short = {"schedule.total_steps": 3, "schedule.warmup_steps": 0}
@@ -205,8 +194,3 @@ def test_dropout__the_micro_batch_that_was_found_is_the_one_named(tmp_path: Path
     )
     config = SimpleNamespace(dropout=0.1)
     assert kernels.dropout_draws(recipe, config, tmp_path)["dropout_draws"]["micro_batch"] == 3
-
-
-def test_explain__says_what_dropout_makes_of_the_machine() -> None:
-    for name in ("micro_batch", "processes", "compile"):
-        assert "with dropout" in str(TrainMachine.model_fields[name].description).lower(), name

@@ -1,23 +1,23 @@
-"""A table that was killed goes on where it was, and ends as the one that was not."""
+"""A table that was stopped resumes and ends with the same numbers."""
 
 import json
+import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import warm
-from tests.jobs.vtab_killed import SEVENTH, interrupted
 from tests.jobs.vtab_names import Catalog
 from tests.trained import CPU, do
 from vitctl.data.datasets import vtab_images
 from vitctl.data.datasets.vtab import VTAB
-from vitctl.errors import CheckpointError
-from vitctl.launch.prepare import prepare_run
+from vitctl.engine import evaluation
+from vitctl.launch.prepare_run import prepare_run
+from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 
+SEVENTH = "tasks/svhn/"
 RUN_7 = f"{SEVENTH}lr_0.01_steps_4/seed_0"
 VALUES = {
     **CPU,
@@ -66,11 +66,6 @@ def results(folder: Path) -> dict[str, Any]:
     return found | {"table.csv": (folder / "table.csv").read_text()}
 
 
-def records(folder: Path) -> list[tuple[str, int]]:
-    lines = [json.loads(line) for line in (folder / RUN_7 / "log.jsonl").read_text().splitlines()]
-    return [(line["kind"], line["step"]) for line in lines]
-
-
 @pytest.fixture(scope="module")
 def straight(speck: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
     """The table that nothing came between."""
@@ -80,37 +75,31 @@ def straight(speck: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dic
         return do("vtab", folder, **given(speck)), results(folder)
 
 
-@pytest.mark.slow
-def test_vtab__killed_in_task_seven_and_in_its_evaluation(
-    straight: tuple[dict[str, Any], dict[str, Any]], speck: Path, tmp_path: Path
-) -> None:
-    """SIGKILL, three times over in the same folder: nothing can tidy up."""
-    folder = prepared(tmp_path / "table", speck)
-    logs: dict[Path, str] = {}
-    said: list[tuple[str, int]] = []
-    for where, more in (
-        ("training", [("train", 1), ("train", 2), ("checkpoint", 2), ("train", 3)]),
-        ("evaluation", [("resume", 2), ("train", 3), ("train", 4), ("checkpoint", 4)]),
-        ("scored", [("resume", 4), ("evaluate", 4)]),
-    ):
-        line = [sys.executable, "-m", "tests.jobs.vtab_killed", str(folder), where]
-        killed = warm.run(line, capture_output=True, text=True)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        finished = sorted(folder.glob("tasks/**/result.json"))
-        assert len(finished) == 6
-        assert not (folder / "result.json").exists()
-        said = (
-            said[:-1] if where == "evaluation" else said
-        ) + more  # step 3 came after the checkpoint: it is made again
-        assert records(folder) == said
-        own = {path: (path.parent / "log.jsonl").read_text() for path in finished}
-        assert logs in ({}, own)  # finished tasks are not touched again
-        logs = own
+def interrupted(folder: Path, where: str, number: int) -> None:
+    """Do the job of a prepared folder, and get a signal in the training of task seven or in its evaluation."""
+    armed, agree = [0], evaluation.stop_together
 
-    again = do("vtab", folder, **given(speck))
-    assert records(folder) == [*said, ("resume", 4)]
-    assert again["metrics"] == straight[0]["metrics"]
-    assert results(folder) == straight[1]
+    def report(record: dict[str, Any]) -> None:
+        if not str(record.get("task", "")).startswith(SEVENTH):
+            return
+        if (where, record["kind"], record.get("step")) == ("training", "train", 3):
+            os.kill(os.getpid(), number)
+        if where == "evaluation" and record["kind"] == "checkpoint" and record["step"] == 4:
+            armed[0] = 1
+
+    def counted(*arguments: Any) -> None:
+        if armed[0]:
+            armed[0] += 1
+        if armed[0] == 3:  # the second of the batches
+            os.kill(os.getpid(), number)
+        agree(*arguments)
+
+    evaluation.stop_together = counted
+    open_split, vtab_images.open_split = vtab_images.open_split, Catalog(whole_tests=False).open_split  # type: ignore[assignment]
+    try:
+        work(folder, report)
+    finally:
+        evaluation.stop_together, vtab_images.open_split = agree, open_split
 
 
 @pytest.mark.parametrize("where", ["training", "evaluation"])
@@ -143,17 +132,3 @@ def test_vtab__more_tasks_and_seeds_in_the_same_folder(speck: Path, tmp_path: Pa
     means = [sum(row["by_seed"][seed] for row in two["metrics"]["tasks"].values()) / 2 for seed in (0, 1)]
     assert two["metrics"]["std"] == pytest.approx(abs(means[0] - means[1]) / 2, abs=1e-15)
     assert two["metrics"]["partial"] is True
-
-
-def test_vtab__a_result_of_other_data_is_not_taken(speck: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "table"
-    values = {**given(speck), "vtab.tasks": ("pets",)}
-    do("vtab", folder, **values)
-    path = folder / "tasks/pets/lr_0.01_steps_4/seed_0/result.json"
-    result = json.loads(path.read_text())
-    result["provenance"]["data_sha256"] = "0" * 64
-    path.write_text(json.dumps(result))
-    with pytest.raises(
-        CheckpointError, match=r"seed_0: holds a score of other data_sha256; remove it to train it again, or"
-    ):
-        do("vtab", folder, **values)

@@ -15,13 +15,12 @@ from vitctl.data.images.decode import decode
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
-from vitctl.jobs.vtab_runs import L2S, Setting, settings
+from vitctl.jobs.vtab_suite import L2S, Setting, settings
 from vitctl.launch.launcher import launch
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.paper import TABLE_9
 from vitctl.recipe.schema import Vtab
-from vitctl.report.compare import compare_runs
 
 SETTING = "lr_0.03_steps_2"
 
@@ -42,27 +41,6 @@ def test_vtab__a_partial_table_and_again(pretrained: Path, tmp_path: Path) -> No
     (folder / "tasks" / "shapes-count" / SETTING / "seed_0" / "result.json").unlink()
     assert table(folder, pretrained)["metrics"] == metrics
     assert log.read_text() == before
-
-
-def test_vtab__rates_come_with_the_weights(regularised: Path, tmp_path: Path) -> None:
-    """The paper's recipe keeps them; each run, the table and the screen say what they were."""
-    one = {"vtab.tasks": ("digits",)}
-    kept = table(tmp_path / "kept", regularised, **one)
-    without = table(tmp_path / "without", regularised, **one, dropout=0.0, drop_path=0)
-    for name, result, rates in (("kept", kept, (0.1, 0.2)), ("without", without, (0.0, 0.0))):
-        own = json.loads(
-            (tmp_path / name / "tasks" / "digits" / SETTING / "seed_0" / "result.json").read_text()
-        )
-        for used in (result["provenance"], own["provenance"]):
-            assert (used["dropout"], used["drop_path"]) == rates
-    assert (
-        "1 seeds each; dropout 0.1 as stored, drop_path 0.2 as stored"
-        in (tmp_path / "kept/log.jsonl").read_text()
-    )
-    assert dict(compare_runs([tmp_path / "kept", tmp_path / "without"]).differences)["dropout"] == [
-        "0.1",
-        "0",
-    ]
 
 
 def test_vtab__unknown_task(pretrained: Path, tmp_path: Path) -> None:

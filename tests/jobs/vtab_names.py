@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from vitctl.data.datasets.catalog import find_data_set
-from vitctl.data.datasets.readers.files import class_list
+from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.source.splits import select
 from vitctl.data.source.views import Source
 

@@ -17,9 +17,8 @@ import pytest
 
 from tests import warm
 from tests.conftest import TINY, command, free_port, paced
-from tests.trained import pretrained  # noqa: F401
 from vitctl.recipe.load import Loaded, Override, load_recipe
-from vitctl.system.signals import SIGNALS
+from vitctl.system.process import SIGNALS
 
 Load = Callable[..., Loaded]
 

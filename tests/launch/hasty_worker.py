@@ -11,13 +11,13 @@ from typing import Any
 
 from tests.launch.paced_worker import pace
 from vitctl.engine.step import TrainStep
-from vitctl.launch import roll_call
+from vitctl.launch import peers
 
 
 def hasten() -> None:
     """Shorten the times after which a process is reported, and left behind."""
-    roll_call.NOTICE_SECONDS, roll_call.GIVE_UP_SECONDS = 4.0, 5.0
-    roll_call._QUIET_SECONDS, roll_call._FRESH_SECONDS = 1.0, 2.5
+    peers.NOTICE_SECONDS, peers.GIVE_UP_SECONDS = 4.0, 5.0
+    peers._QUIET_SECONDS, peers._FRESH_SECONDS = 1.0, 2.5
 
 
 def suspend() -> None:

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine.checkpoint import files
+from vitctl.engine import checkpoint as files
 from vitctl.launch.worker import main
 
 SECONDS = 6.0

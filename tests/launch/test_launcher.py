@@ -1,7 +1,6 @@
-"""Runs in one process and in several on this machine.
+"""Runs in one process, in several on this machine, and on several machines, which are several vitctls here.
 
-That two processes read every sample once, and step the learning rate once per update, is held by
-tests/test_golden.py: the loss, rate and sample keys of two processes equal those of one.
+tests/test_golden.py shows that two processes compute what one does.
 """
 
 import json
@@ -15,149 +14,204 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests import warm
-from tests.conftest import TINY, WITH_WORKER, Run, assert_golden, checkpoint, command, paced, sample_keys
-from tests.launch.conftest import HOLD, Load
-from vitctl.engine.checkpoint.files import newest_checkpoint
+from tests.conftest import (
+    TINY,
+    WITH_WORKER,
+    Run,
+    assert_golden,
+    checkpoint,
+    command,
+    free_port,
+    sample_keys,
+)
+from tests.launch.conftest import (
+    FOREGROUND,
+    Load,
+    assert_gone,
+    ended,
+    family_of,
+    held,
+    is_open,
+    is_signalled,
+    kill_rank,
+    lock_held,
+    logged,
+    machine,
+    machines,
+    rank_of,
+    says,
+    wait_for,
+)
+from vitctl.engine.checkpoint import newest_checkpoint
+from vitctl.engine.journal import append_record, cut_after
 from vitctl.errors import LaunchError
 from vitctl.launch import launcher
-from vitctl.launch.launcher import launch
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.agent import LaunchConfig
+from vitctl.launch.launcher import Follower, launch
+from vitctl.launch.prepare_run import prepare_run
+from vitctl.launch.run_folder import LOGS
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.system.signals import SIGNALS
+from vitctl.system.process import SIGNALS
+
+TWO: dict[str, Any] = {"machine.processes": 2}
+# One process computes these to the bit as two do: without clipping, each sums the gradients of the same
+# halves.
+EXACT = {"optimizer.clip_norm": 0.0, "machine.micro_batch": 8, "checkpoint.every_steps": 2}
+LONG = {"schedule.total_steps": 100_000, "evaluation.every_steps": 0, "checkpoint.every_steps": 0}
+PIPED: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+
+
+def damaged_test_split(data: Path, folder: Path) -> Path:
+    """Data whose scored split has one unreadable image: one of two processes meets it."""
+    from tests.engine.test_trainer import damaged
+
+    return damaged(data, folder, "test", [20])
+
+
+def killed_text(rank: int, folder: Path) -> str:
+    return (
+        f"vitctl: process {rank} of 2 was killed (SIGKILL), most often because it ran out of memory; "
+        f"{folder / 'logs' / f'rank_0{rank}.txt'} has its output; resume with: vitctl resume {folder}"
+    )
 
 
 def test_launch__one_run_per_folder(load: Load, tmp_path: Path) -> None:
     prepare_run(load(), tmp_path)
-    other = [sys.executable, "-c", HOLD, str(tmp_path / ".lock")]
-    with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(
-            LaunchError, match="another vitctl is running in this folder; wait for it, or choose another"
-        ):
-            launch(tmp_path, lambda _: None)
-        holder.communicate("\n")
+    with lock_held(tmp_path), pytest.raises(LaunchError, match="another vitctl is running in this folder"):
+        launch(tmp_path, lambda _: None)
     assert launch(tmp_path, lambda _: None)["status"] == "done"
 
 
-def test_one_process__whatever_the_environment_says_of_accelerate(
+def test_one_process__ignores_settings_of_accelerate(
     run: Run, one_process: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after `accelerate launch` with a configuration file that somebody made for something else."""
+    """As after `accelerate launch` with a configuration file for something else."""
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "7")
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
-    folder = run("run")
-    assert_golden(folder)
-    monkeypatch.undo()
-    assert checkpoint(folder, 20) == checkpoint(one_process, 20)
-
-
-def test_two_processes__the_error_of_one_is_the_last_line(tiny_data: Path, tmp_path: Path) -> None:
-    """A data set whose scored split has an unreadable image: one process meets it, the other must not hang."""
-    from tests.engine.test_trainer import damaged
-
-    data = damaged(tiny_data, tmp_path / "data", "test", [20])
-    folder = tmp_path / "run"
-    done = warm.run(
-        command(
-            folder, data, **{"machine.processes": 2, "schedule.total_steps": 6, "evaluation.every_steps": 0}
-        ),
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert done.returncode == 2, done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("vitctl: ")
-    assert "cannot be evaluated" in last
-    assert last.endswith(f"(process 1; {folder / 'logs' / 'rank_01.txt'})")
-    assert "Traceback" not in done.stderr
-    assert "cannot be evaluated" in (folder / "logs" / "rank_01.txt").read_text()
-    result = json.loads((folder / "result.json").read_text())
-    assert result["status"] == "failed"
-    assert last == f"vitctl: {result['error']}"
+    assert checkpoint(run("run"), 20) == checkpoint(one_process, 20)
 
 
 def test_processes__are_not_started_inside_a_cluster_job(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under srun or torchrun the processes are there already: each is the body, none starts others."""
-    prepare_run(load(**{"machine.processes": 2}), tmp_path)
+    """Under srun or torchrun the processes are there already: each does the job, none starts others."""
+    prepare_run(load(**TWO), tmp_path)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    called: list[Path] = []
-
-    def work(run_dir: Path, *_: Any) -> dict[str, str]:
-        called.append(run_dir)
-        return {"status": "done"}
-
-    monkeypatch.setattr(launcher, "work_as_member", work)
-    assert launch(tmp_path, lambda _: None) == {"status": "done"}
-    assert called == [tmp_path]
+    monkeypatch.setattr(launcher, "work_as_member", lambda folder, *_: {"status": folder})
+    assert launch(tmp_path, lambda _: None) == {"status": tmp_path}
 
 
-def test_two_processes__a_killed_one_is_named_and_the_run_goes_on(
+def test_launch__reports_progress_before_the_first_logged_step(tiny_data: Path, tmp_path: Path) -> None:
+    values = {"data.path": str(tiny_data), "log.every_steps": 10}
+    prepare_run(load_recipe(str(TINY), [Override(key, value) for key, value in values.items()]), tmp_path)
+    seen: list[dict[str, Any]] = []
+    launch(tmp_path, seen.append)
+    first = next(n for n, record in enumerate(seen) if record["kind"] == "train")
+    now = [record for record in seen[:first] if record["kind"] == "now"]
+    assert {"starting", "reading weights and data"} <= {record.get("text") for record in now}
+    assert any(record.get("step") == 0 for record in now)
+    assert '"now"' not in (tmp_path / "log.jsonl").read_text()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_launch__of_an_agent_that_starts_nothing(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: int
+) -> None:
+    """As of an accelerate that has dropped a flag, or of machines that do not meet."""
+    config = LaunchConfig(nodes, "127.0.0.1")
+    prepare_run(load(**TWO), tmp_path, config=config)
+    monkeypatch.setattr(launcher, "accelerate_arguments", lambda *_: ["--no_such_flag", "--module", "x"])
+    monkeypatch.delenv("RANK", raising=False)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    expected = RuntimeError if nodes == 1 else LaunchError
+    with pytest.raises(expected, match=r"without an error|before all processes had met") as caught:
+        launch(tmp_path, lambda _: None, config)
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "failed"
+    [log] = (tmp_path / LOGS).glob("launcher_*.txt")
+    assert log.name in str(caught.value)
+    assert "unrecognized arguments" in log.read_text() or "required" in log.read_text()
+
+
+def test_two_processes__the_error_of_one_is_the_last_line(tiny_data: Path, tmp_path: Path) -> None:
+    """The other process must not hang."""
+    folder, data = tmp_path / "run", damaged_test_split(tiny_data, tmp_path / "data")
+    values = {"schedule.total_steps": 6, "evaluation.every_steps": 0}
+    done = warm.run(command(folder, data, **TWO, **values), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert "cannot be evaluated" in last
+    assert last.endswith(f"(process 1; {folder / 'logs' / 'rank_01.txt'})")
+    assert "Traceback" not in done.stderr
+    assert "Traceback" in (folder / "logs" / "rank_01.txt").read_text()
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["status"], f"vitctl: {result['error']}") == ("failed", last)
+
+
+def test_two_processes__a_killed_one_is_named_and_the_run_resumes(
     run: Run, one_process: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
-    straight, folder = one_process, tmp_path / "run"
-    two = paced(
-        command(folder, tiny_data, **{"machine.processes": 2, "checkpoint.every_steps": 2}), launched=True
-    )
-    with warm.Popen(two, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while not (folder / "log.jsonl").exists() or '"step": 5,' not in (folder / "log.jsonl").read_text():
-            assert process.poll() is None
-            time.sleep(0.01)
-        ranks = psutil.Process(process.pid).children()
-        assert len(ranks) == 2
-        max(ranks, key=lambda p: int(p.environ()["RANK"])).kill()
-        _, said = process.communicate(timeout=120)
-    assert process.returncode == 2, said
-    assert said.splitlines()[-1] == (
-        "vitctl: process 1 of 2 was killed (SIGKILL), most often because it ran out of memory; "
-        f"{folder / 'logs' / 'rank_01.txt'} has its output; resume with: vitctl resume {folder}"
-    )
-    assert json.loads((folder / "result.json").read_text())["status"] == "failed"
-    assert not any(p.is_running() and p.status() != "zombie" for p in ranks)
-    run("run", **{"checkpoint.every_steps": 2})
-    assert_golden(folder)
-    assert sample_keys(folder) == sample_keys(straight)
-
-
-def test_two_processes__none_outlives_the_launcher(tiny_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    two = command(
-        folder, tiny_data, **{"machine.processes": 2, "machine.workers": 1, "schedule.total_steps": 5000}
-    )
-    with warm.Popen(two, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        while not (folder / "log.jsonl").exists() or '"step": 2,' not in (folder / "log.jsonl").read_text():
-            assert process.poll() is None
-            time.sleep(0.01)
-        family = psutil.Process(process.pid).children(recursive=True)
-        assert len(family) >= 4
-        process.kill()
-    _, alive = psutil.wait_procs(family, timeout=60)
-    assert [p for p in alive if p.status() != "zombie"] == []
+    one = machine(folder, tiny_data, **TWO, **{"checkpoint.every_steps": 2})
+    wait_for(logged(folder, 5), [one])
+    family = family_of([one])
+    assert sorted(rank for rank in map(rank_of, family) if rank) == ["0", "1"]
+    kill_rank(1, [one])
+    [(code, _, text)] = ended([one])
+    assert (code, text.splitlines()[-1]) == (2, killed_text(1, folder))
+    assert json.loads((folder / "result.json").read_text())["status"] == "failed"
+    assert (folder / LOGS / "now.json").exists()
+    assert_gone(family)
+    run("run", **{"checkpoint.every_steps": 2, "checkpoint.background": False})
+    assert_golden(folder)
+    assert sample_keys(folder) == sample_keys(one_process)
 
 
-def test_launch__progress_is_told_from_step_0(tiny_data: Path, tmp_path: Path) -> None:
-    """The log has every tenth of 20 steps; the screen is told before the first, by one process and by two."""
-    for processes in (1, 2):
-        values = {"data.path": str(tiny_data), "machine.processes": processes, "log.every_steps": 10}
-        folder = tmp_path / str(processes)
-        prepare_run(load_recipe(str(TINY), [Override(key, value) for key, value in values.items()]), folder)
-        seen: list[dict[str, Any]] = []
-        launch(folder, seen.append)
-        told = [record for record in seen if record["kind"] == "now"]
-        assert {"starting", "reading weights and data"} & {record.get("text") for record in told}
-        first = next(n for n, record in enumerate(seen) if record["kind"] == "train")
-        if processes == 1:
-            assert any(record.get("step") == 0 for record in seen[:first])
-        assert '"now"' not in (folder / "log.jsonl").read_text()
+@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGTERM), (signal.SIGKILL,)])
+def test_two_processes__none_is_left(tiny_data: Path, tmp_path: Path, numbers: tuple[int, ...]) -> None:
+    """After a second signal, or the end of vitctl itself. The processes hang: they cannot save."""
+    one = machine(tmp_path, tiny_data, "--restarts", "3", **LONG, **TWO, **{"machine.workers": 1})
+    wait_for(logged(tmp_path, 2), [one])
+    family = family_of([one])
+    assert len(family) >= 5
+    for process in family:
+        if rank_of(process) is not None:
+            process.suspend()
+    one.send_signal(numbers[0])
+    if len(numbers) > 1:
+        wait_for(says(one, "stopping as soon as the work so far is safe"), [one])
+        one.send_signal(numbers[1])
+    assert_gone(family)
+    [(code, _, text)] = ended([one])
+    assert code == (3 if len(numbers) > 1 else -signal.SIGKILL)
+    assert not text or "stopped at once; earlier checkpoints are complete" in text
+
+
+def test_signal__is_forwarded_once_and_a_slow_save_completes(tiny_data: Path, tmp_path: Path) -> None:
+    code = WITH_WORKER.format(worker="tests.launch.slow_worker")
+    values = {**TWO, "checkpoint.every_steps": 0, "schedule.total_steps": 5000}
+    line = [sys.executable, "-c", code, *command(tmp_path, tiny_data, **values)[3:]]
+    one = warm.Popen(line, **PIPED, start_new_session=True)
+    wait_for(logged(tmp_path, 2), [one])
+    os.killpg(one.pid, signal.SIGINT)  # as Ctrl-C does
+    [(code_, _, text)] = ended([one])
+    assert code_ == 3, text
+    assert text.splitlines() == [
+        "vitctl: SIGINT: stopping as soon as the work so far is safe; a second signal stops at once",
+        f"stopped and saved in {tmp_path}; resume with: vitctl resume {tmp_path}",
+    ]
+    log = (tmp_path / "log.jsonl").read_text().splitlines()
+    steps = [json.loads(record)["step"] for record in log if '"train"' in record]
+    saved, problems = newest_checkpoint(tmp_path / "checkpoints")
+    assert saved is not None
+    assert (saved.step, problems) == (steps[-1], [])
+    for rank in (0, 1):
+        assert (tmp_path / LOGS / f"rank_0{rank}.txt").read_text().count("stopping as soon as") == 1
 
 
 HOSTILE = """\
@@ -177,137 +231,286 @@ dynamo_config:
 """
 
 
-@pytest.fixture
-def hostile(tmp_path: Path) -> dict[str, str]:
-    """An environment in which accelerate finds a configuration that somebody made for something else."""
+@pytest.mark.slow
+def test_two_launches_at_once__with_settings_for_something_else(
+    load: Load, run: Run, tiny_data: Path, tmp_path: Path
+) -> None:
+    """One by vitctl, one by its pasted line: neither takes the other's port, a rank or a setting."""
     (tmp_path / "hf" / "accelerate").mkdir(parents=True)
     (tmp_path / "hf" / "accelerate" / "default_config.yaml").write_text(HOSTILE)
-    variables = {
-        "PET_NNODES": "5",
-        "PET_MAX_RESTARTS": "9",
+    pasted_env = {
+        **os.environ,
         "ACCELERATE_USE_FSDP": "true",
         "ACCELERATE_USE_DEEPSPEED": "true",
         "ACCELERATE_MIXED_PRECISION": "fp16",
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "7",
         "FSDP_OFFLOAD_PARAMS": "true",
+        "HF_HOME": str(tmp_path / "hf"),
     }
-    return {**os.environ, **variables, "HF_HOME": str(tmp_path / "hf")}
-
-
-@pytest.mark.slow
-def test_two_launches_at_once__beside_a_configuration_of_somebody_else(
-    hostile: dict[str, str], load: Load, run: Run, tiny_data: Path, tmp_path: Path
-) -> None:
-    """One by vitctl, one by its line, pasted: neither takes the other's port, a rank or a setting."""
     folder, pasted = tmp_path / "run", tmp_path / "pasted"
-    two = {"machine.processes": 2, "optimizer.clip_norm": 0.0, "machine.micro_batch": 8}
+    two = {**TWO, "optimizer.clip_norm": 0.0, "machine.micro_batch": 8}
     prepare_run(load(**two), pasted)
-    hostile_line = {name: value for name, value in hostile.items() if not name.startswith("PET_")}
-    words: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    typed_env = {**pasted_env, "PET_NNODES": "5", "PET_MAX_RESTARTS": "9"}
     both = [
-        warm.Popen(command(folder, tiny_data, **two), env=hostile, **words),
-        subprocess.Popen((pasted / "launch.txt").read_text(), shell=True, env=hostile_line, **words),
+        warm.Popen(command(folder, tiny_data, **two), env=typed_env, **PIPED),
+        subprocess.Popen((pasted / "launch.txt").read_text(), shell=True, env=pasted_env, **PIPED),
     ]
-    (shown, *said), (_, *pasted_said) = (process.communicate(timeout=240) for process in both)
-    assert [process.returncode for process in both] == [0, 0], (said, pasted_said)
-    assert said == [""]
-    assert [text.splitlines()[-1] for text in pasted_said] == [f"done: {pasted / 'result.json'}"]
+    (code, shown, text), (pasted_code, _, pasted_text) = ended(both)
+    assert (code, pasted_code, text) == (0, 0, ""), pasted_text
+    assert pasted_text.splitlines()[-1] == f"done: {pasted / 'result.json'}"
     straight = run("straight", **{**two, "machine.processes": 1})
     for one in (folder, pasted):
-        assert json.loads((one / "result.json").read_text())["status"] == "done"
         assert checkpoint(one, 20) == checkpoint(straight, 20)
         assert sample_keys(one) == sample_keys(straight)
         assert json.loads((one / "result.json").read_text())["provenance"]["data_verified"] == "whole"
-        for part in ("samples/rank_00.jsonl", "samples/rank_01.jsonl"):
-            assert (one / part).exists()
-        assert sorted(p.name for p in (one / "verified").iterdir()) == [
-            "part_0_of_2.jsonl",
-            "part_1_of_2.jsonl",
-        ]
-    assert "going on" not in shown
+        assert (one / "samples" / "rank_01.jsonl").exists()
+        parts = sorted(path.name for path in (one / "verified").iterdir())
+        assert parts == ["part_0_of_2.jsonl", "part_1_of_2.jsonl"]
     assert "step 20/20" in shown
     assert re.search(r"^node \S+: processes 0 to 1, CPU", shown, re.M)
-    assert next((folder / "logs").glob("launcher_*.txt")).read_text() == ""
-
-
-def test_signal__is_passed_on_once_and_a_slow_save_completes(tiny_data: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    values = {"machine.processes": 2, "checkpoint.every_steps": 0, "schedule.total_steps": 5000}
-    code = WITH_WORKER.format(worker="tests.launch.slow_worker")
-    line = [sys.executable, "-c", code, *command(folder, tiny_data, **values)[3:]]
-    with warm.Popen(
-        line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        while not (folder / "log.jsonl").exists() or '"step": 2,' not in (folder / "log.jsonl").read_text():
-            assert process.poll() is None
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
-        _, said = process.communicate(timeout=120)
-    assert process.returncode == 3, said
-    assert said.splitlines() == [
-        "vitctl: SIGINT: stopping as soon as the work so far is safe; a second signal stops at once",
-        f"stopped and saved in {folder}; resume with: vitctl resume {folder}",
-    ]
-    steps = [
-        json.loads(text)["step"]
-        for text in (folder / "log.jsonl").read_text().splitlines()
-        if '"train"' in text
-    ]
-    saved, problems = newest_checkpoint(folder / "checkpoints")
-    assert saved is not None
-    assert (saved.step, problems) == (steps[-1], [])
-    for rank in (0, 1):
-        assert (folder / "logs" / f"rank_0{rank}.txt").read_text().count(
-            "stopping as soon as the work so far is safe"
-        ) == 1
-
-
-def test_launch__of_a_line_that_accelerate_does_not_understand_is_no_silence(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As of an accelerate that has dropped a flag."""
-    prepare_run(load(**{"machine.processes": 2}), tmp_path)
-    monkeypatch.setattr(launcher, "accelerate_arguments", lambda *_: ["--no_such_flag", "--module", "x"])
-    monkeypatch.delenv("RANK", raising=False)
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    with pytest.raises(RuntimeError, match=r"the processes ended \(.*\) without an error message"):
-        launch(tmp_path, lambda _: None)
-    assert {number: signal.getsignal(number) for number in SIGNALS} == before
-    assert json.loads((tmp_path / "result.json").read_text())["status"] == "failed"
+    assert next((folder / LOGS).glob("launcher_*.txt")).read_text() == ""
 
 
 def test_line__pasted_by_a_person_says_how_it_ended(load: Load, tmp_path: Path) -> None:
-    """The process that vitctl starts is silent; one that a person starts says in one line where to look, and
-    in another how it ended.
-    """
+    """The process that vitctl starts is silent; one that a person starts says where to look."""
     folder = tmp_path / "run"
     prepare_run(load(**{"schedule.total_steps": 6, "evaluation.every_steps": 0}), folder)
     line = shlex.split((folder / "launch.txt").read_text())
-    done = warm.run(line, capture_output=True, text=True, timeout=180)
+    done = warm.run(line, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout) == (0, "")
-    said = [
+    assert done.stderr.splitlines() == [
         f"{folder}: progress is in log.jsonl, the output of each process in logs/",
         f"done: {folder / 'result.json'}",
     ]
-    assert done.stderr.splitlines() == said
     recipe = folder / "recipe.toml"
     recipe.write_text(re.sub(r"(?m)^lr = .*$", 'lr = "x"', recipe.read_text()))
-    done = warm.run(line, capture_output=True, text=True, timeout=180)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("vitctl: recipe.toml:")
-    done = warm.run([*line[:-1], str(tmp_path / "none")], capture_output=True, text=True, timeout=180)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "not a prepared run folder; type the vitctl command" in done.stderr
+    done = warm.run(line, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, "vitctl: recipe.toml:" in done.stderr.splitlines()[-1]) == (1, True)
+    done = warm.run([*line[:-1], str(tmp_path / "none")], capture_output=True, text=True, timeout=240)
+    assert (done.returncode, "not a prepared run folder" in done.stderr) == (1, True)
     assert not (tmp_path / "none").exists()
 
 
-def test_errors_into__a_full_disk_is_no_error_of_its_own() -> None:
-    """It hid why the processes had ended."""
-    code = (
-        "import logging; from pathlib import Path; from vitctl.launch import launcher\n"
-        "with launcher._errors_into(Path('/dev/full')):\n"
-        "    logging.getLogger('vitctl').error('why')\n"
-        "print('on')"
+def test_two_machines__one_gets_a_signal_both_save_and_one_process_resumes(
+    run: Run, one_process: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    pair = machines(folder, tiny_data, **TWO)
+    wait_for(logged(folder, 2), pair)
+    family = family_of(pair)
+    with held(pair) as ranks:  # or they might end before the signal has reached them
+        pair[1].send_signal(signal.SIGTERM)
+        wait_for(lambda: any(map(is_signalled, ranks)), pair)
+    both = ended(pair)
+    for has_signal, (code, shown, text) in enumerate(both):
+        first, *heard, last = text.splitlines()
+        assert first.startswith("2 machines: waiting for all to join at 127.0.0.1:")
+        assert len(heard) == has_signal
+        assert (code, last) == (3, f"stopped and saved in {folder}; resume with: vitctl resume {folder}")
+        assert shown.count("step 2/20") == 1
+    assert_gone(family)
+    assert json.loads((folder / "result.json").read_text())["status"] == "stopped"
+    assert "exitcode" not in next((folder / LOGS).glob("launcher_*.txt")).read_text()
+    run("run", **{"checkpoint.background": False})
+    assert_golden(folder)
+    assert sample_keys(folder) == sample_keys(one_process)
+
+
+@pytest.mark.slow
+def test_restart__a_killed_process_costs_nothing(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    one = machine(folder, tiny_data, "--restarts", "1", **EXACT, **TWO)
+    wait_for(logged(folder, 3), [one])
+    kill_rank(1, [one])
+    [(code, shown, text)] = ended([one])
+    assert (code, text) == (0, ""), text
+    assert "warning: a process was lost, all processes were restarted (restart 1)" in shown
+    assert "resuming from step" in shown
+    assert "exitcode: -9" in next((folder / LOGS).glob("launcher_*.txt")).read_text()
+    straight = run("straight", **EXACT)
+    assert checkpoint(folder, 20) == checkpoint(straight, 20)
+    assert sample_keys(folder) == sample_keys(straight)
+
+
+@pytest.mark.slow
+def test_two_machines__of_two_processes_each_with_a_killed_one(
+    run: Run, tiny_data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    values = {"machine.processes": 4, "checkpoint.every_steps": 2}
+    pair = machines(folder, tiny_data, "--restarts", "1", **values)
+    wait_for(logged(folder, 5), pair)
+    kill_rank(3, pair)
+    for code, shown, text in ended(pair):
+        assert (code, shown.count("step 20/20")) == (0, 1), text
+        assert "resuming from step" in shown
+        assert "0 to 3, CPU" in shown
+    assert_golden(folder)
+    assert sample_keys(folder) == sample_keys(run("one"))
+
+
+@pytest.mark.slow
+def test_restarts__used_up_are_one_line_on_every_machine(tiny_data: Path, tmp_path: Path) -> None:
+    pair = machines(tmp_path, tiny_data, **LONG, **TWO)
+    wait_for(logged(tmp_path, 5), pair)
+    family = family_of(pair)
+    kill_rank(0, pair)
+    for code, _, text in ended(pair):
+        assert (code, text.splitlines()[1:]) == (2, [killed_text(0, tmp_path)])
+    assert_gone(family)
+    assert "was killed (SIGKILL)" in json.loads((tmp_path / "result.json").read_text())["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["other", "meeting"])
+def test_a_whole_machine__is_replaced(run: Run, tiny_data: Path, tmp_path: Path, lost: str) -> None:
+    """All of it is gone at once. The same command on a new machine, and the run resumes. If the lost machine
+    has the rendezvous address, the other one ends, and is started again too."""
+    folder, port = tmp_path / "run", free_port()
+    values = {**EXACT, **TWO}
+    flags = ("--nodes", f"2@127.0.0.1:{port}", "--restarts", "1")
+    host = machine(folder, tiny_data, *flags, **values)
+    wait_for(lambda: is_open(port), [host])
+    pair = [host, machine(folder, tiny_data, *flags, **values)]
+    wait_for(logged(folder, 5), pair)
+    left, gone = pair if lost == "other" else pair[::-1]
+    family = family_of([gone])
+    gone.kill()
+    assert_gone(family)
+    ended([gone])
+    if lost == "other":
+        wait_for(says(left, "if a machine is missing, run the same command there, or on another"), [left])
+    else:
+        [(code, _, text)] = ended([left])
+        assert code == 2, text
+        assert text.endswith(f"resume with: vitctl resume {folder}\n")
+        left = machine(folder, tiny_data, *flags, **values)
+    for code, shown, text in ended([left, machine(folder, tiny_data, *flags, **values)]):
+        assert (code, "resuming from step" in shown) == (0, True), text
+    assert checkpoint(folder, 20) == checkpoint(run("straight", **EXACT), 20)
+
+
+@pytest.mark.slow
+def test_restarts__are_not_spent_on_what_only_the_user_can_fix(tiny_data: Path, tmp_path: Path) -> None:
+    folder, data = tmp_path / "run", damaged_test_split(tiny_data, tmp_path / "data")
+    values = {**TWO, "schedule.total_steps": 6, "evaluation.every_steps": 0}
+    for code, _, text in ended(machines(folder, data, "--restarts", "2", **values)):
+        _, error = text.splitlines()
+        assert (code, "cannot be evaluated" in error, error.endswith(".txt)")) == (2, True, True)
+    assert "exitcode" not in next((folder / LOGS).glob("launcher_*.txt")).read_text()
+    assert "restart 1" not in (folder / "log.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_signal__while_a_machine_waits_for_the_others(tiny_data: Path, tmp_path: Path) -> None:
+    port = free_port()
+    one = machine(tmp_path, tiny_data, "--nodes", f"2@127.0.0.1:{port}", **TWO)
+    wait_for(lambda: is_open(port), [one])
+    one.send_signal(signal.SIGUSR1)
+    [(code, _, text)] = ended([one])
+    last = f"stopped and saved in {tmp_path}; resume with: vitctl resume {tmp_path}"
+    assert (code, text.splitlines()[-1]) == (3, last)
+
+
+@pytest.mark.slow
+def test_resume_and_finetune__with_restarts(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    folder, tuned = run("run"), tmp_path / "tuned"
+    for file in (folder / "checkpoints" / "step_00000020").iterdir():
+        file.unlink()
+    vitctl = [sys.executable, "-m", "vitctl"]
+    again = [*vitctl, "resume", str(folder), "--processes", "2", "--nodes=1", "--restarts=1"]
+    done = warm.run(again, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "resuming from step 18 of 20" in done.stdout
+    assert_golden(folder)
+    assert " --max_restarts 1 " in (folder / "launch.txt").read_text()
+    places = ["--from", str(folder), "--data", str(tiny_data), "--out", str(tuned)]
+    small = ["--lr=0.01", "--steps=4", "--processes=2", "--res=16", "--restarts=1"]
+    sets = ["--set", "schedule.batch_size=8", "--set", "schedule.warmup_steps=1"]
+    done = warm.run(
+        [*vitctl, "finetune", *places, *small, *sets], capture_output=True, text=True, timeout=240
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
-    assert (done.returncode, done.stdout) == (0, "on\n"), done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads((tuned / "result.json").read_text())
+    assert (result["status"], result["metrics"]["total"]) == ("done", 23)
+
+
+@pytest.mark.slow
+def test_torchrun__restarts_a_killed_process(run: Run, tiny_data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    vitctl = command(folder, tiny_data, **EXACT, **FOREGROUND)[2:]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    one = subprocess.Popen([*torchrun, "--max-restarts", "2", "-m", *vitctl], **PIPED)
+    wait_for(logged(folder, 5), [one])
+    kill_rank(1, [one])
+    [(code, shown, text)] = ended([one])
+    assert code == 0, text
+    assert "resuming from step" in shown
+    assert checkpoint(folder, 20) == checkpoint(run("straight", **EXACT), 20)
+
+
+@pytest.mark.slow
+def test_line__pasted_on_two_machines_with_a_killed_process(run: Run, load: Load, tmp_path: Path) -> None:
+    """RUN/launch.txt, typed into two shells."""
+    folder, config = tmp_path / "run", LaunchConfig(2, "127.0.0.1", free_port(), restarts=1)
+    prepare_run(load(**EXACT, **TWO, **{"checkpoint.background": False}), folder, config=config)
+    line = (folder / "launch.txt").read_text()
+    pair = [subprocess.Popen(line, shell=True, **PIPED) for _ in "12"]
+    wait_for(logged(folder, 5), pair)
+    kill_rank(1, pair)
+    for code, _, text in ended(pair):
+        assert code == 0, text
+    assert "all processes were restarted (restart 1)" in (folder / "log.jsonl").read_text()
+    straight = run("straight", **EXACT)
+    assert checkpoint(folder, 20) == checkpoint(straight, 20)
+    assert sample_keys(folder) == sample_keys(straight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_signal", [False, True])
+def test_bench__in_two_processes(has_signal: bool) -> None:
+    """The typed command itself runs in each of them; one signal ends all of them."""
+    line = [sys.executable, "-m", "vitctl", "bench", "model", "--recipe", str(TINY), "--synthetic", "-n", "2"]
+    one = warm.Popen([*line, "--seconds", "600" if has_signal else "1"], **PIPED)
+    if has_signal:
+        wait_for(lambda: sorted(filter(None, map(rank_of, family_of([one])))) == ["0", "1"], [one])
+        one.send_signal(signal.SIGINT)
+    [(code, shown, text)] = ended([one])
+    assert code == (3 if has_signal else 0), text
+    assert has_signal or "images/s" in shown
+
+
+def test_follower__reports_each_complete_record_once_whatever_file_and_clock_do(tmp_path: Path) -> None:
+    path, seen = tmp_path / "log.jsonl", list[dict[str, Any]]()
+    append_record(path, {"step": 1, "time": 9e9})
+    follower = Follower(path, seen.append)
+    append_record(path, {"step": 2, "time": 5.0})  # the clock was set back
+    with path.open("a") as file:
+        file.write('{"step": 3, "ti')
+    follower.poll()
+    follower.poll()
+    assert [r["step"] for r in seen] == [2]
+    with path.open("a") as file:
+        file.write(f'me": {time.time()}}}\nnot a record\n')
+    follower.poll()
+    cut_after(path, 1)
+    append_record(path, {"step": 2, "time": 6.0})
+    follower.poll()
+    aside = tmp_path / "new"
+    append_record(aside, {"step": 4, "time": 7.0})
+    aside.replace(path)
+    follower.poll()
+    assert [r["step"] for r in seen] == [2, 3, 2, 4]
+
+
+def test_follower__reports_each_current_state_once(tmp_path: Path) -> None:
+    now, seen = tmp_path / "now.json", list[dict[str, Any]]()
+    follower = Follower(tmp_path / "log.jsonl", seen.append, now)
+    follower.poll()
+    for when in (9e9, 5.0):
+        now.write_text(json.dumps({"kind": "now", "step": 7, "time": when}))
+        follower.poll()
+        follower.poll()
+    now.write_text('{"kind": "no')
+    follower.poll()
+    assert [record["time"] for record in seen] == [9e9, 5.0]

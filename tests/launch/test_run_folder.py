@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import TINY, Run
 from vitctl.engine.journal import read_run_json, write_run_json
 from vitctl.errors import DataError, LaunchError, RecipeError
-from vitctl.launch.prepare import prepare_run
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.run_folder import check_not_foreign, leaving_nothing, new_run_dir
 from vitctl.recipe.load import Override, load_recipe
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.models.tiny_models import MASKED, TINY, VIT
 from vitctl.models.build import Model, build
-from vitctl.models.configs import Config, MaskedPatchConfig, ViTConfig
+from vitctl.models.variants import Config, MaskedPatchConfig, ViTConfig
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from vitctl.models.configs import (
+from vitctl.models.variants import (
     AxialConfig,
     AxialResNetConfig,
     Config,

@@ -11,8 +11,7 @@ from tests.models.tiny_models import TINY
 from vitctl.errors import RecipeError
 from vitctl.models.axial import AxialAttention, AxialBlock
 from vitctl.models.build import Model, build
-from vitctl.models.configs import AxialConfig, AxialResNetConfig
-from vitctl.models.variants import variant
+from vitctl.models.variants import AxialConfig, AxialResNetConfig, variant
 
 MakeModel = Callable[..., Model]
 

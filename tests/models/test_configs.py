@@ -6,8 +6,7 @@ import pytest
 
 from tests.models.tiny_models import TINY
 from vitctl.errors import RecipeError
-from vitctl.models.configs import HybridConfig, ResNetConfig, ViTConfig, channels, sides, stages
-from vitctl.models.variants import variant
+from vitctl.models.variants import HybridConfig, ResNetConfig, ViTConfig, channels, sides, stages, variant
 
 # Table 8: none and relative have one cell each.
 CELLS = {("none", "stem"), ("relative", "stem")} | {

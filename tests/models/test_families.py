@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tests.models.numpy_reference import Array, forward
 from vitctl.models.build import Model, build
-from vitctl.models.configs import Config, ViTConfig
-from vitctl.models.kernels.attention import set_attention
+from vitctl.models.kernels import set_attention
+from vitctl.models.variants import Config, ViTConfig
 
 MakeModel = Callable[..., Model]
 MakeImages = Callable[..., Tensor]

@@ -5,23 +5,29 @@ from typing import Literal
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitctl.models.build import build
-from vitctl.models.configs import Config, HybridConfig, MaskedPatchConfig, ResNetConfig, ViTConfig
-from vitctl.models.costs import convolution
 from vitctl.models.flops import (
     computed_flops,
+    convolution,
     count_macs,
     count_parameters,
     training_flops,
     training_memory_bytes,
 )
 from vitctl.models.resnet import pad_same
-from vitctl.models.variants import RESNETS, variant
+from vitctl.models.variants import (
+    RESNETS,
+    Config,
+    HybridConfig,
+    MaskedPatchConfig,
+    ResNetConfig,
+    ViTConfig,
+    variant,
+)
 
 JFT_IMAGES = 303_000_000
 
@@ -75,22 +81,6 @@ COSTS = [
 ]
 
 
-# Table 6 for ResNets and hybrids: epochs over JFT-300M and exaFLOPs as printed.
-CONVOLUTION_COSTS = [
-    ("R50x1", 7, 50),
-    ("R50x2", 7, 199),
-    ("R101x1", 7, 96),
-    ("R152x1", 7, 141),
-    ("R152x2", 7, 563),
-    ("R152x2", 14, 1126),
-    ("R200x3", 14, 3306),
-    ("R50+B/32", 7, 106),
-    ("R50+B/16", 7, 274),
-    ("R50+L/32", 7, 246),
-    ("R50+L/16", 14, 1668),
-]
-
-
 def columns(name: str) -> list[ViTConfig]:
     config = variant(name)
     rep = config.hidden_size
@@ -134,10 +124,6 @@ def test_count_parameters__of_resnets_equals_the_authors(name: str) -> None:
         assert expected is None or count_parameters(config) == expected
 
 
-def test_count_parameters__bit_quotes_928_million_for_its_largest_body() -> None:
-    assert count_parameters(variant("R152x4", version="v2", num_classes=0)) == 928_340_224
-
-
 def test_count_parameters__of_every_family_equals_the_built_model(family: Config) -> None:
     for config in (family, replace(family, num_classes=0), replace(family, image_size=41)):
         assert count_parameters(config) == parameters_of(config)
@@ -166,12 +152,6 @@ configs = st.builds(
     classifier=st.sampled_from(["token", "gap"]),
     position_embedding=st.sampled_from(["learned", "none"]),
 )
-
-
-@settings(max_examples=40, deadline=None)
-@given(configs)
-def test_count_parameters__equals_the_built_model(config: ViTConfig) -> None:
-    assert count_parameters(config) == parameters_of(config)
 
 
 @pytest.mark.parametrize(
@@ -248,19 +228,6 @@ def test_count_macs__of_resnet50_is_the_number_of_paper_and_profilers() -> None:
     assert training_flops(body, 7 * JFT_IMAGES) / 1e18 == pytest.approx(50.2, abs=0.05)
 
 
-@pytest.mark.parametrize(("name", "epochs", "printed"), CONVOLUTION_COSTS)
-def test_training_flops__fit_table_6_within_two_percent(name: str, epochs: int, printed: int) -> None:
-    predicted = training_flops(variant(name, num_classes=0), epochs * JFT_IMAGES) / 1e18
-    assert predicted == pytest.approx(printed, rel=0.02)
-
-
-def test_training_flops__one_row_of_table_6_contradicts_its_neighbour() -> None:
-    """R50x1+ViT-L/16 is printed with 859 for 7 epochs and 1668 for 14; the latter fits."""
-    predicted = training_flops(variant("R50+L/16", num_classes=0), 7 * JFT_IMAGES) / 1e18
-    assert predicted == pytest.approx(1668 / 2, rel=0.005)
-    assert predicted != pytest.approx(859, rel=0.02)
-
-
 @pytest.mark.parametrize(("name", "gmacs", "epochs", "printed"), COSTS)
 def test_training_flops__fit_table_6(name: str, gmacs: float, epochs: int, printed: int) -> None:
     body = variant(name, num_classes=0)
@@ -316,24 +283,6 @@ def test_training_memory__fits_what_autograd_keeps(
     assert estimated_saved_bytes(config, micro_batch, precision) == pytest.approx(measured, rel=0.03)
 
 
-def larger_sizes() -> Iterator[tuple[Config, int]]:
-    yield variant("R50x1", image_size=96, num_classes=10), 2
-    yield variant("R50x1", image_size=65, width=32, version="v2"), 4
-    yield variant("R50+B/16", depth=2, hidden_size=192, mlp_size=768, num_heads=3, image_size=128), 2
-    yield variant("AxialR50", image_size=64, width=32), 2
-    yield variant("Axial-Ti/16", depth=2), 2
-    yield variant("Ti/16", depth=2, position_embedding="relative"), 2
-
-
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize(("config", "micro_batch"), list(larger_sizes()))
-def test_training_memory__fits_what_autograd_keeps_at_larger_sizes(
-    config: Config, micro_batch: int, precision: Literal["float32", "bf16"]
-) -> None:
-    measured = saved_bytes(config, micro_batch, precision)
-    assert estimated_saved_bytes(config, micro_batch, precision) == pytest.approx(measured, rel=0.08)
-
-
 @pytest.mark.parametrize("precision", ["float32", "bf16", "float64"])
 def test_training_memory__fits_what_autograd_keeps_for_every_family(
     family: Config, precision: Literal["float32", "bf16", "float64"]
@@ -348,7 +297,7 @@ def test_training_memory__fits_what_autograd_keeps_for_masked_patches(masked: Ma
     )
 
 
-@pytest.mark.parametrize(("config", "micro_batch"), [*list(sizes())[1:2], *list(larger_sizes())[:2]])
+@pytest.mark.parametrize(("config", "micro_batch"), list(sizes())[1:3])
 def test_training_memory__with_checkpointing_is_what_is_kept_and_one_block(
     config: Config, micro_batch: int
 ) -> None:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.models.numpy_reference import group_norm, std_conv, symmetric, windows
+from tests.models.numpy_reference import std_conv, symmetric, windows
 from tests.models.tiny_models import TINY
 from vitctl.models.build import build
-from vitctl.models.configs import ResNetConfig
-from vitctl.models.resnet import V1, V2, GroupNorm, Numerics, RootV2, StdConv, UnitV1, pad_same, standardise
+from vitctl.models.resnet import V1, V2, GroupNorm, Numerics, RootV2, StdConv, pad_same, standardise
+from vitctl.models.variants import ResNetConfig
 
 
 @pytest.mark.parametrize(
@@ -45,17 +45,6 @@ def test_standardise__adds_its_own_epsilon_in_its_own_place(numerics: Numerics) 
     assert np.abs(found - expected).max() < 1e-12
     other = standardise(weight, V2 if numerics is V1 else V1)
     assert (standardise(weight, numerics) - other).abs().max() > 0.01
-
-
-def test_group_norm__has_its_epsilon_inside_the_root() -> None:
-    images = 1e-3 * torch.randn(2, 8, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    weights = {"n.weight": np.ones(8), "n.bias": np.zeros(8)}
-    for numerics, eps in ((V1, 1e-6), (V2, 1e-5)):
-        norm = GroupNorm(4, 8, eps=numerics.norm_eps).double()
-        assert (
-            np.abs(norm(images).detach().numpy() - group_norm(images.numpy(), weights, "n", 4, eps)).max()
-            < 1e-12
-        )
 
 
 def test_group_norm__stays_wide_in_autocast() -> None:
@@ -98,15 +87,6 @@ def test_initialise__last_norm_of_a_v1_unit_is_zero_and_all_others_are_one(name:
         zero = key.endswith("norm3") and name != "resnet v2"
         assert torch.equal(module.weight, torch.full_like(module.weight, 0.0 if zero else 1.0)), key
         assert not module.bias.any()
-
-
-def test_unit_v1__starts_as_its_shortcut() -> None:
-    model = build(TINY["resnet v1"])
-    unit = model.backbone.stages[0][1]
-    assert isinstance(unit, UnitV1)
-    assert not unit.projected
-    images = torch.rand(2, 32, 8, 8)
-    assert torch.equal(unit(images), images)
 
 
 def test_resnet__takes_any_image_size_that_the_network_was_not_built_for() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from tests.fake_card import CARD, FakeCard
 from tests.models.numpy_reference import Array, forward
 from vitctl.models.build import build
-from vitctl.models.configs import ViTConfig
+from vitctl.models.variants import ViTConfig
 from vitctl.models.vit import DropPath, EncoderBlock, VisionTransformer
 
 MakeModel = Callable[..., VisionTransformer]
@@ -45,17 +45,6 @@ def test_forward__equals_an_independent_numpy_model(
     assert logits.shape == (3, config.num_classes or config.feature_size)
     assert np.abs(expected).std() > 0.01
     assert np.abs(logits - expected).max() < 1e-12
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_features__feed_the_head(
-    tiny: ViTConfig, random_model: MakeModel, change: dict[str, object], images_for: MakeImages
-) -> None:
-    config = replace(tiny, **change)
-    model, images = random_model(config), images_for(config)
-    features = model.features(images)
-    assert features.shape == (3, config.feature_size)
-    assert torch.equal(model(images), model.head(features) if model.head is not None else features)
 
 
 def dropouts(model: VisionTransformer) -> Iterator[tuple[int, torch.nn.Dropout]]:
@@ -101,51 +90,6 @@ def test_forward__drops_the_pixels_beyond_the_last_patch(
     assert torch.equal(random_model(wide)(images), random_model(tiny)(images[:, :, :32, :32]))
 
 
-def test_encode__without_positions_does_not_see_the_order_of_patches(
-    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
-) -> None:
-    order = torch.randperm(16, generator=torch.Generator().manual_seed(1))
-    for position_embedding, sees_order in (("none", False), ("learned", True)):
-        model = random_model(replace(tiny, position_embedding=position_embedding))
-        patches = model.embed(images_for(tiny))
-        change = (model.encode(patches)[:, 0] - model.encode(patches[:, order])[:, 0]).abs().max()
-        assert (change > 1e-3) == sees_order
-        assert (change < 1e-12) != sees_order
-
-
-def test_forward__images_do_not_see_each_other(
-    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
-) -> None:
-    model, images = random_model(tiny), images_for(tiny, batch=4)
-    one_by_one = torch.cat([model(image[None]) for image in images])
-    assert (model(images) - one_by_one).abs().max() < 1e-12
-
-
-def test_backward__reaches_every_weight(
-    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
-) -> None:
-    model = random_model(replace(tiny, representation_size=11, dropout=0.1)).train()
-    model(images_for(tiny)).square().sum().backward()
-    gradients = {name: weight.grad for name, weight in model.named_parameters()}
-    assert len(gradients) == len(model.state_dict())
-    assert [name for name, gradient in gradients.items() if gradient is None or not gradient.any()] == []
-
-
-def test_forward__in_bf16_autocast_stays_near_float32(
-    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
-) -> None:
-    for change in CHANGES[:4]:
-        config = replace(tiny, **change)
-        model, images = random_model(config, torch.float32), images_for(config, dtype=torch.float32)
-        exact = model(images)
-        with torch.autocast("cpu", torch.bfloat16):
-            rounded = model(images)
-            stream = model.encode(model.embed(images))
-        assert rounded.dtype == torch.float32  # the head is outside
-        assert stream.dtype == torch.float32
-        assert 0 < (rounded.float() - exact).abs().max() < 0.05 * exact.std() + 0.05
-
-
 def test_encode__keeps_the_residual_stream_wide_in_autocast(tiny: ViTConfig, images_for: MakeImages) -> None:
     model = build(replace(tiny, classifier="gap", position_embedding="none"))
     seen: list[torch.dtype] = []
@@ -178,33 +122,6 @@ def test_forward__the_last_block_computes_what_is_read(
         config.num_tokens if values.get("classifier") or "relative" in values.values() else 1,
         config.num_tokens,
     ]
-
-
-def test_forward__compiles_as_one_graph(
-    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
-) -> None:
-    model, images = random_model(tiny), images_for(tiny)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    found, expected = compiled(images), model(images)
-    assert (
-        found - expected
-    ).abs().max() < 1e-12 * expected.abs().max()  # compiled, the GELU is x sigmoid(2 u)
-
-
-@pytest.mark.filterwarnings("ignore:.*LeafSpec")  # by the exporter of torch 2.11
-def test_forward__exports_to_onnx_with_any_batch(
-    tiny: ViTConfig, random_model: MakeModel, images_for: MakeImages
-) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    model = random_model(replace(tiny, representation_size=11), torch.float32)
-    example, batch = images_for(tiny, 2, torch.float32), torch.export.Dim("batch", min=1, max=64)
-    program = torch.onnx.export(model, (example,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False)
-    assert program is not None
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
-    for size in (1, 2, 5):
-        images = images_for(tiny, size, torch.float32)
-        (logits,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
-        assert np.abs(logits - model(images).detach().numpy()).max() < 1e-5
 
 
 def test_drop_path__grows_linearly_with_depth(tiny: ViTConfig) -> None:

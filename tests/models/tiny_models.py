@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from vitctl.models.configs import (
+from vitctl.models.variants import (
     AxialConfig,
     AxialResNetConfig,
     Config,

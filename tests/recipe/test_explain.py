@@ -3,9 +3,9 @@
 import pytest
 
 from vitctl.errors import RecipeError
-from vitctl.recipe.explain import explain
 from vitctl.recipe.load import every_key
 from vitctl.recipe.schema import JOBS
+from vitctl.recipe.write import explain
 
 
 def test_explain__every_key_of_every_job() -> None:
@@ -41,18 +41,6 @@ def test_explain__a_key_with_another_default_per_job_has_an_entry_for_each() -> 
     assert ("  default  224", "  jobs     pretrain") in pairs
     assert ("  default  384", "  jobs     vtab") in pairs
     assert ("  default  0", "  jobs     finetune") in pairs
-
-
-def test_explain__a_section() -> None:
-    heads = [line for line in explain("averaging") + explain("loss") if not line.startswith(" ")]
-    assert heads == [
-        "averaging.decay",
-        "averaging.debias",
-        "loss.name",
-        "loss.name",
-        "loss.label_smoothing",
-        "loss.smoothing",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import pytest
 
 from tests.conftest import Run, train_records
 from vitctl.jobs.record.result import RunResult, with_recipe
-from vitctl.launch.prepare import prepare_run
 from vitctl.recipe.load import Override, every_key, load_recipe
-from vitctl.recipe.neutral import FREE_TO_CHANGE, deciding_values, result_neutral
 from vitctl.recipe.schema import JOBS
+from vitctl.recipe.write import FREE_TO_CHANGE, deciding_values, result_neutral
 from vitctl.report.our_results import FinishedRun, recipe_misfit
 
 OTHERS: dict[str, Any] = {
@@ -60,12 +59,6 @@ def test_neutral__a_run_with_other_values_is_of_its_recipe(name: str, tmp_path: 
         recipe_misfit(FinishedRun(tmp_path, "", name, loaded.recipe, result)) for loaded in (shipped, changed)
     ]
     assert misfits[0] == misfits[1]
-
-
-def test_precision__is_a_number_and_is_asked_for(tmp_path: Path) -> None:
-    prepare_run(load_recipe("smoke"), tmp_path / "a")
-    with pytest.raises(Exception, match=r"machine\.precision was"):
-        prepare_run(load_recipe("smoke", [Override("machine.precision", "float64")]), tmp_path / "a")
 
 
 def test_deciding_values__coupled_decay_is_not_the_decoupled_one_of_before() -> None:

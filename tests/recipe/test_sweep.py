@@ -41,11 +41,6 @@ def test_parse_axis__refuses(text: str) -> None:
         parse_axis(text)
 
 
-def test_parse_axis__a_value_twice() -> None:
-    with pytest.raises(RecipeError, match="--grid seed=1,2,1: has a value twice"):
-        parse_axis("seed=1,2,1")
-
-
 @pytest.mark.parametrize("name", ["fig3_in1k", "fig3_in21k"])
 def test_fig_3__chooses_on_images_that_no_recipe_reports(name: str) -> None:
     """Weight decay, dropout and smoothing are chosen by the accuracy of their runs."""

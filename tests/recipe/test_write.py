@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import TINY
 from vitctl.recipe.load import Override, load_recipe, recipe_names
 from vitctl.recipe.write import differences, flat, to_toml, toml_value
 
@@ -57,14 +56,6 @@ def test_differences__names_what_differs_and_nothing_else() -> None:
     assert changed.pop("note") == (flat(one)["note"], flat(two)["note"])
     assert changed == {"schedule.total_epochs": (7.0, 14.0)}
     assert differences(one, one) == []
-
-
-def test_differences__of_two_jobs_has_none_for_what_one_lacks() -> None:
-    changed = {
-        key: (a, b) for key, a, b in differences(load_recipe(str(TINY)).recipe, load_recipe("export").recipe)
-    }
-    assert changed["model.name"] == ("Ti/4", None)
-    assert changed["weights.which"] == (None, "")
 
 
 def test_to_toml__a_data_set_that_the_path_overrides_is_not_shown_as_set() -> None:

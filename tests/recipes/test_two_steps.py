@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from tests.trained import do
-from vitctl.jobs.inputs.network import model_config
 from vitctl.jobs.plan import plan_training
 from vitctl.models.build import build
-from vitctl.models.configs import Config, MaskedPatchConfig, ResNetConfig
+from vitctl.models.variants import Config, MaskedPatchConfig, ResNetConfig
 from vitctl.recipe.load import Override, load_recipe, recipe_names
 from vitctl.recipe.schema import Finetune, Pretrain
 
@@ -135,7 +134,7 @@ def test_recipes__that_train_were_all_found() -> None:
     assert len(PRETRAIN) >= 58
     assert len(FINETUNE) >= 7
     assert set(QUICK) <= set(PRETRAIN)
-    families = {type(model_config(PRETRAIN[name], 10)).__name__ for name in QUICK}
+    families = {type(PRETRAIN[name].network(10)).__name__ for name in QUICK}
     assert families == {"ViTConfig", "ResNetConfig", "HybridConfig", "AxialConfig", "MaskedPatchConfig"}
 
 
@@ -144,7 +143,7 @@ def test_shrunk__leaves_the_family_alone() -> None:
         values = [Override(key, value) for key, value in {**TRAINED, **shrunk(recipe)}.items()]
         small = load_recipe(name, values).recipe
         assert isinstance(small, Pretrain)
-        assert type(model_config(small, 10)) is type(model_config(recipe, 10)), name
+        assert type(small.network(10)) is type(recipe.network(10)), name
 
 
 def log(folder: Path) -> list[dict[str, Any]]:

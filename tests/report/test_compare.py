@@ -208,7 +208,7 @@ def test_compare__what_an_old_result_does_not_tell_is_never_silently_equal(tmp_p
 
 
 def test_compare__a_folder_without_a_result(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"has no result.json; should be the folder of a finished run$"):
+    with pytest.raises(CheckpointError, match=r"has no result.json; give the folder of a finished run$"):
         compare_runs([put(tmp_path / "one"), tmp_path])
 
 

@@ -149,7 +149,7 @@ def test_page__answers_of_other_weights_than_those_of_the_result_are_not_shown(
     tensors["head.weight"] = tensors["head.weight"] * 0.5
     save_file(tensors, weights, metadata)
     shown = page_of(tmp_path, tmp_path / "scored", images=None)
-    assert "the weights that are there now are not those of the result" in shown.text
+    assert "the current weights are not those of the result" in shown.text
     assert "progress" not in shown.elements
 
 
@@ -213,10 +213,10 @@ def test_page__its_structure_can_be_read_aloud(trained: Path, tmp_path: Path) ->
 def test_page__vtab_stands_beside_table_9(tmp_path: Path) -> None:
     shown = page_of(tmp_path, made_up(tmp_path / "suite", "vtab", vtab_result()))
     for task, values in TABLE_9.items():
-        paper = " ".join(f"{value:.2f}%" for value in values)
+        paper = " ".join(f"{value:.1f}%" for value in values)
         row = rf"{task} (natural|specialized|structured) {values[1] - 1:.2f}% 0.40% 10.00% {paper}"
         assert re.search(row, shown.text), task
-    assert "Table 9 (Appendix D.10)" in shown.text
+    assert "the paper's results (Table 9)" in shown.text
 
 
 def test_page__curves_of_everything_that_was_logged(tmp_path: Path) -> None:

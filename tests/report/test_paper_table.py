@@ -10,9 +10,8 @@ from tests.recipes.paper import table_rows
 from vitctl.errors import RecipeError
 from vitctl.recipe.paper import FIVE, RESULTS
 from vitctl.report.our_results import OurResults, Pretraining
-from vitctl.report.paper_plot import PLOTS, family_of
+from vitctl.report.paper_plot import PLOTS, SPEEDS, family_of, read_speeds
 from vitctl.report.paper_table import Gpu, cost_of, find_gpu, result_rows, setting_rows, task_rows
-from vitctl.report.speed_plot import SPEEDS, read_speeds
 
 B32 = Pretraining("jft_b32")
 
@@ -134,7 +133,7 @@ def test_setting_rows__are_what_the_recipes_say() -> None:
 
 def test_machine__refuses() -> None:
     assert find_gpu("h100", 1.0) == Gpu("H100", 1.0)
-    with pytest.raises(RecipeError, match="--device TPU: unknown; known are GB200, B200"):
+    with pytest.raises(RecipeError, match="--device TPU: unknown; known: GB200, B200"):
         find_gpu("TPU", 0.4)
     with pytest.raises(
         RecipeError, match=r"--mfu 40: a share of the peak, above 0 and at most 1, e\.g\. 0\.4"

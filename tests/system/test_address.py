@@ -11,7 +11,7 @@ import pytest
 from tests.system.test_http import OK, server
 from vitctl.data.shards.remote import check_address, read_changed, read_file
 from vitctl.data.source.locate import expand, locate_splits
-from vitctl.data.source.unsharded import ImageFiles
+from vitctl.data.source.stores import ImageFiles
 from vitctl.errors import DataError, LaunchError, RecipeError, VitctlError
 from vitctl.jobs.inputs.weights import find_weights
 from vitctl.models.weights.download import fetch

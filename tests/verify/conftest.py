@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY
-from vitctl.engine.checkpoint.files import read_checkpoint, save_checkpoint
-from vitctl.engine.trace.chain import linked, split
-from vitctl.launch.prepare import prepare_run
+from vitctl.engine.checkpoint import read_checkpoint, save_checkpoint
+from vitctl.engine.journal import linked, split
+from vitctl.engine.trainer import Trainer
+from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.models.weights.weights_file import read_weights
 from vitctl.recipe.load import Override, load_recipe
@@ -64,6 +65,21 @@ def longer(run: Path, allow: str = "schedule.total_steps", **values: Any) -> Non
     given = [Override(key, value) for key, value in (values or {"schedule.total_steps": 20}).items()]
     prepare_run(load_recipe(str(run / "recipe.toml"), given), run, allow=(allow,))
     work(run)
+
+
+def stopped_after(train: Train, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Raise an error after a step of the run "a"; its rescue saves a checkpoint."""
+    log_step = Trainer._log_step
+
+    def fails(run: Trainer, at: int, *rest: Any) -> None:
+        log_step(run, at, *rest)
+        if at == step:
+            raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_log_step", fails)
+        with pytest.raises(ZeroDivisionError):
+            train("a")
 
 
 def found(folder: Path, **options: Any) -> list[tuple[str, str]]:

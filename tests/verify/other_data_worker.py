@@ -4,7 +4,7 @@ sample.
 
 import os
 
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.stores import ShardSource
 
 SAMPLE, INSTEAD = 11, 12
 

@@ -1,8 +1,8 @@
-"""Where the attentions of a network are, their weights during a forward pass, and what follows from these:
-mean attention distance and attention rollout.
+"""Attention layers of a network, their weights during a forward pass, mean attention distance and attention
+rollout.
 
-The weights are computed a second time, beside the forward pass, from what each attention receives: the model,
-its kernel and its output are the same with and without.
+The weights are recomputed from the input of each attention during the forward pass, so that the model, its
+kernel and its output stay the same.
 
 Mean attention distance is the receptive field of attention, as the size of a kernel is that of a convolution.
 Per head: for each patch that asks, the distance in pixels to every patch in the image, weighted by attention;
@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 from vitctl.models.axial import AxialAttention, AxialBlock, AxialUnit
 from vitctl.models.build import Model
-from vitctl.models.configs import AxialResNetConfig, HybridConfig, ViTConfig, stages
-from vitctl.models.kernels.attention import attention_weights
+from vitctl.models.kernels import attention_weights
+from vitctl.models.variants import AxialResNetConfig, HybridConfig, ViTConfig, stages
 from vitctl.models.vit import Attention, EncoderBlock, VisionTransformer
 
 _ROOT_STRIDE = 4  # of a ResNet's root
@@ -74,8 +74,7 @@ def attention_layers(model: Model) -> list[tuple[AttentionLayer, nn.Module]]:
 
 @contextmanager
 def watch_attention(model: Model, seen: Watch) -> Iterator[None]:
-    """Inside the block, every forward pass of `model` calls `seen(number of the layer, the layer, its
-    weights)`.
+    """Call `seen(number of the layer, the layer, its weights)` in every forward pass inside the block.
 
     The weights are those of each query over the keys, `[B, H, N, N]` for `grid`, `[B, rows, H, columns,
     columns]` for `row`, `[B, columns, H, rows, rows]` for `column`, in float32 or wider, whatever autocast
@@ -100,9 +99,7 @@ def watch_attention(model: Model, seen: Watch) -> Iterator[None]:
 
 
 def pixels_per_patch(config: ViTConfig) -> int:
-    """Pixels of the image between neighbouring patches; of a hybrid, the stride of its backbone times its
-    patch size.
-    """
+    """Return the pixels between neighbouring patches; for a hybrid, its backbone's stride times its patch size."""
     if not isinstance(config, HybridConfig):
         return config.patch_size
     halvings = max(0, len(config.stage_depths) - 1)
@@ -156,7 +153,7 @@ def _of_axial_resnet(model: Model) -> list[tuple[AttentionLayer, nn.Module]]:
 
 
 def patch_distances(layer: AttentionLayer) -> Tensor:
-    """Distances between the places that attend to each other, in pixels.
+    """Return the distances between the places that attend to each other, in pixels.
 
     Args:
         layer: a grid, of which all places count; or the places of one row or column.
@@ -234,8 +231,7 @@ def patch_mask(rolled: Tensor, layer: AttentionLayer) -> Tensor:
 
 
 def overlay(images: Tensor, masks: Tensor, stride: int) -> Tensor:
-    """Images that are as bright as the network attends to them: multiplied by their mask, interpolated, over
-    its maximum.
+    """Return the images multiplied by their interpolated mask over its maximum: bright where the network attends.
 
     Args:
         images: uint8 `[B, 3, S, S]`.

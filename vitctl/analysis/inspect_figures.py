@@ -67,7 +67,7 @@ class RolledImage:
 
 
 def draw_filters(components: Components, heading: Heading) -> Any:
-    """Principal components in rows of seven; grey is 0, and each has its own scale.
+    """Draw principal components in rows of seven; grey is 0, and each is scaled separately.
 
     Paper: Figure 7 left
     """
@@ -88,8 +88,7 @@ def draw_filters(components: Components, heading: Heading) -> Any:
 
 
 def draw_position_similarity(panels: Sequence[Panel], heading: Heading) -> Any:
-    """For each patch a small map of the grid: how similar its position is to every other. One scale for all
-    panels.
+    """Draw a small map for each patch: how similar its position is to every other, on one scale for all panels.
 
     Paper: Figure 7 centre, Figure 10
     """
@@ -347,7 +346,7 @@ def _plain_image(axes: Any) -> None:
 
 
 def _bare(axes: Any) -> None:
-    """No ticks and no frame; a label below stays."""
+    """Remove ticks and frame, but not the label below."""
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
 

@@ -1,4 +1,4 @@
-"""What images show of a network: one forward pass, and its two representations of an image compared."""
+"""One forward pass observed: attention, tokens, and two representations of an image compared."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from vitctl.analysis.attention_maps import (
     watch_attention,
 )
 from vitctl.models.build import Model
-from vitctl.models.configs import AxialResNetConfig, Config, ResNetConfig, ViTConfig
+from vitctl.models.variants import AxialResNetConfig, Config, ResNetConfig, ViTConfig
 from vitctl.models.vit import VisionTransformer
 
 # What a network may lack, in the order in which it is shown.
@@ -51,7 +51,7 @@ def missing_parts(config: Config) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Observed:
-    """What a forward pass over B images shows, on the CPU. What a network does not have is empty.
+    """Observations of a forward pass over B images, on the CPU; empty for parts that the network lacks.
 
     Args:
         logits: `[B, K]`; empty without classes.
@@ -115,8 +115,8 @@ def observe(model: Model, images: Tensor) -> Observed:
 
 @contextmanager
 def _encoder_kept(model: Model, found: list[Tensor]) -> Iterator[None]:
-    """Inside the block, the normalised output of a Transformer's encoder is appended to a list. The last block
-    computes the tokens that the classifier does not read, too.
+    """Append the normalised output of a Transformer's encoder to a list, in each forward pass inside the block.
+    The last block then also computes the tokens that the classifier does not read.
     """
     if not isinstance(model, VisionTransformer):
         yield

@@ -1,5 +1,5 @@
-"""What the parameters of a network show without images: its filters of colours and their principal components,
-and the similarity of its position embeddings.
+"""Observations of a network without images: the principal components of its colour filters, and the similarity
+of its position embeddings.
 
 Paper: Section 4.5, Figure 7 left and centre; Appendix D.4, Figure 10
 """
@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from vitctl.models.build import Model
-from vitctl.models.configs import HybridConfig
-from vitctl.models.hybrid import HybridTransformer
 from vitctl.models.resnet import ResNet, RootV1, RootV2, standardise
-from vitctl.models.vit import Attention, VisionTransformer
+from vitctl.models.variants import HybridConfig
+from vitctl.models.vit import Attention, HybridTransformer, VisionTransformer
 
 PAPERS = 28  # components in Figure 7
 

@@ -1,7 +1,7 @@
 """Memory: how much is free, how much a computation takes, and the largest batch that fits.
 
-On a CPU the system kills a process that takes too much, without an "out of memory" error. So a size is tried
-only if smaller sizes say that it fits, and under a limit at which an allocation fails with an error.
+On a CPU the system kills a process that takes too much memory, without an error. So a size is tried only if
+smaller sizes predict that it fits, and under a limit at which an allocation raises an error.
 """
 
 import ctypes
@@ -18,14 +18,14 @@ import torch
 
 from vitctl.errors import is_out_of_memory
 
-_KEPT_FREE = 0.1  # share of the free memory that is left to others
+_KEPT_FREE = 0.1  # share of the free memory that is left to other programs
 _NOISE = 32 * 2**20  # bytes; a smaller growth of the peak of main memory may be the allocator's
 _CGROUP = Path("/sys/fs/cgroup")
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that this process can still take, within the limits of its container and its shell."""
+    """Return the bytes that this process can still allocate within the limits of its container and shell."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
@@ -43,13 +43,13 @@ def free_bytes(device: torch.device) -> int:
 
 
 def room_of(device: torch.device) -> float:
-    """Return the bytes that the peak of this process may reach; infinite on a GPU, where a trial is safe."""
+    """Return the peak memory that this process may reach; infinite on a GPU, where trying is safe."""
     return inf if device.type == "cuda" else used_bytes(device) + (1 - _KEPT_FREE) * free_bytes(device)
 
 
 @contextmanager
 def guarded(device: torch.device) -> Iterator[None]:
-    """Let an allocation fail in the block where the system would kill the process (Linux)."""
+    """Make an allocation raise an error in the block where the system would kill the process (Linux)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     data = getattr(psutil.Process().memory_info(), "data", 0)
     if device.type == "cuda" or not data or not _STATUS.exists():
@@ -72,7 +72,7 @@ def used_bytes(device: torch.device) -> int:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Return unused memory to the system, and measure the peak from here."""
+    """Return unused memory to the system, and restart the measurement of the peak."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -85,7 +85,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Return the most bytes in use since `reset_peak`, or since the start if the system cannot reset it."""
+    """Return the peak since `reset_peak`, or since the process started if the system cannot reset it."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     with suppress(OSError, StopIteration):
@@ -108,8 +108,8 @@ class Attempt:
 class Largest:
     """The largest batch that fits.
 
-    `tried`: it was computed; else it follows from the memory of smaller batches. `bound`: what ends it,
-    "memory", "batch" (no more are asked for) or "time". `image_bytes` are those of one more image.
+    `tried`: it was computed; else it follows from the memory of smaller batches. `bound`: the limit, "memory",
+    "batch" (no more images are wanted) or "time". `image_bytes`: memory of one more image.
     """
 
     images: int
@@ -139,10 +139,10 @@ def largest_batch(
 
     Args:
         attempt: computes with n images.
-        most: the most images that are asked for.
-        room: bytes that the peak may reach, as of `room_of`.
-        left: seconds that are left; a size that would take longer is not tried.
-        known: earlier attempts, such as 0 images with the memory before all of them; new ones are added.
+        most: the most images that are wanted.
+        room: peak memory that may be reached, see `room_of`.
+        left: returns the seconds left; a size that would take longer is not tried.
+        known: earlier attempts, such as 0 images with the memory at the start; new attempts are added.
     """
     fitting = max((one.images for one in known if one.fits), default=0)
     too_many = most + 1
@@ -164,9 +164,9 @@ def largest_batch(
 
 
 def _ends(known: list[Attempt]) -> tuple[Attempt, Attempt] | None:
-    """Return the smallest and the largest size that fitted: between near sizes the allocator decides.
+    """Return the smallest and the largest size that fitted; between close sizes the allocator adds noise.
 
-    No images at all counts only beside a single other size.
+    The attempt with 0 images counts only if there is a single other one.
     """
     fits = sorted((one for one in known if one.fits), key=lambda one: one.images)
     if len(fits) > 2 and not fits[0].images:
@@ -183,7 +183,7 @@ def _image_bytes(known: list[Attempt]) -> int:
 
 
 def _foreseen(known: list[Attempt], room: float) -> float:
-    """Return the most images whose memory fits into `room`, by the attempts; infinite if they do not tell."""
+    """Return the most images that fit into `room` according to the attempts; infinite if that is unknown."""
     ends, slope = _ends(known), _image_bytes(known)
     if room == inf or ends is None or not slope or ends[1].peak - ends[0].peak < _NOISE:
         return inf
@@ -191,6 +191,6 @@ def _foreseen(known: list[Attempt], room: float) -> float:
 
 
 def _seconds(known: list[Attempt], images: int) -> float:
-    """Return the expected seconds of n images, by the largest size that fitted."""
+    """Return the expected seconds of n images, from the largest size that fitted."""
     largest = max((one for one in known if one.fits), key=lambda one: one.images, default=None)
     return largest.seconds / largest.images * images if largest and largest.images else 0.0

@@ -1,4 +1,4 @@
-"""`vitctl bench data`: how many images a recipe's loader makes, where their time goes, and what the step needs."""
+"""`vitctl bench data`: a recipe's loader: images/s, where their time goes, and whether the training step waits."""
 
 import math
 import tempfile
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vitctl.bench.measuring import Budget, OtherWork, cpu_seconds, machine_facts, num_cores
+from vitctl.bench.measuring import Budget, cpu_seconds, machine_facts, num_cores
 from vitctl.bench.step_speed import bench_model
 from vitctl.bench.timed_steps import DATA, SYNTHETIC_IMAGES, without_extras
 from vitctl.data.images.decode import BadSample, open_picture
@@ -17,12 +17,11 @@ from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.source.order import Order
 from vitctl.data.source.views import Source
-from vitctl.engine.distributed.runtime import alone, loader_workers
+from vitctl.engine.runtime import alone, loader_workers
+from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.trainer import Images
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import open_training_images
-from vitctl.jobs.inputs.length import fitted_recipe
-from vitctl.jobs.inputs.network import needs_labels
 from vitctl.jobs.training import images_of
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.system.text import rate_text
@@ -52,20 +51,20 @@ def bench_data(
     recipe = without_extras(recipe)
     if recipe.data.synthetic:
         raise DataError(
-            "bench data measures a loader on stored images: leave data.synthetic out, give --data or --dataset"
+            "bench data measures the loading of stored images: leave out data.synthetic, and give --data "
+            "or --dataset"
         )
     computation = alone(precision=recipe.machine.precision, device=recipe.machine.device)
     workers = loader_workers(recipe.machine, computation.device, recipe.machine.processes)
     with tempfile.TemporaryDirectory(prefix="vitctl-bench-") as folder:
-        budget.say("looking for data")
-        source, _ = open_training_images(recipe.data, Path(folder), needs_labels=needs_labels(recipe))
+        budget.say("opening the data")
+        source, _ = open_training_images(recipe.data, Path(folder), needs_labels=recipe.needs_labels)
         recipe = fitted_recipe(recipe, len(source))
-        budget, others = budget.restarted(), OtherWork()
+        budget = budget.restarted()
         images = images_of(recipe.data, source, None, recipe.seed, recipe.schedule)
         on_gpu = computation.device.type == "cuda"
         loader = measure_loader(recipe, images, workers, budget.part(_LOADER), pinned=on_gpu)
         split, image_bytes = measure_images(images, recipe.seed, budget.part(_SPLIT))
-    notes = [*loader.pop("notes"), *others.notes()]
     needed, origin = _step_rate(recipe, step_rate, budget)
     bottleneck, text = verdict(loader["images_per_second"], workers, split, needed, cores=num_cores())
     return {
@@ -85,7 +84,6 @@ def bench_data(
         "split": split,
         "step_images_per_second": needed,
         "step_source": origin,
-        "notes": notes,
         "stopped": budget.stop.raised,
         "machine": machine_facts(computation),
         "bottleneck": bottleneck,
@@ -96,11 +94,11 @@ def bench_data(
 def measure_loader(
     recipe: Pretrain | Finetune, images: Images, workers: int, budget: Budget, *, pinned: bool = False
 ) -> dict[str, Any]:
-    """Take batches from the recipe's loader as fast as it gives them, after those that it made ahead.
+    """Take batches from the recipe's loader as fast as it gives them, after those it prepared ahead.
 
     Returns:
-        its rate by wall clock, per worker (without workers, this process is one) and per CPU second of all
-        processes, which is 0 if too little was computed to tell.
+        images per wall-clock second, per worker (without workers this process counts as one) and per CPU
+        second of all processes; the last is 0 if too little CPU time was used.
     """
     size = min(_BATCH, recipe.schedule.batch_size)
     batches = train_batches(
@@ -114,7 +112,7 @@ def measure_loader(
         num_processes=1,
         first_step=0,
         num_workers=workers,
-        needs_labels=needs_labels(recipe),
+        needs_labels=recipe.needs_labels,
         checksums=recipe.log.trace,
         pinned=pinned,
     )
@@ -130,17 +128,16 @@ def measure_loader(
 
 
 def loader_numbers(workers: int, images: int, seconds: float, cpu: float, bad: int = 0) -> dict[str, Any]:
-    """Return the rates of a loader, and notes that a reader must know; `bad` images could not be used."""
+    """Return the rates of a loader, and notes on how far to trust them; `bad` images could not be used."""
     notes = []
     if seconds < _LEAST_SECONDS:
         notes.append(
-            f"the loader was measured for {seconds:.2g} s on {images:,} images, some made before: its rate "
-            f"says little"
+            f"the loader was measured for only {seconds:.2g} s on {images:,} images, some of them made "
+            f"earlier: its rate is not reliable"
         )
     if bad:
         notes.append(
-            f"{bad:,} of the {images:,} images could not be used, and cost less than others; see `vitctl "
-            f"data check`"
+            f"{bad:,} of the {images:,} images could not be used, and took less time; see `vitctl data check`"
         )
     return {
         "images": images,
@@ -155,7 +152,7 @@ def loader_numbers(workers: int, images: int, seconds: float, cpu: float, bad: i
 
 
 def measure_images(images: Images, seed: int, budget: Budget) -> tuple[dict[str, float], float]:
-    """Measure the parts of images made in this process one after the other; the first warms up.
+    """Measure the parts of images that this process makes one by one; the first warms up.
 
     Returns:
         mean seconds of reading, decoding (of a JPEG its crop only) and augmenting (resizing, flip,
@@ -167,7 +164,7 @@ def measure_images(images: Images, seed: int, budget: Budget) -> tuple[dict[str,
     for epoch, sample in zip(epochs.tolist(), samples.tolist(), strict=True):
         if len(parts) > 1 and budget.left <= 0:
             break
-        budget.say(f"taking images apart: {len(parts):,}")
+        budget.say(f"timing single images: {len(parts):,}")
         try:
             seconds, num_bytes = image_parts(source, sample, images.augmentation, seed, epoch)
         except BadSample:
@@ -210,7 +207,7 @@ def _step_rate(recipe: Pretrain | Finetune, given: float | None, budget: Budget)
     if given is not None:
         return given, "as given"
     if budget.left <= 0:
-        return 0.0, "no time to measure it"
+        return 0.0, "no time left to measure it"
     # One process is measured, with its share of the images, as its loader is.
     share = -(-recipe.schedule.batch_size // recipe.machine.processes)
     changes = {
@@ -239,15 +236,15 @@ def verdict(
     longest = max(split, key=lambda part: split[part])
     made_of = f"{longest} takes {split[longest] / sum(split.values()):.0%} of an image"
     if not needed:
-        return longest, f"The loader gives {rate_text(given)} images/s; {made_of}."
+        return longest, f"The loader makes {rate_text(given)} images/s; {made_of}."
     enough = math.ceil(max(1, workers) * needed / given)
     rates = f"{rate_text(given)} images/s, the step needs {rate_text(needed)}"
     if given >= needed:
-        fewer = f"; {enough} worker(s) would do" if workers > enough else ""
+        fewer = f"; {enough} worker(s) would be enough" if workers > enough else ""
         return "step", f"The loader is not the bottleneck: {rates}{fewer}."
     if workers < enough <= cores:
         return "loader", f"The loader is the bottleneck: {rates}; machine.workers = {enough} would keep up."
     return "loader", (
-        f"The loader is the bottleneck: {rates}; it would take {enough} workers, more than the {cores} "
+        f"The loader is the bottleneck: {rates}; it would need {enough} workers, more than the {cores} "
         f"core(s) here; {made_of}."
     )

@@ -1,4 +1,4 @@
-"""What all measurements share: their time, the machine they belong to, and the rate of its matrix products."""
+"""Shared by all measurements: the time budget, facts about the machine, and the rate of its matrix products."""
 
 import os
 import platform
@@ -14,21 +14,20 @@ import torch
 import torch.nn.functional as F
 
 from vitctl.engine.computation import processor, versions
-from vitctl.engine.distributed.runtime import Computation
 from vitctl.engine.preemption import StopFlag
-from vitctl.models.hardware import bf16_tflops, cpu_name
-from vitctl.models.kernels.linear import onednn_problem
+from vitctl.engine.runtime import Computation
+from vitctl.models.flops import bf16_tflops, cpu_name
+from vitctl.models.kernels import onednn_problem
 
-_BUSY = 0.25  # cores
 _SHAPES = {"cpu": ((1576, 768, 3072), (2048, 2048, 2048)), "cuda": ((8192, 8192, 8192), (50_176, 1024, 4096))}
 _TYPES = {"bf16": torch.bfloat16, "float32": torch.float32, "tf32": torch.float32, "float64": torch.float64}
 
 
 @dataclass
 class Budget:
-    """The seconds that measurements may take together; a signal ends them, and their numbers so far are kept.
+    """The seconds that all measurements may take together. A signal ends them and keeps the numbers so far.
 
-    `say` shows what is measured now.
+    `say` shows what is being measured.
     """
 
     seconds: float
@@ -42,16 +41,16 @@ class Budget:
         return 0.0 if self.stop.raised else max(0.0, self.began + self.seconds - time.monotonic())
 
     def part(self, share: float) -> "Budget":
-        """Return a budget that starts now: a share of the whole, but not more than is left."""
+        """Return a share of the whole budget, at most what is left; it starts now."""
         return Budget(min(share * self.seconds, self.left), self.stop, self.say)
 
     def restarted(self) -> "Budget":
-        """Return the whole budget from now on: preparations such as building the network are not counted."""
+        """Return the whole budget, starting now, so that preparations are not counted."""
         return Budget(self.seconds, self.stop, self.say)
 
 
 def seconds_of(device: torch.device, compute: Callable[[], Any]) -> float:
-    """Return the wall-clock seconds of a computation, with all work that it leaves to the device."""
+    """Return the wall-clock seconds of a computation, including its work on the device."""
     wait: Callable[[], Any] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     wait()
     began = time.perf_counter()
@@ -81,23 +80,8 @@ def machine_facts(computation: Computation) -> dict[str, Any]:
     }
 
 
-class OtherWork:
-    """Measures how busy other programs keep the machine from here on: they make every number smaller."""
-
-    def __init__(self) -> None:
-        self._began, self._others = time.perf_counter(), _machine_seconds() - cpu_seconds()
-
-    def notes(self) -> list[str]:
-        """Return a line if other programs kept a good part of a core busy, else nothing."""
-        seconds = time.perf_counter() - self._began
-        cores = (_machine_seconds() - cpu_seconds() - self._others) / max(seconds, 1e-9)
-        if cores < _BUSY:
-            return []
-        return [f"other programs kept {cores:.1f} of {os.cpu_count()} cores busy: measure again without them"]
-
-
 def cpu_seconds() -> float:
-    """Return the CPU time of this process and of those that it started."""
+    """Return the CPU time of this process and its children."""
     me = psutil.Process()
     times = me.cpu_times()
     total = float(times.user + times.system + times.children_user + times.children_system)
@@ -108,24 +92,18 @@ def cpu_seconds() -> float:
     return total
 
 
-def _machine_seconds() -> float:
-    """Return the total CPU time of the machine since it started."""
-    times = psutil.cpu_times()
-    return float(times.user + getattr(times, "nice", 0.0) + times.system)
-
-
 def num_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def matrix_rate(device: torch.device, precision: str, seconds: float = 1.0) -> float:
-    """Return the FLOP/s of the fastest of some large matrix products of random numbers.
+    """Return the highest FLOP/s of several large matrix products of random numbers.
 
     Args:
         device: that computes.
-        precision: bf16, float32, tf32 (which the process has switched on) or float64.
-        seconds: spent on it, about.
+        precision: bf16, float32, tf32 (already switched on in this process) or float64.
+        seconds: approximate time to spend.
     """
     best, generator = 0.0, torch.Generator(device).manual_seed(0)
     for rows, inputs, outputs in _SHAPES[device.type]:
@@ -148,18 +126,18 @@ def matrix_rate(device: torch.device, precision: str, seconds: float = 1.0) -> f
 
 
 class Peak(NamedTuple):
-    """FLOP/s that utilisation is a share of, and the source of the number."""
+    """FLOP/s that utilisation refers to, and the source of the number."""
 
     flops: float
     source: str
 
 
 def peak(device: torch.device, precision: str, measured: float) -> Peak:
-    """Return the maker's peak if it is known, else the rate that was measured."""
+    """Return the manufacturer's peak if it is known, else the measured rate."""
     if device.type == "cuda" and precision == "bf16":
         name = torch.cuda.get_device_name(device)
         if tera := bf16_tflops(name):
-            return Peak(tera * 1e12, f"the maker's dense bf16 peak of {name}")
+            return Peak(tera * 1e12, f"the manufacturer's dense bf16 peak of {name}")
     count = torch.get_num_threads()
     threads = f", {count} thread{'s' * (count > 1)}" if device.type == "cpu" else ""
     return Peak(measured, f"matrix products measured in this run, {precision}{threads}")

@@ -1,7 +1,7 @@
-"""Fig. 12: images/s of a forward pass, best over batch sizes, and the largest batch, against the resolution.
+"""Fig. 12: images/s of a forward pass at the best batch size, and the largest batch, at several resolutions.
 
-As in the paper the networks only predict: it takes the ratio of forward and backward time as the same for all
-models. Paper: Appendix D.5, Figure 12; Figure 13 (right) for the axial models
+As in the paper only forward passes are measured: the ratio of forward to backward time is taken to be the same
+for all models. Paper: Appendix D.5, Figure 12; Figure 13 (right) for the axial models
 """
 
 from collections.abc import Callable, Sequence
@@ -20,24 +20,24 @@ from vitctl.bench.largest_batch import (
     room_of,
     used_bytes,
 )
-from vitctl.bench.measuring import Budget, OtherWork, machine_facts, matrix_rate, peak, seconds_of
+from vitctl.bench.measuring import Budget, machine_facts, matrix_rate, peak, seconds_of
 from vitctl.engine.computation import choose_kernels, use_kernels
-from vitctl.engine.distributed.runtime import Computation, alone
+from vitctl.engine.runtime import Computation, alone
 from vitctl.errors import RecipeError, is_out_of_memory
 from vitctl.models.build import build
 from vitctl.models.flops import FORWARD_AND_BACKWARD, computed_flops
 from vitctl.models.variants import variant
-from vitctl.recipe.machine import NetworkMachine
+from vitctl.recipe.schema import NetworkMachine
 
 SIDES = (64, 128, 224, 384, 512)  # of the paper's figure
 MODELS = ("B/32", "B/16", "R50+B/16", "R50x1", "Axial-B/16", "Axial-B/32", "AxialR50")
 _CLASSES, _MOST = 1000, 2**24
-_ONE_PASS = "one image at a time was measured, and no time was left for more: its rate says little; give more --seconds"
+_ONE_PASS = "only single images were measured in this time, so the rate is not reliable; give more --seconds"
 _MATRIX_SECONDS, _LEAST = 1.0, 0.25  # share of a cell's time that is kept for its fastest batch
-# One network at one resolution. `images_per_second` are those of the device at its best batch size, `batches`
-# every size that was tried. `largest_batch` is 0 if it is unknown; `largest_tried`: it was computed, else it
-# follows from the memory of smaller batches. `note` says why there is no number, or why it says little.
-# `gflops` are those of a forward pass as it is computed, `attention` and `linear` the kernels of every job.
+# One network at one resolution. `images_per_second` is the rate at the best batch size, `batches` lists every
+# size tried. `largest_batch` is 0 if unknown; with `largest_tried` it was computed, else it follows from the
+# memory of smaller batches. `note` says why a number is missing or unreliable. `gflops` are those of a forward
+# pass as computed, `attention` and `linear` the kernels of every job.
 _EMPTY_CELL: dict[str, Any] = {
     "model": "",
     "image_size": 0,
@@ -56,7 +56,7 @@ _EMPTY_CELL: dict[str, Any] = {
 
 
 def parse_sides(text: str) -> tuple[int, ...]:
-    """Parse --resolutions: 64..512 is the paper's between the two; or a list, 64,224,384.
+    """Parse --resolutions: 64..512 means the paper's sizes in between; or a list, 64,224,384.
 
     Raises:
         RecipeError: the text has another form.
@@ -68,7 +68,8 @@ def parse_sides(text: str) -> tuple[int, ...]:
         numbers = []
     if not numbers or min(numbers) < 1 or max(numbers) > 4096 or (dots and numbers[0] > numbers[1]):
         raise RecipeError(
-            f"--resolutions {text}: should be two sides in pixels as 64..512, or a list as 64,224,384"
+            f"--resolutions {text}: should be a range of sizes in pixels such as 64..512, or a list such "
+            f"as 64,224,384"
         )
     if not dots:
         return tuple(dict.fromkeys(numbers))
@@ -84,23 +85,23 @@ def bench_resolutions(
     precision: str = "auto",
     device: str = "auto",
 ) -> dict[str, Any]:
-    """Measure every network at every resolution, the small ones first, in equal parts of the time.
+    """Measure every network at every resolution, small ones first, with an equal share of the time for each.
 
     Args:
         models: names of the table of models.
         sides: resolutions in pixels.
-        budget: of all cells; a cell takes at least one forward pass.
-        precision, device: as [machine] has them.
+        budget: for all cells; each cell takes at least one forward pass.
+        precision, device: as in [machine].
 
     Returns:
-        `cells` and everything that decides their numbers.
+        `cells`, and all settings.
 
     Raises:
         RecipeError: an unknown model.
     """
     for name in models:
         variant(name)
-    computation, others = alone(precision=precision, device=device), OtherWork()
+    computation = alone(precision=precision, device=device)
     budget.say("measuring matrix products")
     matrix = matrix_rate(computation.device, computation.precision, _MATRIX_SECONDS)
     at_peak = peak(computation.device, computation.precision, matrix)
@@ -126,7 +127,6 @@ def bench_resolutions(
         "peak_tflops": at_peak.flops / 1e12,
         "peak_source": at_peak.source,
         "free_memory_bytes": free_bytes(computation.device),
-        "notes": others.notes(),
         "stopped": budget.stop.raised,
         "machine": machine_facts(computation),
     }
@@ -160,8 +160,10 @@ def measure_cell(name: str, side: int, computation: Computation, budget: Budget)
     kept = _LEAST * budget.seconds
     largest = largest_batch(attempt, _MOST, room, lambda: budget.left - kept, known)
     tried = [one for one in known if one.images]
-    if (fast := fastest(tried)) is None:
+    fitting = [one for one in tried if one.fits]
+    if not fitting:
         return {"gflops": gflops, "note": "not even one image fits into memory"}
+    fast = max(fitting, key=lambda one: one.images / one.seconds)
     seconds = fast.seconds
     while budget.left > seconds:  # the first pass of a size also prepares it
         seconds = min(seconds, predict(fast.images))
@@ -182,7 +184,7 @@ def measure_cell(name: str, side: int, computation: Computation, budget: Budget)
 
 
 def filled(model: nn.Module, device: torch.device) -> nn.Module:
-    """Fill a network with random weights: those of a training take longer to draw than it takes to measure."""
+    """Fill a network with random weights; initial weights of a training would take longer than measuring."""
     model = model.to_empty(device=device).eval()
     generator = torch.Generator(device).manual_seed(0)
     for parameter in model.parameters():
@@ -193,7 +195,7 @@ def filled(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def predictor(model: nn.Module, side: int, computation: Computation) -> Callable[[int], float]:
-    """Return a function that predicts n random images, and returns the seconds of the forward pass."""
+    """Return a function that predicts n random images and returns the seconds of the forward pass."""
     device = computation.device
     generator = torch.Generator(device).manual_seed(0)
 
@@ -204,9 +206,3 @@ def predictor(model: nn.Module, side: int, computation: Computation) -> Callable
             return seconds_of(device, lambda: model(pixels))
 
     return predict
-
-
-def fastest(attempts: Sequence[Attempt]) -> Attempt | None:
-    """Return the size with the most images/s."""
-    fits = [one for one in attempts if one.fits]
-    return max(fits, key=lambda one: one.images / one.seconds, default=None)

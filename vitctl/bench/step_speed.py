@@ -2,8 +2,6 @@
 
 import statistics
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from vitctl.bench.largest_batch import (
     room_of,
     used_bytes,
 )
-from vitctl.bench.measuring import Budget, OtherWork, machine_facts, matrix_rate, peak, seconds_of
+from vitctl.bench.measuring import Budget, machine_facts, matrix_rate, peak, seconds_of
 from vitctl.bench.timed_steps import (
     BACKWARD,
     DATA,
@@ -36,18 +34,22 @@ from vitctl.bench.timed_steps import (
     without_extras,
 )
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.distributed.gradients import ByLanes
-from vitctl.engine.distributed.runtime import Computation, alone, num_workers
-from vitctl.engine.distributed.sharding import is_sharded
+from vitctl.engine.runtime import Computation, alone, num_workers
+from vitctl.engine.schedule import fitted_recipe
+from vitctl.engine.sharding import is_sharded
+from vitctl.engine.step import ByLanes
 from vitctl.errors import LaunchError, RecipeError, is_out_of_memory
-from vitctl.jobs.inputs.length import fitted_recipe
 from vitctl.jobs.plan import plan_training
-from vitctl.models.configs import Config
-from vitctl.models.costs import OPTIMIZER_SLOTS
-from vitctl.models.flops import computed_flops, count_parameters, training_flops, training_memory_bytes
-from vitctl.models.kernels.linear import used_linear
-from vitctl.models.variants import to_dict
+from vitctl.models.flops import (
+    computed_flops,
+    count_parameters,
+    training_flops,
+    training_memory_bytes,
+)
+from vitctl.models.kernels import used_linear
+from vitctl.models.variants import Config, to_dict
 from vitctl.recipe.schema import Finetune, Pretrain
+from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.text import bytes_text
 
 COMMUNICATION = "communication"
@@ -58,24 +60,22 @@ _ROUNDS = 5  # of the comparison with and without communication; the first warms
 _WAITS = 0.1  # share of a step; longer waits for images have a note
 # Expected FLOP/s of a training step on one thread and on a GPU, for the choice of a batch only.
 _THREAD_FLOPS, _GPU_FLOPS = 1e11, 2e14
-_STEP_SHARE, _PASS_SHARE = (
-    0.05,
-    0.03,
-)  # of the budget that an update, and a pass through the network, may take
+_STEP_SHARE, _PASS_SHARE = 0.05, 0.03  # of the budget, for an update and for a pass through the network
+_ONCE_AN_UPDATE = "it is spent once an update, so a larger schedule.batch_size lowers its share"
 _HINTS = {
-    DATA: "`vitctl bench data` tells whether the loader keeps up",
-    COMMUNICATION: "each update pays it once, so a larger schedule.batch_size has less of it",
-    OPTIMIZER: "each update pays it once, so a larger schedule.batch_size has less of it",
-    LOG: "log.trace = false leaves out the step records, and `vitctl verify` cannot replay the run",
+    DATA: "`vitctl bench data` shows whether the loader keeps up",
+    COMMUNICATION: _ONCE_AN_UPDATE,
+    OPTIMIZER: _ONCE_AN_UPDATE,
+    LOG: "log.trace = false skips the step records, but then `vitctl verify` cannot replay the run",
 }
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The recipe with the batch and micro-batch that are measured, and what the recipe itself asks for.
+    """The recipe with the measured batch and micro-batch, and the sizes that the recipe itself has.
 
-    `share`: its images of an update, for one process; `recipe_batch`: over all processes.
-    `recipe_micro_batch`: its images of a pass through the network; `recipe_bytes`: their estimated memory.
+    `share`: images per update and process; `recipe_batch`: images per update over all processes.
+    `recipe_micro_batch`: images per pass through the network; `recipe_bytes`: their estimated memory.
     """
 
     recipe: Pretrain | Finetune
@@ -93,52 +93,44 @@ def bench_model(
 
     Args:
         recipe: of pretrain or finetune.
-        budget: seconds, and Ctrl-C.
-        batch_size: images of an update; None: the recipe's, or a part of it if that takes too long here.
+        budget: the time to spend; Ctrl-C ends it.
+        batch_size: images per update; None: the recipe's, or a part of it if that takes too long here.
         quick: measure the step only, not the largest micro-batch.
 
     Returns:
-        all measurements, and what decides them, ready for JSON; seconds are of one update.
+        all measurements and settings, ready for JSON; seconds are per update.
 
     Raises:
         LaunchError: not even one image fits into memory.
     """
     if not isinstance(recipe, Pretrain | Finetune):
-        raise RecipeError(f"a recipe of {recipe.job} has no training step; take one of pretrain or finetune")
+        raise RecipeError(
+            f"a recipe of {recipe.job} has no training step; give a recipe of pretrain or finetune"
+        )
     computation = alone(precision=recipe.machine.precision, device=recipe.machine.device)
     results: list[dict[str, Any]] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="vitctl-bench-") as folder,
-        _out_of_memory_in_one_line(),
-        guarded(computation.device),
-    ):
-        budget.say("looking for data")
-        recipe, notes = with_images(without_extras(recipe), Path(folder))
-        plan = plan_training(recipe)
-        recipe = fitted_recipe(recipe, plan.num_images)
-        measured = plan_measurement(recipe, plan.config, computation, budget.seconds, batch_size)
-        budget.say("building the network")
-        with_training(
-            measured.recipe,
-            Path(folder),
-            lambda prepared: results.append(_measure(prepared, measured, budget.restarted(), quick)),
-        )
-    (result,) = results
-    return {**result, "notes": notes + result["notes"]}
-
-
-@contextmanager
-def _out_of_memory_in_one_line() -> Iterator[None]:
     try:
-        yield
+        with tempfile.TemporaryDirectory(prefix="vitctl-bench-") as folder, guarded(computation.device):
+            budget.say("opening the data")
+            recipe, notes = with_images(without_extras(recipe), Path(folder))
+            plan = plan_training(recipe)
+            recipe = fitted_recipe(recipe, plan.num_images)
+            measured = plan_measurement(recipe, plan.config, computation, budget.seconds, batch_size)
+            budget.say("building the network")
+            with_training(
+                measured.recipe,
+                Path(folder),
+                lambda prepared: results.append(_measure(prepared, measured, budget.restarted(), quick)),
+            )
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         raise LaunchError(
-            "this network's training step does not fit into the memory that is free here: take a smaller "
-            "--batch-size, --set machine.micro_batch=1, --set machine.checkpoint_blocks=true, or a smaller "
-            "network"
+            "this network's training step does not fit into the free memory: use a smaller --batch-size, "
+            "--set machine.micro_batch=1, --set machine.checkpoint_blocks=true, or a smaller network"
         ) from error
+    (result,) = results
+    return {**result, "notes": notes + result["notes"]}
 
 
 def plan_measurement(
@@ -148,14 +140,14 @@ def plan_measurement(
     seconds: float,
     batch_size: int | None,
 ) -> Measured:
-    """Choose the batch that is measured: the recipe's if some updates fit into the time, else a part of it.
+    """Choose the batch to measure: the recipe's if several updates fit into the time, else a part of it.
 
     Args:
         recipe: with a length and a batch size.
         config: its network.
         computation: device and precision.
-        seconds: that the whole measurement may take.
-        batch_size: that the user asks for; None: chosen here.
+        seconds: for the whole measurement.
+        batch_size: given by the user; None: chosen here.
 
     Raises:
         LaunchError: not even one image fits into memory.
@@ -165,7 +157,7 @@ def plan_measurement(
 
     def estimate(images: int) -> int:
         """Return the estimated bytes with n images in a pass."""
-        kept, average = OPTIMIZER_SLOTS[recipe.optimizer.name], recipe.averaging.decay > 0
+        kept, average = OPTIMIZERS[recipe.optimizer.name].slots, recipe.averaging.decay > 0
         precision: Any = computation.precision
         return training_memory_bytes(config, images, precision, kept, average, m.checkpoint_blocks)
 
@@ -174,9 +166,9 @@ def plan_measurement(
         free = psutil.virtual_memory().total // (2 * processes)  # the same number on each
     if estimate(1) > free:
         raise LaunchError(
-            f"this network does not fit here: weights, gradients, optimizer state and one image of "
-            f"{config.image_size} pixels need about {bytes_text(estimate(1))}, and {bytes_text(free)} are "
-            f"free; take a smaller network, or a machine with more memory"
+            f"this network does not fit into memory: weights, gradients, optimizer state and one image of "
+            f"{config.image_size} pixels need about {bytes_text(estimate(1))}, and {bytes_text(free)} is "
+            f"free; choose a smaller network, or a machine with more memory"
         )
     recipe_share = -(-s.batch_size // processes)
     wanted = -(-(batch_size or s.batch_size) // processes)
@@ -206,16 +198,15 @@ def plan_measurement(
 
 
 def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool) -> dict[str, Any]:
-    """Measure a prepared training, the most important part first: the budget may end, or Ctrl-C come."""
+    """Measure a prepared training, the most important part first, because the budget or Ctrl-C may end it."""
     runtime, recipe, config = prepared.trainer.runtime, measured.recipe, measured.config
-    s, m, others = recipe.schedule, recipe.machine, OtherWork()
+    s, m = recipe.schedule, recipe.machine
     budget.say("measuring matrix products")
     matrix_seconds = min(_MATRIX_SECONDS, _RATE * budget.seconds)
     matrix = matrix_rate(runtime.device, runtime.precision, matrix_seconds)
     steps = measure_steps(prepared, budget.part(_STEPS))
     one_step = prepared.one_step()
     split = _mean_split(prepared, steps, communication(prepared, one_step, budget))
-    notes = others.notes() if runtime.num_processes == 1 else []
     largest, sizes = None, list[Attempt]()
     if not quick and not budget.stop.raised:
         largest, sizes = largest_micro_batch(prepared, one_step[0], measured.share, budget.part(_LARGEST))
@@ -265,9 +256,9 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool
         "free_memory_bytes": free,
         "largest_micro_batch": None if largest is None else asdict(largest),
         "micro_batches": [asdict(one) for one in sizes],
-        "notes": [*notes, *_notes(measured, largest, split, free)],
+        "notes": _notes(measured, largest, split, free),
         "stopped": budget.stop.raised,
-        "machine": machine_facts(runtime.computation),
+        "machine": machine_facts(runtime),
         "bottleneck": bottleneck,
         "verdict": f"The longest part of a step is {bottleneck}, {split[bottleneck] / seconds:.0%}; "
         f"{_HINTS.get(bottleneck, reached)}.",
@@ -275,7 +266,7 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool
 
 
 def _mean_split(prepared: Prepared, steps: Steps, exchange: float | None) -> dict[str, float]:
-    """Return the seconds of each part of a mean step; noise images have no wait for data."""
+    """Return the mean seconds of each part of a step; with noise images nothing waits for data."""
     split = steps.mean()
     if prepared.synthetic:
         del split[DATA]
@@ -286,43 +277,43 @@ def _mean_split(prepared: Prepared, steps: Steps, exchange: float | None) -> dic
 
 
 def _at_recipe_batch(split: dict[str, float], images: int, recipe_batch: int) -> float:
-    """Return images/s in the recipe's batch, whose images share what is done once in an update."""
+    """Return images/s at the recipe's batch size, which shares the once-an-update parts among its images."""
     once = sum(split.get(part, 0.0) for part in ONCE)
     each = (sum(split.values()) - once) / images
     return recipe_batch / (each * recipe_batch + once)
 
 
 def _notes(measured: Measured, largest: Largest | None, split: dict[str, float], free: int) -> list[str]:
-    """Return what a user must know to read the numbers, or to start the run."""
+    """Return notes that a user needs to read the numbers or to start the run."""
     notes = []
     if (waits := split.get(DATA, 0.0) / sum(split.values())) >= _WAITS:
         notes.append(f"a step waits {waits:.0%} of its time for images; {_HINTS[DATA]}")
     if measured.recipe.schedule.batch_size < measured.recipe_batch:
         notes.append(
-            f"an update of {measured.recipe.schedule.batch_size:,} images was measured; the recipe's has "
+            f"measured updates of {measured.recipe.schedule.batch_size:,} images; the recipe's have "
             f"{measured.recipe_batch:,}"
         )
     is_memory = largest is not None and largest.bound == "memory" and measured.recipe_bytes > free
     if largest is not None and is_memory and largest.images < measured.recipe_micro_batch:
         needed = largest.image_bytes * measured.recipe_micro_batch or measured.recipe_bytes
         notes.append(
-            f"a run of this recipe asks for {measured.recipe_micro_batch:,} images in a pass, about "
-            f"{bytes_text(needed)}: set machine.micro_batch = {largest.images} or less"
+            f"the recipe's pass of {measured.recipe_micro_batch:,} images needs about {bytes_text(needed)}: "
+            f"set machine.micro_batch = {largest.images} or less"
         )
     return notes
 
 
 def gradient_seconds(prepared: Prepared, micro_batches: list[Batch]) -> float:
-    """Return the seconds of the gradients of one update, which are thrown away."""
+    """Return the seconds of one update's gradients, which are discarded."""
     return seconds_of(prepared.device, lambda: prepared.trainer.warm_up(micro_batches))
 
 
 def communication(prepared: Prepared, micro_batches: list[Batch], budget: Budget) -> float | None:
-    """Measure what the exchange of gradients costs beyond what hides behind the backward pass.
+    """Measure the part of the gradient exchange that the backward pass does not hide.
 
     Returns:
-        seconds of an update: the same gradients with the exchange and without it, in turns. None with one
-        process, or if the exchange cannot be left out.
+        seconds per update: the difference between gradients with and without the exchange, in turns. None
+        with one process, or if the exchange cannot be switched off.
     """
     trainer = prepared.trainer
     if trainer.model is trainer.unwrapped or is_sharded(trainer.unwrapped):
@@ -343,8 +334,8 @@ def largest_micro_batch(
     """Find the largest micro-batch whose gradients fit beside weights, optimizer and average.
 
     Returns:
-        it, and the sizes that were tried. None with several processes, which would have to try the same sizes
-        though one of them may have less memory; and with lanes, whose leaves have a fixed size.
+        it, and the sizes that were tried. None with several processes, of which one may have less memory than
+        the others, and with lanes, whose leaves have a fixed size.
     """
     trainer = prepared.trainer
     has_lanes = isinstance(trainer.gradients, ByLanes)
@@ -368,7 +359,7 @@ def largest_micro_batch(
 
 
 def enlarged(batch: Batch, num_images: int) -> Batch:
-    """Return n images: those of a batch again and again."""
+    """Return n images by repeating those of a batch."""
     rows = torch.arange(num_images) % len(batch)
     repeated = {name: getattr(batch, name)[rows] for name in ("images", "labels", "weights", "samples")}
     return replace(batch, **repeated, bad=(), memory=None, checksums=None)

@@ -1,7 +1,7 @@
-"""Training steps of a recipe, prepared and made as `pretrain` and `finetune` do, with the time of each part.
+"""Run a recipe's training steps as `pretrain` and `finetune` do, and time each part.
 
 Every moment of a step belongs to exactly one part. On a GPU the stamps are events in its stream, read after
-the last step: no device synchronisation, and a wait of the host shows only where the device was idle.
+the last step: there is no device synchronisation, and the host's waits count only while the device is idle.
 """
 
 import contextlib
@@ -20,18 +20,15 @@ from torch import Tensor, nn
 from vitctl.bench.largest_batch import peak_bytes, reset_peak
 from vitctl.bench.measuring import Budget
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.distributed.gradients import Backward, Gradients, Sums
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.step import TrainStep, Update, take
-from vitctl.engine.trace.recorder import Recorder
+from vitctl.engine.step import Backward, Gradients, Sums, TrainStep, Update, take
+from vitctl.engine.trace import Recorder
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import DataError
 from vitctl.jobs.finetune import finetune
 from vitctl.jobs.inputs.data import open_training_images
-from vitctl.jobs.inputs.network import needs_labels
 from vitctl.jobs.pretrain import pretrain
-from vitctl.recipe.protocols import FewshotProbe, LrSweep, Repeats
-from vitctl.recipe.schema import Finetune, Pretrain
+from vitctl.recipe.schema import FewshotProbe, Finetune, LrSweep, Pretrain, Repeats
 from vitctl.recipe.sections import Evaluation
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, LOG = "data", "forward", "backward", "optimizer", "log"
@@ -55,7 +52,7 @@ def without_extras(recipe: Pretrain | Finetune) -> Pretrain | Finetune:
 
 
 def with_images(recipe: Pretrain | Finetune, scratch: Path) -> tuple[Pretrain | Finetune, list[str]]:
-    """Return the recipe, with noise images if a known data set is not here, and a note about noise.
+    """Return the recipe, with noise images if a known data set is missing, and a note about noise.
 
     Raises:
         DataError: the shards of the recipe are not there.
@@ -65,12 +62,12 @@ def with_images(recipe: Pretrain | Finetune, scratch: Path) -> tuple[Pretrain | 
         return recipe, [f"noise images of {data.image_size} pixels"]
     train_only = data.model_copy(update={"eval_split": ""})
     try:
-        open_training_images(train_only, scratch, needs_labels=needs_labels(recipe))
+        open_training_images(train_only, scratch, needs_labels=recipe.needs_labels)
     except DataError:
         if data.path or data.mixture:
             raise
         noise = data.model_copy(update={"synthetic": SYNTHETIC_IMAGES})
-        note = f"noise images: {data.dataset or 'the data set'} is not here"
+        note = f"noise images: {data.dataset or 'the data set'} is not on this machine"
         return recipe.model_copy(update={"data": noise}), [note]
     return recipe, []
 
@@ -88,7 +85,7 @@ class Prepared:
         return self.trainer.runtime.device
 
     def batches(self) -> Iterator[Batch]:
-        """Yield micro-batches as a run gets them, without end; noise is that of one step, again and again."""
+        """Yield a run's micro-batches without end; noise repeats the images of one step."""
         made = self.trainer.batches(0)
         return cycle(take(made, len(self.trainer.own))) if self.synthetic else made
 
@@ -98,7 +95,7 @@ class Prepared:
 
 
 class _DoneError(Exception):
-    """Ends the job once its training was measured."""
+    """Ends the job after its training was measured."""
 
 
 def with_training(recipe: Pretrain | Finetune, scratch: Path, measure: Callable[[Prepared], None]) -> None:
@@ -123,7 +120,7 @@ class Clock:
         self._stamps: list[tuple[str, Any]] = []
 
     def switch(self, part: str) -> None:
-        """Let the time belong to `part` from here on. DATA begins a step."""
+        """Count the time from here on as `part`. DATA begins a step."""
         if self.device.type == "cuda":
             make: Any = torch.cuda.Event
             stamp = make(enable_timing=True)
@@ -137,7 +134,7 @@ class Clock:
         self._stamps.clear()
 
     def steps(self) -> list[dict[str, float]]:
-        """Return the seconds of each part, for each step that another one follows."""
+        """Return the seconds of each part, for each complete step."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         steps: list[dict[str, float]] = []
@@ -219,12 +216,12 @@ class _Enough(BaseException):
 
 
 def measure_steps(prepared: Prepared, budget: Budget, least: int = 1) -> Steps:
-    """Run the loop of every training, with its update and its records, until the budget is spent.
+    """Run the training loop with its updates and records until the budget is spent.
 
     Args:
         prepared: the training.
-        budget: of the steps that are measured and those before.
-        least: steps to measure, whatever they take.
+        budget: for the measured steps and the warm-up.
+        least: the minimum number of measured steps.
     """
     clock = Clock(prepared.device)
     trainer = timed(prepared.trainer, clock)
@@ -251,7 +248,7 @@ def measure_steps(prepared: Prepared, budget: Budget, least: int = 1) -> Steps:
 
 
 def _clocked(prepared: Prepared, clock: Clock, budget: Budget, least: int) -> Iterator[Batch]:
-    """Yield the training's micro-batches, with a stamp before the first of each step, until the time is over."""
+    """Yield the training's micro-batches, with a stamp before each step, until the time is over."""
     batches, step, began = prepared.batches(), -WARM_UP, time.monotonic()
     while True:
         took, began = time.monotonic() - began, time.monotonic()
@@ -274,6 +271,6 @@ def _clocked(prepared: Prepared, clock: Clock, budget: Budget, least: int) -> It
 
 
 def _is_over(prepared: Prepared, budget: Budget) -> bool:
-    """Return whether the time is over on any process: all of them end after the same step."""
+    """Return whether the time is over on any process, so that all end after the same step."""
     runtime, over = prepared.trainer.runtime, budget.left <= 0
     return over if runtime.num_processes == 1 else runtime.sum([float(over)])[0] > 0

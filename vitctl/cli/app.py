@@ -24,7 +24,6 @@ from vitctl.cli import (
     quickstart,
     recipe_commands,
     run_commands,
-    verify,
 )
 from vitctl.cli.completion import RECIPE_OF
 from vitctl.engine.preemption import interrupt_on_signals
@@ -57,7 +56,7 @@ COMMANDS = {  # help panel -> commands
         image_commands.inspect,
         job_commands.export,
     ),
-    "Look at runs": (run_commands.report, verify.verify),
+    "Look at runs": (run_commands.report, run_commands.verify),
 }
 GROUPS = {  # name -> commands, help panel
     "bench": (bench.app, "Start here"),

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import typer
 
-from vitctl.engine.run_files import RECIPE
+from vitctl.engine.journal import RECIPE
 
 RECIPE_OF = {"predict": "evaluate", "inspect": "evaluate"}  # commands that read another command's recipe
 SPLITS = ("train", "validation", "test")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitctl.data.datasets.vtab import VtabTask
     from vitctl.data.inspect.check_shards import Report
     from vitctl.data.inspect.duplicates import Found
-    from vitctl.data.inspect.stats import Stats
+    from vitctl.data.inspect.overview import Stats
     from vitctl.data.shards.index import Index
 
 Place = Annotated[
@@ -55,9 +55,10 @@ def check(
     """
     from vitctl.cli.show.console import progress_bar, say
     from vitctl.data.inspect.check_shards import missing_images, unused_files, verify_index
-    from vitctl.data.shards.index import find_splits, read_index
+    from vitctl.data.shards.index import find_splits
     from vitctl.data.shards.remote import is_remote
     from vitctl.data.source.locate import locate_all_splits
+    from vitctl.data.source.stores import open_index
     from vitctl.errors import DataError
 
     is_name = not is_remote(folder) and not Path(folder).exists()
@@ -69,10 +70,10 @@ def check(
     for split, place in locate_all_splits(text).items():
         if place.shards:
             raise DataError(
-                f"{folder}: names some shards of a split; check takes the folder of a split, or its address"
+                f"{folder}: names some shards of a split; give the folder of a split, or its address"
             )
         try:
-            opened = read_index(place.folder, place.base)
+            opened = open_index(place.folder, place.base)
         except DataError as error:
             problems.append(str(error))
             continue
@@ -138,7 +139,7 @@ def _duplicates(reports: "Mapping[str, tuple[Report, Index]]") -> tuple[list[str
     """Return lines about duplicate images in and across splits, and about those with different labels."""
     from vitctl.data.inspect.check_shards import shared
     from vitctl.data.inspect.duplicates import label_text
-    from vitctl.data.source.shard_source import ShardSource
+    from vitctl.data.source.stores import ShardSource
 
     sources = {split: ShardSource(index) for split, (_, index) in reports.items()}
     repeated = [(split, split, report.repeated) for split, (report, _) in reports.items()]
@@ -200,11 +201,11 @@ def _check_known(name: str, root: Path) -> Path:
 
 def _check_tasks(tasks: "Iterable[VtabTask]", root: Path) -> None:
     from vitctl.cli.show.console import progress_of_steps, show_table
-    from vitctl.data.datasets.inventory import check_task
+    from vitctl.data.datasets.catalog import check_task
     from vitctl.errors import DataError
 
     rows, wrong = [], []
-    with progress_of_steps() as progress:
+    with progress_of_steps(prints=False) as progress:
         for task in tasks:
             checked = check_task(task, root, partial(progress, f"checking {task.name}"))
             splits = [f"{n:,} {digest}" for n, digest in zip(checked.sizes, checked.digests, strict=True)]
@@ -232,7 +233,7 @@ def stats(
     For example: vitctl data stats shards/
     """
     from vitctl.cli.show.console import adding, progress_bar, show_table
-    from vitctl.data.inspect.stats import measure
+    from vitctl.data.inspect.overview import measure
     from vitctl.data.source.locate import locate_all_splits
     from vitctl.engine.journal import json_text
 
@@ -301,7 +302,7 @@ def show(
     """
     from vitctl.cli.show.console import say
     from vitctl.data.images.transforms import TrainTransform
-    from vitctl.data.inspect.contact_sheet import choose, save, show_augmented, show_images
+    from vitctl.data.inspect.overview import choose, save, show_augmented, show_images
     from vitctl.data.shards.remote import is_remote
     from vitctl.data.source.locate import locate_all_splits
     from vitctl.errors import DataError, writing
@@ -334,13 +335,13 @@ def dedup(
         list[Path] | None,
         typer.Option("--against", help="Folder of a test set's shards; repeatable; default: FOLDER itself"),
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="Split of FOLDER that loses images")] = "train",
+    split: Annotated[str, typer.Option("--split", help="Split of FOLDER to exclude images from")] = "train",
     bits: Annotated[
         int,
         typer.Option(
             "--bits",
-            help="Near-duplicates: perceptual hashes differ in at most this many of 64 bits; -1: only "
-            "identical files",
+            help="Near-duplicates: perceptual hashes that differ in at most N of 64 bits; -1: identical files "
+            "only",
             min=-1,
             max=15,
         ),
@@ -363,9 +364,8 @@ def dedup(
     """
     from vitctl.cli.show.console import adding, progress_bar, say, show_table
     from vitctl.data.inspect.duplicates import compare, free_folder, write_report
-    from vitctl.data.shards.index import read_index
-    from vitctl.data.source.exclusion import FILE, write_exclusion
-    from vitctl.data.source.shard_source import ShardSource
+    from vitctl.data.source.splits import FILE, write_exclusion
+    from vitctl.data.source.stores import ShardSource, open_index
     from vitctl.errors import DataError, writing
 
     if apply:
@@ -380,8 +380,8 @@ def dedup(
         raise DataError(f"{folder}: has no split '{split}'; found: {', '.join(splits)}")
     place = splits[split] if split in splits else next(iter(splits.values()))
     tests = _test_sets(against, place)
-    source, name = ShardSource(read_index(place)), place.resolve().name
-    total = len(source) + sum(read_index(test).num_samples for test in tests.values())
+    source, name = ShardSource(open_index(place)), place.resolve().name
+    total = len(source) + sum(open_index(test).num_samples for test in tests.values())
     with progress_bar("reading images") as progress:
         done = adding(progress, total)
         matches = compare(
@@ -414,8 +414,7 @@ def _dedup_within(
     """Print and report the duplicates within a data set, those on different sides of a split first."""
     from vitctl.cli.show.console import adding, progress_bar, say, show_table
     from vitctl.data.inspect.duplicates import compare_within, free_folder, write_report
-    from vitctl.data.source.exclusion import open_shards
-    from vitctl.data.source.splits import default_splits, select
+    from vitctl.data.source.splits import default_splits, open_shards, select
     from vitctl.data.source.views import sample_key
     from vitctl.errors import DataError, writing
 

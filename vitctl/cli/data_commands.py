@@ -18,8 +18,7 @@ from vitctl.system.text import bytes_text, typed
 
 if TYPE_CHECKING:
     from vitctl.data.shards.index import Index
-    from vitctl.data.writer.intake import Intake
-    from vitctl.data.writer.items import Originals
+    from vitctl.data.writer.intake import Intake, Originals
 
 app = typer.Typer(help="Make, index and check WebDataset shards.", no_args_is_help=True)
 Root = Annotated[Path, typer.Option("--root", help="Folder of known data sets, one folder each")]
@@ -47,9 +46,12 @@ def shards(
         int, typer.Option("--max-samples", help="Maximum number of images per shard", min=1)
     ] = 100_000,
     root: Annotated[
-        Path | None, typer.Option("--root", help="known: and torchvision: folder of the original files")
+        Path | None,
+        typer.Option("--root", help="Folder of the original files, for torchvision:NAME and known:NAME"),
     ] = None,
-    download: Annotated[bool, typer.Option("--download", help="torchvision: download missing files")] = False,
+    download: Annotated[
+        bool, typer.Option("--download", help="Download missing files, for torchvision:NAME")
+    ] = False,
     workers: Workers = -1,
     max_side: Annotated[
         int, typer.Option("--max-side", help="Shrink JPEGs whose longer side exceeds this many pixels", min=0)
@@ -80,8 +82,8 @@ def shards(
     the same for any number of workers. To resume an interrupted command, run it again.
     """
     from vitctl.cli.show.console import say
-    from vitctl.data.datasets.detect import open_originals
-    from vitctl.data.images.convert import Reencode
+    from vitctl.data.datasets.catalog import open_originals
+    from vitctl.data.images.decode import Reencode
     from vitctl.data.source.splits import default_splits
     from vitctl.data.writer.write import write_originals
 
@@ -128,11 +130,11 @@ def shards_of(photographs: str, runs: Path) -> Path:
         DataError: as `vitctl data shards`; or the photos changed while they were converted.
     """
     from vitctl.cli.show.console import say
-    from vitctl.data.datasets.detect import open_originals
+    from vitctl.data.datasets.catalog import open_originals
     from vitctl.data.shards.index import find_splits
     from vitctl.data.writer.write import write_originals
     from vitctl.errors import DataError
-    from vitctl.jobs.inputs.photographs import RECORD, fingerprint, shards_folder
+    from vitctl.jobs.inputs.checks import RECORD, fingerprint, shards_folder
     from vitctl.system.files import write_text
 
     state = fingerprint(photographs)
@@ -247,7 +249,7 @@ def _print_intake(intake: "Intake", out: Path, *, stops: bool) -> None:
     if len(files) > room:
         say(f"  and {len(files) - room:,} more; all: {out / REPORT}")
     if intake.converted:
-        from vitctl.data.images.convert import CONVERSION
+        from vitctl.data.images.decode import CONVERSION
 
         say(f"{len(intake.converted):,} {CONVERSION}")
     for doubt in intake.doubts:
@@ -280,10 +282,15 @@ def index(
 ) -> None:
     """Index WebDataset shards from other programs: images jpg, png or webp, labels cls or json."""
     from vitctl.cli.show.console import progress_bar, say
-    from vitctl.data.shards.index import INDEX_FILE
-    from vitctl.data.shards.make_index import check_same_shards, index_addresses, index_shards, link_shards
+    from vitctl.data.shards.index import (
+        INDEX_FILE,
+        check_same_shards,
+        index_addresses,
+        index_shards,
+        link_shards,
+    )
     from vitctl.data.shards.remote import is_remote
-    from vitctl.data.shards.scan import Fields
+    from vitctl.data.shards.tar import Fields
     from vitctl.data.source.locate import INDEXED, expand
     from vitctl.errors import DataError, writing
 
@@ -318,8 +325,7 @@ def index(
 
 def _class_names(file: Path) -> list[str]:
     from vitctl.errors import DataError
-    from vitctl.system.bounds import LIST_FILE
-    from vitctl.system.files import read_bytes
+    from vitctl.system.files import LIST_FILE, read_bytes
 
     try:
         return read_bytes(file, LIST_FILE.limit, error=DataError).decode().splitlines()
@@ -341,7 +347,7 @@ def list_sets(
     from dataclasses import asdict
 
     from vitctl.cli.show.console import show_table
-    from vitctl.data.datasets.inventory import list_inventory
+    from vitctl.data.datasets.catalog import list_inventory
 
     inventory = list_inventory(root)
     if as_json:
@@ -448,7 +454,7 @@ def export_vtab1k(
     For example: vitctl data export-vtab1k vtab-1k
     """
     from vitctl.cli.show.console import progress_of_steps, say
-    from vitctl.data.datasets.inventory import ABSENT, list_inventory
+    from vitctl.data.datasets.catalog import ABSENT, list_inventory
     from vitctl.data.datasets.vtab import VTAB
     from vitctl.data.datasets.vtab_images import export_shards, export_task
     from vitctl.errors import DataError, writing

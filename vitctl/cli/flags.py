@@ -56,18 +56,18 @@ class Flag:
 
     @property
     def name(self) -> str:
-        """Name of the function parameter."""
+        """Return the name of the function parameter."""
         name = self.option.lstrip("-").replace("-", "_")
         return f"{name}_" if iskeyword(name) else name
 
     def typer_option(self) -> Any:
-        """The option as Typer declares it."""
+        """Return the option as Typer declares it."""
         complete = self.complete or (completion.allowed(self.key) if self.type is str else None)
         names = [self.option, *([self.short] if self.short else [])]
         return typer.Option(*names, help=self.help, autocompletion=complete, rich_help_panel=self.panel)
 
     def parameter(self) -> inspect.Parameter:
-        """The parameter of a command's function."""
+        """Return the parameter of a command's function."""
         kind = bool if self.type is bool else self.type | None
         return inspect.Parameter(
             self.name,
@@ -77,7 +77,7 @@ class Flag:
         )
 
     def values(self, given: Any) -> Flags:
-        """What a given value sets; nothing for a flag that was not given."""
+        """Return what a given value sets; nothing for a flag that was not given."""
         if given is None or given is False or given == []:
             return {}
         flags: Flags = {self.option: (self.key, self.switch if given is True else given)}
@@ -88,6 +88,7 @@ class Flag:
 
 _TRAIN = "pretrain finetune"
 _SCORE = "fewshot vtab evaluate"
+_BENCH = "bench_model bench_data"
 _LENGTH = "; a shorter run gets a shorter warm-up"
 
 FLAGS = (
@@ -96,7 +97,7 @@ FLAGS = (
         "weights.source",
         str,
         "Run folder, checkpoint, weights file or address (https, hf, gs); default: newest finished run",
-        f"finetune {_SCORE} export predict",
+        f"finetune {_SCORE} export predict bench_model",
         panel=WEIGHTS,
         complete=completion.runs,
     ),
@@ -168,7 +169,7 @@ FLAGS = (
         "data.path",
         str,
         "Folder or address of shards, see `vitctl data shards`",
-        "inspect sweep",
+        f"inspect sweep {_BENCH}",
     ),
     Flag(
         "--check-data",
@@ -182,7 +183,7 @@ FLAGS = (
         "data.dataset",
         str,
         "Known data set: digits, shapes, cifar10, pets, ...; see `vitctl data list`",
-        f"{_TRAIN} evaluate inspect sweep",
+        f"{_TRAIN} evaluate inspect sweep {_BENCH}",
         complete=completion.data_sets,
     ),
     Flag(
@@ -230,7 +231,7 @@ FLAGS = (
         "data.image_size",
         int,
         "Image size in pixels",
-        f"{_TRAIN} {_SCORE} predict inspect",
+        f"{_TRAIN} {_SCORE} predict inspect {_BENCH}",
     ),
     Flag("--lr", "optimizer.lr", float, "Base learning rate", "pretrain"),
     Flag(
@@ -280,16 +281,17 @@ FLAGS = (
         "data.synthetic",
         bool,
         "Train on generated noise images: needs no data, measures speed",
-        "pretrain",
+        "pretrain bench_model",
         switch=SYNTHETIC_IMAGES,
     ),
     Flag("--device", "machine.device", str, "auto, cpu or cuda", "predict"),
+    Flag("--workers", "machine.workers", int, "Loader workers; default: the recipe's", "bench_data"),
     Flag(
         "--processes",
         "machine.processes",
         int,
         "Number of processes over all machines, one per GPU",
-        f"{_TRAIN} resume {_SCORE} sweep",
+        f"{_TRAIN} resume {_SCORE} sweep bench_model",
         panel=MACHINE,
         short="-n",
     ),
@@ -298,7 +300,7 @@ FLAGS = (
         "machine.precision",
         str,
         "auto (bf16 if the device is fast at it), bf16, tf32 (NVIDIA GPUs), float32 or float64",
-        f"{_TRAIN} {_SCORE} predict inspect",
+        f"{_TRAIN} {_SCORE} predict inspect {_BENCH}",
         panel=MACHINE,
     ),
 )
@@ -327,16 +329,16 @@ def takes_flags(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def value_of(flags: Flags, flag: str) -> Any:
-    """The value of a flag; None if it was not given."""
+    """Return the value of a flag; None if it was not given."""
     return flags[flag][1] if flag in flags else None
 
 
 def overrides_of(flags: Mapping[str, tuple[str, Any]], sets: Sequence[str] | None) -> "list[Override]":
-    """The values that --set and the flags set.
+    """Return the overrides of --set and of the flags.
 
     With --steps or --epochs the warm-up is scaled with the length, unless --set gives it.
     """
-    from vitctl.jobs.inputs.length import IN_PROPORTION
+    from vitctl.engine.schedule import IN_PROPORTION
     from vitctl.recipe.load import Override, parse_override
 
     overrides = [parse_override(text) for text in sets or ()]
@@ -427,17 +429,3 @@ Restarts = Annotated[
 Workers = Annotated[
     int, typer.Option("--workers", help="Number of processes; 0: this one; default: one per core", min=-1)
 ]
-
-
-def _option(option: str, command: str) -> Any:
-    return next(row for row in FLAGS if row.option == option and command in row.commands).typer_option()
-
-
-# Rows of the table as types, for `vitctl bench`.
-From = Annotated[str | None, _option("--from", "predict")]
-Data = Annotated[str | None, _option("--data", "inspect")]
-Dataset = Annotated[str | None, _option("--dataset", "inspect")]
-Res = Annotated[int | None, _option("--res", "predict")]
-Synthetic = Annotated[bool, _option("--synthetic", "pretrain")]
-Processes = Annotated[int | None, _option("--processes", "pretrain")]
-Precision = Annotated[str | None, _option("--precision", "pretrain")]

@@ -122,7 +122,7 @@ def _print_predictions(
         BrokenPipeError: nobody reads the output any more.
     """
     from vitctl.errors import RecipeError
-    from vitctl.system.tables import csv_text
+    from vitctl.system.files import csv_text
 
     if format_ not in FORMATS:
         raise RecipeError(f"--format {format_}: choose table, csv or jsonl")
@@ -149,21 +149,13 @@ def _with_bar(batches: "Iterable[Sequence[Prediction]]", total: int) -> "Iterato
     if not sys.stderr.isatty() or sys.stdout.isatty():
         yield from batches
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from vitctl.cli.show.console import PlainConsole, adding, progress_bar
 
-    from vitctl.cli.show.console import PlainConsole
-
-    columns = (TextColumn("predicting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = PlainConsole(stderr=True)
-    progress = Progress(*columns, console=console, transient=True, redirect_stdout=False)
-    task = progress.add_task("", total=total)
-    try:
+    with progress_bar("predicting", PlainConsole(stderr=True)) as progress:
+        done = adding(progress, total)
         for batch in batches:
-            progress.start()  # after loader processes were forked
-            progress.advance(task, len(batch))
+            done(len(batch))
             yield batch
-    finally:
-        progress.stop()
 
 
 def _width(name: str) -> int:

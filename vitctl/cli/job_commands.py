@@ -32,7 +32,7 @@ from vitctl.cli.run_job import (
     start_command,
     write_slurm_job,
 )
-from vitctl.engine.run_files import RECIPE
+from vitctl.engine.journal import RECIPE
 from vitctl.recipe.export_formats import FORMATS
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
@@ -135,8 +135,8 @@ def resume(
         list[str] | None,
         typer.Option(
             "--allow",
-            help="What may differ from the start of the run: a key of the recipe, data, weights or "
-            "computation; repeatable",
+            help="What may differ from the start of the run: a recipe key, data, weights or computation; "
+            "repeatable",
             autocompletion=completion.bare_keys,
         ),
     ] = None,
@@ -247,8 +247,8 @@ def evaluate(*, flags: Flags, recipe: RecipeName = "evaluate", out: Out = None, 
 def export(
     *,
     flags: Flags,
-    fp16: Annotated[bool, typer.Option("--fp16", help="onnx: in float16; needs --check-data")] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="onnx: in int8; needs --check-data")] = False,
+    fp16: Annotated[bool, typer.Option("--fp16", help="onnx: write float16; needs --check-data")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="onnx: write int8; needs --check-data")] = False,
     recipe: RecipeName = "export",
     out: Annotated[
         Path | None,
@@ -322,7 +322,7 @@ def sweep(
     (sweep.png, if matplotlib is installed).
     """
     from vitctl.launch.run_folder import new_run_dir
-    from vitctl.launch.sweep import is_done, prepare_cells
+    from vitctl.launch.sweep_cells import is_done, prepare_cells
     from vitctl.recipe.sweep import expand_sweep, find_sweep, parse_axis
 
     if not (print_ or dry_run or slurm):

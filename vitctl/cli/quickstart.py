@@ -93,7 +93,7 @@ def run_quickstart(out: Path, seed: int) -> list[Row]:
     Raises:
         KeyboardInterrupt: stopped by a signal; all finished steps are kept.
     """
-    from vitctl.engine.run_files import FEATURES
+    from vitctl.engine.journal import FEATURES
     from vitctl.launch.run_folder import check_not_foreign
 
     check_not_foreign(out, (*FOLDERS, FEATURES, PAGE), what="a quickstart")
@@ -161,7 +161,7 @@ class _Steps:
         """Run a recipe with some values in a folder. Return its result and its seconds."""
         from vitctl.cli.show.render import Screen
         from vitctl.launch.launcher import launch
-        from vitctl.launch.prepare import prepare_run
+        from vitctl.launch.prepare_run import prepare_run
         from vitctl.recipe.load import Override, load_recipe
 
         began = self._begin(folder)

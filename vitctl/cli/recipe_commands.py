@@ -112,7 +112,7 @@ def explain(
     ],
 ) -> None:
     """Explain a key: type, unit, default and source in the paper."""
-    from vitctl.recipe.explain import explain as explain_key
+    from vitctl.recipe.write import explain as explain_key
 
     for line in explain_key(key):
         typer.echo(line)

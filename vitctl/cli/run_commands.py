@@ -1,4 +1,4 @@
-"""`vitctl report`, `vitctl compare` and `vitctl runs`."""
+"""`vitctl report`, `vitctl compare`, `vitctl verify` and `vitctl runs`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -90,6 +90,79 @@ def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.2%}" if isinstance(value, float) and 0 <= value <= 1 else f"{value:,}"
+
+
+def verify(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="Run folder, or the folder of a training in it",
+            autocompletion=completion.runs,
+        ),
+    ],
+    replay: Annotated[
+        str,
+        typer.Option(
+            "--replay",
+            help="Recompute steps and compare every bit: 30, 1200:1210, any (a few at random) or all",
+        ),
+    ] = "",
+    result: Annotated[
+        bool, typer.Option("--result", help="Score the weights again and compare the counts")
+    ] = False,
+    bytes_: Annotated[
+        bool, typer.Option("--bytes", help="Read every shard and check it against its index")
+    ] = False,
+    data: Annotated[str, typer.Option("--data", help="Path to the shards on this machine")] = "",
+    from_: Annotated[str, typer.Option("--from", help="Path to the start weights on this machine")] = "",
+) -> None:
+    """Check a run against its records, or recompute part of it.
+
+    For example: vitctl verify runs/NAME --replay any
+
+    The run is only read. Exit codes: 0: everything that was compared is as recorded; 2: something differs or
+    is not proven (the last line says which), or there is an error that you can fix; 1: a bug of vitctl.
+    """
+    from vitctl.cli.show.console import progress_of_steps, say
+    from vitctl.cli.show.run_views import show_finding
+    from vitctl.engine.journal import run_of
+    from vitctl.errors import LaunchError
+    from vitctl.launch.run_folder import is_running
+    from vitctl.verify.run_check import verify as check
+
+    if is_running(run_of(run)):
+        raise LaunchError(f"{run}: is still running; verify it after it has ended")
+    states, unchecked = set[str](), dict[str, None]()
+    with progress_of_steps(prints=False) as progress:
+
+        def replaying(first: int, last: int, step: int) -> None:
+            progress("replaying", step - first + 1, last - first + 1)
+
+        findings = check(
+            run,
+            steps=replay,
+            data=data,
+            weights=from_,
+            scores=result,
+            reads_bytes=bytes_,
+            progress=replaying,
+        )
+        for folder, finding in findings:
+            states.add(finding.state)
+            unchecked |= {finding.what: None} if finding.state == "not checked" else {}
+            show_finding(finding, "" if folder == run else f"{folder.relative_to(run)}")
+            progress("verifying", 0, 0)
+    if "differs" in states:
+        text = "something differs"
+    elif "not proven" in states:
+        text = "nothing differs; something is not proven"
+    else:
+        text = "everything that was compared is as recorded"
+        text += f"; not checked: {', '.join(unchecked)}" if unchecked else ""
+    say(text)
+    if states & {"differs", "not proven"}:
+        raise typer.Exit(2)  # as `compare`: 1 is a bug
 
 
 @app.callback()

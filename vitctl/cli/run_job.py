@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitctl.cli.flags import check_flags, overrides_of
-from vitctl.engine.run_files import RECIPE
+from vitctl.engine.journal import RECIPE
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
 
 if TYPE_CHECKING:
-    from vitctl.launch.command import LaunchConfig
-    from vitctl.launch.environment import Member
-    from vitctl.launch.prepare import Prepared
+    from vitctl.launch.agent import LaunchConfig
+    from vitctl.launch.cluster import Member
+    from vitctl.launch.prepare_run import Prepared
     from vitctl.recipe.load import Loaded, Override
 
 
@@ -51,7 +51,7 @@ def run_job(
     from vitctl.recipe.load import load_recipe
 
     if everything and not dry_run:
-        raise RecipeError("--all prints more of a plan; give it with --dry-run")
+        raise RecipeError("--all needs --dry-run: it adds default values to the plan")
     check_flags({flag: value for flag, (_, value) in flags.items()})
     member = start_command()
     if not (dry_run or slurm):
@@ -95,15 +95,15 @@ def run_loaded(
         name: of the Slurm job.
         allow: what may differ from the start of the run.
     """
-    from vitctl.cli.show.console import CONSOLE, waiting
-    from vitctl.launch.command import check_processes
-    from vitctl.launch.prepare import prepare_run
+    from vitctl.cli.show.console import say, waiting
+    from vitctl.launch.agent import check_processes
+    from vitctl.launch.prepare_run import prepare_run
 
     check_processes(config, loaded.recipe.machine.processes)
     with waiting("checking data and weights"):
         prepared = prepare_run(loaded, run_dir, allow, config)
     if prepared.taken:
-        CONSOLE.print(prepared.taken, style="bold yellow", markup=False, soft_wrap=True)
+        say(prepared.taken, style="bold yellow")
     if slurm:
         write_slurm_job(slurm, run_dir, name)
     else:
@@ -146,7 +146,7 @@ def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) 
         DataError: as `vitctl data shards`; or several processes would write the same shards.
     """
     from vitctl.errors import DataError
-    from vitctl.jobs.inputs.photographs import fingerprint, is_photographs, shards_folder
+    from vitctl.jobs.inputs.checks import fingerprint, is_photographs, shards_folder
     from vitctl.recipe.images import Place
     from vitctl.recipe.load import Override, with_overrides
 
@@ -182,7 +182,7 @@ def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":
         return loaded
     from vitctl.cli.show.console import say
     from vitctl.data.shards.remote import is_remote
-    from vitctl.jobs.inputs.own_splits import FittedSplits, fit_splits
+    from vitctl.jobs.inputs.checks import FittedSplits, fit_splits
     from vitctl.jobs.plan import LOOKUP_SECONDS, call_with_timeout
 
     if with_timeout and is_remote(path):
@@ -202,7 +202,7 @@ def start_command() -> "Member | None":
     Called before anything slow.
     """
     from vitctl.engine.preemption import exit_on_signals
-    from vitctl.launch.environment import find_member
+    from vitctl.launch.cluster import find_member
 
     member = find_member()
     exit_on_signals(while_waiting=member is not None)
@@ -231,7 +231,7 @@ def processes_from_slurm(slurm: str | None, given: "Sequence[Override]") -> "lis
 
     if slurm is None:
         return []
-    from vitctl.launch.slurm import parse_job
+    from vitctl.launch.cluster import parse_job
 
     processes = parse_job(slurm).num_processes
     for other in given:
@@ -245,7 +245,7 @@ def processes_from_slurm(slurm: str | None, given: "Sequence[Override]") -> "lis
 
 def write_slurm_job(slurm: str, run_dir: Path, name: str) -> None:
     """Write the Slurm job of a prepared run, and submit it if --slurm says so."""
-    from vitctl.launch.slurm import parse_job, submit, write_job
+    from vitctl.launch.cluster import parse_job, submit, write_job
 
     job = parse_job(slurm)
     file = write_job(job, run_dir, Path(name).stem)
@@ -261,7 +261,7 @@ def launch_config(
         LaunchError: a launcher or --slurm already starts the processes, or --out is missing.
     """
     from vitctl.errors import LaunchError
-    from vitctl.launch.command import parse_nodes
+    from vitctl.launch.agent import parse_nodes
 
     config = parse_nodes(nodes or "1", restarts)
     if (nodes or restarts) and (member is not None or slurm):

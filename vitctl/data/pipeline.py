@@ -13,8 +13,7 @@ from torch.utils.data import get_worker_info
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.decode import BadSample
 from vitctl.data.images.image_types import image_extension
-from vitctl.data.loader.lanes import share
-from vitctl.data.source.order import Order, SampleOrder
+from vitctl.data.source.order import Order, SampleOrder, share
 from vitctl.data.source.views import Source, sample_key
 from vitctl.data.writer.write import label_text
 from vitctl.errors import DataError, explaining

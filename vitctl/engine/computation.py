@@ -1,7 +1,4 @@
-"""How the numbers of a run are computed: device, kernels, precision, threads, versions, micro-batch.
-
-Choices of [machine] are resolved here, kept with the run, and recorded. `exact` promises the same bits.
-"""
+"""How the numbers of a run are computed: device, kernels, precision, threads, versions, micro-batch."""
 
 import json
 import os
@@ -17,20 +14,95 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.distributed.micro_batch import fits_everywhere, largest_micro_batch
-from vitctl.engine.distributed.process_group import check_same
-from vitctl.engine.distributed.runtime import Computation, Runtime
-from vitctl.engine.distributed.sharding import is_sharded
 from vitctl.engine.journal import write_run_json
+from vitctl.engine.runtime import Computation, Runtime, check_same
+from vitctl.engine.sharding import is_sharded
 from vitctl.errors import CheckpointError, LaunchError
-from vitctl.models.configs import Config, ViTConfig
-from vitctl.models.costs import OPTIMIZER_SLOTS
-from vitctl.models.hardware import cpu_name, installed
-from vitctl.models.kernels.attention import attention_rule, set_attention, used_attention
-from vitctl.models.kernels.linear import onednn_problem, set_linear, used_linear
-from vitctl.recipe.machine import NetworkMachine, TrainMachine
-from vitctl.recipe.schema import TrainRecipe
+from vitctl.models.flops import cpu_name, installed
+from vitctl.models.kernels import (
+    attention_rule,
+    onednn_problem,
+    set_attention,
+    set_linear,
+    used_attention,
+    used_linear,
+)
+from vitctl.models.variants import Config, ViTConfig
+from vitctl.recipe.schema import NetworkMachine, TrainMachine, TrainRecipe
+from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.files import read_json
+
+
+def largest_micro_batch(fits: Callable[[int], bool], share: int) -> int:
+    """Cut a share into as few equal parts as possible: double their number until one fits, then bisect.
+
+    Args:
+        fits: whether a forward and backward pass over so many images succeeds.
+        share: images of a process in a global batch, at least 1.
+
+    Returns:
+        images of a part, 1 to share; the last part may be smaller.
+
+    Raises:
+        LaunchError: a single image does not fit.
+    """
+    too_few, enough = 0, 1
+    while not fits(-(-share // enough)):
+        if enough == share:
+            raise LaunchError(
+                "machine.micro_batch = -1: not even one image at a time fits on this device; set "
+                "machine.checkpoint_blocks = true, "
+                "machine.sharding = 'fsdp', or use a smaller model"
+            )
+        too_few, enough = enough, min(2 * enough, share)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if fits(-(-share // middle)):
+            enough = middle
+        else:
+            too_few = middle
+    return -(-share // enough)
+
+
+def fits_everywhere(
+    runtime: Runtime,
+    model: nn.Module,
+    objective: Callable[[nn.Module, Batch, int], Tensor],
+    batch: Batch,
+    reserve: int,
+    *,
+    adds_up: bool,
+) -> bool:
+    """Return whether a forward and backward pass fits on all processes. Model and gradients are left
+    unchanged.
+
+    Args:
+        runtime: of this process.
+        model: not wrapped yet, so that a process that fails does not block the others.
+        objective: the loss of a batch.
+        batch: of this process.
+        reserve: bytes that training needs in addition: optimizer state, averages.
+        adds_up: the pass adds to gradients that are there before it: sums of earlier micro-batches, or DDP's
+            buckets.
+    """
+    model.train()
+    fitted = True
+    try:
+        kept = torch.empty(reserve, dtype=torch.uint8, device=runtime.device)
+        if adds_up:
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+        with runtime.autocast():
+            loss = objective(model, batch, 0)
+        torch.autograd.backward(loss)
+        del kept, loss
+    except torch.OutOfMemoryError:
+        fitted = False
+    model.zero_grad(set_to_none=True)
+    if runtime.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return runtime.sum([float(not fitted)])[0] == 0
+
 
 _MOST_KEPT_BYTES = 2**16
 
@@ -59,7 +131,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def read_kept(path: Path, model: type[M]) -> M:
-    """The choice that an earlier start of the run stored.
+    """Return the choice that an earlier start of the run stored.
 
     Raises:
         CheckpointError: the file cannot be read, or is invalid.
@@ -128,7 +200,7 @@ def use_kernels(kernels: Kernels) -> None:
 
 
 def kernels_used() -> dict[str, str]:
-    """The kernels that this process computes with, for a result."""
+    """Return the kernels that this process computes with, for a result."""
     return {"attention": used_attention(), "linear": used_linear()}
 
 
@@ -141,14 +213,15 @@ def choose_micro_batch(
     batch: Callable[[int], Batch],
     share: int,
 ) -> int:
-    """Images of a forward pass: machine.micro_batch, or what fits, which is measured once and written to
-    RUN/micro_batch.json.
+    """Return the images of a forward pass: machine.micro_batch, or what fits, which is measured once and
+    written to RUN/micro_batch.json.
     """
     if recipe.machine.micro_batch != -1 or recipe.schedule.lanes:  # leaves are passes of their own size
         return most_images(recipe.machine.micro_batch, share)
     if is_sharded(model):
         raise LaunchError(
-            "machine.micro_batch = -1 cannot try what fits with machine.sharding = 'fsdp', where a process "
+            "machine.micro_batch = -1 cannot find the largest micro-batch with machine.sharding = 'fsdp', "
+            "where a process "
             "that runs out of memory "
             "blocks the others; set machine.micro_batch, and see `vitctl pretrain --dry-run`"
         )
@@ -162,7 +235,7 @@ def choose_micro_batch(
     setting = json.loads(runtime.broadcast(json.dumps(setting)))
     if {name: known.get(name) for name in setting} == setting:
         return int(known["micro_batch"])
-    copies = OPTIMIZER_SLOTS[recipe.optimizer.name] + (recipe.averaging.decay > 0)
+    copies = OPTIMIZERS[recipe.optimizer.name].slots + (recipe.averaging.decay > 0)
     reserve = copies * sum(p.numel() * p.element_size() for p in model.parameters())
 
     def fits(images: int) -> bool:
@@ -176,15 +249,15 @@ def choose_micro_batch(
 
 
 def most_images(micro_batch: int, share: int) -> int:
-    """Images of the largest forward pass of a process with this machine.micro_batch (0 and -1: as many as its
-    share).
+    """Return the images of the largest forward pass of a process with this machine.micro_batch (0 and -1: as
+    many as its share).
     """
     return min(micro_batch, share) if micro_batch > 0 else share
 
 
 def dropout_draws(recipe: TrainRecipe, config: Any, folder: Path) -> dict[str, Any]:
-    """What the random draws of dropout and stochastic depth depend on, besides seed and step; empty without
-    dropout.
+    """Return what the random draws of dropout and stochastic depth depend on, besides seed and step; empty
+    without dropout.
 
     They are drawn for each forward pass of each process, so that the split of a batch changes the result.
     With lanes it does not.
@@ -204,7 +277,7 @@ VERSIONS = ("vitctl", "torch", "accelerate", "numpy", "pillow", "simplejpeg")
 
 
 def computed(runtime: Runtime) -> dict[str, Any]:
-    """How the numbers of a job are computed: resolved precision, device, threads, processes, versions."""
+    """Return how the numbers of a job are computed: resolved precision, device, threads, processes, versions."""
     is_cuda = runtime.device.type == "cuda"
     own: dict[str, Any] = {
         "precision": runtime.precision,
@@ -222,13 +295,13 @@ def computed(runtime: Runtime) -> dict[str, Any]:
 
 
 def computed_training(recipe: TrainRecipe, runtime: Runtime) -> dict[str, Any]:
-    """The same for a training, which with lanes has a number of threads of its own on a CPU."""
+    """Return the same for a training, which with lanes has its own number of threads on a CPU."""
     own = computed(runtime)
     return own | ({"threads": recipe.schedule.threads} if recipe.schedule.lanes and "threads" in own else {})
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of the packages in VERSIONS."""
+    """Return installed versions of the packages in VERSIONS."""
     return installed(VERSIONS)
 
 
@@ -293,9 +366,8 @@ def exact(runtime: Runtime, threads: int) -> Iterator[None]:
             raise
         operation = str(error).split(_NOT_DETERMINISTIC)[0].strip()[:100]
         raise LaunchError(
-            f"schedule.lanes: {operation} has no deterministic kernel on this {runtime.device.type} device, "
-            f"so that the same bits "
-            "cannot be promised; train with schedule.lanes = 0"
+            f"schedule.lanes: {operation} has no deterministic kernel on this {runtime.device.type} "
+            f"device, so results cannot be exact to the bit; train with schedule.lanes = 0"
         ) from error
     finally:
         torch.use_deterministic_algorithms(before[1])
@@ -305,7 +377,7 @@ def exact(runtime: Runtime, threads: int) -> Iterator[None]:
 
 
 def computation(runtime: Runtime, **chosen: Any) -> dict[str, Any]:
-    """What decides the last bits beside recipe, data and weights; the same on every process.
+    """Return what decides the last bits beside recipe, data and weights; the same on every process.
 
     Args:
         runtime: of this process.
@@ -361,8 +433,8 @@ def _library_settings() -> dict[str, str]:
 
 
 def cpu_kind(file: Path) -> str:
-    """The kind of CPU: its maker and what its matrix kernels are chosen by. CPUs of one kind compute the same
-    bits.
+    """Return the kind of CPU: its maker and what its matrix kernels are chosen by. CPUs of one kind compute
+    the same bits.
 
     Args:
         file: /proc/cpuinfo; it may be missing.

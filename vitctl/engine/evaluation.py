@@ -1,17 +1,20 @@
-"""Evaluation: integer sums, every image exactly once, the count checked against the data."""
+"""Evaluation: integer sums, every image exactly once; and representations, kept on disk."""
 
+import hashlib
+import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.distributed.runtime import Computation, Runtime
-from vitctl.engine.distributed.transfer import Transfer, given
 from vitctl.engine.metrics import (
     TOP_K,
     correct_predictions,
@@ -21,8 +24,11 @@ from vitctl.engine.metrics import (
     mean_per_class,
 )
 from vitctl.engine.preemption import StopFlag, Stopped
+from vitctl.engine.runtime import Computation, Runtime, Transfer, given
 from vitctl.errors import DataError
 from vitctl.models.build import Model
+from vitctl.models.weights.containers import save_tensors
+from vitctl.system.files import atomic_write
 
 NOT_FINITE = "the model's logits are NaN or infinite, so that its predictions mean nothing"
 
@@ -41,7 +47,7 @@ class Score:
 
     @staticmethod
     def of(numbers: Mapping[str, Any]) -> "Score":
-        """The score from the fields that `numbers` wrote."""
+        """Return the score from the fields that `numbers` wrote."""
         return Score(int(numbers["correct"]), int(numbers["total"]), numbers.get("mean_per_class"))
 
     @staticmethod
@@ -77,7 +83,7 @@ def evaluate_model(
     normalise: Callable[[Tensor], Tensor],
     stop: StopFlag,
 ) -> Score:
-    """Top-1 accuracy over a whole split.
+    """Compute top-1 accuracy over a whole split.
 
     Where images may have several labels, a prediction is right when it is one of them, and images without any
     are left out of the count (Section 4.2, ImageNet ReaL).
@@ -124,7 +130,7 @@ def evaluate_model(
 
 
 def _sent(runtime: Runtime, batches: Iterable[Batch], stop: StopFlag) -> Iterator[Batch]:
-    """The batches, on the device ahead of their use.
+    """Yield the batches, on the device ahead of their use.
 
     Raises Stopped between two of them when a signal came to any process.
     """
@@ -154,7 +160,7 @@ def top_predictions(
     stop: StopFlag,
     to_scores: Callable[[Tensor], Tensor] = lambda logits: logits,
 ) -> Tensor:
-    """The five most likely classes of every image of a split, in the split's order.
+    """Return the five most likely classes of every image of a split, in the split's order.
 
     Args:
         as for `evaluate_model`.
@@ -172,7 +178,7 @@ def top_predictions(
     finite: list[Tensor] = []
 
     def best(batch: Batch) -> Tensor:
-        logits = class_logits(runtime.computation, model, normalise(given(batch).images))
+        logits = class_logits(runtime, model, normalise(given(batch).images))
         finite.append(logits.isfinite().all())
         return most_likely(to_scores(logits), TOP_K)
 
@@ -183,21 +189,21 @@ def top_predictions(
 
 
 def class_logits(computation: Computation, model: nn.Module, images: Tensor) -> Tensor:
-    """Logits `[B, K]` of normalised images `[B, 3, S, S]`."""
+    """Return logits `[B, K]` of normalised images `[B, 3, S, S]`."""
     with computation.autocast():
         logits: Tensor = model(images)
     return logits
 
 
 def image_features(computation: Computation, model: Model, images: Tensor) -> Tensor:
-    """The input of the classification layer, `[B, R]`, of normalised images `[B, 3, S, S]`."""
+    """Return the input of the classification layer, `[B, R]`, of normalised images `[B, 3, S, S]`."""
     with computation.autocast():
         return model.features(images)
 
 
 def most_likely(scores: Tensor, count: int) -> Tensor:
-    """The classes of the highest scores, int64 `[B, min(count, K)]` of `[B, K]`; of equal scores the lower
-    class first.
+    """Return the classes of the highest scores, int64 `[B, min(count, K)]` of `[B, K]`; of equal scores the
+    lower class first.
     """
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
 
@@ -212,7 +218,7 @@ def representations(
     normalise: Callable[[Tensor], Tensor],
     stop: StopFlag,
 ) -> Tensor:
-    """The input of the classification layer for every image of a split, in the split's order.
+    """Return the input of the classification layer for every image of a split, in the split's order.
 
     Args:
         as for `evaluate_model`; `model.features` gives [B, R].
@@ -227,7 +233,7 @@ def representations(
     model.eval()
 
     def features(batch: Batch) -> Tensor:
-        return image_features(runtime.computation, model, normalise(given(batch).images)).float()
+        return image_features(runtime, model, normalise(given(batch).images)).float()
 
     return _table(runtime, batches, features, num_images, stop)
 
@@ -249,7 +255,7 @@ def _table(
 
 
 def _in_order(runtime: Runtime, rows: Tensor, samples: Tensor, num_images: int) -> Tensor:
-    """The rows of all processes in the order of the samples, on the CPU.
+    """Return the rows of all processes in the order of the samples, on the CPU.
 
     Raises DataError unless each image occurs once.
     """
@@ -270,3 +276,93 @@ def stop_together(runtime: Runtime, stop: StopFlag) -> None:
     """Raise Stopped on all processes when any of them received a signal."""
     if runtime.sum([float(stop.raised)])[0]:
         raise Stopped
+
+
+SUFFIX = ".safetensors"
+
+
+def cached_features(
+    runtime: Runtime,
+    folder: Path | None,
+    key: Mapping[str, Any],
+    compute: Callable[[], Tensor],
+    *,
+    num_images: int,
+    limit_bytes: int,
+    note: Callable[[str], None] = lambda _: None,
+) -> tuple[Tensor | None, bool]:
+    """Return representations of a split: read from the cache if a run with the same key stored them, else
+    computed and stored.
+
+    Args:
+        runtime: this process among its peers; only the main one reads and writes the cache.
+        folder: of the cache; None stores nothing.
+        key: everything that the numbers depend on: digests of weights and data, pre-processing, precision;
+            JSON.
+        compute: the pass over the images, [num_images, R] float32; raises unless they are those that the key
+            names.
+        num_images: a file of another length is not used.
+        limit_bytes: the least recently used files are deleted until the folder is no larger.
+        note: called with a message when the cache could not be written, or a cached file is not used; the run
+            continues.
+
+    Returns:
+        the representations, None on the other processes when they came from the cache; and whether they did.
+    """
+    text = json.dumps(key, sort_keys=True)
+    file = None if folder is None else folder / f"{hashlib.sha256(text.encode()).hexdigest()}{SUFFIX}"
+    found = _read(file, text, num_images, note) if file is not None and runtime.is_main else None
+    if runtime.sum([float(found is not None)])[0]:
+        return found, True
+    features = compute()
+    if file is not None and runtime.is_main:
+        try:
+            _write(file, text, features)
+            _keep_below(file.parent, limit_bytes)
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            note(
+                f"{folder}: representations could not be cached for later runs ({reason}); choose another "
+                f"folder with fewshot.cache"
+            )
+    return features, False
+
+
+def _read(file: Path, text: str, num_images: int, note: Callable[[str], None]) -> Tensor | None:
+    """Return the features of a file; None where it is missing, damaged, or has another key."""
+    try:
+        with safe_open(file, framework="pt") as stored:
+            metadata = stored.metadata() or {}
+            fits = metadata.get("key") == text
+            features: Tensor | None = stored.get_tensor("features") if fits else None
+        with suppress(OSError):  # another user's file can be read, but not touched
+            os.utime(file)
+    except (OSError, SafetensorError):
+        return None
+    if features is None or features.ndim != 2 or len(features) != num_images:
+        return None
+    if _sha256(features) != (noted := metadata.get("sha256")):  # files of early releases have none
+        if noted:
+            note(f"{file}: the cached representations are damaged; they are computed again")
+        return None
+    return features
+
+
+def _sha256(features: Tensor) -> str:
+    return hashlib.sha256(features.contiguous().numpy().data.cast("B")).hexdigest()
+
+
+def _write(file: Path, text: str, features: Tensor) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    features = features.contiguous()
+    with atomic_write(file) as aside:
+        save_tensors({"features": features}, aside, metadata={"key": text, "sha256": _sha256(features)})
+
+
+def _keep_below(folder: Path, limit_bytes: int) -> None:
+    files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    total = 0
+    for file in files:
+        total += file.stat().st_size
+        if total > limit_bytes:
+            file.unlink(missing_ok=True)

@@ -1,8 +1,9 @@
-"""log.jsonl and files like it: one JSON record per line, complete lines only, truncated to the checkpoint on
-resume.
+"""What a run writes down: the names of its files, chained lines, and log.jsonl. Imports no torch.
 
-The lines of log.jsonl and steps.jsonl are chained, see trace/chain.py; whoever reads records does not see the
-links.
+Each line of log.jsonl and steps.jsonl ends with a SHA-256 over itself and the digest of the line before. The
+file itself is the only state, so that threads and processes may append to it, and a crash leaves nothing to
+repair: a line that a crash cut short is not part of the chain, and the next line follows the last complete
+one.
 """
 
 import errno
@@ -11,20 +12,208 @@ import hashlib
 import json
 import math
 import os
+import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from vitctl.engine.run_files import STEP_RECORDS
-from vitctl.engine.trace import chain
-from vitctl.errors import LaunchError
-from vitctl.system.bounds import RUN_FILE
-from vitctl.system.files import no_links, read_bytes, write_bytes, write_text
+from vitctl.errors import CheckpointError, LaunchError
+from vitctl.system.files import (
+    LOG_LINE,
+    RUN_FILE,
+    no_links,
+    open_regular,
+    read_bytes,
+    write_bytes,
+    write_text,
+)
 from vitctl.system.text import escaped_json
+
+RECIPE, RESULT, CHECKPOINTS = "recipe.toml", "result.json", "checkpoints"
+STEP_RECORDS, TRACE = (
+    "steps.jsonl",
+    "trace.bin",
+)  # a chained line of each step, and digests of its samples and gradients
+# A checkpoint's files of tensors, each NAME.safetensors; no average where there is none.
+MODEL, AVERAGE, OPTIMIZER = "model", "ema", "optimizer"
+STATE = "state.json"
+# In state.json: digests of the last lines of steps.jsonl and log.jsonl, and the steps before it that have no
+# record.
+STEPS_HEAD, LOG_HEAD, UNRECORDED = "steps_head", "log_head", "unrecorded"
+STEPS = "step_*"
+FEATURES = "features"  # beside the runs that share them: representations that `fewshot` kept
+
+
+def tensors_file(name: str) -> str:
+    """Return the file name of a checkpoint's model, average or optimizer."""
+    return f"{name}.safetensors"
+
+
+def step_folder(root: Path, step: int) -> Path:
+    """Return the checkpoint folder of a step."""
+    return root / f"step_{step:08d}"
+
+
+def step_of(folder: Path) -> int | None:
+    """Return the step that a checkpoint's folder is named after; None for another folder."""
+    return int(folder.name[5:]) if re.fullmatch(r"step_[0-9]+", folder.name) else None
+
+
+def run_of(folder: Path) -> Path:
+    """Return the run folder that a training lies in; it may hold several."""
+    return next((path for path in (folder, *folder.parents) if (path / RECIPE).is_file()), folder)
+
+
+def no_permission(error: PermissionError) -> CheckpointError:
+    """Return the error for unreadable files of a run: using older files, or starting from zero, would lose
+    steps.
+    """
+    return CheckpointError(
+        f"{error.filename}: permission denied; fix its permissions, or remove it to continue without it"
+    )
+
+
+def step_folders(root: Path) -> list[Path]:
+    """Return the checkpoint folders; a glob would find none where the folder may not be read."""
+    return [path for path in root.iterdir() if path.name.startswith("step_")] if root.is_dir() else []
+
+
+_LINK = re.compile(rb', "sha256": "([0-9a-f]{64})"\}$')
+_WINDOW = 2**14  # bytes from the end of a file that are searched first for the last complete line
+
+
+class Line(NamedTuple):
+    """A complete line: its text without the link, the digest in its link ("" without one), its number from 1."""
+
+    body: bytes
+    sha256: str
+    number: int = 0
+
+    def follows(self, before: str) -> bool:
+        """Return whether it is linked to a line with the digest `before`."""
+        return self.sha256 == link(self.body, before)
+
+
+def link(body: bytes, before: str) -> str:
+    """Return the digest of a line after one with the digest `before`; "" before the first."""
+    return hashlib.sha256(before.encode() + body).hexdigest()
+
+
+def linked(body: bytes, before: str) -> bytes:
+    """Return a line, a JSON object as bytes, with its link."""
+    comma = b", " if body != b"{}" else b""
+    return body[:-1] + comma + f'"sha256": "{link(body, before)}"}}'.encode()
+
+
+def split(line: bytes) -> Line:
+    """Separate a line without its newline from its link."""
+    found = _LINK.search(line)
+    return Line(line[: found.start()] + b"}", found[1].decode()) if found else Line(line, "")
+
+
+def last_line(descriptor: int) -> Line:
+    """Return the last linked line of an open file; an empty one if there is none."""
+    size, window = os.fstat(descriptor).st_size, _WINDOW
+    while True:
+        first = max(0, size - window)
+        lines = os.pread(descriptor, size - first, first).split(b"\n")
+        for line in reversed(lines if first == 0 else lines[1:]):
+            if (found := split(line)).sha256:
+                return found
+        if first == 0 or window > LOG_LINE.limit:
+            return Line(b"{}", "")
+        window *= 8
+
+
+def end_of(path: Path) -> Line:
+    """Return the last linked line of a file; an empty one if there is none."""
+    if not os.path.lexists(path):
+        return Line(b"{}", "")
+    with open_regular(path, error=LaunchError) as file:
+        return last_line(file.fileno())
+
+
+def head(path: Path) -> str:
+    """Return the digest of the last line of a file of chained lines; "" if there is none."""
+    return end_of(path).sha256
+
+
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file without their newlines; lines that are too long are skipped."""
+    most, inside = LOG_LINE.limit, False
+    with open_regular(path, error=LaunchError) as file:
+        while line := file.readline(most):
+            ends = line.endswith(b"\n")
+            if not inside and (ends or len(line) < most):
+                yield line.removesuffix(b"\n")
+            inside = not ends
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The chained lines of a file.
+
+    Args:
+        links: digests of the lines, in order.
+        num_torn: incomplete lines, as a crash leaves them.
+        broken_at: number of the first line, from 1, that does not follow the one before; 0 if all do.
+    """
+
+    links: Sequence[str] = ()
+    num_torn: int = 0
+    broken_at: int = 0
+
+
+def read_chain(path: Path, take: Callable[[Line], None] = lambda _: None) -> Chain:
+    """Follow the links of a file; `take` is called with each complete line."""
+    links: list[str] = []
+    num_torn = broken_at = 0
+    for number, text in enumerate(whole_lines(path), 1):
+        line = split(text)._replace(number=number)
+        if not _is_record(line.body):
+            num_torn += bool(text)
+            continue
+        if not broken_at and not line.follows(links[-1] if links else ""):
+            broken_at = number
+        links.append(line.sha256)
+        take(line)
+    return Chain(links, num_torn, broken_at)
+
+
+def _is_record(body: bytes) -> bool:
+    try:
+        return isinstance(json.loads(body), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def without(lines: Sequence[bytes], is_kept: Callable[[bytes], bool]) -> list[bytes]:
+    """Drop lines and link the lines after them anew.
+
+    A line that did not follow the one before it stays as it is: dropping lines never hides that one was
+    changed.
+
+    Args:
+        lines: without newlines.
+        is_kept: whether a line stays; given its text without the link.
+    """
+    kept: list[bytes] = []
+    old = new = ""
+    for text in lines:
+        line = split(text)
+        was_whole = bool(line.sha256) and line.follows(old)
+        old = line.sha256 or old
+        if not is_kept(line.body):
+            continue
+        kept.append(linked(line.body, new) if was_whole else text)
+        new = split(kept[-1]).sha256 or new
+    return kept
+
 
 LOG = "log.jsonl"
 CHANGED = "the recipe was changed on purpose"  # how the warning about it begins
@@ -89,12 +278,14 @@ _NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """A value as standard JSON: NaN and infinities become the strings "NaN", "Infinity" and "-Infinity"."""
+    """Return a value as standard JSON: NaN and infinities become the strings "NaN", "Infinity" and
+    "-Infinity".
+    """
     return escaped_json(json.dumps(_encoded(value), indent=indent, ensure_ascii=False, allow_nan=False))
 
 
 def parse_json_text(text: str) -> Any:
-    """The inverse of `json_text`; unquoted NaN and Infinity, which older files have, are accepted too.
+    """Parse what `json_text` returned; unquoted NaN and Infinity, which older files have, are accepted too.
 
     Raises:
         ValueError: it is not JSON.
@@ -127,7 +318,7 @@ def write_run_json(path: Path, value: Any) -> None:
 
 
 def read_run_json(path: Path) -> Any:
-    """What `write_run_json` wrote.
+    """Read what `write_run_json` wrote.
 
     Raises FileNotFoundError; LaunchError where it is no file; ValueError where it is not JSON.
     """
@@ -156,7 +347,7 @@ def append_record(path: Path, record: Record) -> None:
                 OSError
             ):  # a network disk without locks: one process writes, and its journal has a lock
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            line = chain.linked(line, chain.last_line(descriptor).sha256)
+            line = linked(line, last_line(descriptor).sha256)
         line = start + line + b"\n"
         if os.write(descriptor, line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -165,7 +356,7 @@ def append_record(path: Path, record: Record) -> None:
 
 
 def _is_torn(descriptor: int) -> bool:
-    """Whether the last line is incomplete.
+    """Return whether the last line is incomplete.
 
     If another process is writing it, the rest follows within microseconds.
     """
@@ -178,28 +369,28 @@ def _is_torn(descriptor: int) -> bool:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All complete records; a line that a crash cut short, or that is no record, is skipped.
+    """Return all complete records; a line that a crash cut short, or that is no record, is skipped.
 
     Raises:
         LaunchError: the path is no file, or cannot be read.
     """
     if not os.path.lexists(path):
         return []
-    lines = (line.decode(errors="replace") for line in chain.whole_lines(path))
+    lines = (line.decode(errors="replace") for line in whole_lines(path))
     return [record for line in lines if (record := _parse_record(line)) is not None]
 
 
 def parse_records(text: str) -> list[Record]:
-    """The records among the lines of `text`."""
+    """Return the records among the lines of `text`."""
     return [record for line in text.split("\n") if (record := _parse_record(line)) is not None]
 
 
 def _parse_record(line: str) -> Record | None:
-    """The record of a line; None where it is none: a record is an object whose kind is text and whose counts
-    are numbers.
+    """Return the record of a line; None where it is none: a record is an object whose kind is text and whose
+    counts are numbers.
     """
     try:
-        value = parse_json_text(chain.split(line.encode(errors="replace")).body.decode())
+        value = parse_json_text(split(line.encode(errors="replace")).body.decode())
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or not isinstance(value.get("kind", ""), str):
@@ -233,7 +424,7 @@ def cut_after(path: Path, step: int) -> None:
         record = _parse_record(body.decode(errors="replace"))
         return record is not None and bool(record.get("step", 0) <= step)
 
-    text = b"".join(line + b"\n" for line in chain.without(list(chain.whole_lines(path)), is_kept))
+    text = b"".join(line + b"\n" for line in without(list(whole_lines(path)), is_kept))
     if text != path.read_bytes():  # a process that follows the log would read a new file from the start
         write_bytes(path, text)
 
@@ -279,7 +470,7 @@ class Journal:
             self.report(record)
 
     def watch(self, batches: Iterable[B], what: str, num_images: int, num_processes: int) -> Iterator[B]:
-        """The same batches, with a progress record every few seconds.
+        """Yield the same batches, with a progress record every few seconds.
 
         Args:
             batches: of this process, all of one length.

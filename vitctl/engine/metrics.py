@@ -29,7 +29,7 @@ class Hits:
 
 
 def label_sets(labels: np.ndarray) -> np.ndarray:
-    """The labels of each image as a row: `[N, L]`, of `[N]` or `[N, L]`; N may be 0."""
+    """Return the labels of each image as a row: `[N, L]`, of `[N]` or `[N, L]`; N may be 0."""
     return labels[:, None] if labels.ndim == 1 else labels
 
 
@@ -102,8 +102,8 @@ def baselines(labels: np.ndarray, num_answers: int) -> dict[str, float]:
 
 
 def verdict(numbers: Mapping[str, Any]) -> str:
-    """The warning for an accuracy that a constant prediction reaches too; "" for a better one, or without
-    `baselines`.
+    """Return the warning for an accuracy that a constant prediction reaches too; "" for a better one, or
+    without `baselines`.
     """
     accuracy, majority = numbers.get("accuracy"), numbers.get("majority_class")
     if not isinstance(accuracy, float) or not isinstance(majority, float) or accuracy > majority:
@@ -112,7 +112,7 @@ def verdict(numbers: Mapping[str, Any]) -> str:
 
 
 def count_confusions(best: np.ndarray, classes: np.ndarray) -> list[tuple[int, int, int]]:
-    """(class, predicted class, images) of every pair that occurs, in order of class and prediction.
+    """Return (class, predicted class, images) of every pair that occurs, in order of class and prediction.
 
     Args:
         best: as for `correct_predictions`.

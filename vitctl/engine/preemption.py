@@ -11,9 +11,8 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from types import FrameType
 
-from vitctl.system.signals import SIGNALS, STOP_SIGNALS, handled_signals, is_repeated, signal_handler
+from vitctl.system.process import HERE, SIGNALS, STOP_SIGNALS, handled_signals, is_repeated, signal_handler
 from vitctl.system.text import one_line
-from vitctl.system.waiting import HERE
 
 RESUMABLE = 3
 # Launchers forward a signal that the processes have already received.

@@ -52,7 +52,7 @@ def choose_shots(
             raise DataError(
                 f"class {repr(class_names[label]) if class_names else label} has {len(of_class)} training "
                 f"images, "
-                f"{shots} shots were asked; ask for fewer with --shots, e.g. --shots {max(1, len(of_class))}"
+                f"{shots} shots were requested; use fewer, e.g. --shots {max(1, len(of_class))}"
             )
         chosen.append(of_class[:shots])
     return np.concatenate(chosen)
@@ -81,13 +81,13 @@ class Ridge:
         return self.basis @ self._shrunk(l2)
 
     def project(self, images: Tensor) -> Tensor:
-        """Representations [M, R] in the basis, [M, E]: computed once, it gives the scores for every
+        """Return representations [M, R] in the basis, [M, E]: computed once, it gives the scores for every
         regulariser.
         """
         return _with_bias((images.to(self.mean.dtype) - self.mean) / self.std) @ self.basis
 
     def scores(self, projected: Tensor, l2: float) -> Tensor:
-        """Scores [M, K] of projected images [M, E]."""
+        """Return scores [M, K] of projected images [M, E]."""
         return projected @ self._shrunk(l2)
 
     def _shrunk(self, l2: float) -> Tensor:
@@ -126,7 +126,7 @@ def decompose(
 def fit_and_score(
     train: Tensor, train_labels: Tensor, test: Tensor, *, num_classes: int, l2: float
 ) -> Tensor:
-    """Scores [M, K] of the test images for one regulariser, in float64.
+    """Return scores [M, K] of the test images for one regulariser, in float64.
 
     Args:
         train: [N, R] representations of the chosen images.
@@ -142,8 +142,8 @@ def fit_and_score(
 def count_correct(
     ridge: Ridge, test: Tensor, test_labels: Tensor, l2s: Sequence[float]
 ) -> list[NDArray[np.int64]]:
-    """How many of the test images [M, R] of each class are right, [K] for each regulariser; of equal scores
-    the first counts.
+    """Count how many of the test images [M, R] of each class are right, [K] for each regulariser; of equal
+    scores the first counts.
     """
     num_classes = ridge.targets.shape[1]
     correct = [np.zeros(num_classes, np.int64) for _ in l2s]
@@ -156,7 +156,8 @@ def count_correct(
 
 
 def choose_l2(accuracies: NDArray[np.float64], *, leave_self_out: bool) -> NDArray[np.int64]:
-    """The regulariser at which each data set is reported: the one of the best mean rank over the data sets.
+    """Return the regulariser at which each data set is reported: the one of the best mean rank over the data
+    sets.
 
     Ranks are within a data set, argsort of argsort, so that the first of equal accuracies counts as the
     lower.
@@ -173,7 +174,9 @@ def choose_l2(accuracies: NDArray[np.float64], *, leave_self_out: bool) -> NDArr
         DataError: leave_self_out with one data set.
     """
     if leave_self_out and len(accuracies) < 2:
-        raise DataError("fewshot.choose_l2 = 'leave_self_out' needs two data sets or more; 'all' takes one")
+        raise DataError(
+            "fewshot.choose_l2 = 'leave_self_out' needs at least two data sets; 'all' works with one"
+        )
     ranks = np.argsort(np.argsort(accuracies, axis=1, kind="stable"), axis=1, kind="stable")
     counted = ranks.sum(axis=0) - ranks if leave_self_out else np.broadcast_to(ranks.sum(axis=0), ranks.shape)
     return np.asarray(counted.argmax(axis=1), np.int64)

@@ -1,13 +1,15 @@
-"""[schedule]: length, learning rate as a pure function of the step, and lanes. Imports no torch."""
+"""[schedule]: batch size, length, learning rate as a pure function of the step, and lanes. Imports no torch."""
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
-from vitctl.data.loader.lanes import Lanes
+from vitctl.data.source.order import Lanes
 from vitctl.errors import RecipeError
-from vitctl.recipe.machine import ShardedMachine
-from vitctl.recipe.schema import Finetune, Pretrain, TrainRecipe
+from vitctl.recipe.load import Loaded, load_recipe
+from vitctl.recipe.schema import Finetune, Pretrain, ShardedMachine, TrainRecipe
 
 
 def total_steps(num_images: int, batch_size: int, *, steps: int, epochs: float) -> int:
@@ -28,7 +30,7 @@ def lr_at(
     end_lr: float = 0.0,
     drops: tuple[float, ...] = (),
 ) -> float:
-    """Learning rate of the update that follows `step` finished updates.
+    """Return the learning rate of the update that follows `step` finished updates.
 
     Args:
         step: finished updates, 0 .. total - 1; with a warm-up the first update has rate 0.
@@ -54,7 +56,7 @@ def lr_at(
 
 
 def learning_rate(recipe: TrainRecipe, steps: int) -> Callable[[int], float]:
-    """The learning rate as a function of finished steps, in a run of `steps`, from [optimizer] and
+    """Return the learning rate as a function of finished steps, in a run of `steps`, from [optimizer] and
     [schedule].
     """
     s = recipe.schedule
@@ -70,7 +72,7 @@ def learning_rate(recipe: TrainRecipe, steps: int) -> Callable[[int], float]:
 
 
 def lanes_of(recipe: TrainRecipe, num_processes: int) -> Lanes | None:
-    """The lanes of [schedule] with its resolved batch size; None where they are off.
+    """Return the lanes of [schedule] with its resolved batch size; None where they are off.
 
     Args:
         recipe: that trains.
@@ -98,8 +100,8 @@ def lanes_of(recipe: TrainRecipe, num_processes: int) -> Lanes | None:
             )
     if isinstance(machine, ShardedMachine) and machine.sharding == "fsdp":
         raise RecipeError(
-            "machine.sharding = 'fsdp' adds gradients in an order of its own, so that schedule.lanes cannot "
-            "fix it; set "
+            "machine.sharding = 'fsdp' adds gradients in its own order, which schedule.lanes cannot "
+            "control; set "
             "machine.sharding = 'none' or schedule.lanes = 0"
         )
     lanes = Lanes(s.batch_size, s.lanes, s.leaf_images)
@@ -107,27 +109,111 @@ def lanes_of(recipe: TrainRecipe, num_processes: int) -> Lanes | None:
         raise RecipeError(
             f"machine.processes = {num_processes} is more than the leaves of the batch "
             f"({in_words(lanes)}), and "
-            "every process needs one; take fewer processes, or for a new run more schedule.lanes or a "
+            "every process needs one; use fewer processes or, for a new run, more schedule.lanes or a "
             "smaller schedule.leaf_images"
         )
     return lanes
 
 
 def lanes_note(lanes: Lanes) -> str:
-    """For the plan."""
+    """Return the plan's line about lanes."""
     text = f"{in_words(lanes)}; the same bytes on up to {_count(lanes.num_leaves, 'process', 'processes')}"
     return f"{text}; machine.micro_batch has no effect"
 
 
 def in_words(lanes: Lanes) -> str:
     """For messages."""
-    sizes = [len(lanes.lane(number)) for number in range(lanes.num_lanes)]
-    counts = [len(own) for own in lanes.leaves]
-    least, most = min(sizes), max(sizes)
-    size = f"{least} to {most} images" if least < most else _count(most, "image", "images")
-    leaf = f"in leaves of up to {lanes.leaf_images}" if max(counts) > 1 else "each a leaf"
-    return f"{_count(lanes.num_lanes, 'lane', 'lanes')} of {size}, {leaf}: {_count(lanes.num_leaves, 'leaf', 'leaves')}"
+    leaves = _count(lanes.num_leaves, "leaf", "leaves")
+    size = _count(lanes.largest_leaf, "image", "images")
+    return f"{_count(lanes.num_lanes, 'lane', 'lanes')} in {leaves} of up to {size}"
 
 
 def _count(number: int, one: str, several: str) -> str:
     return f"{number:,} {one if number == 1 else several}"
+
+
+BATCHES_PER_EPOCH, LEAST_BATCH, MOST_BATCH = 8, 8, 512
+EPOCHS, LEAST_STEPS, MOST_STEPS = 20, 200, 20_000
+WARMUP_SHARE, MOST_WARMUP = 10, 500
+TASK_IMAGES = 1_000  # of every VTAB task
+IN_PROPORTION = ", in proportion"  # marks, in the origin of the warm-up, that a flag changed the length
+
+R = TypeVar("R", bound=TrainRecipe)
+
+
+def needs_num_images(recipe: object) -> bool:
+    """Return whether a value of a recipe's [schedule] depends on the number of training images."""
+    if not isinstance(recipe, TrainRecipe):
+        return False
+    s = recipe.schedule
+    return not s.batch_size or not (s.total_steps or s.total_epochs) or s.warmup_steps < 0
+
+
+def fitted_recipe(recipe: R, num_images: int) -> R:
+    """`recipe` with the open values of its [schedule] filled in: batch_size = 0, no length, warmup_steps =
+    -1.
+
+    Large sets come out as the paper's: batches of 512, at most the 20,000 steps of Table 4, and the warm-up
+    of 500 of vision_transformer's configs/common.py. Small ones get eight batches an epoch, and at least 200
+    updates.
+
+    Args:
+        recipe: checked.
+        num_images: in data.train_split.
+
+    Paper: Table 4 gives 512 images a batch, and 500 to 20,000 steps; the rule between them is a choice of
+    vitctl
+    """
+    if not needs_num_images(recipe):
+        return recipe
+    s = recipe.schedule
+    batch = s.batch_size or _batch_size(num_images)
+    length = {}
+    if not (s.total_steps or s.total_epochs):
+        length = {"total_steps": min(max(EPOCHS * num_images // batch, LEAST_STEPS), MOST_STEPS)}
+    s = s.model_copy(update={"batch_size": batch, **length})
+    if s.warmup_steps < 0:
+        steps = total_steps(num_images, batch, steps=s.total_steps, epochs=s.total_epochs)
+        s = s.model_copy(update={"warmup_steps": min(steps // WARMUP_SHARE, MOST_WARMUP)})
+    return recipe.model_copy(update={"schedule": s})
+
+
+def fit_schedule(loaded: Loaded, num_images: int) -> Loaded:
+    """`loaded` as `fitted_recipe` gives it, each value with its origin; after --steps or --epochs the warm-up
+    is scaled with the length.
+
+    Args:
+        loaded: a recipe that trains.
+        num_images: in its data.train_split.
+    """
+    before = loaded.recipe
+    assert isinstance(before, TrainRecipe)
+    now = fitted_recipe(before, num_images)
+    words = f"chosen for {num_images:,} images"
+    found = {
+        f"schedule.{name}": words
+        for name in ("batch_size", "total_steps", "warmup_steps")
+        if getattr(now.schedule, name) != getattr(before.schedule, name)
+    }
+    if loaded.origin("schedule.warmup_steps").endswith(IN_PROPORTION) and before.schedule.warmup_steps < 0:
+        warmup = _in_proportion(loaded.name, now, num_images)
+        now = now.model_copy(update={"schedule": now.schedule.model_copy(update={"warmup_steps": warmup})})
+        found["schedule.warmup_steps"] = "the recipe's, in proportion to the length"
+    return replace(loaded, recipe=now, origins={**loaded.origins, **found})
+
+
+def _batch_size(num_images: int) -> int:
+    share = max(1, num_images // BATCHES_PER_EPOCH)
+    return min(max(1 << (share.bit_length() - 1), LEAST_BATCH), MOST_BATCH)
+
+
+def _in_proportion(name: str, now: TrainRecipe, num_images: int) -> int:
+    """Return the warm-up of the recipe called `name`, shortened as its length is."""
+    own = load_recipe(name).recipe
+    assert isinstance(own, TrainRecipe)
+    before = fitted_recipe(own, num_images).schedule
+    steps, own_steps = (
+        total_steps(num_images, s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
+        for s in (now.schedule, before)
+    )
+    return int(before.warmup_steps * min(1.0, steps / max(1, own_steps)))

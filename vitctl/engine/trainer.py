@@ -18,14 +18,19 @@ from torch import Tensor, nn
 
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
 from vitctl.data.loader.batches import Batch, train_batches
-from vitctl.data.loader.lanes import own_slots
-from vitctl.data.source.order import Order, SampleOrder
+from vitctl.data.source.order import Order, SampleOrder, own_slots
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source, sample_key
-from vitctl.engine import nonfinite
-from vitctl.engine.averaging import Average, averaged
-from vitctl.engine.checkpoint.files import SavedCheckpoint, set_aside_after
-from vitctl.engine.checkpoint.saving import Saver, check_space, parts
+from vitctl.engine.agreement import (
+    CheckpointTensors,
+    agreed_checkpoint,
+    agreed_tensors,
+    check_inputs,
+    check_resumable,
+    check_same_state,
+    identity,
+)
+from vitctl.engine.checkpoint import SavedCheckpoint, Saver, check_space, parts, set_aside_after
 from vitctl.engine.computation import (
     choose_kernels,
     choose_micro_batch,
@@ -35,48 +40,61 @@ from vitctl.engine.computation import (
     use_kernels,
     versions,
 )
-from vitctl.engine.distributed.agreement import (
-    CheckpointTensors,
-    agreed_checkpoint,
-    agreed_tensors,
-    check_inputs,
-    check_resumable,
-    check_same_state,
-)
-from vitctl.engine.distributed.gradients import AllReduced, ByLanes, Gradients
-from vitctl.engine.distributed.lane_sum import LaneSum
-from vitctl.engine.distributed.process_group import raise_on_all
-from vitctl.engine.distributed.runtime import Runtime, num_workers
-from vitctl.engine.distributed.sharding import is_sharded, load_full_state, shard_as
 from vitctl.engine.evaluation import Score, stop_together
-from vitctl.engine.identity import identity
-from vitctl.engine.journal import LOG, Journal, cut_after, read_records
-from vitctl.engine.mixing import Mixing, classification
-from vitctl.engine.nonfinite import SKIPPED, Counts
-from vitctl.engine.optimizer import build_optimizer, load_optimizer_tensors
-from vitctl.engine.preemption import StopFlag, Stopped
-from vitctl.engine.run_files import (
+from vitctl.engine.journal import (
     AVERAGE,
     CHECKPOINTS,
+    LOG,
     LOG_HEAD,
     MODEL,
     OPTIMIZER,
     STEP_RECORDS,
     STEPS_HEAD,
     UNRECORDED,
+    Journal,
+    cut_after,
+    head,
+    read_records,
 )
+from vitctl.engine.losses import Mixing, classification
+from vitctl.engine.optimizer import Average, averaged, build_optimizer, load_optimizer_tensors
+from vitctl.engine.preemption import StopFlag, Stopped
+from vitctl.engine.runtime import Runtime, num_workers, raised_on_all
 from vitctl.engine.schedule import lanes_of, learning_rate, total_steps
-from vitctl.engine.step import Result, TrainStep, Update, take
-from vitctl.engine.trace.chain import head
-from vitctl.engine.trace.recorder import Recorder, end_of_steps, weights_checksum
-from vitctl.engine.trace.steps import not_named, read_logged_ends, read_steps, record_problem
+from vitctl.engine.sharding import is_sharded, load_full_state, shard_as
+from vitctl.engine.step import (
+    SKIPPED,
+    AllReduced,
+    ByLanes,
+    Counts,
+    Gradients,
+    LaneSum,
+    Result,
+    TrainStep,
+    Update,
+    check_progress,
+    check_share,
+    in_words,
+    skipped_record,
+    take,
+)
+from vitctl.engine.trace import (
+    Recorder,
+    end_of_steps,
+    not_named,
+    read_logged_ends,
+    read_steps,
+    record_problem,
+    weights_checksum,
+)
 from vitctl.errors import CheckpointError, DataError, VitctlError, is_lost_peer
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
 from vitctl.models.flops import computed_flops
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
+from vitctl.recipe.sections import OPTIMIZERS
+from vitctl.system.process import HERE
 from vitctl.system.text import typed
-from vitctl.system.waiting import HERE
 
 BAD_SAMPLES, SAMPLES = "bad_samples.jsonl", "samples"
 BUDGET_FLOOR = 10_000  # images; the budget of bad samples is computed from at least this many
@@ -189,7 +207,7 @@ class Trainer(TrainStep):
         kernels = choose_kernels(
             kept_kernels(machine, runtime, run.folder),
             model.config,
-            runtime.computation,
+            runtime,
             lanes=self.lanes is not None,
         )
         use_kernels(kernels)
@@ -254,12 +272,15 @@ class Trainer(TrainStep):
         self.probed: set[int] = set()
         self.recorder: Recorder | None = None
         self.changing = threading.Lock()  # held while weights, optimizer or average change
+        self.pending: deque[tuple[int, Update, float, list[Batch]]] = deque()  # not read from the device yet
         self._window = (0.0, 0, 0.0)  # start, step, and seconds without images of the throughput logged next
 
     def batches(
         self, first_step: int, micro_batch: int | None = None, workers: int | None = None
     ) -> Iterator[Batch]:
-        """Endless micro-batches of this process after `first_step` finished steps: a function of seed and step."""
+        """Yield micro-batches of this process after `first_step` finished steps, without end: a function of
+        seed and step.
+        """
         return train_batches(
             self.images.train,
             self.images.order or Order(len(self.images.train), self.recipe.seed),
@@ -290,39 +311,29 @@ class Trainer(TrainStep):
         """
         self.stop.save_alone = self.save_alone
         try:
-            self._fit()
+            # 1. Load the newest checkpoint, and cut all records back to its step.
+            step = self.resume()
+            if self.runtime.is_main:
+                kept = self.saver.last + self.saver.best
+                slots = OPTIMIZERS[self.recipe.optimizer.name].slots
+                check_space(self.saver.root, self.unwrapped, self.average, slots=slots, kept=kept)
+            # 2. A run that stopped between a step and its score has none of that step yet.
+            if step:
+                self.evaluate_if_due(step)
+            # 3. Train. A finished run only gives its score again.
+            if step < self.total_steps:
+                self.train_from(step)
+            # 4. A signal after the last step still stops the run: it resumes at its result.
+            stop_together(self.runtime, self.stop)
+            self.report_problems()
         finally:
             self.stop.save_alone = None
             self.saver.finish()
         return self.scores.get(self.total_steps)
 
-    def _fit(self) -> None:
-        first_step = self.resume()
-        if self.runtime.is_main:
-            kept = self.saver.last + self.saver.best
-            check_space(self.saver.root, self.unwrapped, self.average, self.optimizer, kept=kept)
-        # A run that was stopped between a step and its score has none of that step yet.
-        if first_step and is_due(first_step, self.recipe.evaluation.every_steps):
-            self.evaluate(first_step)
-        if first_step and is_due(first_step, self.probe_every):
-            self.probe(first_step)
-        if first_step < self.total_steps:
-            if self.recipe.log.trace:
-                self.recorder = Recorder(
-                    self.folder, self.journal, self.runtime, self.unwrapped, self.own, self.batch_size
-                )
-                self.recorder.start(first_step, self.facts, self.resumed_from)
-            batches = self.batches(first_step)
-            self.journal.show_progress(at_once=True, step=first_step, total_steps=self.total_steps)
-            if self.recipe.machine.compile:
-                batches = self._compiled(batches, first_step)
-            self.start_clock(first_step)
-            self.run_steps(batches, first_step)
-        else:
-            self.evaluate(self.total_steps)
-            self.probe(self.total_steps)
-        stop_together(self.runtime, self.stop)
-        nonfinite.check_share(self.total_steps, self.counts, self.folder / SKIPPED)
+    def report_problems(self) -> None:
+        """Warn about skipped updates and unusable images of a finished run; fail if most updates were skipped."""
+        check_share(self.total_steps, self.counts, self.folder / SKIPPED)
         if self.counts.num_skipped:
             text = f"{self.counts.num_skipped} of {self.total_steps} updates were not finite and were skipped"
             self._warn(f"{text}; {self.folder / SKIPPED} lists them", self.total_steps)
@@ -381,26 +392,47 @@ class Trainer(TrainStep):
         Raises:
             CheckpointError: they are not; the same line on every process.
         """
-        problem = ""
-        if self.runtime.is_main:
-            try:
-                weights = "" if is_sharded(self.unwrapped) else weights_checksum(self.unwrapped)
-                ends = read_logged_ends(self.folder)
-                problem = record_problem(saved, read_steps(self.folder), ends, weights)
-                if ends.broken_at:
-                    problem = f"{LOG}, line {ends.broken_at}, does not follow the line before"
-            except VitctlError as error:
-                problem = str(error)
-        if problem:
-            problem = (
-                f"{saved.folder}: {problem}; copy the files of the run back, or delete this folder to resume "
-                f"from the checkpoint before it"
-            )
-        raise_on_all(problem)
+        with raised_on_all():
+            if self.runtime.is_main and (problem := self._record_problem(saved)):
+                raise CheckpointError(
+                    f"{saved.folder}: {problem}; copy the files of the run back, or delete this folder to "
+                    f"resume from the checkpoint before it"
+                )
         if unnamed := not_named(saved):
             text = f"{saved.folder.name} does not say {unnamed}, as an earlier state of vitctl"
             self._warn(f"{text}; its records are not compared with that", saved.step)
         self.resumed_from = saved.digest
+
+    def _record_problem(self, saved: SavedCheckpoint) -> str:
+        weights = "" if is_sharded(self.unwrapped) else weights_checksum(self.unwrapped)
+        try:
+            ends = read_logged_ends(self.folder)
+            problem = record_problem(saved, read_steps(self.folder), ends, weights)
+        except VitctlError as error:
+            return str(error)
+        if ends.broken_at:
+            return f"{LOG}, line {ends.broken_at}, does not follow the line before"
+        return problem
+
+    def train_from(self, step: int) -> None:
+        """Train from `step` finished steps to the last.
+
+        Raises:
+            Stopped: a signal came to any process; the state is saved.
+            Exception: the error that ended the training; the last consistent state is saved before.
+        """
+        if self.recipe.log.trace:
+            self.recorder = Recorder(
+                self.folder, self.journal, self.runtime, self.unwrapped, self.own, self.batch_size
+            )
+            self.recorder.start(step, self.facts, self.resumed_from)
+        # Batches are a function of seed and step: a resumed run goes on with the images that come next.
+        batches = self.batches(step)
+        self.journal.show_progress(at_once=True, step=step, total_steps=self.total_steps)
+        if self.recipe.machine.compile:
+            batches = self._compiled(batches, step)
+        self.start_clock(step)
+        self.run_steps(batches, step)
 
     def _compiled(self, batches: Iterator[Batch], step: int) -> Iterator[Batch]:
         """Return the same batches, after a first pass over those of one update that triggers torch.compile."""
@@ -416,67 +448,70 @@ class Trainer(TrainStep):
         self.journal.write("compile", step=step, seconds=round(time.perf_counter() - began, 3))
         return chain(first, batches)
 
-    def run_steps(self, batches: Iterator[Batch], first_step: int) -> None:
-        """Train from `first_step` finished steps to the last.
+    def run_steps(self, batches: Iterator[Batch], step: int) -> None:
+        """Take the steps after `step`; log, score and save after each of them what is due.
 
         Args:
-            batches: endless micro-batches of this process, from first_step on.
-            first_step: steps finished before.
-
-        Raises:
-            Stopped: a signal came to any process; the state is saved.
-            Exception: the error that ended the training; the last consistent state is saved before.
+            batches: endless micro-batches of this process, from this step on.
+            step: finished steps.
         """
-        every, step = self.recipe.evaluation.every_steps, first_step
         # Updates that the device may still compute. On a GPU the numbers of a step are read one step later,
         # so that it never waits for the next batch.
-        pending: deque[tuple[int, Update, float, list[Batch]]] = deque()
-
-        def read(behind: int) -> bool:
-            """Log all but the newest `behind` updates; return whether a process got a signal."""
-            stopped = False
-            while len(pending) > behind:
-                finished, update, waited, micro_batches = pending.popleft()
-                result = update.result()
-                stopped = stopped or result.stop
-                self.log(finished, result, waited, micro_batches)
-            return stopped
-
+        self.pending.clear()
         self.finished_step = HERE.step = step
         try:
             stop_together(self.runtime, self.stop)  # a signal before the first step
             while step < self.total_steps:
+                # Wait for the images of the step; the device still computes the step before.
                 began = time.perf_counter()
                 micro_batches = take(batches, len(self.own))
                 waited = time.perf_counter() - began
-                # The update carries this process's stop flag: all processes learn of a signal at the same
-                # step, without another exchange.
-                pending.append((step + 1, self.update(step, micro_batches), waited, micro_batches))
+                # Tell the device to compute the step. The update carries this process's stop flag: all
+                # processes learn of a signal at the same step, without another exchange.
+                update = self.update(step, micro_batches)
                 step += 1
+                self.pending.append((step, update, waited, micro_batches))
+                # The step counts. `before_update` took the lock, so that no other thread saves a state
+                # between two steps.
                 self.finished_step = HERE.step = step
                 self.is_updating = False
-                self.changing.release()  # taken by before_update: from here on the state is that of `step`
-                # Before anything is logged, scored or saved, all numbers up to this step are read.
-                if read(0 if self._is_read_at_once(step) else self.steps_behind):
-                    read(0)
+                self.changing.release()
+                # Read and log the numbers of the step before; all of them before anything is logged, scored
+                # or saved. Only here the host waits for the device, and a signal stops the run.
+                if self.log_pending(keep=0 if self._is_read_at_once(step) else self.steps_behind):
                     raise Stopped
-                is_last = step == self.total_steps
-                if is_last or is_due(step, every):
-                    self.evaluate(step)
-                if is_due(step, self.probe_every) or (is_last and self.probe_every):
-                    self.probe(step)
-                # The score comes first: it decides which checkpoints are the best.
-                if is_last or is_due(step, self.recipe.checkpoint.every_steps):
-                    self.save(step, is_last)
+                # Score first: it decides which checkpoints are the best. Then save.
+                self.evaluate_if_due(step)
+                if step == self.total_steps or is_due(step, self.recipe.checkpoint.every_steps):
+                    self.save(step, step == self.total_steps)
         except Stopped:
-            read(0)
+            # Every process is at the same step: save it together, and wait until it is on disk.
+            self.log_pending()
             self.save(step, last=True)
             raise
         except Exception as error:
             with suppress(Exception):  # the first error is the one to report
-                read(0)
+                self.log_pending()
             self.rescue(step, error)
             raise
+
+    def log_pending(self, keep: int = 0) -> bool:
+        """Log all but the newest `keep` updates; return whether a process received a signal."""
+        stopped = False
+        while len(self.pending) > keep:
+            step, update, waited, micro_batches = self.pending.popleft()
+            result = update.result()
+            stopped = stopped or result.stop
+            self.log(step, result, waited, micro_batches)
+        return stopped
+
+    def evaluate_if_due(self, step: int) -> None:
+        """Score and probe the model after this step, if the recipe asks for it."""
+        is_last = step == self.total_steps
+        if is_last or is_due(step, self.recipe.evaluation.every_steps):
+            self.evaluate(step)
+        if is_due(step, self.probe_every) or (is_last and self.probe_every):
+            self.probe(step)
 
     def before_update(self) -> None:
         """Wait for a checkpoint that still copies weights, and let no other thread save until the step counts."""
@@ -504,11 +539,11 @@ class Trainer(TrainStep):
         self.counts.add(result)
         self._log_samples(step, micro_batches)
         if result.skipped:
-            record = nonfinite.record(
+            record = skipped_record(
                 step, self.runtime.rank, result, self.unwrapped, self._keys(micro_batches)
             )
             self.journal.append(self.folder / SKIPPED, record)
-            self._warn(f"step {step} was not finite and is skipped: {nonfinite.in_words(result)}", step)
+            self._warn(f"step {step} was not finite and is skipped: {in_words(result)}", step)
         is_logged = is_due(step, self.recipe.log.every_steps) or step == self.total_steps
         if self.recorder is not None:
             with_weights = is_logged or is_due(step, self.recipe.checkpoint.every_steps)
@@ -524,7 +559,7 @@ class Trainer(TrainStep):
                 f"{self.bad_reasons()}; fix the data, or resume with: vitctl resume {typed(self.folder)} --set "
                 f"data.max_bad_fraction=SHARE --allow data.max_bad_fraction"
             )
-        nonfinite.check_bound(step, self.counts, result, self.folder / SKIPPED)
+        check_progress(step, self.counts, result, self.folder / SKIPPED)
 
     def _log_samples(self, step: int, micro_batches: list[Batch]) -> None:
         for batch in micro_batches:

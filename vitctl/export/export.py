@@ -21,8 +21,8 @@ from vitctl.export.graph import Raw
 from vitctl.export.proof import TOLERANCE, GivenImages, Score, agree, compare, run_model, score
 from vitctl.export.resizing import Resizing, ResizingCheck, stored_transform
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, weights_of
-from vitctl.jobs.provenance import weights_scored
 from vitctl.jobs.record.result import RunResult, data_used
+from vitctl.jobs.training import weights_scored
 from vitctl.recipe.export_formats import FORMATS, ExportFormat
 from vitctl.recipe.schema import ExportRecipe
 from vitctl.recipe.sections import Export
@@ -34,7 +34,7 @@ _RESIZING = {"image_size", "eval_method", "eval_resize", "resample"}
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What a writer needs.
+    """Everything that a writer of a format needs.
 
     Args:
         row: the format.
@@ -60,12 +60,12 @@ class ExportRequest:
 
     @property
     def precision(self) -> str:
-        """The number format of the file."""
+        """Return the number format of the file."""
         return self.options.precision if self.options.precision in self.row.precisions else "float32"
 
     @property
     def resizing_note(self) -> tuple[str, ...]:
-        """A line for the user, or none."""
+        """Return a line about resizing for the user, or nothing."""
         return (self.resizing.note,) if self.resizing else ()
 
 
@@ -190,8 +190,8 @@ def _graph(found: FoundWeights, plain: Raw, options: Export) -> Raw:
     meta = found.weights.meta
     if options.include_preprocess and not meta.keys() >= _RESIZING:
         raise RecipeError(
-            f"--include-preprocess: {found.path} does not say how images are resized; leave it out, and "
-            f"resize them yourself"
+            f"--include-preprocess: {found.path} does not record how images are resized; leave the flag "
+            f"out, and resize images yourself"
         )
     transform = stored_transform(meta) if options.include_preprocess else None
     return Raw(plain.model, meta, transform, features=options.features).eval()
@@ -233,12 +233,12 @@ def _write_verified(request: ExportRequest) -> Exported:
 
 @contextmanager
 def partial_folder(run_dir: Path, name: str, shown: Path | None = None) -> Iterator[Path]:
-    """An empty folder in which files are written and verified. It is removed afterwards.
+    """Yield an empty folder in which files are written and verified; remove it afterwards.
 
     Args:
         run_dir: of the export.
         name: of the folder.
-        shown: where the files go to, which messages name instead; default: the run's folder.
+        shown: the final place, which messages name instead; default: the run's folder.
     """
     aside = run_dir / f".{name}.partial"
     shutil.rmtree(aside, ignore_errors=True)
@@ -252,7 +252,7 @@ def partial_folder(run_dir: Path, name: str, shown: Path | None = None) -> Itera
 
 
 def _copied(done: Exported, to: Path, row: ExportFormat) -> tuple[Path, list[str]]:
-    """Copy a file, and what belongs to a graph, to another path or into another folder: all or nothing.
+    """Copy a file, and the files that belong to a graph, to another path or folder: all or nothing.
 
     Returns:
         where the file is now, and what its user should know.
@@ -267,7 +267,6 @@ def _copied(done: Exported, to: Path, row: ExportFormat) -> tuple[Path, list[str
             if path not in left:
                 shutil.copyfile(source, stack.enter_context(atomic_write(path)))
     return target, [
-        f"{path} is there already and was left as it is; the program of this file is "
-        f"{done.path.parent / path.name}"
+        f"{path} exists and was not replaced; the program of this file is {done.path.parent / path.name}"
         for path in left
     ]

@@ -1,6 +1,4 @@
-"""What an exported graph computes: a network with the value range of its images, and the same in fewer
-operations.
-"""
+"""The exported graph: a network with the value range of its images, and the same in fewer operations."""
 
 import copy
 from typing import Any, TypeVar
@@ -11,8 +9,8 @@ from torch import Tensor, nn
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.export.preprocess import Preprocess
 from vitctl.models.build import Model
-from vitctl.models.configs import MaskedPatchConfig
 from vitctl.models.resnet import StdConv
+from vitctl.models.variants import MaskedPatchConfig
 from vitctl.models.vit import Attention, EncoderBlock, VisionTransformer
 
 INPUT, LOGITS, FEATURES = "images", "logits", "features"
@@ -72,17 +70,17 @@ class Raw(nn.Module):
 
     @property
     def model(self) -> Model:
-        """The network alone."""
+        """Return the network without the value range."""
         return self.network.model
 
     @property
     def outputs(self) -> list[str]:
-        """Names of what it returns."""
+        """Return the names of the outputs."""
         return [LOGITS, FEATURES] if self.network.gives_features else [LOGITS]
 
     @property
     def free_axes(self) -> tuple[str, ...]:
-        """Names of the leading axes of the input whose length is free."""
+        """Return the names of the input's leading axes of free length."""
         return ("batch",) if self.preprocess is None else ("batch", "height", "width")
 
     def free_sizes(self) -> dict[int, torch.export.Dim]:
@@ -90,7 +88,7 @@ class Raw(nn.Module):
         return {axis: torch.export.Dim(name) for axis, name in enumerate(self.free_axes)}
 
     def example(self, batch: int, number: int = 0) -> Tensor:
-        """Noise to trace or to verify the graph with.
+        """Return noise to trace or verify the graph with.
 
         Args:
             batch: number of images.

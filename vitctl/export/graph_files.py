@@ -1,4 +1,4 @@
-"""Files that compute: ONNX with a program beside it that runs it, and `torch.export` programs."""
+"""Graphs as files: ONNX with a short program that runs it, and `torch.export` programs."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ from vitctl.export.proof import Run, run_model
 from vitctl.export.resizing import stored_transform
 
 OPSET = 20
-# One file of ONNX cannot be larger than 2 GiB; above this, weights lie in a file beside it.
+# One file of ONNX cannot be larger than 2 GiB; above this, weights are in a second file.
 MOST_BYTES_INSIDE = 2**31 - 2**26
 PROGRAM_METADATA = "vitctl.json"  # of torch's extra files
 _PILLOW = {"bicubic_antialias": "BICUBIC", "area": "BOX"}  # else BILINEAR, which always has antialias
@@ -119,8 +119,7 @@ def _metadata(request: ExportRequest) -> dict[str, str]:
 
 
 def sample_program(meta: dict[str, Any], model: Raw) -> str:
-    """Ten lines of Python that print the five best classes of a photograph: a program for the user to start
-    from.
+    """Return ten lines of Python that print the five best classes of a photograph, for the user to start from.
 
     Args:
         meta: of the weights.
@@ -147,7 +146,7 @@ def sample_program(meta: dict[str, Any], model: Raw) -> str:
 
 
 def _resizing_lines(meta: dict[str, Any]) -> list[str]:
-    """Resize and crop with Pillow."""
+    """Return the lines that resize and crop with Pillow."""
     transform = stored_transform(meta)
     size, side = transform.image_size, transform.resize
     rule = f"Image.Resampling.{_PILLOW.get(transform.resample, 'BILINEAR')}"
@@ -187,7 +186,7 @@ def open_program(_request: ExportRequest, path: Path) -> Run:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warnings of exporters and converters about their internals."""
+    """Silence the warnings of exporters and converters about their internals."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

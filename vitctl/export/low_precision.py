@@ -109,8 +109,7 @@ def _in_network(name: str) -> str:
 
 
 def _ranges(full: Path, reader: _Reader, has_data: bool) -> dict[str, Any]:
-    """Layer, operator, smallest and largest value of each float tensor that a node gives, in the order of the
-    graph.
+    """Return layer, operator, smallest and largest value of each float output of a node, in graph order.
 
     An infinity, such as the border of a max-pooling, is None. A model that overflows in float32 does not get
     here.
@@ -145,7 +144,8 @@ def _refuse_overflow(full: Path, ranges: dict[str, Any], path: Path) -> str:
     for name, largest in sizes:
         if not largest <= LARGEST_FLOAT16:
             raise CheckpointError(
-                f"{path}: float16 overflows in {name}: {largest:.3g}, and it ends at {LARGEST_FLOAT16:,.0f}; the "
+                f"{path}: float16 overflows in {name}: {largest:.3g}, above its maximum of "
+                f"{LARGEST_FLOAT16:,.0f}; the "
                 f"file was not kept; export it without --fp16"
             )
     largest, row = max(activations, key=lambda pair: pair[0])

@@ -20,10 +20,10 @@ from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import CheckpointError, DataError
 from vitctl.export.graph import Raw
 from vitctl.export.resizing import stored_transform
+from vitctl.jobs.evaluate import check_head_classes
 from vitctl.jobs.inputs.data import open_images, open_scored
-from vitctl.jobs.inputs.labels import check_head_classes
 from vitctl.jobs.inputs.weights import FoundWeights
-from vitctl.jobs.record.data_verified import not_whole
+from vitctl.jobs.training import not_whole
 from vitctl.recipe.schema import ExportRecipe
 
 TOLERANCE = 1e-4
@@ -94,7 +94,7 @@ class GivenImages:
         self._shards = Verification([self.source], run_dir)
         if not found.weights.has_head:
             raise CheckpointError(
-                f"{found.path}: has no trained head, so that no image can be scored; fine-tune it first"
+                f"{found.path}: has no trained head, so no image can be scored; fine-tune it first"
             )
         check_head_classes(found, self.source.class_names)
         self.calibration_split = data.calibration_split
@@ -114,7 +114,7 @@ class GivenImages:
 
     @cached_property
     def calibration(self) -> Source:
-        """The images that int8 is calibrated on. None of them is scored.
+        """Return the images that int8 is calibrated on; none of them is scored.
 
         Raises DataError if there are none.
         """
@@ -129,8 +129,8 @@ class GivenImages:
         return random_subset(source, min(self._recipe.export.calibration_images, len(source)), 0)
 
     def inputs(self, source: Source, *, photographs: bool) -> Iterator[Tensor]:
-        """Images as a file takes them: batches of prepared squares, uint8 [B, 3, S, S]; or one photograph at
-        a time, decoded and upright, uint8 [1, H, W, 3].
+        """Yield images as a file takes them: batches of prepared squares, uint8 [B, 3, S, S]; or single
+        photographs, decoded and upright, uint8 [1, H, W, 3].
         """
         for images in self._photographs(source) if photographs else self._squares(source):
             if self._stop.raised:
@@ -159,7 +159,7 @@ class Score(NamedTuple):
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """For result.json."""
+        """Return the numbers for result.json."""
         hits = self.hits
         return {
             "accuracy": hits.accuracy,
@@ -187,7 +187,7 @@ def score(path: Path | str, run: Run, inputs: Iterable[Tensor], given: GivenImag
         logits = run(images)[0]
         if not np.isfinite(logits).all():
             raise CheckpointError(
-                f"{path}: its logits are NaN or infinite on the images given; it was not kept"
+                f"{path}: its logits are NaN or infinite on the given images; it was not kept"
             )
         rows.append(np.argsort(-logits, axis=1, kind="stable")[:, :_TOP])
     given.check_whole()
@@ -214,7 +214,8 @@ def compare(
     """
     same, total = int((file.best[:, 0] == model.best[:, 0]).sum()), len(file.best)
     text = (
-        f"accuracy {file.hits.accuracy:.2%}, of the float32 model {model.hits.accuracy:.2%}; the same answer on "
+        f"accuracy {file.hits.accuracy:.2%}, of the float32 model {model.hits.accuracy:.2%}; the same "
+        f"answer on "
         f"{same:,} of {total:,} images ({given.where})"
     )
     if model.hits.correct - file.hits.correct > allowed * file.hits.total * (1 + 1e-9):

@@ -1,4 +1,4 @@
-"""How the program that a file is exported for resizes images, and how often that changes a prediction."""
+"""The resizing of the program that reads an exported file, and how often it changes a prediction."""
 
 import time
 from typing import Any, NamedTuple
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from vitctl.data.images.transforms import EvalTransform, TorchvisionTransform
 from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.views import Source, random_subset
-from vitctl.engine.run_files import RECIPE
+from vitctl.engine.journal import RECIPE
 from vitctl.errors import DataError, VitctlError
-from vitctl.jobs.inputs.sampling import open_recipe_split
+from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.jobs.inputs.weights import FoundWeights, run_of
 from vitctl.recipe.export_formats import ExportFormat, readers_transform
 from vitctl.recipe.images import TrainImages
@@ -27,7 +27,7 @@ _WORDS = {
 
 
 class Resizing(NamedTuple):
-    """How another program pre-processes images, where that differs from how the weights are scored.
+    """Another program's pre-processing, where it differs from that with which the weights are scored.
 
     `note` is a line for the user; `changed` of `total` predictions change, None if that was not measured.
     """

@@ -20,8 +20,8 @@ from vitctl.export.proof import Run, run_model
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, run_of
 from vitctl.jobs.record.result import read_result
 from vitctl.models.weights.containers import read_json, write_json
+from vitctl.models.weights.download import CONFIG
 from vitctl.models.weights.meta import assumed_line
-from vitctl.models.weights.sources import CONFIG
 from vitctl.models.weights.weights_file import read_weights, write_weights
 from vitctl.system.files import write_text
 from vitctl.system.text import one_line
@@ -125,7 +125,7 @@ def _score_rows(request: ExportRequest, result: dict[str, Any]) -> Iterator[str]
 
 
 def _result(found: FoundWeights) -> dict[str, Any]:
-    """Metrics and provenance of the run that the weights are of; empty if its result is of other weights."""
+    """Return metrics and provenance of the weights' run; empty if its result belongs to other weights."""
     run = run_of(found.path)
     try:
         result = None if run is None else read_result(run)

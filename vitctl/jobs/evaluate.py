@@ -1,34 +1,203 @@
-"""Scoring a classifier on a split, every image once."""
+"""Scoring a classifier on a split, every image once, by the labels of the data, the ReaL labels or ObjectNet's rules."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vitctl.data.images.transforms import EvalTransform
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitctl.data.datasets.readers.imagenet import imagenet_classes, label_sets, read_real
+from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.source.views import Source
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
-from vitctl.engine.distributed.runtime import num_workers
 from vitctl.engine.evaluation import top_predictions
-from vitctl.engine.identity import run_of
-from vitctl.engine.journal import Report, silent
-from vitctl.engine.metrics import baselines, count_hits, mean_per_class
+from vitctl.engine.journal import RECIPE, Report, run_of, silent
+from vitctl.engine.metrics import (
+    baselines,
+    correct_predictions,
+    count_by_class,
+    count_confusions,
+    count_hits,
+    mean_per_class,
+    padded_sets,
+)
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.run_files import RECIPE
 from vitctl.errors import CheckpointError, DataError, RecipeError
-from vitctl.jobs.features import ImagePass
-from vitctl.jobs.inputs.labels import OF_OBJECTNET, choose_label_rule, write_counts
-from vitctl.jobs.inputs.network import unseen_pixels
-from vitctl.jobs.inputs.opened import Inputs, open_inputs
-from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, scored_weights
-from vitctl.jobs.provenance import shown, weights_scored
-from vitctl.jobs.record.data_verified import WHOLE, verify
+from vitctl.jobs.inputs.data import Inputs, open_inputs
+from vitctl.jobs.inputs.weights import (
+    OBJECTNET,
+    OF_OBJECTNET,
+    RESTRICTED,
+    FoundWeights,
+    check_found,
+    loaded_model,
+    scored_weights,
+    stored_eval_transform,
+)
 from vitctl.jobs.record.result import RunResult, data_used, read_result
-from vitctl.jobs.training import on_device, open_journal, start_runtime
+from vitctl.jobs.training import (
+    WHOLE,
+    ImagePass,
+    on_device,
+    shown,
+    start_run,
+    weights_scored,
+)
+from vitctl.models.variants import unseen_pixels
 from vitctl.recipe.schema import Evaluate
+from vitctl.system.files import write_csv
 
-# BiT's pre-processing of ObjectNet: the shorter side, and the square in its centre.
-OBJECTNET_RESIZE, OBJECTNET_SIZE = 512, 480
+REAL_PLACE = Path("imagenet_real") / "real.json"
+ORIGINAL, REAL = "original", "real"
+
+
+@dataclass(frozen=True)
+class LabelRule:
+    """How predictions are made from logits, and which of them are correct.
+
+    Args:
+        labels: name of a set of labels -> int64 `[N]` or `[N, L]`, padded with -1; the first is the main one.
+        classes: int64 `[N]`, the class of each image, for the counts by class: its first label where it has
+            several, -1 where it has none and is not counted.
+        class_names: of `classes`.
+        prediction_names: of the classes that may be predicted.
+        to_scores: logits `[B, K]` to the scores of the classes that may be predicted `[B, A]`.
+    """
+
+    labels: dict[str, np.ndarray]
+    classes: np.ndarray
+    class_names: Sequence[str]
+    prediction_names: Sequence[str]
+    to_scores: Callable[[Tensor], Tensor] = field(default=lambda logits: logits)
+
+    def count_by_class(self, best: np.ndarray) -> np.ndarray:
+        """Return images, top-1 and top-5 hits of each class under the main labels, int64 `[K, 3]`, from
+        predictions `[N, 5]`.
+        """
+        counted = self.classes >= 0
+        right = correct_predictions(best, next(iter(self.labels.values())))[counted]
+        return count_by_class(right, self.classes[counted], len(self.class_names))
+
+
+def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Path) -> LabelRule:
+    """Return the rule that evaluation.labels names, for the images of a split.
+
+    Args:
+        wanted: as in the recipe.
+        source: the images, as `open_scored` gives them.
+        found: the classifier.
+        root: folder of known data sets, where the ReaL labels are found.
+
+    Raises:
+        RecipeError: there are no such labels.
+        DataError: the labels are for other images.
+        CheckpointError: the head has other classes.
+    """
+    given = source.labels()
+    classes = given.reshape(len(given), -1)[:, 0]
+    if wanted in OF_OBJECTNET:
+        return _objectnet(source, classes, found, restricted=wanted == RESTRICTED)
+    check_head_classes(found, source.class_names)
+    labels = {ORIGINAL: given}
+    if wanted == REAL or wanted.endswith(".json"):
+        check_imagenet(source)
+        sets = read_real(root / REAL_PLACE if wanted == REAL else Path(wanted))
+        labels[REAL] = padded_sets(label_sets(map(source.key, range(len(source))), sets))
+    elif wanted not in ("", ORIGINAL):
+        raise RecipeError(
+            f"evaluation.labels = '{wanted}': should be {ORIGINAL}, {REAL}, {OBJECTNET}, {RESTRICTED} "
+            "or the path of a real.json"
+        )
+    return LabelRule(labels, classes, source.class_names, source.class_names)
+
+
+def check_imagenet(source: Source) -> None:
+    """Raises DataError unless the classes are ImageNet's in their order, as far as their names tell."""
+    names, wnids = source.class_names, class_list("imagenet")
+    are_wnids = bool(set(names) & set(wnids))
+    if len(names) != len(wnids) or (are_wnids and names != wnids):
+        raise DataError(
+            f"ReaL labels are for ImageNet's {len(wnids):,} classes in order, but these images have "
+            f"{len(names):,} "
+            f"({', '.join(names[:3])} ...)"
+        )
+
+
+def check_head_classes(found: FoundWeights, names: tuple[str, ...]) -> None:
+    """Compare the classes of head and data: by name, or by number where the weights file has no names.
+
+    Raises CheckpointError.
+    """
+    stored = found.weights.meta.get("class_names") or []
+    num_classes = len(stored) or found.weights.config.num_classes
+    if stored != list(names) if stored else num_classes != len(names):
+        said = f" ({', '.join(stored[:3])} ...)" if stored else ""
+        raise CheckpointError(
+            f"{found.path}: its head has {num_classes} classes{said}, the data has {len(names)} "
+            f"({', '.join(names[:3])} ...): the scores would be meaningless; fine-tune on this data first"
+        )
+
+
+def _objectnet(source: Source, classes: np.ndarray, found: FoundWeights, *, restricted: bool) -> LabelRule:
+    wnids = [imagenet_classes(name) for name in source.class_names]
+    if not all(wnids):
+        odd = source.class_names[wnids.index([])]
+        raise DataError(
+            f"class '{odd}' names no ImageNet classes: these are not the images of `vitctl data prepare "
+            f"objectnet`"
+        )
+    numbers = {wnid: number for number, wnid in enumerate(class_list("imagenet"))}
+    check_head_classes(found, tuple(numbers))
+    sets = [[numbers[wnid] for wnid in of_class] for of_class in wnids]
+    if restricted:
+        return LabelRule(
+            {RESTRICTED: classes},
+            classes,
+            source.class_names,
+            source.class_names,
+            lambda logits: _highest(logits, sets),
+        )
+    return LabelRule({OBJECTNET: padded_sets(sets)[classes]}, classes, source.class_names, tuple(numbers))
+
+
+def _highest(logits: Tensor, sets: Sequence[Sequence[int]]) -> Tensor:
+    """Return the highest logit of each set of classes: `[B, K]` to `[B, A]`."""
+    return torch.stack([logits[:, numbers].amax(dim=1) for numbers in sets], dim=1)
+
+
+def write_counts(run_dir: Path, rule: LabelRule, best: np.ndarray) -> dict[str, str]:
+    """Write per_class.csv and confusion.csv by the main labels; returns name -> path.
+
+    Args:
+        run_dir: gets the files.
+        rule: which predictions are correct.
+        best: int64 `[N, 5]`, the top-5 predictions.
+    """
+    names, predictions = rule.class_names, rule.prediction_names
+    counted = rule.classes >= 0
+    by_class = rule.count_by_class(best).tolist()
+    tables: dict[str, list[Sequence[object]]] = {
+        "per_class": [
+            ("class", "images", "correct", "top5_correct", "accuracy"),
+            *(
+                (name, n, top1, top5, top1 / n if n else "")
+                for name, (n, top1, top5) in zip(names, by_class, strict=True)
+            ),
+        ],
+        "confusion": [
+            ("class", "answer", "images"),
+            *(
+                (names[own], predictions[predicted], count)
+                for own, predicted, count in count_confusions(best[counted], rule.classes[counted])
+            ),
+        ],
+    }
+    for name, rows in tables.items():
+        write_csv(run_dir / f"{name}.csv", rows)
+    return {name: str(run_dir / f"{name}.csv") for name in tables}
 
 
 def evaluate(
@@ -38,7 +207,7 @@ def evaluate(
     stop: StopFlag | None = None,
     inputs: Inputs | None = None,
 ) -> RunResult:
-    """Top-1 and top-5 of weights.source on data.eval_split, with the pre-processing that is stored with the
+    """Return top-1 and top-5 of weights.source on data.eval_split, with the pre-processing stored with the
     weights.
 
     Args:
@@ -60,7 +229,6 @@ def evaluate(
 
     Paper: Section 4.1; Appendix D.9 (ObjectNet)
     """
-    stop = StopFlag() if stop is None else stop
     found = scored_weights(recipe)
     source = (inputs or open_inputs(recipe, run_dir)).scored
     assert source is not None
@@ -70,10 +238,9 @@ def evaluate(
         )
     _check_held_out(recipe.data.eval_split, found, source)
     rule = choose_label_rule(recipe.evaluation.labels, source, found, Path(recipe.data.root))
-    runtime = start_runtime(recipe.machine, run_dir)
-    journal = open_journal(runtime, run_dir, report)
+    run = start_run(recipe, run_dir, report, stop, source)
+    runtime, journal = run.runtime, run.journal
     check_found(runtime, found, [source])
-    bytes_read = verify(runtime, run_dir, source)
     meta = found.weights.meta
     transform = stored_eval_transform(recipe, meta)
     model, _ = loaded_model(found, transform.image_size, runtime.dtype)
@@ -82,12 +249,9 @@ def evaluate(
     found.log(journal, str(transform))
     for text in unseen_pixels(model.config):
         journal.write("warning", step=0, text=text)
-    mean, std, workers = tuple(meta["mean"]), tuple(meta["std"]), num_workers(recipe.machine, runtime)
-    look = ImagePass(
-        runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop, bytes_read
-    )
+    look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
-    use_kernels(choose_kernels(recipe.machine, model.config, runtime.computation))
+    use_kernels(choose_kernels(recipe.machine, model.config, runtime))
     best = look.through(top_predictions, "scoring", model, source, to_scores=rule.to_scores).numpy()
     metrics: dict[str, dict[str, Any]] = {}
     for name, labels in rule.labels.items():
@@ -131,45 +295,3 @@ def _check_held_out(split: str, found: FoundWeights, source: Source) -> None:
             f"trained on some of these; "
             f"give the data that it was trained on, or score all of another set with --split {whole}"
         )
-
-
-def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:
-    """The pre-processing of [data]; unset values are those stored with the weights, and for ObjectNet's
-    labels those of BiT.
-
-    At another image size the centre crop keeps its share: 224 out of 256 becomes 336 out of 384.
-
-    Args:
-        recipe: [data] and evaluation.labels.
-        meta: of the weights.
-
-    Raises:
-        RecipeError: there is no room for the crop.
-
-    Paper: BiT, Appendix B (ObjectNet)
-    """
-    data = recipe.data
-    size, method, resize = meta["image_size"], meta["eval_method"], meta["eval_resize"]
-    if recipe.evaluation.labels in OF_OBJECTNET:
-        size, method, resize = OBJECTNET_SIZE, "shorter_side", OBJECTNET_RESIZE
-    image_size = data.image_size or size
-    resize = data.eval_resize or round(resize * image_size / size)
-    if 0 < resize < image_size:
-        raise RecipeError(
-            f"data.eval_resize = {resize} is smaller than the images of {image_size} pixels that are cut out "
-            f"of it; set it to at "
-            f"least {image_size}, or to 0"
-        )
-    upright = (
-        meta.get("exif_orientation", data.turns_upright)
-        if data.exif_orientation == "auto"
-        else data.turns_upright
-    )
-    return EvalTransform(
-        image_size,
-        method=data.eval_method or method,
-        resize=resize,
-        resample=data.eval_resample or meta["resample"],
-        exif_orientation=upright,
-        truncated=data.truncated,
-    )

@@ -2,7 +2,7 @@
 form.
 """
 
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,26 +13,30 @@ from torch import Tensor
 
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
-from vitctl.engine.distributed.runtime import Runtime, num_workers
-from vitctl.engine.evaluation import stop_together
-from vitctl.engine.journal import Report, silent
-from vitctl.engine.metrics import baselines
+from vitctl.engine.evaluation import Score, stop_together
+from vitctl.engine.journal import FEATURES, Report, silent
+from vitctl.engine.metrics import baselines, mean_per_class
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.ridge import L2_GRID, choose_l2
-from vitctl.engine.run_files import FEATURES
+from vitctl.engine.ridge import L2_GRID, choose_l2, choose_shots, count_correct, decompose
+from vitctl.engine.runtime import Runtime
 from vitctl.errors import DataError
-from vitctl.jobs.features import ImagePass, cached_pass
-from vitctl.jobs.inputs.fewshot_sets import FewshotSet, drawn_rows, score_draw
-from vitctl.jobs.inputs.network import unseen_pixels
-from vitctl.jobs.inputs.opened import Inputs, open_inputs
+from vitctl.jobs.inputs.data import FewshotSet, Inputs, open_inputs
 from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, random_in_words, weights_of
-from vitctl.jobs.provenance import shown, weights_used
-from vitctl.jobs.record.data_verified import WHOLE, check_whole, verify
 from vitctl.jobs.record.result import RunResult
-from vitctl.jobs.training import on_device, open_journal, start_runtime
+from vitctl.jobs.training import (
+    WHOLE,
+    ImagePass,
+    check_whole,
+    on_device,
+    shown,
+    start_run,
+    weights_used,
+)
 from vitctl.models.build import Model, build
+from vitctl.models.variants import unseen_pixels
+from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.schema import Fewshot
-from vitctl.system.tables import write_csv
+from vitctl.system.files import write_csv
 
 SCORES, CHOSEN = "fewshot.csv", "chosen.csv"
 
@@ -80,40 +84,33 @@ def fewshot(
 
     Paper: Section 4.1 (few-shot accuracies), Fig. 4
     """
-    stop = StopFlag() if stop is None else stop
     found = weights_of(recipe)
     sets = (inputs or open_inputs(recipe, run_dir)).sets
-    runtime = start_runtime(recipe.machine, run_dir)
-    journal = open_journal(runtime, run_dir, report)
-    check_found(runtime, found, [source for one in sets for source in (one.train, one.test)])
-    bytes_read = verify(runtime, run_dir, *(source for one in sets for source in (one.train, one.test)))
+    sources = [source for one in sets for source in (one.train, one.test)]
+    run = start_run(recipe, run_dir, report, stop, *sources)
+    runtime, journal = run.runtime, run.journal
+    check_found(runtime, found, sources)
 
     model, transform = _frozen(found, recipe, runtime)
-    use_kernels(choose_kernels(recipe.machine, model.config, runtime.computation))
+    use_kernels(choose_kernels(recipe.machine, model.config, runtime))
     text = f"frozen, images of {transform.image_size} pixels"
     found.log(journal, random_in_words(recipe.weights, recipe.seed), text)
     for text in unseen_pixels(found.weights.config, transform.image_size):
         journal.write("warning", step=0, text=text)
-    mean, std = tuple(found.weights.meta["mean"]), tuple(found.weights.meta["std"])
-    workers = num_workers(recipe.machine, runtime)
-    one_pass = ImagePass(
-        runtime, journal, transform, mean, std, recipe.evaluation.batch_size, workers, stop, bytes_read
-    )
+    look, digest = ImagePass(run, recipe, transform, found.weights.meta), weights_digest(model.state_dict())
     folder = Path(recipe.fewshot.cache) if recipe.fewshot.cache else run_dir.parent / FEATURES
     limit = int(recipe.fewshot.cache_gib * 2**30)
-    warn = partial(journal.write, "warning", step=0)
-    features = cached_pass(
-        one_pass, model, model.config, folder, limit_bytes=limit, note=lambda text: warn(text=text)
-    )
 
     lines: list[Line] = []
     for one in sets:
-        (train, _), (test, was_read) = (features(source) for source in (one.train, one.test))
+        (train, _), (test, was_read) = (
+            look.cached(model, digest, source, folder, limit) for source in (one.train, one.test)
+        )
         journal.write("features", step=0, data_set=one.name, read=was_read, folder=str(folder))
         if runtime.is_main and train is not None and test is not None:
-            lines += _score(recipe, one, (train, test), stop)
-        stop_together(runtime, stop)
-    check_whole(bytes_read, runtime)  # also the shards of cached representations
+            lines += _score(recipe, one, (train, test), run.stop)
+        stop_together(runtime, run.stop)
+    check_whole(run.shards, runtime)  # also the shards of cached representations
     metrics: dict[str, Any] = {}
     if runtime.is_main:
         metrics = _table(recipe, sets, lines)
@@ -148,11 +145,11 @@ def _grid(recipe: Fewshot) -> tuple[float, ...]:
 
 
 def _score(recipe: Fewshot, one: FewshotSet, features: tuple[Tensor, Tensor], stop: StopFlag) -> list[Line]:
-    """The lines of a data set; after a signal only some of them."""
+    """Return the lines of a data set; after a signal only some of them."""
     if not all(bool(part.isfinite().all()) for part in features):
         raise DataError(
-            "the model's representations are NaN or infinite, so that their accuracy means nothing; use "
-            "other weights"
+            "the model's representations are NaN or infinite, so their accuracy is meaningless; use other "
+            "weights"
         )
     dtype = torch.float64 if recipe.fewshot.float64 else torch.float32
     return [
@@ -170,9 +167,51 @@ def _score(recipe: Fewshot, one: FewshotSet, features: tuple[Tensor, Tensor], st
     ]
 
 
+def score_draw(
+    one: FewshotSet,
+    features: tuple[Tensor, Tensor],
+    *,
+    shots: int,
+    seed: int,
+    l2s: Sequence[float],
+    dtype: torch.dtype,
+) -> list[Score]:
+    """Scores of the test images by one draw, for each regulariser.
+
+    Args:
+        one: the data set.
+        features: of its training and test images, [N, R] and [M, R].
+        shots, seed: of the draw.
+        l2s: regularisers.
+        dtype: of the solve.
+    """
+    labels = one.train.labels()
+    chosen = choose_shots(labels, shots, num_classes=one.num_classes, seed=seed)
+    chosen_labels = torch.from_numpy(labels[chosen])
+    ridge = decompose(features[0][chosen], chosen_labels, num_classes=one.num_classes, dtype=dtype)
+    test_labels = one.test.labels()
+    images = np.bincount(test_labels, minlength=one.num_classes)
+    return [
+        Score(int(right.sum()), len(test_labels), mean_per_class(np.stack([images, right], axis=1)))
+        for right in count_correct(ridge, features[1], torch.from_numpy(test_labels), l2s)
+    ]
+
+
+def drawn_rows(one: FewshotSet, shots: int, seed: int) -> list[tuple[str | int, ...]]:
+    """Return (data set, seed, class, place, index, key) of every drawn image; `s` shots are those with
+    place < s.
+    """
+    chosen = choose_shots(one.train.labels(), shots, num_classes=one.num_classes, seed=seed).tolist()
+    names = one.train.class_names
+    return [
+        (one.name, seed, names[i // shots], i % shots, sample, one.train.key(sample))
+        for i, sample in enumerate(chosen)
+    ]
+
+
 def _table(recipe: Fewshot, sets: list[FewshotSet], lines: list[Line]) -> dict[str, Any]:
-    """Accuracies at the chosen regularisers, which are chosen for each number of shots by the mean over
-    seeds.
+    """Return the accuracies at the chosen regularisers, which are chosen for each number of shots by the
+    mean over seeds.
     """
     f, grid = recipe.fewshot, _grid(recipe)
     shape = (len(sets), len(f.shots), len(f.seeds), len(grid))

@@ -2,40 +2,37 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source
 from vitctl.engine.computation import dropout_draws
-from vitctl.engine.distributed.runtime import Runtime
 from vitctl.engine.evaluation import Score
-from vitctl.engine.journal import Journal, Record, Report, silent
+from vitctl.engine.journal import Report, silent
 from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
+from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.trainer import RunContext
-from vitctl.jobs.inputs.data import at_size, open_training_images
-from vitctl.jobs.inputs.length import fitted_recipe
-from vitctl.jobs.inputs.network import rates_in_words, rates_of, unseen_pixels
-from vitctl.jobs.inputs.opened import Inputs, open_inputs
-from vitctl.jobs.inputs.sampling import sampling_notes
+from vitctl.jobs.inputs.data import Inputs, at_size, open_inputs, open_training_images, sampling_notes
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_of
-from vitctl.jobs.provenance import trained, training_result, weights_used
-from vitctl.jobs.record.data_verified import verified, verify
+from vitctl.jobs.lr_sweep import SEEDS, Trial, best, broadcast_score, run_trials
 from vitctl.jobs.record.result import RunResult
-from vitctl.jobs.sweep import SEEDS, Trial, best, broadcast_score, run_trials
 from vitctl.jobs.training import (
     Act,
-    digest_of,
     images_of,
     on_device,
-    open_journal,
-    start_runtime,
+    start_run,
     train,
+    trained,
+    training_result,
+    verified,
+    weights_used,
+    within,
 )
+from vitctl.models.variants import unseen_pixels
 from vitctl.recipe.images import TrainImages
-from vitctl.recipe.schema import Finetune
+from vitctl.recipe.schema import Finetune, rates_in_words, rates_of
 
 
 def finetune(
@@ -73,7 +70,6 @@ def finetune(
 
     Paper: Section 3.2, Appendix B.1.1, Table 4; Table 2 (three runs)
     """
-    stop = StopFlag() if stop is None else stop
     found = weights_of(recipe)
     data = at_size(recipe.data, found.weights.config.image_size)
     inputs = inputs or open_inputs(recipe, run_dir)
@@ -82,26 +78,24 @@ def finetune(
         train_on, score_on = open_training_images(data, run_dir)
     assert train_on is not None
     recipe = fitted_recipe(recipe, len(train_on))
-    runtime = start_runtime(recipe.machine, run_dir, recipe.log)
-    journal = open_journal(runtime, run_dir, report)
+    run = start_run(recipe, run_dir, report, stop, score_on, train_on, act=act)
     for text in sampling_notes(data, train_on):
-        journal.write("data", step=0, text=text)
-    bytes_read = verify(runtime, run_dir, score_on, train_on)
+        run.journal.write("data", step=0, text=text)
 
-    context = _JobContext(runtime, journal, report, stop, found, data, digest_of(recipe), bytes_read, act)
-    tried = _sweep(recipe, context, run_dir, inputs.tried) if inputs.tried else []
+    start = _Start(found, data)
+    tried = _sweep(recipe, start, run, inputs.tried) if inputs.tried else []
     recipe = _with_lr(recipe, best(tried).value) if tried else recipe
     seeds = recipe.finetune.seeds or (recipe.seed,)
-    score, used = _train(_with_seed(recipe, seeds[0]), context, run_dir, journal, train_on, score_on)
+    score, used = _train(_with_seed(recipe, seeds[0]), start, run, (train_on, score_on))
     used |= weights_used(found, recipe.weights) | {
         "lr": recipe.optimizer.lr,
         "total_steps": recipe.schedule.total_steps,
         "seeds": list(seeds),
-        **verified(bytes_read, runtime, journal, train_on),
+        **verified(run, train_on),
     }
-    result = training_result(recipe, runtime, run_dir, score, used, score_on)
+    result = training_result(recipe, run, score, used, score_on)
     if len(seeds) > 1:
-        repeated = _repeat(recipe, seeds, context, run_dir, (train_on, score_on), score)
+        repeated = _repeat(recipe, seeds, start, run, (train_on, score_on), score)
         beside = baselines(score_on.labels(), len(score_on.class_names)) if score_on is not None else {}
         result = replace(result, metrics=over_seeds(repeated) | beside)
     if not tried:
@@ -119,74 +113,49 @@ def finetune(
     )
 
 
-@dataclass(frozen=True)
-class _JobContext:
-    """What the trainings of one job share."""
+Pair = tuple[Source, Source | None]  # images to train on, and to score on
 
-    runtime: Runtime
-    journal: Journal
-    report: Report
-    stop: StopFlag
+
+class _Start(NamedTuple):
+    """What all trainings of a run start from: weights, and [data] with resolved values."""
+
     found: FoundWeights
     data: TrainImages
-    recipe_digest: str
-    shards: Verification
-    act: Act | None = None
 
 
-def _sweep(
-    recipe: Finetune, context: _JobContext, run_dir: Path, images: tuple[Source, Source]
-) -> list[Trial]:
-    train_on, score_on = images
-
+def _sweep(recipe: Finetune, start: _Start, run: RunContext, images: tuple[Source, Source]) -> list[Trial]:
     def attempt(lr: float, folder: Path) -> Score | None:
-        return _one_of_many(_with_lr(recipe, lr), context, folder, f"lr {lr:g}", (train_on, score_on))
+        return _train(_with_lr(recipe, lr), start, within(run, folder, f"lr {lr:g}"), images)[0]
 
-    must_match = _score_identity(recipe, context, train_on, score_on)
-    tried = run_trials(recipe.sweep.lrs, attempt, run_dir, context.runtime, knob="lr", must_match=must_match)
+    must_match = _score_identity(recipe, start, *images)
+    tried = run_trials(recipe.sweep.lrs, attempt, run.folder, run.runtime, knob="lr", must_match=must_match)
     table = {f"{one.value:g}": one.score.accuracy for one in tried}
-    context.journal.write(
-        "sweep", step=0, split=recipe.sweep.eval_split, accuracies=table, lr=best(tried).value
-    )
+    run.journal.write("sweep", step=0, split=recipe.sweep.eval_split, accuracies=table, lr=best(tried).value)
     return tried
 
 
 def _repeat(
-    recipe: Finetune,
-    seeds: Sequence[int],
-    context: _JobContext,
-    run_dir: Path,
-    images: tuple[Source, Source | None],
-    first: Score | None,
+    recipe: Finetune, seeds: Sequence[int], start: _Start, run: RunContext, images: Pair, first: Score | None
 ) -> list[Trial]:
-    """The score of every seed, the first of which is trained already."""
+    """Return the score of every seed; the first is trained already."""
     train_on, score_on = images
     assert score_on is not None
-    context.runtime.release()
+    run.runtime.release()
 
     def attempt(seed: float, folder: Path) -> Score | None:
-        return _one_of_many(_with_seed(recipe, int(seed)), context, folder, f"seed {seed}", images)
+        return _train(_with_seed(recipe, int(seed)), start, within(run, folder, f"seed {seed}"), images)[0]
 
-    must_match = _score_identity(recipe, context, train_on, score_on) | {"lr": recipe.optimizer.lr}
+    must_match = _score_identity(recipe, start, train_on, score_on) | {"lr": recipe.optimizer.lr}
     others = run_trials(
-        seeds[1:], attempt, run_dir, context.runtime, knob="seed", must_match=must_match, where=SEEDS
+        seeds[1:], attempt, run.folder, run.runtime, knob="seed", must_match=must_match, where=SEEDS
     )
-    return [Trial(seeds[0], broadcast_score(first, context.runtime)), *others]
-
-
-def _one_of_many(
-    recipe: Finetune, context: _JobContext, folder: Path, task: str, images: tuple[Source, Source | None]
-) -> Score | None:
-    """One training of several; its records carry the name `task`."""
-
-    def report(record: Record) -> None:
-        context.report({**record, "task": task})
-
-    return _train(recipe, context, folder, open_journal(context.runtime, folder, report), *images)[0]
+    return [Trial(seeds[0], broadcast_score(first, run.runtime)), *others]
 
 
 def over_seeds(repeated: Sequence[Trial]) -> dict[str, Any]:
-    """Mean and deviation (of the population) of the accuracies of several seeds, and each of them."""
+    """Return the mean and deviation (of the population) of the accuracies of several seeds, and each of
+    them.
+    """
     accuracies = [one.score.accuracy for one in repeated]
     by_seed = {
         str(one.value): {"accuracy": one.score.accuracy, "correct": one.score.correct} for one in repeated
@@ -199,16 +168,14 @@ def over_seeds(repeated: Sequence[Trial]) -> dict[str, Any]:
     }
 
 
-def _score_identity(
-    recipe: Finetune, context: _JobContext, train_on: Source, score_on: Source
-) -> dict[str, Any]:
-    """What all scores of one job have in common."""
+def _score_identity(recipe: Finetune, start: _Start, train_on: Source, score_on: Source) -> dict[str, Any]:
+    """Return what all scores of one job have in common."""
     return {
-        "from_sha256": context.found.weights.digest,
+        "from_sha256": start.found.weights.digest,
         "train_sha256": train_on.digest,
         "data_sha256": score_on.digest,
         "initialise": recipe.weights.initialise,
-        **rates_of(recipe, context.found.weights.config),
+        **rates_of(recipe, start.found.weights.config),
     }
 
 
@@ -221,15 +188,11 @@ def _with_lr(recipe: Finetune, lr: float) -> Finetune:
 
 
 def _train(
-    recipe: Finetune,
-    context: _JobContext,
-    folder: Path,
-    journal: Journal,
-    train_on: Source,
-    score_on: Source | None,
+    recipe: Finetune, start: _Start, run: RunContext, pair: Pair
 ) -> tuple[Score | None, dict[str, Any]]:
-    """One training in a folder: its score after the last step, and its provenance."""
-    data, found = context.data, context.found
+    """Train in a folder. Return the score after the last step, and its provenance."""
+    train_on, score_on = pair
+    data, found = start.data, start.found
     rates = rates_of(recipe, found.weights.config)
     model, lines = transferred_model(
         found.weights,
@@ -238,22 +201,14 @@ def _train(
         image_size=data.image_size,
         **rates,
         seed=recipe.seed,
-        dtype=context.runtime.dtype,
+        dtype=run.runtime.dtype,
     )
-    found.log(journal, *lines, rates_in_words(recipe, rates))
+    found.log(run.journal, *lines, rates_in_words(recipe, rates))
     for text in unseen_pixels(model.config):
-        journal.write("warning", step=0, text=text)
+        run.journal.write("warning", step=0, text=text)
     images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule)
-    meta = images.meta(found.weights.meta["mean"], found.weights.meta["std"], recipe.loss.name)
-    score = train(
-        recipe,
-        RunContext(
-            context.runtime, folder, journal, context.stop, context.shards, context.act, context.recipe_digest
-        ),
-        on_device(model, context.runtime),
-        images,
-        meta,
-        start_weights_sha256=found.weights.digest,
-    )
-    used = trained(recipe, data, context.runtime, train_on, score_on, meta)
-    return score, used | rates | dropout_draws(recipe, model.config, folder)
+    model = on_device(model, run.runtime)
+    digest = found.weights.digest
+    score = train(recipe, run, model, images, found.weights.meta, start_weights_sha256=digest)
+    used = trained(recipe, data, run, images, found.weights.meta)
+    return score, used | rates | dropout_draws(recipe, model.config, run.folder)

@@ -1,30 +1,403 @@
-"""What is inside a network, as pictures and as numbers: Section 4.5 and Appendices D.3, D.4, D.7 and D.8 of
-the paper.
-"""
+"""Figures and numbers of what is inside a network: Section 4.5 and Appendices D.3, D.4, D.7 and D.8 of the paper."""
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitctl.analysis.inspect_figures import Heading, Panel, draw_position_similarity
-from vitctl.analysis.observe import PARTS, missing_parts
-from vitctl.engine.computation import computed
+import torch
+from torch import Tensor
+
+from vitctl.analysis import inspect_figures, observe, parameters
+from vitctl.analysis.attention_maps import (
+    AttentionLayer,
+    attention_layers,
+    overlay,
+    pixels_per_patch,
+    uniform_distance,
+)
+from vitctl.analysis.inspect_figures import Heading, Panel, RolledImage, draw_position_similarity
+from vitctl.analysis.observe import PARTS, Observed, missing_parts
+from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.journal import json_text
-from vitctl.errors import LaunchError
-from vitctl.jobs.inputs.chosen_images import ChosenImages, choose_images
+from vitctl.engine.runtime import Runtime
+from vitctl.errors import CheckpointError, LaunchError
 from vitctl.jobs.inputs.data import open_images
-from vitctl.jobs.inputs.images import find_images
-from vitctl.jobs.inputs.weights import scored_weights, weights_of
-from vitctl.jobs.inspection_parts import DRAW, Done, Subject, first_panel, folder_name, look, short_names
-from vitctl.jobs.provenance import weights_scored
-from vitctl.jobs.training import start_runtime
-from vitctl.models.variants import to_dict
+from vitctl.jobs.inputs.images import ChosenImages, choose_images, find_images
+from vitctl.jobs.inputs.weights import (
+    FoundWeights,
+    loaded_model,
+    scored_weights,
+    stored_eval_transform,
+    weights_of,
+)
+from vitctl.jobs.training import on_device, shown, start_runtime, weights_scored
+from vitctl.models.build import Model
+from vitctl.models.variants import HybridConfig, ResNetConfig, ViTConfig, family, to_dict
+from vitctl.models.vit import VisionTransformer
 from vitctl.models.weights.meta import assumed_line
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.figures import NOT_INSTALLED, can_plot, save_figure
 from vitctl.system.files import write_text
+from vitctl.system.text import one_line
+
+_ATTENTION_BYTES = 2**27  # of one layer's weights, for all images of a batch
+_MOST_IMAGES = 64  # in one forward pass
+
+Done = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network to inspect.
+
+    Args:
+        name: of its weights, short, for titles.
+        found: its weights.
+        model: in evaluation mode, on its device.
+        images: as it gets them, uint8 `[N, 3, S, S]`, where there are any.
+        chosen: which images these are.
+        seen: what they show.
+        transform: their pre-processing, for the JSON.
+    """
+
+    name: str
+    found: FoundWeights
+    model: Model
+    images: Tensor | None = None
+    chosen: ChosenImages | None = None
+    seen: Observed | None = None
+    transform: dict[str, Any] | None = None
+
+    def heading(self, title: str, *facts: str) -> Heading:
+        """Over a picture: what it shows, then weights, network and more facts."""
+        return Heading(title, "  ·  ".join((self.name, network_text(self.model), *facts)))
+
+    @property
+    def images_text(self) -> str:
+        """Return the number of images, and where they are from."""
+        if self.chosen is None:
+            return ""
+        return f"{len(self.chosen)} image{'s' * (len(self.chosen) > 1)} of {self.chosen.text}"
+
+
+def look(
+    name: str,
+    recipe: Evaluate,
+    found: FoundWeights,
+    chosen: ChosenImages | None,
+    runtime: Runtime,
+    done: Done,
+) -> Subject:
+    """Return the network, and what the images show of it."""
+    if chosen is None:
+        model, _ = loaded_model(found, recipe.data.image_size, runtime.dtype)
+        return Subject(name, found, on_device(model, runtime).eval())
+    meta = found.weights.meta
+    transform = stored_eval_transform(recipe, meta)
+    model, _ = loaded_model(found, transform.image_size, runtime.dtype)
+    model = on_device(model, runtime).eval()
+    use_kernels(choose_kernels(recipe.machine, model.config, runtime))
+    images = chosen.pixels(transform)
+    batch = _batch_size(model, recipe.evaluation.batch_size)
+    normalise, parts = runtime.normaliser(meta["mean"], meta["std"]), []
+    for begin in range(0, len(images), batch):
+        normal = normalise(images[begin : begin + batch])
+        with runtime.autocast():
+            parts.append(observe.observe(model, normal))
+        done(min(begin + batch, len(images)), len(images))
+    seen = Observed.joined(parts)
+    if not bool(seen.logits.isfinite().all() and seen.distances.isfinite().all()):
+        raise CheckpointError(f"{found.path}: the network gives NaN or infinite numbers; use other weights")
+    return Subject(name, found, model, images, chosen, seen, shown(transform))
+
+
+def _batch_size(model: Model, most: int) -> int:
+    """Return the number of images at a time, so that the weights of a layer fit into memory."""
+    places = [
+        (layer.prefix_tokens + layer.grid[0] * layer.grid[1]) ** 2 for layer, _ in attention_layers(model)
+    ]
+    heads = getattr(model.config, "num_heads", 1)
+    return max(1, min(most, _ATTENTION_BYTES // (4 * heads * max(places, default=1)), _MOST_IMAGES))
+
+
+def network_text(model: Model) -> str:
+    """Return a network in a few words."""
+    config = model.config
+    if isinstance(config, ResNetConfig):
+        units = sum(config.stage_depths)
+        return (
+            f"{family(config).replace('_', ' ')}, {units} units, width {config.width}, {config.image_size} px"
+        )
+    kind = {"vit": "ViT", "axial": "Axial-ViT", "masked_patch": "masked patch ViT"}.get(
+        family(config), "hybrid"
+    )
+    patch = (
+        f"{pixels_per_patch(config)} px a token"
+        if isinstance(config, HybridConfig)
+        else f"patch {config.patch_size}"
+    )
+    return f"{kind}, {patch}, {config.depth} layers, {config.num_heads} heads, {config.image_size} px"
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """Return a short name for each weights file, no two alike: a run's folder and step, or the file's name."""
+    names = [_name(path) for path in paths]
+    folders = [folder_name(name).lower() for name in names]
+    return [
+        name if folders.count(folder) == 1 else f"{number}: {name}"
+        for number, (name, folder) in enumerate(zip(names, folders, strict=True), 1)
+    ]
+
+
+def _name(path: str) -> str:
+    parts = Path(path).parts
+    if "checkpoints" in parts[1:-2]:
+        place = len(parts) - 1 - parts[::-1].index("checkpoints")
+        step = parts[place + 1].removeprefix("step_").lstrip("0") or "0"
+        return f"{Path(*parts[:place]).resolve().name}, step {step}"
+    is_file = Path(path).suffix in (".npz", ".safetensors", ".pth", ".pt", ".bin")
+    name = Path(path).stem if is_file else Path(path).name
+    folder = Path(path).parent if "://" in path else Path(path).resolve().parent
+    return folder.name if name in ("model", "pytorch_model") else name
+
+
+def folder_name(name: str) -> str:
+    """Return a name for a folder: letters, digits and few signs."""
+    return (
+        "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name).strip("._")
+        or "weights"
+    )
+
+
+SHOWN_IMAGES, SHEET_IMAGES = 6, 128  # of rollout.png as in Figure 6, of rollout_sheet.png as in Figure 14
+
+Drawn = tuple[str, dict[str, Any], dict[str, Any]]  # key numbers in words, numbers, figures by name
+
+
+def _draw_filters(subject: Subject) -> Drawn:
+    found, what = parameters.color_filters(subject.model)
+    components = parameters.principal_components(found)
+    count, side = len(found), found.shape[-1]
+    heading = subject.heading(
+        f"Filters of the {what}: the first {len(components.shares)} principal components",
+        f"{count:,} filters of {side}x{side} pixels",
+        "% of their variance",
+    )
+    shares = components.shares.tolist()
+    text = f"the first of {len(shares)} components has {shares[0]:.0%} of the variance, all {sum(shares):.0%}"
+    numbers = {
+        "what": what,
+        "num_filters": count,
+        "size": side,
+        "explained_variance": _rounded(components.shares),
+    }
+    return text, numbers, {"filters": inspect_figures.draw_filters(components, heading)}
+
+
+def _draw_positions(subject: Subject) -> Drawn:
+    assert isinstance(subject.model, VisionTransformer)
+    config = subject.model.config
+    panels = _panels(subject)
+    kind = {"learned": "1-D, learned", "2d": "2-D", "relative": "relative, by offset"}[
+        config.position_embedding
+    ]
+    heading = subject.heading("Position embeddings: cosine similarity", kind)
+    figure = inspect_figures.draw_position_similarity(panels, heading)
+    numbers: dict[str, Any] = {"kind": config.position_embedding, "at": config.position_at, "tables": []}
+    for panel in panels:
+        assert panel.similarities is not None
+        if panel.grid is None:
+            size = len(panel.similarities)
+            by = [float(panel.similarities.diagonal(lag).mean()) for lag in range(size)]
+            numbers["tables"].append(
+                {"title": panel.title, "by_difference_of_offset": _rounded(torch.tensor(by))}
+            )
+            text = f"offsets that differ by 1 token: {by[1] if size > 1 else 1:.2f}, by half of all: {by[size // 2]:.2f}"
+        else:
+            by_offset = parameters.by_offset(panel.similarities, panel.grid)
+            numbers["tables"].append({"title": panel.title, "by_row_and_column_offset": _rounded(by_offset)})
+            text = _neighbours_text(by_offset, panel.grid)
+    return text, numbers, {"position_similarity": figure}
+
+
+def _neighbours_text(by_offset: Tensor, grid: tuple[int, int]) -> str:
+    rows, columns = grid
+    beside = [by_offset[rows - 1, columns]] if columns > 1 else []
+    beside += [by_offset[rows, columns - 1]] if rows > 1 else []
+    if not beside:
+        return "a single patch"
+    corner = float(by_offset[0, 0] + by_offset[0, -1]) / 2
+    return f"next patch {float(sum(beside)) / len(beside):.2f}, opposite corner {corner:.2f}"
+
+
+def _panels(subject: Subject) -> list[Panel]:
+    """Return the similarities of a network: of each table, or of relative offsets the mean over layers."""
+    assert isinstance(subject.model, VisionTransformer)
+    config = subject.model.config
+    tables = parameters.patch_positions(subject.model)
+    if tables is not None:
+        several = len(tables) > 1
+        similar = parameters.similarity(tables)
+        return [
+            Panel(f"before layer {number}" if several else "", one, config.grid)
+            for number, one in enumerate(similar, 1)
+        ]
+    offsets = parameters.relative_offsets(subject.model)
+    assert offsets is not None
+    return [Panel(f"mean of {len(offsets)} layers", parameters.similarity(offsets).mean(dim=0))]
+
+
+def first_panel(subject: Subject) -> Panel:
+    """Return the first table of one of several networks."""
+    if reason := missing_parts(subject.model.config).get("position_similarity"):
+        return Panel(subject.name, None, remark=reason)
+    first = _panels(subject)[0]
+    remark = f" ({first.title})" if first.title else ""
+    return Panel(f"{subject.name}{remark}", first.similarities, first.grid)
+
+
+def _draw_distance(subject: Subject) -> Drawn:
+    assert subject.seen is not None
+    layers = [layer for layer, _ in attention_layers(subject.model)]
+    means = subject.seen.distances.mean(dim=0)  # [layers, heads]
+    size = subject.model.config.image_size
+    heading = subject.heading("Mean attention distance", subject.images_text)
+    figure = inspect_figures.draw_attention_distance(layers, means, size, heading)
+    first, last = means[0], means[-1]
+    text = (
+        f"first layer {first.min():.1f} to {first.max():.1f} px, last {last.min():.1f} to "
+        f"{last.max():.1f} px, "
+        f"uniform attention {uniform_distance(layers[-1]):.1f} px"
+    )
+    numbers = {
+        "unit": "pixels",
+        "class_token": "left out; the weights over the patches are scaled to sum 1",
+        "num_images": len(subject.seen.distances),
+        "layers": [_layer_numbers(layer, mean) for layer, mean in zip(layers, means, strict=True)],
+    }
+    return text, numbers, {"attention_distance": figure}
+
+
+def _layer_numbers(layer: AttentionLayer, heads: Tensor) -> dict[str, Any]:
+    return {
+        "depth": layer.depth,
+        "along": layer.along,
+        "heads": _rounded(heads),
+        "mean": round(float(heads.mean()), 6),
+        "uniform": round(uniform_distance(layer), 6),
+    }
+
+
+def _draw_rollout(subject: Subject) -> Drawn:
+    assert subject.seen is not None and subject.images is not None and subject.chosen is not None
+    config, seen = subject.model.config, subject.seen
+    assert isinstance(config, ViTConfig)
+    stride = pixels_per_patch(config)
+    masks = (seen.mask, seen.mask_without_identity)
+    overlays = [overlay(subject.images, mask.float(), stride) for mask in masks]
+    predictions = _predictions(subject)
+    rolled = [
+        RolledImage(
+            subject.images[number],
+            (overlays[0][number], overlays[1][number]),
+            (masks[0][number], masks[1][number]),
+            _caption(subject.chosen, number, predictions[number]),
+        )
+        for number in range(len(subject.chosen))
+    ]
+    of = "class token" if config.prefix_tokens else "mean of the patches"
+    few = rolled[:SHOWN_IMAGES]
+    shown = f"{len(few)} of {subject.images_text}" if len(few) < len(rolled) else subject.images_text
+    heading = subject.heading(f"Attention rollout of the {of}", shown)
+    figures = {"rollout": inspect_figures.draw_rollout(few, heading)}
+    if len(rolled) > SHOWN_IMAGES:
+        sheet = rolled[:SHEET_IMAGES]
+        shown = f"{len(sheet)} of {subject.images_text}" if len(sheet) < len(rolled) else subject.images_text
+        heading = subject.heading(f"Attention rollout of the {of}, with identity", shown)
+        figures["rollout_sheet"] = inspect_figures.draw_rollout_sheet(sheet, heading)
+    peaks = [float((mask.amax(dim=(1, 2)) / mask.mean(dim=(1, 2))).mean()) for mask in masks]
+    text = f"the strongest patch has {peaks[0]:.1f} times the mean, without identity {peaks[1]:.1f} times"
+    numbers = {
+        "of": of,
+        "peak_over_mean": round(peaks[0], 6),
+        "peak_over_mean_without_identity": round(peaks[1], 6),
+        "images": [
+            {
+                "name": name,
+                **({"prediction": prediction} if prediction else {}),
+                "mask": _rounded(seen.mask[number]),
+                "mask_without_identity": _rounded(seen.mask_without_identity[number]),
+            }
+            for number, (name, prediction) in enumerate(zip(subject.chosen.names, predictions, strict=True))
+        ],
+    }
+    return text, numbers, figures
+
+
+def _caption(chosen: ChosenImages, number: int, prediction: str) -> str:
+    """Return the label, or the name of the file; below it the prediction."""
+    label = chosen.labels[number]
+    first = chosen.class_names[label] if label >= 0 else Path(chosen.names[number]).stem
+    return "\n".join(map(one_line, [first, f"predicted: {prediction}"] if prediction else [first]))
+
+
+def _predictions(subject: Subject) -> list[str]:
+    """Return the most likely class of each image in words; empty without a head or without names."""
+    assert subject.seen is not None
+    names = subject.found.weights.meta.get("class_names") or []
+    logits = subject.seen.logits
+    if not logits.shape[1] or not names or not subject.found.weights.has_head:
+        return [""] * len(logits)
+    return [str(names[best]) for best in logits.argmax(dim=1).tolist()]
+
+
+def _draw_pooling(subject: Subject) -> Drawn:
+    assert subject.seen is not None and subject.chosen is not None
+    token, mean = subject.seen.class_token, subject.seen.patch_mean
+    labels = torch.tensor(subject.chosen.labels)
+    cosines = observe.cosines(token, mean)
+    text = f"cosine between them {cosines.mean():.2f}"
+    numbers: dict[str, Any] = {"cosine": {"mean": float(cosines.mean()), "of_images": _rounded(cosines)}}
+    titles = {"class_token": "class token", "patch_mean": "mean of the patches"}
+    separations = {
+        name: observe.separation(one, labels) for name, one in (("class_token", token), ("patch_mean", mean))
+    }
+    if separations["class_token"].total:
+        shares = {name: one.correct / one.total for name, one in separations.items()}
+        numbers["nearest_class_mean"] = {
+            name: {"accuracy": shares[name], "correct": one.correct, "total": one.total}
+            for name, one in separations.items()
+        }
+        titles = {name: f"{title}: {shares[name]:.0%} right" for name, title in titles.items()}
+        text += f"; nearest class mean: class token {shares['class_token']:.0%}, mean {shares['patch_mean']:.0%} right"
+    else:
+        numbers["nearest_class_mean"] = None
+        text += "; no classes with two labelled images to tell apart"
+    planes = [(titles["class_token"], observe.plane(token)), (titles["patch_mean"], observe.plane(mean))]
+    heading = subject.heading("Class token and mean of the patches", subject.images_text)
+    figure = inspect_figures.draw_pooling(planes, labels, subject.chosen.class_names, cosines, heading)
+    return text, numbers, {"pooling": figure}
+
+
+DRAW: dict[str, Callable[[Subject], Drawn]] = {
+    "filters": _draw_filters,
+    "position_similarity": _draw_positions,
+    "attention_distance": _draw_distance,
+    "rollout": _draw_rollout,
+    "pooling": _draw_pooling,
+}
+
+
+def _rounded(values: Tensor) -> Any:
+    """Return nested lists of 6 digits after the point."""
+    scaled: Any = values.double().cpu()
+    return (
+        [_rounded(one) for one in scaled] if scaled.dim() > 1 else [round(one, 6) for one in scaled.tolist()]
+    )
+
 
 NUMBERS = "inspect.json"
 _OF_IMAGES = ("attention_distance", "rollout", "pooling")
@@ -164,6 +537,6 @@ def _about(chosen: ChosenImages | None, seed: int) -> dict[str, Any]:
 
 
 def _write_numbers(path: Path, value: Any) -> None:
-    """JSON with every list of numbers on one line."""
+    """Write JSON with every list of numbers on one line."""
     text = json_text(value, indent=1)
     write_text(path, _NUMBER_LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n")

@@ -1,40 +1,31 @@
-"""The cost of a run, planned without a GPU and without data; and the checks before the first step.
+"""The cost of a run, planned without a GPU and without data."""
 
-Importing this needs no torch; planning needs it only for weights of other programs.
-"""
-
-import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
-import numpy as np
-
-from vitctl.data.datasets.catalog import find_data_set, known_size, missing_shards
+from vitctl.data.datasets.catalog import find_data_set, known_size
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.splits import select
-from vitctl.engine.schedule import lanes_note, lanes_of, learning_rate, total_steps
-from vitctl.errors import CheckpointError, DataError, RecipeError
-from vitctl.jobs.inputs.length import (
-    TASK_IMAGES,
+from vitctl.engine.schedule import (
     fit_schedule,
     fitted_recipe,
+    lanes_note,
+    lanes_of,
+    learning_rate,
     needs_num_images,
+    total_steps,
 )
-from vitctl.jobs.inputs.network import (
-    find_network,
-    model_config,
-    rates_in_words,
-    rates_of,
-    unseen_pixels,
+from vitctl.errors import DataError, RecipeError
+from vitctl.jobs.inputs.checks import find_network, is_photographs, planned_splits
+from vitctl.jobs.inputs.data import (
+    open_train,
+    sampling_notes,
+    subset_size,
 )
-from vitctl.jobs.inputs.photographs import is_photographs, planned_splits
-from vitctl.jobs.inputs.sampling import check_order, open_train, sampling_notes, subset_size
-from vitctl.models.configs import Config, ViTConfig
-from vitctl.models.costs import OPTIMIZER_SLOTS
 from vitctl.models.flops import (
     converted_bytes,
     count_macs,
@@ -42,21 +33,22 @@ from vitctl.models.flops import (
     training_flops,
     training_memory_bytes,
 )
-from vitctl.models.variants import downstream
-from vitctl.recipe.images import Place, TrainImages
+from vitctl.models.variants import Config, ViTConfig, downstream, unseen_pixels
+from vitctl.recipe.images import TrainImages
 from vitctl.recipe.load import Loaded
-from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Pretrain, Recipe, Vtab
-from vitctl.system.text import typed, typed_command
-
-if TYPE_CHECKING:
-    from vitctl.jobs.inputs.opened import Inputs
+from vitctl.recipe.schema import (
+    Finetune,
+    Pretrain,
+    rates_in_words,
+    rates_of,
+)
+from vitctl.recipe.sections import OPTIMIZERS
 
 CURVE_POINTS = 9
 GPU_BYTES = 80 * 2**30
 USABLE_SHARE = 0.9  # of a GPU's memory; the rest is for the framework
 LOOKUP_SECONDS = 2.0  # timeout of each of a plan's two requests: the list of splits, and their sizes
 ASSUMED_CLASSES = 1000
-_MOST_EXPLAINED = 3  # data sets whose missing files are named one by one
 
 T = TypeVar("T")
 
@@ -107,7 +99,7 @@ class _Memory:
 
     @classmethod
     def of(cls, config: Config, recipe: Pretrain | Finetune, *, checkpoint_blocks: bool) -> "_Memory":
-        slots, averaging = OPTIMIZER_SLOTS[recipe.optimizer.name], recipe.averaging.decay > 0
+        slots, averaging = OPTIMIZERS[recipe.optimizer.name].slots, recipe.averaging.decay > 0
         precision: Literal["float32", "tf32", "bf16", "float64"] = (
             "bf16" if recipe.machine.precision == "auto" else recipe.machine.precision
         )
@@ -128,12 +120,12 @@ class _Memory:
         return -(-self.weights // shards) + converted + micro_batch * self.image
 
     def fitting(self, shards: int = 1) -> int:
-        """The largest micro-batch that fits, 0 when none does."""
+        """Return the largest micro-batch that fits, 0 when none does."""
         return max(0, int((USABLE_SHARE * GPU_BYTES - self.at(0, shards)) // self.image))
 
 
 def plan_loaded(loaded: Loaded) -> tuple[Loaded, TrainingPlan]:
-    """A recipe that trains, with the values that depend on the number of images, and its cost from
+    """Return a recipe that trains, with the values that depend on the number of images, and its cost from
     `plan_training`.
     """
     assert isinstance(loaded.recipe, Pretrain | Finetune)
@@ -144,7 +136,7 @@ def plan_loaded(loaded: Loaded) -> tuple[Loaded, TrainingPlan]:
 
 
 def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> TrainingPlan:
-    """The cost of `recipe`, from the data if it is there, else from the known size of the data set.
+    """Return the cost of `recipe`, from the data if it is there, else from the known size of the data set.
 
     Nothing is downloaded; a remote index has a timeout of a few seconds.
 
@@ -157,7 +149,7 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
     recipe = fitted_recipe(recipe, num_images)
     config: Config
     if isinstance(recipe, Pretrain):
-        config = model_config(recipe, num_classes)
+        config = recipe.network(num_classes)
     else:
         found = find_network(recipe.weights.source, which=recipe.weights.which, model=recipe.weights.model)
         notes += [found.taken] if found.taken else []
@@ -174,12 +166,15 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
     o, s, m = recipe.optimizer, recipe.schedule, recipe.machine
     steps = total_steps(num_images, s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
     share = -(-s.batch_size // m.processes)
-    slots, averaging = OPTIMIZER_SLOTS[o.name], recipe.averaging.decay > 0
+    slots, averaging = OPTIMIZERS[o.name].slots, recipe.averaging.decay > 0
     if m.precision == "auto":
         notes.append(
             "memory is estimated for bf16, which machine.precision = 'auto' uses where the device supports it"
         )
-    memory, shards = _Memory.of(config, recipe, checkpoint_blocks=m.checkpoint_blocks), _shards(recipe)
+    memory, shards = (
+        _Memory.of(config, recipe, checkpoint_blocks=m.checkpoint_blocks),
+        recipe.machine.shards(recipe.machine.processes),
+    )
     fitting = memory.fitting(shards)
     micro_batch = min(max(1, fitting) if m.micro_batch == -1 else m.micro_batch or share, share)
     if lanes := lanes_of(recipe, m.processes):
@@ -223,10 +218,6 @@ def _held_sums(recipe: Pretrain | Finetune) -> int:
     return max(lanes.most_held(rank, processes) for rank in range(processes)) if lanes else 0
 
 
-def _shards(recipe: Pretrain | Finetune) -> int:
-    return recipe.machine.shards(recipe.machine.processes)
-
-
 def _ways(config: Config, recipe: Pretrain | Finetune, memory: _Memory) -> list[tuple[str, int]]:
     """Settings that make a run fit GPUs of 80 GiB, the least change first, and the memory of a process then."""
     batch, m = recipe.schedule.batch_size, recipe.machine
@@ -234,18 +225,28 @@ def _ways(config: Config, recipe: Pretrain | Finetune, memory: _Memory) -> list[
     if recipe.schedule.lanes:
         fitting = memory.fitting()
         return [(f"--set schedule.leaf_images={fitting}", memory.at(fitting))] if fitting else []
-    if fitting := memory.fitting(_shards(recipe)):
-        ways.append((f"--set machine.micro_batch={fitting}", memory.at(fitting, _shards(recipe))))
+    if fitting := memory.fitting(recipe.machine.shards(recipe.machine.processes)):
+        ways.append(
+            (
+                f"--set machine.micro_batch={fitting}",
+                memory.at(fitting, recipe.machine.shards(recipe.machine.processes)),
+            )
+        )
         processes = -(-batch // fitting)
         if not m.micro_batch and processes <= batch:
-            shards = processes if _shards(recipe) > 1 else 1
+            shards = processes if recipe.machine.shards(recipe.machine.processes) > 1 else 1
             ways.append((f"--processes {processes}", memory.at(-(-batch // processes), shards)))
         return ways
     thin = _Memory.of(config, recipe, checkpoint_blocks=True)
     for used, extra in ((memory, ""), (thin, " --set machine.checkpoint_blocks=true")):
         room = USABLE_SHARE * GPU_BYTES - used.image - used.sharded_converted
-        if extra and (fitting := used.fitting(_shards(recipe))):
-            ways.append((f"--set machine.micro_batch={fitting}{extra}", used.at(fitting, _shards(recipe))))
+        if extra and (fitting := used.fitting(recipe.machine.shards(recipe.machine.processes))):
+            ways.append(
+                (
+                    f"--set machine.micro_batch={fitting}{extra}",
+                    used.at(fitting, recipe.machine.shards(recipe.machine.processes)),
+                )
+            )
         elif room > 0:
             processes = max(m.processes, int(-(-used.weights // room)))
             words = f"--processes {processes} --set machine.sharding=fsdp --set machine.micro_batch=1{extra}"
@@ -263,7 +264,9 @@ class _Size(NamedTuple):
 
 
 def _size(recipe: Pretrain | Finetune) -> _Size:
-    """The size of the training split, which must be known where the length of the run follows from it."""
+    """Return the size of the training split, which must be known where the length of the run follows from
+    it.
+    """
     data = recipe.data
     if not any(is_remote(place) for place in (data.path, *(part.path for part in data.mixture))):
         return _counted(data)
@@ -282,7 +285,7 @@ def _size(recipe: Pretrain | Finetune) -> _Size:
 
 
 def call_with_timeout(seconds: float, call: Callable[[], T]) -> T | str:
-    """The result of `call`, or the reason as text if it failed or timed out; a call that hangs is abandoned."""
+    """Run `call` with a time limit. Return its result, or the error message if it failed or timed out."""
     answers: list[T | str] = []
 
     def ask() -> None:
@@ -323,149 +326,3 @@ def _counted(data: TrainImages) -> _Size:
         )
     num_images, num_classes = known
     return _Size(subset_size(data, num_images), num_classes, f"{data.dataset}, as known by name", [])
-
-
-def fit_to_data(loaded: Loaded, run_dir: Path) -> "tuple[Loaded, Inputs | None]":
-    """Fill in the batch size, length and warm-up that depend on the number of training images.
-
-    Returns:
-        the recipe, and its images where they were opened for that.
-    """
-    from vitctl.jobs.inputs.opened import open_inputs
-
-    recipe = loaded.recipe
-    if isinstance(recipe, Pretrain | Finetune) and needs_num_images(recipe):
-        inputs = open_inputs(recipe, run_dir)
-        assert inputs.train is not None
-        return fit_schedule(loaded, len(inputs.train)), inputs
-    return (fit_schedule(loaded, TASK_IMAGES) if isinstance(recipe, Vtab) else loaded), None
-
-
-def check_not_missing(recipe: Recipe) -> None:
-    """Name everything at once that a job without --from lacks: weights, and shards of known data sets.
-
-    Raises:
-        CheckpointError: there are no weights; the message ends with the lines to type next.
-    """
-    from vitctl.jobs.inputs.opened import chosen_tasks
-    from vitctl.jobs.record.runs import newest_run, start_weights
-
-    try:
-        newest_run(recipe.job)
-        return
-    except CheckpointError as error:
-        lacking, steps = [str(error).partition("; give")[0]], list[str]()
-    data: Any = getattr(recipe, "data", Place())
-    if isinstance(recipe, Vtab):
-        names, split = [task.data_set for task in chosen_tasks(recipe)], "train"
-    else:
-        names = list(getattr(data, "datasets", ())) or [data.dataset]
-        split = getattr(data, "train_split", "") or data.eval_split or "train"
-    rows = [] if data.path else [find_data_set(name) for name in dict.fromkeys(filter(None, names))]
-    missing = {
-        row.name: text for row in rows if row.make is None and (text := missing_shards(row, data.root, split))
-    }
-    if len(missing) > _MOST_EXPLAINED:
-        lacking.append(f"no shards under {data.root} of {', '.join(missing)}")
-        steps.append(f"vitctl data prepare NAME --root {typed(data.root)}")
-    else:
-        lacking += [text.rstrip(".") for text in missing.values()]
-        steps += [found[1] for text in missing.values() if (found := re.search("`(.+?)`", text))]
-    command = typed_command(f"vitctl {recipe.job}")
-    own = f"--data {typed(data.path)}" if data.path else " ".join(f"--dataset {row.name}" for row in rows)
-    if recipe.job == "evaluate" and own not in (
-        "",
-        "--dataset imagenet",
-    ):  # the heads of published weights are ImageNet's
-        steps += [f"vitctl finetune {own} --from {start_weights('finetune')}", command]
-    else:
-        steps.append(f"{command} --from {start_weights(recipe.job)}")
-    lines = ", then ".join(f"`{step}`" for step in steps)
-    raise CheckpointError(f"{'; '.join(lacking)}. Type next: {lines}")
-
-
-def check_recipe(recipe: Recipe, run_dir: Path, inputs: "Inputs | None" = None) -> "Inputs":
-    """Check everything that can be checked before the first process starts, and return the opened images.
-
-    Data sets that come with vitctl are generated once. `inputs` are the images, if they are open already.
-
-    Raises:
-        VitctlError: data or weights are missing or invalid, or the model or the schedule is impossible.
-    """
-    from vitctl.jobs.inputs.data import at_size, open_scored
-    from vitctl.jobs.inputs.opened import open_inputs
-    from vitctl.models.weights.download import fetch
-
-    if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):
-        chosen = recipe.weights
-        found = find_network(
-            chosen.source, which=chosen.which, model=chosen.model, job=recipe.job, fetch=fetch
-        )
-        if isinstance(recipe, Finetune):
-            at_size(recipe.data, found.config.image_size)
-        if isinstance(recipe, Finetune | Vtab):
-            stored = found.config
-            downstream(stored, num_classes=1, image_size=stored.image_size, **rates_of(recipe, stored))
-    if isinstance(recipe, Vtab):
-        lanes_of(recipe, recipe.machine.processes)
-    inputs = inputs or open_inputs(recipe, run_dir)
-    if isinstance(recipe, Pretrain | Finetune):
-        _check_training(recipe, inputs)
-    elif isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset):
-        open_scored(recipe.data, recipe.data.eval_split, run_dir)
-    return inputs
-
-
-def _check_training(recipe: Pretrain | Finetune, inputs: "Inputs") -> None:
-    train, test, s = inputs.train, inputs.scored, recipe.schedule
-    assert train is not None
-    steps = total_steps(len(train), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
-    if steps <= s.warmup_steps:
-        raise RecipeError(
-            f"{steps} steps ({s.total_epochs:g} epochs of {len(train):,} images in batches of "
-            f"{s.batch_size}) leave nothing "
-            f"after schedule.warmup_steps = {s.warmup_steps}; lower it, or train longer"
-        )
-    lanes_of(recipe, recipe.machine.processes)
-    _shards(recipe)  # raises where the processes cannot be divided so
-    if s.batch_size < recipe.machine.processes:
-        raise RecipeError(
-            f"schedule.batch_size = {s.batch_size} is less than machine.processes = "
-            f"{recipe.machine.processes}"
-        )
-    if recipe.checkpoint.keep_best and not (recipe.evaluation.every_steps and test is not None):
-        raise RecipeError(
-            "checkpoint.keep_best needs evaluation.every_steps and a data.eval_split to tell which is best"
-        )
-    if recipe.evaluation.select_best:
-        _check_select_best(recipe)
-    if train.labels(np.zeros(0, np.int64)).ndim > 1 and recipe.loss.name == "softmax":
-        raise RecipeError(
-            f"loss.name = 'softmax' needs one label per image, those of '{recipe.data.train_split}' may have "
-            f"several; "
-            "set loss.name = 'sigmoid'"
-        )
-    if not recipe.data.synthetic:
-        check_order(recipe.data, train, recipe.seed, s)
-    if isinstance(recipe, Pretrain):
-        model_config(recipe, len(train.class_names))
-
-
-def _check_select_best(recipe: Pretrain | Finetune) -> None:
-    """The best checkpoint must be one that is kept, and that was probed where there are few-shot probes."""
-    every, saved = recipe.evaluation.every_steps, recipe.checkpoint.every_steps
-    if not recipe.checkpoint.keep_best:
-        raise RecipeError("evaluation.select_best takes the best checkpoint: set checkpoint.keep_best = 1")
-    if not saved or every % saved:
-        raise RecipeError(
-            f"evaluation.select_best needs a checkpoint at every score: checkpoint.every_steps = {saved} "
-            f"should divide "
-            f"evaluation.every_steps = {every}"
-        )
-    probed = recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0
-    if probed and every % probed:
-        raise RecipeError(
-            f"evaluation.select_best reports the few-shot probe of the best checkpoint: "
-            f"fewshot_probe.every_steps = {probed} "
-            f"should divide evaluation.every_steps = {every}"
-        )

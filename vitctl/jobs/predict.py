@@ -16,10 +16,16 @@ from torch import Tensor
 
 from vitctl.data.images.decode import BadSample, from_pillow
 from vitctl.data.source.views import Source
-from vitctl.engine.distributed.runtime import loader_workers
+from vitctl.engine.runtime import loader_workers
 from vitctl.errors import CheckpointError, DataError, RecipeError, explaining
-from vitctl.jobs.inputs.classifier import Answers, OpenClassifier, Ranking, check_finite, open_classifier
-from vitctl.jobs.inputs.forward import Outputs
+from vitctl.jobs.inputs.classifier import (
+    Answers,
+    OpenClassifier,
+    Outputs,
+    Ranking,
+    check_finite,
+    open_classifier,
+)
 from vitctl.models.weights.containers import save_tensors
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate
@@ -54,7 +60,7 @@ def predict(
     features: Path | None = None,
     note: Callable[[str], None] = lambda _: None,
 ) -> Iterator[list[Prediction]]:
-    """The most likely classes of images, by the weights, the pre-processing and the forward pass of `vitctl
+    """Yield the most likely classes of images, by the weights, pre-processing and forward pass of `vitctl
     evaluate`.
 
     Args:
@@ -104,7 +110,7 @@ def predict(
 
 
 def _format_of(path: Path) -> str:
-    """The format that a .safetensors file says it has; "" of any other file."""
+    """Return the format that a .safetensors file says it has; "" of any other file."""
     try:
         with safe_open(path, framework="pt") as file:
             return str((file.metadata() or {}).get("format", ""))
@@ -128,9 +134,7 @@ class Embeddings:
         if path.suffix != ".safetensors" or path.is_dir():
             raise RecipeError(f"--features {path}: should be the name of a .safetensors file")
         if os.path.lexists(path) and _format_of(path) != FORMAT:
-            raise RecipeError(
-                f"--features {path}: is there already and holds no features; choose another name"
-            )
+            raise RecipeError(f"--features {path}: already exists and holds no features; choose another name")
         if not path.parent.is_dir():
             raise RecipeError(f"--features {path}: there is no folder {path.parent}; make it first")
         self.path, self._most, self._names = path, most, list[bytes]()
@@ -138,7 +142,7 @@ class Embeddings:
         self._digests = torch.empty(most, _DIGEST_BYTES, dtype=torch.uint8)
 
     def add(self, answers: Answers) -> None:
-        """The rows of a batch."""
+        """Add the rows of a batch."""
         assert answers.features is not None
         if not self._features.numel():
             self._features = torch.empty(self._most, answers.features.shape[1])
@@ -150,7 +154,7 @@ class Embeddings:
                 self._names.append(name.encode("utf-8", "surrogateescape"))
 
     def write(self, opened: OpenClassifier) -> None:
-        """The file, whole or not at all; nothing where there is no image.
+        """Write the file atomically. Writes nothing if there are no images.
 
         Raises:
             DataError: none of the images can be used.
@@ -209,7 +213,7 @@ class Classifier:
         """The logits `[N, K]` of an image (N is 1) or of several, on the CPU. Raises as a call does."""
         if not self._opened.network.has_head:
             raise CheckpointError(
-                f"{self._opened.path}: has no trained head, so that there are no logits; use its features"
+                f"{self._opened.path}: has no trained head, so there are no logits; use its features"
             )
         return torch.cat([_told(outputs.logits) for outputs in self._outputs(images, with_features=False)])
 
@@ -244,7 +248,7 @@ class Classifier:
             yield outputs
 
     def _shown(self, images: Sequence[Image.Image], number: int) -> Tensor:
-        """An image as the network is shown it."""
+        """Return an image as the network is shown it."""
         transform = self._opened.transform
         try:
             return self._opened.shown(

@@ -8,17 +8,18 @@ from functools import partial
 from pathlib import Path
 
 from vitctl.data.datasets.catalog import find_data_set, originals_of, read_originals, write_data_set
-from vitctl.data.datasets.downloads import Archive, is_unpacked, unpack
 from vitctl.data.datasets.known_sets import DataSet
+from vitctl.data.datasets.readers.imagenet import REAL_SHA256, REAL_URL
+from vitctl.data.datasets.readers.original_files import Archive, is_unpacked, unpack
 from vitctl.data.datasets.readers.table import read_parquet
 from vitctl.data.datasets.vtab import VTAB, VtabTask
 from vitctl.data.datasets.vtab_images import COMMUNITY_LIST, read_community
-from vitctl.data.shards.index import INDEX_FILE, find_splits, read_index
-from vitctl.data.source.imagenet_real import SHA256, URL
-from vitctl.data.writer.items import Originals
+from vitctl.data.shards.index import INDEX_FILE, find_splits
+from vitctl.data.source.stores import open_index
+from vitctl.data.writer.intake import Originals
 from vitctl.data.writer.write import write_originals
 from vitctl.errors import CheckpointError, DataError
-from vitctl.jobs.inputs.labels import REAL_PLACE
+from vitctl.jobs.evaluate import REAL_PLACE
 from vitctl.models.weights.download import fetch
 
 _DOWNLOADS = ".downloads"
@@ -78,12 +79,12 @@ def prepare_real(root: Path, progress: Progress, get: Fetch = fetch) -> Path:
     """Download the ReaL labels of ImageNet to where `evaluate --labels real` finds them; returns their path."""
     place = root / REAL_PLACE
     if not place.exists():
-        _fetch(Archive(URL, f"sha256:{SHA256}", packed=True), root, place.parent, progress, get)
+        _fetch(Archive(REAL_URL, f"sha256:{REAL_SHA256}", packed=True), root, place.parent, progress, get)
     return place
 
 
 def is_present(task: VtabTask, root: Path, source: Path | None) -> bool:
-    """Whether a task can be made without a download: its shards or its original files are there."""
+    """Return whether a task can be made without a download: its shards or its original files are there."""
     row = find_data_set(task.data_set)
     places = [source / task.community] if source else [root / row.name, originals_of(row, root)]
     return any(place.is_dir() and any(place.iterdir()) for place in places)
@@ -95,7 +96,7 @@ def _is_complete(row: DataSet, out: Path) -> bool:
 
 
 def _sizes(out: Path) -> dict[str, int]:
-    return {split: read_index(place).num_samples for split, place in find_splits(out).items()}
+    return {split: open_index(place).num_samples for split, place in find_splits(out).items()}
 
 
 def _download(row: DataSet, root: Path, folder: Path, progress: Progress, get: Fetch) -> None:
@@ -124,7 +125,7 @@ def _fetch(archive: Archive, root: Path, folder: Path, progress: Progress, get: 
 
 
 def _open(row: DataSet, folder: Path, *, allow_partial: bool) -> dict[str, Originals]:
-    """The splits of the original files, or of a copy in a known layout."""
+    """Return the splits of the original files, or of a copy in a known layout."""
     task = next((task for task in VTAB if task.data_set == row.name), None)
     if task is not None:
         for copy in (folder, folder.parent):

@@ -4,33 +4,72 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from vitctl.data.images.transforms import EvalTransform
 from vitctl.engine.computation import dropout_draws
+from vitctl.engine.evaluation import stop_together
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.losses import predict_masked_patches
 from vitctl.engine.preemption import StopFlag
+from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.trainer import RunContext
-from vitctl.jobs.inputs.length import fitted_recipe
-from vitctl.jobs.inputs.network import model_config, unseen_pixels
-from vitctl.jobs.inputs.opened import Inputs, open_inputs
-from vitctl.jobs.inputs.sampling import sampling_notes
-from vitctl.jobs.probe import make_probe
-from vitctl.jobs.provenance import trained, training_result
-from vitctl.jobs.record.data_verified import verified, verify
+from vitctl.jobs.fewshot import score_draw
+from vitctl.jobs.inputs.data import FewshotSet, Inputs, open_inputs, sampling_notes
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import (
     Act,
-    digest_of,
+    ImagePass,
     images_of,
     on_device,
-    open_journal,
-    start_runtime,
+    start_run,
     train,
+    trained,
+    training_result,
+    verified,
 )
-from vitctl.models.build import build
-from vitctl.models.configs import MaskedPatchConfig
+from vitctl.models.build import Model, build
+from vitctl.models.variants import MaskedPatchConfig, unseen_pixels
+from vitctl.recipe.images import FewshotImages
 from vitctl.recipe.schema import Pretrain
+
+Scores = dict[int, list[float]]
+
+
+def make_probe(recipe: Pretrain, one: FewshotSet, run: RunContext) -> Callable[[Model], Scores]:
+    """Return a function from the network to shots -> accuracy of each seed, empty except on the main process.
+
+    It uses none of the random generators of training, and does not change the network.
+
+    Paper: Section 4.1: few-shot accuracies for fast on-the-fly evaluation
+    """
+    p, d = recipe.fewshot_probe, recipe.data
+    transform = EvalTransform(
+        d.image_size,
+        method="square",
+        resize=round(d.image_size * 256 / 224),
+        resample=FewshotImages().resample,
+        exif_orientation=p.turns_upright,
+        truncated=p.truncated,
+    )
+    colours = {"mean": d.mean, "std": d.std}
+    extract = ImagePass(run, recipe, transform, colours, whole_batches=recipe.schedule.lanes > 0)
+
+    def probe(model: Model) -> Scores:
+        features = extract(model, one.train), extract(model, one.test)
+        scores: Scores = {}
+        for shots in p.shots if run.runtime.is_main else ():
+            draws = [
+                score_draw(one, features, shots=shots, seed=seed, l2s=(p.l2,), dtype=torch.float64)[0]
+                for seed in p.seeds
+                if not run.stop.raised
+            ]
+            scores[shots] = [score.accuracy for score in draws]
+        stop_together(run.runtime, run.stop)
+        return scores
+
+    return probe
 
 
 def pretrain(
@@ -59,43 +98,32 @@ def pretrain(
 
     Paper: Section 4.1, Appendix B.1, Table 3
     """
-    stop = StopFlag() if stop is None else stop
     inputs = inputs or open_inputs(recipe, run_dir)
     train_on, score_on, probed = inputs.train, inputs.scored, inputs.probed
     assert train_on is not None
     recipe = fitted_recipe(recipe, len(train_on))
-    runtime = start_runtime(recipe.machine, run_dir, recipe.log)
-    journal = open_journal(runtime, run_dir, report)
+    in_order = [score_on, *((probed.train, probed.test) if probed else ()), train_on]
+    run = start_run(recipe, run_dir, report, stop, *in_order, act=act)
     for text in sampling_notes(recipe.data, train_on):
-        journal.write("data", step=0, text=text)
-    bytes_read = verify(
-        runtime, run_dir, score_on, *((probed.train, probed.test) if probed else ()), train_on
-    )
+        run.journal.write("data", step=0, text=text)
 
-    config = model_config(recipe, len(train_on.class_names))
+    config = recipe.network(len(train_on.class_names))
     for text in unseen_pixels(config):
-        journal.write("warning", step=0, text=text)
-    model = on_device(build(config, seed=recipe.seed, dtype=runtime.dtype), runtime)
+        run.journal.write("warning", step=0, text=text)
+    model = on_device(build(config, seed=recipe.seed, dtype=run.runtime.dtype), run.runtime)
 
-    objective = None
+    objective: Callable[..., Tensor] | None = None
     if isinstance(config, MaskedPatchConfig):
-        objective, score_on = masked_patch_objective(recipe, config), None  # there are no classes to score
-    context, images = (
-        RunContext(runtime, run_dir, journal, stop, bytes_read, act, digest_of(recipe)),
-        images_of(recipe.data, train_on, score_on, recipe.seed, recipe.schedule),
-    )
-    meta = images.meta(recipe.data.mean, recipe.data.std, recipe.loss.name)
-    probe = make_probe(recipe, probed, runtime, journal, stop, bytes_read) if probed else None
-    score = train(recipe, context, model, images, meta, objective=objective, probe=probe)
-    used = trained(recipe, recipe.data, runtime, train_on, score_on, meta) | dropout_draws(
-        recipe, config, run_dir
-    )
-    used |= verified(bytes_read, runtime, journal, train_on)
-    return training_result(recipe, runtime, run_dir, score, used, score_on)
-
-
-def masked_patch_objective(recipe: Pretrain, config: MaskedPatchConfig) -> Callable[..., Tensor]:
-    """The objective of [masked_patch]. Paper: Appendix B.1.2"""
-    return partial(
-        predict_masked_patches, config=config, rate=recipe.masked_patch.corrupted, seed=recipe.seed
-    )
+        score_on = None  # there are no classes to score
+        rate = recipe.masked_patch.corrupted  # Appendix B.1.2
+        objective = partial(predict_masked_patches, config=config, rate=rate, seed=recipe.seed)
+    images = images_of(recipe.data, train_on, score_on, recipe.seed, recipe.schedule)
+    colours = {"mean": recipe.data.mean, "std": recipe.data.std}
+    probe = make_probe(recipe, probed, run) if probed else None
+    score = train(recipe, run, model, images, colours, objective=objective, probe=probe)
+    used = {
+        **trained(recipe, recipe.data, run, images, colours),
+        **dropout_draws(recipe, config, run_dir),
+        **verified(run, train_on),
+    }
+    return training_result(recipe, run, score, used, score_on)

@@ -1,37 +1,295 @@
-"""What the jobs that take gradient steps share: runtime, images, and one training."""
+"""State and steps that jobs share: runtime, verified shards, one pass over a split, one training, its provenance."""
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from vitctl.data.source.views import Source
-from vitctl.engine.computation import exact
-from vitctl.engine.distributed.runtime import Runtime, num_workers, start
-from vitctl.engine.evaluation import Score, evaluate_model
-from vitctl.engine.journal import LOG, Journal, Report, json_digest
-from vitctl.engine.tracking import tracking
+from vitctl.data.images.transforms import EvalTransform
+from vitctl.data.loader.batches import eval_batches
+from vitctl.data.source.verification import Verification, Verified
+from vitctl.data.source.views import Source, source_text
+from vitctl.engine.agreement import changed_on_purpose
+from vitctl.engine.checkpoint import SavedCheckpoint, read_state
+from vitctl.engine.computation import computed_training, exact, kernels_used
+from vitctl.engine.evaluation import Score, cached_features, evaluate_model, representations
+from vitctl.engine.journal import LOG, Journal, Record, Report, json_digest, tensors_file
+from vitctl.engine.metrics import baselines
+from vitctl.engine.preemption import StopFlag
+from vitctl.engine.runtime import Runtime, num_workers, start, tracking
 from vitctl.engine.trainer import Images, RunContext, Trainer
-from vitctl.jobs.features import ImagePass
-from vitctl.jobs.inputs.data import eval_transform, mixing, train_transform
-from vitctl.jobs.inputs.sampling import training_order
-from vitctl.jobs.record.runs import choose_weights, logged_scores
+from vitctl.errors import DataError
+from vitctl.jobs.inputs.data import eval_transform, mixing, train_transform, training_order
+from vitctl.jobs.inputs.weights import FoundWeights
+from vitctl.jobs.record.result import RunResult, choose_weights, data_used, logged_probes, logged_scores
 from vitctl.models.blocks import compile_errors
 from vitctl.models.build import Model
-from vitctl.models.kernels.attention import set_attention
-from vitctl.models.kernels.linear import set_linear
+from vitctl.models.kernels import set_attention, set_linear
+from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.images import TrainImages
-from vitctl.recipe.machine import Log, Machine
-from vitctl.recipe.neutral import deciding_values
-from vitctl.recipe.schema import Finetune, Pretrain, TrainRecipe, Vtab
-from vitctl.recipe.sections import Schedule
+from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Log, Machine, Pretrain, TrainRecipe, Vtab
+from vitctl.recipe.sections import Schedule, StartWeights
+from vitctl.recipe.write import deciding_values
 
+_PATIENCE = 5.0  # seconds that a finished training waits for the last shards
+FORMAT = "vitctl-features/2"  # 1 could be of images that were changed on the way from a server
+WHOLE = {"data_verified": "whole"}  # of results whose every image was verified by `check_whole`
+
+T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
 Act = Callable[[Trainer], Score | None]  # done with a prepared training instead of `Trainer.fit`
 Probe = Callable[[Model], dict[int, list[float]]]
+
+
+def check_whole(begun: Verification, runtime: Runtime, *sources: Source) -> None:
+    """Refuse a score unless every byte behind it is verified; all processes call this after the images were
+    decoded.
+
+    Args:
+        begun: to which the sources were added before their images were decoded.
+        runtime: of the job.
+        sources: that are scored; without any, all of `begun`.
+
+    Raises:
+        DataError: a shard does not match its index, changed while it was read, or could not be verified.
+    """
+    begun.wait(*sources)
+    runtime.wait()
+    begun.complete(*sources)
+    problem = not_whole(begun.found(*sources))
+    if runtime.sum([float(bool(problem))])[0]:
+        raise DataError(problem or "another process could not verify the shards behind this score")
+
+
+def not_whole(found: Verified) -> str:
+    """Return why images cannot be scored, "" where every byte of their shards was verified."""
+    if found.damaged:
+        return (
+            f"{_first(found.damaged)}; a score must be of exactly the images of its digest: copy the file "
+            f"again, or make the shards again; `vitctl data check` finds all problems"
+        )
+    if found.state != "whole":
+        return (
+            f"{1 - found.share:.1%} of the bytes behind this score could not be verified against their "
+            f"digests; check permissions, set data.cache_gib above 0 for remote shards, then run again"
+        )
+    return ""
+
+
+def verified(run: RunContext, train_on: Source) -> dict[str, Any]:
+    """Return `data_verified` for the provenance of a training, and `data_damaged` if shards are or were damaged.
+
+    Shards that are scored were verified by `check_whole`.
+    """
+    run.shards.finish(_PATIENCE)
+    run.runtime.wait()
+    found = run.shards.found(train_on)
+    if damaged := [*found.damaged, *found.damaged_before]:
+        text = f"{_first(damaged)}; the result records data_verified = damaged"
+        run.journal.write("warning", step=0, text=text)
+        return {"data_verified": "damaged", "data_damaged": damaged}
+    if found.state != "whole":
+        text = f"{found.share:.1%} of the bytes of the training shards were verified against their digests; the result records it"
+        run.journal.write("data", step=0, text=text)
+    return {"data_verified": found.state}
+
+
+def _first(problems: Sequence[str]) -> str:
+    return f"{problems[0]} (and {len(problems) - 1} more)" if len(problems) > 1 else problems[0]
+
+
+@dataclass(frozen=True)
+class ImagePass:
+    """Passes over splits with the pre-processing of a network. Every shard that is decoded is verified.
+
+    Args:
+        run: process, log and stop flag.
+        recipe: evaluation.batch_size and machine.workers, of one process.
+        transform: pre-processing.
+        colours: `mean` and `std` of the weights.
+        whole_batches: no batch depends on the number of processes, see `eval_batches`.
+    """
+
+    run: RunContext
+    recipe: TrainRecipe | Fewshot | Evaluate
+    transform: EvalTransform
+    colours: Mapping[str, Any]
+    whole_batches: bool = False
+
+    def __call__(self, model: Model, source: Source) -> Tensor:
+        """Return the input of the classification layer, [N, R] float32 on the CPU, in the split's order.
+
+        It is the same on every process.
+        """
+        return self.through(representations, "features", model, source)
+
+    def through(self, function: Callable[..., T], what: str, model: Model, source: Source, **more: Any) -> T:
+        """Apply a function of `vitctl.engine.evaluation` to a split; `what` names it on the screen.
+
+        Raises:
+            DataError: not every byte of its shards could be verified.
+        """
+        run, runtime = self.run, self.run.runtime
+        run.shards.add(source)
+        batches = eval_batches(
+            source,
+            self.transform,
+            batch_size=self.recipe.evaluation.batch_size,
+            rank=runtime.rank,
+            num_processes=runtime.num_processes,
+            num_workers=num_workers(self.recipe.machine, runtime),
+            whole_batches=self.whole_batches,
+            pinned=runtime.device.type == "cuda",
+        )
+        batches = run.journal.watch(batches, what, len(source), runtime.num_processes)
+        normalise = runtime.normaliser(tuple(self.colours["mean"]), tuple(self.colours["std"]))
+        found = function(
+            runtime, model, batches, num_images=len(source), normalise=normalise, stop=run.stop, **more
+        )
+        check_whole(run.shards, runtime, source)
+        return found
+
+    def cached(
+        self, model: Model, digest: str, source: Source, folder: Path, limit_bytes: int
+    ) -> tuple[Tensor | None, bool]:
+        """Return the representations from a cache folder if they are there, see `cached_features`.
+
+        `digest` is of the model's weights.
+        """
+        runtime = self.run.runtime
+        key = {  # everything that they depend on
+            "format": FORMAT,
+            "weights_sha256": digest,
+            "config": repr(model.config),
+            "data_sha256": source.digest,
+            "transform": asdict(self.transform),
+            "mean": list(self.colours["mean"]),
+            "std": list(self.colours["std"]),
+            "precision": runtime.precision,
+            "device": runtime.device.type,
+            **kernels_used(),
+        }
+        return cached_features(
+            runtime,
+            folder,
+            key,
+            lambda: self(model, source),
+            num_images=len(source),
+            limit_bytes=limit_bytes,
+            note=lambda text: self.run.journal.write("warning", step=0, text=text),
+        )
+
+
+def shown(transform: EvalTransform) -> dict[str, Any]:
+    """The evaluation pre-processing, with `eval_resize` resolved."""
+    return {
+        "image_size": transform.image_size,
+        "eval_method": transform.method,
+        "eval_resize": transform.resize or transform.image_size,
+        "resample": transform.resample,
+        "exif_orientation": transform.exif_orientation,
+        **({"truncated": transform.truncated} if transform.truncated != "refuse" else {}),
+    }
+
+
+def _network_digest(found: FoundWeights) -> str:
+    """Return the digest of what makes two networks with the same tensors different: the configuration, and
+    the normalisation of images.
+    """
+    meta = found.weights.meta
+    described = [repr(found.weights.config), list(meta["mean"]), list(meta["std"])]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+
+def weights_used(found: FoundWeights, section: StartWeights) -> dict[str, Any]:
+    """Return which pre-trained weights a result starts from."""
+    return {
+        "from": found.path,
+        "from_sha256": found.weights.digest,
+        **found.chosen.used("from"),
+        "assumed": dict(found.assumed),
+        "initialise": section.initialise,
+    }
+
+
+def weights_scored(found: FoundWeights) -> dict[str, Any]:
+    """Return which weights a result scores."""
+    return {
+        "weights": found.path,
+        "weights_sha256": found.weights.digest,
+        "network_sha256": _network_digest(found),
+        **found.chosen.used("weights"),
+        "assumed": dict(found.assumed),
+    }
+
+
+def trained(
+    recipe: TrainRecipe, data: TrainImages, run: RunContext, images: Images, colours: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the provenance of the numbers of a training, except its weights.
+
+    Args:
+        recipe, run: of the training.
+        data: [data] with resolved values.
+        images: that it was trained and scored on.
+        colours: `mean` and `std` of the weights.
+    """
+    machine = recipe.machine
+    used = {
+        **computed_training(recipe, run.runtime),
+        "compiled": machine.compile,
+        "micro_batch": machine.micro_batch,
+        "train_split": data.train_split,
+        "train_sha256": images.train.digest,
+        "train_source": source_text(images.train),
+        "num_train": len(images.train),
+    }
+    if images.scored is None:
+        return used
+    used |= {**data_used(images.scored, data.eval_split), "labels": "original"}
+    return used | shown(images.pre_processing) | {"mean": list(colours["mean"]), "std": list(colours["std"])}
+
+
+def training_result(
+    recipe: TrainRecipe, run: RunContext, score: Score | None, used: dict[str, Any], scored: Source | None
+) -> RunResult:
+    """Return the result of a finished training: of the checkpoint that represents it, with its step and digest.
+
+    Args:
+        recipe, run: of the training.
+        score: of that checkpoint; None without images to score.
+        used: its provenance, except the weights.
+        scored: the images that were scored, if any.
+
+    Paper: Section 4.3 (early stopping)
+    """
+    if not run.runtime.is_main:
+        return RunResult(recipe.job, "done", provenance=used)
+    run_dir = run.folder
+    path, chosen = choose_weights(run_dir)
+    metrics: dict[str, Any] = dict(score.numbers) if score else {}
+    if scored is not None and score is not None:
+        metrics |= baselines(scored.labels(), len(scored.class_names))
+    if chosen.step is not None:
+        metrics |= logged_probes(run_dir, chosen.step)
+    if recipe.evaluation.select_best:
+        step, last = max(logged_scores(run_dir).items())
+        metrics["last"] = {"step": step, **last.numbers}
+    state = read_state(path.parent)
+    weights = {
+        **chosen.used(),
+        "weights_sha256": weights_digest(SavedCheckpoint(path.parent, state).tensors(path.stem)),
+        "skipped_updates": state.get("num_skipped", 0),
+        **changed_on_purpose(run_dir),
+    }
+    files = {file.stem: str(file) for file in sorted(path.parent.glob(tensors_file("*")))}
+    return RunResult(recipe.job, "done", metrics=metrics, provenance=used | weights, files=files)
 
 
 def start_runtime(machine: Machine, run_dir: Path, log: Log | None = None) -> Runtime:
@@ -52,6 +310,34 @@ def open_journal(runtime: Runtime, run_dir: Path, report: Report) -> Journal:
     return Journal(run_dir / LOG if runtime.is_main else None, report)
 
 
+def start_run(
+    recipe: TrainRecipe | Fewshot | Evaluate,
+    run_dir: Path,
+    report: Report,
+    stop: StopFlag | None,
+    *sources: Source | None,
+    act: Act | None = None,
+) -> RunContext:
+    """Join the processes of a job, open its log, and start to verify the shards of some sources.
+
+    Sources that are scored come first; None is ignored. The processes share the work.
+    """
+    runtime = start_runtime(recipe.machine, run_dir, getattr(recipe, "log", None))
+    stored = [source for source in sources if source is not None]
+    shards = Verification(stored, run_dir, part=runtime.rank, num_parts=runtime.num_processes)
+    journal, digest = open_journal(runtime, run_dir, report), json_digest(deciding_values(recipe))
+    return RunContext(runtime, run_dir, journal, stop or StopFlag(), shards, act, digest)
+
+
+def within(run: RunContext, folder: Path, task: str) -> RunContext:
+    """Return the context of one of several trainings of a run; its records carry the name `task`."""
+
+    def report(record: Record) -> None:
+        run.journal.report({**record, "task": task})
+
+    return replace(run, folder=folder, journal=open_journal(run.runtime, folder, report))
+
+
 def images_of(
     data: TrainImages, train_on: Source, score_on: Source | None, seed: int, schedule: Schedule
 ) -> Images:
@@ -65,27 +351,24 @@ def train(
     run: RunContext,
     model: Model,
     images: Images,
-    meta: dict[str, Any],
+    colours: Mapping[str, Any],
     *,
     objective: Callable[..., Tensor] | None = None,
     probe: Probe | None = None,
     start_weights_sha256: str = "",
 ) -> Score | None:
-    """Train `model` in run.folder; see `Trainer` for the arguments.
+    """Train `model` in run.folder; see `Trainer` for the arguments. `colours` has the weights' mean and std.
 
     Returns:
         the score after the last step, or with select_best that of the best checkpoint; None without images to
         score, and possibly on processes other than the main one.
     """
     runtime, lanes = run.runtime, recipe.schedule.lanes > 0
+    meta = images.meta(colours["mean"], colours["std"], recipe.loss.name)
     score = None
     if images.scored is not None:
-        workers, size = num_workers(recipe.machine, runtime), recipe.evaluation.batch_size
-        colours = tuple(meta["mean"]), tuple(meta["std"])
-        shown = ImagePass(
-            runtime, run.journal, images.pre_processing, *colours, size, workers, run.stop, run.shards, lanes
-        )
-        score = partial(shown.through, evaluate_model, "scoring", source=images.scored)
+        look = ImagePass(run, recipe, images.pre_processing, colours, whole_batches=lanes)
+        score = partial(look.through, evaluate_model, "scoring", source=images.scored)
     with (
         exact(runtime, recipe.schedule.threads) if lanes else nullcontext(),
         compile_errors() if recipe.machine.compile else nullcontext(),
@@ -109,11 +392,6 @@ def train(
         return None
     _, chosen = choose_weights(run.folder, "best", by_size=True)
     return logged_scores(run.folder)[chosen.step or 0]
-
-
-def digest_of(recipe: TrainRecipe) -> str:
-    """Return the digest of the values that decide the result, for `RunContext`."""
-    return json_digest(deciding_values(recipe))
 
 
 def on_device(model: M, runtime: Runtime) -> M:

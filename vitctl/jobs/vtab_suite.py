@@ -1,42 +1,292 @@
 """VTAB (Section 4.1, B.1.1): every task fine-tuned on its 1,000 images with one setting, scored on its whole
-test split; and the table of the tasks, beside the paper's.
+test split; and the table of the tasks beside the paper's.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from vitctl.data.datasets.vtab import GROUPS, SUITES, VtabTask
 from vitctl.data.datasets.vtab_images import TaskData
-from vitctl.data.source.views import source_text
+from vitctl.data.images.transforms import EvalTransform, TrainTransform
+from vitctl.data.source.views import Source, source_text
+from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.computation import computed_training, dropout_draws
 from vitctl.engine.evaluation import Score
-from vitctl.engine.journal import Journal, Report, silent
-from vitctl.engine.metrics import baselines
+from vitctl.engine.journal import AVERAGE, CHECKPOINTS, Report, silent
+from vitctl.engine.metrics import baselines, count_by_class, mean_per_class
 from vitctl.engine.preemption import StopFlag
-from vitctl.jobs.inputs.length import TASK_IMAGES, fitted_recipe
-from vitctl.jobs.inputs.network import rates_in_words, unseen_pixels
-from vitctl.jobs.inputs.opened import Inputs, chosen_tasks, open_inputs
-from vitctl.jobs.inputs.weights import check_found, random_in_words, weights_of
-from vitctl.jobs.provenance import shown, weights_used
-from vitctl.jobs.record.data_verified import WHOLE, check_whole, verify
-from vitctl.jobs.record.result import DATA_DIGEST, RunResult
-from vitctl.jobs.training import Act, open_journal, start_runtime
-from vitctl.jobs.vtab_runs import (
-    Setting,
-    SuiteContext,
-    fine_tune,
-    score_features,
-    scored_as,
-    settings,
-    tune,
+from vitctl.engine.ridge import fit_and_score
+from vitctl.engine.schedule import TASK_IMAGES, fitted_recipe
+from vitctl.engine.trainer import Images, RunContext
+from vitctl.jobs.inputs.data import Inputs, chosen_tasks, open_inputs
+from vitctl.jobs.inputs.weights import (
+    FoundWeights,
+    check_found,
+    loaded_model,
+    random_in_words,
+    transferred_model,
+    weights_of,
 )
-from vitctl.models.variants import downstream
+from vitctl.jobs.lr_sweep import Scored, read_or_train
+from vitctl.jobs.record.result import DATA_DIGEST, RunResult, recipe_digest
+from vitctl.jobs.training import (
+    WHOLE,
+    Act,
+    ImagePass,
+    check_whole,
+    on_device,
+    shown,
+    start_run,
+    train,
+    weights_used,
+    within,
+)
+from vitctl.models.build import Model, build
+from vitctl.models.variants import downstream, unseen_pixels
+from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.paper import TABLE_9, VTAB_MODELS
-from vitctl.recipe.schema import Vtab
-from vitctl.system.tables import write_csv
+from vitctl.recipe.schema import Vtab, rates_in_words, rates_of
+from vitctl.recipe.write import result_neutral
+from vitctl.system.files import write_csv
+
+JOB = "vtab-task"
+L2S = tuple(2.0**power for power in range(-2, 17, 3))  # of the linear classifier
+# Keys left out of a run's recipe digest: digests identify images and weights, and `precision` is recorded as
+# resolved.
+_FREE = (*result_neutral(), "vtab.", "machine.precision", "data.path", "data.allow_partial", "weights.source")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The hyperparameters that the paper chose on the validation images: a learning rate, and length and
+    warm-up in steps.
+    """
+
+    lr: float
+    total_steps: int
+    warmup_steps: int
+
+    @property
+    def name(self) -> str:
+        """Name of the folders of its runs."""
+        return f"lr_{self.lr:g}_steps_{self.total_steps}"
+
+
+@dataclass(frozen=True)
+class SuiteContext:
+    """State shared by all runs of a table."""
+
+    recipe: Vtab
+    run: RunContext
+    found: FoundWeights
+
+    @property
+    def image_size(self) -> int:
+        """Side of the images of all tasks, in pixels."""
+        return self.recipe.data.image_size or self.found.weights.config.image_size
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """dropout and drop_path of all runs."""
+        return rates_of(self.recipe, self.found.weights.config)
+
+
+def scored_as(context: SuiteContext) -> EvalTransform:
+    """Return the evaluation pre-processing of all tasks: images are squashed to the square that the model
+    sees.
+
+    The benchmark's images are used as they were published, including the damaged JPEGs of Pets.
+    """
+    resample = context.recipe.data.resample
+    return EvalTransform(context.image_size, method="square", resize=0, resample=resample, truncated="pad")
+
+
+def settings(recipe: Vtab) -> list[Setting]:
+    """Return the settings to try: every learning rate with every schedule; the recipe's own where there is no
+    sweep.
+
+    The warm-up keeps its share of the schedule.
+
+    Paper: Appendix B.1.1
+    """
+    s = recipe.schedule
+    return [
+        Setting(lr, steps, round(s.warmup_steps * steps / s.total_steps))
+        for lr in recipe.vtab.sweep_lrs or (recipe.optimizer.lr,)
+        for steps in recipe.vtab.sweep_steps or (s.total_steps,)
+    ]
+
+
+def tune(context: SuiteContext, data: TaskData, setting: Setting) -> Score:
+    """Train on the 800 images, score on the 200: the only images that a setting may be chosen by."""
+    folder = context.run.folder / "sweep" / data.task.name / setting.name
+    seed = context.recipe.vtab.seeds[0]
+    return _fine_tuned(context, data, setting, seed, folder, ("train800", "val200"))
+
+
+def fine_tune(context: SuiteContext, data: TaskData, setting: Setting, seed: int) -> Score:
+    """Train on all 1,000 images, score on the whole test split."""
+    folder = context.run.folder / "tasks" / data.task.name / setting.name / f"seed_{seed}"
+    return _fine_tuned(context, data, setting, seed, folder, ("train", "test"))
+
+
+def score_identity(
+    context: SuiteContext, recipe: Vtab, data: TaskData, train_on: str, score_on: str
+) -> dict[str, Any]:
+    """Return what a score of a task depends on; two scores can be compared where these agree."""
+    return {
+        "task": data.task.name,
+        "train_split": data.names[train_on],
+        "train_sha256": getattr(data, train_on).digest,
+        "split": data.names[score_on],
+        "data_sha256": getattr(data, score_on).digest,
+        "data_source": data.source,
+        "train800_proven": data.proven,
+        "copy": data.copy,
+        "num_classes": data.task.num_classes,
+        "image_size": context.image_size,
+        "resample": recipe.data.resample,
+        "precision": context.run.runtime.precision,
+        "from_sha256": context.found.weights.digest,
+        "initialise": recipe.weights.initialise,
+        "protocol": "light" if recipe.vtab.light else "fine-tuning",
+        "recipe_sha256": recipe_digest(recipe, _FREE, context.rates),
+    }
+
+
+def _fine_tuned(
+    context: SuiteContext, data: TaskData, setting: Setting, seed: int, folder: Path, splits: tuple[str, str]
+) -> Score:
+    """Train on the first of two splits, score on the second."""
+    schedule = {"total_steps": setting.total_steps, "warmup_steps": setting.warmup_steps}
+    recipe = context.recipe.model_copy(
+        update={
+            "seed": seed,
+            "optimizer": context.recipe.optimizer.model_copy(update={"lr": setting.lr}),
+            "schedule": context.recipe.schedule.model_copy(update=schedule),
+        }
+    )
+    transform = _augmentation(context, data)
+    must_match = score_identity(context, recipe, data, *splits) | {
+        "seed": seed,
+        "lr": setting.lr,
+        **schedule,
+        **context.rates,
+        "crop": f"random out of {transform.resize}" if transform.crop == "random" else "none",
+        "flip": transform.flip,
+    }
+
+    def make() -> Scored:
+        train_on, score_on = (getattr(data, split) for split in splits)
+        return _train(
+            context, recipe, data, folder, Images(train_on, transform, score_on, scored_as(context))
+        )
+
+    kept = context.recipe.vtab.keep_checkpoints
+    return read_or_train(folder, context.run.runtime, must_match, make, job=JOB, keep_checkpoints=kept)
+
+
+def _train(context: SuiteContext, recipe: Vtab, data: TaskData, folder: Path, images: Images) -> Scored:
+    """Return the score after the last step, and more fields for the provenance: on the main process the
+    digest of the scored weights.
+    """
+    runtime, weights = context.run.runtime, context.found.weights
+    model, _ = transferred_model(
+        weights,
+        recipe.weights,
+        num_classes=data.task.num_classes,
+        image_size=context.image_size,
+        **context.rates,
+        seed=recipe.seed,
+        dtype=runtime.dtype,
+    )
+    placed = on_device(model, runtime)
+
+    score = train(
+        recipe,
+        within(context.run, folder, str(folder.relative_to(context.run.folder))),
+        placed,
+        images,
+        weights.meta,
+        start_weights_sha256=weights.digest,
+    )
+    findings = dropout_draws(recipe, model.config, folder)
+    if runtime.is_main:
+        # What was scored: the last weights, or their average where there is one.
+        saved, _ = newest_checkpoint(folder / CHECKPOINTS) if recipe.averaging.decay else (None, [])
+        state = saved.tensors(AVERAGE) if saved else placed.state_dict()
+        findings |= {"weights_sha256": weights_digest(state)}
+    return score, findings
+
+
+def _augmentation(context: SuiteContext, data: TaskData) -> TrainTransform:
+    """Random crop and flip where BiT uses them for the task (Appendix F)."""
+    chosen = context.recipe.data.augment == "bit"
+    return TrainTransform(
+        context.image_size,
+        crop="random" if chosen and data.task.crop else "none",
+        flip=chosen and data.task.flip,
+        resample=context.recipe.data.resample,
+        resize=round(context.image_size * 7 / 6),
+        truncated="pad",
+    )
+
+
+def score_features(context: SuiteContext, data: TaskData) -> Score:
+    """Fit on the 800 images with each regulariser, choose by the 200, fit on all 1,000, score on the whole
+    test split.
+
+    Every task has its own regulariser, the smallest of the best. Images are squashed to the square that the
+    model sees.
+
+    Args:
+        context: of the table.
+        data: of the task.
+
+    Returns:
+        the score, kept in RUN/light/NAME/result.json.
+    """
+    folder = context.run.folder / "light" / data.task.name
+
+    def make() -> Scored:
+        model = _frozen(context)
+        look = ImagePass(context.run, context.recipe, scored_as(context), context.found.weights.meta)
+        x800, x200, x_test = (look(model, source) for source in (data.train800, data.val200, data.test))
+        y800, y200 = (torch.from_numpy(source.labels()) for source in (data.train800, data.val200))
+        fit = partial(fit_and_score, num_classes=data.task.num_classes)
+        tried = [_correct(fit(x800, y800, x200, l2=l2), data.val200) for l2 in L2S]
+        l2 = L2S[tried.index(max(tried))]
+        scores = fit(torch.cat([x800, x200]), torch.cat([y800, y200]), x_test, l2=l2)
+        return _score(scores, data.test), {"l2": l2}
+
+    must_match = score_identity(context, context.recipe, data, "train", "test")
+    return read_or_train(folder, context.run.runtime, must_match, make, job=JOB)
+
+
+def _correct(scores: Tensor, source: Source) -> int:
+    return int((scores.argmax(dim=1).numpy() == source.labels()).sum())
+
+
+def _score(scores: Tensor, source: Source) -> Score:
+    labels = source.labels()
+    right = (scores.argmax(dim=1).numpy() == labels)[:, None]
+    by_class = count_by_class(right, labels, len(source.class_names))
+    return Score(int(right.sum()), len(labels), mean_per_class(by_class))
+
+
+def _frozen(context: SuiteContext) -> Model:
+    model, _ = loaded_model(context.found, context.image_size, context.run.runtime.dtype)
+    if context.recipe.weights.initialise == "random":
+        model = build(model.config, seed=context.recipe.seed, dtype=context.run.runtime.dtype)
+    return on_device(model, context.run.runtime)
+
 
 TABLE = "table.csv"
 PROTOCOL = "fine-tuning, 1,000 images per task, one setting for all tasks"
@@ -75,25 +325,23 @@ def vtab(
 
     Paper: Section 4.1, Appendix B.1.1, Table 9
     """
-    stop = StopFlag() if stop is None else stop
     recipe = fitted_recipe(recipe, TASK_IMAGES)
     found = weights_of(recipe)
     tasks = chosen_tasks(recipe)
     data = list((inputs or open_inputs(recipe, run_dir)).tasks.values())
-    runtime = start_runtime(recipe.machine, run_dir, recipe.log)
-    journal = open_journal(runtime, run_dir, report)
-    check_found(
-        runtime, found, [source for one in data for source in (one.train800, one.val200, one.train, one.test)]
-    )
-    bytes_read = verify(runtime, run_dir, *(source for task in data for source in (task.test, task.train)))
-    context = SuiteContext(recipe, runtime, run_dir, report, stop, found, bytes_read, act)
+    scored_first = [source for task in data for source in (task.test, task.train)]
+    run = start_run(recipe, run_dir, report, stop, *scored_first, act=act)
+    runtime, journal = run.runtime, run.journal
+    read = [source for one in data for source in (one.train800, one.val200, one.train, one.test)]
+    check_found(runtime, found, read)
+    context = SuiteContext(recipe, run, found)
     text = f"{len(tasks)} tasks, {len(recipe.vtab.seeds)} seeds each"
     text += "" if recipe.vtab.light else f"; {rates_in_words(recipe, context.rates)}"
     found.log(journal, random_in_words(recipe.weights, recipe.seed), text)
     for text in unseen_pixels(found.weights.config, recipe.data.image_size):
         journal.write("warning", step=0, text=text)
 
-    chosen, swept = (None, []) if recipe.vtab.light else _best_setting(context, data, journal)
+    chosen, swept = (None, []) if recipe.vtab.light else _best_setting(context, data)
     scores: dict[str, list[Score]] = {}
     for task in data:
         name = task.task.name
@@ -106,7 +354,7 @@ def vtab(
         journal.write(
             "task", step=0, task=name, group=task.task.group, accuracy=float(np.mean(values)), seeds=values
         )
-    check_whole(bytes_read, runtime)  # also the images that were trained on
+    check_whole(run.shards, runtime)  # also the images that were trained on
     table = make_vtab_table(data, scores, num_tasks=len(SUITES[recipe.vtab.suite]), light=recipe.vtab.light)
     if runtime.is_main:
         write_vtab_table(run_dir / TABLE, table)
@@ -119,11 +367,9 @@ def vtab(
     )
 
 
-def _best_setting(
-    context: SuiteContext, data: Sequence[TaskData], journal: Journal
-) -> tuple[Setting, list[dict[str, Any]]]:
-    """The setting of the best mean accuracy over the validation images of all tasks, the first of equals; and
-    all of them.
+def _best_setting(context: SuiteContext, data: Sequence[TaskData]) -> tuple[Setting, list[dict[str, Any]]]:
+    """Return the setting of the best mean accuracy over the validation images of all tasks, the first of
+    equals; and all of them.
     """
     tried = settings(context.recipe)
     if len(tried) == 1:
@@ -135,7 +381,9 @@ def _best_setting(
         rows.append(
             {"lr": setting.lr, "total_steps": setting.total_steps, "val200": mean, "tasks": accuracies}
         )
-        journal.write("setting", step=0, lr=setting.lr, total_steps=setting.total_steps, accuracy=mean)
+        context.run.journal.write(
+            "setting", step=0, lr=setting.lr, total_steps=setting.total_steps, accuracy=mean
+        )
     means = [row["val200"] for row in rows]
     best = means.index(max(means))
     rows[best]["chosen"] = True
@@ -150,11 +398,11 @@ def _provenance(context: SuiteContext, data: Sequence[TaskData], setting: Settin
         body = downstream(
             context.found.weights.config, num_classes=0, image_size=context.image_size, **context.rates
         )
-        chosen |= context.rates | dropout_draws(recipe, body, context.run_dir)
+        chosen |= context.rates | dropout_draws(recipe, body, context.run.folder)
     return weights_used(context.found, recipe.weights) | {
         "suite": recipe.vtab.suite,
         "protocol": "light" if recipe.vtab.light else "fine-tuning",
-        **computed_training(recipe, context.runtime),
+        **computed_training(recipe, context.run.runtime),
         **shown(scored_as(context)),
         "augment": recipe.data.augment,
         "seeds": list(recipe.vtab.seeds),
@@ -183,7 +431,7 @@ def _images(context: SuiteContext, data: TaskData) -> dict[str, Any]:
 def make_vtab_table(
     data: Sequence[TaskData], scores: Mapping[str, Sequence[Score]], *, num_tasks: int, light: bool
 ) -> dict[str, Any]:
-    """All numbers of the table, as shares 0..1.
+    """Return all numbers of the table, as shares 0..1.
 
     Args:
         data: of the tasks, in the order of the suite.
@@ -219,13 +467,13 @@ def make_vtab_table(
 
 
 def group_means(tasks: Sequence[VtabTask], means: Mapping[str, float]) -> dict[str, float]:
-    """Mean over the tasks of each group that has any."""
+    """Return the mean over the tasks of each group that has any."""
     groups = {group: [means[task.name] for task in tasks if task.group == group] for group in GROUPS}
     return {group: float(np.mean(values)) for group, values in groups.items() if values}
 
 
 def write_vtab_table(path: Path, metrics: Mapping[str, Any]) -> None:
-    """The table as CSV, a row per task, per group and for the means; whole or not at all.
+    """Write the table as CSV, a row per task, per group and for the means; whole or not at all.
 
     Accuracies are shares 0..1.
     """
@@ -254,7 +502,7 @@ def write_vtab_table(path: Path, metrics: Mapping[str, Any]) -> None:
 
 
 def _label(metrics: Mapping[str, Any]) -> str:
-    """What the last row is the mean of; a table of some of the tasks, or of other images, says so."""
+    """Name the mean of the last row; a table of some tasks, or of other images, says so."""
     said = ["partial"] if metrics["partial"] else []
     if metrics["copies"]:
         said.append(f"{len(metrics['copies'])} not as published")

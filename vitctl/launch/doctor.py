@@ -15,7 +15,7 @@ MIN_SHM_MIB = 256
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: whether it passed, and what was found (with the remedy when it failed)."""
+    """The result of one check, with the remedy if it failed."""
 
     ok: bool
     what: str
@@ -64,7 +64,7 @@ def _packages() -> Iterator[Finding]:
 def _torch() -> Iterator[Finding]:
     import torch
 
-    from vitctl.models.hardware import cpu_name
+    from vitctl.models.flops import cpu_name
 
     yield Finding(True, "torch", torch.__version__)
     try:
@@ -91,7 +91,7 @@ def _torch() -> Iterator[Finding]:
 def _precision() -> Iterator[Finding]:
     import torch
 
-    from vitctl.engine.distributed.runtime import best_precision
+    from vitctl.engine.runtime import best_precision
 
     yield Finding(
         True,

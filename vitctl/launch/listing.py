@@ -1,26 +1,35 @@
-"""The runs under a folder, as `vitctl runs` lists them: what they are, how far, how good, how large.
-
-Imports no torch.
-"""
+"""The runs below a folder: list them, and free their disk space."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from vitctl.engine.journal import LOG, Record, parse_records, read_records
-from vitctl.engine.run_files import RECIPE, RESULT, STEP_RECORDS
-from vitctl.errors import LaunchError, RecipeError, VitctlError
-from vitctl.jobs.record.result import RunResult, read_result
-from vitctl.launch.errors import LOGS
-from vitctl.launch.run_folder import is_running
-from vitctl.launch.worker import NOW
+from vitctl.engine.checkpoint import is_set_aside, newest_checkpoint, read_checkpoint, remove_folders
+from vitctl.engine.journal import (
+    CHECKPOINTS,
+    LOG,
+    RECIPE,
+    RESULT,
+    STEP_RECORDS,
+    Record,
+    parse_records,
+    read_records,
+    step_folder,
+    step_folders,
+    step_of,
+)
+from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError, explaining
+from vitctl.jobs.record.result import RunResult, logged_scores, read_result
+from vitctl.launch.run_folder import LOGS, NOW, is_running, locked
 from vitctl.recipe.write import written_name
 from vitctl.report.result_tables import number_of
+from vitctl.report.run_records import run_folders
 from vitctl.system.files import open_regular, read_toml
 
+T = TypeVar("T")
 _TAIL_BYTES = 2**16  # of steps.jsonl, read for its last line
 
 
@@ -31,10 +40,10 @@ class RunLine:
     Args:
         folder: of the run.
         recipe, job: "" where unknown.
-        state: running, done, stopped, failed; "interrupted" where a process ended without a word, "prepared"
-            before the first.
+        state: running, done, stopped, failed; "interrupted" if its process was killed, "prepared" before the
+            first start.
         step, total_steps: of its training; 0 for other jobs.
-        number, what: the accuracy that stands for it, a share; None where there is none.
+        number, what: its main accuracy, from 0 to 1; None if there is none.
         loss: of its last step; None for other jobs.
         when: of the last update, in seconds since 1970.
         num_bytes: on disk.
@@ -54,17 +63,17 @@ class RunLine:
 
 
 def list_runs(root: Path) -> list[RunLine]:
-    """Every run in a folder, and in the folders of sweeps there, the newest first."""
+    """Return every run in a folder, and in the folders of sweeps there, the newest first."""
     return sorted(
-        map(read_line, _folders(root)), key=lambda line: (line.when, str(line.folder)), reverse=True
+        map(read_line, run_folders(root)), key=lambda line: (line.when, str(line.folder)), reverse=True
     )
 
 
 def read_line(folder: Path) -> RunLine:
-    """The line of one run; what cannot be read of it is left empty."""
-    records = _records(folder)
-    result = _result(folder)
-    recipe = _recipe(folder)
+    """Return the line of one run; what cannot be read of it is left empty."""
+    records = _unless_damaged(read_records, folder / LOG) or []
+    result = _unless_damaged(read_result, folder)
+    recipe = _unless_damaged(_read_recipe, folder) or {}
     step, loss = _last_step(folder, records)
     job = result.job if result else str(recipe.get("job", ""))
     state = _state(folder, result, records)
@@ -74,7 +83,7 @@ def read_line(folder: Path) -> RunLine:
         what, number = ("accuracy so far", scores[-1]) if scores else ("", None)
     return RunLine(
         folder,
-        _name(folder),
+        Path(_unless_damaged(written_name, folder / RECIPE) or "").name,
         job,
         state,
         step,
@@ -88,23 +97,13 @@ def read_line(folder: Path) -> RunLine:
 
 
 def size_on_disk(folder: Path) -> int:
-    """Bytes of all files in a folder; links count as themselves, and files that vanish meanwhile as nothing."""
+    """Return the bytes of all files in a folder, without following links. Files may vanish meanwhile."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
-            try:
+            with suppress(OSError):
                 total += os.lstat(os.path.join(place, name)).st_size
-            except OSError:
-                continue
     return total
-
-
-def _folders(root: Path) -> Iterator[Path]:
-    for path in root.iterdir() if root.is_dir() else ():
-        if (path / RECIPE).is_file():
-            yield path
-        elif path.is_dir() and not path.is_symlink():
-            yield from (inner.parent for inner in path.glob(f"*/{RECIPE}"))
 
 
 def _state(folder: Path, result: RunResult | None, records: Sequence[Record]) -> str:
@@ -115,36 +114,20 @@ def _state(folder: Path, result: RunResult | None, records: Sequence[Record]) ->
     return "interrupted" if records else "prepared"
 
 
-def _records(folder: Path) -> list[Record]:
+def _unless_damaged(read: Callable[[Path], T], path: Path) -> T | None:
+    """Return what is read of a run; None if it cannot be read."""
     try:
-        return read_records(folder / LOG)
-    except VitctlError:
-        return []
-
-
-def _result(folder: Path) -> RunResult | None:
-    try:
-        return read_result(folder)
-    except (VitctlError, OSError):
+        return read(path)
+    except (VitctlError, OSError, ValueError):
         return None
 
 
-def _name(folder: Path) -> str:
-    try:
-        return Path(written_name(folder / RECIPE)).name
-    except (OSError, ValueError):
-        return ""
-
-
-def _recipe(folder: Path) -> dict[str, Any]:
-    try:
-        return dict(read_toml(folder / RECIPE, error=RecipeError)[0])
-    except VitctlError:
-        return {}
+def _read_recipe(folder: Path) -> dict[str, Any]:
+    return dict(read_toml(folder / RECIPE, error=RecipeError)[0])
 
 
 def _last_step(folder: Path, records: Sequence[Record]) -> tuple[int, float | None]:
-    """The last finished step and its loss: of log.jsonl, which has some of the steps, or of steps.jsonl,
+    """Return the last finished step and its loss, from log.jsonl, which has some of the steps, or steps.jsonl,
     which has all.
     """
     logged = next((r for r in reversed(records) if r.get("kind") == "train"), {})
@@ -173,3 +156,109 @@ def _when(folder: Path, records: Sequence[Record], state: str) -> float:
         path = folder / name
         times += [path.stat().st_mtime] if path.exists() else []
     return max(times, default=0.0)
+
+
+@dataclass(frozen=True)
+class Removal:
+    """The checkpoints of a run that may go.
+
+    Args:
+        run: its folder.
+        folders: of the checkpoints.
+        kept: steps that stay, of all trainings in the run.
+        num_bytes: of `folders`.
+        reason: why nothing of this run may go, or "".
+    """
+
+    run: Path
+    folders: tuple[Path, ...] = ()
+    kept: tuple[int, ...] = ()
+    num_bytes: int = 0
+    reason: str = ""
+
+
+def plan_removal(run: Path) -> Removal:
+    """Return what may go of a run: all complete checkpoints but the last, the best, and the one that its
+    result describes.
+
+    A run whose lock is held is not touched, nor is a run without a complete checkpoint. Checkpoints that are
+    newer than the last complete one, and those that a resume set aside, stay too: they may be all that is left
+    of some steps.
+
+    Raises:
+        CheckpointError: the folder is not a run folder.
+    """
+    if not (run / RECIPE).is_file():
+        raise CheckpointError(f"{run}: not a run folder; give folders as `vitctl runs` lists them")
+    if is_running(run):
+        return Removal(run, reason=f"{run} is running")
+    folders: list[Path] = []
+    kept: set[int] = set()
+    for root in _roots(run):
+        may_go, stay = _of_training(root)
+        folders += may_go
+        kept |= stay
+    return Removal(run, tuple(folders), tuple(sorted(kept)), sum(map(size_on_disk, folders)))
+
+
+def remove(removal: Removal) -> int:
+    """Remove what was planned, with the run's lock held, so that no run starts meanwhile; return the freed
+    bytes.
+
+    Raises:
+        LaunchError: a process holds the lock of the run now.
+    """
+    with locked(removal.run), explaining(removal.run):
+        now = {
+            folder for root in _roots(removal.run) for folder in _of_training(root)[0]
+        }  # it may have resumed
+        folders = [folder for folder in removal.folders if folder in now]
+        freed = sum(map(size_on_disk, folders))
+        remove_folders(folders)
+    return freed
+
+
+def _roots(run: Path) -> list[Path]:
+    """Return the folders of checkpoints of all trainings in a run, not of other runs inside it."""
+    roots = []
+    for path in sorted(run.glob(f"**/{CHECKPOINTS}")):
+        above = [folder for folder in path.parents if folder.is_relative_to(run) and folder != run]
+        is_of_other_run = any((folder / RECIPE).is_file() for folder in above)
+        if path.is_dir() and not path.is_symlink() and not is_of_other_run:
+            roots.append(path)
+    return roots
+
+
+def _of_training(root: Path) -> tuple[list[Path], set[int]]:
+    """Return the checkpoints of one training that may go, and the steps that stay."""
+    training = root.parent
+    last, _ = newest_checkpoint(root)
+    if last is None:
+        return [], set()
+    steps = {
+        step
+        for folder in step_folders(root)
+        if (step := step_of(folder)) is not None and not is_set_aside(folder)
+    }
+    stay = {last.step, *(step for step in steps if step > last.step)}
+    result = _unless_damaged(read_result, training)
+    weights_step = result.provenance.get("weights_step") if result is not None else None
+    if isinstance(weights_step, int):
+        stay.add(weights_step)  # the weights that the result is about
+    scores = {step: score.accuracy for step, score in logged_scores(training).items() if step in steps}
+    for step in sorted(scores, key=lambda step: (scores[step], step), reverse=True):
+        if _unless_damaged(read_checkpoint, step_folder(root, step)) is not None:
+            stay.add(step)
+            break
+    return [step_folder(root, step) for step in sorted(steps - stay)], stay & steps
+
+
+def all_removals(runs: Sequence[Path]) -> list[Removal]:
+    """Return the plans of several runs. A run that cannot be read stays as it is; its plan says why."""
+    plans = []
+    for run in runs:
+        try:
+            plans.append(plan_removal(run))
+        except (CheckpointError, LaunchError, OSError) as error:
+            plans.append(Removal(run, reason=str(error)))
+    return plans

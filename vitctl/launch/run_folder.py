@@ -10,13 +10,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from vitctl.engine.journal import LOG
-from vitctl.engine.run_files import CHECKPOINTS, RECIPE, RESULT, STEPS
+from vitctl.engine.journal import CHECKPOINTS, LOG, RECIPE, RESULT, STEPS
 from vitctl.errors import CheckpointError, LaunchError, explaining
-from vitctl.launch.errors import LOGS
 from vitctl.system.files import open_lock, open_regular, read_json, write_bytes
 
 LOCK = ".lock"
+LOGS = "logs"
+NOW = "now.json"  # in logs: the current state of a run that several processes do
 LOCK_POLL_SECONDS = 0.2
 _FLOCK = "hhqqi0q"  # Linux: type, whence, start, length, process
 _MOST_BYTES = 256 * 2**20
@@ -24,14 +24,14 @@ _OWN = (LOCK, LOGS, "data")  # what a run folder may hold before its recipe is w
 
 
 def new_run_dir(name: str, runs: Path = Path("runs")) -> Path:
-    """A folder for a run of this recipe that does not exist yet: runs/NAME_DATE-TIME."""
+    """Return a new folder for a run of this recipe: runs/NAME_DATE-TIME."""
     stem = f"{Path(name).stem}_{time.strftime('%Y%m%d-%H%M%S')}"
     tries = (runs / (stem if n == 0 else f"{stem}_{n}") for n in range(1000))
     return next(path for path in tries if not path.exists())
 
 
 def read_status(run_dir: Path) -> str | None:
-    """The status in RUN/result.json; None where there is no such file, or it was not written by vitctl."""
+    """Return the status in RUN/result.json; None if there is no such file, or vitctl did not write it."""
     try:
         return str(read_json(run_dir / RESULT, _MOST_BYTES, error=CheckpointError)["status"])
     except (CheckpointError, KeyError, TypeError):
@@ -69,12 +69,8 @@ def prepared_folder(folder: Path, seconds: float = 0.0) -> Iterator[None]:
     """Make and lock a run folder before anything else is done in it; on an error clean up as
     `leaving_nothing` does.
 
-    Args:
-        folder: of a run, or to become one.
-        seconds: to wait for another process that holds the lock.
-
     Raises:
-        LaunchError: it is a file, or another process holds the lock; nothing was changed.
+        LaunchError: it is a file, or another process holds the lock after `seconds`; nothing was changed.
         VitctlError: as `leaving_nothing`.
     """
     _check_not_file(folder)
@@ -93,62 +89,46 @@ def prepared_folder(folder: Path, seconds: float = 0.0) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """One run per folder. The kernel releases the lock when this process ends, however it ends; workers do
-    not inherit it.
+    """Lock a run folder, waiting `seconds` for another process that holds the lock.
 
-    Args:
-        folder: of a run.
-        seconds: to wait for another process that holds it.
+    The kernel releases the lock when this process ends, however it ends; workers do not inherit it.
 
     Raises:
         LaunchError: another process holds it.
     """
     until = time.monotonic() + seconds
     while True:
-        with _lock_file(folder) as file:
+        with explaining(folder):
+            folder.mkdir(parents=True, exist_ok=True)  # a refused command may have removed it meanwhile
+            file = open_lock(folder / LOCK)
+        with file:
             try:
-                _lock(file, folder)
-            except LaunchError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(LOCK_POLL_SECONDS)
-                continue
-            if not _is_at(file, folder / LOCK):
-                continue
-            yield
-            return
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() <= until:
+                    time.sleep(LOCK_POLL_SECONDS)
+                    continue
+                raise LaunchError(
+                    f"{folder}: another vitctl is running in this folder; wait for it, or choose another --out"
+                ) from None
+            if _is_at(file, folder / LOCK):
+                yield
+                return
 
 
 def _is_at(file: IO[bytes], path: Path) -> bool:
-    """Whether an open file is still the one of this name: a refused command removes its lock file."""
+    """Return whether an open file still has this path: a refused command removes its lock file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
     except FileNotFoundError:
         return False
 
 
-def _lock_file(folder: Path) -> IO[bytes]:
-    with explaining(folder):
-        folder.mkdir(
-            parents=True, exist_ok=True
-        )  # a refused command may have removed it while this one waited
-        return open_lock(folder / LOCK)
-
-
-def _lock(file: IO[bytes], folder: Path) -> None:
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise LaunchError(
-            f"{folder}: another vitctl is running in this folder; wait for it, or choose another --out"
-        ) from None
-
-
 def is_running(folder: Path) -> bool:
-    """Whether another process holds the lock of a run folder. The lock is not taken, so that no run is
+    """Return whether another process holds the lock of a run folder. The lock is not taken, so that no run is
     disturbed.
 
-    Not for the process that holds it: POSIX releases the lock when this closes the file.
+    The process that holds the lock must not call this: POSIX releases the lock when this closes the file.
     """
     question = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
@@ -161,12 +141,12 @@ def is_running(folder: Path) -> bool:
 
 @contextmanager
 def locked_for_run(folder: Path) -> Iterator[None]:
-    """Within the block the folder is locked for a run. What --allow permitted holds for this one launch.
+    """Lock the folder for a run. What --allow permitted holds for this one launch.
 
     Raises:
         LaunchError: another process holds the lock.
     """
-    from vitctl.engine.identity import allow
+    from vitctl.engine.agreement import allow
 
     with locked(folder), keeping_result(folder):
         try:
@@ -177,9 +157,7 @@ def locked_for_run(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def keeping_result(folder: Path) -> Iterator[None]:
-    """Remove RUN/result.json when a run starts; restore that of a finished training where the resume was
-    refused.
-    """
+    """Remove RUN/result.json when a run starts; restore that of a finished training if the resume is refused."""
     path, steps, done = folder / RESULT, _checkpoints(folder), None
     with suppress(FileNotFoundError):  # another machine may do the same
         done = path.read_bytes() if steps and read_status(folder) == "done" else None
@@ -201,8 +179,8 @@ def check_not_foreign(folder: Path, own: Collection[str] = (), *, what: str = "a
 
     Args:
         folder: of a run, or to become one.
-        own: names that are allowed beside those of every run.
-        what: the folder should hold, for the message.
+        own: further names that are allowed.
+        what: what the folder should hold, for the message.
 
     Raises:
         LaunchError: it is a file, or holds other files.
@@ -230,7 +208,7 @@ def _entries(folder: Path) -> set[str]:
 
 
 def failed_without_output(run_dir: Path) -> bool:
-    """Whether the run in a folder failed before it saved anything: the corrected command may reuse the
+    """Return whether the run in a folder failed before it saved anything: the corrected command may reuse the
     folder.
     """
     if read_status(run_dir) != "failed":

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitctl.engine.journal import LOG, Journal, Record, Report, never_raising, silent
+from vitctl.engine.journal import LOG, RECIPE, RESULT, Journal, Record, Report, never_raising, silent
 from vitctl.engine.preemption import (
     ECHO_SECONDS,
     RESUMABLE,
@@ -24,37 +24,35 @@ from vitctl.engine.preemption import (
     say,
     stop_on_signals,
 )
-from vitctl.engine.run_files import RECIPE, RESULT
 from vitctl.errors import LaunchError, explained
-from vitctl.launch.environment import (
+from vitctl.launch.cluster import (
     find_member,
     has_agent,
     restarts_left,
     started_by_vitctl,
     without_settings,
 )
-from vitctl.launch.errors import (
-    LOGS,
+from vitctl.launch.peers import (
     first_error,
     forget_errors,
     is_final,
     log_of,
     note_error,
     raise_first_error,
+    resume_text,
+    roll_call,
     write_failed_result,
 )
-from vitctl.launch.roll_call import resume_text, roll_call
-from vitctl.launch.run_folder import locked_for_run, read_status
+from vitctl.launch.run_folder import LOGS, NOW, locked_for_run, read_status
 from vitctl.system.files import atomic_write, no_links
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import PlainStream, one_line, typed
 
 if TYPE_CHECKING:
-    from vitctl.launch.prepare import Prepared
+    from vitctl.launch.prepare_run import Prepared
     from vitctl.recipe.schema import Recipe
 
-NOW = "now.json"
-LOCKED = "--locked"  # given by a launcher that itself holds the lock of the run folder
+LOCKED = "--locked"  # the launcher holds the lock of the run folder
 NOTES_SECONDS = 1.0  # until the notes of processes on other nodes are visible here
 
 
@@ -71,10 +69,9 @@ def work(
     Args:
         run_dir: prepared.
         report: called with every log record.
-        prepared: what `prepare_run` gave in this process; None: the recipe is read from the folder.
-        locked: the process that started this one holds the lock of the folder.
-        stopped_code: exit code where the run was told to stop, and ends without a process that does not
-            answer.
+        prepared: the result of `prepare_run` in this process; None: the recipe is read from the folder.
+        locked: whether the launcher holds the lock of the folder.
+        stopped_code: exit code if the run should stop, and ends without a process that does not answer.
 
     Returns:
         the result, also written to RUN/result.json by the main process; its status is "stopped" after a
@@ -139,7 +136,7 @@ def work_as_member(
     locked: bool = False,
     stopped_code: int = RESUMABLE,
 ) -> dict[str, Any]:
-    """`work` in one of several processes; every process raises the error that came first, on whichever node."""
+    """Do `work` in one of several processes. Every process raises the error that came first, on any node."""
     try:
         result = work(run_dir, report, prepared, locked=locked, stopped_code=stopped_code)
     except Exception as error:
@@ -156,7 +153,7 @@ def _is_main() -> bool:
 
 
 def _job(name: str) -> Callable[..., Any]:
-    """Imported here, because that takes seconds, and signals must be handled before."""
+    """Return the function of a job. The import takes seconds; signals are handled before."""
     from vitctl.export.export import export
     from vitctl.jobs.evaluate import evaluate
     from vitctl.jobs.fewshot import fewshot
@@ -181,7 +178,7 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
     journal = Journal(run_dir / LOG if _is_main() else None, report)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several:
-        from vitctl.engine.distributed.process_group import (
+        from vitctl.engine.runtime import (
             check_all_reduce,
             check_same,
             gather_texts,
@@ -194,9 +191,8 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
         if _is_main():
             forget_errors(run_dir)  # of an earlier start; all processes of this one wait in check_all_reduce
         check_all_reduce(cpu=cpu)
-        restarts = max(
-            map(int, gather_texts(str(restarts)))
-        )  # only the node that lost a process counts the restart
+        # Only the node that lost a process counts the restart.
+        restarts = max(map(int, gather_texts(str(restarts))))
     if restarts:
         journal.write(
             "warning", step=0, text=f"a process was lost, all processes were restarted (restart {restarts})"
@@ -208,13 +204,12 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
         f"{run_dir / RECIPE} is not the same file on all nodes; make sure that they share {run_dir}, then "
         f"start again",
     )
-    lines = node_lines(cpu=cpu)
-    for line in lines:
+    for line in node_lines(cpu=cpu):
         journal.write("node", step=0, text=line)
 
 
 def on_cpu(recipe: "Recipe") -> bool:
-    """Whether a recipe's job computes on the CPU here."""
+    """Return whether a recipe's job computes on the CPU here."""
     import torch
 
     return recipe.machine.device == "cpu" or not torch.cuda.is_available()
@@ -282,7 +277,7 @@ def main() -> None:
 
 
 def _say(screen: int | None, text: str) -> None:
-    """A line on the screen of the person who started this process, if one did."""
+    """Print a line on the screen of the person who started this process, if one did."""
     if screen is not None:
         with suppress(OSError):
             os.write(screen, f"{text}\n".encode(errors="backslashreplace"))

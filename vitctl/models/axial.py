@@ -8,12 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitctl.models.blocks import Block
-from vitctl.models.configs import AxialConfig, AxialResNetConfig, UnitShape, ViTConfig
-from vitctl.models.initialisers import Generator, draw, normal, zero
-from vitctl.models.kernels.linear import Linear
+from vitctl.models.blocks import Block, Generator, draw, normal, zero
+from vitctl.models.kernels import Linear
 from vitctl.models.resnet import Backbone, GroupNorm, Numerics, ResNet, RootV1, StdConv, pad_same
 from vitctl.models.resnet import initialise as initialise_resnet
+from vitctl.models.variants import AxialConfig, AxialResNetConfig, UnitShape, ViTConfig
 from vitctl.models.vit import EncoderBlock, VisionTransformer
 
 AXIAL = Numerics(norm_eps=1e-4, std_eps=0.0, variance_eps=1e-5, same_padding=True)

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from vitctl.errors import CheckpointError
-from vitctl.models import axial, hybrid, masked_patch, resnet, vit
-from vitctl.models.configs import (
+from vitctl.models import axial, masked_patch, resnet, vit
+from vitctl.models.blocks import resize_axis, resize_position_embedding, say_method
+from vitctl.models.resnet import ResNet
+from vitctl.models.variants import (
     AxialConfig,
     AxialResNetConfig,
     Config,
@@ -18,19 +20,17 @@ from vitctl.models.configs import (
     MaskedPatchConfig,
     ResNetConfig,
     ViTConfig,
+    family,
 )
-from vitctl.models.position import resize_axis, resize_position_embedding, say_method
-from vitctl.models.resnet import ResNet
-from vitctl.models.variants import family
 from vitctl.models.vit import VisionTransformer
-from vitctl.models.weights.rules import mismatches, refuse
+from vitctl.models.weights.layouts import mismatches, refuse
 
 Model = VisionTransformer | ResNet
 
 # For each family: its module, and what draws its weights.
 _FAMILIES: dict[type[Config], tuple[Callable[[Any], Model], Callable[[Any, np.random.Generator], None]]] = {
     ViTConfig: (VisionTransformer, vit.initialise),
-    HybridConfig: (hybrid.HybridTransformer, hybrid.initialise),
+    HybridConfig: (vit.HybridTransformer, vit.initialise),
     AxialConfig: (axial.AxialTransformer, vit.initialise),
     MaskedPatchConfig: (masked_patch.MaskedPatchTransformer, masked_patch.initialise),
     ResNetConfig: (ResNet, resnet.initialise),

@@ -1,9 +1,15 @@
-"""What a model costs: parameters, multiply-accumulates, FLOPs and training memory. Imports no torch."""
+"""Parameters, operations and memory of a network, counted from its configuration; and what devices can do. Imports no torch."""
 
-from dataclasses import replace
+import importlib.metadata
+import platform
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Literal
 
-from vitctl.models.configs import (
+from vitctl.models.variants import (
     AxialConfig,
     AxialResNetConfig,
     Config,
@@ -12,10 +18,92 @@ from vitctl.models.configs import (
     ResNetConfig,
     UnitShape,
     ViTConfig,
-    spares_tokens,
+    skips_unused_tokens,
     stages,
 )
-from vitctl.models.costs import Cost, add, convolution, linear, norm, product, relu
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The cost of some layers. What they keep for the backward pass counts numbers, unless it says bytes.
+
+    parameters: weights and biases. macs: multiply-accumulates of the forward pass; `padded_macs` adds those
+    with a convolution's zero padding. wide: numbers kept in the precision of the weights; `narrow`: in that
+    of the matrix products. casts: numbers that are kept once more, narrow, only where the two precisions
+    differ. weight_casts: the like for weights, once for all images. standardised: weights that are kept
+    centred, wide, and finished, narrow, once for all images. masks: bytes kept by dropout and max-pooling.
+    boundary: wide numbers that enter the layers, all that is kept of them when they are recomputed.
+    """
+
+    parameters: int = 0
+    macs: int = 0
+    padded_macs: int = 0
+    wide: int = 0
+    narrow: int = 0
+    casts: int = 0
+    weight_casts: int = 0
+    standardised: int = 0
+    masks: int = 0
+    boundary: int = 0
+
+
+def add(*costs: Cost) -> Cost:
+    """Sum element-wise over all processes, in place, without waiting for the device."""
+    return Cost(**{field.name: sum(getattr(cost, field.name) for cost in costs) for field in fields(Cost)})
+
+
+def product(macs: int) -> Cost:
+    """A matrix product, of whatever sizes, that keeps nothing."""
+    return Cost(macs=macs, padded_macs=macs)
+
+
+def linear(count: int, inputs: int, outputs: int, *, bias: bool = True, is_head: bool = False) -> Cost:
+    """A matrix over `count` tokens.
+
+    Its input is kept; that of a head, which stays in the precision of its weights, wide.
+    """
+    weights, seen = inputs * outputs, count * inputs if outputs else 0
+    kept = Cost(wide=seen) if is_head else Cost(narrow=seen, weight_casts=weights)
+    return add(product(count * weights), kept, Cost(parameters=weights + bias * outputs))
+
+
+def norm(count: int, width: int, groups: int) -> Cost:
+    """LayerNorm or GroupNorm of `count` positions.
+
+    The input is kept, and the mean and deviation of `groups`.
+    """
+    return Cost(parameters=2 * width, wide=count * width + 2 * groups)
+
+
+def relu(count: int, width: int) -> Cost:
+    """A ReLU of `count` positions. The output is kept."""
+    return Cost(wide=count * width)
+
+
+def convolution(
+    inputs: int, outputs: int, kernel: int, stride: int, side: int, *, same: bool, first: bool
+) -> Cost:
+    """A standardised convolution of a map of `side`.
+
+    Its input is kept: by the layer before unless this is the `first` one, or unless an uneven SAME padding
+    copies it.
+    """
+    after = -(-side // stride)
+    padding = max(0, (after - 1) * stride + kernel - side)
+    begin = padding // 2 if same else kernel // 2
+    valid = sum(0 <= place * stride + tap - begin < side for place in range(after) for tap in range(kernel))
+    weights = inputs * outputs * kernel**2
+    copied = same and padding % 2 == 1
+    kept = inputs * (side + padding if copied else side) ** 2
+    return Cost(
+        parameters=weights,
+        macs=inputs * outputs * valid**2,
+        padded_macs=weights * after**2,
+        narrow=kept if copied or first else 0,
+        casts=0 if copied or first else kept,
+        standardised=weights,
+    )
+
 
 _FLOPS_PER_MAC = 2
 FORWARD_AND_BACKWARD = 3  # the backward pass multiplies twice, for the inputs and for the weights
@@ -60,7 +148,7 @@ def computed_flops(config: Config) -> int:
     is 0.909 (R+Ti/16), 0.989 to 1 (ViT and axial) and 1 to 1.04 (ResNets) of this; at 64, where more of a map
     is its border, up to 1.12.
     """
-    if not isinstance(config, ViTConfig) or not spares_tokens(config):
+    if not isinstance(config, ViTConfig) or not skips_unused_tokens(config):
         return training_flops(config, 1)
     width, spared = config.hidden_size, config.num_tokens - 1
     each = (
@@ -119,7 +207,7 @@ def converted_bytes(
 def _kept_bytes(
     cost: Cost, micro_batch: int, precision: Literal["float32", "tf32", "bf16", "float64"]
 ) -> int:
-    """What autograd keeps between forward and backward, beside the weights."""
+    """Return what autograd keeps between forward and backward, beside the weights."""
     wide, narrow = _WIDTHS[precision]
     mixed = narrow != wide
     per_image = wide * cost.wide + narrow * (cost.narrow + mixed * cost.casts) + cost.masks
@@ -284,3 +372,80 @@ def _axial_attentions(shape: UnitShape, config: AxialResNetConfig) -> Cost:
         norm(count, width, shape.side * config.num_groups),
     )
     return add(one, one)
+
+
+# Dense peak of the matrix units in TFLOP/s, for bf16 summed in float32; a sparse peak is twice that. Of the
+# device that torch sees: one of the two halves of an MI250(X). float32 has no entry and no MFU. Each entry
+# names where its number is published; not all were held against that page again.
+PEAK_TFLOPS = {
+    "GB200": 2500.0,  # NVIDIA GB200 NVL72 data sheet, 360 PFLOP/s sparse of 72
+    "B200": 2250.0,  # NVIDIA HGX B200 data sheet
+    "GH200": 989.0,  # NVIDIA GH200 data sheet, 1,979 sparse
+    "H200": 989.0,  # NVIDIA H200 data sheet (SXM), 1,979 sparse
+    "H200 NVL": 835.5,  # the same, 1,671 sparse
+    "H100": 989.0,  # NVIDIA H100 data sheet (SXM), 1,979 sparse
+    "H100 NVL": 835.5,  # the same, 1,671 sparse
+    "H100 PCIe": 756.0,  # the same, 1,513 sparse
+    "A100": 312.0,  # NVIDIA A100 data sheet, SXM and PCIe
+    "A40": 149.7,  # NVIDIA A40 data sheet
+    "A30": 165.0,  # NVIDIA A30 data sheet
+    "A10": 125.0,  # NVIDIA A10 data sheet; not the A10G of Amazon
+    "RTX A6000": 154.8,  # NVIDIA GA102 white paper, appendix A
+    "L40S": 362.0,  # NVIDIA L40S data sheet, 733 sparse
+    "L40": 181.0,  # NVIDIA L40 data sheet, 362 sparse
+    "L4": 121.0,  # NVIDIA L4 data sheet, 242 sparse
+    "RTX 6000 Ada Generation": 364.2,  # NVIDIA Ada white paper, appendix A
+    "GeForce RTX 5090": 209.5,  # NVIDIA RTX Blackwell white paper, appendix A
+    "GeForce RTX 4090": 165.2,  # NVIDIA Ada white paper, appendix A
+    "GeForce RTX 3090": 71.2,  # NVIDIA GA102 white paper, appendix A
+    "V100": 125.0,  # NVIDIA V100 data sheet, float16: it has no bf16
+    "MI325X": 1307.4,  # AMD Instinct MI325X data sheet
+    "MI300X": 1307.4,  # AMD Instinct MI300X data sheet
+    "MI300A": 980.6,  # AMD Instinct MI300A data sheet
+    "MI250X": 191.5,  # AMD Instinct MI250X data sheet, 383.0 for its two halves
+    "MI250": 181.0,  # AMD Instinct MI250 data sheet, 362.1 for its two halves
+    "MI210": 181.0,  # AMD Instinct MI210 data sheet
+}
+_NO_BF16 = ("V100",)
+# Of the same name, with another rate, or a part of it, as a virtual GPU such as A10-4Q; MI250X/MI250 does not
+# say which it is.
+_ANOTHER = re.compile(r"\b(Ti|SUPER|D|Laptop|Max-Q|MIG|GRID|VF|HBM2e|64GB|MI250X/MI250)\b|-\d+[A-Z]\b")
+
+
+def bf16_tflops(device_name: str) -> float:
+    """Return the dense peak in bf16, in TFLOP/s, of the device that torch gives this name; 0 where it is not
+    known or has no bf16.
+
+    Args:
+        device_name: as of `torch.cuda.get_device_name`, such as "NVIDIA H100 80GB HBM3". The longest name in
+            it decides.
+    """
+    found = [
+        name
+        for name in PEAK_TFLOPS
+        if re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", device_name)
+    ]
+    if not found or _ANOTHER.search(device_name):
+        return 0.0
+    name = max(found, key=len)
+    return 0.0 if name in _NO_BF16 else PEAK_TFLOPS[name]
+
+
+def cpu_name() -> str:
+    """Return the processor's name as Linux has it."""
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        if model := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
+            return model[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def installed(names: Iterable[str]) -> dict[str, str]:
+    """Return the version of each package, "not installed" where it is not."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitctl.models.configs import MaskedPatchConfig
-from vitctl.models.initialisers import Generator, draw, normal
-from vitctl.models.kernels.linear import Head
+from vitctl.models.blocks import Generator, draw, normal
+from vitctl.models.kernels import Head
+from vitctl.models.variants import MaskedPatchConfig
 from vitctl.models.vit import VisionTransformer
 from vitctl.models.vit import initialise as initialise_transformer
 

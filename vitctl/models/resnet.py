@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitctl.models.blocks import Block, run
-from vitctl.models.configs import HybridConfig, ResNetConfig, UnitShape, stages
-from vitctl.models.initialisers import Generator, draw, lecun_normal, plain_norm, zero
-from vitctl.models.kernels.linear import Head
+from vitctl.models.blocks import Block, Generator, draw, lecun_normal, plain_norm, run, zero
+from vitctl.models.kernels import Head
+from vitctl.models.variants import HybridConfig, ResNetConfig, UnitShape, stages
 
 
 @dataclass(frozen=True)

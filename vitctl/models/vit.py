@@ -1,4 +1,4 @@
-"""The Vision Transformer, with the numerics and the initialisation of the authors' code."""
+"""The Vision Transformer and the hybrids, with the numerics and the initialisation of the authors' code."""
 
 import math
 from collections.abc import Callable
@@ -7,12 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitctl.models.blocks import Block, run
-from vitctl.models.configs import ViTConfig, spares_tokens
-from vitctl.models.initialisers import Generator, draw, lecun_normal, normal, plain_norm, xavier_uniform, zero
-from vitctl.models.kernels.attention import attend
-from vitctl.models.kernels.linear import Head, Linear
-from vitctl.models.position import grid_table, relative_logits
+from vitctl.models.blocks import (
+    Block,
+    Generator,
+    draw,
+    grid_table,
+    lecun_normal,
+    normal,
+    plain_norm,
+    relative_logits,
+    run,
+    xavier_uniform,
+    zero,
+)
+from vitctl.models.kernels import Head, Linear, attend
+from vitctl.models.resnet import backbone_v1, initialise_backbone
+from vitctl.models.variants import HybridConfig, ViTConfig, skips_unused_tokens
 
 
 class Attention(nn.Module):
@@ -207,7 +217,7 @@ class VisionTransformer(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Return the representation `[B, R]` that feeds the head, of `images` `[B, 3, H, W]` in [-1, 1]."""
-        reads_one = spares_tokens(self.config) and not self.every_token
+        reads_one = skips_unused_tokens(self.config) and not self.every_token
         encoded = self.encode(self.embed(images), 1 if reads_one else None)
         pooled = encoded[:, 0] if self.config.classifier == "token" else encoded.mean(dim=1)  # [B, D]
         return pooled if self.pre_logits is None else torch.tanh(self.pre_logits(pooled))
@@ -220,13 +230,30 @@ class VisionTransformer(nn.Module):
         return features if self.head is None else self.head(features)
 
 
+class HybridTransformer(VisionTransformer):
+    """A `VisionTransformer` whose patches are cut from the feature map of a ResNet V1 without head.
+
+    Paper: Section 3.1, Hybrid Architecture; Section 4.1
+    """
+
+    def __init__(self, config: HybridConfig) -> None:
+        super().__init__(config)
+        self.backbone = backbone_v1(config)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return the patch embeddings of the backbone's map."""
+        return super().embed(self.backbone(images, self.checkpoint_blocks))
+
+
 @torch.no_grad()
 def initialise(model: VisionTransformer, generator: Generator) -> None:
-    """Draw every weight of `model` in place, as the authors' code does.
+    """Draw every weight of `model` in place, as the authors' code does; those of a hybrid's backbone first.
 
     With the same seed every dtype, device and processor receives the same float32 draws, rounded.
     Source: google-research/vision_transformer, models_vit.py
     """
+    if isinstance(model, HybridTransformer):
+        initialise_backbone(model.backbone, generator)
     draw(model.patch_embedding.weight, lecun_normal, generator)
     zero(model.patch_embedding.bias, model.class_token)
     if model.position_embedding is not None:

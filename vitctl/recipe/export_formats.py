@@ -118,7 +118,7 @@ FORMATS: dict[str, ExportFormat] = {row.name: row for row in _ROWS}
 
 
 def formats_in_words(rows: Iterable[ExportFormat] = _ROWS) -> str:
-    """Names of formats in a sentence, such as "onnx, pt2 or hf"."""
+    """Return the names of formats in a sentence, such as "onnx, pt2 or hf"."""
     *names, last = (row.name for row in rows)
     return f"{', '.join(names)} or {last}" if names else last
 

@@ -67,7 +67,7 @@ class Place(Section):
 
     @property
     def turns_upright(self) -> bool:
-        """Whether photographs are turned as their EXIF data says."""
+        """Return whether photographs are turned as their EXIF data says."""
         return self.exif_orientation == "apply" or (self.exif_orientation == "auto" and self._is_own)
 
     @property
@@ -275,3 +275,61 @@ class PretrainImages(TrainImages):
     def _values_stay_numbers(self) -> "PretrainImages":
         check_colours(self.mean, self.std)
         return self
+
+
+class FewshotImages(Place):
+    """[data] of `fewshot`."""
+
+    datasets: Names = knob(
+        (), "several known data sets, scored together; override dataset and path", source="D.2"
+    )
+    train_split: str = knob(
+        "", "split that the shots are drawn from; '': train, or the one of the authors' evaluator where "
+            "it differs",
+        source="big_vision fewshot_lsr",
+    )  # fmt: skip
+    eval_split: str = knob(
+        "",
+        "split that is scored; '': test, or the one of the authors' evaluator where it differs",
+        source="big_vision fewshot_lsr",
+    )
+    image_size: int = knob(0, IMAGE_SIZE, unit="pixels", ge=0)
+    eval_resize: int = knob(
+        0, "images are squashed to this square before the centre crop; 0: 8/7 of image_size, as 256 for 224",
+        unit="pixels", source="big_vision fewshot_lsr", ge=0,
+    )  # fmt: skip
+    resample: Resample = knob("bilinear", RESAMPLE, source="authors' code")
+
+    @property
+    def _is_own(self) -> bool:
+        return bool(self.path and not self.datasets)
+
+    @model_validator(mode="after")
+    def _crop_needs_room(self) -> "FewshotImages":
+        check_crop(self.image_size, self.eval_resize)
+        return self
+
+
+class VtabImages(Section):
+    """[data] of `vtab`: splits, crop and flip are those of each task."""
+
+    path: str = knob("", "folder that holds a folder of shards for each task; unset: data.root")
+    root: str = knob("data", "folder that holds known data sets, one folder each")
+    image_size: int = knob(
+        384, "side of the square that the model sees, for all tasks; 0: as stored with "
+             "the weights", unit="pixels",
+        source="B.1.1", ge=0,
+    )  # fmt: skip
+    augment: Literal["bit", "none"] = knob(
+        "bit",
+        "bit: random crop out of 7/6 of image_size and flip, each for the tasks where BiT has it; none: "
+        "resize only",
+        source="B.1.1; BiT App. F",
+    )
+    resample: Resample = knob("bilinear", RESAMPLE, source="authors' code")
+    allow_partial: bool = knob(
+        False, "use data sets that lack some of their images; the result is labelled accordingly"
+    )
+    max_bad_fraction: float = knob(
+        0.0, "stop when more than this share of the images read is unreadable", ge=0, le=1
+    )

@@ -10,15 +10,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from vitctl.errors import RecipeError, explaining
-from vitctl.recipe.schema import JOBS, Recipe
+from vitctl.recipe.schema import JOBS, RENAMED, Recipe
 from vitctl.system.address import value_without_queries, without_queries
-from vitctl.system.bounds import RECIPE_LINE
-from vitctl.system.files import parse_toml, read_toml
+from vitctl.system.files import RECIPE_LINE, parse_toml, read_toml
 from vitctl.system.text import did_you_mean, has_control, nearest, one_line
 
 MAX_PARENTS = 16
-# Keys of earlier releases, which the recipes of their runs have. Digests of recipes keep these names.
-RENAMED = {"evaluation.early_stopping": "evaluation.select_best"}
 _IN_PYTHON = "overrides"  # origin of a value that a caller of `load_recipe` gives
 # Each reads a character once: a pattern that can match in several ways takes cubic time in the length of a
 # line.
@@ -37,7 +34,7 @@ class Loaded:
     name: str
 
     def origin(self, key: str) -> str:
-        """Where `key` was set; 'default' when no file and no flag did."""
+        """Return where `key` was set; 'default' if no file and no flag did."""
         return self.origins.get(key, "default")
 
 
@@ -50,18 +47,18 @@ class Override(NamedTuple):
 
 
 def recipe_folder() -> Path:
-    """The folder of the shipped recipes: inside the wheel, or beside the package in a checkout."""
+    """Return the folder of the shipped recipes: inside the wheel, or beside the package in a checkout."""
     package = Path(__file__).resolve().parents[1]
     return next(folder for folder in (package / "recipes", package.parent / "recipes") if folder.is_dir())
 
 
 def recipe_names() -> list[str]:
-    """Names of the shipped recipes, sorted."""
+    """Return the names of the shipped recipes, sorted."""
     return sorted(path.stem for path in recipe_folder().glob("*.toml"))
 
 
 def find_recipe(name: str) -> Path:
-    """The file of a shipped recipe's name or of a user's path.
+    """Return the file of a shipped recipe's name or of a user's path.
 
     Raises:
         RecipeError: there is none; the message suggests the nearest names.
@@ -84,13 +81,14 @@ def find_recipe(name: str) -> Path:
 
 
 def parse_override(text: str) -> Override:
-    """`a.b=value` as typed after --set; the value is parsed as TOML if possible, else it is the text itself.
+    """Parse `a.b=value` as typed after --set. The value is parsed as TOML if possible, else it is the text
+    itself.
 
     Raises:
         RecipeError: there is no `=`, or the text is too long.
     """
     if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise RecipeError(f"--set {one_line(text)}: is not UTF-8 text, which no recipe can hold")
+        raise RecipeError(f"--set {one_line(text)}: is not UTF-8 text")
     key, found, value = text.partition("=")
     if not found or not key.strip():
         raise RecipeError(f"--set {text}: write it as section.key=value, e.g. --set optimizer.lr=0.001")
@@ -144,7 +142,7 @@ def load_recipe(
 
 
 def with_overrides(loaded: Loaded, overrides: Iterable[Override]) -> Loaded:
-    """A recipe with other values, checked again; no file is read.
+    """Return a recipe with other values, checked again; no file is read.
 
     Raises:
         RecipeError: as `load_recipe` raises.
@@ -170,7 +168,7 @@ def _override(values: dict[str, Any], origins: dict[str, str], overrides: Iterab
 
 
 def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values and origins of a file merged over those of the recipe it extends."""
+    """Return the values and origins of a file merged over those of the recipe it extends."""
     path = path.resolve()
     if path in children or len(children) >= MAX_PARENTS:
         chain = " -> ".join(p.name for p in (*children, path))
@@ -206,7 +204,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def _line_numbers(text: str) -> dict[str, int]:
-    """Line of every `key =` and every [table], by dotted key (tomllib does not give them)."""
+    """Return the line of every `key =` and every [table], by dotted key (tomllib does not give them)."""
     lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -222,7 +220,7 @@ def _line_numbers(text: str) -> dict[str, int]:
 
 
 def _line(lines: Mapping[str, int], key: str) -> int:
-    """Line of a key, or of the inline table that holds it."""
+    """Return the line of a key, or of the inline table that holds it."""
     while key not in lines and "." in key:
         key = key.rpartition(".")[0]
     return lines.get(key, 1)
@@ -237,7 +235,7 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
 
 
 def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Deep merge of tables; everything else is replaced."""
+    """Merge tables deeply; everything else is replaced."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -275,7 +273,7 @@ def _check(values: dict[str, Any], origins: Mapping[str, str], name: str) -> Rec
 
 
 def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str, str], name: str) -> str:
-    """One line: where, what, and how to fix it."""
+    """Describe a problem in one line: where, what, and how to fix it."""
     key = ".".join(str(part) for part in detail["loc"])
     value = detail.get("input")
     related = [o for k, o in origins.items() if k.startswith(key + ".") or key.startswith(k + ".")]
@@ -308,7 +306,7 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
 
 
 def _whole(detail: ErrorDetails) -> str:
-    """How to write a whole number that was given as 1e4, which TOML reads as a float."""
+    """Return how to write a whole number that was given as 1e4, which TOML reads as a float."""
     value = detail.get("input")
     whole = detail["type"].startswith("int") and isinstance(value, float) and value.is_integer()
     return f"; write {int(value)}" if whole else ""
@@ -324,7 +322,7 @@ def _fields(schema: type[BaseModel], tables: list[str]) -> list[str]:
 
 
 def every_key(schema: type[BaseModel], prefix: str = "") -> list[str]:
-    """All dotted keys of a recipe schema, in the order in which they are written."""
+    """Return all dotted keys of a recipe schema, in the order in which they are written."""
     keys: list[str] = []
     for name, field in schema.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):

@@ -1,16 +1,22 @@
-"""The recipe of an experiment: one frozen schema for each job, made of the tables in sections.py and
-images.py.
+"""The recipe of an experiment: one frozen schema for each job, and its tables but for [data], which images.py has."""
 
-Only jobs and the rooms above them read a recipe.
-"""
-
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import model_validator
 
-from vitctl.recipe.images import EvaluateImages, ExportImages, PretrainImages, TrainImages
-from vitctl.recipe.machine import Checkpoint, Log, Machine, NetworkMachine, ShardedMachine, TrainMachine
-from vitctl.recipe.protocols import FewShot, FewshotImages, FewshotProbe, LrSweep, Repeats, Suite, VtabImages
+from vitctl.errors import LaunchError, RecipeError
+from vitctl.models.variants import Config, MaskedPatchConfig, ViTConfig, variant
+from vitctl.recipe.images import (
+    EvaluateImages,
+    ExportImages,
+    FewshotImages,
+    Place,
+    PretrainImages,
+    TrainImages,
+    VtabImages,
+)
 from vitctl.recipe.sections import (
     Averaging,
     EvaluateScoring,
@@ -18,9 +24,12 @@ from vitctl.recipe.sections import (
     Export,
     FinetuneLoss,
     FittedSchedule,
+    Floats,
+    Ints,
     Loss,
     MaskedPatch,
     Model,
+    Names,
     Optimizer,
     Rate,
     Schedule,
@@ -30,6 +39,311 @@ from vitctl.recipe.sections import (
     WeightsSource,
     knob,
 )
+
+
+class Machine(Section):
+    """[machine] How the work is distributed; nothing here changes the result beyond rounding, where precision
+    matters most.
+
+    One exception: dropout and stochastic depth draw random numbers for each forward pass of each process, so
+    that `processes`, `micro_batch` and `compile` change the draws, and the result. With schedule.lanes they
+    change no bit.
+    """
+
+    processes: int = knob(
+        1,
+        "processes, one per GPU; started by vitctl, or by srun, torchrun or accelerate launch; with dropout "
+        "or drop_path "
+        "their number changes the random draws",
+        ge=1,
+    )
+    workers: int = knob(
+        -1, "data loader workers of each process; -1: chosen by the number of cores; 0: none", ge=-1
+    )
+    precision: Literal["auto", "bf16", "float32", "tf32", "float64"] = knob(
+        "auto",
+        "auto: bf16 where the device computes it fast, else float32; master weights, loss and norms stay "
+        "float32. tf32: as float32, but "
+        "an NVIDIA GPU keeps 10 of 23 mantissa bits of what it multiplies",
+    )
+    device: Literal["auto", "cpu", "cuda"] = knob(
+        "auto", "auto: CUDA where available, else CPU; cuda: an error where there is none"
+    )
+
+
+class NetworkMachine(Machine):
+    """[machine] of the jobs that compute a network."""
+
+    attention: Literal["fused", "math", "auto"] = knob(
+        "auto",
+        "kernel of the attention product; auto: math on a CPU in bf16 up to 1,024 tokens, with relative "
+        "positions and lanes; else fused",
+    )
+    linear: Literal["torch", "onednn", "auto"] = knob(
+        "auto",
+        "library that multiplies the matrices of linear layers on a CPU; auto: torch. Try onednn for float32 "
+        "on AMD CPUs with AVX-512",
+    )
+
+
+class TrainMachine(NetworkMachine):
+    """[machine] of the jobs that train."""
+
+    checkpoint_blocks: bool = knob(
+        False,
+        "activation checkpointing: recompute each layer in the backward pass instead of storing its "
+        "activations",
+    )
+    compile: bool = knob(
+        False, "torch.compile each layer; with dropout or drop_path this changes the random draws"
+    )
+    micro_batch: int = knob(
+        0,
+        "maximum number of images in one forward pass of a process; 0: its whole share; -1: as many as fit "
+        "into device memory, "
+        "measured at the start of the run and then kept. With dropout or drop_path this changes the random "
+        "draws and the result",
+        unit="images",
+        ge=-1,
+    )
+
+
+class ShardedMachine(TrainMachine):
+    """[machine] of the jobs that may train a model too large for one device."""
+
+    sharding: Literal["none", "fsdp"] = knob(
+        "none",
+        "fsdp: weights, gradients and optimizer state are sharded over the processes (FSDP2); none: each "
+        "process has all (DDP)",
+    )
+    sharding_replicas: int = knob(
+        1,
+        "with fsdp: copies of the model, each sharded over the processes divided by this (HSDP), such as the "
+        "number of nodes: then "
+        "weights are gathered within a node, and only gradients go between nodes",
+        unit="copies",
+        ge=1,
+    )
+    sharding_dtype: Literal["float32", "bf16"] = knob(
+        "float32",
+        "with fsdp: type that the matrices of layers are gathered in. bf16, where machine.precision is bf16: "
+        "half of the traffic and no "
+        "bf16 copy of the whole model in memory, for the same bits; gradients are added up in float32. With "
+        "compile a layer then "
+        "becomes several graphs",
+    )
+
+    def shards(self, processes: int) -> int:
+        """Parts that each copy of the model is cut into.
+
+        Raises:
+            LaunchError: the processes cannot be divided so.
+        """
+        if self.sharding == "none":
+            return 1
+        if processes % self.sharding_replicas:
+            raise LaunchError(
+                f"machine.sharding_replicas = {self.sharding_replicas}: {processes} "
+                f"process{'es' * (processes > 1)} cannot hold so "
+                "many copies of equal parts; set it to a divisor of machine.processes, such as the number "
+                "of nodes"
+            )
+        return processes // self.sharding_replicas
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> "ShardedMachine":
+        idle = [
+            k
+            for k in ("sharding_replicas", "sharding_dtype")
+            if getattr(self, k) != type(self).model_fields[k].default
+        ]
+        if idle and self.sharding == "none":
+            raise ValueError(
+                f"{', '.join(idle)} does nothing while nothing is sharded; leave it out, or set sharding "
+                f"= 'fsdp'"
+            )
+        return self
+
+
+class Checkpoint(Section):
+    """[checkpoint] What is kept on disk."""
+
+    every_steps: int = knob(
+        1000, "save every so many steps; 0: only at the end and on a signal", unit="steps", ge=0
+    )
+    background: bool = knob(
+        True, "write while training continues, from a copy in host memory; false: no copy, training waits"
+    )
+    keep_last: int = knob(2, "newest checkpoints kept", ge=1)
+    keep_best: int = knob(
+        0, "best checkpoints kept by accuracy on data.eval_split (needs evaluation.every_steps)", ge=0
+    )
+
+
+class Log(Section):
+    """[log] What is logged."""
+
+    every_steps: int = knob(
+        50, "a record in log.jsonl, and a line where there is no terminal", unit="steps", ge=1
+    )
+    trackers: Names = knob((), "accelerate trackers, e.g. ['tensorboard']")
+    sample_keys: bool = knob(False, "write the key of every sample of every step to samples/rank_*.jsonl")
+    trace: bool = knob(
+        True,
+        "record every step for `vitctl verify`: a line in steps.jsonl (loss, norm, learning rate, digests of "
+        "the batch), and in "
+        "trace.bin 2 bytes for each image of a batch and each parameter",
+    )
+
+
+class FewShot(Section):
+    """[fewshot] Closed-form regularised least squares on frozen representations."""
+
+    shots: Ints = knob((1, 5, 10, 25), "training images per class", source="Section 4.1, Fig. 4")
+    seeds: Ints = knob((0, 1, 2), "one draw of the training images for each")
+    l2: float = knob(
+        1024.0, "the regulariser, not divided by the number of images", source="big_vision fewshot_lsr", gt=0
+    )
+    choose_l2: Literal["fixed", "all", "leave_self_out"] = knob(
+        "fixed",
+        "fixed: l2; all: the one of 2^-10 .. 2^19 with the best mean rank over the data sets, for each "
+        "number of shots; "
+        "leave_self_out: over the other data sets. Ranks are those of test accuracies, as in the authors' "
+        "earlier evaluator",
+        source="authors' code",
+    )
+    float64: bool = knob(
+        True, "solve in float64; false: in float32, which is too imprecise for regularisers below 1"
+    )
+    cache: str = knob(
+        "", "cache folder of representations for later runs; '': features/ beside the run folder"
+    )
+    cache_gib: float = knob(
+        10.0,
+        "limit of the cache; the least recently used are deleted above it; 0: no cache",
+        unit="GiB",
+        ge=0,
+    )
+
+    @model_validator(mode="after")
+    def _something_to_do(self) -> "FewShot":
+        if not self.shots or min(self.shots) < 1 or len(set(self.shots)) < len(self.shots):
+            raise ValueError(f"shots = {list(self.shots)} should be distinct numbers, 1 or more")
+        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds = {list(self.seeds)} should be distinct numbers, 0 or more")
+        if self.choose_l2 != "fixed" and self.l2 != 1024.0:
+            raise ValueError(
+                f"l2 = {self.l2:g} does nothing for choose_l2 = '{self.choose_l2}'; leave it out"
+            )
+        return self
+
+
+class FewshotProbe(Place):
+    """[fewshot_probe] of `pretrain`: few-shot accuracy of the network while it trains, at the size it trains
+    at.
+    """
+
+    every_steps: int = knob(0, "every so many steps and at the end; 0: off", unit="steps", source="4.1", ge=0)
+    train_split: str = knob("", "split that the shots are drawn from; '': as in `fewshot`")
+    eval_split: str = knob("", "split that is scored; '': as in `fewshot`")
+    shots: Ints = knob((5,), "training images per class", source="4.1, Fig. 4")
+    seeds: Ints = knob((0,), "one draw of the training images for each")
+    l2: float = knob(
+        1024.0, "the regulariser, not divided by the number of images", source="authors' code", gt=0
+    )
+
+    @model_validator(mode="after")
+    def _something_to_do(self) -> "FewshotProbe":
+        if self.every_steps and not (self.dataset or self.path):
+            raise ValueError(
+                "fewshot_probe.every_steps needs images: set fewshot_probe.dataset or fewshot_probe.path"
+            )
+        fields = type(self).model_fields.items()
+        if not self.every_steps and any(getattr(self, name) != field.default for name, field in fields):
+            raise ValueError(
+                "[fewshot_probe] does nothing without every_steps; set it, or leave the table out"
+            )
+        if not self.shots or min(self.shots) < 1 or not self.seeds or min(self.seeds) < 0:
+            raise ValueError("fewshot_probe.shots should be 1 or more, fewshot_probe.seeds 0 or more")
+        return self
+
+
+class LrSweep(Section):
+    """[sweep] Learning rates tried on a part of the training images before `finetune` trains on all of them."""
+
+    lrs: Floats = knob(
+        (), "base learning rates, tried in this order; []: optimizer.lr and no sweep", source="Table 4"
+    )
+    train_split: str = knob("train[:90%]", "split that the rates are tried on", source="B.1.1")
+    eval_split: str = knob("train[90%:]", "split that chooses the rate", source="B.1.1")
+
+    @model_validator(mode="after")
+    def _sound(self) -> "LrSweep":
+        if any(lr <= 0 for lr in self.lrs) or len(set(self.lrs)) < len(self.lrs):
+            raise ValueError(f"sweep.lrs = {list(self.lrs)} should be distinct rates above 0")
+        return self
+
+
+class Repeats(Section):
+    """[finetune] How often `finetune` trains, after one sweep of learning rates."""
+
+    seeds: Ints = knob(
+        (),
+        "one run per seed, with mean and population standard deviation of their accuracies; the sweep uses "
+        "`seed`; "
+        "[]: one run, with `seed`",
+        source="Table 2, caption",
+    )
+
+    @model_validator(mode="after")
+    def _sound(self) -> "Repeats":
+        if any(seed < 0 for seed in self.seeds) or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds = {list(self.seeds)} should be distinct numbers, 0 or more")
+        return self
+
+
+class Suite(Section):
+    """[vtab] A table of small tasks, each fine-tuned on 1,000 images with one setting."""
+
+    suite: Literal["vtab", "mini"] = knob(
+        "vtab", "vtab: the 19 tasks; mini: tasks that need no download", source="4.1, D.10"
+    )
+    tasks: Names = knob((), "only these tasks; the means are then labelled partial")
+    seeds: Ints = knob((0,), "fine-tuning runs per task", source="Table 2 caption")
+    sweep_lrs: Floats = knob(
+        (),
+        "learning rates tried on the 200 validation images, one choice for all tasks; []: optimizer.lr",
+        source="B.1.1",
+    )
+    sweep_steps: Ints = knob(
+        (),
+        "schedules tried with them, the warm-up in proportion; []: schedule.total_steps",
+        unit="steps",
+        source="B.1.1",
+    )
+    light: bool = knob(
+        False,
+        "a linear classifier on frozen features instead of fine-tuning: a quick estimate, not the protocol",
+    )
+    keep_checkpoints: bool = knob(
+        False, "keep the fine-tuned weights of finished runs; else only their results are kept"
+    )
+
+    @model_validator(mode="after")
+    def _sound(self) -> "Suite":
+        for name in ("tasks", "seeds", "sweep_lrs", "sweep_steps"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} = {list(values)} names something twice")
+        if not self.seeds:
+            raise ValueError("seeds = [] leaves nothing to run; give at least one")
+        if any(value <= 0 for value in (*self.sweep_lrs, *self.sweep_steps)):
+            raise ValueError("sweep_lrs and sweep_steps should be above 0")
+        return self
+
+
+# Keys of earlier releases, which the recipes of their runs have. Digests of recipes keep these names.
+RENAMED = {"evaluation.early_stopping": "evaluation.select_best"}
 
 _DROPOUT = "dropout while fine-tuning, 0 to below 1; as_stored: the value stored with the weights, 0 where there is none"
 _DROP_PATH = (
@@ -64,6 +378,11 @@ class TrainRecipe(SeededRecipe):
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
 
+    @property
+    def needs_labels(self) -> bool:
+        """Return whether the training uses labels: masked patch prediction does not. Paper: Section 4.6"""
+        return self.loss.name != "masked_patch"
+
 
 class Pretrain(TrainRecipe):
     """`vitctl pretrain`"""
@@ -85,6 +404,33 @@ class Pretrain(TrainRecipe):
                 "data.cutmix_alpha"
             )
         return self
+
+    def network(self, num_classes: int) -> Config:
+        """Return the network of [model] for n classes; the target of masked patch prediction sets its output.
+
+        Raises:
+            RecipeError: the named model's family lacks a field that is set.
+        """
+        name, data = self.model.name, self.data
+        fields = self.model.model_dump(exclude={"name", "pre_logits"}, exclude_none=True)
+        num_classes = num_classes if self.needs_labels else 0
+        config = variant(name, image_size=data.image_size, num_classes=num_classes, **fields)
+        if self.needs_labels and not self.model.pre_logits:
+            return config
+        if not isinstance(config, ViTConfig):
+            raise RecipeError(f"model.name = '{name}': only a ViT has pre-logits or predicts masked patches")
+        if self.needs_labels:
+            return replace(config, representation_size=config.hidden_size)
+        if (data.mean, data.std) != ((0.5,) * 3, (0.5,) * 3):
+            raise RecipeError(
+                "loss.name = 'masked_patch': its targets need pixels in the range -1..1; leave data.mean and "
+                "data.std at 0.5"
+            )
+        if type(config) is not ViTConfig:
+            raise RecipeError(
+                f"model.name = '{name}': masked patches are predicted by a plain ViT, e.g. B/16"
+            )
+        return MaskedPatchConfig(**vars(config), target=self.masked_patch.target)
 
 
 class Finetune(TrainRecipe):
@@ -153,6 +499,23 @@ class Vtab(TrainRecipe):
                 "task of vtab scores"
             )
         return self
+
+
+def rates_of(recipe: Finetune | Vtab, stored: Config) -> dict[str, float]:
+    """dropout and drop_path of a fine-tuning run: the recipe's, or those stored with the weights; 0 where
+    nothing is stored.
+    """
+    wanted = {"dropout": recipe.dropout, "drop_path": recipe.drop_path}
+    return {
+        name: float(getattr(stored, name, 0.0) if rate == "as_stored" else rate)
+        for name, rate in wanted.items()
+    }
+
+
+def rates_in_words(recipe: Finetune | Vtab, rates: Mapping[str, float]) -> str:
+    """Return the rates as text, with a mark for those stored with the weights."""
+    stored = {"dropout": recipe.dropout == "as_stored", "drop_path": recipe.drop_path == "as_stored"}
+    return ", ".join(f"{name} {rate:g}{' as stored' if stored[name] else ''}" for name, rate in rates.items())
 
 
 class Evaluate(Recipe):

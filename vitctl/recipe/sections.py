@@ -5,7 +5,8 @@ Every field here is read by a job; a test checks this.
 """
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -30,12 +31,12 @@ def _tuple(value: Any) -> Any:
 
 
 def _several(value: Any) -> Any:
-    """One value stands for a list of it, as people type it after --set: log.trackers=tensorboard."""
+    """Accept one value for a list of it, as people type it after --set: log.trackers=tensorboard."""
     return (value,) if isinstance(value, str | int | float) else _tuple(value)
 
 
 def _numbers(value: Any) -> Any:
-    """Also comma-separated numbers, fewshot.shots=1,5: they are not TOML, and so arrive as a string."""
+    """Accept comma-separated numbers, fewshot.shots=1,5: they are not TOML, and arrive as a string."""
     if not isinstance(value, str):
         return _several(value)
     try:
@@ -51,8 +52,8 @@ Triple = Annotated[tuple[float, float, float], BeforeValidator(_tuple)]
 
 
 def knob(default: Any, what: str, *, unit: str = "", source: str = "", **limits: Any) -> Any:
-    """One recipe value: default (`...` when it must be given), what it does, its unit, and where the paper
-    says so.
+    """Define one recipe value: default (`...` when it must be given), what it does, its unit, and where
+    the paper says so.
     """
     return Field(default, description=what, json_schema_extra={"unit": unit, "source": source}, **limits)
 
@@ -156,7 +157,7 @@ class MaskedPatch(Section):
 
 
 def _rate(value: Any) -> Any:
-    """One error message for both forms, number and text."""
+    """Check a rate, with one error message for both forms, number and text."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
     if not is_number and value != "as_stored":
         raise ValueError(f"{value!r} should be a number from 0 to below 1, or 'as_stored'")
@@ -167,7 +168,7 @@ Rate = Annotated[float | Literal["as_stored"], BeforeValidator(_rate)]
 
 
 def weights_choice(text: str) -> str:
-    """The same text, if it is one of those that --weights takes. Raises ValueError."""
+    """Return the text if it is one that --weights takes. Raises ValueError."""
     if text and not re.fullmatch("last|best|ema|model|[0-9]{1,18}", text):
         raise ValueError(f"{text!r} should be last, best, ema, model or the number of a step")
     return text
@@ -230,10 +231,57 @@ class StartWeights(WeightsSource):
     )
 
 
-class Optimizer(Section):
-    """[optimizer] Adam in the AdamW form over every parameter, or SGD with momentum."""
+@dataclass(frozen=True, kw_only=True)
+class OptimizerRow:
+    """An optimizer that `optimizer.name` can choose.
 
-    name: Literal["adam", "sgd"] = knob(..., "adam: in the AdamW form; sgd: plain momentum", source="4.1")
+    Args:
+        name: as typed.
+        what: for `vitctl recipes explain`.
+        knobs: keys of [optimizer] that not every optimizer has.
+        slots: numbers that it keeps for each weight.
+        builder: `module:function` that takes parameters and [optimizer], and returns a torch optimizer.
+    """
+
+    name: str
+    what: str
+    knobs: tuple[str, ...]
+    slots: int
+    builder: str
+
+
+_OPTIMIZER = "vitctl.engine.optimizer"
+OPTIMIZERS = {
+    row.name: row
+    for row in (
+        OptimizerRow(
+            name="adam",
+            what="in the AdamW form",
+            knobs=("beta1", "beta2", "eps"),
+            slots=2,
+            builder=f"{_OPTIMIZER}:adam",
+        ),
+        OptimizerRow(
+            name="sgd",
+            what="plain momentum",
+            knobs=("momentum",),
+            slots=1,
+            builder=f"{_OPTIMIZER}:momentum_sgd",
+        ),
+    )
+}
+if TYPE_CHECKING:
+    OptimizerName = str
+else:
+    OptimizerName = Literal[tuple(OPTIMIZERS)]
+
+
+class Optimizer(Section):
+    """[optimizer] Adam in the AdamW form over every parameter, SGD with momentum, or another of `OPTIMIZERS`."""
+
+    name: OptimizerName = knob(
+        ..., "; ".join(f"{row.name}: {row.what}" for row in OPTIMIZERS.values()), source="4.1"
+    )
     lr: float = knob(..., "base learning rate", source="Tables 3, 4", gt=0)
     weight_decay: float = knob(
         0.0,
@@ -253,19 +301,16 @@ class Optimizer(Section):
         0.0, "gradients are scaled down to this global norm; 0: off", source="Tables 3, 4", ge=0
     )
 
-    _only: ClassVar[dict[str, tuple[str, ...]]] = {"adam": ("beta1", "beta2", "eps"), "sgd": ("momentum",)}
-
     @model_validator(mode="after")
     def _no_idle_knob(self) -> "Optimizer":
-        for name, knobs in self._only.items():
-            idle = [
-                k
-                for k in knobs
-                if name != self.name and getattr(self, k) != type(self).model_fields[k].default
-            ]
+        changed = {
+            key for key, field in type(self).model_fields.items() if getattr(self, key) != field.default
+        }
+        for row in OPTIMIZERS.values():
+            idle = [key for key in row.knobs if key in changed and key not in OPTIMIZERS[self.name].knobs]
             if idle:
                 raise ValueError(
-                    f"{', '.join(idle)} belongs to {name} and does nothing for {self.name}; leave it out"
+                    f"{', '.join(idle)} belongs to {row.name} and does nothing for {self.name}; leave it out"
                 )
         return self
 

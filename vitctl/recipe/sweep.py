@@ -54,12 +54,12 @@ class Sweep:
 
 
 def sweep_names() -> list[str]:
-    """Names of the shipped sweeps, sorted."""
+    """Return the names of the shipped sweeps, sorted."""
     return sorted(path.stem for path in _folder().glob("*.toml"))
 
 
 def find_sweep(name: str) -> Sweep:
-    """A shipped sweep, a .toml file of a sweep, or a recipe that is varied by --grid alone.
+    """Return a shipped sweep, a .toml file of a sweep, or a recipe that is varied by --grid alone.
 
     Raises:
         RecipeError: the file is not a sweep; an unknown name is reported when the recipe is loaded.
@@ -75,7 +75,7 @@ def find_sweep(name: str) -> Sweep:
 
 
 def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
-    """`key=v1,v2` as typed after --grid. Parsed as TOML if all values are TOML; else all are strings.
+    """Parse `key=v1,v2` as typed after --grid: as TOML if all values are TOML, else all are strings.
 
     Raises:
         RecipeError: it is not of that form, or has a value twice.
@@ -97,7 +97,7 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
 def expand_sweep(
     sweep: Sweep, axes: Mapping[str, tuple[Any, ...]], sets: Iterable[Override]
 ) -> list[SweepCell]:
-    """All cells of a sweep, in the order in which they are run: the last axis changes fastest.
+    """Return all cells of a sweep, in the order in which they are run: the last axis changes fastest.
 
     Args:
         sweep: found by `find_sweep`.
@@ -158,7 +158,8 @@ def _from_table(path: Path, values: Mapping[str, Any]) -> Sweep:
     if not isinstance(recipes, list) or not recipes or not all(isinstance(name, str) for name in recipes):
         raise RecipeError(f'{path.name}: recipes should name one recipe or more, e.g. recipes = ["jft_b16"]')
     cells = values.get("cells", [])
-    if not isinstance(cells, list) or not all(isinstance(t, dict) for t in (*cells, *_tables(values))):
+    tables = [values[key] for key in ("set", "grid") if key in values]
+    if not isinstance(cells, list) or not all(isinstance(table, dict) for table in (*cells, *tables)):
         raise RecipeError(
             f"{path.name}: set and grid are tables, cells is a list of tables: [set], [grid], [[cells]]"
         )
@@ -177,10 +178,6 @@ def _from_table(path: Path, values: Mapping[str, Any]) -> Sweep:
     )
 
 
-def _tables(values: Mapping[str, Any]) -> list[Any]:
-    return [values[key] for key in ("set", "grid") if key in values]
-
-
 def _axis(where: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
     if len({repr(value) for value in values}) < len(values):
         raise RecipeError(f"{where}: has a value twice")
@@ -188,7 +185,7 @@ def _axis(where: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Setting:
-    """Nested tables by dotted key."""
+    """Return nested tables by dotted key."""
     flat: Setting = {}
     for key, value in table.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -196,8 +193,8 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Setting:
 
 
 def _words(keys: Iterable[str]) -> dict[str, str]:
-    """The short form of each key in run names: its last part, or all of it where two keys have the same last
-    part.
+    """Return the short form of each key in run names: its last part, or all of it where two keys have the
+    same last part.
     """
     keys = list(keys)
     ends = [key.rpartition(".")[2] for key in keys]
@@ -208,6 +205,6 @@ def _words(keys: Iterable[str]) -> dict[str, str]:
 
 
 def _word(value: Any) -> str:
-    """A value as a part of a folder's name."""
+    """Return a value as a part of a folder's name."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return re.sub(r"[^\w.+-]+", "-", text).strip("-.") or "none"

@@ -1,19 +1,21 @@
-"""Write a checked recipe as TOML, each value with its origin, and compare two recipes."""
+"""Recipes as TOML with the origin of each value, which values decide a result, and what a key means."""
 
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from vitctl.recipe.load import Loaded
-from vitctl.recipe.schema import Recipe
-from vitctl.system.text import escaped_json, one_line
+from vitctl.errors import RecipeError
+from vitctl.recipe.load import Loaded, every_key
+from vitctl.recipe.schema import JOBS, RENAMED, Recipe
+from vitctl.system.text import did_you_mean, escaped_json, nearest, one_line
 
 
 def to_toml(loaded: Loaded, *, origins: bool = True, defaults: bool = True) -> str:
-    """The whole recipe as TOML that `load_recipe` reads back to an equal recipe.
+    """Return the whole recipe as TOML that `load_recipe` reads back to an equal recipe.
 
     Args:
         loaded: a checked recipe.
@@ -26,7 +28,9 @@ def to_toml(loaded: Loaded, *, origins: bool = True, defaults: bool = True) -> s
 
 
 def written_name(path: Path) -> str:
-    """The name of the recipe that `to_toml` wrote to a file, from its first line; "" where there is none."""
+    """Return the name of the recipe that `to_toml` wrote to a file, from its first line; "" if there is
+    none.
+    """
     try:
         with path.open(encoding="utf-8") as file:
             match = re.match(r"# (.+), resolved;", file.readline())
@@ -36,7 +40,7 @@ def written_name(path: Path) -> str:
 
 
 def flat(recipe: Recipe) -> dict[str, Any]:
-    """All values of a recipe by dotted key."""
+    """Return all values of a recipe by dotted key."""
     values: dict[str, Any] = {}
 
     def walk(section: BaseModel, prefix: str) -> None:
@@ -52,8 +56,8 @@ def flat(recipe: Recipe) -> dict[str, Any]:
 
 
 def differences(first: Recipe, second: Recipe) -> list[tuple[str, Any, Any]]:
-    """Dotted key and both values of everything in which two recipes differ; None stands for a key that one
-    lacks.
+    """Return dotted key and both values of everything in which two recipes differ; None stands for a key
+    that one lacks.
     """
     one, two = flat(first), flat(second)
     return [
@@ -64,7 +68,7 @@ def differences(first: Recipe, second: Recipe) -> list[tuple[str, Any, Any]]:
 
 
 def toml_value(value: Any) -> str:
-    """One value as TOML; "" for None, which TOML lacks."""
+    """Return one value as TOML; "" for None, which TOML lacks."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -103,5 +107,131 @@ def _table(
 
 
 def _is_set(loaded: Loaded, key: str) -> bool:
-    """Whether a file or a flag set this key, or one inside this table."""
+    """Return whether a file or a flag set this key, or one inside this table."""
     return any(found == key or found.startswith(f"{key}.") for found in loaded.origins)
+
+
+# Dotted keys, or tables. They change results by rounding at most; precision changes more and is not listed.
+# With dropout, processes, micro_batch and compile change the random draws; a result then records them
+# (`dropout_draws`).
+_NEUTRAL = (
+    "note",
+    "log.",
+    "machine.processes",
+    "machine.workers",
+    "machine.device",
+    "machine.attention",
+    "machine.linear",
+    "machine.checkpoint_blocks",
+    "machine.compile",
+    "machine.micro_batch",
+    "machine.sharding",
+    "evaluation.batch_size",
+    "checkpoint.",
+    "data.root",
+    "data.cache_gib",
+    "fewshot_probe.root",
+    "fewshot_probe.cache_gib",
+    "fewshot.cache",
+    "vtab.keep_checkpoints",
+    "export.file",
+)
+
+
+def result_neutral() -> tuple[str, ...]:
+    """Prefixes of the dotted keys that change no number of a result beyond rounding."""
+    return _NEUTRAL
+
+
+# What may change when a run is resumed. Tasks and seeds of a VTAB table select its runs, and change none of
+# their numbers.
+FREE_TO_CHANGE = (*result_neutral(), "vtab.tasks", "vtab.seeds")
+
+
+def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> dict[str, str]:
+    """Return the values that the numbers of a run depend on, as TOML by dotted key, without keys that
+    start with one of `free`.
+    """
+    names = {new: old for old, new in RENAMED.items()}
+    values = {
+        names.get(key, key): toml_value(value)
+        for key, value in flat(recipe).items()
+        if not key.startswith(free)
+    }
+    # SGD's decay was decoupled once: the same number is then another training, and must not resume as this
+    # one.
+    if values.get("optimizer.name") == toml_value("sgd") and float(values["optimizer.weight_decay"]):
+        values["optimizer.weight_decay"] += " (coupled)"
+    return values
+
+
+def explain(key: str) -> list[str]:
+    """Explain a dotted key, or all keys of a section, in lines.
+
+    Raises:
+        RecipeError: no recipe has such a key; the nearest ones are suggested.
+    """
+    known = list(dict.fromkeys(name for schema in JOBS.values() for name in every_key(schema)))
+    asked = [key] if key in known else [name for name in known if name.startswith(key + ".")]
+    if asked:
+        return [line for name in asked for line in _entries(name)]
+    ends = [name for name in known if name.endswith("." + key)]
+    near = ends or nearest(key, known)
+    raise RecipeError(f"no recipe has a key '{key}'" + (f"; {did_you_mean(near)}" if near else ""))
+
+
+def _entries(key: str) -> list[str]:
+    """Return one entry, or one for each group of jobs for which the key has a different default or
+    meaning.
+    """
+    jobs: dict[tuple[str, ...], list[str]] = {}
+    for job, schema in JOBS.items():
+        if key in every_key(schema):
+            field = _field(Recipe if key == "job" else schema, key)
+            jobs.setdefault(_entry(key, field), []).append(job)
+    return [line for entry, names in jobs.items() for line in (*entry, f"  jobs     {', '.join(names)}")]
+
+
+def _entry(key: str, field: FieldInfo) -> tuple[str, ...]:
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    default = "none, it is required" if field.is_required() else toml_value(field.default) or "unset"
+    unit = f" [{extra['unit']}]" if extra.get("unit") else ""
+    return (
+        key,
+        f"  {field.description or 'which command the recipe is for'}",
+        f"  type     {_type(field)}{unit}",
+        f"  default  {default}",
+        f"  source   {extra.get('source') or 'a choice of vitctl'}",
+    )
+
+
+def _field(schema: type[BaseModel], key: str) -> FieldInfo:
+    *tables, leaf = key.split(".")
+    for table in tables:
+        annotation = schema.model_fields[table].annotation
+        assert isinstance(annotation, type)
+        schema = annotation
+    return schema.model_fields[leaf]
+
+
+def _type(field: FieldInfo) -> str:
+    limits = [text for item in field.metadata if (text := _limit(item))]
+    return _name(field.annotation) + (f", {' and '.join(limits)}" if limits else "")
+
+
+def _name(annotation: Any) -> str:
+    args = [a for a in get_args(annotation) if a is not type(None)]
+    if annotation in (int, float, str, bool):
+        return {int: "whole number", float: "number", str: "text", bool: "true or false"}[annotation]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"table of {' and '.join(annotation.model_fields)}"
+    if str(annotation).startswith("typing.Literal"):
+        return ("one of " if len(args) > 1 else "") + ", ".join(toml_value(a) for a in args)
+    if str(annotation).startswith("tuple"):
+        return f"list of {_name(args[0])}s" if args[-1] is Ellipsis else f"{len(args)} {_name(args[0])}s"
+    return " or ".join(_name(a) for a in args)
+
+
+def _limit(item: object) -> str:
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    return next((f"{word} {getattr(item, name)}" for name, word in words.items() if hasattr(item, name)), "")

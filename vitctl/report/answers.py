@@ -9,9 +9,8 @@ import torch
 from vitctl.data.source.views import Source, subset
 from vitctl.engine.evaluation import most_likely
 from vitctl.errors import CheckpointError, DataError
-from vitctl.jobs.inputs.classifier import OpenClassifier, open_classifier
-from vitctl.jobs.inputs.forward import TorchNetwork, probabilities
-from vitctl.jobs.inputs.sampling import open_recipe_split
+from vitctl.jobs.inputs.classifier import OpenClassifier, TorchNetwork, open_classifier, probabilities
+from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.models.flops import training_flops
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Evaluate
@@ -71,9 +70,9 @@ def answer_split(run: RunRecords, most: int | None) -> Answers:
         )
     opened = open_classifier(recipe)
     if run.provenance.get("weights_sha256") not in (None, opened.digest):
-        raise CheckpointError("the weights that are there now are not those of the result")
+        raise CheckpointError("the current weights are not those of the result")
     if opened.class_names and opened.class_names != tuple(source.class_names):
-        raise CheckpointError(f"{opened.path}: its classes are not those of the images that are there")
+        raise CheckpointError(f"{opened.path}: its classes differ from those of the images")
     number = most or _affordable(opened)
     shown: Source = source
     if len(source) > number:

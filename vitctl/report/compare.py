@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vitctl.engine.run_files import RECIPE
+from vitctl.engine.journal import RECIPE
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
 from vitctl.recipe.load import load_recipe
-from vitctl.recipe.neutral import deciding_values, result_neutral
+from vitctl.recipe.write import deciding_values, result_neutral
 from vitctl.report.result_tables import is_digest
 
 NOT_RECORDED = "not recorded"
@@ -159,7 +159,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
     for folder in folders:
         result = read_result(folder)
         if result is None:
-            raise CheckpointError(f"{folder}: has no result.json; should be the folder of a finished run")
+            raise CheckpointError(f"{folder}: has no result.json; give the folder of a finished run")
         results.append(result)
     flat = [_flat(result.metrics) for result in results]
     names = dict.fromkeys(name for numbers in flat for name in numbers)

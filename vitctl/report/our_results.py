@@ -15,16 +15,13 @@ from typing import Any, NamedTuple
 from vitctl.data.datasets.catalog import known_size
 from vitctl.data.datasets.vtab import GROUPS
 from vitctl.data.datasets.vtab import VTAB as TASKS
-from vitctl.engine.journal import LOG, read_records
-from vitctl.engine.run_files import AVERAGE, CHECKPOINTS, MODEL, RECIPE, step_of
+from vitctl.engine.journal import AVERAGE, CHECKPOINTS, LOG, MODEL, RECIPE, read_records, step_of
 from vitctl.errors import VitctlError
-from vitctl.jobs.inputs.fewshot_sets import SPLITS
-from vitctl.jobs.inputs.network import model_config
+from vitctl.jobs.inputs.data import SPLITS
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
-from vitctl.models.configs import ResNetConfig
+from vitctl.models.variants import ResNetConfig
 from vitctl.models.weights.weights_file import read_weights, weights_digest
 from vitctl.recipe.load import load_recipe, recipe_names
-from vitctl.recipe.neutral import result_neutral
 from vitctl.recipe.paper import FIGURE_4_SIZES, RESULTS
 from vitctl.recipe.schema import (
     Evaluate,
@@ -36,8 +33,8 @@ from vitctl.recipe.schema import (
     TrainRecipe,
     Vtab,
 )
-from vitctl.recipe.write import differences, written_name
-from vitctl.report.sweep_table import TABLE as SWEEP
+from vitctl.recipe.write import differences, result_neutral, written_name
+from vitctl.report.run_records import run_folders
 
 VTAB, FIVE_SHOT, REAL = "vtab", "5-shot", "real of "
 _IMAGENET = "imagenet"
@@ -115,7 +112,7 @@ def pretraining_recipe(name: str) -> Pretrain:
 
 def is_resnet(name: str) -> bool:
     """Return whether a pre-training recipe trains a ResNet, for which the better of two protocols counts."""
-    return isinstance(model_config(pretraining_recipe(name), 1000), ResNetConfig)
+    return isinstance(pretraining_recipe(name).network(1000), ResNetConfig)
 
 
 # Whether a run is the experiment of its recipe
@@ -141,7 +138,7 @@ class FinishedRun:
 
     @property
     def digest(self) -> str:
-        """The digest of its last weights."""
+        """Return the digest of its last weights."""
         return str(self.result.provenance.get("weights_sha256", ""))
 
 
@@ -293,12 +290,12 @@ class Ours:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """Return the mean over the seeds."""
         return statistics.fmean(self.values)
 
     @property
     def std(self) -> float | None:
-        """Over the seeds, of the population as in `sweep`; None for one."""
+        """Return the standard deviation over the seeds, of the population as in `sweep`; None for one seed."""
         return statistics.pstdev(self.values) if len(self.values) > 1 else None
 
 
@@ -341,7 +338,7 @@ def our_results(runs: Path) -> OurResults:
     started from, and a score under the ReaL labels to the fine-tuning run that it scored.
 
     Args:
-        runs: holds run folders, and folders of sweeps; those that cannot be read are skipped.
+        runs: holds run folders, and folders of several such as sweeps; those that cannot be read are skipped.
     """
     left: list[ExcludedRun] = []
     usable: list[FinishedRun] = []
@@ -410,10 +407,7 @@ def _finished(runs: Path) -> Iterator[FinishedRun]:
     """Yield every finished run of a recipe that the tables are about, in order of the folders."""
     rows = {name for table in RESULTS.values() for name in table.rows}
     shipped = {name for name in recipe_names() if name in rows or _EXPERIMENTS.fullmatch(name)}
-    files = [*runs.glob("*/result.json")]
-    files += [file for sweep in runs.glob(f"*/{SWEEP}.json") for file in sweep.parent.glob("*/result.json")]
-    for file in sorted(files):
-        folder = file.parent
+    for folder in sorted(run_folders(runs)):
         try:
             result = read_result(folder)
             recipe = load_recipe(str(folder / RECIPE)).recipe

@@ -1,22 +1,32 @@
-"""Figures 2, 3, 5 and 13 as plots: the paper's numbers filled, ours hollow beside them. Needs matplotlib."""
+"""Figures of the paper as plots, which need matplotlib.
+
+Figures 2, 3, 5 and 13: the paper's numbers filled, ours hollow beside them. Figure 12: the numbers of
+`vitctl bench model --resolutions`.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitctl.models.configs import HybridConfig
-from vitctl.models.variants import variant
+from vitctl.errors import RecipeError
+from vitctl.models.variants import HybridConfig, variant
 from vitctl.recipe.paper import OTHERS, RESULTS, VTAB_MODELS
 from vitctl.report.our_results import OurResults, is_resnet, pretraining_recipe
 from vitctl.report.paper_table import Accuracy, Gpu, ResultRow, result_rows, task_rows
-from vitctl.report.speed_plot import SPEEDS, number_decades, read_speeds
 from vitctl.system.figures import GREY, PALE, SERIES, label_text, new_figure, plain_axes, save_figure
+from vitctl.system.files import read_json
+from vitctl.system.text import bytes_text
 
 _FAMILIES = {"ViT": ("o", SERIES[0]), "ResNet": ("s", SERIES[1]), "hybrid": ("^", SERIES[2])}
 _ANY_GPU = Gpu("H100", 0.4)  # GPU-days are not shown
 _BAR = 0.36
 _COST = "exaFLOPs of the pre-training"
+SPEEDS = "speed.json"  # the default of `bench model --resolutions`
+_USUAL_SIDE = 224  # of Fig. 13
+_MOST_BYTES = 16 << 20
+_MARKERS = "osD^vP*X"
+_MEMORY_TITLE = "Fig. 12: memory (hollow: not tried, from bytes per image)"
 
 
 def draw_figure_2(ours: OurResults, path: Path) -> Path:
@@ -185,3 +195,132 @@ PLOTS: Mapping[str, Callable[[OurResults, Path], Path]] = {
     "fig5": draw_figure_5,
     "fig13": draw_figure_13,
 }
+
+
+# Figure 12
+
+
+def read_speeds(path: Path) -> tuple[dict[str, float], str]:
+    """Read numbers of `bench model --resolutions`.
+
+    Returns:
+        images/s of a core at 224 pixels by model, and the label of their axis; no models if there is no such
+        file.
+
+    Raises:
+        RecipeError: the file holds something else.
+    """
+    if not path.is_file():
+        return {}, "images/s"
+    result = read_json(path, _MOST_BYTES, error=RecipeError)
+    try:
+        cells = [
+            cell
+            for cell in result["cells"]
+            if cell["image_size"] == _USUAL_SIDE and cell["images_per_second"]
+        ]
+        speeds = {
+            str(cell["model"]): float(cell["images_per_second"]) / int(result["cores"]) for cell in cells
+        }
+        if not all(0 < speed < math.inf for speed in speeds.values()):
+            raise ValueError
+        return speeds, label_text(f"images/s of a {result['core']}, {result['machine']['device_name']}")
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        raise RecipeError(
+            f"{path}: should hold numbers of `vitctl bench model --resolutions`; measure them again"
+        ) from None
+
+
+def draw_speed(result: Mapping[str, Any], path: Path) -> Path:
+    """Draw speed and largest batch against the resolution, and speed against FLOPs, for each network.
+
+    Values that were not measured, or that say little, are hollow.
+
+    Args:
+        result: of `bench_resolutions`.
+        path: the .png or .svg, written atomically.
+
+    Paper: Figures 12 and 13
+    """
+    cells: Sequence[Mapping[str, Any]] = result["cells"]
+    cores, core = result["cores"], result["core"]
+    models = list(dict.fromkeys(cell["model"] for cell in cells))
+    sides = sorted({cell["image_size"] for cell in cells})
+    usual = min(sides, key=lambda side: abs(side - _USUAL_SIDE), default=_USUAL_SIDE)
+    figure = new_figure(10.2, 3.7)
+    speed, batch, cost = figure.subplots(1, 3)
+    for number, name in enumerate(models):
+        timed = [cell for cell in cells if cell["model"] == name and cell["images_per_second"]]
+        rates = [(cell["image_size"], cell["images_per_second"] / cores, not cell["note"]) for cell in timed]
+        fitting = [cell for cell in timed if cell["largest_batch"]]
+        batches = [(cell["image_size"], cell["largest_batch"], cell["largest_tried"]) for cell in fitting]
+        costs = [
+            (cell["gflops"], cell["images_per_second"] / cores, not cell["note"])
+            for cell in timed
+            if cell["image_size"] == usual
+        ]
+        style = {"color": SERIES[number % len(SERIES)], "marker": _MARKERS[number % len(_MARKERS)]}
+        line = "-" if number < len(SERIES) else "--"
+        speed.plot([], [], label=label_text(name), markersize=5, linestyle=line, **style)
+        _measured(speed, rates, line, style)
+        _measured(batch, batches, line, style)
+        _measured(cost, costs, "", style)
+        for x, y, _ in costs:
+            cost.annotate(label_text(name), (x, y), (4, 3), textcoords="offset points", fontsize=6)
+    if not any(cell["largest_batch"] for cell in cells):
+        hint = "no time to find it:\ngive more --seconds"
+        batch.text(0.5, 0.5, hint, ha="center", fontsize=8, color=PALE, transform=batch.transAxes)
+    for panel in (speed, batch):
+        panel.set_xscale("log")
+        number_decades(panel.yaxis)
+        panel.set_xticks(sides, [str(side) for side in sides])
+        panel.xaxis.minorticks_off()
+    batch.set_xlim(speed.get_xlim())  # also where no batch is known
+    number_decades(cost.xaxis)
+    number_decades(cost.yaxis)
+    cost.margins(0.18, 0.1)
+    weak = any(cell["images_per_second"] and cell["note"] for cell in cells)
+    remark = " (hollow: one image at a time)" * weak
+    free = bytes_text(result["free_memory_bytes"])
+    rate, pixels = f"images/s of a {core}", "resolution, pixels"
+    plain_axes(speed, x=pixels, y=rate, title=f"Fig. 12: speed{remark}", grid="both")
+    plain_axes(batch, x=pixels, y=f"largest batch, {free} free", title=_MEMORY_TITLE, grid="both")
+    plain_axes(cost, x=f"GFLOPs of an image at {usual}", y=rate, title="the costs of Fig. 13", grid="both")
+    for panel in (speed, batch):
+        panel.title.set_fontsize(7)
+    figure.legend(loc="outside lower center", ncols=min(8, len(models)), fontsize=7, frameon=False)
+    figure.suptitle(_conditions(result), x=0.01, ha="left", fontsize=8, color=PALE)
+    return save_figure(figure, path)
+
+
+def _measured(
+    panel: Any, points: Sequence[tuple[float, float, bool]], line: str, style: Mapping[str, str]
+) -> None:
+    """Draw a line through points (x, y, measured); hollow markers where it was not measured."""
+    panel.plot([x for x, _, _ in points], [y for _, y, _ in points], color=style["color"], linestyle=line)
+    for x, y, measured in points:
+        face = style["color"] if measured else "white"
+        panel.plot([x], [y], mfc=face, markersize=5, linestyle="", **style)
+
+
+def number_decades(axis: Any) -> None:
+    """Make an axis logarithmic, with plain numbers at 1, 2, 5, 10 ..."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    if not math.isfinite(axis.get_data_interval()[0]):  # an empty panel has no logarithms
+        axis.set_ticks([])
+        return
+    getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
+    axis.set_major_locator(LogLocator(10, (1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def _conditions(result: Mapping[str, Any]) -> str:
+    machine = result["machine"]
+    cores = f"{result['cores']} {result['core']}{'s' * (result['cores'] > 1)}"
+    return label_text(
+        f"forward passes, {result['precision']}, {machine['device_name']}, {cores}, torch "
+        f"{machine['versions']['torch']}, "
+        f"load {machine.get('load', 0):.1f}"
+    )

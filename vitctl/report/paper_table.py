@@ -7,12 +7,9 @@ from typing import NamedTuple
 from vitctl.data.datasets.vtab import GROUPS
 from vitctl.data.datasets.vtab import VTAB as TASKS
 from vitctl.errors import RecipeError
-from vitctl.jobs.inputs.network import model_config
 from vitctl.jobs.plan import plan_training
-from vitctl.models.configs import ViTConfig
-from vitctl.models.flops import count_parameters
-from vitctl.models.hardware import PEAK_TFLOPS
-from vitctl.models.variants import variant
+from vitctl.models.flops import PEAK_TFLOPS, count_parameters
+from vitctl.models.variants import ViTConfig, variant
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.paper import (
     AVERAGE,
@@ -102,7 +99,7 @@ def find_gpu(device: str, mfu: float) -> Gpu:
     """
     known = {name.lower(): name for name in PEAK_TFLOPS}
     if device.lower() not in known:
-        raise RecipeError(f"--device {device}: unknown; known are {', '.join(PEAK_TFLOPS)}")
+        raise RecipeError(f"--device {device}: unknown; known: {', '.join(PEAK_TFLOPS)}")
     if not 0 < mfu <= 1:
         raise RecipeError(f"--mfu {mfu:g}: a share of the peak, above 0 and at most 1, e.g. 0.4")
     return Gpu(known[device.lower()], mfu)
@@ -183,7 +180,7 @@ def _table_1(name: str) -> SettingRow:
 
 def _table_3(name: str, gpu: Gpu) -> SettingRow:
     recipe = pretraining_recipe(name)
-    config = model_config(recipe, 1000)
+    config = recipe.network(1000)
     dropout = f"{config.dropout:g}" if isinstance(config, ViTConfig) else "none"
     o, s = recipe.optimizer, recipe.schedule
     rates = (f"{s.total_epochs:g}", f"{o.lr:g}", s.decay, f"{o.weight_decay:g}")

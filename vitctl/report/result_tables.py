@@ -5,12 +5,12 @@ torch, because `vitctl runs` takes its numbers from here.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from vitctl.engine.journal import RECIPE
 from vitctl.engine.metrics import verdict
-from vitctl.engine.run_files import RECIPE
 from vitctl.jobs.record.result import unverified_bytes
 from vitctl.report.charts import Block, Line, Unit, dot_chart, line_chart, number_text
 from vitctl.report.run_records import RunRecords, SweepRecords
@@ -177,22 +177,108 @@ def _images(run: RunRecords) -> str:
     return f"{split} of {name}" if isinstance(split, str) and isinstance(name, str) and name else DASH
 
 
+class ResultTable(NamedTuple):
+    """A table of a result, as the terminal and the page show it."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def result_tables(
+    job: str, metrics: Mapping[str, Any], provenance: Mapping[str, Any], missing: str = "-"
+) -> list[ResultTable]:
+    """Return the tables of a job's result; `missing` stands for a value that was not recorded."""
+
+    def percent(value: Any) -> str:
+        return share(value) if _number(value) is not None else missing
+
+    if job == "vtab" and isinstance(metrics.get("tasks"), Mapping):
+        return [_vtab_table(metrics, percent)]
+    if isinstance(metrics.get("data_sets"), Mapping):
+        return [_fewshot_table(metrics, percent)]
+    if job == "evaluate":
+        return [_label_table(metrics, provenance, percent)]
+    made = []
+    if isinstance(metrics.get("sweep"), Mapping):
+        chosen = _number(provenance.get("lr"))
+        images = (provenance.get("sweep") or {}).get("split", "a part of the training images")
+        rates = [
+            (rate, percent(v), "chosen" * (float(rate) == chosen)) for rate, v in metrics["sweep"].items()
+        ]
+        made.append(ResultTable("Learning rates tried", ("lr", f"accuracy on {images}", ""), rates))
+    if isinstance(metrics.get("by_seed"), Mapping):
+        seeds = [(seed, percent(value.get("accuracy"))) for seed, value in metrics["by_seed"].items()]
+        made.append(ResultTable("Accuracy of each seed", ("seed", "accuracy"), seeds))
+    return made
+
+
+Percent = Callable[[Any], str]
+
+
+def _label_table(metrics: Mapping[str, Any], provenance: Mapping[str, Any], percent: Percent) -> ResultTable:
+    """A row for each set of labels that the predictions were compared with."""
+    sets = {str(provenance.get("labels", "original")): metrics}
+    sets |= {name: numbers for name, numbers in metrics.items() if isinstance(numbers, Mapping)}
+    rows = []
+    for name, v in sets.items():
+        counts = (f"{v.get('correct', 0):,}", f"{v.get('total', 0):,}")
+        accuracies = (percent(v.get("accuracy")), percent(v.get("top5_accuracy")))
+        rows.append((name, *accuracies, *counts, percent(v.get("majority_class"))))
+    header = ("labels", "accuracy", "top-5", "correct", "images", "majority")
+    return ResultTable("Accuracy by set of labels", header, rows)
+
+
+def _fewshot_table(metrics: Mapping[str, Any], percent: Percent) -> ResultTable:
+    """A row for each data set and number of shots, and the means over several data sets."""
+    rows: list[Sequence[str]] = []
+    for data_set, by_shots in metrics["data_sets"].items():
+        majority = percent(metrics.get("baselines", {}).get(data_set, {}).get("majority_class"))
+        for shots, v in by_shots.items():
+            numbers = [percent(v.get(key)) for key in ("accuracy", "std", "mean_per_class")]
+            rows.append((data_set, shots, *numbers, majority, f"{v['l2']:g}" if "l2" in v else ""))
+    if (number := len(metrics["data_sets"])) > 1:
+        means = metrics["accuracy"].items()
+        rows += [(f"mean of {number}", shots, percent(value), "", "", "", "") for shots, value in means]
+    header = ("data set", "shots", "accuracy", "std", "per class", "majority", "l2")
+    return ResultTable("Few-shot accuracy", header, rows)
+
+
+def _vtab_table(metrics: Mapping[str, Any], percent: Percent) -> ResultTable:
+    """A row for each task and group, and the means, beside the paper's on the same tasks.
+
+    80 columns have no space for both standard deviations.
+    """
+    paper: Mapping[str, Any] = metrics.get("paper") or {}
+    second = ("std", "std") if _has_seeds(metrics) else ("per class", "mean_per_class")
+
+    def papers(part: str, name: str) -> list[str]:
+        values = [_number(column[part].get(name)) for column in paper.values()]
+        return ["" if value is None else f"{value:.1%}" for value in values]
+
+    rows: list[Sequence[str]] = []
+    for name, row in metrics["tasks"].items():
+        numbers = [percent(row.get(key)) for key in ("mean", second[1], "majority_class")]
+        rows.append((name, *numbers, *papers("tasks", name)))
+    for name, value in (metrics.get("groups") or {}).items():
+        rows.append((f"group {name}", percent(value), "", "", *papers("groups", name)))
+    std = percent(metrics.get("std")) if _has_seeds(metrics) else ""
+    means = [f"{column['mean']:.1%}" for column in paper.values()]
+    rows.append((metrics.get("label", "mean"), percent(metrics.get("mean")), std, "", *means))
+    rows.append(("mean of the groups", percent(metrics.get("mean_of_groups")), "", "", *[""] * len(paper)))
+    caption = "VTAB by task and group" + "; to the right, the paper's results (Table 9)" * bool(paper)
+    return ResultTable(caption, ("task", "accuracy", second[0], "majority", *paper), rows)
+
+
 def result_blocks(name: str, run: RunRecords) -> list[Block]:
     """Return the tables and charts of a result; `name` is the prefix of their ids."""
     metrics = run.metrics
-    if run.job == "vtab" and isinstance(metrics.get("tasks"), Mapping):
-        return _vtab(name, metrics)
+    tables = result_tables(run.job, metrics, run.provenance, missing=DASH)
+    if run.job == "vtab" and tables:
+        return _vtab(name, metrics, tables[0])
+    made = [table(one.caption, one.header, one.rows) for one in tables]
     if isinstance(metrics.get("data_sets"), Mapping):
-        return _fewshot(name, metrics)
-    made = [_label_sets(run)] if run.job == "evaluate" else []
-    if isinstance(metrics.get("sweep"), Mapping):
-        chosen = _number(run.provenance.get("lr"))
-        images = (run.provenance.get("sweep") or {}).get("split", "a part of the training images")
-        rates = [(rate, share(v), _mark(float(rate) == chosen)) for rate, v in metrics["sweep"].items()]
-        made.append(table(f"Learning rates tried on {images}", ("lr", "accuracy", "note"), rates))
-    if isinstance(metrics.get("by_seed"), Mapping):
-        seeds = [(seed, share(value.get("accuracy"))) for seed, value in metrics["by_seed"].items()]
-        made.append(table("Accuracy of each seed", ("seed", "accuracy"), seeds))
+        return [*_fewshot_chart(name, metrics["data_sets"]), *made]
     if isinstance(metrics.get("max_difference"), Mapping):
         files = [(kind, f"{value:.1e}") for kind, value in metrics["max_difference"].items()]
         header = ("format", "largest difference, of the logits' deviation")
@@ -200,97 +286,51 @@ def result_blocks(name: str, run: RunRecords) -> list[Block]:
     return made
 
 
-def _mark(chosen: object) -> str:
-    return "chosen" if chosen else ""
-
-
-def _label_sets(run: RunRecords) -> Block:
-    sets = {str(run.provenance.get("labels", "original")): run.metrics}
-    sets |= {name: numbers for name, numbers in run.metrics.items() if isinstance(numbers, Mapping)}
-    rows = [
-        (name, share(v.get("accuracy")), share(v.get("top5_accuracy")), f"{v.get('correct', 0):,}",
-         f"{v.get('total', 0):,}", share(v.get("majority_class")))
-        for name, v in sets.items()
-    ]  # fmt: skip
-    header = ("labels", "accuracy", "top-5", "correct", "images", "majority class")
-    return table("Accuracy by set of labels", header, rows)
-
-
-def _fewshot(name: str, metrics: Mapping[str, Any]) -> list[Block]:
-    rows, lines = [], []
-    for colour, (data_set, by_shots) in enumerate(metrics["data_sets"].items()):
-        majority = share(metrics.get("baselines", {}).get(data_set, {}).get("majority_class"))
-        for shots, v in by_shots.items():
-            numbers = [share(v.get(key)) for key in ("accuracy", "std", "mean_per_class")]
-            rows.append((data_set, shots, *numbers, majority, f"{v['l2']:g}" if "l2" in v else DASH))
+def _fewshot_chart(name: str, data_sets: Mapping[str, Any]) -> list[Block]:
+    """Return the accuracy of each data set against the number of shots, if there are several numbers."""
+    lines = []
+    for colour, (data_set, by_shots) in enumerate(data_sets.items()):
         curve = tuple(sorted((float(shots), v["accuracy"]) for shots, v in by_shots.items()))
         lines.append(Line(data_set, curve, colour, dots=True))
-    header = (
-        "data set", "images per class", "accuracy", "std over draws", "mean per class", "majority class", "L2",
-    )  # fmt: skip
-    made = [table("Few-shot accuracy", header, rows)]
-    if any(len(line.points) > 1 for line in lines):
-        drawn = line_chart(
-            f"{name}-shots", "Few-shot accuracy", lines, x="images per class", unit="percent", log_x=True
-        )
-        made = [drawn, *made] if drawn else made
-    return made
+    if all(len(line.points) < 2 for line in lines):
+        return []
+    x = "images per class"
+    drawn = line_chart(f"{name}-shots", "Few-shot accuracy", lines, x=x, unit="percent", log_x=True)
+    return [drawn] if drawn else []
 
 
-def _vtab(name: str, metrics: Mapping[str, Any]) -> list[Block]:
-    """Return VTAB by task and group beside the paper's Table 9."""
-    paper, tasks, groups = metrics.get("paper") or {}, metrics["tasks"], metrics.get("groups") or {}
-
-    def std(row: Mapping[str, Any]) -> str:
-        return share(row.get("std")) if _has_seeds(metrics) else DASH
-
-    rows: list[Sequence[object]] = []
+def _vtab(name: str, metrics: Mapping[str, Any], scores: ResultTable) -> list[Block]:
+    """Return the table of VTAB with a chart of its tasks and groups, and the settings that were tried."""
+    paper, tasks = metrics.get("paper") or {}, metrics["tasks"]
+    means = {task: ("tasks", task, row["mean"]) for task, row in tasks.items()}
+    means |= {f"group {of}": ("groups", of, mean) for of, mean in (metrics.get("groups") or {}).items()}
     dots = []
-    for task, row in tasks.items():
-        beside = {column: numbers["tasks"].get(task) for column, numbers in paper.items()}
-        majority = share(row.get("majority_class"))
-        rows.append(
-            (
-                task,
-                row.get("group", ""),
-                share(row.get("mean")),
-                std(row),
-                majority,
-                *map(share, beside.values()),
-            )
-        )
-        dots.append((task, {"this run": row["mean"], **_paper(beside)}))
-    for of, value in groups.items():
-        beside = {column: numbers["groups"].get(of) for column, numbers in paper.items()}
-        rows.append((f"group {of}", of, share(value), DASH, DASH, *map(share, beside.values())))
-        dots.append((f"group {of}", {"this run": value, **_paper(beside)}))
-    means = [share(numbers.get("mean")) for numbers in paper.values()]
-    rows.append((metrics.get("label", "mean"), "", share(metrics.get("mean")), std(metrics), DASH, *means))
-    columns = [f"paper, {column}" for column in paper]
-    header = ("task", "group", "accuracy", "std over seeds", "majority class", *columns)
+    for row, (part, key, value) in means.items():
+        beside = {f"paper, {column}": numbers[part].get(key) for column, numbers in paper.items()}
+        dots.append((row, {"this run": value} | {at: v for at, v in beside.items() if v is not None}))
     source = (
-        "The paper's columns are Table 9 (Appendix D.10), over the same tasks."
-        if paper
-        else "The paper has no results on these tasks; Table 9 is about the 19 tasks of VTAB-1k."
+        "" if paper else "The paper has no results on these tasks; Table 9 is about the 19 tasks of VTAB-1k."
     )
     copies = [f"{task}: {row['copy']}" for task, row in tasks.items() if row.get("copy")]
     note = " ".join([f"{metrics.get('protocol', '')}.", source, *copies])
-    title = "Accuracy on each task" + (" beside the paper's (Table 9)" if paper else "")
-    drawn = dot_chart(f"{name}-vtab", title, dots)
-    shown = table("VTAB by task and group", header, rows, names=2, note=note)
+    rows = [(name, tasks.get(name, {}).get("group", ""), *cells) for name, *cells in scores.rows]
+    header = ("task", "group", *scores.header[1:])
+    shown = table(scores.caption, header, rows, names=2, note=note)
+    drawn = dot_chart(f"{name}-vtab", "Accuracy on each task", dots)
     made = [group("pair", [drawn, shown] if drawn else [shown])]
     if metrics.get("sweep"):
         tried = [
-            (f"{row['lr']:g}", f"{row['total_steps']:,}", share(row["val200"]), _mark(row.get("chosen")))
+            (
+                f"{row['lr']:g}",
+                f"{row['total_steps']:,}",
+                share(row["val200"]),
+                "chosen" * bool(row.get("chosen")),
+            )
             for row in metrics["sweep"]
         ]
         caption = "Settings tried on the validation images of all tasks"
         made.append(table(caption, ("lr", "steps", "mean accuracy", "note"), tried))
     return made
-
-
-def _paper(beside: Mapping[str, float | None]) -> dict[str, float]:
-    return {f"paper, {column}": value for column, value in beside.items() if value is not None}
 
 
 def sweep_blocks(name: str, sweep: SweepRecords) -> list[Block]:

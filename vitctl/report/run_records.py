@@ -2,19 +2,18 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine.journal import LOG, Record, read_records, read_run_json
-from vitctl.engine.run_files import RECIPE
+from vitctl.engine.journal import LOG, RECIPE, Record, read_records, read_run_json
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.result import RunResult, read_result
 from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.write import written_name
 from vitctl.report.sweep_table import TABLE
-from vitctl.system.bounds import RECIPE as RECIPE_SIZE
+from vitctl.system.files import RECIPE as RECIPE_SIZE
 from vitctl.system.files import inside, read_bytes
 
 ENVIRONMENT, LAUNCH = "env.json", "launch.txt"
@@ -50,24 +49,24 @@ class RunRecords:
 
     @property
     def job(self) -> str:
-        """pretrain, finetune, ...; "" if neither the result nor the recipe is readable."""
+        """Return pretrain, finetune, ...; "" if neither the result nor the recipe is readable."""
         if self.result is not None:
             return self.result.job
         return self.recipe.recipe.job if self.recipe else ""
 
     @property
     def status(self) -> str:
-        """The result's; "not finished" without one."""
+        """Return the result's status; "not finished" without a result."""
         return self.result.status if self.result else "not finished"
 
     @property
     def metrics(self) -> Mapping[str, Any]:
-        """The result's; empty without one."""
+        """Return the result's metrics; empty without a result."""
         return self.result.metrics if self.result else {}
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """The result's; empty without one."""
+        """Return the result's provenance; empty without a result."""
         return self.result.provenance if self.result else {}
 
 
@@ -78,6 +77,15 @@ class SweepRecords:
     folder: Path
     rows: Sequence[Mapping[str, Any]]
     runs: Sequence[RunRecords]
+
+
+def run_folders(root: Path) -> Iterator[Path]:
+    """Yield the run folders under a folder, and those in its other folders, such as sweeps."""
+    for path in root.iterdir() if root.is_dir() else ():
+        if _is_run(path):
+            yield path
+        elif path.is_dir() and not path.is_symlink():
+            yield from (inner.parent for inner in path.glob(f"*/{RECIPE}"))
 
 
 def read_folders(folders: Sequence[Path]) -> tuple[list[RunRecords], list[SweepRecords]]:

@@ -13,7 +13,7 @@ from typing import Any
 from vitctl.engine.journal import LOG, Record, read_records, write_run_json
 from vitctl.jobs.record.result import read_result
 from vitctl.system.figures import BLUE, GREY, SERIES, label_text, new_figure, plain_axes, save_figure
-from vitctl.system.tables import write_csv
+from vitctl.system.files import write_csv
 
 TABLE, PLOT = "sweep", "sweep.png"
 SEED = "seed"
@@ -59,12 +59,12 @@ class Group:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """Return the mean over the seeds."""
         return statistics.fmean(self.values)
 
     @property
     def std(self) -> float:
-        """Over the seeds, of the population; 0 for one."""
+        """Return the standard deviation over the seeds, of the population; 0 for one seed."""
         return statistics.pstdev(self.values)
 
 

@@ -51,11 +51,11 @@ def without_queries(*texts: str, error: type[VitctlError] = RecipeError, over: b
     def text_of(match: re.Match[str]) -> str:
         text, query = split(match[0], error)
         if query and {*"{}"} & {*query}:
-            raise error(
-                f"{text}: has a brace behind the '?'; write the query once, at the end of the pattern"
-            )
+            raise error(f"{text}: has a brace after the '?'; write the query once, at the end of the pattern")
         if query and found.setdefault(text, query) != query:
-            raise error(f"{text}: is given with two queries; an address is known by its text before the '?'")
+            raise error(
+                f"{text}: is given with two queries; addresses are identified by the text before the '?'"
+            )
         return text
 
     texts = tuple(_pattern(text).sub(text_of, text) if ":" in text else text for text in texts)
@@ -155,8 +155,8 @@ def split(address: str, error: type[VitctlError]) -> tuple[str, str]:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """The pattern of addresses in a text; one that begins with other words is prose, where an address ends at
-    a space.
+    """Return the pattern of addresses in a text. In prose, which begins with other words, an address ends at a
+    space.
     """
     first = _IN_PROSE.search(text)
     before = text[: first.start()] if first else ""

@@ -1,5 +1,6 @@
-"""Files: written atomically, read within limits, locked without following symbolic links."""
+"""Files: bounded reads, atomic writes, JSON, TOML and CSV."""
 
+import csv
 import fcntl
 import io
 import json
@@ -7,16 +8,149 @@ import math
 import os
 import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from vitctl.errors import LaunchError, VitctlError
+from vitctl.errors import LaunchError, VitctlError, explained
 from vitctl.system.address import value_without_queries
-from vitctl.system.bounds import DEPTH, RECIPE, RECIPE_LINE
-from vitctl.system.parsing import error_text
-from vitctl.system.text import escaped_json, has_control, one_line
+from vitctl.system.text import csv_cell, escaped_json, has_control, one_line, printable
+
+_MIB = 2**20
+_UNITS = {"MiB": _MIB, "KiB": 2**10}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One limit.
+
+    Args:
+        name: as in the table; `VITCTL_MAX_<NAME>` sets it.
+        default: the limit where the variable is not set, in `unit`.
+        unit: MiB and KiB are converted to bytes; any other unit is a plain count.
+        what: description of what is limited.
+    """
+
+    name: str
+    default: int
+    unit: str
+    what: str
+
+    def __str__(self) -> str:
+        unit = f", in {self.unit}" if self.unit in _UNITS else ""  # the number is bytes, the variable is not
+        return f"{self.limit:,} ({self.variable}{unit})"
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets the limit."""
+        return f"VITCTL_MAX_{self.name.upper()}"
+
+    @property
+    def limit(self) -> int:
+        """The current limit: in bytes, in seconds, or as a count.
+
+        Raises:
+            LaunchError: the variable holds no whole number above 0.
+        """
+        text = os.environ.get(self.variable, "")
+        if text and not (text.isascii() and text.isdecimal() and len(text) < 16 and int(text)):
+            raise LaunchError(
+                f"{self.variable}={text[:40]}: should be a whole number above 0, in {self.unit}"
+            )
+        return (int(text) if text else self.default) * _UNITS.get(self.unit, 1)
+
+
+BOUNDS: list[Bound] = []
+
+
+def _bound(name: str, default: int, unit: str, what: str) -> Bound:
+    BOUNDS.append(Bound(name, default, unit, what))
+    return BOUNDS[-1]
+
+
+# Images
+IMAGE_FILE = _bound("image_file", 64, "MiB", "one encoded image, or any other member of a shard")
+PIXELS = _bound(
+    "pixels", 89_478_485, "pixels", "height x width of an image, before and after its shorter side is scaled"
+)
+PICTURE = _bound("picture", 1024, "MiB", "memory to decode one image: pixels x bytes per pixel of its format")
+LARGE = _bound("large", 192, "MiB", "images that need more memory are decoded by one loader worker at a time")
+HELD = _bound(
+    "held", 64, "MiB", "decoded images and files that a loader worker holds before it transforms them"
+)
+SCANS = _bound("scans", 100, "scans", "scans of a JPEG")
+SCANNED = _bound("scanned", 1024, "MiB", "scans x pixels of a JPEG with more than one scan")
+# Shards and indexes
+SHARD = _bound("shard", 65_536, "MiB", "a remote shard, while it is indexed")
+MEMBER_HEADER = _bound(
+    "member_header", 64, "KiB", "headers of one member of a tar file: long names, pax records"
+)
+TAR_COMMENT = _bound(
+    "tar_comment", 16, "MiB", "all global pax headers of a tar file; ours hold the class names"
+)
+LABEL_FILE = _bound("label_file", 1, "MiB", "the label of a sample in a shard")
+INDEX = _bound("index", 256, "MiB", "index.json, a list of excluded images")
+SHARD_LIST = _bound(
+    "shard_list", 256, "MiB", "a list of shards, @shards.txt; a list of images on standard input"
+)
+# Original files of data sets
+LIST_FILE = _bound("list_file", 256, "MiB", "a text, JSON or pickle file of a data set")
+TABLE = _bound(
+    "table",
+    1024,
+    "MiB",
+    "a .csv or .tsv table; the text in a .parquet table, and its row groups in addition to the size of "
+    "the file",
+)
+CLASSES = _bound("classes", 1_000_000, "classes", "classes without names, counted by the largest label")
+RECORD = _bound("record", 256, "MiB", "a record of a TFRecord file")
+UNPACKED = _bound(
+    "unpacked", 1024, "MiB", "unpacked size of an archive, in addition to 100 times its packed size"
+)
+# Recipes and runs
+RECIPE = _bound("recipe", 1, "MiB", "a recipe or a sweep")
+RECIPE_LINE = _bound("recipe_line", 16, "KiB", "a line of a recipe or a sweep, and a value of --set")
+DEPTH = _bound("depth", 32, "tables", "nesting of tables and lists in a recipe")
+RUN_FILE = _bound("run_file", 64, "MiB", "result.json, state.json and other small files of a run")
+LOG_LINE = _bound("log_line", 16, "MiB", "a line of log.jsonl; a longer one is ignored")
+# Weights
+WEIGHTS = _bound(
+    "weights", 65_536, "MiB", "a weights file, and the unpacked size that an archive of weights declares"
+)
+WEIGHTS_GROWTH = _bound(
+    "weights_growth",
+    16,
+    "times",
+    "declared unpacked size of such an archive, as a multiple of its packed size; 256 MiB more are free",
+)
+TENSORS = _bound("tensors", 20_000, "tensors", "tensors in a weights file")
+# Servers
+HTTP_SECONDS = _bound(
+    "http_seconds", 60, "s", "timeout of a read from a server, and grace period before the rate below applies"
+)
+HTTP_SLOWEST = _bound(
+    "http_bytes_a_second", 1024, "B/s", "transfer rate below which a download is aborted and retried"
+)
+
+
+def check_limits() -> None:
+    """Check every variable that sets a limit. Called before workers start, so that the error comes from the
+    main process.
+
+    Raises:
+        LaunchError: a variable holds no whole number above 0.
+    """
+    for bound in BOUNDS:
+        _ = bound.limit
+
+
+def table() -> str:
+    """Return the limits as a table in Markdown."""
+    rows = [f"| {b.what} | {b.default:,} {b.unit} | `{b.variable}` |" for b in BOUNDS]
+    return "\n".join(["| what | at most | set by |", "|---|---|---|", *rows]) + "\n"
+
 
 _CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -46,7 +180,7 @@ def inside(folder: Path, *names: str, error: type[VitctlError], where: object = 
 
 
 def leads_out(name: str) -> bool:
-    """Whether a relative path, such as the name of an archive's member, is absolute or climbs by `..`."""
+    """Return whether a relative path, such as the name of an archive's member, is absolute or climbs by `..`."""
     return name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/")
 
 
@@ -118,6 +252,32 @@ def write_json(path: Path, value: Any) -> Path:
     )
 
 
+RAW_CSV = "VITCTL_CSV_AS_IT_IS"
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> Path:
+    """Write a table atomically, in UTF-8 with Unix line ends; the first row is the header.
+
+    Text that a spreadsheet would read as a formula gets a leading quote, and control characters become
+    escapes. VITCTL_CSV_AS_IT_IS=1 writes every cell unchanged, for programs.
+    """
+    return write_text(path, csv_text(rows))
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Return the lines of a table as `write_csv` writes them."""
+    is_raw = os.environ.get(RAW_CSV, "") not in ("", "0")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        writer.writerow(row if is_raw else [_safe_cell(cell) for cell in row])
+    return text.getvalue()
+
+
+def _safe_cell(cell: object) -> object:
+    return csv_cell(printable(cell)) if isinstance(cell, str) else cell
+
+
 def flush(path: Path) -> None:
     """Make what was written to a file or a folder survive a power failure (fsync)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -145,7 +305,7 @@ def open_regular(path: Path, *, error: type[VitctlError]) -> io.BufferedReader:
 
 
 def read_bytes(path: Path, max_bytes: int, *, error: type[VitctlError]) -> bytes:
-    """The content of a file of at most `max_bytes`.
+    """Return the content of a file of at most `max_bytes`.
 
     Raises:
         error: as `open_regular`; or the file is larger, or cannot be read to its end.
@@ -161,7 +321,7 @@ def read_bytes(path: Path, max_bytes: int, *, error: type[VitctlError]) -> bytes
 
 
 def read_json(path: Path, max_bytes: int, *, error: type[VitctlError]) -> Any:
-    """The value in a JSON file; NaN and infinities, which are not JSON, are refused.
+    """Return the value in a JSON file; NaN and infinities, which are not JSON, are refused.
 
     Raises:
         error: as `read_bytes`; or it is not JSON in UTF-8, is nested too deep, or holds NaN or an infinity.
@@ -170,7 +330,7 @@ def read_json(path: Path, max_bytes: int, *, error: type[VitctlError]) -> Any:
 
 
 def parse_json(content: bytes, name: Path | str, *, error: type[VitctlError]) -> Any:
-    """The value of JSON text, as `read_json`; `name` is the file to name in the error message."""
+    """Return the value of JSON text, as `read_json`; `name` is the file to name in the error message."""
     try:
         return json.loads(content.decode("utf-8-sig"), parse_constant=_not_a_number, parse_float=_finite)
     except (ValueError, RecursionError) as problem:
@@ -183,7 +343,7 @@ def no_links(path: str, flags: int) -> int:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The values of TOML text. The length of a line is limited, because parsing time grows with its square.
+    """Return the values of TOML text. The length of a line is limited, because parsing time grows with its square.
 
     Raises:
         ValueError: it is not TOML, has a line that is too long, is nested too deep, or holds numbers of
@@ -206,7 +366,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_toml(path: Path, *, error: type[VitctlError]) -> tuple[dict[str, Any], str]:
-    """The values in a TOML file, without queries of addresses, and its text.
+    """Return the values in a TOML file, without queries of addresses, and its text.
 
     Raises:
         error: as `read_bytes`; or it is not TOML in UTF-8, as in `parse_toml`.
@@ -269,3 +429,40 @@ def _in_words(kind: int) -> str:
 def cache_folder() -> Path:
     """Where downloads are kept: $VITCTL_CACHE, or ~/.cache/vitctl."""
     return Path(os.environ.get("VITCTL_CACHE") or Path.home() / ".cache" / "vitctl")
+
+
+_MAX_LETTERS = 200
+
+
+@contextmanager
+def parsing(
+    name: Path | str, error: type[VitctlError], what: str = "damaged, or not what its name says"
+) -> Iterator[None]:
+    """Convert what a parser raises. Parsers of archives, arrays, tables and images raise some thirty types
+    for malformed input.
+
+    Args:
+        name: the file or folder that is read, for the message.
+        error: type to raise instead.
+        what: what the message says about the file.
+
+    Raises:
+        VitctlError: unchanged.
+        OSError, MemoryError: unchanged, where the operating system refused something: disk full, out of
+            memory.
+        error: for everything else, in one line, with the original as its cause.
+    """
+    try:
+        yield
+    except VitctlError:
+        raise
+    except Exception as problem:
+        if explained(problem) is not None:
+            raise
+        raise error(f"{one_line(str(name))}: {what} ({error_text(problem)})") from problem
+
+
+def error_text(problem: BaseException) -> str:
+    """Type and message of an exception of a library, in one short line."""
+    text = " ".join(str(problem).split())[:_MAX_LETTERS]
+    return one_line(f"{type(problem).__name__}: {text}" if text else type(problem).__name__)

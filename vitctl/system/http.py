@@ -27,7 +27,7 @@ from urllib.request import (
 
 from vitctl.errors import VitctlError
 from vitctl.system.address import LOOPBACK, VARIABLE, check, split, with_query
-from vitctl.system.bounds import HTTP_SECONDS, HTTP_SLOWEST, WEIGHTS
+from vitctl.system.files import HTTP_SECONDS, HTTP_SLOWEST, WEIGHTS
 
 ATTEMPTS = 8
 PAUSE_SECONDS = 0.5
@@ -102,7 +102,7 @@ def _limited(kind: type[http.client.HTTPConnection], *args: Any, **named: Any) -
 
 
 def parse_num_bytes(text: str | None) -> int | None:
-    """A number of bytes in a header; None where the header is missing or holds no plausible number."""
+    """Return the number of bytes in a header; None if it is missing or not plausible."""
     return int(text) if text and text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
 
 
@@ -170,7 +170,7 @@ def open_url(
             raise TransientError(text, _retry_after(problem)) from None
         raise error(f"{name}: {text}") from None
     except (http.client.InvalidURL, ValueError):  # their texts quote the address
-        raise error(f"{name}: it, or what it redirects to, is not an address; correct it") from None
+        raise error(f"{name}: the address or its redirect is not valid; correct it") from None
     except (OSError, http.client.HTTPException) as problem:
         raise _connection_error(problem, redirects.host) from None
     _FOUND.add(redirects.host)
@@ -228,7 +228,7 @@ class _Redirects(HTTPRedirectHandler):
         text = check(split(newurl, self.error)[0], self.error)
         self.host = urlsplit(text).hostname
         if self.host in LOOPBACK and urlsplit(req.full_url).hostname not in LOOPBACK:
-            raise self.error(f"{req.host}: sends us on to {text}, which is this machine itself")
+            raise self.error(f"{req.host}: redirects to {text}, which is this machine itself")
         self.linked_etag = headers.get("X-Linked-ETag", self.linked_etag)
         follow = super().redirect_request(req, fp, code, msg, headers, newurl)
         if follow is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
@@ -237,7 +237,7 @@ class _Redirects(HTTPRedirectHandler):
 
 
 def read_chunks(response: Response, skip: int = 0) -> Iterator[bytes]:
-    """The body of a response after its first `skip` bytes, in chunks; closed at the end.
+    """Yield the body of a response after its first `skip` bytes, in chunks; closed at the end.
 
     Raises:
         TransientError: the connection broke.
@@ -264,7 +264,7 @@ def content_range(response: Response) -> tuple[int, int | None] | None:
 
 
 def hub_address(repository: str, path: str, revision: str = "main") -> str:
-    """The URL of a file in a repository on Hugging Face; repositories of data sets begin with `datasets/`."""
+    """Return the URL of a file in a repository on Hugging Face; repositories of data sets begin with `datasets/`."""
     return f"{HUB}/{quote(repository)}/resolve/{quote(revision)}/{quote(path)}"
 
 

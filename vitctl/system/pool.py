@@ -15,8 +15,7 @@ from multiprocessing.context import ForkProcess
 from typing import Any, TypeVar
 
 from vitctl.errors import DataError, VitctlError
-from vitctl.system import memory_lock
-from vitctl.system.signals import blocked_signals, ignore_signals
+from vitctl.system.process import blocked_signals, ignore_signals, release_lock, shared_lock, use_lock
 
 Result = TypeVar("Result")
 Done = Callable[[int], None]
@@ -70,13 +69,45 @@ def run_tasks(
     return [results[task] for task in range(num_tasks)]
 
 
+def counted(progress: Progress | None, total: int) -> Done:
+    """Return a function that adds up finished items and passes their number and the total to `progress`."""
+    finished = 0
+
+    def done(more: int) -> None:
+        nonlocal finished
+        finished += more
+        if progress and more:
+            progress(finished, total)
+
+    return done
+
+
+def run_each(
+    work: Callable[[int], Result], num_items: int, per_task: int, *, workers: int, done: Done = lambda _: None
+) -> list[Result]:
+    """Run `work(number)` for every item, `per_task` items in a task; return the results in order.
+
+    `done` is called with the number of finished items since the last call; the rest is as for `run_tasks`.
+    """
+
+    def task(number: int, done: Done) -> list[Result]:
+        results = []
+        for item in range(number * per_task, min((number + 1) * per_task, num_items)):
+            results.append(work(item))
+            done(1)
+        return results
+
+    tasks = run_tasks(task, -(-num_items // per_task), workers=workers, done=done)
+    return [result for results in tasks for result in results]
+
+
 @contextmanager
 def _started_workers(
     work: Work[Any], num_tasks: int, workers: int
 ) -> Iterator[dict[Connection, ForkProcess]]:
-    """The workers, by the pipe that each writes to; all are killed and joined at the end of the block."""
+    """Start the workers, by the pipe that each writes to; kill and join them at the end of the block."""
     fork, readers = get_context("fork"), {}
-    memory_lock.shared_lock()
+    shared_lock()
     try:
         for number in range(workers):
             reader, writer = fork.Pipe(duplex=False)
@@ -116,18 +147,18 @@ def _messages(readers: dict[Connection, ForkProcess]) -> Iterator[tuple[int, Any
 
 
 def _serve(work: Work[Any], tasks: Sequence[int], writer: Connection, parent: int) -> None:
-    """The body of a worker. It ignores signals that are sent to the process group: the parent stops it.
+    """Do the tasks of a worker. It ignores signals that are sent to the process group: the parent stops it.
 
     It ends by `os._exit`: Python's own exit flushes streams, whose locks a thread of the parent may have held
     at the fork.
     """
     ignore_signals()
-    memory_lock.use_lock(memory_lock.shared_lock())
+    use_lock(shared_lock())
     count, reported = 0, time.monotonic()
 
     def done(more: int) -> None:
         nonlocal count, reported
-        memory_lock.release()
+        release_lock()
         if os.getppid() != parent:
             os._exit(1)
         count += more

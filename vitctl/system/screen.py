@@ -76,7 +76,7 @@ def ignore_output_errors() -> None:
 
 
 def restore_output() -> None:
-    """The streams as they were before `ignore_output_errors`."""
+    """Restore the streams as they were before `ignore_output_errors`."""
     while _INSTALLED:
         name, tolerant = _INSTALLED.popitem()
         stream = getattr(sys, name)
@@ -93,7 +93,7 @@ def _put(name: str, wrapped: Any) -> None:
 
 
 def output_errors_ignored() -> bool:
-    """Whether failed writes to stdout and stderr are dropped."""
+    """Return whether failed writes to stdout and stderr are dropped."""
     return bool(_INSTALLED)
 
 

@@ -22,7 +22,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def is_control(letter: str) -> bool:
-    """Whether a character moves the cursor, breaks a line, changes the direction of the text, or is a
+    """Return whether a character moves the cursor, breaks a line, changes the direction of the text, or is a
     surrogate.
     """
     return unicodedata.category(letter) in _CONTROL or letter in _DIRECTION
@@ -45,12 +45,12 @@ def one_line(text: str) -> str:
 
 
 def has_control(text: str) -> bool:
-    """Whether a name holds a control character, a newline or a surrogate."""
+    """Return whether a name holds a control character, a newline or a surrogate."""
     return not text.isprintable() and any(map(is_control, text))
 
 
 def breaks_line(text: str) -> bool:
-    """Whether a name holds a control character or a line break, which are refused in names of files, classes
+    """Return whether a name holds a control character or a line break, which are refused in names of files, classes
     and images.
 
     Direction marks and bytes that are not UTF-8 occur in real names; they are allowed, and printed as
@@ -73,7 +73,7 @@ def escaped_json(text: str) -> str:
 
 
 def typed(path: object) -> str:
-    """A path quoted for a shell, for commands that a user may paste."""
+    """Return a path quoted for a shell, for commands that a user may paste."""
     return shlex.quote(str(path))
 
 
@@ -85,12 +85,12 @@ def typed_command(otherwise: str) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """A cell of a table for spreadsheets: text that would be a formula there gets a leading quote."""
+    """Return a cell of a table for spreadsheets: text that would be a formula there gets a leading quote."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def nearest(word: str, known: Iterable[str], max_words: int = 3) -> list[str]:
-    """The known words that are most similar to `word`, the closest first; none where all differ too much.
+    """Return the known words that are most similar to `word`, the closest first; none if all differ too much.
 
     Of words with dots and underscores first those that `word` abbreviates, or that abbreviate it, as wd
     weight_decay.
@@ -106,7 +106,7 @@ def nearest(word: str, known: Iterable[str], max_words: int = 3) -> list[str]:
 
 
 def _abbreviates(one: str, other: str) -> bool:
-    """Whether one of two words consists of the first letters of the parts of the other."""
+    """Return whether one of two words consists of the first letters of the parts of the other."""
     return any(
         "_" in long and short == "".join(p[:1] for p in long.split("_"))
         for short, long in ((one, other), (other, one))
@@ -114,7 +114,7 @@ def _abbreviates(one: str, other: str) -> bool:
 
 
 def did_you_mean(words: Iterable[str]) -> str:
-    """The question "did you mean ...?" for suggested words; "" for none."""
+    """Return the question "did you mean ...?" for suggested words; "" for none."""
     text = " or ".join(words)
     return f"did you mean {text}?" if text else ""
 
@@ -154,7 +154,7 @@ def _escaped(letter: str) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """A size in the largest unit that keeps it above one."""
+    """Return a size in the largest unit that keeps it above one."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

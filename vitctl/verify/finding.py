@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 # Called after each replayed step, with the first and the last step of its range and the step.
@@ -14,32 +15,14 @@ FAILS = ("differs", "not proven")
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict on one thing, and what was compared."""
+    """The verdict on `what`; `text` says what was compared, or why it could not be."""
 
-    what: str
     state: State
+    what: str
     text: str
 
 
-def ok(what: str, text: str) -> Finding:
-    """It is as recorded."""
-    return Finding(what, "ok", text)
-
-
-def differs(what: str, text: str) -> Finding:
-    """It is not as recorded."""
-    return Finding(what, "differs", text)
-
-
-def unproven(what: str, text: str) -> Finding:
-    """It could not be compared; the text says why."""
-    return Finding(what, "not proven", text)
-
-
-def unchecked(what: str, text: str) -> Finding:
-    """It was not compared; the text says why."""
-    return Finding(what, "not checked", text)
-
-
-def no_progress(first: int, last: int, step: int) -> None:
-    """Show nothing."""
+ok = partial(Finding, "ok")
+differs = partial(Finding, "differs")
+unproven = partial(Finding, "not proven")
+unchecked = partial(Finding, "not checked")

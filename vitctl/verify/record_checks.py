@@ -1,33 +1,33 @@
-"""Check the files of a run against its records; nothing is computed again.
+"""Check the files of a run against its records, without computing anything again.
 
-The chains say whether log.jsonl and steps.jsonl are complete, the digests in result.json whether it, these two
-and the checkpoints are as they were written; recipe and data are compared with the digests recorded of them.
+The chains say whether log.jsonl and steps.jsonl are complete. The digests in result.json say whether it, these
+two and the checkpoints are as they were written. Recipe and data are compared with their recorded digests.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source, split_sources
-from vitctl.engine.checkpoint.files import SavedCheckpoint, read_checkpoint
-from vitctl.engine.evaluation import Score
-from vitctl.engine.journal import LOG, json_digest, read_records
-from vitctl.engine.run_files import (
+from vitctl.engine.checkpoint import SavedCheckpoint, read_checkpoint
+from vitctl.engine.journal import (
     AVERAGE,
     CHECKPOINTS,
+    LOG,
     MODEL,
     RECIPE,
     RESULT,
     STEP_RECORDS,
+    Chain,
+    json_digest,
     step_folders,
     tensors_file,
 )
-from vitctl.engine.trace.chain import Chain
-from vitctl.engine.trace.steps import (
+from vitctl.engine.trace import (
     MOST_STEPS,
     LoggedEnds,
     StartLine,
@@ -38,14 +38,19 @@ from vitctl.engine.trace.steps import (
     record_problem,
 )
 from vitctl.errors import CheckpointError, VitctlError
-from vitctl.jobs.inputs.data import open_images, open_training_images
-from vitctl.jobs.inputs.opened import chosen_tasks, open_tasks
-from vitctl.jobs.record.result import DELETE_IT, RunResult, published_digest, read_result, with_recipe
-from vitctl.jobs.record.runs import TRAINING
+from vitctl.jobs.inputs.data import chosen_tasks, open_images, open_tasks, open_training_images
+from vitctl.jobs.record.result import (
+    DELETE_IT,
+    TRAINING,
+    RunResult,
+    published_digest,
+    read_result,
+    with_recipe,
+)
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.load import Loaded, load_recipe
-from vitctl.recipe.neutral import deciding_values
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Recipe, Vtab
+from vitctl.recipe.write import deciding_values
 from vitctl.verify.finding import Finding, differs, ok, unchecked, unproven
 
 T = TypeVar("T")
@@ -53,7 +58,7 @@ T = TypeVar("T")
 _MOST_KEYS = 4  # changed recipe keys that are named
 
 
-class Claims(BaseModel):
+class ResultFields(BaseModel):
     """The fields of a result that are compared with the run's other files."""
 
     model_config = ConfigDict(strict=True)
@@ -66,7 +71,7 @@ class Claims(BaseModel):
     data_sha256: str = ""
     log_head: str = Field("", alias="log.jsonl")
     steps_head: str = Field("", alias="steps.jsonl")
-    own_digest: str = Field("", alias="result.json")
+    result_digest: str = Field("", alias="result.json")
     checkpoints: dict[str, str] = {}
 
 
@@ -74,30 +79,25 @@ class Claims(BaseModel):
 class Training:
     """The records in the folder of a run, or of one training inside it, each read once.
 
-    Args:
-        folder: that holds them.
-        result: None if there is none, or it is not valid.
-        claims: of the result.
-        steps: None if there is no valid record of the steps.
-        log: of log.jsonl.
-        problems: files that cannot be read.
+    `result` and `steps` are None if the file is missing or not valid; `problems` are the files that cannot be
+    read.
     """
 
     folder: Path
     result: RunResult | None = None
-    claims: Claims = field(default_factory=lambda: Claims.model_validate({}))
+    recorded: ResultFields = field(default_factory=lambda: ResultFields.model_validate({}))
     steps: Steps | None = None
     log: LoggedEnds = field(default_factory=lambda: LoggedEnds(Chain(), {}))
     problems: list[Finding] = field(default_factory=list)
 
     @property
     def finished(self) -> RunResult | None:
-        """The result of a training that is done."""
+        """Return the result if the training is done."""
         return self.result if self.result is not None and self.result.status == "done" else None
 
     @property
     def last_start(self) -> StartLine | None:
-        """The last start that was recorded."""
+        """Return the last recorded start."""
         return self.steps.starts[-1] if self.steps is not None and self.steps.starts else None
 
 
@@ -107,7 +107,8 @@ def read_training(folder: Path) -> Training:
     training.result = _read("result", read_result, training)
     if training.result is not None:
         try:
-            training.claims = Claims.model_validate(training.result.provenance | training.result.record)
+            fields = training.result.provenance | training.result.record
+            training.recorded = ResultFields.model_validate(fields)
         except ValidationError as error:
             first = error.errors(include_input=False)[0]
             where = f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg'].lower()}"
@@ -139,15 +140,15 @@ def check_records(training: Training, *, is_traced: bool) -> Iterator[Finding]:
         yield _check_steps(training, is_traced)
     if "log" not in unreadable:
         yield _check_log(training)
-    whole: list[SavedCheckpoint] = []
-    yield from _check_checkpoints(training, whole)
+    intact: list[SavedCheckpoint] = []
+    yield from _check_checkpoints(training, intact)
     if "result" not in unreadable:
         yield _check_result(training)
-        yield from _check_weights(training, whole)
+        yield from _check_weights(training, intact)
 
 
 def _check_steps(training: Training, is_traced: bool) -> Finding:
-    folder, steps, head = training.folder, training.steps, training.claims.steps_head
+    folder, steps, head = training.folder, training.steps, training.recorded.steps_head
     path = folder / STEP_RECORDS
     if steps is None:
         if head:
@@ -156,28 +157,27 @@ def _check_steps(training: Training, is_traced: bool) -> Finding:
             return unchecked("steps", "this folder has no steps")
         if is_traced:
             return differs("steps", f"{path} is gone; the recipe says log.trace = true")
-        return unchecked("steps", "they were not recorded: log.trace = false")
+        return unchecked("steps", "not recorded: log.trace = false")
     if problem := _chain_problem(path, steps.chain, head) or steps.problem:
         return differs("steps", problem)
-    gaps, end = list(steps.gaps), training.claims.weights_step or 0
+    gaps, end = list(steps.gaps), training.recorded.weights_step or 0
     if training.finished and end > steps.last:
         gaps.append((steps.last + 1, end))
     starts = f", {len(steps.starts)} starts" if len(steps.starts) > 1 else ""
     text = f"{len(steps.by_step):,} records, each follows the one before{starts}{_torn(steps.chain)}"
     text += f"; head {steps.chain.links[-1][:16]}" if steps.chain.links else ""
-    if gaps:
-        state = unproven if is_traced else unchecked
-        first, last = gaps[0]
-        reason = "log.trace was false, the disk was full, or lines were removed"
-        return state("steps", f"{text}; steps {first} to {last} have no record: {reason}")
-    return ok("steps", text)
+    if not gaps:
+        return ok("steps", text)
+    first, last = gaps[0]
+    text += f"; steps {first} to {last} have no record: log.trace was false, the disk was full, or lines were removed"
+    return (unproven if is_traced else unchecked)("steps", text)
 
 
 def _check_log(training: Training) -> Finding:
-    path, chain, head = training.folder / LOG, training.log.chain, training.claims.log_head
+    path, chain, head = training.folder / LOG, training.log.chain, training.recorded.log_head
     if not chain.links:
         is_needed = head or training.steps is not None or path.exists()
-        return differs("log", f"{path} is gone or empty") if is_needed else unchecked("log", "there is none")
+        return differs("log", f"{path} is gone or empty") if is_needed else unchecked("log", "missing")
     if problem := _chain_problem(path, chain, head):
         return differs("log", problem)
     return ok("log", f"{len(chain.links):,} lines, each follows the one before{_torn(chain)}")
@@ -185,15 +185,9 @@ def _check_log(training: Training) -> Finding:
 
 def _chain_problem(path: Path, chain: Chain, head: str) -> str:
     if chain.broken_at:
-        return (
-            f"{path}, line {chain.broken_at}: does not follow the line before; one of the two was changed, "
-            f"added or removed"
-        )
+        return f"{path}, line {chain.broken_at}: does not follow the line before; one of the two was changed, added or removed"
     if head and head not in chain.links:
-        return (
-            f"{path}: has no line with the digest {head[:16]} that the result names; its end was removed or "
-            f"changed"
-        )
+        return f"{path}: has no line with the digest {head[:16]} that the result names; its end was removed or changed"
     return ""
 
 
@@ -201,10 +195,10 @@ def _torn(chain: Chain) -> str:
     return f"; {chain.num_torn} incomplete, as a crash leaves them" if chain.num_torn else ""
 
 
-def _check_checkpoints(training: Training, whole: list[SavedCheckpoint]) -> Iterator[Finding]:
-    """Check each checkpoint of a folder; those that are as written are added to `whole`."""
+def _check_checkpoints(training: Training, intact: list[SavedCheckpoint]) -> Iterator[Finding]:
+    """Check each checkpoint of a folder; add those that are as written to `intact`."""
     paths = sorted(step_folders(training.folder / CHECKPOINTS))
-    named = training.claims.checkpoints
+    named = training.recorded.checkpoints
     for path in paths:
         try:
             saved = read_checkpoint(path)
@@ -213,95 +207,51 @@ def _check_checkpoints(training: Training, whole: list[SavedCheckpoint]) -> Iter
             continue
         problem = record_problem(saved, training.steps, training.log)
         if named.get(path.name, saved.digest) != saved.digest:
-            problem = "is not the one that the result names; it was replaced"
+            problem = "is not the checkpoint that the result names; it was replaced"
         if problem:
             yield differs("checkpoint", f"{path}: {problem}")
         else:
-            whole.append(saved)
+            intact.append(saved)
     if gone := sorted(set(named) - {path.name for path in paths}):
         yield unchecked("checkpoints", f"{', '.join(gone)} of the result: deleted since")
-    if unnamed := next(
-        (f"{saved.folder} does not say {text}" for saved in whole if (text := not_named(saved))), ""
-    ):
-        yield unproven(
-            "checkpoints",
-            f"{unnamed}, as in an earlier vitctl: its records cannot be compared with that",
-        )
-    elif whole:
-        yield ok("checkpoints", f"{', '.join(saved.folder.name for saved in whole)}: every byte as written")
+    if unnamed := [f"{saved.folder} does not say {text}" for saved in intact if (text := not_named(saved))]:
+        text = f"{unnamed[0]}, as in an earlier vitctl: its records cannot be compared with that"
+        yield unproven("checkpoints", text)
+    elif intact:
+        yield ok("checkpoints", f"{', '.join(saved.folder.name for saved in intact)}: every byte as written")
 
 
 def _check_result(training: Training) -> Finding:
-    """Check the result against its own digest, and its counts against the log."""
-    path, result, claims = training.folder / RESULT, training.result, training.claims
+    path, result, digest = training.folder / RESULT, training.result, training.recorded.result_digest
     if result is None:
-        return unchecked("result", "there is none: the run is not finished")
-    if claims.own_digest not in ("", published_digest(result)):
+        return unchecked("result", "missing: the run is not finished")
+    if digest not in ("", published_digest(result)):
         return differs("result", f"{path}: its digest is not that of its contents; it was changed")
     if result.status != "done":
-        return unchecked("result", f"there is none: the run is {result.status}")
+        return unchecked("result", f"the run is {result.status}")
     if not result.record:
         return unproven("result", f"{path}: names no digests of the records")
-    fields = (
-        "every field as written"
-        if claims.own_digest
-        else "its other fields have no digest, as of an earlier vitctl"
-    )
-    if (score := claimed_score(result)) is None:
-        return (ok if claims.own_digest else unchecked)("result", fields)
-    logged = _logged_scores(training)
-    counts = f"{score.correct:,} of {score.total:,} correct"
-    if score in logged:
-        return ok("result", f"{counts}, as in the log; {fields}")
-    there = f"{logged[-1].correct:,} of {logged[-1].total:,}" if logged else "no such evaluation"
-    return differs("result", f"{path}: {counts}, {there} in {LOG}")
+    if not digest:
+        return unchecked(
+            "result", "has no digest of its fields, as of an earlier vitctl; --result scores again"
+        )
+    return ok("result", "every field as written")
 
 
-def claimed_score(result: RunResult) -> Score | None:
-    """The counts in a result, those of the first seed if there are several; None if it has none."""
-    counts, by_seed = result.metrics, result.metrics.get("by_seed")
-    first = next(iter(by_seed.values()), None) if isinstance(by_seed, dict) else None
-    if "correct" not in counts and isinstance(first, dict):
-        counts = {"total": counts.get("total"), "correct": first.get("correct")}
-    try:
-        score = Score.of(counts)
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-    return score if score.total else None
-
-
-def _logged_scores(training: Training) -> list[Score]:
-    """The evaluations in the log, for a training those of the step whose weights represent it."""
-    result = training.result
-    step = training.claims.weights_step if result is not None and result.job in TRAINING else None
-    scores = [Score.by_step([record]) for record in _records(training.folder)]
-    return [score for found in scores for at, score in found.items() if step in (None, at)]
-
-
-def _records(folder: Path) -> list[dict[str, Any]]:
-    try:
-        return read_records(folder / LOG)
-    except VitctlError:  # reported by `read_training`
-        return []
-
-
-def _check_weights(training: Training, whole: Sequence[SavedCheckpoint]) -> Iterator[Finding]:
+def _check_weights(training: Training, intact: Sequence[SavedCheckpoint]) -> Iterator[Finding]:
     """Check that the result's weights are those of the checkpoint, its average if it has one."""
-    result, claims = training.finished, training.claims
-    saved = next((saved for saved in whole if saved.step == claims.weights_step), None)
+    result, recorded = training.finished, training.recorded
+    saved = next((saved for saved in intact if saved.step == recorded.weights_step), None)
     if result is None or saved is None or result.job not in TRAINING:
         return
     part = AVERAGE if tensors_file(AVERAGE) in saved.state["files"] else MODEL
     path = saved.folder / tensors_file(part)
-    if claims.weights_averaged != (part == AVERAGE) or (
-        weights_digest(saved.tensors(part)) != claims.weights_sha256
-    ):
-        yield differs(
-            "weights",
-            f"{path}: not the weights of the result, whose digest is {claims.weights_sha256[:16]}",
-        )
-    else:
+    is_same_part = recorded.weights_averaged == (part == AVERAGE)
+    if is_same_part and weights_digest(saved.tensors(part)) == recorded.weights_sha256:
         yield ok("weights", f"{saved.folder.name}/{path.name} are those of the result")
+    else:
+        text = f"{path}: not the weights of the result, whose digest is {recorded.weights_sha256[:16]}"
+        yield differs("weights", text)
 
 
 def check_recipe(loaded: Loaded, trainings: Sequence[Training]) -> Finding:
@@ -313,34 +263,32 @@ def check_recipe(loaded: Loaded, trainings: Sequence[Training]) -> Finding:
     """
     recipe = load_recipe(loaded.name).recipe
     digest = json_digest(deciding_values(recipe))
-    starts = [start for one in trainings for start in (one.steps.starts if one.steps else ())]
-    last = [one.last_start for one in trainings if one.last_start is not None]
-    result, noted = trainings[0].finished, trainings[0].claims.recipe_sha256
-    if result is not None and noted and with_recipe(result, recipe).provenance["recipe_sha256"] != noted:
-        return differs(
-            "recipe", f"recipe.toml: its values are not those of the result{_changed_keys(recipe, last)}"
-        )
+    starts = [start for training in trainings if training.steps for start in training.steps.starts]
+    last = [training.last_start for training in trainings if training.last_start is not None]
+    result, in_result = trainings[0].finished, trainings[0].recorded.recipe_sha256
     known = [start.recipe_file for start in last if start.recipe_file]
+    if result is None or not in_result:
+        if not known:
+            return unchecked("recipe", "no digest of it was recorded")
+    elif with_recipe(result, recipe).provenance["recipe_sha256"] != in_result:
+        text = f"recipe.toml: its values are not those of the result{_changed_keys(recipe, last)}"
+        return differs("recipe", text)
     if known and digest not in known:
         text = f"recipe.toml: its values are not those of the last start{_changed_keys(recipe, last)}"
         return differs("recipe", text)
-    if not known and not (result is not None and noted):
-        return unchecked("recipe", "no digest of it was recorded")
-    others = [start for start in starts if start.recipe_file not in ("", digest)]
     text = "recipe.toml: the values that decide the result are as recorded"
-    if others:
+    if others := [start for start in starts if start.recipe_file not in ("", digest)]:
         text += f"; {len(others)} of {len(starts)} starts had others{_changed_keys(recipe, others)}"
     return ok("recipe", text)
 
 
 def _changed_keys(recipe: Recipe, starts: Sequence[StartLine]) -> str:
-    """The differences between recipe.toml and the last of these starts."""
-    noted = starts[-1].made_of.recipe if starts else {}
-    now = deciding_values(recipe)
+    """Name the differences between recipe.toml and the last of these starts."""
+    recorded = starts[-1].made_of.recipe if starts else {}
     changed = [
-        f"{key} was {noted[key] or 'unset'}, is {now[key] or 'unset'}"
-        for key in now
-        if key in noted and now[key] != noted[key]
+        f"{key} was {recorded[key] or 'unset'}, is {value or 'unset'}"
+        for key, value in deciding_values(recipe).items()
+        if recorded.get(key, value) != value
     ]
     more = [f"{len(changed) - _MOST_KEYS} more"] if len(changed) > _MOST_KEYS else []
     return f": {'; '.join([*changed[:_MOST_KEYS], *more])}" if changed else ""
@@ -359,8 +307,7 @@ def check_data(recipe: Recipe, run: Training, scratch: Path, *, reads_bytes: boo
     try:
         sources = _sources(recipe, run.folder if (run.folder / "data").is_dir() else scratch)
     except VitctlError as error:
-        state = unproven if reads_bytes else unchecked
-        yield state("data", f"{error}; --data SHARDS names another place")
+        yield (unproven if reads_bytes else unchecked)("data", f"{error}; --data SHARDS names another place")
         return
     recorded = _recorded_digests(run)
     for name, source in sources.items():
@@ -393,9 +340,8 @@ def _check_bytes(sources: Sequence[Source], scratch: Path) -> Finding:
     if found.damaged:
         return differs("shards", "; ".join(found.damaged[:4]))
     if found.share < 1:
-        return unproven(
-            "shards", f"{found.share:.1%} of their bytes could be read; these are as their index says"
-        )
+        text = f"only {found.share:.1%} of their bytes could be read; these are as their index says"
+        return unproven("shards", text)
     return ok("shards", "every byte as its index says")
 
 
@@ -413,13 +359,13 @@ def _sources(recipe: Recipe, place: Path) -> dict[str, Source]:
 
 
 def _recorded_digests(run: Training) -> dict[str, str]:
-    """Name of each split -> its digest: of the result, otherwise of the last start."""
-    start, claims = run.last_start, run.claims
-    recorded = {name: images.sha256 for name, images in start.made_of.images.items()} if start else {}
-    recorded |= {"train": claims.train_sha256} if claims.train_sha256 else {}
-    recorded |= {"score": claims.data_sha256} if claims.data_sha256 else {}
+    """Return the digest of each split, by name: the result's, otherwise the last start's."""
+    start, recorded = run.last_start, run.recorded
+    digests = {name: images.sha256 for name, images in start.made_of.images.items()} if start else {}
+    digests |= {"train": recorded.train_sha256} if recorded.train_sha256 else {}
+    digests |= {"score": recorded.data_sha256} if recorded.data_sha256 else {}
     tasks = run.result.provenance.get("tasks") if run.result is not None else None
-    for task, used in tasks.items() if isinstance(tasks, dict) else ():
-        recorded[f"{task} train"] = str(used.get("train_sha256"))
-        recorded[f"{task} test"] = str(used.get("data_sha256"))
-    return recorded
+    for task, used in (tasks or {}).items():
+        digests[f"{task} train"] = str(used.get("train_sha256"))
+        digests[f"{task} test"] = str(used.get("data_sha256"))
+    return digests

@@ -1,26 +1,23 @@
 """Replay: repeat some steps of a training from a checkpoint before them, and compare them with their record
 and with the checkpoints.
 
-On the machine type and versions of the run every bit must agree. Elsewhere numbers and tensors must agree
-within a tolerance; if they do not, nothing is proven: rounding grows from step to step.
+On the machine type and versions of the run every bit must agree. Elsewhere what was read must be equal, and
+losses and gradient norms must agree within a tolerance. If they do not, nothing is proven: rounding grows from
+step to step.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.checkpoint.files import SavedCheckpoint, read_checkpoint
-from vitctl.engine.checkpoint.saving import parts
-from vitctl.engine.distributed.agreement import checksum
-from vitctl.engine.identity import identity_differences
-from vitctl.engine.run_files import (
+from vitctl.engine.agreement import checksum, identity_differences
+from vitctl.engine.checkpoint import SavedCheckpoint, parts, read_checkpoint
+from vitctl.engine.journal import (
     AVERAGE,
     CHECKPOINTS,
     MODEL,
@@ -31,22 +28,24 @@ from vitctl.engine.run_files import (
     step_of,
 )
 from vitctl.engine.step import Result, take
-from vitctl.engine.trace.recorder import PARTS, StepRecord, describe_step, read_marks, weights_checksum
-from vitctl.engine.trace.steps import StartLine, StepLine, Steps
+from vitctl.engine.trace import (
+    PARTS,
+    StartLine,
+    StepLine,
+    StepRecord,
+    Steps,
+    describe_step,
+    read_marks,
+    weights_checksum,
+)
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.verify.finding import Finding, Progress, differs, ok, unchecked, unproven
 from vitctl.verify.rerun import Rerun
 
-# Relative, of the loss; ten times as much for the norm of the gradient. torch's fused optimizers round
+# Relative, for the loss; ten times as much for the norm of the gradient. torch's fused optimizers round
 # float64 too on a CPU.
 TOLERANCE = {"float64": 1e-3, "float32": 1e-3, "tf32": 1e-2, "bf16": 3e-2}
-# Of a checkpoint's model, average and optimizer: the distance from the recorded tensors, over that from the
-# state that the replay began with. Ten times as much for a single tensor: Adam turns the rounding of
-# gradients that should be zero, such as those of attention's key biases, into updates. Measured over 20 to 60
-# steps with ATEN_CPU_CAPABILITY=default: at most 0.005 and 0.11 in float32; 0.01 (SGD) to 0.6 (Adam) in bf16.
-# Weights trained on other images from the same state: 1 and more.
-WEIGHTS_TOLERANCE = {"float64": 0.05, "float32": 0.05, "tf32": 0.1, "bf16": 0.2}
 _GROWS = (
     "rounding grows from step to step: replay steps after a later checkpoint, or on the machine of the run"
 )
@@ -71,20 +70,16 @@ class Era(NamedTuple):
     first: int
     last: int
 
-    def overlaps(self, ranges: Sequence[Range]) -> bool:
-        """Whether it has a step of some ranges."""
-        return any(first <= self.last and last >= self.first for first, last in ranges)
-
 
 def eras(steps: Steps) -> list[Era]:
     """Divide the steps of a record where a start computed in another way than the one before."""
-    found: list[Era] = []
-    for one in _steps_of_starts(steps):
-        if found and _computation(found[-1].start) == _computation(one.start):
-            found[-1] = found[-1]._replace(last=one.last)
+    joined: list[Era] = []
+    for era in _steps_of_starts(steps):
+        if joined and _computation(joined[-1].start) == _computation(era.start):
+            joined[-1] = joined[-1]._replace(last=era.last)
         else:
-            found.append(one)
-    return found
+            joined.append(era)
+    return joined
 
 
 def _steps_of_starts(steps: Steps) -> list[Era]:
@@ -97,7 +92,7 @@ def _computation(start: StartLine) -> list[object]:
 
 
 def newest_before(folder: Path, first: int) -> SavedCheckpoint | None:
-    """The newest complete checkpoint of fewer than `first` steps; None if there is none."""
+    """Return the newest complete checkpoint before step `first`, or None."""
     for path in sorted(step_folders(folder / CHECKPOINTS), reverse=True):
         if (step_of(path) or first) < first:
             try:
@@ -130,7 +125,7 @@ def replay(
 
 
 def _not_repeatable(folder: Path, steps: Steps, era: Era, first: int) -> str:
-    """Why steps cannot be repeated with recipe.toml and the checkpoints that are kept; "" if they can."""
+    """Return why recipe.toml and the kept checkpoints cannot repeat these steps; "" if they can."""
     saved = newest_before(folder, first)
     if era.first > 1 and (saved is None or saved.step < era.first - 1):
         return f"no checkpoint is kept of step {era.first - 1}, where they began in another way"
@@ -140,7 +135,11 @@ def _not_repeatable(folder: Path, steps: Steps, era: Era, first: int) -> str:
 
 def _replay(rerun: Rerun, steps: Steps, ranges: Sequence[Range], progress: Progress) -> list[Finding]:
     findings: list[Finding] = []
-    used = [one.start for one in _steps_of_starts(steps) if one.overlaps(ranges)]
+    used = [
+        start
+        for start, begin, end in _steps_of_starts(steps)
+        if any(first <= end and last >= begin for first, last in ranges)
+    ]
 
     def act(trainer: Trainer) -> None:
         here = StartLine.model_validate({"step": 0, **trainer.facts})
@@ -154,9 +153,9 @@ def _replay(rerun: Rerun, steps: Steps, ranges: Sequence[Range], progress: Progr
             text = f"made by {many.processes} processes, whose sum of gradients depends on their number"
             environment.insert(0, text)
         if inputs:
-            findings.append(differs("replay", f"it is of other inputs: {'; '.join(inputs)}"))
+            findings.append(differs("replay", f"other inputs: {'; '.join(inputs)}"))
         if environment:
-            text = f"the last bits of numbers may be others here: {'; '.join(environment)}"
+            text = f"the last bits of numbers may differ here: {'; '.join(environment)}"
             findings.append(unchecked("environment", text))
         draws = many is not None and here.draws
         repeated = _Replay(rerun.folder, steps, trainer, bool(environment), draws, progress)
@@ -175,7 +174,7 @@ def _replay(rerun: Rerun, steps: Steps, ranges: Sequence[Range], progress: Progr
 
 
 def differences(before: StartLine, here: StartLine) -> list[str]:
-    """The differences between the environment of a recorded start and this machine, in words."""
+    """Return how the environment of a recorded start differs from this machine, in words."""
     was, now = _environment(before), _environment(here)
     return [
         f"{name} {was.get(name, 'not recorded')}, here {now.get(name, 'none')}"
@@ -195,22 +194,18 @@ class _EndError(Exception):
 
 @dataclass
 class _Replay:
-    """Repeats steps of the training in `folder`. It is the hooks of the training loop: each step is compared
-    with its record, and nothing is written.
+    """Repeats steps of the training in `folder` and compares each with its record. Nothing is written.
 
     Args:
         folder: of the training, which is only read.
         steps: its record.
-        run: the prepared training in a scratch folder.
+        trainer: the prepared training in a scratch folder.
         may_round: the bits of numbers may differ, because the environment is another.
         draws_differ: dropout was drawn by other processes: numbers and weights cannot be compared.
         progress: called after each step.
         findings: the first difference of each range.
         rounding: the first number whose bits differ where they may; "" if all agree.
         largest: relative difference of a loss.
-        farthest: deviation of a part of a checkpoint, see `WEIGHTS_TOLERANCE`.
-        num_checkpoints: that were compared.
-        began: the state before a range, by part and name.
         range: of the steps that are being compared.
     """
 
@@ -223,13 +218,10 @@ class _Replay:
     findings: list[Finding] = field(default_factory=list)
     rounding: str = ""
     largest: float = 0.0
-    farthest: float = 0.0
-    num_checkpoints: int = 0
-    began: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     range: Range = (0, 0)
 
     def compare(self, first: int, last: int) -> Range:
-        """Repeat a range of steps, from the newest checkpoint before it; returns the range that was compared."""
+        """Repeat a range of steps from the newest checkpoint before it. Return the range that was compared."""
         saved, is_first = newest_before(self.folder, first), self.range == (0, 0)
         begin = saved.step if saved is not None else 0
         self.range = begin + 1, last
@@ -251,35 +243,27 @@ class _Replay:
         return self.range
 
     def verdict(self, ranges: Sequence[Range]) -> Finding:
-        """The finding of a replay in which nothing differs."""
+        """Return the finding of a replay in which nothing differs."""
         words = [f"{first} to {last}" if first < last else f"{first}" for first, last in ranges]
         is_one = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
         what = f"step{'' if is_one else 's'} {', '.join(words)}"
         if not self.rounding:
             return ok("replay", f"{what}: equal, bit for bit")
         precision = self.trainer.runtime.precision
-        within = (
-            f"loss within {TOLERANCE[precision]:g} (at most {self.largest:.1g} off), gradient norm within "
-            f"ten times that"
+        text = (
+            f"{what}: images, labels and order equal; not the same bits from {self.rounding}; loss within "
+            f"{TOLERANCE[precision]:g} (at most {self.largest:.1g} off), gradient norm within ten times that"
         )
-        if self.num_checkpoints:
-            within += (
-                f", {self.num_checkpoints} checkpoints within {WEIGHTS_TOLERANCE[precision]:g} of their "
-                f"updates (at most {self.farthest:.1g})"
-            )
-        text = f"{what}: images, labels and order equal; not the same bits from {self.rounding}; {within}"
         return ok("replay within a tolerance", text)
 
     def _compare_step(self, step: int, result: Result, micro_batches: list[Batch]) -> None:
-        """Compare a step."""
-        trainer, recorded = self.trainer, self.steps.by_step.get(step)
-        if recorded is None:
-            self._unproven(f"step {step} has no record; those behind it were not computed again")
-        assert recorded is not None
+        trainer = self.trainer
+        if step not in self.steps.by_step:
+            self._unproven(f"step {step} has no record; the steps after it were not computed again")
+        recorded = self.steps.by_step[step]
         weights = trainer.unwrapped if recorded.weights else None
-        positions = trainer.own
         here = describe_step(
-            self.trainer.runtime, step, result, micro_batches, positions, trainer.batch_size, weights
+            trainer.runtime, step, result, micro_batches, trainer.own, trainer.batch_size, weights
         )
         self._compare_batch(recorded, here, micro_batches)
         if not self.draws_differ:
@@ -288,7 +272,7 @@ class _Replay:
         self.progress(*self.range, step)
 
     def _check_weights(self, begin: int) -> None:
-        """Compare the weights that a range begins with with those recorded, and keep them for `_compare_tensors`."""
+        """Compare the weights at the start of a range with the recorded digest."""
         recorded = self.steps.by_step[begin].weights if begin in self.steps.by_step else ""
         recorded = recorded or next((one.weights for one in self.steps.starts if one.step == begin), "")
         if recorded and weights_checksum(self.trainer.unwrapped) != recorded:
@@ -296,15 +280,13 @@ class _Replay:
             self.rounding = self.rounding or text
             if not self.may_round:  # continue: the data does not depend on them, and may differ too
                 self.findings.append(differs("replay", text))
-        if self.may_round and not self.draws_differ:
-            self.began = _copied(self.trainer)
 
-    def _differs(self, step: int, text: str) -> None:
+    def _differs(self, step: int, text: str) -> NoReturn:
         """Note a difference, and end this range."""
         self.findings.append(differs("replay", f"step {step}: {text}"))
         raise _EndError
 
-    def _unproven(self, text: str) -> None:
+    def _unproven(self, text: str) -> NoReturn:
         """Note that steps are not proven, and end this range."""
         self.findings.append(unproven("replay", text))
         raise _EndError
@@ -345,7 +327,7 @@ class _Replay:
             self._bits_differ(step, "the weights after the update")
 
     def _compare_number(self, recorded: StepLine, name: str, here: float, words: str, bound: float) -> float:
-        """Compare a number whose bits differ; returns its relative difference, at most `bound`."""
+        """Compare a number whose bits differ. Return its relative difference, at most `bound`."""
         before, step = recorded.number(name), recorded.step
         text = f"{words}: recorded {before!r}, here {here!r}"
         far = abs(before - here) / max(abs(before), abs(here), 1e-300)
@@ -362,14 +344,11 @@ class _Replay:
         differing = self._differing_marks(recorded, here, slice(size, None))
         if not len(differing) or len(here.marks) - size != len(names):
             return "the norm of the gradient"
-        last = names[int(differing[-1])]  # a backward pass begins at the last one
-        return (
-            f"the gradient of {last} ({len(differing)} of {len(names)} parameters differ, the first in the "
-            f"backward pass is named)"
-        )
+        last = names[int(differing[-1])]  # the first in the backward pass
+        return f"the gradient of {last} ({len(differing)} of {len(names)} parameters differ)"
 
     def _differing_marks(self, recorded: StepLine, here: StepRecord, where: slice) -> np.ndarray:
-        """Which marks differ; none if trace.bin does not hold those of this step."""
+        """Return which marks differ; none if trace.bin does not hold those of this step."""
         marks = read_marks(self.folder / TRACE, recorded.step, recorded.trace, len(here.marks))
         return np.flatnonzero((here.marks if marks is None else marks)[where] != here.marks[where])
 
@@ -382,58 +361,15 @@ class _Replay:
             saved = read_checkpoint(folder)
         except (VitctlError, OSError) as error:
             self._unproven(str(error))
-        here = _copied(self.trainer)
+        trainer, here = self.trainer, dict[str, dict[str, Tensor]]()
+        for part, name, tensor in parts(trainer.unwrapped, trainer.average, trainer.optimizer):
+            here.setdefault(part, {})[name] = tensor.detach()
         for part in (MODEL, OPTIMIZER, AVERAGE):
             stored, now = saved.tensors(part), here.get(part, {})
-            odd = sorted(
-                name for name in stored.keys() | now.keys() if not _same(stored.get(name), now.get(name))
-            )
-            if odd:
-                text = f"the checkpoint of step {step}: {part} {odd[0]} ({len(odd)} of {len(now)} tensors)"
-                self._bits_differ(step, text)
-                self._compare_tensors(step, text, stored, now, self.began.get(part, {}))
-        self.num_checkpoints += 1
-
-    def _compare_tensors(
-        self,
-        step: int,
-        text: str,
-        stored: Mapping[str, Tensor],
-        here: Mapping[str, Tensor],
-        began: Mapping[str, Tensor],
-    ) -> None:
-        """Compare tensors of another environment within WEIGHTS_TOLERANCE."""
-        bound = WEIGHTS_TOLERANCE[self.trainer.runtime.precision]
-        if {name: one.shape for name, one in stored.items()} != {n: one.shape for n, one in here.items()}:
-            self._differs(step, f"{text}: other names or shapes")
-        far = moved = 0.0
-        for name, tensor in here.items():
-            now, zero = tensor.double(), torch.zeros_like(tensor, dtype=torch.float64)
-            away = float((stored[name].double() - now).square().sum())
-            path = float((now - began.get(name, zero).double()).square().sum())
-            if not away <= (10 * bound) ** 2 * path or (name.startswith("step/") and away):
-                self._too_far(f"{text}: {name}", away, path, 10 * bound)
-            far, moved = far + away, moved + path
-        if not far <= bound**2 * moved:
-            self._too_far(text, far, moved, bound)
-        self.farthest = max(self.farthest, _ratio(far, moved))
-
-    def _too_far(self, text: str, away: float, path: float, bound: float) -> None:
-        apart = f"{_ratio(away, path):.2g} of its updates apart, more than {bound:g}"
-        self._unproven(f"{text} is {apart}; {_GROWS}")
-
-
-def _ratio(away: float, path: float) -> float:
-    """The root of a ratio of two sums of squares."""
-    return 0.0 if not away else math.sqrt(away / path) if path else math.inf
-
-
-def _copied(trainer: Trainer) -> dict[str, dict[str, Tensor]]:
-    """The state of a training on the CPU, by part and name."""
-    copies: dict[str, dict[str, Tensor]] = {}
-    for part, name, tensor in parts(trainer.unwrapped, trainer.average, trainer.optimizer):
-        copies.setdefault(part, {})[name] = tensor.detach().to("cpu", copy=True)
-    return copies
+            names = sorted(stored.keys() | now.keys())
+            if differing := [name for name in names if not _same(stored.get(name), now.get(name))]:
+                count = f"{len(differing)} of {len(names)} tensors"
+                self._bits_differ(step, f"the checkpoint of step {step}: {part} {differing[0]} ({count})")
 
 
 def _same(one: Tensor | None, two: Tensor | None) -> bool:

@@ -1,5 +1,5 @@
-"""Compute a part of a run again: its job is started in a scratch folder and stopped at the training in
-question. The run is only read.
+"""Compute a part of a run again: start its job in a scratch folder and stop it at one training. The run is only
+read.
 """
 
 import shutil
@@ -10,29 +10,25 @@ from typing import Any
 
 import torch
 
-from vitctl.engine.averaging import averaged
-from vitctl.engine.checkpoint.files import read_checkpoint
+from vitctl.engine.checkpoint import read_checkpoint
 from vitctl.engine.computation import KERNELS, MICRO_BATCH
 from vitctl.engine.evaluation import Score
-from vitctl.engine.journal import LOG
+from vitctl.engine.journal import CHECKPOINTS, LOG, MODEL, RECIPE, RESULT, step_folders, tensors_file
+from vitctl.engine.optimizer import averaged
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.run_files import CHECKPOINTS, MODEL, RECIPE, RESULT, step_folders, tensors_file
-from vitctl.engine.trace.steps import StartLine
+from vitctl.engine.trace import StartLine
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import CheckpointError, DataError, RecipeError, VitctlError
 from vitctl.jobs.evaluate import evaluate
 from vitctl.jobs.finetune import finetune
 from vitctl.jobs.pretrain import pretrain
-from vitctl.jobs.record.result import RunResult
-from vitctl.jobs.record.runs import choose_weights, logged_scores
+from vitctl.jobs.record.result import RunResult, choose_weights, logged_scores
 from vitctl.jobs.vtab_suite import vtab
 from vitctl.recipe.load import Loaded, Override, with_overrides
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Vtab
 from vitctl.recipe.write import to_toml
-from vitctl.system.bounds import RUN_FILE
-from vitctl.system.files import read_bytes
+from vitctl.system.files import RUN_FILE, read_bytes
 from vitctl.verify.finding import Finding, differs, ok, unproven
-from vitctl.verify.record_checks import claimed_score
 
 _JOBS: dict[str, Callable[..., Any]] = {"pretrain": pretrain, "finetune": finetune, "vtab": vtab}
 
@@ -40,12 +36,12 @@ Act = Callable[[Trainer], None]
 
 
 class _DoneError(Exception):
-    """Ends the job after its training was looked at."""
+    """Ends the job after its training was compared."""
 
 
 @dataclass
 class Rerun:
-    """A training of a run, to be prepared once more on this machine.
+    """A training of a run, to be prepared again on this machine.
 
     Args:
         run_dir: of the run.
@@ -66,12 +62,11 @@ class Rerun:
     reached: bool = False
 
     def reach(self, act: Act, instead: Path | None = None) -> None:
-        """Start the job up to the prepared training, and call `act` with what `fit` takes.
+        """Start the job up to the prepared training, and call `act` with its trainer.
 
         Args:
             act: called once.
-            instead: a checkpoint whose network is built if the start weights are missing; `act` loads its
-                weights in any case.
+            instead: a checkpoint whose network stands in for missing start weights; `act` loads its weights.
 
         Raises:
             CheckpointError: the start weights are missing.
@@ -113,7 +108,7 @@ class Rerun:
         raise RecipeError(f"{self.run_dir}: its recipe does not train {place}")
 
     def explained(self, error: VitctlError) -> str:
-        """An error of `reach`, and the option that fixes it."""
+        """Return an error of `reach`, and the option that fixes it."""
         if isinstance(error, DataError):
             return f"{error}; --data SHARDS names another place"
         if isinstance(error, CheckpointError) and not self.reached and hasattr(self.loaded.recipe, "weights"):
@@ -121,12 +116,12 @@ class Rerun:
         return str(error)
 
     def _finished(self, folder: Path) -> Score:
-        """The score of a training before the one in question, as the run logged it."""
+        """Return the logged score of a training that the job needs before this one."""
         original = self.run_dir / folder.resolve().relative_to(self.scratch.resolve())
         scores = logged_scores(original)
         if not scores:
-            raise RecipeError(f"{original}: logs no score, and {self.folder} needs it")
-        # What the job reads of a finished training. Deleting these folders deletes links.
+            raise RecipeError(f"{original} has no logged score, which {self.folder} needs")
+        # The job reads these of a finished training. Deleting the folders deletes links.
         shutil.copyfile(original / LOG, folder / LOG)
         (folder / CHECKPOINTS).mkdir(exist_ok=True)
         for path in step_folders(original / CHECKPOINTS):
@@ -151,9 +146,7 @@ class Rerun:
         return [Override(key, value) for key, value in values.items()]
 
     def _copy(self, place: Path) -> None:
-        """Copy the recipe, measured choices, and the results of the other trainings, which need not be
-        trained again.
-        """
+        """Copy the recipe, measured choices, and the other trainings' results, so that they are not repeated."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         (self.scratch / RECIPE).write_text(to_toml(self.loaded), encoding="utf-8")
         for name in (RESULT, KERNELS, MICRO_BATCH):
@@ -188,7 +181,7 @@ def _evaluated(rerun: Rerun, result: RunResult | None) -> Finding:
         before, now = result.provenance.get(name), here.provenance.get(name)
         if before != now:
             return differs("score", f"{name} is {now} here, {before} in the result")
-    return _compared(Score.of(here.metrics), claimed_score(result), "in the result")
+    return _compared(Score.of(here.metrics), result_score(result), "in the result")
 
 
 def _scored(rerun: Rerun, result: RunResult | None) -> Finding:
@@ -207,9 +200,22 @@ def _scored(rerun: Rerun, result: RunResult | None) -> Finding:
     rerun.reach(act, path.parent)
     if not scores:
         return unproven("score", "there are no images to score")
-    if result is not None and result.status == "done" and claimed_score(result) != logged:
-        return _compared(scores[0], claimed_score(result), "in the result")
+    if result is not None and result.status == "done" and result_score(result) != logged:
+        return _compared(scores[0], result_score(result), "in the result")
     return _compared(scores[0], logged, f"logged at step {chosen.step}")
+
+
+def result_score(result: RunResult) -> Score | None:
+    """Return the counts in a result, of the first seed if there are several; None if it has none."""
+    counts, by_seed = result.metrics, result.metrics.get("by_seed")
+    first = next(iter(by_seed.values()), None) if isinstance(by_seed, dict) else None
+    if "correct" not in counts and isinstance(first, dict):
+        counts = {"total": counts.get("total"), "correct": first.get("correct")}
+    try:
+        score = Score.of(counts)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    return score if score.total else None
 
 
 def _compared(score: Score, before: Score | None, where: str) -> Finding:

@@ -1,4 +1,4 @@
-"""`vitctl verify`: check that a run is what its records say, and compute steps and its score again."""
+"""`vitctl verify`: check a run against its records, and recompute steps and its score."""
 
 import random
 import tempfile
@@ -6,17 +6,16 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 
-from vitctl.engine.identity import run_of
-from vitctl.engine.run_files import CHECKPOINTS, RECIPE, RESULT, STEP_RECORDS, step_folders, step_of
+from vitctl.engine.journal import CHECKPOINTS, RECIPE, RESULT, STEP_RECORDS, run_of, step_folders, step_of
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.record.result import published_digest
 from vitctl.recipe.load import Loaded, Override, load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
 from vitctl.system.text import typed
-from vitctl.verify.finding import FAILS, Finding, Progress, no_progress, ok, unchecked, unproven
+from vitctl.verify.finding import FAILS, Finding, Progress, ok, unchecked, unproven
 from vitctl.verify.record_checks import Training, check_data, check_recipe, check_records, read_training
 
-Found = tuple[Path, Finding]  # folder of a training, and a finding about it
+FolderFinding = tuple[Path, Finding]  # folder of a training, and a finding about it
 Range = tuple[int, int]  # first and last step
 
 _PLACES = 3  # that `--replay any` replays
@@ -31,14 +30,14 @@ def verify(
     reads_bytes: bool = False,
     data: str = "",
     weights: str = "",
-    progress: Progress = no_progress,
-) -> Iterator[Found]:
+    progress: Progress = lambda _first, _last, _step: None,
+) -> Iterator[FolderFinding]:
     """Check a run, or one training inside it, against its records; the run is only read.
 
     Args:
         folder: a run, or the folder of one of its trainings.
         steps: to replay: "A:B", both included; "A"; "all"; "any", a few after random checkpoints; "" for none.
-        scores: score the weights that represent a training again.
+        scores: score the weights that represent each training again.
         reads_bytes: read every shard.
         data: where the shards are on this machine; "" for the place in recipe.toml.
         weights: the start weights, likewise.
@@ -91,17 +90,17 @@ def verify(
 
 
 def _loaded(run_dir: Path, data: str, weights: str) -> Loaded:
-    """RUN/recipe.toml, with other places of the data and the start weights."""
+    """Load RUN/recipe.toml with the places of data and start weights on this machine."""
     name, places = str(run_dir / RECIPE), {"data.path": data, "weights.source": weights}
     if weights and not hasattr(load_recipe(name).recipe, "weights"):
-        raise RecipeError(f"{run_dir}: a pre-training starts from no weights; leave out --from")
+        raise RecipeError(f"{run_dir}: pre-training does not start from weights; leave out --from")
     return load_recipe(name, [Override(key, value) for key, value in places.items() if value])
 
 
 def _training_folders(folder: Path, run_dir: Path) -> list[Path]:
-    """The folder, then those of the trainings inside it: of each learning rate, seed or task.
+    """Return the folder, then those of the trainings inside it: of each learning rate, seed or task.
 
-    Raises CheckpointError if the folder is part of a run, and no training.
+    Raises CheckpointError if the folder is part of a run but not a training.
     """
     inside = {path.parent for name in (RESULT, STEP_RECORDS) for path in folder.rglob(name)} - {folder}
     has_records = any((folder / name).is_file() for name in (RESULT, STEP_RECORDS))
@@ -111,17 +110,17 @@ def _training_folders(folder: Path, run_dir: Path) -> list[Path]:
             for path in folder.parents
             if path == run_dir or any((path / name).is_file() for name in (RESULT, STEP_RECORDS))
         )
-        what = "a part of a run" if folder.exists() else "there is none"
+        what = "a part of a run" if folder.exists() else "does not exist"
         raise CheckpointError(f"{folder}: {what}; give the run: vitctl verify {typed(training)}")
     return [folder, *sorted(inside)]
 
 
 def _chosen_trainings(trainings: Sequence[Training], steps: str) -> list[Training]:
-    """The trainings whose steps --replay names."""
+    """Return the trainings whose steps --replay names."""
     folder = trainings[0].folder
     recorded = [training for training in trainings if (training.folder / STEP_RECORDS).is_file()]
     if not recorded:
-        raise RecipeError(f"{folder}: has no record of its steps, so that none can be replayed")
+        raise RecipeError(f"{folder}: has no record of its steps, so none can be replayed")
     if steps == "all":
         return recorded
     if steps == "any":
@@ -135,7 +134,7 @@ def _chosen_trainings(trainings: Sequence[Training], steps: str) -> list[Trainin
 
 
 def _chosen_steps(training: Training, text: str) -> list[Range]:
-    """The steps of a training that --replay names, in ascending order and without overlap.
+    """Return the steps of a training that --replay names, in ascending order and without overlap.
 
     Raises RecipeError if there are no such steps.
     """
@@ -143,7 +142,7 @@ def _chosen_steps(training: Training, text: str) -> list[Range]:
         return []
     folder, last = training.folder, training.steps.last
     if not last:
-        raise RecipeError(f"{folder}: no step is recorded, so that none can be replayed")
+        raise RecipeError(f"{folder}: no step is recorded, so none can be replayed")
     if text == "all":
         return [(1, last)]
     if text == "any":
@@ -163,13 +162,13 @@ def _first_and_last(text: str) -> Range:
         first, final = int(begin), int(end if colon else begin)
     except ValueError:
         raise RecipeError(
-            f"--replay {text}: should be a step as 30, steps as 1200:1210, or any, or all"
+            f"--replay {text}: should be a step such as 30, a range such as 1200:1210, any or all"
         ) from None
     if first < 1:
         raise RecipeError(f"--replay {text}: steps count from 1")
     if final < first:
         raise RecipeError(
-            f"--replay {text}: the first step is behind the last; did you mean {final}:{first}?"
+            f"--replay {text}: the first step comes after the last; did you mean {final}:{first}?"
         )
     return first, final
 
@@ -196,7 +195,9 @@ def _replayed(
         yield unproven("replay", f"{remaining:,} of the steps have no recorded start before them")
 
 
-def _rescored(folder: Path, loaded: Loaded, trainings: Sequence[Training], scratch: Path) -> Iterator[Found]:
+def _rescored(
+    folder: Path, loaded: Loaded, trainings: Sequence[Training], scratch: Path
+) -> Iterator[FolderFinding]:
     from vitctl.verify.rerun import Rerun, rescore
 
     run_dir = run_of(folder)

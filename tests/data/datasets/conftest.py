@@ -7,9 +7,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitctl.data.datasets.readers.files import class_list
+from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.datasets.vtab import VTAB
-from vitctl.data.writer.items import Item, Originals
+from vitctl.data.writer.intake import Item, Originals
 from vitctl.data.writer.write import write_split
 
 

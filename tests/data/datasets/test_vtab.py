@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 from tests.data.datasets.conftest import BY_NAME
 from vitctl.data.datasets.catalog import find_data_set, known_size
-from vitctl.data.datasets.readers.files import class_list
+from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.datasets.vtab import (
     GROUPS,
     MINI,
@@ -74,25 +73,6 @@ def test_vtab__a_thousand_images_apart_from_the_test(task: VtabTask) -> None:
         assert part.split != test.split or part.stop <= test.start
 
 
-def test_vtab__clevr_validation_as_published() -> None:
-    names = [f"CLEVR_train_{number:06d}.png" for number in range(70_000)]
-    (part,) = resolve(BY_NAME["clevr-dist"].val200, {"train": len(names)})
-    chosen = md5_order(names, part.split)[part.start : part.stop]
-    assert [names[number] for number in chosen[:3]] == [
-        f"CLEVR_train_{number}.png" for number in ("035084", "029360", "004525")
-    ]
-
-
-def test_vtab__smallnorb_tests_on_what_validation_left() -> None:
-    sizes = find_data_set("smallnorb-azim").sizes
-    order = md5_order(range(sizes["test"]), "test")
-    (validation,), (test,) = (
-        resolve(split, sizes) for split in (BY_NAME["smallnorb-azim"].val200, BY_NAME["smallnorb-azim"].test)
-    )
-    assert not set(order[validation.start : validation.stop]) & set(order[test.start : test.stop])
-    assert len(np.unique(order[test.start : test.stop])) == 12_150
-
-
 def _eurosat_keys() -> list[str]:
     hundreds = dict(zip(class_list("eurosat"), (30, 30, 30, 25, 25, 20, 25, 30, 25, 30), strict=True))
     return [f"{name}_{name}_{n}.jpg" for name, count in hundreds.items() for n in range(1, 100 * count + 1)]
@@ -103,7 +83,6 @@ ALL_KEYS: dict[str, Callable[[], list[str]]] = {
     "patch_camelyon": lambda: [f"train_{number}" for number in range(262_144)],
     "eurosat": _eurosat_keys,
     "clevr-count": lambda: [f"CLEVR_train_{number:06d}.png" for number in range(70_000)],
-    "dsprites-ori": lambda: list(map(str, range(737_280))),
 }
 
 
@@ -143,15 +122,6 @@ def test_val200_and_test__digests_follow_from_the_names(name: str) -> None:
         held = keys[part.split]
         digests.append(names_digest(held[n] for n in md5_order(held, part.split)[part.start : part.stop]))
     assert VAL200_AND_TEST_DIGESTS[name] == tuple(digests)
-
-
-def test_digests__of_two_questions_about_the_same_images_are_the_same() -> None:
-    for one, two in (
-        ("clevr-count", "clevr-dist"),
-        ("dsprites-loc", "dsprites-ori"),
-        ("smallnorb-azim", "smallnorb-elev"),
-    ):
-        assert VAL200_AND_TEST_DIGESTS[one] == VAL200_AND_TEST_DIGESTS[two]
 
 
 def test_is_published_train800__keys_of_another_kind_do_not_match() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.data.conftest import store
 from tests.data.datasets.conftest import labels, plant, sizes
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.datasets.readers.shapes import SHAPES
@@ -18,11 +19,9 @@ from vitctl.data.datasets.vtab_images import (
     read_community_lists,
 )
 from vitctl.data.shards.index import read_index
-from vitctl.data.source.exclusion import write_exclusion
-from vitctl.data.source.splits import md5_order
+from vitctl.data.source.splits import md5_order, write_exclusion
 from vitctl.data.source.views import source_text
-from vitctl.data.writer.items import Item
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.intake import Item
 from vitctl.errors import DataError
 
 BY_NAME = {task.name: task for task in VTAB + MINI}
@@ -34,7 +33,7 @@ PNG = encode_png(np.zeros((2, 2, 3), np.uint8))
 
 def write(folder: Path, keys: Sequence[str], num_classes: int = 4, text: str = "KITTI") -> None:
     items = [Item(key, number % num_classes, lambda: PNG) for number, key in enumerate(keys)]
-    write_split(items, folder, tuple(map(str, range(num_classes))), seed=0, source_text=text)
+    store(items, folder, tuple(map(str, range(num_classes))), source_text=text)
 
 
 def kitti(root: Path, test: int = 711) -> None:
@@ -102,9 +101,7 @@ def test_open_task__the_communitys_folder_is_labelled(tmp_path: Path) -> None:
 def test_open_task__shards_of_the_communitys_splits(tmp_path: Path) -> None:
     for split, size in {"train800": 800, "val200": 200, "test": 700}.items():
         write(tmp_path / "kitti-dist" / split, [f"{split}_{n}" for n in range(size)], text=COMMUNITY_SOURCE)
-    with pytest.raises(
-        DataError, match=r"not the whole of kitti-dist: test has 700 images; data\.allow_partial takes it"
-    ):
+    with pytest.raises(DataError, match="not the whole of kitti-dist: test has 700 images"):
         open_task(KITTI, tmp_path, scratch=None)
     data = open_task(KITTI, tmp_path, scratch=None, allow_partial=True)
     assert "community's copy" in data.copy
@@ -121,13 +118,6 @@ def test_open_task__a_copy_is_named_also_behind_an_exclusion_list(tmp_path: Path
     assert len(data.test) == 711
     assert data.source == "KITTI, Hugging Face parquet copy"
     assert "Hugging Face parquet copy" in data.copy
-
-
-def test_open_task__classes_are_those_of_the_task(tmp_path: Path) -> None:
-    for split, size in {"train800": 800, "val200": 200, "test": 711}.items():
-        write(tmp_path / "kitti-dist" / split, [f"{split}_{n}" for n in range(size)], num_classes=3)
-    with pytest.raises(DataError, match=r"kitti-dist has 4 classes, the same in each split; found \[3\]"):
-        open_task(KITTI, tmp_path, scratch=None)
 
 
 def test_open_task__sets_that_come_with_vitctl_are_written_and_whole(tmp_path: Path) -> None:
@@ -171,13 +161,9 @@ def test_read__lists_and_their_lengths(folder: Path) -> None:
         ("test", "images/test/000000.jpg 1\n", r"test.txt: 1 images, should be 3 or 4$"),
         ("train800", "images/test/000000.jpg 1\n", r"train800.txt: 1 images, should be 800$"),
         ("test", "images/test/000000.jpg 4\n" * 3, "3 labels are out of range, the first is 4 of 4 classes"),
-        (
-            "test",
-            "images/test/000009.jpg 1\n" * 3,
-            "3 of 3 listed images are missing, the first is images/test/000009.jpg",
-        ),
-        ("test", "/etc/passwd 1\n" * 3, "'/etc/passwd' leads out of this folder"),
-        ("test", "images/../../x.jpg 1\n" * 3, "leads out of this folder"),
+        ("test", "images/test/000009.jpg 1\n" * 3, "3 of 3 listed images are missing, the first is"),
+        ("test", "/etc/passwd 1\n" * 3, "'/etc/passwd' is outside this folder"),
+        ("test", "images/../../x.jpg 1\n" * 3, "is outside this folder"),
         ("test", "images/test/000000.jpg -1\n" * 3, "out of range, the first is -1"),
         ("test", "images/test/000000.jpg x\n" * 3, "should have a class number, 0 to 3"),
         ("test", "images/test/000000.jpg\n" * 3, "should be like images/test/000000.jpg 7"),

@@ -12,10 +12,9 @@ from PIL import Image
 from scipy.fft import dctn
 
 from tests.conftest import SHARED
+from tests.data.conftest import store
 from vitctl.data.datasets.readers.arrays import encode_png
-from vitctl.data.datasets.readers.files import archive_items
 from vitctl.data.images.decode import BadSample
-from vitctl.data.inspect.check_shards import repeated
 from vitctl.data.inspect.duplicates import (
     ImageHashes,
     Match,
@@ -27,11 +26,9 @@ from vitctl.data.inspect.duplicates import (
     perceptual_hash,
     write_report,
 )
-from vitctl.data.source.exclusion import DIGEST
-from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.source.unsharded import SyntheticSource
-from vitctl.data.writer.items import Item
-from vitctl.data.writer.write import write_split
+from vitctl.data.source.splits import DIGEST
+from vitctl.data.source.stores import ShardSource, SyntheticSource
+from vitctl.data.writer.intake import Item
 
 WORDS = st.integers(0, 2**64 - 1)
 PHOTOS = SHARED / "imagenet-500.tar"
@@ -79,17 +76,6 @@ def test_perceptual_hash__survives_size_and_quality_and_tells_pictures_apart(see
     for other in (smooth(seed, (160, 120)), smooth(seed, (40, 40)), smooth(seed).point(lambda v: v * 3 // 4)):
         assert distance(original, encoded(other, "JPEG", quality=60)) <= 6
     assert distance(original, encoded(smooth(seed + 100))) >= 16
-
-
-@pytest.mark.skipif(not PHOTOS.exists(), reason=f"{PHOTOS.name} is not here")
-def test_perceptual_hash__photographs_smaller_and_worse_keep_it_and_others_do_not() -> None:
-    photos = [item.read() for item in archive_items(PHOTOS)[:60]]
-    hashes = np.array([perceptual_hash(data) for data in photos], np.uint64)
-    smaller = [Image.open(io.BytesIO(data)).convert("RGB").resize((224, 224)) for data in photos]
-    again = np.array([perceptual_hash(encoded(image, "JPEG", quality=70)) for image in smaller], np.uint64)
-    assert (np.bitwise_count(hashes ^ again) <= 6).mean() > 0.95
-    between = np.bitwise_count(hashes[:, None] ^ hashes[None])[~np.eye(60, dtype=bool)]
-    assert between.min() > 12 and 30 < between.mean() < 34
 
 
 class Damaged(SyntheticSource):
@@ -189,11 +175,6 @@ def test_find_matches__the_nearest_and_exact_before_near() -> None:
     assert find_matches(own, others, max_bits=-1) == [Match(1, 1, 0, True)]
 
 
-def test_repeated__names_the_first_of_each() -> None:
-    assert repeated(np.array([b"b", b"a", b"b", b"c", b"a", b"b"], DIGEST)) == [(0, 2), (1, 4), (0, 5)]
-    assert repeated(np.array([b"a", b"b"], DIGEST)) == []
-
-
 def photo(seed: int, *, size: tuple[int, int] = (96, 72), quality: int = 95) -> bytes:
     """The same picture for the same seed, in any size and quality."""
     noise = np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)
@@ -213,8 +194,8 @@ def plant(root: Path) -> tuple[ShardSource, dict[str, Path]]:
         Item("small", 1, partial(photo, 11, size=(48, 36))),
         Item("bad", 1, partial(photo, 20, quality=40)),
     ]
-    index = write_split(train, root / "data/train", ("a", "b"), seed=0, source_text="", max_samples=8)
-    write_split(test, root / "data/test", ("a", "b"), seed=1, source_text="")
+    index = store(train, root / "data/train", ("a", "b"), max_samples=8)
+    store(test, root / "data/test", ("a", "b"), seed=1)
     return ShardSource(index), {"test": root / "data/test"}
 
 
@@ -253,24 +234,11 @@ def test_write_report__a_table_and_the_pairs_on_pages(
             assert opened.format == "PNG"
 
 
-def test_write_report__of_nothing_is_an_empty_table(tmp_path: Path) -> None:
-    own, tests = plant(tmp_path)
-    (found,) = compare(ShardSource(own.index), {"test": write_other(tmp_path)}, max_bits=6)
-    assert tests and found.matches == ()
-    (table,) = write_report([found], tmp_path / "report")
-    assert table.read_text().splitlines() == ["key,test_set,test_key,kind,bits,shard,set,label,test_label"]
-
-
-def write_other(root: Path) -> Path:
-    items = [Item(f"other{n}", 0, partial(photo, 500 + n)) for n in range(5)]
-    return write_split(items, root / "other", ("a",), seed=0, source_text="").folder
-
-
 def test_compare_within__each_pair_once_and_across_sides(tmp_path: Path) -> None:
     one = [Item("a", 0, partial(photo, 1)), Item("b", 1, partial(photo, 1)), Item("c", 0, partial(photo, 2))]
     two = [Item("d", 1, partial(photo, 2, quality=40)), Item("e", 0, partial(photo, 3))]
     sides = {
-        name: ShardSource(write_split(items, tmp_path / name, ("x", "y"), seed=0, source_text=""))
+        name: ShardSource(store(items, tmp_path / name, ("x", "y")))
         for name, items in (("one", one), ("two", two))
     }
     found = {

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
-from multiprocessing import Pipe, Process, active_children
+from multiprocessing import active_children
 from multiprocessing.connection import Connection
 from pathlib import Path
 from zlib import crc32
@@ -28,12 +28,15 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader import workers as lifecycle
 from vitctl.data.loader.batches import Batch, train_batches
-from vitctl.data.loader.lanes import LaneOrder, Lanes, own_slots
 from vitctl.data.loader.workers import Prefetcher, SharedMemory, Workers, oom_kills, reads_whole_shards
 from vitctl.data.shards.index import Index
-from vitctl.data.source.order import MixtureOrder, Order, SampleOrder, WindowedOrder
-from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.order import (
+    MixtureOrder,
+    Order,
+    SampleOrder,
+    WindowedOrder,
+)
+from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.data.source.views import Source
 from vitctl.errors import DataError
 from vitctl.system import http
@@ -78,7 +81,7 @@ from itertools import islice
 from multiprocessing import active_children
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.source.order import Order
-from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.stores import SyntheticSource
 from vitctl.data.images.transforms import TrainTransform
 {source}
 batches = train_batches(Chosen(99, 3, 64), Order(99, 0), TrainTransform(64), seed=0, batch_size=16,
@@ -146,13 +149,6 @@ def named_memory(pids: list[int]) -> list[str]:
     return [name for name in os.listdir("/dev/shm") if any(f"_{pid}_" in name for pid in pids)]
 
 
-def test_workers__do_not_hold_up_an_exit() -> None:
-    process, workers = start("sys.exit(7)")
-    assert len(workers) == 2
-    assert process.wait(timeout=60) == 7
-    assert not alive(workers)
-
-
 @pytest.mark.parametrize("held", ["held = list(islice(batches, 6))", "next(batches)"], ids=["busy", "stuck"])
 def test_workers__kill_leaves_no_process_and_no_shared_memory(held: str) -> None:
     stuck = held == "next(batches)"
@@ -173,19 +169,6 @@ def soon(holds: Callable[[], bool], seconds: float = 60) -> bool:
     while not (there := holds()) and time.monotonic() < deadline:
         time.sleep(0.01)
     return there
-
-
-def test_workers__a_killed_one_leaves_no_shared_memory() -> None:
-    others = set(active_children())
-    batches = endless(SyntheticSource(20, 3, 12))
-    list(islice(batches, 8))
-    workers = set(active_children()) - others
-    for worker in workers:
-        worker.kill()
-    with pytest.raises(DataError, match="a loader process was killed"):
-        list(islice(batches, 200))
-    del batches
-    assert not named_memory([worker.pid or 0 for worker in workers])
 
 
 def end_by(how: int) -> None:
@@ -212,11 +195,6 @@ def test_cause_of_death(monkeypatch: pytest.MonkeyPatch, how: int, kills: int, s
     process.join()
 
 
-def test_cause_of_death__nobody_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "_GRACE_SECONDS", 0.05)
-    assert Workers((), 0).cause_of_death() == "lost"
-
-
 @pytest.mark.parametrize(
     ("group", "file"),
     [
@@ -236,33 +214,9 @@ def test_oom_kills__are_those_of_the_control_group(tmp_path: Path, group: str, f
     assert oom_kills(tmp_path) == 0
 
 
-def test_oom_kills__without_any_counter(tmp_path: Path) -> None:
-    assert oom_kills(tmp_path) == 0
-
-
 def open_memories() -> int:
     names = [os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
     return sum("memfd:vitctl (" in name for name in names)  # beside it there may be the memory lock
-
-
-def test_zeros__all_are_and_two_views_are_one_memory() -> None:
-    memory = SharedMemory.zeros(10_000)
-    first, second = memory.tensor(at_once=True), memory.tensor()
-    assert first.shape == (10_000,)
-    assert first.dtype == torch.uint8
-    assert not first.any()
-    first[9_999] = 7
-    assert second[9_999] == 7
-
-
-def test_tensor__outlives_the_object_and_closes_what_it_held() -> None:
-    before = open_memories()
-    tensor = SharedMemory.zeros(5_000).tensor()
-    tensor.fill_(3)
-    assert int(tensor.sum()) == 15_000
-    del tensor
-    gc.collect()
-    assert open_memories() == before
 
 
 def fill(there: Connection) -> None:
@@ -270,16 +224,6 @@ def fill(there: Connection) -> None:
     memory.tensor().copy_(torch.arange(6))
     there.send(memory)
     assert there.recv() == "seen"
-
-
-def test_pickled__another_process_sees_the_same_bytes() -> None:
-    here, there = Pipe()
-    process = Process(target=fill, args=(there,))
-    process.start()
-    assert here.recv().tensor().tolist() == [0, 1, 2, 3, 4, 5]
-    here.send("seen")
-    process.join(60)
-    assert process.exitcode == 0
 
 
 def images_of(num_workers: int, num: int, micro_batch: int = 20) -> list[Tensor]:
@@ -395,29 +339,3 @@ def test_reads_whole_shards__not_of_local_files_and_not_without_a_cache(make_spl
     assert not reads_whole_shards(local)
     with serving(local.index.folder.parent, Faults()) as url:
         assert not reads_whole_shards(open_split("train", path=url, cache_bytes=0))
-
-
-@pytest.mark.parametrize(
-    ("shard", "window", "batch_size", "num_processes"),
-    [(1024, 16, 64, 2), (1050, 8, 64, 1), (4096, 16, 256, 2), (1024, 128, 1024, 2)],
-)
-def test_probed__every_lane_of_this_process_and_no_other(
-    shard: int, window: int, batch_size: int, num_processes: int
-) -> None:
-    inside = WindowedOrder(2000 * shard, 1, shard, window)
-    order, lanes = LaneOrder(inside, batch_size, 8), Lanes(batch_size, 8, 4)
-    slots = own_slots(batch_size, lanes, 0, num_processes)
-    ahead = Prefetcher(Recorder(10, 3, 8), order, 0, 1, slots)
-    found: set[int] = set()
-    size, missed, read = order.window_size // 4, 0, 0
-    for begin in range(0, 3 * order.window_size, size):
-        positions = np.arange(begin, begin + size)
-        probed = ahead._probed(positions)
-        assert set((probed % batch_size).tolist()) <= set(slots)
-        assert set(order.lane(probed).tolist()) == set(range(8 // num_processes))
-        found |= set((order.at(probed)[1] // shard).tolist())
-        if begin >= order.window_size:  # what is read now was looked up a window ago
-            now = positions - order.window_size + size
-            own = order.at(now[np.isin(now % batch_size, slots)])[1] // shard
-            missed, read = missed + int((~np.isin(own, list(found))).sum()), read + len(own)
-    assert missed < 0.03 * read

@@ -1,4 +1,8 @@
+"""Split expressions, and images excluded by a list beside the index."""
+
 import hashlib
+import json
+import pickle
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -8,59 +12,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.data.conftest import store
+from tests.data.old_index import forget_tables
+from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.readers.arrays import encode_png
-from vitctl.data.shards.index import Index
-from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.source.splits import _of_each_class, md5_order, resolve, select
-from vitctl.data.source.unsharded import SyntheticSource
-from vitctl.data.writer.items import Item
-from vitctl.data.writer.write import write_split
+from vitctl.data.inspect.check_shards import unused_files
+from vitctl.data.shards.index import Index, index_shards
+from vitctl.data.source.splits import (
+    FILE,
+    _of_each_class,
+    md5_order,
+    open_shards,
+    read_exclusion,
+    resolve,
+    select,
+    write_exclusion,
+)
+from vitctl.data.source.stores import ShardSource, SyntheticSource
+from vitctl.data.writer.intake import Item
 from vitctl.errors import DataError
 
 MakeSplit = Callable[..., Index]
 
 
-def sha_of_names(names: list[str]) -> str:
-    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
-
-
-def test_md5_order__cifar_as_published() -> None:
-    order = md5_order(range(50_000), "train")
-    assert order[:5].tolist() == [16399, 1680, 47917, 17307, 27051]
-    assert order[45_000:45_005].tolist() == [13431, 9237, 17462, 32685, 9518]
-    assert sha_of_names([f"train_{number:05d}" for number in order[:800]]) == "ac3a4b7f6d6c32f7"
-
-
 def test_md5_order__small_norb_head() -> None:
     assert md5_order(range(24_300), "train")[:3].tolist() == [16399, 1680, 17307]
-
-
-def test_md5_order__patch_camelyon_as_published() -> None:
-    train = md5_order([f"train_{number}" for number in range(262_144)], "train")[:800]
-    assert [f"train_{number}" for number in train[:3]] == ["train_251464", "train_132287", "train_133786"]
-    assert sha_of_names([f"train_{number}" for number in train]) == "21eaea5228a490c0"
-    validation = md5_order([f"valid_{number}" for number in range(32_768)], "validation")
-    assert [f"valid_{number}" for number in validation[:3]] == ["valid_3270", "valid_10310", "valid_20603"]
-
-
-def test_md5_order__clevr_as_published() -> None:
-    names = [f"CLEVR_train_{number:06d}.png" for number in range(70_000)]
-    order = md5_order(names, "train")
-    assert [names[number][:-4] for number in order[:3]] == [
-        "CLEVR_train_043876",
-        "CLEVR_train_033421",
-        "CLEVR_train_062025",
-    ]
-    assert sha_of_names([names[number] for number in order[:800]]) == "2755742128ae24c0"
-    assert names[order[63_000]] == "CLEVR_train_035084.png"  # first of validation, train[90%:]
-
-
-@pytest.mark.slow
-def test_md5_order__dsprites_as_published() -> None:
-    order = md5_order(range(737_280), "train")
-    assert order[:3].tolist() == [16399, 634903, 206287]
-    assert order[589_824 : 589_824 + 3].tolist() == [220697, 85843, 84902]
-    assert sha_of_names([str(number) for number in order[:800]]) == "a28a98f0345bb70e"
 
 
 @given(st.lists(st.text(max_size=8), unique=True, max_size=30))
@@ -104,8 +80,8 @@ def test_resolve__percentages_of_imagenet_as_published() -> None:
         ("train[0.5:]", "should look like train"),
         ("", "should look like train"),
         ("train+", "should look like train"),
-        ("train[:50001]", "50001 is more than the 50000 samples there are"),
-        ("train[-101%:]", "-101% is more than the 50000 samples there are"),
+        ("train[:50001]", "50001 is more than its 50000 samples"),
+        ("train[-101%:]", "-101% is more than its 50000 samples"),
     ],
 )
 def test_resolve__refuses(spec: str, message: str) -> None:
@@ -153,7 +129,7 @@ def by_class(number_of: tuple[int, ...], spec: str, tmp_path: Path) -> tuple[lis
         for n in range(count)
     ]
     names = [str(label) for label in range(len(number_of))]
-    index = write_split(items, tmp_path / "train", names, seed=3, source_text="", max_samples=5)
+    index = store(items, tmp_path / "train", names, seed=3, max_samples=5)
     chosen = select(spec, {"train": ShardSource(index)})
     return (
         np.bincount(chosen.labels(), minlength=len(number_of)).tolist(),
@@ -210,6 +186,107 @@ def test_select__refuses_shares_that_are_none(spec: str, sources: Mapping[str, S
         select(spec, sources)
 
 
-def test_resolve__cannot_count_shares_of_each_class() -> None:
-    with pytest.raises(DataError, match="depends on the classes"):
-        resolve("train[:80% of each class]", SIZES)
+def test_open_shards__a_list_beside_the_index_is_applied(make_split: MakeSplit) -> None:
+    index = make_split(20)
+    whole = ShardSource(index)
+    assert open_shards(index.folder).digest == whole.digest
+    before = {path.name: path.read_bytes() for path in index.folder.iterdir()}
+    assert write_exclusion(index, [3, 11], reason="in the test set") == 2
+    source = open_shards(index.folder)
+    assert len(source) == 18
+    kept = [sample for sample in range(20) if sample not in (3, 11)]
+    assert [source.key(n) for n in range(18)] == [whole.key(sample) for sample in kept]
+    assert [source.read(n) for n in range(18)] == [whole.read(sample) for sample in kept]
+    assert [source.location(n) for n in range(18)] == [whole.location(sample) for sample in kept]
+    assert source.digest != whole.digest
+    assert pickle.loads(pickle.dumps(source)).digest == source.digest  # as loader workers get it
+    after = {path.name: path.read_bytes() for path in index.folder.iterdir()}
+    fields = json.loads(after.pop(FILE))
+    assert after == before
+    assert fields["images"] == [
+        {
+            "sample": n,
+            "key": whole.key(n),
+            "digest": hashlib.blake2b(whole.read(n), digest_size=16).hexdigest(),
+        }
+        for n in (3, 11)
+    ]
+    assert fields["reason"] == "in the test set"
+    digests = {source.digest}
+    assert write_exclusion(index, [0, 3], reason="more") == 3
+    digests.add(open_shards(index.folder).digest)
+    assert read_exclusion(index).tolist() == [0, 3, 11]
+    (index.folder / FILE).unlink()
+    assert len({*digests, open_shards(index.folder).digest}) == 3
+
+
+def test_open_split__counts_without_them(make_split: MakeSplit, tmp_path: Path) -> None:
+    write_exclusion(make_split(20), [5], reason="")
+    assert len(open_split("train", path=str(tmp_path))) == 19
+    assert len(open_split("train[:10]", path=str(tmp_path))) == 10
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "format is None"),
+        ({"format": "other"}, "format is 'other', should be 'vitctl-excluded/2'"),
+        ({"shards": "0"}, "made for other shards than these; make it again with `vitctl data dedup ..."),
+        ({"rows": "0"}, "made for other shards"),
+        ({"images": [{"sample": 2}]}, "made for other shards"),
+        ({"images": [3]}, "images should be different numbers below 20, and not all of them"),
+        ({"images": [{"sample": 20}]}, "images should be different numbers"),
+        ({"images": [{"sample": -1}]}, "images should be different numbers"),
+        ({"images": [{"sample": True}]}, "images should be different numbers"),
+        ({"images": [{"sample": 1}] * 2}, "images should be different numbers"),
+        ({"images": [{"sample": n} for n in range(20)]}, "images should be different numbers"),
+    ],
+)
+def test_read_exclusion__refuses(
+    make_split: MakeSplit, change: bytes | dict[str, object], message: str
+) -> None:
+    index = make_split(20)
+    write_exclusion(index, [1], reason="")
+    path = index.folder / FILE
+    fields = json.loads(path.read_bytes())
+    path.write_bytes(change if isinstance(change, bytes) else json.dumps(fields | change).encode())
+    with pytest.raises(DataError, match=rf"{FILE}: .*{message}"):
+        open_shards(index.folder)
+
+
+def test_write_exclusion__leaves_something(make_split: MakeSplit) -> None:
+    index = make_split(5)
+    with pytest.raises(DataError, match="would leave none of 5 images; nothing was written"):
+        write_exclusion(index, range(5), reason="")
+    assert not (index.folder / FILE).exists()
+
+
+def test_read_exclusion__survives_another_index_of_the_same_shards_alone(make_split: MakeSplit) -> None:
+    index = make_split(20)
+    write_exclusion(index, [3, 11], reason="")
+    shards = [index.folder / shard.name for shard in index.shards]
+    again = index_shards(shards, class_names=("x", "y", "z"), source="told anew")
+    assert again.digest != index.digest
+    assert read_exclusion(again).tolist() == [3, 11]
+    with pytest.raises(DataError, match="made for other shards"):
+        read_exclusion(index_shards(shards[::-1], class_names=("x", "y", "z")))
+    again = index_shards(shards, class_names=("x", "y", "z"))
+    rows = np.load(index.folder / "samples.npy")
+    rows[[3, 4]] = rows[[4, 3]]
+    np.save(index.folder / "samples.npy", rows)
+    forget_tables(index.folder)
+    with pytest.raises(DataError, match="made for other shards"):
+        open_shards(index.folder)
+
+
+def test_left_over__names_images_that_changed_since(make_split: MakeSplit) -> None:
+    index = make_split(20)
+    write_exclusion(index, [3], reason="")
+    assert unused_files(index.folder)[0] == []
+    row, shard = index.rows[3], Path(ShardSource(index).location(3))
+    with shard.open("r+b") as file:
+        file.seek(int(row["header"] + row["data"]) + 20)
+        file.write(b"!")
+    (problem,) = unused_files(index.folder)[0]
+    assert "1 image(s) have other bytes than when they were left out" in problem

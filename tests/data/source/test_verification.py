@@ -19,8 +19,7 @@ from tests.data.server import Faults, serving
 from vitctl.data.shards.index import Index, read_index
 from vitctl.data.shards.remote import ShardCache
 from vitctl.data.source import hashing
-from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.source.unsharded import SyntheticSource
+from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.data.source.verification import FOLDER, Verification, Verified
 from vitctl.data.source.views import Source, concat, of_classes, subset
 from vitctl.errors import DataError
@@ -89,8 +88,6 @@ def test_verification__only_of_the_shards_that_hold_the_samples(
         "subset": (last, {2}),
         "of a subset": (subset(last, np.array([1])), {2}),
         "of classes": (of_classes(last, ("a", "b")), {2}),
-        "excluded": (ShardSource(source.index, excluded=np.arange(ends[0])), {0, 1, 2}),
-        "of excluded": (subset(ShardSource(source.index, excluded=np.arange(3)), np.array([4])), {1}),
         "joined": (concat((last, subset(source, np.array([0])))), {0, 2}),
         "of joined": (subset(concat((last, source)), np.array([0, len(last) + int(ends[0])])), {1, 2}),
     }
@@ -114,19 +111,6 @@ def test_verification__remote_shards_count_where_the_cache_checks_them(
             share, ()
         )
     assert not (tmp_path / "run" / FOLDER).exists()
-
-
-@pytest.mark.parametrize(
-    ("found", "state"),
-    [
-        (Verified(1.0, ()), "whole"),
-        (Verified(0.99, ()), "part"),
-        (Verified(0.0, ()), "none"),
-        (Verified(0.99, ("a: b",)), "damaged"),
-    ],
-)
-def test_verified__state(found: Verified, state: str) -> None:
-    assert found.state == state
 
 
 def test_verification__a_shard_that_changes_and_is_put_back_while_it_is_in_use(

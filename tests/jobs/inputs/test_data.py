@@ -1,32 +1,21 @@
 """Where weights are found, and what is said when they are not."""
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from vitctl.data.images.transforms import TrainTransform
-from vitctl.engine.mixing import Mixing
+from vitctl.engine.losses import Mixing
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.data import at_size, eval_transform, mixing, open_training_images, train_transform
-from vitctl.jobs.inputs.network import rates_of
 from vitctl.jobs.inputs.weights import find_weights, loaded_model, transferred_model
 from vitctl.models.variants import variant
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.schema import rates_of
 from vitctl.recipe.sections import StartWeights
-
-
-def finished(runs: Path, name: str, age: int, job: str = "pretrain", status: str = "done") -> Path:
-    folder = runs / name
-    folder.mkdir(parents=True)
-    (folder / "result.json").write_text(json.dumps({"job": job, "status": status}))
-    os.utime(folder / "result.json", (10**9 - age, 10**9 - age))
-    return folder
 
 
 def test_find_weights__by_run_by_checkpoint_and_by_file(pretrained: Path) -> None:
@@ -36,38 +25,6 @@ def test_find_weights__by_run_by_checkpoint_and_by_file(pretrained: Path) -> Non
     assert {Path(f.path).parent for f in found} == {checkpoint}
     assert find_weights(str(pretrained), which="model").path == str(checkpoint / "model.safetensors")
     assert found[0].weights.meta["class_names"][0] == "circle"
-
-
-def test_newest__takes_the_newest_finished_pretraining(tmp_path: Path, pretrained: Path) -> None:
-    for name, age, job, status in (
-        ("old", 500, "pretrain", "done"),
-        ("stopped", 20, "pretrain", "stopped"),
-        ("other", 10, "finetune", "done"),
-    ):
-        finished(tmp_path, name, age, job, status)
-    (tmp_path / "running").mkdir()
-    newest = finished(tmp_path, "new", 100)
-    (newest / "checkpoints").symlink_to(pretrained / "checkpoints")
-    assert Path(find_weights("newest", tmp_path).path).is_relative_to(newest)
-
-
-def test_newest__says_where_it_looked_and_what_to_do(tmp_path: Path) -> None:
-    finished(tmp_path, "other", 10, "finetune")
-    with pytest.raises(CheckpointError) as caught:
-        find_weights("newest", tmp_path)
-    assert str(caught.value) == (
-        f"no finished pre-training run under {tmp_path}; give weights with --from, for example the published "
-        "--from gs://vit_models/imagenet21k/ViT-B_16.npz"
-    )
-
-
-def test_newest__a_result_that_is_none_is_named(tmp_path: Path) -> None:
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "result.json").write_text("{")
-    with pytest.raises(
-        CheckpointError, match=r"bad/result\.json: not a valid result of vitctl .*; delete it to run again"
-    ):
-        find_weights("newest", tmp_path)
 
 
 def test_find_weights__refuses(tmp_path: Path) -> None:
@@ -178,13 +135,6 @@ def test_train_transform__takes_the_words_of_the_recipe() -> None:
     area = data.model_copy(update={"eval_resample": "area"})
     assert (train_transform(area), eval_transform(area).resample) == (expected, "area")
     assert mixing(data) == Mixing(0.2, 0.0)
-
-
-def test_train_images__a_magnitude_without_layers_is_refused() -> None:
-    with pytest.raises(
-        ValidationError, match=r"randaugment_magnitude = 15 does nothing without layers; set data\.rand"
-    ):
-        TrainImages(randaugment_magnitude=15)
 
 
 def test_open_training_images__splits_of_other_classes(tiny_data: Path, tmp_path: Path) -> None:

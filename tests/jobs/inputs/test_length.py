@@ -8,8 +8,8 @@ import pytest
 
 from tests.conftest import TINY
 from tests.trained import CPU, Job
+from vitctl.engine.schedule import fit_schedule, fitted_recipe
 from vitctl.errors import RecipeError
-from vitctl.jobs.inputs.length import fit_schedule, fitted_recipe
 from vitctl.recipe.load import Loaded, Override, load_recipe
 from vitctl.recipe.schema import Finetune
 

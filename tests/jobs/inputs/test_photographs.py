@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.docs.conftest import photo
-from vitctl.jobs.inputs.photographs import RECORD, is_photographs
+from vitctl.jobs.inputs.checks import RECORD, is_photographs
 
 QUICK = ("--steps", 2, "--batch-size", 4, "--set", "machine.device=cpu", "--set", "machine.workers=0")
 
@@ -95,19 +95,6 @@ def test_finetune__train_and_test_folders(
         10,
         2,
     )
-
-
-def test_finetune__what_data_shards_refuses_is_refused_in_its_words(
-    vitctl: Vitctl, photos: Path, pretrained: Path, tmp_path: Path
-) -> None:
-    (photos / "cat" / "broken.jpg").write_bytes(photo("cat", 0)[:300])
-    said = vitctl("finetune", "--from", pretrained, "--data", "PHOTOS", *QUICK, "--out", "runs/a")
-    refused = vitctl("data", "shards", "PHOTOS", "PHOTOS-shards")
-    assert (said.code, refused.code) == (2, 2)
-    assert said.err.startswith(refused.err.rstrip("\n"))
-    assert "vitctl data shards PHOTOS PHOTOS-shards --bad skip; " in said.err
-    assert "cat/broken.jpg: damaged" in said.out
-    assert not (tmp_path / "runs/a").exists()
 
 
 @pytest.mark.usefixtures("photos")

@@ -11,9 +11,9 @@ import torch
 
 from tests.trained import CPU, SMALL, Job, do
 from vitctl.errors import CheckpointError, RecipeError
-from vitctl.jobs.inputs.weights import find_weights, load_model
+from vitctl.jobs.inputs.weights import find_weights
 from vitctl.models.build import build
-from vitctl.models.configs import ResNetConfig, ViTConfig
+from vitctl.models.variants import ResNetConfig, ViTConfig
 from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 from vitctl.report.compare import compare_runs
 
@@ -111,11 +111,6 @@ def test_export__what_was_assumed_goes_along(bare: Path, tmp_path: Path) -> None
     assert again["std"] == [0.229, 0.224, 0.225]
     stored = {one.key: one.value for one in onnx.load(tmp_path / "run/model.onnx").metadata_props}
     assert json.loads(stored["preprocessing"])["assumed"] == again["assumed"]
-
-
-def test_load_model__lists_what_is_assumed(bare: Path) -> None:
-    _, meta = load_model(bare)
-    assert "mean" in meta["assumed"]
 
 
 def test_given__refuses_nonsense(job: Job, bare: Path) -> None:

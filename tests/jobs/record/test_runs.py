@@ -13,7 +13,7 @@ from vitctl.engine.evaluation import Score
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs import training
 from vitctl.jobs.inputs.weights import find_weights
-from vitctl.jobs.record.runs import choose_weights, newest_run
+from vitctl.jobs.record.result import choose_weights, newest_run
 from vitctl.models.weights.weights_file import read_weights, weights_digest
 
 STEPS = {
@@ -82,7 +82,7 @@ def test_last__stands_for_any_other_run_and_says_that_a_better_one_is_kept(falli
         choose_weights(folder, "6")
     with pytest.raises(CheckpointError, match="--weights best chooses among the checkpoints of a run"):
         choose_weights(folder / "checkpoints" / "step_00000008", "best")
-    with pytest.raises(CheckpointError, match="--weights ema: this is one set of weights"):
+    with pytest.raises(CheckpointError, match="--weights ema: it holds one set of weights"):
         choose_weights(path, "ema")
 
 

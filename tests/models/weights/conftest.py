@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitctl.models.build import build
-from vitctl.models.configs import Config, ViTConfig
+from vitctl.models.variants import Config, ViTConfig
 from vitctl.models.weights.weights_file import Weights
 
 META: dict[str, Any] = {

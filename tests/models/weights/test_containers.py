@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from vitctl.errors import CheckpointError
 from vitctl.models.weights.containers import kind_of, read_tensors
 from vitctl.models.weights.weights_file import read_weights
-from vitctl.system.bounds import Bound
+from vitctl.system.files import Bound
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3)}
 
@@ -171,8 +171,7 @@ def test_read__refuses_archives_larger_than_any_model(
     path = tmp_path / "weights.npz"
     path.write_bytes(good("npz"))
     assert len(read_tensors(path)) == 1
-    for module in ("containers", "header"):
-        monkeypatch.setattr(f"vitctl.models.weights.{module}.WEIGHTS", Bound("weights", 30000, "B", ""))
+    monkeypatch.setattr("vitctl.models.weights.containers.WEIGHTS", Bound("weights", 30000, "B", ""))
     assert_refused(path, "40,256 bytes, should be at most 30,000")
     np.savez_compressed(path, a=np.zeros(10000))
     assert_refused(path, "claims to hold 80,128 bytes, more than a model of its size; not opened")
@@ -182,12 +181,12 @@ def test_read__refuses_archives_larger_than_any_model(
     ("content", "words"),
     [
         (torch.arange(3), "holds a Tensor, not a state dict of tensors"),
-        ({"weight": torch.ones(1), "epoch": 3, "lr": 0.1}, "these are no tensors: epoch, lr"),
+        ({"weight": torch.ones(1), "epoch": 3, "lr": 0.1}, "these are not tensors: epoch, lr"),
         ({}, "holds no tensors"),
         ({"state_dict": {}}, "holds no tensors"),
         (
             {"fc.weight": torch.ones(1)},
-            "tensors of no model that is known (Google BiT, Google ViT, Google hybrid, ",
+            "tensors of no known model (Google BiT, Google ViT, Google hybrid, ",
         ),
     ],
 )

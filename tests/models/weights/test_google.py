@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.models.weights import google_reference as reference
 from tests.models.weights.google_reference import Array
 from vitctl.errors import CheckpointError
-from vitctl.models.configs import Config, HybridConfig, ResNetConfig, ViTConfig
+from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
 Logits = Callable[[Weights, Tensor], Tensor]
@@ -242,7 +242,7 @@ WRONG: dict[str, tuple[str, tuple[int, ...], str]] = {
     "oblong grid": (
         "Transformer/posembed_input/pos_embedding",
         (1, 16, 24),
-        "the position embedding of shape [1, 16, 24] is no square grid of patches and 1 class token",
+        "the position embedding of shape [1, 16, 24] is not a square grid of patches and 1 class token",
     ),
     "lost heads": (
         "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel",

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from vitctl.errors import CheckpointError
-from vitctl.models.configs import ViTConfig
+from vitctl.models.variants import ViTConfig
 from vitctl.models.weights.meta import KEYS, OF_SCORING, assumed_line, assumed_values
-from vitctl.models.weights.weights_file import LAYOUTS, Weights, read_weights, save_weights, write_weights
+from vitctl.models.weights.weights_file import Weights, read_weights, save_weights, write_weights
 
 Make = Callable[..., Weights]
 EVERYTHING = list(KEYS)
@@ -145,7 +145,3 @@ def test_read__marks_of_an_export_that_make_no_sense_are_no_marks(
         assert "assumed" not in read_weights(file).meta
     config.write_text(json.dumps(described | {"vitctl": {"preprocessing": {"assumed": ["mean"]}}}))
     assert read_weights(file).meta["assumed"] == ["mean"]
-
-
-def test_layouts__every_assumed_value_has_a_key() -> None:
-    assert all(set(layout.assumed) <= KEYS.keys() for layout in LAYOUTS.values())

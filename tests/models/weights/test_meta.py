@@ -11,8 +11,7 @@ from safetensors.torch import save_file
 
 from vitctl.errors import CheckpointError
 from vitctl.models.build import build
-from vitctl.models.configs import ViTConfig
-from vitctl.models.variants import to_dict
+from vitctl.models.variants import ViTConfig, to_dict
 from vitctl.models.weights.meta import require_meta
 from vitctl.models.weights.weights_file import Weights, read_weights, save_weights, write_weights
 
@@ -70,7 +69,7 @@ def test_read_weights__metadata_that_make_no_sense(
 ) -> None:
     with pytest.raises(
         CheckpointError,
-        match=rf"(makes no sense: |class names are stored).*{'' if name == 'class_names' else name}",
+        match=rf"(is not valid: |class names are stored).*{'' if name == 'class_names' else name}",
     ) as caught:
         read_weights(own(tmp_path / "model.safetensors", config, {**GOOD, name: value}))
     assert str(caught.value).startswith(f"{tmp_path / 'model.safetensors'}: ")
@@ -106,7 +105,7 @@ def test_read_weights__the_files_of_other_programs_too(
     place = fields["pretrained_cfg"] if to == "timm" else fields
     place[broken if to == "timm" else f"image_{broken}"] = [0.5, 0.5, float("nan") if broken == "mean" else 0]
     (tmp_path / to / name).write_text(json.dumps(fields))
-    expected = "NaN is not a JSON number" if broken == "mean" else r"makes no sense: std\.2: input should be"
+    expected = "NaN is not a JSON number" if broken == "mean" else r"is not valid: std\.2: input should be"
     with pytest.raises(CheckpointError, match=expected):
         read_weights(tmp_path / to)
 
@@ -154,6 +153,6 @@ def test_read_weights__archives_that_are_no_numbers(tmp_path: Path) -> None:
 def test_require_meta__names_what_is_missing() -> None:
     require_meta(GOOD, ("mean", "std"))
     with pytest.raises(
-        CheckpointError, match="mean, eval_method of the images is not stored beside the weights"
+        CheckpointError, match="mean, eval_method of the images is not stored with the weights"
     ):
         require_meta({"std": [1.0] * 3}, ("mean", "std", "eval_method"))

@@ -4,9 +4,8 @@ from pathlib import Path
 import pytest
 
 from vitctl.errors import CheckpointError
-from vitctl.models.configs import ViTConfig
-from vitctl.models.weights.download import NotOnServerError
-from vitctl.models.weights.sources import locate
+from vitctl.models.variants import ViTConfig
+from vitctl.models.weights.download import NotOnServerError, locate
 from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
 HUB = "https://huggingface.co/google/vit/resolve/main/"

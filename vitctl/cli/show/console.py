@@ -57,9 +57,9 @@ CONSOLE = PlainConsole(highlight=False)
 SHORT_NAME = 22  # characters of a name that is never broken in a table
 
 
-def say(text: str) -> None:
+def say(text: str, style: str | None = None) -> None:
     """Print text as it is: no markup, and lines are not wrapped, so that they can be copied."""
-    CONSOLE.print(text, markup=False, soft_wrap=True)
+    CONSOLE.print(text, style=style, markup=False, soft_wrap=True)
 
 
 def show_table(
@@ -104,12 +104,14 @@ def waiting(text: str, console: Console = CONSOLE) -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(title: str, console: Console = CONSOLE) -> Iterator[Callable[[int, int], None]]:
     """Yield a function (done, total) that moves a progress bar; there is no bar without a terminal.
 
     The bar starts with the first step, after worker processes were forked.
     """
-    progress = Progress(console=CONSOLE, transient=True, disable=not CONSOLE.is_terminal)
+    progress = Progress(
+        console=console, transient=True, disable=not console.is_terminal, redirect_stdout=console is CONSOLE
+    )
     task = progress.add_task(title, total=None)
 
     def show(done: int, total: int) -> None:
@@ -135,16 +137,17 @@ def adding(progress: Callable[[int, int], None], total: int) -> Callable[[int], 
 
 
 @contextmanager
-def progress_of_steps() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function (step, done, total) that moves a progress bar, or prints each new step if there is no
-    terminal.
+def progress_of_steps(*, prints: bool = True) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a function (step, done, total) that moves a progress bar.
+
+    Without a terminal there is no bar; with `prints`, each new step is printed instead.
     """
     with Progress(console=CONSOLE, transient=True, disable=not CONSOLE.is_terminal) as progress:
         bar, current = progress.add_task("", total=None), ""
 
         def show(step: str, done: int, total: int) -> None:
             nonlocal current
-            if step != current and not CONSOLE.is_terminal and not step.startswith("checking"):
+            if prints and step != current and not CONSOLE.is_terminal:
                 say(step)
             current = step
             progress.update(bar, description=step, completed=done, total=total or None)
@@ -159,8 +162,7 @@ def fetch_weights(source: str, *, on_stderr: bool = False) -> None:
         source: the address (https://, hf://, gs://).
         on_stderr: show progress on standard error, if standard output is for results.
     """
-    from vitctl.models.weights.download import fetch
-    from vitctl.models.weights.sources import locate
+    from vitctl.models.weights.download import fetch, locate
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = PlainConsole(stderr=True, highlight=False) if on_stderr else CONSOLE

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, cast
 from rich.markup import escape
 
 from vitctl.cli.show.console import CONSOLE, show_table
-from vitctl.launch.command import LaunchConfig, launch_line
-from vitctl.models.configs import Config, HybridConfig, ResNetConfig, ViTConfig
-from vitctl.models.hardware import PEAK_TFLOPS
+from vitctl.launch.agent import LaunchConfig, launch_line
+from vitctl.models.flops import PEAK_TFLOPS
+from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.write import to_toml
@@ -24,8 +24,7 @@ GPU, MFU, GPU_TEXT = "H100", 0.4, "80 GiB"
 def show_plan(
     loaded: Loaded, run_dir: Path, config: LaunchConfig = LaunchConfig(), *, everything: bool = False
 ) -> None:
-    """Print what a run does, how long it takes and whether it fits into memory, then the values that were
-    set.
+    """Print what a run does, its cost and memory, then the values that were set.
 
     Args:
         loaded: a recipe that trains.
@@ -81,7 +80,7 @@ def show_plan(
 
 
 def _time(plan: "TrainingPlan", processes: int) -> str:
-    """Training time on the GPU that `recipes table` uses, too."""
+    """Return the training time on the GPU that `recipes table` uses."""
     seconds = plan.training_flops / (MFU * PEAK_TFLOPS[GPU] * 1e12 * processes)
     for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= length:
@@ -100,7 +99,7 @@ def _fit(plan: "TrainingPlan") -> str:
 
 
 def _model(config: Config) -> str:
-    """A description of a network."""
+    """Describe a network."""
     words = (
         [f"stages {', '.join(map(str, config.stage_depths))}"]
         if isinstance(config, HybridConfig | ResNetConfig)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vitctl.cli.flags import check_flags
+from vitctl.cli.flags import Flags, check_flags, value_of
 from vitctl.cli.run_job import processes_from_launcher, start_command
-from vitctl.cli.show.console import CONSOLE, show_table
+from vitctl.cli.show.console import CONSOLE, say, show_table
 from vitctl.engine.preemption import die_with_parent, stop_on_signals
 from vitctl.errors import RecipeError, writing
-from vitctl.launch.environment import Member
+from vitctl.launch.cluster import Member
 from vitctl.models.variants import variant
 from vitctl.recipe.load import Override, load_recipe, parse_override
 from vitctl.recipe.schema import Finetune, Pretrain
@@ -35,7 +35,6 @@ _BOUNDS = {
     "batch": "all that the recipe asks for",
     "time": "no time to try more",
 }
-Flags = Mapping[str, tuple[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -62,24 +61,22 @@ def check_target(flag: str, file: Path, endings: tuple[str, ...]) -> None:
         raise RecipeError(f"{flag} {file}: is a folder, should be a file")
     folder = next(path for path in file.absolute().parents if path.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise RecipeError(f"{flag} {file}: no file can be written into {folder}")
+        raise RecipeError(f"{flag} {file}: cannot write into the folder {folder}")
 
 
-def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None, synthetic: bool) -> None:
+def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None) -> None:
     """Measure a recipe's training step, print it, and write its numbers."""
-    from vitctl.bench.timed_steps import SYNTHETIC_IMAGES
-
     if len(options.names) > 1:
         raise RecipeError(
-            f"{' '.join(options.names)}: a training step is measured of one model; several need --resolutions"
+            f"{' '.join(options.names)}: a training step is measured for one model; for several, give "
+            f"--resolutions"
         )
     member = start_command()
     if member is not None:
         die_with_parent()
-    noise = {"--synthetic": ("data.synthetic", SYNTHETIC_IMAGES if synthetic else None)}
-    recipe, name = chosen_recipe(options, {**flags, **noise}, member)
+    recipe, name = chosen_recipe(options, flags, member)
     if recipe.machine.processes > 1 and member is None:
-        from vitctl.launch.same_command import run_in_processes
+        from vitctl.launch.agent import run_in_processes
 
         raise typer.Exit(run_in_processes(recipe))
     from vitctl.bench.step_speed import bench_model
@@ -117,11 +114,11 @@ def chosen_recipe(
                 f"and no name"
             )
         overrides.append(Override("model.name", model, model))
-    overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
+    overrides += [Override(key, value, flag) for flag, (key, value) in flags.items()]
     recipe = load_recipe(name, [*overrides, *processes_from_launcher(member)]).recipe
     if not isinstance(recipe, Pretrain | Finetune):
         raise RecipeError(
-            f"recipe '{name}' is for `vitctl {recipe.job}`: bench takes one of pretrain or finetune"
+            f"recipe '{name}' is for `vitctl {recipe.job}`: bench needs a recipe of pretrain or finetune"
         )
     if not is_plain:
         return recipe, f"{model} in {name}" if model else name
@@ -138,17 +135,15 @@ def run_resolutions(
 ) -> None:
     """Measure forward passes at several resolutions, print a table, and write the plot and its numbers."""
     from vitctl.bench.resolutions import MODELS, bench_resolutions, parse_sides
-    from vitctl.report.speed_plot import SPEEDS
+    from vitctl.report.paper_plot import SPEEDS
 
     if resolutions is None:
-        raise RecipeError(f"--plot {plot} draws speed against resolution: give --resolutions 64..512 with it")
-    given = {flag: value for flag, (_, value) in flags.items() if value is not None}
-    precision = given.pop("--precision", "auto")
-    of_recipe = ["--recipe"] * (options.recipe is not None) + list(given) + ["--set"] * bool(options.sets)
+        raise RecipeError(f"--plot {plot}: needs --resolutions, e.g. --resolutions 64..512")
+    precision = value_of(flags, "--precision") or "auto"
+    of_recipe = ["--recipe"] * (options.recipe is not None)
+    of_recipe += [flag for flag in flags if flag != "--precision"] + ["--set"] * bool(options.sets)
     if of_recipe:
-        raise RecipeError(
-            f"{of_recipe[0]}: --resolutions measures networks by their names, and no recipe; leave it out"
-        )
+        raise RecipeError(f"{of_recipe[0]}: --resolutions takes model names, not a recipe; leave it out")
     picture = plot or Path(SPEEDS).with_suffix(".png")
     numbers = options.json or picture.with_suffix(".json")
     check_target("--plot", picture, (".png", ".svg"))
@@ -169,7 +164,7 @@ def _draw(result: Mapping[str, Any], picture: Path) -> str:
     """Draw the plot if that is possible, and return a message about it."""
     if not can_plot():
         return f"no plot: {NOT_INSTALLED}"
-    from vitctl.report.speed_plot import draw_speed
+    from vitctl.report.paper_plot import draw_speed
 
     with writing(picture):
         picture.parent.mkdir(parents=True, exist_ok=True)
@@ -329,8 +324,6 @@ def show_resolutions(result: Mapping[str, Any]) -> None:
     say("* not tried: from the memory that smaller batches took; -: no time or no memory for it")
     for remark, places in remarks.items():
         say(f"{remark}: {', '.join(places)}")
-    for note in result["notes"]:
-        say(f"note: {note}")
 
 
 def show_data(r: Mapping[str, Any]) -> None:
@@ -356,8 +349,3 @@ def _say_verdict(r: Mapping[str, Any]) -> None:
     for note in r["notes"]:
         say(f"note: {note}")
     say(r["verdict"], style="bold")
-
-
-def say(text: str, style: str | None = None) -> None:
-    """Print a line as it is, however wide the terminal is."""
-    CONSOLE.print(text, style=style, markup=False, soft_wrap=True)

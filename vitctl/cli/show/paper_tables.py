@@ -50,11 +50,11 @@ def show_paper_tables(
     """
     gpu = find_gpu(device, mfu)
     if number is not None and number not in TABLES:
-        raise RecipeError(f"there is no table '{number}' here; there are {', '.join(TABLES)}")
+        raise RecipeError(f"no table is called '{number}'; choose one of {', '.join(TABLES)}")
     numbers = [number] if number else list(TABLES)
     known = dict.fromkeys(column for n in numbers if n in RESULTS for column in RESULTS[n].columns)
     if wrong := [target for target in targets if target not in known]:
-        raise RecipeError(f"--target {wrong[0]}: no such column; there are {', '.join(known) or 'none'}")
+        raise RecipeError(f"--target {wrong[0]}: no such column; known: {', '.join(known) or 'none'}")
     if plot is not None:
         _check_plot(number, plot)
     ours = our_results(runs)
@@ -67,10 +67,9 @@ def show_paper_tables(
             _show_results(name, targets, ours, gpu)
         CONSOLE.print()
     if number not in ("1", "4", *OF_TASKS):
-        CONSOLE.print(
+        say(
             f"GPU-days: days of one {gpu.device} at {mfu:.0%} of its bf16 peak. TPU-days: the paper's "
-            f"TPUv3-core-days. EFLOPs: 10^18 operations of the pre-training.",
-            markup=False,
+            f"TPUv3-core-days. EFLOPs: 10^18 operations of the pre-training."
         )
     if number not in SETTINGS:
         _show_runs(ours, runs)
@@ -94,10 +93,9 @@ def _check_plot(number: str | None, plot: Path) -> None:
 
 def _show_runs(ours: OurResults, runs: Path) -> None:
     """Print what the columns "ours" show, and which runs are in none of them."""
-    CONSOLE.print(
+    say(
         f"ours: finished runs of these recipes, unchanged and on all of their images, under {runs}/; ± is "
-        f"the deviation over seeds, ours of the population; the paper does not say which.",
-        markup=False,
+        f"the deviation over seeds, ours of the population; the paper does not say which."
     )
     for run in ours.left_out[:_SHOWN_RUNS]:
         say(f"left out: {run.run} ({run.recipe}): {run.reason}")
@@ -123,7 +121,7 @@ def _show_tasks(number: str, ours: OurResults) -> None:
     if others := rows[0].others:
         values = [(name, *(_percent(row.others[name], None, 1) for row in rows)) for name in others]
         show_table(("network", *(row.name for row in rows)), values)
-        CONSOLE.print(OTHERS_SOURCES, markup=False)
+        say(OTHERS_SOURCES)
 
 
 def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: Gpu) -> None:
@@ -151,9 +149,9 @@ def _show_results(number: str, targets: tuple[str, ...], ours: OurResults, gpu: 
     for row in rows:
         for target, one in zip(shown, row.accuracies, strict=True):
             if one.ours is not None and one.ours.remark:
-                CONSOLE.print(f"{row.recipe}, {target}: {one.ours.remark}", markup=False)
+                say(f"{row.recipe}, {target}: {one.ours.remark}")
     if hidden := [column for column in table.columns if column not in shown]:
-        CONSOLE.print(f"more columns, with --target NAME: {', '.join(hidden)}", markup=False)
+        say(f"more columns, with --target NAME: {', '.join(hidden)}")
 
 
 def _kind(number: str) -> str:

@@ -1,7 +1,7 @@
 """What a job prints: progress on a terminal, plain lines elsewhere, and results as tables."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vitctl.cli.show.console import CONSOLE, SHORT_NAME, say, show_table
+from vitctl.engine.journal import RESULT
 from vitctl.engine.metrics import verdict
-from vitctl.engine.run_files import RESULT
 from vitctl.system.screen import raise_output_error
 
 _OVERTAKEN_SECONDS = 5.0
@@ -230,49 +230,39 @@ def _line(record: Mapping[str, Any]) -> str:
     return step + line.format(**record) + notes
 
 
-def _hits(numbers: Mapping[str, Any]) -> str:
-    return f"{numbers['accuracy']:.2%} ({numbers['correct']:,} of {numbers['total']:,})"
-
-
 def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
     """Print the result of a job: its numbers, its files, and the path of result.json."""
+    from vitctl.report.result_tables import result_tables
+
     job, metrics = result["job"], result["metrics"]
+    for table in result_tables(job, metrics, result["provenance"]):
+        title = ""
+        if job == "vtab":
+            paper = "; to the right, the paper's results on the same tasks (Table 9)" * bool(metrics["paper"])
+            title = metrics["protocol"] + paper
+        show_table(table.header, table.rows, title=title)
     if job == "vtab":
-        paper = "; to the right, the paper's results on the same tasks (Table 9)" if metrics["paper"] else ""
-        show_table(*_vtab_rows(metrics), title=metrics["protocol"] + paper)
         for name, row in metrics["tasks"].items():
             if row["copy"]:
                 say(f"note: {name}: {row['copy']}")
-    elif job == "fewshot":
-        show_table(*_fewshot_rows(metrics))
-    elif job == "evaluate":
-        show_table(*_label_rows(result))
-        _print_baselines(metrics)
-    elif "accuracy" in metrics:
-        _show_training(result, metrics)
+    elif job in ("pretrain", "finetune") and "accuracy" in metrics:
+        _show_accuracy(result, metrics)
+    _print_baselines(metrics)
     for kind, path in result.get("files", {}).items():
         say(f"{kind}: {path}")
     say(f"result: {run_dir / RESULT}")
 
 
-def _show_training(result: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
-    """Print the sweep, the accuracy of each seed, and the accuracy of a training."""
-    if "sweep" in metrics:
-        split, lr = result["provenance"]["sweep"]["split"], result["provenance"]["lr"]
-        rates = metrics["sweep"].items()
-        rows = [(rate, f"{value:.2%}", "chosen" * (float(rate) == lr)) for rate, value in rates]
-        show_table(("lr", f"accuracy on {split}", ""), rows)
+def _show_accuracy(result: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+    """Print the accuracy of a training, of the best checkpoint or the mean over seeds."""
     if "by_seed" in metrics:
-        seeds = metrics["by_seed"]
-        show_table(("seed", "accuracy"), [(seed, f"{v['accuracy']:.2%}") for seed, v in seeds.items()])
-        about = f"mean of {len(seeds)} seeds, {metrics['total']:,} images each"
+        about = f"mean of {len(metrics['by_seed'])} seeds, {metrics['total']:,} images each"
         say(f"accuracy {metrics['accuracy']:.2%} ± {metrics['std']:.2%} ({about})")
     else:
-        say(f"accuracy {_hits(metrics)}")
+        say(f"accuracy {metrics['accuracy']:.2%} ({metrics['correct']:,} of {metrics['total']:,})")
     if "last" in metrics:
         last, step = metrics["last"], result["provenance"]["weights_step"]
         say(f"of the best checkpoint, step {step}; the last, step {last['step']}: {last['accuracy']:.2%}")
-    _print_baselines(metrics)
 
 
 def _print_baselines(metrics: Mapping[str, Any]) -> None:
@@ -284,62 +274,3 @@ def _print_baselines(metrics: Mapping[str, Any]) -> None:
     say(f"  {per_class}majority class alone {majority:.2%}, chance {metrics['chance']:.2%}")
     if warning := verdict(metrics):
         CONSOLE.print(f"warning: {warning}", style="bold yellow", soft_wrap=True)
-
-
-_Table = tuple[Sequence[str], list[Sequence[str]]]  # header and rows
-
-
-def _label_rows(result: Mapping[str, Any]) -> _Table:
-    """Return a row for each set of labels that the predictions were compared with."""
-    sets = {result["provenance"]["labels"]: result["metrics"]}
-    sets |= {name: numbers for name, numbers in result["metrics"].items() if isinstance(numbers, Mapping)}
-    rows: list[Sequence[str]] = []
-    for name, v in sets.items():
-        accuracies = (f"{v['accuracy']:.2%}", f"{v['top5_accuracy']:.2%}")
-        counts = (f"{v['correct']:,}", f"{v['total']:,}")
-        rows.append((name, *accuracies, *counts, _share(v.get("majority_class"))))
-    return ("labels", "accuracy", "top-5", "correct", "images", "majority"), rows
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2%}"
-
-
-def _fewshot_rows(metrics: Mapping[str, Any]) -> _Table:
-    """Return the accuracy of each data set and number of shots, and the means over several data sets."""
-    sets, baselines = metrics["data_sets"], metrics.get("baselines", {})
-    rows: list[Sequence[str]] = []
-    for name, table in sets.items():
-        majority = _share(baselines.get(name, {}).get("majority_class"))
-        for shots, v in table.items():
-            accuracy = (f"{v['accuracy']:.2%}", f"{v['std']:.2%}", _share(v.get("mean_per_class")))
-            rows.append((name, shots, *accuracy, majority, f"{v['l2']:g}"))
-    if len(sets) > 1:
-        means = metrics["accuracy"].items()
-        rows += [(f"mean of {len(sets)}", shots, f"{v:.2%}", "", "", "", "") for shots, v in means]
-    return ("data set", "shots", "accuracy", "std", "per class", "majority", "l2"), rows
-
-
-def _vtab_rows(metrics: Mapping[str, Any]) -> _Table:
-    """Return the accuracy of each task and group and of all, beside the paper's on the same tasks.
-
-    80 columns have no space for both standard deviations.
-    """
-    paper: Mapping[str, Any] = metrics["paper"]
-    has_seeds = any(len(row["by_seed"]) > 1 for row in metrics["tasks"].values())
-
-    def papers(part: str, name: str) -> list[str]:
-        return [f"{column[part][name]:.1%}" for column in paper.values()]
-
-    rows: list[Sequence[str]] = []
-    for name, row in metrics["tasks"].items():
-        second = f"{row['std']:.2%}" if has_seeds else _share(row.get("mean_per_class"))
-        majority = _share(row.get("majority_class"))
-        rows.append((name, f"{row['mean']:.2%}", second, majority, *papers("tasks", name)))
-    for name, value in metrics["groups"].items():
-        rows.append((f"group {name}", f"{value:.2%}", "", "", *papers("groups", name)))
-    std = f"{metrics['std']:.2%}" if has_seeds else ""
-    means = (f"{column['mean']:.2%}" for column in paper.values())
-    rows.append((metrics["label"], f"{metrics['mean']:.2%}", std, "", *means))
-    rows.append(("mean of the groups", f"{metrics['mean_of_groups']:.2%}", "", ""))
-    return ("task", "accuracy", "std" if has_seeds else "per class", "majority", *paper), rows

@@ -1,4 +1,4 @@
-"""What `vitctl runs` and `vitctl sweep` print: lists, a run with its curves, live records, sweeps."""
+"""What `vitctl runs`, `verify` and `sweep` print: lists, a run with its curves, live records, findings, sweeps."""
 
 import math
 import sys
@@ -8,32 +8,34 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from vitctl.cli.show.console import CONSOLE, say, show_table
 from vitctl.cli.show.render import Screen, show_result
-from vitctl.engine.journal import LOG, Report, read_records
-from vitctl.engine.run_files import RECIPE, RESULT
+from vitctl.engine.journal import LOG, RECIPE, RESULT, Report, read_records
 from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError
 from vitctl.jobs.record.result import read_result
-from vitctl.launch.errors import LOGS
-from vitctl.launch.follower import Follower
+from vitctl.launch.launcher import Follower
 from vitctl.launch.listing import RunLine, read_line
-from vitctl.launch.run_folder import is_running
-from vitctl.launch.sweep import is_done, run_cells
-from vitctl.launch.worker import NOW
+from vitctl.launch.run_folder import LOGS, NOW, is_running
+from vitctl.launch.sweep_cells import is_done, run_cells
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sweep import Sweep, SweepCell
 from vitctl.report.charts import Unit, axis, points, tick_text
 from vitctl.report.sweep_table import Outcome, draw_sweep, groups, shared_words
 from vitctl.system.figures import NOT_INSTALLED, can_plot
-from vitctl.system.parsing import parsing
+from vitctl.system.files import parsing
 from vitctl.system.text import bytes_text
+from vitctl.verify.finding import FAILS, Finding
 
 _CURVE_LINES, _WIDEST = 9, 100
 _FIRST_RECORDS = 10  # records that `tail` starts with
 _POLL_SECONDS = 0.5
 _LAST_WARNINGS = 3
+_FINDING = 12  # letters of the label of a finding
 
 
 def show_list(lines: Sequence[RunLine], root: Path) -> None:
@@ -135,7 +137,7 @@ def clean_runs(runs: Sequence[Path], *, yes: bool) -> None:
     Raises:
         CheckpointError: there is nobody to ask, and `yes` was not given.
     """
-    from vitctl.launch.clean import all_removals, remove
+    from vitctl.launch.listing import all_removals, remove
 
     removals = all_removals(runs)
     for removal in removals:
@@ -164,6 +166,26 @@ def clean_runs(runs: Sequence[Path], *, yes: bool) -> None:
         except LaunchError as error:
             say(f"not touched: {error}")
     say(f"freed {bytes_text(freed)}")
+
+
+def show_finding(finding: Finding, inside: str, console: Console = CONSOLE) -> None:
+    """Print a finding of `vitctl verify`: wrapped beside its label on a terminal, one line elsewhere.
+
+    Args:
+        finding: the finding.
+        inside: the training inside the run that it is about; "" for the run.
+        console: where to print.
+    """
+    label = finding.state.upper() if finding.state in FAILS else finding.state
+    text = f"{inside}: " * bool(inside) + f"{finding.what}: {finding.text}"
+    if not console.is_terminal:
+        console.print(f"{label:<{_FINDING}}{text}", markup=False, highlight=False, soft_wrap=True)
+        return
+    row = Table.grid(padding=0)
+    row.add_column(width=_FINDING, no_wrap=True)
+    row.add_column(overflow="fold")
+    row.add_row(Text(label), Text(text))
+    console.print(row)
 
 
 # Curves.

@@ -1,19 +1,31 @@
-"""Finds data sets by name, and opens splits by name or location."""
+"""Finds data sets: known ones by name, original files by their format, and shards by name or location."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from vitctl.data.datasets.known_sets import DATA_SETS, DataSet
-from vitctl.data.datasets.vtab import in_vtab1k
+from vitctl.data.datasets.readers.class_folder import CALTECH101_SPLIT, read_class_folder, read_class_tar
+from vitctl.data.datasets.readers.imagenet import is_imagenet, read_imagenet
+from vitctl.data.datasets.readers.table import read_parquet, read_table
+from vitctl.data.datasets.vtab import (
+    VAL200_AND_TEST_DIGESTS,
+    VTAB,
+    VtabTask,
+    in_vtab1k,
+    is_published_train800,
+    names_digest,
+)
 from vitctl.data.shards.index import find_splits
 from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.splits import resolve, select
-from vitctl.data.source.unsharded import SyntheticSource
-from vitctl.data.source.views import Source, split_sources
-from vitctl.data.writer.items import Originals
+from vitctl.data.source.stores import ShardSource, SyntheticSource, open_index
+from vitctl.data.source.views import Source, source_texts, split_sources
+from vitctl.data.writer.intake import Item, Originals
 from vitctl.data.writer.write import write_originals
 from vitctl.errors import DataError, explaining
-from vitctl.system.parsing import parsing
+from vitctl.system.files import parsing
 from vitctl.system.pool import default_workers
 from vitctl.system.text import did_you_mean, nearest, typed_command
 
@@ -190,3 +202,246 @@ def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Pa
                 f"{row.name} has {wanted or '?':,} of {row.num_classes:,}; if it is another data set give it with --data "
                 f"{folder}"
             )
+
+
+# Original files, by their format
+
+_TORCHVISION, _KNOWN = "torchvision:", "known:"
+_Arguments = tuple[dict[str, object], ...]
+# Sets of torchvision: the known set, the folder that torchvision keeps it in, and the arguments for its splits.
+_TRAIN_TEST: _Arguments = ({"train": True}, {"train": False})
+_SPLITS: _Arguments = ({"split": "train"}, {"split": "val"}, {"split": "test"})
+TORCHVISION_SETS: dict[str, tuple[str, str, _Arguments]] = {
+    "CIFAR10": ("cifar10", "", _TRAIN_TEST),
+    "CIFAR100": ("cifar100", "", _TRAIN_TEST),
+    "SVHN": ("svhn", "", ({"split": "train"}, {"split": "test"})),
+    "OxfordIIITPet": ("pets", "oxford-iiit-pet", ({"split": "trainval"}, {"split": "test"})),
+    "Flowers102": ("flowers102", "flowers-102", _SPLITS),
+    "DTD": ("dtd", "dtd", _SPLITS),
+    "EuroSAT": ("eurosat", "eurosat", ({},)),
+}
+
+
+def open_originals(source: str, *, download: bool = False, root: Path | None = None) -> dict[str, Originals]:
+    """Open the original files of a data set, to be written by `write_originals`.
+
+    Args:
+        source: a folder or a plain `.tar` of class folders or of a tar per class, a `.csv` or `.tsv` table,
+            `torchvision:NAME`, `known:NAME` (a set of the catalog, from its original files below `root`), a
+            folder with ImageNet's archives or Kaggle's tree, a `.parquet` file or a folder of them, or a
+            folder of shards.
+        download: `torchvision:` only: download what is missing.
+        root: folder of the files of `torchvision:` (`torchvision_data` if not given) and `known:`.
+
+    Returns:
+        split name to its images.
+
+    Raises:
+        DataError: the source is none of these, or its reader refuses it.
+    """
+    path = Path(source)
+    with parsing(source, DataError):
+        if source.startswith(_TORCHVISION):
+            name = source.removeprefix(_TORCHVISION)
+            return read_torchvision(name, root or Path("torchvision_data"), download=download)
+        if source.startswith(_KNOWN):
+            name = source.removeprefix(_KNOWN)
+            return read_originals(name, root or Path(name))
+        if path.is_dir():
+            return _open_folder(path)
+        if not path.is_file():
+            raise DataError(f"{source}: no such file or folder")
+        match path.suffix.lower():
+            case ".tar":
+                return read_class_tar(path)
+            case ".csv" | ".tsv":
+                return read_table(path)
+            case ".parquet":
+                return read_parquet([path])
+        raise DataError(
+            f"{source}: should be a folder of class folders, a .tar of them, a .csv or .tsv table, or "
+            f".parquet"
+        )
+
+
+def _open_folder(folder: Path) -> dict[str, Originals]:
+    if is_imagenet(folder):
+        return read_imagenet(folder)
+    if splits := find_splits(folder):
+        return {split: _read_shards(place) for split, place in splits.items()}
+    if tables := [*folder.glob("*.parquet"), *folder.glob("data/*.parquet")]:
+        return read_parquet(tables)
+    return read_class_folder(folder)
+
+
+def _read_shards(place: Path) -> Originals:
+    """Read a split of shards, to be written again; images, keys, labels and class names stay as they are."""
+    source = ShardSource(open_index(place))
+    items = []
+    for sample, (size, label) in enumerate(
+        zip(source.index.rows["size"].tolist(), source.labels().tolist(), strict=True)
+    ):
+        given = tuple(one for one in label if one >= 0) if isinstance(label, list) else label
+        items.append(Item(source.key(sample), given, partial(source.read, sample), size))
+    return Originals(items, source.class_names, source.index.source)
+
+
+def read_torchvision(name: str, root: Path, *, download: bool) -> dict[str, Originals]:
+    """Read the splits of a torchvision data set: torchvision checks its files, the known set's reader reads them.
+
+    Args:
+        name: such as CIFAR10; see `TORCHVISION_SETS`.
+        root: where torchvision keeps, or shall put, its files.
+        download: download what is missing.
+
+    Raises:
+        DataError: the set is unknown, or its files are missing or damaged.
+    """
+    import torchvision.datasets
+
+    if name not in TORCHVISION_SETS:
+        raise DataError(f"torchvision:{name} is unknown, should be one of: {', '.join(TORCHVISION_SETS)}")
+    known, folder, arguments = TORCHVISION_SETS[name]
+    try:
+        for given in arguments:
+            opened = getattr(torchvision.datasets, name)(root, download=download, **given)
+        splits = find_data_set(known).open(root / folder)
+    except Exception as error:  # torchvision raises whatever damaged files make it trip over
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"torchvision:{name}: cannot be read from {root} ({reason}); or try --download"
+        ) from None
+    # torchvision spells the breeds of the pets differently.
+    spelled, source = tuple(getattr(opened, "classes", ())), f"torchvision {name}"
+    return {
+        split: replace(
+            originals,
+            class_names=spelled if len(spelled) == len(originals.class_names) else originals.class_names,
+            source=source,
+        )
+        for split, originals in splits.items()
+    }
+
+
+# The paper's transfer and few-shot sets (Section 4.1; big_vision's few-shot list), and those of pre-training.
+USES = {
+    "transfer": ("imagenet", "imagenet_v2", "objectnet", "cifar10", "cifar100", "pets", "flowers102"),
+    "few-shot": (
+        *("caltech101", "cars196", "birds", "dtd", "uc_merced", "colorectal", "pets", "cifar100", "imagenet"),
+    ),
+    "pre-training": ("imagenet", "imagenet21k", "jft300m"),
+}
+ABSENT, SHARDS, BUILT_IN = "absent", "shards", "built in"
+MATCH, COUNTS = "match", "counts match, no published digest"
+
+
+@dataclass(frozen=True)
+class InventoryEntry:
+    """A known data set, and its state on disk.
+
+    Args:
+        name: of the set.
+        uses: what the paper and this project use it for.
+        num_classes: size of its head.
+        sizes: images of every split, by the table.
+        state: absent, originals, shards, a copy or a part in words, or that it comes with vitctl.
+        ready: whether `--dataset NAME` finds it.
+    """
+
+    name: str
+    uses: tuple[str, ...]
+    num_classes: int
+    sizes: dict[str, int]
+    state: str
+    ready: bool
+
+
+def list_inventory(root: Path) -> list[InventoryEntry]:
+    """Return every known data set and its state under `root`."""
+    return [_holding(row, root) for row in DATA_SETS.values()]
+
+
+def _holding(row: DataSet, root: Path) -> InventoryEntry:
+    try:
+        indexes = {name: open_index(place) for name, place in find_splits(root / row.name).items()}
+        notes = dict.fromkeys(index.source for index in indexes.values())
+        missing = [name for name in row.sizes if name not in indexes and "train800" not in indexes]
+        state = "; ".join(text for text in notes if "partial" in text or "copy" in text) or SHARDS
+        if not indexes:
+            state = ABSENT if row.make is None else BUILT_IN
+        elif missing:
+            state = f"{SHARDS} without {', '.join(missing)}"
+        is_ready = bool(indexes) or row.make is not None
+    except DataError as error:
+        state, is_ready = f"damaged: {error}", False
+    uses = [f"VTAB {task.group}" for task in VTAB if task.data_set == row.name]
+    uses += [use for use, names in USES.items() if row.name in names]
+    return InventoryEntry(row.name, tuple(uses), row.num_classes, dict(row.sizes), state, is_ready)
+
+
+@dataclass(frozen=True)
+class TaskCheck:
+    """The check of one task of VTAB-1k against published digests.
+
+    Args:
+        task: its name.
+        num_classes: of its head.
+        sizes: images of train800, val200 and test; empty if the set is absent.
+        digests: of their keys.
+        verdict: "match" when all that is known of the images agrees; else in words.
+        is_wrong: whether the images are not the benchmark's although they claim to be.
+    """
+
+    task: str
+    num_classes: int
+    sizes: tuple[int, ...]
+    digests: tuple[str, ...]
+    verdict: str
+    is_wrong: bool = False
+
+
+def check_task(
+    task: VtabTask, root: Path, progress: Callable[[int, int], None] = lambda _done, _total: None
+) -> TaskCheck:
+    """Compare the keys of the 800, 200 and test images of a task with their published digests.
+
+    Args:
+        task: a row of `VTAB`.
+        root: folder of known data sets.
+        progress: called with (splits done, 3).
+    """
+    if not find_splits(root / find_data_set(task.data_set).name):
+        return TaskCheck(task.name, task.num_classes, (), (), ABSENT)
+    try:
+        opened = [open_split(split, dataset=task.data_set, root=str(root)) for split in task.splits.values()]
+    except DataError as error:
+        return TaskCheck(task.name, task.num_classes, (), (), str(error), is_wrong=True)
+    keys = []
+    for done, source in enumerate(opened):
+        keys.append([source.key(sample) for sample in range(len(source))])
+        progress(done + 1, len(opened))
+    digests = tuple(map(names_digest, keys))
+    sizes = tuple(map(len, opened))
+    return TaskCheck(task.name, task.num_classes, sizes, digests, *_verdict(task, opened, keys[0], digests))
+
+
+def _verdict(
+    task: VtabTask, opened: list[Source], train800: list[str], digests: tuple[str, ...]
+) -> tuple[str, bool]:
+    copies = [text for source in opened for text in source_texts(source) if "copy" in text]
+    published = is_published_train800(task, train800)
+    agree = {"train800": published}
+    for split, digest, wanted in zip(
+        ("val200", "test"), digests[1:], VAL200_AND_TEST_DIGESTS.get(task.name, (None, None)), strict=True
+    ):
+        agree[split] = None if wanted is None else digest == wanted
+    wrong = [split for split, same in agree.items() if same is False]
+    if copies and wrong:
+        return f"a copy without the original names: {copies[0]}", False
+    if wrong:
+        return f"NO MATCH: {', '.join(wrong)}", True
+    if task.name == "caltech101":
+        return f"ours: {CALTECH101_SPLIT}; the benchmark's split cannot be drawn again", False
+    known = [split for split, same in agree.items() if same]
+    text = f"{MATCH} ({', '.join(known)})" if known else COUNTS
+    return text + (f"; {copies[0]}" if copies else ""), False

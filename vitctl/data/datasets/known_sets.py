@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from vitctl.data.datasets.downloads import Archive
-from vitctl.data.datasets.readers import arrays, glyphs, imagenet, list_file, shapes
-from vitctl.data.datasets.readers.cifar import read_cifar
+from vitctl.data.datasets.readers import arrays, imagenet, list_file, shapes
+from vitctl.data.datasets.readers.arrays import read_cifar, read_dmlab
 from vitctl.data.datasets.readers.class_folder import read_caltech101, read_fixed_classes
-from vitctl.data.datasets.readers.files import MissingOriginalsError
-from vitctl.data.datasets.readers.list_file import read_lists
-from vitctl.data.datasets.readers.retinopathy import read_retinopathy
-from vitctl.data.datasets.readers.tfrecord import read_dmlab
-from vitctl.data.writer.items import Originals
+from vitctl.data.datasets.readers.list_file import read_lists, read_retinopathy
+from vitctl.data.datasets.readers.original_files import Archive, MissingOriginalsError
+from vitctl.data.writer.intake import Originals
 from vitctl.errors import DataError
 
 
@@ -29,7 +26,6 @@ class DataSet:
         name: as it is typed, and the name of its folder of shards.
         num_classes: size of the head, whichever labels occur.
         sizes: images per split.
-        native: how large the images are, in words.
         read: reads the original files below a folder.
         archive: what the original files come in and where to get it, in words.
         aliases: other names, in lower case.
@@ -42,7 +38,6 @@ class DataSet:
     name: str
     num_classes: int
     sizes: Mapping[str, int]
-    native: str = ""
     read: Callable[[Path], dict[str, Originals]] | None = None
     archive: str = ""
     aliases: tuple[str, ...] = ()
@@ -84,7 +79,7 @@ def _make_digits(split: str) -> Originals:
 
 def _make_glyphs(split: str) -> Originals:
     size = DATA_SETS["glyphs"].sizes[split]
-    return Originals(glyphs.items(split, size, 0), glyphs.CLASS_NAMES, "vitctl glyphs generator")
+    return Originals(shapes.glyph_items(split, size, 0), shapes.GLYPH_NAMES, "vitctl glyphs generator")
 
 
 def _shapes(task: str) -> DataSet:
@@ -116,7 +111,6 @@ _COLORECTAL = ("tumor", "stroma", "complex", "lympho", "debris", "mucosa", "adip
 _CLEVR = partial(
     DataSet,
     sizes={"train": 70_000, "validation": 15_000},
-    native="480x320",
     family="clevr",
     archive="CLEVR_v1.0.zip from https://cs.stanford.edu/people/jcjohns/clevr",
     downloads=(
@@ -131,7 +125,6 @@ _DSPRITES = partial(
     DataSet,
     num_classes=16,
     sizes={"train": 737_280},
-    native="64x64",
     family="dsprites",
     archive=f"{arrays.DSPRITES_FILE} from https://github.com/google-deepmind/dsprites-dataset",
     downloads=(
@@ -144,7 +137,6 @@ _DSPRITES = partial(
 _SMALLNORB = partial(
     DataSet,
     sizes={"train": 24_300, "test": 24_300},
-    native="96x96",
     family="smallnorb",
     archive="the six smallnorb-*.mat.gz from https://cs.nyu.edu/~ylclab/data/norb-v1.0-small, packed or unpacked",
     downloads=(
@@ -178,14 +170,13 @@ _SMALLNORB = partial(
 _ROWS = (
     # Sets that come with vitctl
     DataSet("digits", 10, arrays.DIGITS_SIZES, make=_make_digits),
-    DataSet("glyphs", glyphs.NUM_LETTERS, {"train": 10_000, "test": 1_000}, make=_make_glyphs),
+    DataSet("glyphs", shapes.NUM_LETTERS, {"train": 10_000, "test": 1_000}, make=_make_glyphs),
     *map(_shapes, shapes.TASKS),
     # VTAB
     DataSet(
         "caltech101",
         102,
         {"train": 3_060, "test": 6_084},
-        "about 300x200",
         read_caltech101,
         "101_ObjectCategories.tar.gz of caltech-101.zip from https://data.caltech.edu/records/mzrjq-6wc02",
         ("caltech-101",),
@@ -202,7 +193,6 @@ _ROWS = (
         "cifar10",
         10,
         {"train": 50_000, "test": 10_000},
-        "32x32",
         partial(
             read_cifar,
             folder="cifar-10-batches-py",
@@ -222,7 +212,6 @@ _ROWS = (
         "cifar100",
         100,
         {"train": 50_000, "test": 10_000},
-        "32x32",
         partial(
             read_cifar,
             folder="cifar-100-python",
@@ -242,7 +231,6 @@ _ROWS = (
         "dtd",
         47,
         _three(1_880, 1_880, 1_880),
-        "300 to 640",
         partial(
             read_lists,
             images="dtd/images",
@@ -267,7 +255,6 @@ _ROWS = (
         "flowers102",
         102,
         _three(1_020, 1_020, 6_149),
-        "500+",
         list_file.read_flowers102,
         "102flowers.tgz, imagelabels.mat and setid.mat from https://www.robots.ox.ac.uk/~vgg/data/flowers/102",
         ("oxford_flowers102", "flowers"),
@@ -295,7 +282,6 @@ _ROWS = (
         "pets",
         37,
         {"train": 3_680, "test": 3_669},
-        "200 to 600",
         # Some of the files named `.jpg` are PNG or GIF; their bytes stay as they are.
         partial(
             read_lists,
@@ -325,7 +311,6 @@ _ROWS = (
         "sun397",
         397,
         _three(76_128, 10_875, 21_750),
-        "120x120 and more",
         list_file.read_sun397,
         "SUN397.tar.gz from https://vision.princeton.edu/projects/2010/SUN",
     ),
@@ -333,7 +318,6 @@ _ROWS = (
         "svhn",
         10,
         {"train": 73_257, "test": 26_032},
-        "32x32",
         arrays.read_svhn,
         "train_32x32.mat and test_32x32.mat from http://ufldl.stanford.edu/housenumbers",
         ("svhn_cropped",),
@@ -356,7 +340,6 @@ _ROWS = (
         "patch_camelyon",
         2,
         _three(262_144, 32_768, 32_768),
-        "96x96",
         arrays.read_patch_camelyon,
         "the six camelyonpatch_level_2_split_*.h5.gz from https://zenodo.org/records/2546921, unpacked with gunzip",
         ("pcam", "camelyon"),
@@ -397,7 +380,6 @@ _ROWS = (
         "eurosat",
         10,
         {"train": 27_000},
-        "64x64",
         partial(
             read_fixed_classes,
             places=("EuroSAT_RGB", "2750"),
@@ -419,7 +401,6 @@ _ROWS = (
         "resisc45",
         45,
         {"train": 31_500},
-        "256x256",
         # Copies on the Hugging Face hub come in other splits, which are not those of VTAB.
         partial(
             read_fixed_classes,
@@ -434,7 +415,6 @@ _ROWS = (
         "retinopathy",
         5,
         _three(35_126, 10_906, 42_670),
-        "at most 540x540",
         read_retinopathy,
         "train.zip.*, test.zip.* (joined with cat) and trainLabels.csv.zip of the Kaggle competition "
         "diabetic-retinopathy-detection, and https://storage.googleapis.com/kaggle-forum-message-attachments/"
@@ -452,7 +432,6 @@ _ROWS = (
         "dmlab",
         6,
         _three(65_550, 22_628, 22_735),
-        "480x360",
         read_dmlab,
         "dmlab.tar.gz from https://storage.googleapis.com/dmlab-vtab/dmlab.tar.gz",
         downloads=(
@@ -467,7 +446,6 @@ _ROWS = (
         "kitti-dist",
         4,
         _three(6_347, 423, 711),
-        "about 1242x375",
         list_file.read_kitti,
         "data_object_image_2.zip, data_object_label_2.zip and, in devkit_object/, devkit_object.zip "
         "from https://www.cvlibs.net/datasets/kitti/eval_object.php",
@@ -518,7 +496,6 @@ _ROWS = (
         "cars196",
         196,
         {"train": 8_144, "test": 8_041},
-        "about 700x480",
         list_file.read_cars196,
         "cars_train.tgz, cars_test.tgz, car_devkit.tgz and cars_test_annos_withlabels.mat of Stanford Cars",
         ("cars", "stanford_cars"),
@@ -527,7 +504,6 @@ _ROWS = (
         "birds",
         200,
         {"train": 5_994, "test": 5_794},
-        "about 500x375",
         list_file.read_birds,
         "CUB_200_2011.tgz from https://data.caltech.edu/records/65de6-vp158",
         ("cub", "caltech_birds2011"),
@@ -543,7 +519,6 @@ _ROWS = (
         "uc_merced",
         21,
         {"train": 2_100},
-        "256x256",
         partial(
             read_fixed_classes,
             places=("UCMerced_LandUse/Images", "Images"),
@@ -558,7 +533,6 @@ _ROWS = (
         "colorectal",
         8,
         {"train": 5_000},
-        "150x150",
         partial(
             read_fixed_classes,
             places=("Kather_texture_2016_image_tiles_5000",),
@@ -584,7 +558,6 @@ _ROWS = (
         "imagenet",
         1000,
         {"train": 1_281_167, "validation": 50_000},
-        "about 500x375",
         imagenet.read_imagenet,
         "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar from https://image-net.org, packed or unpacked, "
         "or Kaggle's ILSVRC/",
@@ -596,7 +569,6 @@ _ROWS = (
         "imagenet21k",
         21_843,
         {"train": 14_197_122},
-        "about 500x375",
         imagenet.read_imagenet21k,
         "fall11_whole.tar of https://image-net.org, packed, or unpacked to a .tar or a folder per synset",
         ("in21k", "i21k"),
@@ -605,7 +577,6 @@ _ROWS = (
         "imagenet_v2",
         1000,
         {"test": 10_000},
-        "about 500x375",
         # A folder's name is its class number, so folder 10 does not come before folder 2.
         partial(
             read_fixed_classes,
@@ -631,7 +602,6 @@ _ROWS = (
         "objectnet",
         113,
         {"test": 18_574},
-        "about 1000x1000",
         imagenet.read_objectnet,
         "objectnet-1.0.zip from https://objectnet.dev (its password stands there; it must not be used for training)",
     ),

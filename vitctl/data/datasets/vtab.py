@@ -28,6 +28,11 @@ class VtabTask:
     community: str = ""
 
     @property
+    def splits(self) -> dict[str, str]:
+        """The split expressions by the names that a VTAB-1k copy gives them."""
+        return {"train800": self.train800, "val200": self.val200, "test": self.test}
+
+    @property
     def train(self) -> str:
         """All 1,000 images, for the final runs."""
         return f"{self.train800}+{self.val200}"
@@ -122,28 +127,25 @@ SUITES: dict[str, tuple[VtabTask, ...]] = {"vtab": VTAB, "mini": MINI}
 
 
 def in_vtab1k(split: str, data_set: str) -> str:
-    """A split expression of a task in the words of a VTAB-1k copy, which has the splits train800, val200 and
+    """Translate a split expression of a task into the words of a VTAB-1k copy, which has the splits train800, val200 and
     test.
 
     Raises:
         DataError: the copy does not have these images.
     """
     for task in VTAB:
-        known = {
-            task.train: "train800+val200",
-            task.train800: "train800",
-            task.val200: "val200",
-            task.test: "test",
-        } | {name: name for name in ("train800", "val200", "train800+val200", "test")}
+        known = {task.train: "train800+val200", "train800+val200": "train800+val200"}
+        for name, expression in task.splits.items():
+            known |= {expression: name, name: name}
         if task.data_set == data_set and split in known:
             return known[split]
     raise DataError(
-        f"the VTAB-1k copy of {data_set} has the splits train800, val200 and test; '{split}' needs the whole "
-        f"data set"
+        f"the VTAB-1k copy of {data_set} has the splits train800, val200 and test; '{split}' needs the "
+        f"complete data set"
     )
 
 
-# Digests of train800 that others can be held to, where the names of all its images were published (from the
+# Published digests of train800, where the names of all its images were published (from the
 # lists of TensorFlow Datasets' own output that the authors of Visual Prompt Tuning put out), or follow from
 # the rule (dSprites).
 TRAIN800_DIGESTS = {
@@ -183,14 +185,14 @@ VAL200_AND_TEST_DIGESTS: dict[str, tuple[str, str]] = {
 
 
 def names_digest(names: Iterable[str]) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of the sorted names, one per line: the same for every
+    """Return the first 16 hexadecimal digits of the SHA-256 of the sorted names, one per line: the same for every
     order.
     """
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
 
 
 def is_published_train800(task: VtabTask, keys: Iterable[str]) -> bool | None:
-    """Whether these are the keys of the benchmark's 800 images; None for the tasks of which no digest is
+    """Return whether these are the keys of the benchmark's 800 images; None for the tasks of which no digest is
     known.
     """
     if task.name not in TRAIN800_DIGESTS:

@@ -14,17 +14,22 @@ from functools import partial
 from pathlib import Path
 
 from vitctl.data.datasets.catalog import known_size, open_split
-from vitctl.data.datasets.readers.files import file_items, need, numbered_labels, read_bytes, read_lines
+from vitctl.data.datasets.readers.original_files import (
+    file_items,
+    need,
+    numbered_labels,
+    read_bytes,
+    read_lines,
+)
 from vitctl.data.datasets.vtab import VTAB, VtabTask, is_published_train800
 from vitctl.data.images.image_types import image_extension
 from vitctl.data.shards.index import INDEX_FILE, find_splits
-from vitctl.data.source.exclusion import open_shards
+from vitctl.data.source.splits import open_shards
 from vitctl.data.source.views import Source, check_labels, concat, source_text, source_texts
-from vitctl.data.writer.items import Item, Originals
+from vitctl.data.writer.intake import Item, Originals
 from vitctl.data.writer.write import write_originals
 from vitctl.errors import DataError
-from vitctl.system.files import write_text
-from vitctl.system.parsing import parsing
+from vitctl.system.files import parsing, write_text
 from vitctl.system.text import escaped_json
 
 COMMUNITY_LIST = "train800.txt"  # identifies a folder of a task
@@ -83,7 +88,7 @@ def open_task(task: VtabTask, root: Path, *, scratch: Path | None, allow_partial
         names = {name: name for name in _COMMUNITY}
         opened = [open_shards(shards[name]) for name in _COMMUNITY]
     else:
-        names = dict(zip(_COMMUNITY, (task.train800, task.val200, task.test), strict=True))
+        names = task.splits
         opened = [
             open_split(split, dataset=task.data_set, root=str(root), scratch=scratch, whole=not allow_partial)
             for split in names.values()
@@ -289,9 +294,8 @@ def export_shards(
 
 
 def _open_splits(task: VtabTask, root: Path) -> dict[str, Source]:
-    expressions = {"train800": task.train800, "val200": task.val200, "test": task.test}
     return {
-        name: open_split(split, dataset=task.data_set, root=str(root)) for name, split in expressions.items()
+        name: open_split(split, dataset=task.data_set, root=str(root)) for name, split in task.splits.items()
     }
 
 

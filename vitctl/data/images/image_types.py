@@ -50,7 +50,7 @@ _MAX_WEBP_CHUNKS = 64
 
 
 def is_system_file(name: str) -> bool:
-    """Whether a part of a path is hidden, or a metadata file of an operating system (Thumbs.db, __MACOSX
+    """Return whether a part of a path is hidden, or a metadata file of an operating system (Thumbs.db, __MACOSX
     ...).
     """
     return any(part.startswith(".") or part.lower() in _SYSTEM for part in name.split("/"))
@@ -61,7 +61,7 @@ def exclusion_reason(name: str, head: Callable[[], bytes]) -> str:
 
     Args:
         name: path of the file, with `/`.
-        head: returns its first `HEAD_BYTES` bytes; called only where the extension is not enough.
+        head: returns its first `HEAD_BYTES` bytes or more; called only where the extension is not enough.
     """
     if is_system_file(name):
         return SYSTEM_FILE
@@ -99,7 +99,7 @@ def image_extension(data: bytes) -> str | None:
 
 
 def is_heic(data: bytes) -> bool:
-    """Whether a file is HEIF with HEVC inside, by its first bytes; 300 are enough."""
+    """Return whether a file is HEIF with HEVC inside, by its first bytes; 300 are enough."""
     end = min(int.from_bytes(data[:4]), len(data), 16 + 4 * _MAX_BRANDS)
     brands = {data[8:12], *(data[at : at + 4] for at in range(16, end, 4))}
     return data[4:8] == b"ftyp" and bool(brands & _HEIC_BRANDS)

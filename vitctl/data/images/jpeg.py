@@ -208,7 +208,7 @@ def find_fault(data: bytes) -> Fault | None:
 
 
 def lacks_scans(data: bytes, num_components: int) -> bool:
-    """Whether a progressive JPEG ends before its scans hold every coefficient of every component to the last
+    """Return whether a progressive JPEG ends before its scans hold every coefficient of every component to the last
     bit.
 
     Source: ITU-T T.81, sections B.2.3 and G.1.1.1

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitctl.data.images.decode import BadSample, Picture, Truncated
-from vitctl.system.bounds import PIXELS
+from vitctl.system.files import PIXELS
 
 Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
 EvalResample = Literal[Resample, "area"]
@@ -144,7 +144,7 @@ class EvalTransform:
     truncated: Truncated = "refuse"
 
     def __str__(self) -> str:
-        """A description for the terminal."""
+        """Return a description for the terminal."""
         side = "shorter side" if self.method == "shorter_side" else "square"
         resized = f", the centre of {side} {self.resize}" if self.resize > self.image_size else ""
         return f"images of {self.image_size} pixels{resized}"
@@ -175,7 +175,7 @@ class EvalTransform:
         return pixels[:, top : top + size, left : left + size]
 
     def scaled(self, height: int, width: int) -> tuple[int, int]:
-        """The size of an image whose shorter side is scaled to `resize`."""
+        """Return the size of an image whose shorter side is scaled to `resize`."""
         ratio = (self.resize or self.image_size) / min(height, width)
         return round(height * ratio), round(width * ratio)
 
@@ -190,7 +190,7 @@ class TorchvisionTransform(EvalTransform):
     """
 
     def scaled(self, height: int, width: int) -> tuple[int, int]:
-        """The size of an image whose shorter side is scaled to `resize`."""
+        """Return the size of an image whose shorter side is scaled to `resize`."""
         target, shorter = self.resize or self.image_size, min(height, width)
         return int(target * height / shorter), int(target * width / shorter)
 
@@ -200,7 +200,7 @@ class TorchvisionTransform(EvalTransform):
 
 
 def augmentation_rng(seed: int, epoch: int, sample: int) -> np.random.Generator:
-    """The random generator for one sample in one epoch.
+    """Return the random generator for one sample in one epoch.
 
     It depends on these numbers only, not on worker, rank or order.
     """

@@ -13,14 +13,14 @@ from vitctl.data.datasets.catalog import find_data_set
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, find_splits
 from vitctl.data.shards.remote import bounded, is_remote
-from vitctl.data.shards.scan import read_shard
-from vitctl.data.source.exclusion import DIGEST, changed_images, image_digest
-from vitctl.data.source.exclusion import FILE as EXCLUDED
-from vitctl.data.source.shard_source import ShardSource, open_index
+from vitctl.data.shards.tar import padded, read_shard
+from vitctl.data.source.splits import DIGEST, changed_images, image_digest
+from vitctl.data.source.splits import FILE as EXCLUDED
+from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import check_labels, has_label, sample_key
 from vitctl.data.writer.intake import REPORT as INTAKE
 from vitctl.errors import DataError
-from vitctl.system.pool import Done, run_tasks
+from vitctl.system.pool import Done, counted, run_tasks
 from vitctl.system.text import one_line
 
 _SAMPLED_IMAGES = 1000
@@ -97,20 +97,14 @@ def verify_index(
         progress: called with (steps done, steps in all); a step is a shard or an image.
     """
     tasks = list(_tasks(index, decode_images == "sample"))
-    decodes, done = decode_images != "none", 0
+    decodes = decode_images != "none"
     num_images = sum(len(task.images) for task in tasks)
     num_steps = sum(task.whole for task in tasks) + num_images * decodes
-
-    def count(more: int) -> None:
-        nonlocal done
-        done += more
-        if progress and more:
-            progress(done, num_steps)
 
     def check(task: int, done: Done) -> tuple[list[_Problem], list[bytes]]:
         return _check_task(index, tasks[task], decodes, done)
 
-    results = run_tasks(check, len(tasks), workers=workers, done=count)
+    results = run_tasks(check, len(tasks), workers=workers, done=counted(progress, num_steps))
     problems = [problem for problems, _ in results for problem in problems]
     source = ShardSource(index)
     try:
@@ -236,10 +230,10 @@ def _shard_problems(own: Index, address: str) -> list[_Problem]:
         return problems
     differ = rows != own.rows
     if own.labels is not None:
-        labels = rows["label"][:, None] if scan.labels is None else scan.labels
+        labels = padded(rows["label"], 1) if scan.labels is None else scan.labels
         width = own.labels.shape[1]
-        padded = np.pad(labels, ((0, 0), (0, max(0, width - labels.shape[1]))), constant_values=-1)
-        differ = differ | (padded[:, :width] != own.labels).any(axis=1)
+        table = padded(labels, max(width, labels.shape[1]))
+        differ = differ | (table[:, :width] != own.labels).any(axis=1)
     if len(wrong := np.flatnonzero(differ)):
         text = f"sample {wrong[0]} of it is not where, or not labelled as, samples.npy says"
         problems.append(problem("other samples", text))
@@ -247,7 +241,7 @@ def _shard_problems(own: Index, address: str) -> list[_Problem]:
 
 
 def unused_files(folder: Path) -> tuple[list[str], list[str]]:
-    """Files in the folder of a data set, or of one split, that belong to no split.
+    """List files in the folder of a data set, or of one split, that belong to no split.
 
     Args:
         folder: of splits, or of one.
@@ -321,7 +315,7 @@ def _check_split_folder(folder: Path, problems: list[str], notes: list[str]) -> 
 
 
 def missing_images(name: str, indexes: Mapping[str, Index]) -> tuple[list[str], list[str]]:
-    """Missing splits and images of a known data set, by the sizes in the catalog.
+    """List missing splits and images of a known data set, by the sizes in the catalog.
 
     Args:
         name: of the set.

@@ -16,12 +16,12 @@ import numpy as np
 from PIL import Image
 
 from vitctl.data.images.decode import BadSample, open_picture
-from vitctl.data.inspect.contact_sheet import Cell, cell, draw_sheet, save
-from vitctl.data.source.exclusion import DIGEST, bytes_digest, image_digest
-from vitctl.data.source.shard_source import ShardSource, open_index
+from vitctl.data.inspect.overview import Cell, cell, draw_sheet, save
+from vitctl.data.source.splits import DIGEST, bytes_digest, image_digest
+from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import Source, sample_key
-from vitctl.system.pool import Done, run_tasks
-from vitctl.system.tables import write_csv
+from vitctl.system.files import write_csv
+from vitctl.system.pool import Done, run_each
 
 MATCHES = "matches.csv"
 _PAIRS_ON_A_PAGE, _PAIRS_IN_A_ROW, _MAX_PAGES = 24, 3, 20
@@ -75,11 +75,11 @@ class Found:
     own_name: str
 
     def labels(self, match: Match) -> tuple[str, str]:
-        """The class names of both images, see `label_text`."""
+        """Return the class names of both images, see `label_text`."""
         return label_text(self.own, match.sample), label_text(self.source, match.other)
 
     def has_other_label(self, match: Match) -> bool:
-        """Whether both images have labels, and different ones."""
+        """Return whether both images have labels, and different ones."""
         own, other = self.labels(match)
         return bool(own and other) and own != other
 
@@ -140,7 +140,7 @@ def compare_within(
 
 
 def label_text(source: Source, sample: int) -> str:
-    """The class names of an image, joined by `;` where there are several; empty for an image without a label."""
+    """Return the class names of an image, joined by `;` where there are several; empty for an image without a label."""
     labels = source.labels(np.array([sample])).reshape(-1).tolist()
     return ";".join(sorted(source.class_names[label] for label in labels if label >= 0))
 
@@ -204,7 +204,7 @@ def _pair(one: Found, match: Match) -> tuple[Cell, Cell]:
 
 
 def find_matches(own: ImageHashes, others: ImageHashes, *, max_bits: int) -> list[Match]:
-    """For each image that has a duplicate among others, the nearest one; exact duplicates take precedence.
+    """Find the nearest duplicate of each image among others; exact duplicates take precedence.
 
     Args:
         own: images to check.
@@ -231,7 +231,7 @@ def find_matches(own: ImageHashes, others: ImageHashes, *, max_bits: int) -> lis
 
 
 def near_pairs(a: np.ndarray, b: np.ndarray, max_bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All pairs of 64-bit words with a small Hamming distance.
+    """Find all pairs of 64-bit words with a small Hamming distance.
 
     Words are split into four chunks of 16 bits. Where at most `max_bits` bits differ, at least one chunk
     differs in at most a quarter of them; so only words with a similar chunk are compared.
@@ -268,7 +268,7 @@ def near_pairs(a: np.ndarray, b: np.ndarray, max_bits: int) -> tuple[np.ndarray,
 def _near_in_buckets(
     a: np.ndarray, b: np.ndarray, buckets: np.ndarray, order: np.ndarray, starts: np.ndarray, max_bits: int
 ) -> np.ndarray:
-    """Near pairs of the words of `a` and the words of `b` in the bucket of each; a pair (i, j) as `i * len(b)
+    """Find near pairs of the words of `a` and the words of `b` in the bucket of each; a pair (i, j) as `i * len(b)
     + j`.
     """
     counts = starts[buckets + 1] - starts[buckets]
@@ -301,29 +301,23 @@ def hash_images(
         perceptual: False to compute digests only, without decoding.
     """
 
-    def block(task: int, done: Done) -> list[tuple[bytes, int | None]]:
-        found = []
-        for sample in range(task * _IMAGES_PER_TASK, min((task + 1) * _IMAGES_PER_TASK, len(source))):
-            try:
-                data = source.read(sample)
-                found.append((bytes_digest(data), perceptual_hash(data) if perceptual else None))
-            except BadSample:
-                found.append((image_digest(source, sample), None))
-            done(1)
-        return found
+    def hash_image(sample: int) -> tuple[bytes, int | None]:
+        try:
+            data = source.read(sample)
+            return bytes_digest(data), perceptual_hash(data) if perceptual else None
+        except BadSample:
+            return image_digest(source, sample), None
 
-    blocks = run_tasks(block, -(-len(source) // _IMAGES_PER_TASK), workers=workers, done=done)
-    digests = [digest for found in blocks for digest, _ in found]
-    hashes = [one for found in blocks for _, one in found]
+    hashed = run_each(hash_image, len(source), _IMAGES_PER_TASK, workers=workers, done=done)
     return ImageHashes(
-        np.array(digests, DIGEST),
-        np.array([one or 0 for one in hashes], np.uint64),
-        np.array([one is not None for one in hashes], bool),
+        np.array([digest for digest, _ in hashed], DIGEST),
+        np.array([words or 0 for _, words in hashed], np.uint64),
+        np.array([words is not None for _, words in hashed], bool),
     )
 
 
 def perceptual_hash(data: bytes) -> int | None:
-    """The 64-bit perceptual hash (pHash): whether each of the 64 lowest DCT coefficients is above their
+    """Return the 64-bit perceptual hash (pHash): whether each of the 64 lowest DCT coefficients is above their
     median.
 
     The image is resized to 32 x 32 grey pixels, for JPEG partly while decoding. The mean (DC coefficient) is
@@ -351,7 +345,7 @@ def perceptual_hash(data: bytes) -> int | None:
 
 @cache
 def _transform() -> tuple[np.ndarray, np.ndarray]:
-    """The orthonormal DCT matrix `[11, 32]`, and the flat indices of the 64 lowest frequencies without DC."""
+    """Return the orthonormal DCT matrix `[11, 32]`, and the flat indices of the 64 lowest frequencies without DC."""
     frequency, pixel = np.arange(_FREQUENCIES)[:, None], np.arange(_SIDE)[None]
     rows = np.cos(np.pi * frequency * (2 * pixel + 1) / (2 * _SIDE)) * np.sqrt(2 / _SIDE)
     rows[0] /= np.sqrt(2)

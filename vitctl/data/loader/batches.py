@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from vitctl.data.images.convert import without_heic
-from vitctl.data.images.decode import BadSample, Picture, open_picture
+from vitctl.data.images.decode import BadSample, Picture, open_picture, without_heic
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
-from vitctl.data.loader.lanes import Lanes, micro_batches, own_slots, share
 from vitctl.data.loader.workers import (
     Prefetcher,
     SharedMemory,
@@ -28,13 +26,12 @@ from vitctl.data.loader.workers import (
     start_workers,
     worker_init,
 )
-from vitctl.data.source.order import SampleOrder
+from vitctl.data.source.order import Lanes, SampleOrder, micro_batches, own_slots, share
 from vitctl.data.source.views import Source, has_label, sample_key
 from vitctl.errors import DataError
-from vitctl.system import bounds
-from vitctl.system.bounds import HELD
-from vitctl.system.memory_lock import release
-from vitctl.system.waiting import HERE
+from vitctl.system import files
+from vitctl.system.files import HELD
+from vitctl.system.process import HERE, release_lock
 
 PADDING = -1
 _PREFETCH = 2
@@ -117,7 +114,7 @@ def train_batches(
     checksums: bool = False,
     pinned: bool = False,
 ) -> Iterator[Batch]:
-    """An infinite iterator over the micro-batches of one process, from any step on.
+    """Iterate without end over the micro-batches of one process, from any step on.
 
     Step s trains on positions `s * batch_size` to `(s + 1) * batch_size` of the order; a process takes its
     `share` of them, cut into micro-batches. A sample that cannot be used becomes zeros with weight 0 and is
@@ -340,7 +337,7 @@ def _batch(
             with _recorded(bad, row):
                 images[row] = opened.pop(row)[0]()  # nothing refers to the picture after this line
                 weights[row] = 1
-        release()
+        release_lock()
 
     for row in np.flatnonzero(samples != PADDING).tolist():
         with _recorded(bad, row):
@@ -373,7 +370,7 @@ def _recorded(bad: dict[int, str], row: int) -> Iterator[None]:
 def _batches(
     samples: Dataset[Batch], positions: Iterator[list[int]], num_workers: int, pinned: bool
 ) -> Iterator[Batch]:
-    bounds.check()
+    files.check_limits()
     loader: DataLoader[Any] = DataLoader(
         samples,
         batch_sampler=positions,

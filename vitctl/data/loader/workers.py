@@ -32,13 +32,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from vitctl.data.loader.lanes import LaneOrder
-from vitctl.data.source.order import SampleOrder
+from vitctl.data.source.order import LaneOrder, SampleOrder
 from vitctl.data.source.views import Source, split_sources
 from vitctl.errors import DataError, writing
-from vitctl.system import memory_lock
-from vitctl.system.descriptors import ensure_descriptors
-from vitctl.system.signals import blocked_signals, ignore_signals
+from vitctl.system import process
+from vitctl.system.process import blocked_signals, ensure_descriptors, ignore_signals
 
 _WORKERS: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -59,7 +57,7 @@ class Workers:
     oom_kills: int
 
     def cause_of_death(self) -> str:
-        """Why the first dead worker ended, as text.
+        """Say why the first dead worker ended.
 
         Waits shortly, because the kernel needs a moment to report it.
         """
@@ -113,7 +111,7 @@ def _lost_batch(error: BaseException, _: object) -> None:
 
 
 def worker_init() -> Callable[[int], None]:
-    """The `worker_init_fn` of a DataLoader.
+    """Return the `worker_init_fn` of a DataLoader.
 
     A worker forked by the main thread is killed when that thread ends.
     """
@@ -121,11 +119,11 @@ def worker_init() -> Callable[[int], None]:
         threading.current_thread() is threading.main_thread()
         and multiprocessing.get_start_method() != "forkserver"
     )
-    return partial(_init_worker, os.getpid() if tied else None, memory_lock.shared_lock())
+    return partial(_init_worker, os.getpid() if tied else None, process.shared_lock())
 
 
-def _init_worker(parent: int | None, lock: memory_lock.MemoryLock | None, _: int) -> None:
-    memory_lock.use_lock(lock)
+def _init_worker(parent: int | None, lock: process.MemoryLock | None, _: int) -> None:
+    process.use_lock(lock)
     ignore_signals()  # the parent decides when to stop, and stops its workers itself
     Queue._on_queue_feeder_error = staticmethod(_lost_batch)  # type: ignore[attr-defined]
     torch.set_num_threads(1)
@@ -162,14 +160,14 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def original_message(text: str) -> str:
-    """The original message: torch wraps an exception of a worker into the text of its traceback, message
+    """Return the original message: torch wraps an exception of a worker into the text of its traceback, message
     last.
     """
     return text.strip().rpartition("\n")[2].partition(": ")[2] if text.startswith("Caught ") else text
 
 
 def is_worker_death(error: Exception) -> bool:
-    """Whether a worker died: torch reports it, or its connection broke while it sent a batch."""
+    """Return whether a worker died: torch reports it, or its connection broke while it sent a batch."""
     text = str(error)
     return (
         text.startswith("DataLoader worker")
@@ -194,13 +192,13 @@ class SharedMemory:
 
     @classmethod
     def zeros(cls, size: int) -> "SharedMemory":
-        """New memory of `size` bytes."""
+        """Allocate memory of `size` bytes."""
         memory = cls(os.memfd_create("vitctl"), size)
         os.ftruncate(memory.descriptor, size)
         return memory
 
     def tensor(self, *, at_once: bool = False) -> Tensor:
-        """The memory as uint8 `[size]`, mapped as long as the tensor exists.
+        """Map the memory as uint8 `[size]`, mapped as long as the tensor exists.
 
         Args:
             at_once: map all pages now, which is faster when all of them will be written.
@@ -220,7 +218,7 @@ def _attached(descriptor: Any, size: int) -> SharedMemory:
 
 
 def empty_images(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory | None]:
-    """Zeros, uint8 `[num_images, 3, S, S]`, channels last; in a worker they are allocated in shared memory,
+    """Return zeros, uint8 `[num_images, 3, S, S]`, channels last; in a worker they are allocated in shared memory,
     which is returned too.
     """
     shape = (num_images, image_size, image_size, 3)
@@ -235,7 +233,7 @@ _RECENT_CHUNKS = 2 * _CHUNKS
 
 
 def reads_whole_shards(source: Source) -> bool:
-    """Whether reading a sample fetches its whole remote shard."""
+    """Return whether reading a sample fetches its whole remote shard."""
     return any(split.index.is_remote and split.cache is not None for split in split_sources(source))
 
 
@@ -289,7 +287,7 @@ class Prefetcher:
             recent.append(set(ours))
 
     def _probed(self, positions: np.ndarray) -> np.ndarray:
-        """The positions of a chunk at which shards are looked up: _PROBES of them in each window that is read
+        """Return the positions of a chunk at which shards are looked up: _PROBES of them in each window that is read
         at a time.
         """
         if self._slots is None or not isinstance(self._order, LaneOrder):

@@ -59,7 +59,7 @@ class _Response(NamedTuple):
 
 
 def is_remote(location: str) -> bool:
-    """Whether a location is a URL, as opposed to a local path."""
+    """Return whether a location is a URL, as opposed to a local path."""
     return "://" in location or location.startswith("pipe:")
 
 

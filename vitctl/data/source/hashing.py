@@ -17,7 +17,7 @@ from contextlib import suppress
 
 _CHUNK = 4 * 2**20
 _NICE = 10
-# Sent to the process group, but the job stops this process. The same as in vitctl.system.signals, which is
+# Sent to the process group, but the job stops this process. The same as in vitctl.system.process, which is
 # not imported here.
 IGNORED_SIGNALS = (
     signal.SIGTERM,

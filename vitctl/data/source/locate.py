@@ -20,12 +20,7 @@ from pathlib import Path
 import numpy as np
 from braceexpand import braceexpand
 
-from vitctl.data.shards.index import (
-    INDEX_FILE,
-    find_splits,
-    table_limits,
-)
-from vitctl.data.shards.make_index import index_shards, link_shards
+from vitctl.data.shards.index import INDEX_FILE, find_splits, index_shards, link_shards, table_limits
 from vitctl.data.shards.remote import (
     MissingError,
     ShardCache,
@@ -36,14 +31,14 @@ from vitctl.data.shards.remote import (
     read_changed,
     read_file,
 )
-from vitctl.data.source.exclusion import read_exclusion
-from vitctl.data.source.shard_source import ShardSource, open_index
-from vitctl.data.source.splits import ROLES
+from vitctl.data.source.splits import ROLES, read_exclusion, without_excluded
+from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import Source, subset
 from vitctl.errors import DataError
 from vitctl.system.address import without_queries
-from vitctl.system.bounds import INDEX, SHARD_LIST
 from vitctl.system.files import (
+    INDEX,
+    SHARD_LIST,
     atomic_write,
     cache_folder,
     inside,
@@ -90,19 +85,20 @@ class SplitLocation:
         cache = None
         if index.is_remote and cache_bytes:
             cache = ShardCache(cache_folder() / "shards", cache_bytes)
-        excluded = read_exclusion(index)
+        source = ShardSource(index, cache)
         if not self.shards:
-            return ShardSource(index, cache, excluded)
+            return without_excluded(source)
         ends = np.cumsum([shard.num_samples for shard in index.shards]).tolist()
         limits = {
             shard.name: (end - shard.num_samples, end) for shard, end in zip(index.shards, ends, strict=True)
         }
         if missing := [name for name in self.shards if name not in limits]:
             raise DataError(
-                f"{self.base or self.folder}: {missing[0]} is not in the index ({len(missing)} shards are not)"
+                f"{self.base or self.folder}: {missing[0]} is not in the index ({len(missing)} shards are "
+                f"not)"
             )
         rows = np.concatenate([np.arange(*limits[name]) for name in self.shards])
-        return subset(ShardSource(index, cache), rows[~np.isin(rows, excluded)])
+        return subset(source, rows[~np.isin(rows, read_exclusion(index))])
 
 
 def locate_all_splits(text: str) -> dict[str, SplitLocation]:
@@ -172,7 +168,8 @@ def no_index_message(path: str, split: str = "train") -> str:
     """Return the error message for a location without an index, with how to fix it, in one line."""
     if is_remote(path):
         return (
-            f"{path}: neither index.json nor {split}/index.json there; `vitctl data index URL... --out FOLDER` "
+            f"{path}: neither index.json nor {split}/index.json there; `vitctl data index URL... --out "
+            f"FOLDER` "
             "writes one"
         )
     folder = Path(path)
@@ -243,7 +240,8 @@ def _expand_braces(text: str) -> Iterable[str]:
         span = _RANGE.fullmatch(choice)
         if span is None and "," not in choice:
             raise DataError(
-                f"{text[:80]}: '{{{choice[:80]}}}' should be a range as {{000..127}} or a choice as {{a,b}}"
+                f"{text[:80]}: '{{{choice[:80]}}}' should be a range such as {{000..127}} or a choice such "
+                f"as {{a,b}}"
             )
         if len(choices) >= _MAX_NAMES.bit_length() or (
             span and abs(int(span[2]) - int(span[1])) >= _MAX_NAMES
@@ -252,9 +250,7 @@ def _expand_braces(text: str) -> Iterable[str]:
     if not choices:
         return [text]
     if _STRAY_BRACE.search(text):
-        raise DataError(
-            f"{text[:80]}: braces within braces, or one that is not closed; list the names in @FILE"
-        )
+        raise DataError(f"{text[:80]}: nested or unclosed braces; list the names in @FILE")
     return braceexpand(text, escape=False)
 
 
@@ -292,7 +288,8 @@ def _check_none_added(folder: Path) -> None:
     added = sorted({path.name for path in folder.glob("*.tar")} - {shard.name for shard in index.shards})
     if index.source == INDEXED and added:
         raise DataError(
-            f"{folder}: {len(added):,} shard(s) came after it was indexed (such as {one_line(added[0])}); "
+            f"{folder}: {len(added):,} shard(s) were added after it was indexed (such as "
+            f"{one_line(added[0])}); "
             f"remove {folder / INDEX_FILE} and run again to index all of them, or move the new ones away"
         )
 
@@ -334,8 +331,10 @@ def _check_one_split(folder: Path, paths: Sequence[Path]) -> None:
     roles = sorted("+".join(sorted(roles)) for roles in named if roles)
     if len(roles) > 1:
         raise DataError(
-            f"{folder}: holds shards of several splits by their names ({', '.join(roles)}); give those of "
-            f"one, as '{folder}/NAME-{{0000..1023}}.tar', or index each with `vitctl data index 'SHARDS' --out "
+            f"{folder}: holds shards of several splits, by their names ({', '.join(roles)}); give the "
+            f"shards of one split, e.g. '{folder}/NAME-{{0000..1023}}.tar', or index each with `vitctl "
+            f"data index 'SHARDS' "
+            f"--out "
             f"NEW/train`, then --data NEW"
         )
 

@@ -1,16 +1,21 @@
-"""Split expressions, which count in md5 order: `train[:98%]`, `train[:800]+validation[:200]`, `train[80%: of
-each class]`; and the default expressions for a user's data set.
-"""
+"""Split expressions (train[:90%]), and images excluded by a file beside the index."""
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from vitctl.data.source.views import Source, View, concat, subset
+from vitctl.data.images.decode import BadSample
+from vitctl.data.shards.index import Index
+from vitctl.data.source.stores import ShardSource, array_digest, open_index
+from vitctl.data.source.views import Source, View, concat, sample_key, subset
 from vitctl.errors import DataError
+from vitctl.system.files import INDEX, read_json, write_json
 
 TRAIN, TEST = "train", "test"
 _TRAIN_NAMES = (TRAIN, "training")
@@ -181,10 +186,11 @@ def _boundary(limit: str, size: int, part: str, *, each: bool) -> int:
     value = round(int(limit[:-1]) * size / 100) if limit.endswith("%") else int(limit)
     if each and (not limit.endswith("%") or abs(value) > size):
         raise DataError(
-            f"split {part!r}: of each class takes shares of -100% to 100%, as in train[80%: of each class]"
+            f"split {part!r}: 'of each class' needs a share from -100% to 100%, e.g. train[80%: of each "
+            f"class]"
         )
     if abs(value) > size:
-        raise DataError(f"split {part!r}: {limit} is more than the {size} samples there are")
+        raise DataError(f"split {part!r}: {limit} is more than its {size} samples")
     return value + size if value < 0 else value
 
 
@@ -233,3 +239,120 @@ def default_splits(found: Sequence[str]) -> DefaultSplits | None:
         return None
     note = "" if (train, scored) == (TRAIN, TEST) else f"'{train}' is trained on, '{scored}' is scored"
     return DefaultSplits(train, scored, f"{train}[:90%]", f"{train}[90%:]", note)
+
+
+FILE = "excluded.json"
+DIGEST = np.dtype("S16")  # of the bytes of an image
+_FORMAT = "vitctl-excluded/2"
+_AGAIN = "make it again with `vitctl data dedup ... --apply`, or remove it"
+
+
+def bytes_digest(data: bytes) -> bytes:
+    """Return the BLAKE2b digest of an image's bytes, 16 bytes, to find exact duplicates."""
+    return hashlib.blake2b(data, digest_size=DIGEST.itemsize).digest()
+
+
+def image_digest(source: Source, sample: int) -> bytes:
+    """Return the digest of an image; an unreadable image gets a digest that matches no other."""
+    try:
+        data = source.read(sample)
+    except BadSample:
+        data = f"unreadable {sample}".encode()
+    return bytes_digest(data)
+
+
+def open_shards(folder: Path) -> Source:
+    """Open a split folder, without the images listed in its `excluded.json`, if there is one.
+
+    Raises:
+        DataError: as `read_index`; or the list is damaged, or belongs to other shards.
+    """
+    return without_excluded(ShardSource(open_index(folder)))
+
+
+def without_excluded(source: ShardSource) -> Source:
+    """Return a split without the images listed in its `excluded.json`."""
+    excluded = read_exclusion(source.index)
+    if not len(excluded):
+        return source
+    kept = subset(source, np.delete(np.arange(len(source)), excluded))
+    return replace(kept, digest=array_digest(f"without {source.digest} ", excluded))
+
+
+def read_exclusion(index: Index) -> np.ndarray:
+    """Read the excluded samples of a split, int64 `[m]`, ascending; empty without a list.
+
+    The list holds sample numbers. It is valid only for shards with the same bytes; their index may have been
+    written again.
+
+    Raises:
+        DataError: the list is damaged, belongs to other shards, or excludes everything.
+    """
+    path = index.folder / FILE
+    if not path.exists():
+        return np.zeros(0, np.int64)
+    fields = read_json(path, INDEX.limit, error=DataError)
+    form = fields.get("format") if isinstance(fields, dict) else None
+    if form != _FORMAT:
+        raise DataError(f"{path}: format is {form!r}, should be {_FORMAT!r}; {_AGAIN}")
+    images = fields.get("images")
+    listed = images if isinstance(images, list) else [None]
+    numbers = [image.get("sample") if isinstance(image, dict) else None for image in listed]
+    is_valid = all(type(number) is int and 0 <= number < index.num_samples for number in numbers)
+    samples = np.unique(np.array(numbers if is_valid else [], np.int64))
+    if not is_valid or not len(numbers) == len(samples) < index.num_samples:
+        raise DataError(
+            f"{path}: images should be different numbers below {index.num_samples}, and not all of them"
+        )
+    if any(fields.get(name) != digest for name, digest in _digests(index, samples).items()):
+        raise DataError(f"{path}: made for other shards than these; {_AGAIN}")
+    return samples
+
+
+def changed_images(index: Index) -> list[str]:
+    """Return the keys of excluded images whose bytes have changed since they were excluded."""
+    if not len(read_exclusion(index)):
+        return []
+    source = ShardSource(index)
+    return [
+        str(image.get("key"))
+        for image in read_json(index.folder / FILE, INDEX.limit, error=DataError)["images"]
+        if image.get("digest") != image_digest(source, image["sample"]).hex()
+    ]
+
+
+def write_exclusion(index: Index, samples: Sequence[int], *, reason: str) -> int:
+    """Exclude samples of a split, in addition to those that are excluded already.
+
+    Args:
+        index: of the split.
+        samples: sample numbers.
+        reason: text, stored in the list.
+
+    Returns:
+        how many samples are excluded now.
+    """
+    source, path = ShardSource(index), index.folder / FILE
+    excluded = np.union1d(read_exclusion(index), np.asarray(samples, np.int64))
+    if len(excluded) == index.num_samples:
+        raise DataError(f"{path}: would leave none of {index.num_samples} images; nothing was written")
+    images = [
+        {"sample": sample, "key": sample_key(source, sample), "digest": image_digest(source, sample).hex()}
+        for sample in excluded.tolist()
+    ]
+    write_json(path, {"format": _FORMAT, **_digests(index, excluded), "reason": reason, "images": images})
+    return len(excluded)
+
+
+def _digests(index: Index, samples: np.ndarray) -> dict[str, str]:
+    """Return digests that tie a list to its shards.
+
+    `shards` is over the digests of all shards in their order, `rows` over the samples' byte offsets.
+    """
+    shards = json.dumps([[shard.sha256, shard.num_samples] for shard in index.shards])
+    rows = index.rows[samples]
+    offsets = [samples, *(rows[name].astype(np.int64) for name in ("header", "data", "size"))]
+    return {
+        "shards": hashlib.sha256(shards.encode()).hexdigest(),
+        "rows": hashlib.sha256(np.stack(offsets).astype("<i8").tobytes()).hexdigest(),
+    }

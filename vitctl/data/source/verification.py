@@ -19,11 +19,10 @@ import numpy as np
 from vitctl.data.shards import index as shard_index
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source import hashing
-from vitctl.data.source.shard_source import ShardSource
+from vitctl.data.source.stores import ShardSource
 from vitctl.data.source.views import Source, View
 from vitctl.errors import DataError
-from vitctl.system.bounds import RUN_FILE
-from vitctl.system.files import open_regular, read_bytes
+from vitctl.system.files import RUN_FILE, open_regular, read_bytes
 
 FOLDER = "verified"
 DataVerified = Literal[
@@ -164,7 +163,7 @@ class Verification:
                 process.wait()
 
     def found(self, *sources: Source) -> Verified:
-        """The results of all parts so far.
+        """Return the results of all parts so far.
 
         Args:
             sources: whose shards are counted, among those that were added; without any, all of them.

@@ -15,8 +15,9 @@ from typing import Literal, Protocol
 import numpy as np
 
 from vitctl.data.images.decode import BadSample
+from vitctl.data.shards.tar import padded
 from vitctl.data.source.order import Order
-from vitctl.data.source.shard_source import ShardSource, array_digest
+from vitctl.data.source.stores import ShardSource, array_digest
 from vitctl.errors import DataError
 from vitctl.system.text import did_you_mean, nearest
 
@@ -44,13 +45,13 @@ class Source(Protocol):
         """
 
     def key(self, sample: int) -> str:
-        """The name of a sample, unique in its split."""
+        """Return the name of a sample, unique in its split."""
 
     def location(self, sample: int) -> str:
-        """The path or URL of a sample, for messages."""
+        """Return the path or URL of a sample, for messages."""
 
     def read(self, sample: int) -> bytes:
-        """The encoded image. Raises `BadSample` when it cannot be read."""
+        """Return the encoded image. Raises `BadSample` when it cannot be read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +84,7 @@ class View:
         width = max(store.labels(np.zeros(0, np.int64)).shape[1:] for store in self.stores)
         labels = np.full((len(self) if samples is None else len(samples), *width), -1, np.int64)
         for store, rows, chosen in self.by_store(samples):
-            labels[chosen] = _padded(store.labels(rows), width)
+            labels[chosen] = padded(store.labels(rows), *width) if width else store.labels(rows)
         return labels
 
     def key(self, sample: int) -> str:
@@ -183,7 +184,8 @@ def concat(sources: Sequence[Source]) -> View:
     if any(view.new_labels is not None for view in views):
         tables = [view.labels() for view in views]
         width = max(table.shape[1:] for table in tables)
-        joined = replace(joined, new_labels=np.concatenate([_padded(table, width) for table in tables]))
+        tables = [padded(table, *width) for table in tables] if width else tables
+        joined = replace(joined, new_labels=np.concatenate(tables))
     return joined
 
 
@@ -201,7 +203,7 @@ def random_subset(source: Source, num_samples: int, seed: int) -> Source:
     Paper: Section 4.3 (random subsets of 9M, 30M and 90M images of JFT-300M)
     """
     if not 1 <= num_samples <= len(source):
-        raise DataError(f"a subset of {num_samples:,} images was asked for, there are {len(source):,}")
+        raise DataError(f"a subset of {num_samples:,} images was requested, but there are {len(source):,}")
     if num_samples == len(source):
         return source
     chosen, order = np.zeros(len(source), bool), Order(len(source), seed)
@@ -263,7 +265,7 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
     """
     num_classes, width = len(source.class_names), source.labels(np.zeros(0, np.int64)).shape[1:]
     if single and width:
-        raise DataError(f"'{name}': one label per image is needed here, these images may have several")
+        raise DataError(f"'{name}': needs one label per image, but these images may have several")
     invalid, unlabelled = [], []
     for begin in range(0, len(source), _CHUNK):
         labels = source.labels(np.arange(begin, min(begin + _CHUNK, len(source))))
@@ -326,14 +328,6 @@ def source_text(source: Source) -> str:
 
 def _as_view(source: Source) -> View:
     return source if isinstance(source, View) else View((source,), source.class_names, source.digest)
-
-
-def _padded(labels: np.ndarray, width: tuple[int, ...]) -> np.ndarray:
-    """Return labels `[n]` or `[n, l]` as `[n, *width]`, padded with -1."""
-    if labels.shape[1:] == width:
-        return labels
-    labels = labels[:, None] if labels.ndim == 1 else labels
-    return np.pad(labels, ((0, 0), (0, width[0] - labels.shape[1])), constant_values=-1)
 
 
 def _names(source: Source) -> str:

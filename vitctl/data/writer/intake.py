@@ -1,27 +1,79 @@
-"""Validation of original images before they are written: every image is decoded, the classes of the splits
-are compared.
-
-Files that are not written are listed, with the reason.
-"""
+"""Images and labels on their way into shards: checked, counted, converted."""
 
 import shlex
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from vitctl.data.images.convert import CONVERSION, without_heic
-from vitctl.data.images.decode import BadSample, open_picture
+from vitctl.data.images.decode import CONVERSION, BadSample, open_picture, without_heic
 from vitctl.data.images.image_types import HEAD_BYTES, content_type, image_extension, is_heic
 from vitctl.data.source.views import no_class
-from vitctl.data.writer.items import Item, LeftOut, Originals, read_item
 from vitctl.errors import DataError
-from vitctl.system.bounds import IMAGE_FILE
-from vitctl.system.pool import Done, run_tasks
-from vitctl.system.tables import write_csv
+from vitctl.system.files import IMAGE_FILE, parsing, write_csv
+from vitctl.system.pool import Done, run_each
+
+
+@dataclass(frozen=True)
+class Item:
+    """One original image.
+
+    Args:
+        key: its name, unique in the split; any text.
+        label: class number, -1 for none; or several class numbers, in a split whose images may have several.
+        read: gives the encoded image, which is stored as it is.
+        size: bytes of it; None when only `read` can tell.
+    """
+
+    key: str
+    label: int | tuple[int, ...]
+    read: Callable[[], bytes]
+    size: int | None = None
+
+
+def read_item(item: Item) -> bytes:
+    """Return the encoded image of an item.
+
+    Raises DataError when what it is made from is damaged, whatever it is made from.
+    """
+    with parsing(item.key, DataError, "cannot be read"):
+        return item.read()
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file of the source that is not in the split, and the reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Originals:
+    """One split before it is written.
+
+    Args:
+        items: its images.
+        class_names: in label order.
+        source: where they come from, in words.
+        is_user_data: files and classes are as a user arranged them, and are looked at before they are
+            written; see `check_originals`.
+        left_out: files that its reader left out.
+        empty_classes: class folders without an image.
+        prefix: what stands before the keys of the items in the names of the source, such as `val/`.
+    """
+
+    items: Sequence[Item]
+    class_names: tuple[str, ...]
+    source: str
+    is_user_data: bool = False
+    left_out: tuple[LeftOut, ...] = ()
+    empty_classes: tuple[str, ...] = ()
+    prefix: str = ""
+
 
 Bad = Literal["stop", "skip", "keep"]
 REPORT = "intake.csv"
@@ -41,7 +93,7 @@ class Doubt(NamedTuple):
 
 @dataclass(frozen=True)
 class Intake:
-    """What becomes of a source.
+    """The result of checking a source.
 
     Args:
         splits: to be written.
@@ -155,18 +207,13 @@ def _look(items: Sequence[Item], bad: Bad, workers: int, done: Done) -> list[str
     if bad == "keep":
         return [_HEIC if item.key.lower().endswith(_HEIC_NAMES) else "" for item in items]
 
-    def block(task: int, done: Done) -> list[str]:
-        found = []
-        for item in items[task * _IMAGES_PER_TASK : (task + 1) * _IMAGES_PER_TASK]:
-            try:
-                found.append(check_image(read_item(item)))
-            except DataError as error:
-                found.append(f"unreadable: {error}")
-            done(1)
-        return found
+    def check(number: int) -> str:
+        try:
+            return check_image(read_item(items[number]))
+        except DataError as error:
+            return f"unreadable: {error}"
 
-    blocks = run_tasks(block, -(-len(items) // _IMAGES_PER_TASK), workers=workers, done=done)
-    return [one for found in blocks for one in found]
+    return run_each(check, len(items), _IMAGES_PER_TASK, workers=workers, done=done)
 
 
 def _is_bad(found: str) -> bool:
@@ -230,7 +277,7 @@ def _check_named(looked: Mapping[str, _Split], drop: Sequence[str], keep: Sequen
             raise no_class(name, sorted(known))
     if drop and _has_several(looked):
         raise DataError(
-            "--drop-class: these images have several labels each; take the label out of the table"
+            "--drop-class: these images have several labels each; remove the label from the table"
         )
 
 

@@ -14,20 +14,16 @@ from typing import IO, Any
 
 import numpy as np
 
-from vitctl.data.images.convert import Reencode
-from vitctl.data.images.decode import BadSample
+from vitctl.data.images.decode import BadSample, Reencode
 from vitctl.data.images.image_types import image_extension
-from vitctl.data.shards.index import INDEX_FILE, Index, read_index
-from vitctl.data.shards.make_index import write_index
-from vitctl.data.shards.scan import ROW, Scan, pad_labels, read_shard
-from vitctl.data.shards.tar import ShardWriter, escape_key, names_header
+from vitctl.data.shards.index import INDEX_FILE, Index, read_index, write_index
+from vitctl.data.shards.tar import ROW, Scan, ShardWriter, escape_key, names_header, pad_labels, read_shard
 from vitctl.data.source.order import Order
-from vitctl.data.source.shard_source import ShardSource
-from vitctl.data.writer.items import Item, Originals, read_item
+from vitctl.data.source.stores import ShardSource
+from vitctl.data.writer.intake import Item, Originals, read_item
 from vitctl.errors import DataError
-from vitctl.system.bounds import IMAGE_FILE
-from vitctl.system.files import atomic_write, inside, no_links, write_text
-from vitctl.system.pool import Done, Progress, run_tasks
+from vitctl.system.files import IMAGE_FILE, atomic_write, inside, no_links, write_text
+from vitctl.system.pool import Done, Progress, counted, run_each, run_tasks
 from vitctl.system.text import breaks_line, one_line
 
 MAX_BYTES = 256 * 2**20
@@ -84,14 +80,7 @@ def write_split(
     import webdataset  # noqa: F401 - `ShardWriter` needs it: once here, and not in every process that is forked
 
     source = f"{source_text}; {reencode}" if reencode else source_text
-    finished, total = 0, len(items) + sum(item.size is None for item in items)
-
-    def count(more: int) -> None:
-        nonlocal finished
-        finished += more
-        if progress and more:
-            progress(finished, total)
-
+    count = counted(progress, len(items) + sum(item.size is None for item in items))
     with _own_folder(out) as aside:
         sizes, held = _measure(items, workers, count)
         plan = plan_shards(
@@ -372,26 +361,20 @@ def _lock(descriptor: int, out: Path) -> None:
 def _measure(items: Sequence[Item], workers: int, done: Done) -> tuple[np.ndarray, dict[int, bytes]]:
     """Return the bytes of every image, int64 `[n]`, and the images read for that, as far as memory allows."""
     sizes = np.array([-1 if item.size is None else item.size for item in items], np.int64)
-    unknown, held, held_bytes = np.flatnonzero(sizes < 0), dict[int, bytes](), 0
-    blocks = [unknown[begin : begin + _IMAGES_PER_TASK] for begin in range(0, len(unknown), _IMAGES_PER_TASK)]
+    unknown = np.flatnonzero(sizes < 0).tolist()
     room = _HELD_BYTES // max(workers, 1)  # of each process
 
-    def measure(block: int, done: Done) -> tuple[list[int], dict[int, bytes]]:
-        nonlocal held_bytes
-        found, kept = [], dict[int, bytes]()
-        for number in blocks[block].tolist():
-            data = read_item(items[number])
-            found.append(len(data))
-            if held_bytes + len(data) <= room:
-                kept[number] = data
-                held_bytes += len(data)
-            done(1)
-        return found, kept
+    def measure(place: int) -> tuple[int, bytes | None]:
+        nonlocal room
+        data = read_item(items[unknown[place]])
+        if len(data) > room:
+            return len(data), None
+        room -= len(data)
+        return len(data), data
 
-    measured = run_tasks(measure, len(blocks), workers=workers, done=done)
-    for block, (found, kept) in zip(blocks, measured, strict=True):
-        sizes[block] = found
-        held |= kept
+    measured = run_each(measure, len(unknown), _IMAGES_PER_TASK, workers=workers, done=done)
+    sizes[unknown] = [size for size, _ in measured]
+    held = {number: data for number, (_, data) in zip(unknown, measured, strict=True) if data is not None}
     return sizes, held
 
 

@@ -1,12 +1,10 @@
-"""A trained classifier that is ready to be shown images: from a run, a checkpoint, weights of any program, or
-an ONNX file.
-"""
+"""Networks ready to be given images: their outputs, from PyTorch or from an ONNX file."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,22 +14,193 @@ from vitctl.data.images.decode import BadSample, Picture, open_picture
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.views import Source, sample_key
-from vitctl.engine.computation import choose_kernels
-from vitctl.engine.distributed.runtime import alone
-from vitctl.engine.evaluation import NOT_FINITE, most_likely
-from vitctl.errors import CheckpointError, DataError, RecipeError
-from vitctl.jobs.evaluate import stored_eval_transform
-from vitctl.jobs.inputs.forward import Activation, Network, Outputs, TorchNetwork, probabilities
-from vitctl.jobs.inputs.network import unseen_pixels
-from vitctl.jobs.inputs.onnx_file import OnnxNetwork
-from vitctl.jobs.inputs.weights import loaded_model, scored_weights
-from vitctl.jobs.record.runs import newest_run
-from vitctl.models.weights.download import fetch
-from vitctl.models.weights.meta import assumed_line
-from vitctl.models.weights.sources import locate
+from vitctl.engine.computation import Kernels, choose_kernels, use_kernels
+from vitctl.engine.evaluation import NOT_FINITE, class_logits, image_features, most_likely
+from vitctl.engine.runtime import Computation, Normaliser, alone
+from vitctl.errors import CheckpointError, DataError, LaunchError, RecipeError
+from vitctl.jobs.inputs.weights import loaded_model, scored_weights, stored_eval_transform
+from vitctl.jobs.record.result import newest_run
+from vitctl.models.build import Model
+from vitctl.models.variants import unseen_pixels
+from vitctl.models.weights.download import fetch, locate
+from vitctl.models.weights.meta import Meta, assumed_line, require_meta
 from vitctl.recipe.schema import Evaluate
 from vitctl.recipe.sections import WeightsSource
+from vitctl.system.files import WEIGHTS, parse_json
+from vitctl.system.text import one_line
 
+LOGITS, FEATURES = "logits", "features"
+_CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+Activation = Literal["softmax", "sigmoid"]
+
+
+def probabilities(logits: Tensor, activation: Activation) -> Tensor:
+    """Return class probabilities, float64 `[B, K]`: they sum to 1 (softmax), or are independent (sigmoid)."""
+    wide = logits.double()
+    return wide.softmax(dim=1) if activation == "softmax" else wide.sigmoid()
+
+
+class Outputs(NamedTuple):
+    """What a network makes of some images, on the CPU.
+
+    Args:
+        logits: `[B, K]`; None of a network without a head.
+        features: float32 `[B, R]`, the input of the classification layer; None where they were not asked for.
+    """
+
+    logits: Tensor | None
+    features: Tensor | None
+
+
+@dataclass(frozen=True)
+class TorchNetwork:
+    """A model in evaluation mode on its device.
+
+    Args:
+        normalise: with mean and standard deviation of the weights.
+        kernels: that it computes with.
+        has_head, has_features: whether it gives logits, and the input of its classification layer.
+        resizes: whether it prepares photographs of any size by itself.
+    """
+
+    model: Model
+    computation: Computation
+    normalise: Normaliser
+    kernels: Kernels
+    has_head: bool
+    has_features: bool = True
+    resizes: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """Return where it computes."""
+        return self.computation.device
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor, *, with_features: bool = False) -> Outputs:
+        inputs = self.normalise(images)
+        use_kernels(self.kernels)
+        if not with_features:
+            return Outputs(class_logits(self.computation, self.model, inputs).cpu(), None)
+        features = image_features(self.computation, self.model, inputs)
+        logits = None
+        if self.has_head and self.model.head is not None:
+            logits = class_logits(self.computation, self.model.head, features).cpu()
+        return Outputs(logits, features.float().cpu())
+
+
+_ONLY_ERRORS = 3
+
+
+class OnnxNetwork:
+    """A network that onnxruntime runs; its attributes are those of `TorchNetwork`.
+
+    Args:
+        path: of the file.
+        device: "auto", "cpu" or "cuda".
+
+    Raises:
+        CheckpointError: it is no ONNX file, or not one of an image classifier as `vitctl export` writes it.
+        LaunchError: onnxruntime has no CUDA here, and that was asked for.
+    """
+
+    def __init__(self, path: Path, device: str = "auto") -> None:
+        import onnxruntime
+
+        if not path.is_file():
+            raise CheckpointError(f"{path}: no such ONNX file; write one with `vitctl export --to onnx`")
+        if path.stat().st_size > WEIGHTS.limit:
+            raise CheckpointError(f"{path}: {path.stat().st_size:,} bytes, should be at most {WEIGHTS}")
+        has_cuda = _CUDA in onnxruntime.get_available_providers()
+        if device == "cuda" and not has_cuda:
+            raise LaunchError(
+                f"{path}: the installed onnxruntime has no CUDA; pip install onnxruntime-gpu, or use the CPU"
+            )
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _ONLY_ERRORS
+        options.intra_op_num_threads = torch.get_num_threads()
+        self.device = torch.device("cuda" if has_cuda and device != "cpu" else "cpu")
+        providers = [_CUDA, _CPU] if self.device.type == "cuda" else [_CPU]
+        try:
+            self._session = onnxruntime.InferenceSession(path, options, providers=providers)
+        except Exception as error:  # its classes of errors are not public
+            raise CheckpointError(
+                f"{path}: onnxruntime cannot open it ({one_line(str(error))}); export it again"
+            ) from None
+        self.path = path
+        self.resizes = self._session.get_modelmeta().custom_metadata_map.get("input") == "photographs"
+        self._input, size = self._check_input()
+        outputs = {str(output.name): list(output.shape) for output in self._session.get_outputs()}
+        self.has_head, self.has_features = LOGITS in outputs, FEATURES in outputs
+        if not (self.has_head or self.has_features):
+            raise CheckpointError(f"{path}: gives {', '.join(map(one_line, outputs))}, should give {LOGITS}")
+        self.meta = self._read_meta()
+        self.image_size = size or int(self.meta["image_size"])
+        names, num_classes = self.meta.get("class_names"), outputs.get(LOGITS, [0])[-1]
+        if names and self.has_head and num_classes != len(names):
+            raise CheckpointError(
+                f"{path}: names {len(names)} classes and gives {num_classes} logits; export it again"
+            )
+
+    def _check_input(self) -> tuple[str, int]:
+        """Return the name of the only input, uint8 [batch, 3, S, S], and S; 0 if it resizes photographs
+        [batch, H, W, 3].
+        """
+        inputs = self._session.get_inputs()
+        shape = list(inputs[0].shape) if inputs else []
+        if self.resizes and len(inputs) == 1 and inputs[0].type == "tensor(uint8)" and shape[3:] == [3]:
+            return str(inputs[0].name), 0
+        is_ours = len(inputs) == 1 and inputs[0].type == "tensor(uint8)" and len(shape) == 4 and shape[1] == 3
+        if not is_ours or not isinstance(shape[2], int) or shape[2] != shape[3] or isinstance(shape[0], int):
+            found = ", ".join(f"{one.name} {one.type} {list(one.shape)}" for one in inputs) or "nothing"
+            raise CheckpointError(
+                f"{self.path}: takes {one_line(found)}, should take uint8 [batch, 3, S, S], as `vitctl "
+                f"export --to onnx` writes it"
+            )
+        return str(inputs[0].name), int(shape[2])
+
+    def _read_meta(self) -> dict[str, Any]:
+        """Return what `weights.meta` of a run holds, from the metadata of the file."""
+        stored = self._session.get_modelmeta().custom_metadata_map
+        self.digest = str(stored.get("weights_sha256", ""))
+        told = {
+            name: self._parsed(name, stored.get(name, "null")) for name in ("preprocessing", "class_names")
+        }
+        meta = told["preprocessing"] if isinstance(told["preprocessing"], dict) else {}
+        meta |= {"class_names": told["class_names"]} if told["class_names"] else {}
+        try:
+            Meta.model_validate(meta)
+            require_meta(meta, ("image_size", "eval_method", "eval_resize", "resample"))
+        except (CheckpointError, ValueError):
+            raise CheckpointError(
+                f"{self.path}: its metadata do not say how images are pre-processed; give a file of `vitctl "
+                f"export --to onnx`"
+            ) from None
+        return meta
+
+    def _parsed(self, name: str, text: str) -> Any:
+        return parse_json(
+            text.encode("utf-8", "surrogatepass"), f"{self.path}: {name}", error=CheckpointError
+        )
+
+    def __call__(self, images: Tensor, *, with_features: bool = False) -> Outputs:
+        """Outputs of uint8 images `[B, 3, S, S]`; `[B, 3, H, W]` where it resizes them."""
+        images = images.permute(0, 2, 3, 1) if self.resizes else images
+        wanted = [LOGITS] * self.has_head + [FEATURES] * with_features
+        found = self._session.run(wanted, {self._input: np.ascontiguousarray(images.numpy())})
+        for name, value in zip(wanted, found, strict=True):
+            if value.ndim != 2 or len(value) != len(images) or value.dtype.kind != "f":
+                raise CheckpointError(
+                    f"{self.path}: {name} of {len(images)} images is {value.dtype} {list(value.shape)}, "
+                    f"should be numbers, a row for each "
+                    "image; export it again"
+                )
+        by_name = {name: torch.from_numpy(value) for name, value in zip(wanted, found, strict=True)}
+        features = by_name.get(FEATURES)
+        return Outputs(by_name.get(LOGITS), None if features is None else features.float())
+
+
+Network = TorchNetwork | OnnxNetwork
 ONNX = ".onnx"
 Ranking = list[tuple[str, float]]
 
@@ -127,7 +296,7 @@ class OpenClassifier:
         return torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
 
     def _of_photographs(self, source: Source, *, with_features: bool) -> Iterator[Answers]:
-        """One image after the other: they differ in size."""
+        """Yield answers for one image after the other: they differ in size."""
         turned, truncated = self.transform.exif_orientation, self.transform.truncated
         for sample in range(len(source)):
             name = [sample_key(source, sample)]
@@ -145,8 +314,8 @@ class OpenClassifier:
             yield Answers(name, [""], logits, features, digests)
 
     def rankings(self, logits: Tensor, top: int, threshold: float = 0.0) -> list[Ranking]:
-        """The most likely classes of each row of logits `[B, K]` with their probabilities, the most likely
-        first.
+        """Return the most likely classes of each row of logits `[B, K]` with their probabilities, the most
+        likely first.
 
         Args:
             logits: of images.
@@ -160,12 +329,12 @@ class OpenClassifier:
         ]
 
     def name(self, number: int) -> str:
-        """The name of a class, or its number where the weights name none."""
+        """Return the name of a class, or its number where the weights name none."""
         return self.class_names[number] if self.class_names else str(number)
 
 
 def check_finite(outputs: Outputs) -> Outputs:
-    """The same outputs. Raises DataError where they hold NaN or infinities."""
+    """Return the outputs. Raises DataError if they hold NaN or infinities."""
     if any(tensor is not None and not tensor.isfinite().all() for tensor in outputs):
         raise DataError(f"{NOT_FINITE}; use other weights")
     return outputs
@@ -174,8 +343,8 @@ def check_finite(outputs: Outputs) -> Outputs:
 def open_classifier(
     recipe: Evaluate, *, needs_head: bool = True, note: Callable[[str], None] = lambda _: None
 ) -> OpenClassifier:
-    """The classifier that a recipe's [weights] means, with the pre-processing that `vitctl evaluate` gives
-    it.
+    """Open the classifier that a recipe's [weights] means, with the pre-processing that `vitctl evaluate`
+    gives it.
 
     Args:
         recipe: [weights], [machine], and [data] for what it says of the pre-processing.
@@ -192,8 +361,7 @@ def open_classifier(
     opened = _from_onnx(recipe) if recipe.weights.source.endswith(ONNX) else _from_weights(recipe, needs_head)
     if needs_head and not opened.network.has_head:
         raise CheckpointError(
-            f"{opened.path}: gives no logits, so that it predicts no classes; write its features with "
-            f"--features"
+            f"{opened.path}: gives no logits, so it predicts no classes; write its features with --features"
         )
     return opened
 
@@ -203,7 +371,7 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
     if needs_head and not found.weights.has_head:
         zero = found.weights.meta.get("head") == "zero"
         raise CheckpointError(
-            f"{found.path}: {'its head is all zeros' if zero else 'it has no head'}, so that it predicts no "
+            f"{found.path}: {'its head is all zeros' if zero else 'it has no head'}, so it predicts no "
             f"classes; fine-tune it "
             "first, or write its features with --features"
         )
@@ -233,8 +401,8 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
     weights, data, machine = recipe.weights, recipe.data, recipe.machine
     if weights != WeightsSource(source=weights.source):
         raise CheckpointError(
-            f"{weights.source}: an ONNX file is one set of weights; leave --weights, --model and "
-            f"weights.* out"
+            f"{weights.source}: an ONNX file holds one set of weights; leave out --weights, --model and "
+            f"weights.*"
         )
     network = OnnxNetwork(Path(locate(weights.source, fetch)), machine.device)
     if data.image_size not in (0, network.image_size):
@@ -244,7 +412,7 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
         )
     if machine.precision not in ("auto", "float32"):
         raise RecipeError(
-            f"machine.precision = '{machine.precision}': {weights.source} computes as it was exported; "
+            f"machine.precision = '{machine.precision}': {weights.source} has the precision of its export; "
             f"leave it out"
         )
     guessed = network.meta.get("assumed")

@@ -1,36 +1,246 @@
-"""The images that a job reads: splits and transforms, from a recipe."""
+"""The images that a recipe names: opened and checked once, for the checks before a run and for the job."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
-from vitctl.data.datasets.catalog import synthetic
+from vitctl.data.datasets.catalog import find_data_set, open_split, synthetic
+from vitctl.data.datasets.vtab import SUITES, VtabTask
+from vitctl.data.datasets.vtab_images import TaskData, open_task
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
+from vitctl.data.source.order import LaneOrder, MixtureOrder, Order, SampleOrder, WindowedOrder, quotas
 from vitctl.data.source.splits import num_repeated
-from vitctl.data.source.views import Source, check_labels
-from vitctl.engine.mixing import Mixing
+from vitctl.data.source.views import (
+    Source,
+    View,
+    check_labels,
+    concat,
+    of_classes,
+    random_subset,
+    source_text,
+    split_sources,
+)
+from vitctl.engine.losses import Mixing
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.inputs import sampling
-from vitctl.recipe.images import Place, TrainImages
+from vitctl.jobs.record.result import data_used
+from vitctl.recipe.images import FewshotImages, Place, TrainImages
+from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Recipe, Vtab
+from vitctl.recipe.sections import Schedule
+
+_PROBED_IMAGES, _LEAST_CHUNKS, _LEAST_CHUNK = 1024, 8, 16
+_LEAST_ENTROPY = 0.8  # relative to a random draw; shuffled shards stay within a few hundredths of 1
+_GIB = 2**30
+
+
+def open_recipe_split(place: Place, split: str, scratch: Path | None) -> Source:
+    """Open a split of a recipe's [data], of its classes.
+
+    Args:
+        place: [data].
+        split: a split expression.
+        scratch: where data sets that come with vitctl are generated if they are missing; None: not at all.
+    """
+    source = open_split(
+        split,
+        path=place.path,
+        dataset=place.dataset,
+        root=place.root,
+        scratch=scratch,
+        cache_bytes=int(place.cache_gib * _GIB),
+    )
+    return of_classes(source, place.classes) if place.classes else source
+
+
+def open_train(data: TrainImages, scratch: Path | None) -> Source:
+    """Open the images of data.train_split, of each source of a mixture, cut down to the subset that [data]
+    asks for.
+
+    Raises:
+        DataError: data is missing, or the sources of a mixture have other classes.
+    """
+    places = [data.model_copy(update={"path": part.path, "dataset": ""}) for part in data.mixture] or [data]
+    sources = [open_recipe_split(place, data.train_split, scratch) for place in places]
+    sources = [_subset(data, source) for source in sources]
+    return concat(sources) if data.mixture else sources[0]
+
+
+def _subset(data: TrainImages, source: Source) -> Source:
+    size = subset_size(data, len(source))
+    return source if size == len(source) else random_subset(source, size, data.subset_seed)
+
+
+def subset_size(data: TrainImages, num_images: int) -> int:
+    """Return the number of images to train on, out of those of a source."""
+    return data.subset_images or max(1, round(data.subset_fraction * num_images))
+
+
+def training_order(data: TrainImages, source: Source, seed: int, schedule: Schedule) -> SampleOrder:
+    """Return the order of data.order over the images of `open_train`; each source of a mixture has an order
+    of its own.
+
+    With schedule.lanes each lane walks through its own part of a windowed order. The exact order needs none:
+    every sample has the same chance in every lane.
+    """
+    if not data.mixture:
+        order = _walk(data, source, seed)
+    else:
+        assert isinstance(source, View)
+        walks = tuple(_walk(data, part, seed + number) for number, part in enumerate(source.parts))
+        order = MixtureOrder(walks, quotas([part.weight for part in data.mixture]), seed)
+    return (
+        LaneOrder(order, schedule.batch_size, schedule.lanes)
+        if order.window_size and schedule.lanes
+        else order
+    )
+
+
+def _walk(data: TrainImages, source: Source, seed: int) -> SampleOrder:
+    if data.order == "exact":
+        return Order(len(source), seed)
+    return WindowedOrder(len(source), seed, -(-len(source) // num_shards(source)), data.order_window_shards)
+
+
+def num_shards(source: Source) -> int:
+    """Return the number of shards of a source, 1 when it is not stored in shards."""
+    return sum(len(split.index.shards) for split in split_sources(source)) or 1
+
+
+def check_order(data: TrainImages, source: Source, seed: int, schedule: Schedule) -> None:
+    """Refuse an order that would train badly, or read the same shards again and again.
+
+    Raises:
+        RecipeError: one line with what is wrong and what to set.
+    """
+    parts = source.parts if data.mixture and isinstance(source, View) else (source,)
+    num_walks = max(1, schedule.lanes)
+    for part in parts:
+        if data.order == "windowed":
+            _check_window(data, part, num_walks)
+        _check_cache(data, part, num_walks)
+    _check_entropy(data, source, seed, schedule)
+
+
+def _check_window(data: TrainImages, source: Source, num_walks: int) -> None:
+    shards, window = num_shards(source), data.order_window_shards
+    if shards < 2 * window * num_walks:
+        each = f" in each of {num_walks} lanes" if num_walks > 1 else ""
+        raise RecipeError(
+            f"data.order = 'windowed': {shards} shards are too few for windows of data.order_window_shards = "
+            f"{window}{each}, should "
+            f"be {2 * window * num_walks} or more; set data.order = 'exact', a smaller window, or write "
+            f"smaller shards (--max-mib)"
+        )
+
+
+def _check_cache(data: TrainImages, source: Source, num_walks: int) -> None:
+    remote = [split.index for split in split_sources(source) if split.index.is_remote]
+    if not remote:
+        return
+    sizes = sorted((shard.num_bytes for index in remote for shard in index.shards), reverse=True)
+    bound = data.cache_gib * _GIB
+    if data.order == "windowed":
+        each = f" for each of {num_walks} lanes" if num_walks > 1 else ""
+        needed, what = sum(sizes[: 2 * data.order_window_shards * num_walks]), f"two windows of shards{each}"
+    else:
+        needed, what = sum(sizes), "all shards, which the exact order visits at random,"
+    if data.order == "windowed" and not bound:
+        raise RecipeError(
+            "data.order = 'windowed' reads whole remote shards, and data.cache_gib = 0 keeps none; set it to "
+            f"{needed / _GIB:.3g} or more"
+        )
+    if 0 < bound < needed:
+        other = (
+            "a smaller data.order_window_shards" if data.order == "windowed" else "data.order = 'windowed'"
+        )
+        raise RecipeError(
+            f"data.cache_gib = {data.cache_gib:g} is too small: {what} need {needed / _GIB:.3g}, and evicted "
+            f"shards are "
+            f"downloaded again and again; raise it, set {other}, or data.cache_gib = 0 to read single images"
+        )
+
+
+def _check_entropy(data: TrainImages, source: Source, seed: int, schedule: Schedule) -> None:
+    """Refuse windows over shards that are sorted by class: they would train on a few classes at a time."""
+    if data.order == "exact":
+        return
+    size = min(max(schedule.batch_size, _LEAST_CHUNK), len(source))
+    num_chunks = max(_LEAST_CHUNKS, _PROBED_IMAGES // size)
+    order = training_order(data, source, seed, schedule)
+    shuffled = training_order(data.model_copy(update={"order": "exact"}), source, seed + 1, schedule)
+    found, expected = (_mean_entropy(source, walk, num_chunks, size) for walk in (order, shuffled))
+    if found < _LEAST_ENTROPY * expected:
+        raise RecipeError(
+            f"the labels of the first batches have an entropy of {found:.2f} bits, those of random ones "
+            f"{expected:.2f}: the "
+            "shards are sorted by class; write them again shuffled with `vitctl data shards`, or set "
+            "data.order = 'exact'"
+        )
+
+
+def _mean_entropy(source: Source, order: SampleOrder, num_chunks: int, size: int) -> float:
+    """Return the mean entropy over the first chunks of an order."""
+    labels = source.labels(order.at(np.arange(num_chunks * size))[1])
+    return float(np.mean([label_entropy(chunk) for chunk in np.split(labels, num_chunks)]))
+
+
+def label_entropy(labels: np.ndarray) -> float:
+    """Return the entropy of the labels, int64 `[n]` or `[n, L]`, in bits; -1 is none."""
+    counts = np.unique(labels[labels >= 0], return_counts=True)[1]
+    shares = counts / max(1, counts.sum())
+    return float(-(shares * np.log2(shares)).sum())
+
+
+def sampling_notes(data: TrainImages, source: Source) -> list[str]:
+    """Return notes on the data for plan and log: shares of a mixture, subsets, how remote shards are read."""
+    notes = []
+    if data.mixture and isinstance(source, View):
+        counts = quotas([part.weight for part in data.mixture])
+        for part, images, count in zip(data.mixture, source.parts, counts, strict=True):
+            share, total = count / sum(counts), len(images)
+            notes.append(
+                f"mixture: {share:.2%} of the images from {part.path} ({total:,} images, "
+                f"{share * len(source) / total:.3g} "
+                "times as often as by its size)"
+            )
+    for own in source.parts if data.mixture and isinstance(source, View) else (source,):
+        if repeated := num_repeated(own):
+            notes.append(f"'{data.train_split}' takes {repeated:,} image(s) twice")
+    if data.subset_images or data.subset_fraction < 1:
+        notes.append(f"a random subset of {len(source):,} images (data.subset_seed = {data.subset_seed})")
+    if any(split.index.is_remote for split in split_sources(source)):
+        notes.append(f"remote shards, read {_READING[data.order, data.cache_gib > 0]}")
+    return notes
+
+
+_READING = {
+    ("windowed", True): "whole and in windows through the cache",
+    ("exact", True): "whole, in exact order: the first epoch fetches every shard in no order of its own",
+    ("exact", False): "image by image, one request for each; data.order = 'windowed' reads each shard once",
+    ("windowed", False): "image by image",
+}
 
 
 def open_images(place: Place, split: str, run_dir: Path) -> Source:
-    """A split of a recipe's [data]; data sets that come with vitctl are generated in RUN/data where they are
-    missing.
+    """Open a split of a recipe's [data]; data sets that come with vitctl are generated in RUN/data where
+    they are missing.
     """
-    return sampling.open_recipe_split(place, split, run_dir / "data")
+    return open_recipe_split(place, split, run_dir / "data")
 
 
 def open_whole(place: Place, split: str, run_dir: Path) -> Source:
-    """A split behind a score: remote shards are read whole through the cache, which verifies them, also with
-    data.cache_gib = 0.
+    """Open a split behind a score. Remote shards are read whole through the cache, which verifies them,
+    also with data.cache_gib = 0.
     """
     limit = place.cache_gib or Place.model_fields["cache_gib"].default
     return open_images(place.model_copy(update={"cache_gib": limit}), split, run_dir)
 
 
 def open_scored(place: Place, split: str, run_dir: Path) -> Source:
-    """The images of a score: each has a label, and occurs once.
+    """Open the images of a score: each has a label, and occurs once.
 
     Raises:
         DataError: data is missing, a label does not fit, or the expression takes an image twice.
@@ -45,7 +255,7 @@ def check_once(source: Source, split: str) -> None:
     """Raises DataError where a split expression takes an image twice: it cannot be scored."""
     if repeated := num_repeated(source):
         raise DataError(
-            f"'{split}' takes {repeated:,} image(s) twice, and a score counts every image once; name parts "
+            f"'{split}' takes {repeated:,} image(s) twice, but a score counts every image once; choose parts "
             f"that do not overlap"
         )
 
@@ -53,7 +263,7 @@ def check_once(source: Source, split: str) -> None:
 def open_training_images(
     data: TrainImages, run_dir: Path, *, needs_labels: bool = True
 ) -> tuple[Source, Source | None]:
-    """The training split, and the split to score on (None: there is none, and the recipe names none).
+    """Open the training split, and the split to score on (None: there is none, and the recipe names none).
 
     Args:
         data, run_dir: of the job.
@@ -64,7 +274,7 @@ def open_training_images(
     """
     if data.synthetic:
         return synthetic(data.synthetic, dataset=data.dataset, image_size=data.image_size), None
-    train = sampling.open_train(data, run_dir / "data")
+    train = open_train(data, run_dir / "data")
     scored = (
         data
         if data.path or data.dataset or not data.mixture
@@ -90,7 +300,8 @@ def open_training_images(
 
 
 def at_size(data: TrainImages, stored: int) -> TrainImages:
-    """[data] with its image size: the recipe's, or the one stored with the weights where the recipe says 0.
+    """Return [data] with its image size: the recipe's, or the one stored with the weights if the recipe says
+    0.
 
     Raises:
         RecipeError: the recipe's crop has no room for the stored size.
@@ -118,12 +329,12 @@ def train_transform(data: TrainImages) -> TrainTransform:
 
 
 def mixing(data: TrainImages) -> Mixing:
-    """How batches are blended, of a recipe's [data]."""
+    """Return how batches are blended, from a recipe's [data]."""
     return Mixing(data.mixup_alpha, data.cutmix_alpha)
 
 
 def eval_transform(data: TrainImages) -> EvalTransform:
-    """Evaluation pre-processing of a recipe's [data]."""
+    """Return the evaluation pre-processing of a recipe's [data]."""
     return EvalTransform(
         data.image_size,
         method=data.eval_method,
@@ -132,3 +343,175 @@ def eval_transform(data: TrainImages) -> EvalTransform:
         exif_orientation=data.turns_upright,
         truncated=data.truncated,
     )
+
+
+# Data sets for which the authors' evaluators use other splits than train and test.
+SPLITS = {
+    "colorectal": ("train[:2000]", "train[2000:]"),
+    "imagenet": ("train[:65000]", "validation"),
+    "uc_merced": ("train[:1000]", "train[1000:]"),
+}
+
+
+@dataclass(frozen=True)
+class FewshotSet:
+    """A data set with the split that shots are drawn from and the one that is scored."""
+
+    name: str
+    train_split: str
+    eval_split: str
+    train: Source
+    test: Source
+
+    @property
+    def num_classes(self) -> int:
+        """Return the number of classes of the set, independent of the labels that occur."""
+        return len(self.train.class_names)
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """Return the provenance of its numbers."""
+        own = {
+            "train_split": self.train_split,
+            "train_sha256": self.train.digest,
+            "train_source": source_text(self.train),
+            "num_train": len(self.train),
+        }
+        return own | data_used(self.test, self.eval_split)
+
+
+def open_sets(data: FewshotImages, shots: Sequence[int], run_dir: Path) -> list[FewshotSet]:
+    """Open the data sets of a recipe's [data], checked to have enough images for the shots.
+
+    Raises:
+        DataError: data is missing, the splits have different classes, labels are invalid, an expression takes
+            an image twice, or a class has fewer images than shots.
+    """
+    places = [data.model_copy(update={"dataset": name, "path": ""}) for name in data.datasets] or [data]
+    sets = []
+    for place in places:
+        name = (
+            find_data_set(place.dataset).name if place.dataset and not place.path else Path(place.path).name
+        )
+        default = SPLITS.get(name, ("train", "test"))
+        train_split, eval_split = place.train_split or default[0], place.eval_split or default[1]
+        train, test = (open_whole(place, split, run_dir) for split in (train_split, eval_split))
+        one = FewshotSet(name, train_split, eval_split, train, test)
+        _check_set(one, max(shots))
+        sets.append(one)
+    return sets
+
+
+def _check_set(one: FewshotSet, shots: int) -> None:
+    from vitctl.engine.ridge import choose_shots
+
+    if one.train.class_names != one.test.class_names:
+        raise DataError(
+            f"'{one.train_split}' and '{one.eval_split}' do not have the same classes in the same order"
+        )
+    check_labels(one.train, one.train_split, "draws", single=True)
+    check_labels(one.test, one.eval_split, "scoring", single=True)
+    for source, split in ((one.train, one.train_split), (one.test, one.eval_split)):
+        check_once(source, split)
+    choose_shots(
+        one.train.labels(), shots, num_classes=one.num_classes, seed=0, class_names=one.train.class_names
+    )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a job reads; which fields are set depends on the job.
+
+    Args:
+        train, scored: images to train on, and to score on (pretrain, finetune, evaluate).
+        probed: of [fewshot_probe].
+        tried: images that learning rates are trained on, and scored on.
+        sets: of `fewshot`.
+        tasks: of `vtab`, by name.
+    """
+
+    train: Source | None = None
+    scored: Source | None = None
+    probed: FewshotSet | None = None
+    tried: tuple[Source, Source] | None = None
+    sets: list[FewshotSet] = field(default_factory=list)
+    tasks: Mapping[str, TaskData] = field(default_factory=dict)
+
+
+def open_inputs(recipe: Recipe, run_dir: Path) -> Inputs:
+    """Open the images of a recipe; data sets that come with vitctl are generated once, in RUN/data.
+
+    Raises:
+        DataError: data is missing, splits have different classes, labels are invalid, or there are too few.
+    """
+    if isinstance(recipe, Pretrain | Finetune):
+        train, scored = open_training_images(recipe.data, run_dir, needs_labels=recipe.needs_labels)
+        probed, tried = None, None
+        if isinstance(recipe, Pretrain):
+            probed = open_probe(recipe, run_dir)
+        elif recipe.sweep.lrs:
+            splits = {"train_split": recipe.sweep.train_split, "eval_split": recipe.sweep.eval_split}
+            trained, chosen_by = open_training_images(recipe.data.model_copy(update=splits), run_dir)
+            assert chosen_by is not None
+            tried = trained, chosen_by
+        return Inputs(train, scored, probed, tried)
+    if isinstance(recipe, Fewshot):
+        return Inputs(sets=open_sets(recipe.data, recipe.fewshot.shots, run_dir))
+    if isinstance(recipe, Vtab):
+        return Inputs(tasks=open_tasks(recipe, chosen_tasks(recipe), run_dir))
+    if isinstance(recipe, Evaluate):
+        return Inputs(scored=open_scored(recipe.data, recipe.data.eval_split, run_dir))
+    return Inputs()
+
+
+def open_probe(recipe: Pretrain, run_dir: Path) -> FewshotSet | None:
+    """Open the data set of [fewshot_probe]; None when it is off.
+
+    Raises:
+        DataError: data is missing, or a class has fewer images than shots.
+    """
+    p = recipe.fewshot_probe
+    if not p.every_steps:
+        return None
+    data = FewshotImages(
+        dataset=p.dataset, path=p.path, root=p.root, train_split=p.train_split, eval_split=p.eval_split
+    )
+    return open_sets(data, p.shots, run_dir)[0]
+
+
+def chosen_tasks(recipe: Vtab) -> list[VtabTask]:
+    """Return the rows of vtab.suite that vtab.tasks names, or all.
+
+    Raises RecipeError on a name that the suite lacks.
+    """
+    by_name = {task.name: task for task in SUITES[recipe.vtab.suite]}
+    unknown = [name for name in recipe.vtab.tasks if name not in by_name]
+    if unknown:
+        raise RecipeError(
+            f"vtab.tasks: {', '.join(unknown)} not in suite '{recipe.vtab.suite}'; it has "
+            f"{', '.join(by_name)}"
+        )
+    return [task for name, task in by_name.items() if name in (recipe.vtab.tasks or by_name)]
+
+
+def open_tasks(recipe: Vtab, tasks: Sequence[VtabTask], run_dir: Path) -> dict[str, TaskData]:
+    """Open the images of every task. Raises one DataError that names all that are missing."""
+    opened, problems = {}, []
+    root = Path(recipe.data.path or recipe.data.root)
+    for task in tasks:
+        try:
+            opened[task.name] = open_task(
+                task, root, scratch=run_dir / "data", allow_partial=recipe.data.allow_partial
+            )
+        except DataError as error:
+            problems.append((task.name, error))
+    if problems:
+        missing = ", ".join(name for name, _ in problems)
+        mini = "" if recipe.vtab.suite == "mini" else ", --suite mini needs no data"
+        reason = f" ({problems[0][1]})" if len(problems) == 1 else ""
+        raise DataError(
+            f"{len(problems)} of {len(tasks)} tasks have no usable shards under {root}: {missing}{reason}; "
+            f"each needs a folder "
+            f"{root}/NAME made by `vitctl data shards`; --task takes some of the tasks{mini}"
+        )
+    return opened

@@ -5,21 +5,30 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from vitctl.data.datasets.readers.class_folder import sort_files
+from vitctl.data.images.decode import BadSample, open_picture
 from vitctl.data.images.image_types import IMAGE_EXTENSIONS, SYSTEM_FILE
+from vitctl.data.images.transforms import EvalTransform
+from vitctl.data.inspect.overview import choose
 from vitctl.data.shards.index import find_splits
 from vitctl.data.shards.remote import check_address, is_remote
 from vitctl.data.source.locate import locate_all_splits, locate_splits, no_index_message
-from vitctl.data.source.unsharded import ImageFiles
+from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source, sample_key
 from vitctl.errors import DataError
-from vitctl.jobs.inputs.sampling import open_recipe_split
+from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.recipe.images import Place
 from vitctl.system.address import without_queries
-from vitctl.system.bounds import SHARD_LIST
+from vitctl.system.files import SHARD_LIST
 from vitctl.system.text import nearest
 
 STDIN = "-"
@@ -39,8 +48,8 @@ def find_images(
     note: Note,
     missing: list[str] | None = None,
 ) -> list[Source]:
-    """The images of each input, in order; neighbouring files are one source. Nothing is decoded or, but for
-    folders, read.
+    """Find the images of each input, in order; neighbouring files are one source. Nothing is decoded or, but
+    for folders, read.
 
     Args:
         inputs: images, folders (searched in depth), patterns with `*`, `?` or `[`, addresses of images,
@@ -82,7 +91,9 @@ def find_images(
 
 
 def some_names(sources: Sequence[Source], count: int) -> list[str]:
-    """Names of the first images, at most `count` of each source; of shards one, which has to be read."""
+    """Return the names of the first images, at most `count` of each source; of shards one, which has to be
+    read.
+    """
     names: list[str] = []
     for source in sources:
         names += (
@@ -94,10 +105,12 @@ def some_names(sources: Sequence[Source], count: int) -> list[str]:
 
 
 def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | str]:
-    """The images of one input of the command line, which must be there."""
+    """Return the images of one input of the command line. It must exist."""
     path = Path(text)
     if os.path.lexists(path):
-        return _in_folder(text, place, split, note) if path.is_dir() else _single(text, place, split, note)
+        if path.is_dir():
+            return _in_folder(text, place, split, note)
+        return [_shards(text, split, place, note)] if text.endswith(".tar") else [text]
     where, own = _parted(text)
     if own or _is_pattern_of_shards(where) or (is_remote(text) and split):
         return [_shards(where, own or split, place, note)]
@@ -114,12 +127,8 @@ def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | s
     )
 
 
-def _single(text: str, place: Place, split: str, note: Note) -> Sequence[Source | str]:
-    return [_shards(text, split, place, note)] if text.endswith(".tar") else [text]
-
-
 def _in_folder(text: str, place: Place, split: str, note: Note) -> Sequence[Source | str]:
-    """A split where the folder holds shards, else its images at any depth."""
+    """Return a split if the folder holds shards, else its images at any depth."""
     folder = Path(text)
     if find_splits(folder):
         return [_shards(text, split, place, note)]
@@ -171,7 +180,7 @@ def _only_split(text: str) -> str:
 
 
 def _names_in(stdin: IO[bytes], note: Note) -> Iterator[str]:
-    """The names of a list.
+    """Yield the names of a list.
 
     One that does not exist is a bad image, not an error: the list may be a program's.
     """
@@ -193,3 +202,82 @@ def _beside(path: Path) -> list[str]:
     with suppress(OSError):
         return [one.name for one in path.parent.iterdir()]
     return []
+
+
+@dataclass(frozen=True)
+class ChosenImages:
+    """Images to look at.
+
+    Args:
+        names: of files, or keys in their split.
+        labels: -1 for none.
+        class_names: in label order; empty for files.
+        read: give the encoded images.
+        text: where they are from, in words.
+    """
+
+    names: tuple[str, ...]
+    labels: tuple[int, ...]
+    class_names: tuple[str, ...]
+    read: tuple[Callable[[], bytes], ...]
+    text: str
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def pixels(
+        self, transform: EvalTransform, done: Callable[[int, int], None] = lambda _done, _total: None
+    ) -> Tensor:
+        """Return the images as a network gets them before the value range.
+
+        Args:
+            transform: of the network.
+            done: called with images read and their number.
+
+        Returns:
+            uint8 `[N, 3, S, S]`.
+
+        Raises:
+            DataError: an image cannot be used; it is named.
+        """
+        found = []
+        for name, read in zip(self.names, self.read, strict=True):
+            try:
+                picture = open_picture(
+                    read(), exif_orientation=transform.exif_orientation, truncated=transform.truncated
+                )
+                found.append(transform(picture))
+            except BadSample as error:
+                raise DataError(f"{name}: cannot be used ({error}); fix it, or leave it out") from None
+            done(len(found), len(self))
+        return torch.stack(found)
+
+
+def choose_images(sources: Sequence[Source], num_images: int, seed: int, text: str) -> ChosenImages:
+    """Return the images of some sources, chosen at random where there are more; of several labels the first
+    counts.
+
+    Args:
+        sources: images that a person named, or an opened split. Labels count where all have the same classes.
+        num_images: at most so many.
+        seed: of the choice.
+        text: what they are, in words.
+    """
+    firsts = np.cumsum([0, *map(len, sources)])
+    chosen = np.array(choose(int(firsts[-1]), num_images, seed), np.int64)
+    owners = np.searchsorted(firsts, chosen, side="right") - 1
+    places = [
+        (sources[owner], number)
+        for owner, number in zip(owners, (chosen - firsts[owners]).tolist(), strict=True)
+    ]
+    (class_names, *others) = dict.fromkeys(tuple(source.class_names) for source in sources)
+    labels = [
+        -1 if others else int(source.labels(np.array([number])).reshape(-1)[0]) for source, number in places
+    ]
+    return ChosenImages(
+        tuple(source.key(number) for source, number in places),
+        tuple(labels),
+        () if others else class_names,
+        tuple(partial(source.read, number) for source, number in places),
+        text,
+    )

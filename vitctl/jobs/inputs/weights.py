@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.source.views import Source
-from vitctl.engine.distributed.agreement import check_inputs
-from vitctl.engine.distributed.runtime import Runtime
-from vitctl.engine.journal import Journal
-from vitctl.engine.run_files import RECIPE
-from vitctl.errors import CheckpointError, explaining
-from vitctl.jobs.record.runs import RUNS, ChosenWeights, choose_weights, newest_run
+from vitctl.engine.agreement import check_inputs
+from vitctl.engine.journal import RECIPE, Journal
+from vitctl.engine.runtime import Runtime
+from vitctl.errors import CheckpointError, RecipeError, explaining
+from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, weights_place
 from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import downstream
 from vitctl.models.weights.meta import assumed_line, assumed_values, require_meta
@@ -22,8 +22,11 @@ from vitctl.models.weights.weights_file import Weights, read_weights
 from vitctl.recipe.images import StoredTransform
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Vtab
 from vitctl.recipe.sections import StartWeights
-from vitctl.system.address import without_queries
 
+OBJECTNET, RESTRICTED = "objectnet", "objectnet_restricted"
+OF_OBJECTNET = (OBJECTNET, RESTRICTED)
+# BiT's pre-processing of ObjectNet: the shorter side, and the square in its centre.
+OBJECTNET_RESIZE, OBJECTNET_SIZE = 512, 480
 WeightsRecipe = Evaluate | ExportRecipe | Fewshot | Finetune | Vtab
 
 
@@ -56,7 +59,7 @@ def find_weights(
     job: str = "",
     given: Mapping[str, Any] = MappingProxyType({}),
 ) -> FoundWeights:
-    """The weights that a recipe's [weights] means.
+    """Find the weights that a recipe's [weights] means.
 
     Args:
         source: a weights file of any known format, a checkpoint folder, a run folder, an address, or
@@ -70,27 +73,20 @@ def find_weights(
     Raises:
         CheckpointError: there are none; the message says where vitctl looked.
     """
-    (source,) = without_queries(source, error=CheckpointError)
-    if "://" in source:
-        if which:
-            raise CheckpointError(
-                f"{source}: --weights {which}: this is one set of weights; leave --weights out"
-            )
-        return _given(FoundWeights(source, read_weights(source, model=model or None)), given, job)
-    place = newest_run(job, runs).folder if source == "newest" else Path(source)
-    path, chosen = choose_weights(place, which)
+    place, _ = weights_place(source, which, job, runs)
+    path, chosen = choose_weights(place, which) if isinstance(place, Path) else (place, ChosenWeights())
     return _given(FoundWeights(str(path), read_weights(str(path), model=model or None), chosen), given, job)
 
 
 def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeights:
-    """The same weights with the given values, and what is still assumed about them.
+    """Return the weights with the given values, and what is still assumed about them.
 
     Raises CheckpointError.
     """
     weights = found.weights
     in_config = {name: given[name] for name in given if name in ("gelu", "norm_eps")}
     if odd := [name for name in in_config if not hasattr(weights.config, name)]:
-        raise CheckpointError(f"{found.path}: weights.{odd[0]} is of a Vision Transformer; leave it out")
+        raise CheckpointError(f"{found.path}: weights.{odd[0]} is for Vision Transformers; leave it out")
     meta = weights.meta | {name: given[name] for name in given if name not in in_config}
     if left := [name for name in meta.pop("assumed", ()) if name not in given]:
         meta["assumed"] = left
@@ -100,13 +96,13 @@ def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeig
 
 
 def run_of(path: str) -> Path | None:
-    """The run folder that a weights file lies in; None where it lies in none, or is an address."""
+    """Return the run folder that a weights file lies in; None where it lies in none, or is an address."""
     folders = () if "://" in path else Path(path).parents
     return next((folder for folder in folders if (folder / RECIPE).is_file()), None)
 
 
 def _check_meta(found: FoundWeights, names: tuple[str, ...] = ("mean", "std")) -> FoundWeights:
-    """The same weights, if the metadata that a job needs is stored with them. Raises CheckpointError."""
+    """Return the weights if the metadata that a job needs is stored with them. Raises CheckpointError."""
     try:
         require_meta(found.weights.meta, names)
     except CheckpointError as error:
@@ -115,7 +111,7 @@ def _check_meta(found: FoundWeights, names: tuple[str, ...] = ("mean", "std")) -
 
 
 def scored_weights(recipe: Evaluate) -> FoundWeights:
-    """The weights of a recipe, if the pre-processing that a score needs is stored with them.
+    """Return the weights of a recipe if the pre-processing that a score needs is stored with them.
 
     Raises CheckpointError.
     """
@@ -123,7 +119,7 @@ def scored_weights(recipe: Evaluate) -> FoundWeights:
 
 
 def weights_of(recipe: WeightsRecipe) -> FoundWeights:
-    """The weights of a recipe, see `find_weights`."""
+    """Return the weights of a recipe, see `find_weights`."""
     wanted, data = recipe.weights, recipe.data
     given: dict[str, Any] = {
         "gelu": wanted.gelu,
@@ -139,6 +135,47 @@ def weights_of(recipe: WeightsRecipe) -> FoundWeights:
         }
     given = {name: value for name, value in given.items() if value}
     return find_weights(wanted.source, which=wanted.which, model=wanted.model, job=recipe.job, given=given)
+
+
+def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:
+    """Return the pre-processing of [data]; unset values are those stored with the weights, and for
+    ObjectNet's labels those of BiT.
+
+    At another image size the centre crop keeps its share: 224 out of 256 becomes 336 out of 384.
+
+    Args:
+        recipe: [data] and evaluation.labels.
+        meta: of the weights.
+
+    Raises:
+        RecipeError: there is no room for the crop.
+
+    Paper: BiT, Appendix B (ObjectNet)
+    """
+    data = recipe.data
+    size, method, resize = meta["image_size"], meta["eval_method"], meta["eval_resize"]
+    if recipe.evaluation.labels in OF_OBJECTNET:
+        size, method, resize = OBJECTNET_SIZE, "shorter_side", OBJECTNET_RESIZE
+    image_size = data.image_size or size
+    resize = data.eval_resize or round(resize * image_size / size)
+    if 0 < resize < image_size:
+        raise RecipeError(
+            f"data.eval_resize = {resize} is smaller than the crop of {image_size} pixels; set it to at "
+            f"least {image_size}, or to 0"
+        )
+    upright = (
+        meta.get("exif_orientation", data.turns_upright)
+        if data.exif_orientation == "auto"
+        else data.turns_upright
+    )
+    return EvalTransform(
+        image_size,
+        method=data.eval_method or method,
+        resize=resize,
+        resample=data.eval_resample or meta["resample"],
+        exif_orientation=upright,
+        truncated=data.truncated,
+    )
 
 
 @explaining()
@@ -184,16 +221,14 @@ def load_model(
     Paper: Section 3.1, Section 3.2
     """
     if not dtype.is_floating_point:
-        raise CheckpointError(
-            f"dtype {dtype}: should be one of floating point numbers, such as torch.bfloat16"
-        )
+        raise CheckpointError(f"dtype {dtype}: should be a floating-point type such as torch.bfloat16")
     found = find_weights(str(source), which=weights, model=model)
     network, size = loaded_model(found, image_size, dtype)
     return network.eval(), {**found.weights.meta, "image_size": size}
 
 
 def loaded_model(found: FoundWeights, image_size: int, dtype: torch.dtype) -> tuple[Model, int]:
-    """The stored model with its own head, and its image size.
+    """Return the stored model with its own head, and its image size.
 
     Args:
         found: weights.
@@ -224,7 +259,8 @@ def transferred_model(
     seed: int,
     dtype: torch.dtype,
 ) -> tuple[Model, list[str]]:
-    """The stored body under a new zero head for `num_classes`, or only its architecture with fresh weights.
+    """Return the stored body under a new zero head for `num_classes`, or only its architecture with fresh
+    weights.
 
     Returns:
         the model, and lines that say what was done.

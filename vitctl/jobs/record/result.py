@@ -1,31 +1,47 @@
-"""The result of a job: RUN/result.json, with everything that two numbers must have in common to be compared."""
+"""Results and finished runs: RUN/result.json, which weights represent a run, and which run is used by default."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 
 from vitctl.data.source.verification import DataVerified
 from vitctl.data.source.views import Source, source_text
 from vitctl.engine.journal import (
+    AVERAGE,
     CHAINED,
+    CHECKPOINTS,
+    LOG,
+    MODEL,
+    RECIPE,
+    RESULT,
+    STATE,
+    head,
     json_digest,
     json_text,
     parse_json_text,
+    read_records,
+    step_folder,
+    step_folders,
+    step_of,
+    tensors_file,
     with_infinities,
     write_run_json,
 )
-from vitctl.engine.run_files import CHECKPOINTS, RESULT, STATE, step_folders
-from vitctl.engine.trace.chain import head
-from vitctl.errors import CheckpointError
-from vitctl.recipe.neutral import deciding_values, result_neutral
+from vitctl.errors import CheckpointError, RecipeError
 from vitctl.recipe.schema import Recipe
-from vitctl.system.bounds import RUN_FILE
-from vitctl.system.files import read_bytes, read_json
+from vitctl.recipe.sections import weights_choice
+from vitctl.recipe.write import deciding_values, result_neutral, written_name
+from vitctl.system.address import without_queries
+from vitctl.system.files import RUN_FILE, read_bytes, read_json, read_toml
 from vitctl.system.text import one_line
+
+if TYPE_CHECKING:
+    from vitctl.engine.evaluation import Score
 
 _MOST_BYTES = 256 * 2**20
 DELETE_IT = "; delete it to run again"
@@ -70,8 +86,8 @@ def _sound(values: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def _sound_origin(values: dict[str, Any]) -> dict[str, Any]:
-    """The provenance, with `data_verified` in a word; earlier releases wrote true, false or the share of the
-    bytes.
+    """Return the provenance with `data_verified` as a word; earlier releases wrote true, false or the
+    share of the bytes.
     """
     old = values.get("data_verified")
     if isinstance(old, bool):
@@ -105,7 +121,7 @@ _RESULT: TypeAdapter[RunResult] = TypeAdapter(RunResult)
 
 
 def data_used(source: Source, split: str) -> dict[str, Any]:
-    """Which images a number is about: their digest, the split expression, and their source."""
+    """Return which images a number is about: their digest, the split expression, and their source."""
     return {
         "split": split,
         "data_sha256": source.digest,
@@ -116,9 +132,7 @@ def data_used(source: Source, split: str) -> dict[str, Any]:
 
 
 def unverified_bytes(result: RunResult) -> str:
-    """Why the bytes behind a result are not known to be those of its digests; "" where all of them were
-    verified.
-    """
+    """Return why the bytes behind a result are not verified against its digests; "" if all were."""
     used = result.provenance
     return {
         "whole": "",
@@ -129,8 +143,8 @@ def unverified_bytes(result: RunResult) -> str:
 
 
 def with_recipe(result: RunResult, recipe: Recipe) -> RunResult:
-    """The result with a digest of the recipe values that its numbers depend on, "auto" and "as_stored"
-    resolved.
+    """Return the result with a digest of the recipe values that its numbers depend on, "auto" and
+    "as_stored" resolved.
     """
     used = result.provenance
     resolved = {key: used[name] for key, name in _RESOLVED.items() if name in used}
@@ -140,8 +154,8 @@ def with_recipe(result: RunResult, recipe: Recipe) -> RunResult:
 
 
 def recipe_digest(recipe: Recipe, free: tuple[str, ...], resolved: Mapping[str, Any]) -> str:
-    """SHA-256 of a recipe's values, without keys that start with one of `free`; `resolved` replaces some
-    values.
+    """Return SHA-256 of a recipe's values, without keys that start with one of `free`; `resolved` replaces
+    some values.
     """
     return json_digest(deciding_values(recipe, free) | dict(resolved))
 
@@ -158,14 +172,18 @@ def write_result(folder: Path, result: RunResult) -> RunResult:
 
 
 def published_digest(result: RunResult) -> str:
-    """One digest of a result: job, status, numbers, provenance, and the digests of its records and checkpoints."""
+    """Return one digest of a result: job, status, numbers, provenance, and the digests of its records and
+    checkpoints.
+    """
     fields = {name: getattr(result, name) for name in ("job", "status", "metrics", "provenance", "record")}
     fields["record"] = {name: value for name, value in result.record.items() if name != RESULT}
     return json_digest(fields)
 
 
 def record_digests(folder: Path) -> dict[str, Any]:
-    """The digests of the last lines of log.jsonl and steps.jsonl, and of the state of each checkpoint."""
+    """Return the digests of the last lines of log.jsonl and steps.jsonl, and of the state of each
+    checkpoint.
+    """
     heads = {path: digest for path in CHAINED if (digest := head(folder / path))}
     states = {
         path.name: digest
@@ -184,7 +202,7 @@ def _state_digest(folder: Path) -> str:
 
 
 def read_result(folder: Path) -> RunResult | None:
-    """The result of a run folder; None while there is none.
+    """Return the result of a run folder; None while there is none.
 
     Raises:
         CheckpointError: the file is not a result.
@@ -207,3 +225,315 @@ def read_result(folder: Path) -> RunResult | None:
 def _first_problem(error: ValidationError) -> str:
     first = error.errors(include_input=False, include_url=False)[0]
     return f"{one_line('.'.join(map(str, first['loc']))) or 'its value'}: {first['msg'].lower()}"
+
+
+RUNS = Path("runs")
+PRETRAINING, TRAINING = ("pretrain",), ("pretrain", "finetune")
+_TAKES_ANY = ("evaluate", "export")  # what also makes sense for a fine-tuned network
+_GIVEN = "as given"
+_INSTEAD = {
+    AVERAGE: "only a run with averaging.decay keeps a Polyak average; use the weights themselves with "
+    "--weights model",
+    MODEL: "the checkpoint was copied in part; copy it again, or use another one with --weights STEP",
+}
+_QUICKSTARTED = "; `vitctl quickstart` left some here: --from quickstart/pretrain"
+
+
+@dataclass(frozen=True)
+class ChosenWeights:
+    """Which weights were chosen.
+
+    Args:
+        how: "last" or "best" of a run, "step", or "as given": a checkpoint or a file was named.
+        step: finished steps; None where nothing tells.
+        averaged: it is the Polyak average.
+        accuracy: logged by the run at this step; None where there is none.
+        better: step and accuracy of another kept checkpoint of the run with a higher accuracy.
+        damaged: newer checkpoints that were skipped, a line each.
+        unfinished: the run has no result, was stopped or failed.
+    """
+
+    how: str = _GIVEN
+    step: int | None = None
+    averaged: bool = False
+    accuracy: float | None = None
+    better: tuple[int, float] | None = None
+    damaged: tuple[str, ...] = ()
+    unfinished: bool = False
+
+    def used(self, prefix: str = "weights") -> dict[str, Any]:
+        """Return the provenance."""
+        fields = {
+            f"{prefix}_chosen": self.how,
+            f"{prefix}_step": self.step,
+            f"{prefix}_averaged": self.averaged,
+        }
+        return fields | ({f"{prefix}_passed_over": list(self.damaged)} if self.damaged else {})
+
+    @property
+    def text(self) -> str:
+        """Return one line for the screen."""
+        said = ["the Polyak average"] if self.averaged else []
+        if self.how != _GIVEN:
+            scored = f", accuracy {self.accuracy:.2%}" if self.accuracy is not None else ""
+            of = {"last": "the last checkpoint", "best": "the best checkpoint kept"}.get(
+                self.how, "the checkpoint"
+            )
+            said.append(f"{of}, step {self.step}{scored}")
+        if self.unfinished:
+            said.append("of a run that is not finished")
+        if self.better:
+            step, accuracy = self.better
+            said.append(
+                f"a better checkpoint is kept: step {step}, accuracy {accuracy:.2%}: --weights best uses it"
+            )
+        return "; ".join([*said, *(f"skipped: {problem}" for problem in self.damaged)])
+
+
+def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tuple[Path, ChosenWeights]:
+    """Return the weights file of a run folder, a checkpoint folder, a folder of another program, or a file.
+
+    Args:
+        place: one of those.
+        which: "last", "best" (by the accuracies that the run logged, among the checkpoints that are kept), or
+            the number of a step; "ema" or "model": the Polyak average, or the weights themselves, of the
+            checkpoint that represents the run. "": that checkpoint: the best of a run with
+            evaluation.select_best, else the last. The Polyak average is used where the run kept one, unless
+            "model" is given.
+        by_size: as `read_checkpoint` takes it.
+
+    Raises:
+        CheckpointError: there are no such weights.
+
+    Paper: Section 4.1 (averaging), Section 4.3 (early stopping)
+    """
+    try:
+        weights_choice(which)
+    except ValueError as error:
+        raise CheckpointError(f"{place}: --weights {error}") from None
+    if (place / RECIPE).is_file() and not (place / CHECKPOINTS).is_dir():
+        raise CheckpointError(f"{place}: has no checkpoints; give a trained run with --from")
+    if (place / CHECKPOINTS).is_dir():
+        folder, chosen = _checkpoint(place, "" if which in (AVERAGE, MODEL) else which, by_size)
+    else:
+        folder, chosen = place, ChosenWeights()
+        if which not in ("", AVERAGE, MODEL):
+            raise CheckpointError(
+                f"{place}: --weights {which} chooses among the checkpoints of a run; give a run folder"
+            )
+    is_ours = folder.is_dir() and ((folder / STATE).exists() or (folder / tensors_file(AVERAGE)).exists())
+    if not is_ours:
+        if which:
+            raise CheckpointError(
+                f"{place}: --weights {which}: it holds one set of weights; leave --weights out"
+            )
+        if not folder.exists():
+            raise CheckpointError(
+                f"{folder}: no such weights; give a run folder, a checkpoint folder or a weights file "
+                f"with --from"
+            )
+        return folder, ChosenWeights(
+            step=step_of(folder.parent), averaged=folder.name == tensors_file(AVERAGE)
+        )
+    has_average = (folder / tensors_file(AVERAGE)).exists()
+    name = which if which in (AVERAGE, MODEL) else AVERAGE if has_average else MODEL
+    path = folder / tensors_file(name)
+    if chosen.how != _GIVEN:
+        result = read_result(place)
+        chosen = replace(chosen, unfinished=result is None or result.status != "done")
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such weights; {_INSTEAD[name]}")
+    return path, replace(chosen, step=step_of(folder), averaged=name == AVERAGE)
+
+
+def _checkpoint(run: Path, which: str, by_size: bool) -> tuple[Path, ChosenWeights]:
+    """Return the folder of the requested checkpoint of a run, verified."""
+    from vitctl.engine.checkpoint import newest_checkpoint, read_checkpoint
+
+    root, scores = run / CHECKPOINTS, {step: score.accuracy for step, score in logged_scores(run).items()}
+    kept = sorted(step for path in root.iterdir() if (step := step_of(path)) is not None)
+    scored = [step for step in kept if step in scores]
+    best = max(scored, key=lambda step: (scores[step], step), default=None)
+    how = which or ("best" if selects_best(run) else "last")
+    if how == "last":
+        saved, problems = newest_checkpoint(root, by_size=by_size)
+        if saved is None:
+            raise CheckpointError(
+                f"{run}: holds no complete checkpoint{': ' + problems[0] if problems else ''}"
+            )
+        _check_recorded(run, how, saved.step, problems)
+        own = scores.get(saved.step)
+        better = (best, scores[best]) if best is not None and own is not None and scores[best] > own else None
+        if better and not _is_whole(step_folder(root, better[0]), by_size):
+            better = None
+        return saved.folder, ChosenWeights("last", accuracy=own, better=better, damaged=tuple(problems))
+    if how == "best" and best is None:
+        raise CheckpointError(
+            f"{run}: none of its checkpoints was scored, so there is no best one; use the last: "
+            f"--weights last"
+        )
+    step = best if how == "best" else int(how)
+    if step not in kept or step is None:
+        raise CheckpointError(
+            f"{run}: has no checkpoint of step {how}; it has {', '.join(map(str, kept)) or 'none'}"
+        )
+    if how == "best":
+        _check_recorded(run, how, step, [])
+    folder = read_checkpoint(step_folder(root, step), by_size=by_size).folder
+    return folder, ChosenWeights("best" if how == "best" else "step", accuracy=scores.get(step))
+
+
+def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> None:
+    """Check that the checkpoint that represents a finished run is the one that its result describes.
+
+    Raises:
+        CheckpointError: that one is missing or damaged; another one is used only when it is named by its
+            step.
+    """
+    result = read_result(run)
+    recorded = result.provenance if result is not None and result.status == "done" else {}
+    if recorded.get("weights_chosen") != how or recorded.get("weights_step") in (None, step):
+        return
+    why = problems[0] if problems else "its folder is gone"
+    raise CheckpointError(
+        f"{run}: its result is of step {recorded['weights_step']}, whose checkpoint cannot be used "
+        f"({why}); restore it, or choose another checkpoint: --weights {step}"
+    )
+
+
+def _is_whole(folder: Path, by_size: bool) -> bool:
+    from vitctl.engine.checkpoint import read_checkpoint
+
+    try:
+        read_checkpoint(folder, by_size=by_size)
+    except (CheckpointError, OSError):
+        return False
+    return True
+
+
+def selects_best(run: Path) -> bool:
+    """Return whether the best checkpoint of a run represents it, instead of the last."""
+    try:
+        evaluation = read_toml(run / RECIPE, error=RecipeError)[0].get("evaluation")
+    except RecipeError:
+        return False
+    names = ("select_best", "early_stopping")  # the second in recipes of earlier releases
+    return isinstance(evaluation, dict) and any(bool(evaluation.get(name, False)) for name in names)
+
+
+def logged_scores(run: Path) -> "dict[int, Score]":
+    """Return step -> score of all evaluations of a training run."""
+    from vitctl.engine.evaluation import Score
+
+    return {step: score for step, score in Score.by_step(read_records(run / LOG)).items() if step}
+
+
+def logged_probes(run: Path, step: int) -> dict[str, float]:
+    """Return few-shot accuracies of a training run at a step, by their names: "5-shot"."""
+    records = [record for record in read_records(run / LOG) if record.get("kind") == "fewshot"]
+    probes = [
+        record for record in records if record.get("step") == step and {"shots", "accuracy"} <= record.keys()
+    ]
+    return {f"{record['shots']}-shot": record["accuracy"] for record in probes}
+
+
+def start_weights(job: str) -> str:
+    """Return the address of published weights that a job can start from; those that are scored need a
+    trained head.
+    """
+    return f"gs://vit_models/imagenet21k{'+imagenet2012' * (job in _TAKES_ANY)}/ViT-B_16.npz"
+
+
+class NewestRun(NamedTuple):
+    """The finished run that is used because none was named; `text` says so in one line."""
+
+    folder: Path
+    text: str
+
+
+def newest_run(job: str, runs: Path = RUNS) -> NewestRun:
+    """Return the newest finished run whose weights a job can use: any training to score or export, else a
+    pre-training.
+
+    Args:
+        job: that uses them.
+        runs: folder of run folders; deeper folders, and runs that were stopped or failed, are not used.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    jobs = TRAINING if job in _TAKES_ANY else PRETRAINING
+    found = [
+        (file.stat().st_mtime, file.parent, read_result(file.parent)) for file in runs.glob(f"*/{RESULT}")
+    ]
+    done = [
+        (when, folder, result)
+        for when, folder, result in found
+        if result is not None and result.job in jobs and result.status == "done"
+    ]
+    wanted = "training" if jobs == TRAINING else "pre-training"
+    if not done:
+        raise CheckpointError(
+            f"no finished {wanted} run under "
+            f"{runs.resolve()}{_QUICKSTARTED * Path('quickstart/pretrain').is_dir()}; "
+            f"give weights with --from, for example the published --from {start_weights(job)}"
+        )
+    when, folder, result = max(done, key=lambda one: one[:2])
+    passed = _passed_over(runs, jobs, when)
+    text = f"no --from: using the newest finished {wanted} run, {folder} ({_described(folder, result, when)})"
+    return NewestRun(folder, f"{text}; newer, but not used: {', '.join(passed)}" if passed else text)
+
+
+def weights_place(source: str, which: str, job: str, runs: Path = RUNS) -> tuple[Path | str, str]:
+    """Return the path, or the address, that weights.source means, and a line that names the newest run if taken.
+
+    Raises:
+        CheckpointError: `which` chooses among the weights of an address, or there is no newest run.
+    """
+    (source,) = without_queries(source, error=CheckpointError)
+    if source == "newest":
+        return newest_run(job, runs)
+    if "://" not in source:
+        return Path(source), ""
+    if which:
+        raise CheckpointError(
+            f"{source}: --weights {which}: it holds one set of weights; leave --weights out"
+        )
+    return source, ""
+
+
+def _described(folder: Path, result: RunResult, when: float) -> str:
+    accuracy = result.metrics.get("accuracy")
+    return (
+        f"{result.job}, recipe {written_name(folder / RECIPE) or 'unknown'}, "
+        f"finished {time.strftime('%Y-%m-%d %H:%M', time.localtime(when))}, "
+        + (f"accuracy {accuracy:.2%}" if accuracy is not None else "not scored")
+    )
+
+
+def _passed_over(runs: Path, jobs: tuple[str, ...], since: float) -> list[str]:
+    """Newer runs of the same jobs that are not used, each with the reason."""
+    passed = []
+    for file in sorted(runs.glob(f"*/{RECIPE}")):
+        folder = file.parent
+        if _job_of(file) in jobs and _touched(folder) > since:
+            result = read_result(folder)
+            if result is None or result.status != "done":
+                passed.append(f"{folder} ({result.status if result else 'not finished'})")
+    for file in sorted(runs.glob(f"*/*/{RESULT}")):
+        if _job_of(file.parent / RECIPE) in jobs and file.stat().st_mtime > since:
+            passed.append(f"{file.parent} (deeper than {runs}/NAME)")
+    return passed
+
+
+def _touched(folder: Path) -> float:
+    return max(
+        path.stat().st_mtime for path in (folder / RESULT, folder / LOG, folder / RECIPE) if path.exists()
+    )
+
+
+def _job_of(recipe: Path) -> str:
+    try:
+        return str(read_toml(recipe, error=RecipeError)[0].get("job", ""))
+    except RecipeError:
+        return ""

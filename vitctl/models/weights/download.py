@@ -1,4 +1,4 @@
-"""Downloads over https: resumed after an interruption, verified, and cached."""
+"""Weights by address: hf://, https://, gs:// and s3://, cached and checked."""
 
 import base64
 import hashlib
@@ -9,22 +9,73 @@ from collections.abc import Callable, Iterator
 from email.message import Message
 from itertools import count
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from vitctl.errors import CheckpointError
-from vitctl.system.address import check, with_query
-from vitctl.system.bounds import WEIGHTS
-from vitctl.system.files import cache_folder, inside, locked, no_links, write_text
+from vitctl.system.address import check, with_query, without_queries
+from vitctl.system.files import WEIGHTS, cache_folder, inside, locked, no_links, write_text
 from vitctl.system.http import (
     ATTEMPTS,
     Response,
     TransientError,
     content_range,
+    hub_address,
     open_url,
     parse_num_bytes,
     read_chunks,
 )
 from vitctl.system.text import one_line
+
+Fetch = Callable[[str], Path]
+# In the order of preference; the second is a pickle, and read as one: tensors or nothing.
+FILE_NAMES = ("model.safetensors", "pytorch_model.bin")
+# What the formats of other programs keep beside their weights.
+CONFIG, PREPROCESSOR = BESIDE = ("config.json", "preprocessor_config.json")
+
+
+def locate(source: str | Path, fetch: Fetch) -> Path:
+    """Return the local file that `source` means, fetching it and what belongs beside it when it is remote.
+
+    A folder stands for the weights file inside. Raises CheckpointError, saying what would be right.
+    """
+    (text,) = without_queries(str(source), error=CheckpointError)
+    if text.startswith("hf://"):
+        return _from_hub(text, fetch)
+    if text.startswith("gs://"):
+        return fetch(f"https://storage.googleapis.com/{quote(text.removeprefix('gs://'))}")
+    if "://" in text:
+        return fetch(text)
+    path = Path(source).expanduser()
+    if not path.is_dir():
+        return path
+    return next((path / name for name in FILE_NAMES if (path / name).exists()), path / FILE_NAMES[0])
+
+
+def _from_hub(source: str, fetch: Fetch) -> Path:
+    parts = source.removeprefix("hf://").split("/", 2)
+    if len(parts) < 2 or not all(parts):
+        raise CheckpointError(f"{source}: write hf://organisation/name, or hf://organisation/name/file")
+    organisation, name, *file = parts
+    repository = f"{organisation}/{name}"
+    for beside in BESIDE:
+        _try_fetch(hub_address(repository, beside), fetch)
+    candidates = file or FILE_NAMES
+    found = (_try_fetch(hub_address(repository, candidate), fetch) for candidate in candidates)
+    if (path := next(filter(None, found), None)) is None:
+        if file:
+            raise CheckpointError(f"{source}: no such file in that repository")
+        raise CheckpointError(
+            f"{source}: holds no {' and no '.join(candidates)}; name the file: {source}/FILE"
+        )
+    return path
+
+
+def _try_fetch(url: str, fetch: Fetch) -> Path | None:
+    try:
+        return fetch(url)
+    except NotOnServerError:
+        return None
+
 
 _REPORTED = 2  # attempts that failed before a person who waits is told
 # Bytes done, and bytes in all (0 when the server does not say).
@@ -121,8 +172,8 @@ def _stamp(headers: Message) -> str:
 
 
 def _is_current(url: str, target: Path) -> bool:
-    """Whether the server still has the cached file. Only an address with a query is compared: it may name
-    another file at the same path, as ?id=2 does.
+    """Return whether the server still has the cached file. Only an address with a query is compared: it may
+    name another file at the same path, as ?id=2 does.
     """
     if with_query(url) == url:
         return True
@@ -191,9 +242,7 @@ def _receive(url: str, response: Response, part: Path, version: Path, progress: 
             done += len(chunk)
             if done > (total or WEIGHTS.limit):
                 part.unlink()
-                raise CheckpointError(
-                    f"{url}: sends more than the {total or WEIGHTS.limit} bytes that it may"
-                )
+                raise CheckpointError(f"{url}: sends more than the {total or WEIGHTS.limit} bytes allowed")
             file.write(chunk)
             progress(done, total)
     return total

@@ -9,21 +9,26 @@ import torch
 from torch import Tensor
 
 from vitctl.errors import CheckpointError
-from vitctl.models.configs import Config, HybridConfig, ResNetConfig, ViTConfig
+from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.models.weights.layouts import (
+    CONV,
+    DENSE,
     SQUASH,
     Beside,
     Json,
+    MemoryLayout,
+    Table,
+    Tensors,
     View,
     WeightsLayout,
     classes,
+    entry,
     needed,
     position_misfits,
     stored_meta,
     vit_shape,
 )
 from vitctl.models.weights.meta import HALF
-from vitctl.models.weights.rules import CONV, DENSE, MemoryLayout, Table, Tensors, entry
 
 # What the authors' code does and no tensor tells. Paper: Appendix A; their LayerNorm, GELU and GroupNorm.
 NUMERICS: dict[str, Any] = {"gelu": "tanh", "norm_eps": 1e-6}

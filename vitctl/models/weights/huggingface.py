@@ -7,19 +7,22 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from vitctl.errors import CheckpointError
-from vitctl.models.configs import Config, ViTConfig
+from vitctl.models.variants import Config, ViTConfig
+from vitctl.models.weights.download import CONFIG, PREPROCESSOR
 from vitctl.models.weights.layouts import (
     SQUASH,
     Beside,
     Json,
+    Table,
+    Tensors,
     View,
     WeightsLayout,
+    entry,
+    pair,
     vit_misfits,
     vit_shape,
 )
 from vitctl.models.weights.meta import HALF
-from vitctl.models.weights.rules import Table, Tensors, entry, pair
-from vitctl.models.weights.sources import CONFIG, PREPROCESSOR
 
 NORM_EPS = 1e-12
 # What we write comes first for each form.

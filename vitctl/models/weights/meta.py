@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from vitctl.errors import CheckpointError
-from vitctl.models.configs import Config
+from vitctl.models.variants import BOUNDS, Config
 from vitctl.system.text import one_line
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # float32's normal numbers
@@ -31,7 +31,7 @@ KEYS = {
 }
 # The jobs that train or draw shots have their own rules for these.
 OF_SCORING = ("eval_method", "eval_resize", "resample")
-_MAX_PIXELS = 2**14  # as for images in the configurations of models
+_MAX_PIXELS = BOUNDS["image_size"][1]
 _SHOWN = 3
 
 # In float32, in which images become numbers.
@@ -91,13 +91,13 @@ def check_meta(meta: Mapping[str, Any], config: Config) -> None:
         problems = [_in_words(problem) for problem in error.errors(include_url=False, include_context=False)]
         more = f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise CheckpointError(
-            f"what is stored beside the weights makes no sense: {'; '.join(problems[:_SHOWN])}{more}; take "
+            f"the metadata stored with the weights is not valid: {'; '.join(problems[:_SHOWN])}{more}; use "
             f"another file, or fix it"
         ) from None
     if found.class_names and config.num_classes and len(found.class_names) != config.num_classes:
         raise CheckpointError(
-            f"{len(found.class_names)} class names are stored beside a head of {config.num_classes} classes; "
-            f"take another file, or fix it"
+            f"{len(found.class_names)} class names are stored with a head of {config.num_classes} "
+            f"classes; use another file, or fix it"
         )
 
 
@@ -117,8 +117,8 @@ def require_meta(meta: Mapping[str, Any], names: tuple[str, ...]) -> None:
     """Raises CheckpointError where metadata lack something that a job cannot do without."""
     if missing := [name for name in names if meta.get(name) is None]:
         raise CheckpointError(
-            f"{', '.join(missing)} of the images is not stored beside the weights, so that no score of them "
-            "means anything; write the file again with it (vitctl.models.weights.weights_file.save_weights)"
+            f"{', '.join(missing)} of the images is not stored with the weights, so scores would be "
+            f"meaningless; write the file again with it (vitctl.models.weights.weights_file.save_weights)"
         )
 
 

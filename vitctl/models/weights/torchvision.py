@@ -3,16 +3,19 @@
 from collections.abc import Iterator
 from typing import Any
 
-from vitctl.models.configs import Config, ViTConfig
+from vitctl.models.variants import Config, ViTConfig
 from vitctl.models.weights.layouts import (
     Beside,
     Json,
+    Table,
+    Tensors,
     View,
     WeightsLayout,
+    entry,
+    pair,
     vit_misfits,
     vit_shape,
 )
-from vitctl.models.weights.rules import Table, Tensors, entry, pair
 
 NORM_EPS = 1e-6
 _LAYER = "encoder.layers.encoder_layer_{i}"

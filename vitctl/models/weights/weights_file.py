@@ -16,23 +16,31 @@ from torch import Tensor, nn
 
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.models.build import build, check_state
-from vitctl.models.configs import Config, HybridConfig, ResNetConfig
-from vitctl.models.variants import from_dict, to_dict, variant
+from vitctl.models.variants import Config, HybridConfig, ResNetConfig, from_dict, to_dict, variant
 from vitctl.models.weights import google, huggingface, timm, torchvision
 from vitctl.models.weights.containers import (
+    FORMAT,
+    OWN_KEY,
     kind_of,
+    own_header,
     read_json,
     read_shapes,
     read_tensors,
     save_tensors,
     write_json,
 )
+from vitctl.models.weights.download import BESIDE, FILE_NAMES, Fetch, locate
 from vitctl.models.weights.download import fetch as download
-from vitctl.models.weights.header import FORMAT, OWN_KEY, own_header
-from vitctl.models.weights.layouts import Beside, WeightsLayout
+from vitctl.models.weights.layouts import (
+    Beside,
+    Tensors,
+    WeightsLayout,
+    listed,
+    rules_for,
+    to_ours,
+    to_theirs,
+)
 from vitctl.models.weights.meta import check_meta
-from vitctl.models.weights.rules import Tensors, listed, rules_for, to_ours, to_theirs
-from vitctl.models.weights.sources import BESIDE, FILE_NAMES, Fetch, locate
 from vitctl.system.files import atomic_write
 from vitctl.system.text import one_line
 
@@ -127,16 +135,21 @@ def read_weights(
     return weights
 
 
-def foreign_config(path: Path, model: str | None = None) -> Config:
-    """Return the configuration of the model that a file of another program fits, from the shapes of its
-    tensors alone.
+def read_config(path: Path, *, model: str = "") -> Config:
+    """Return the configuration of the model that a weights file of any layout fits, from its header alone.
 
-    Raises CheckpointError, as `read_weights` does.
+    Args:
+        path: a file.
+        model: name of the model, for what the shapes of another program's file cannot tell.
+
+    Raises:
+        CheckpointError: the file is missing, cut short, or its tensors make no known model.
     """
-    num_heads = getattr(variant(model), "num_heads", None) if model else None
-    tensors = read_shapes(path)
+    ours = own_header(path)
+    num_heads = getattr(variant(model), "num_heads", None) if model and ours is None else None
+    shapes = read_shapes(path) if ours is None else {}
     try:
-        return _of_another(path, num_heads, tensors).config
+        return _of_another(path, num_heads, shapes).config if ours is None else from_dict(ours["config"])
     except VitctlError as error:
         raise CheckpointError(f"{path}: {error}") from error
 
@@ -145,7 +158,7 @@ def _of_vitctl(header: dict[str, Any], state: Tensors) -> Weights:
     """Build on the header, which is compared with the tensors before anything of the claimed size is made."""
     weights = Weights(from_dict(header["config"]), state, header["meta"])
     if (depth := getattr(weights.config, "depth", 0)) > len(state):
-        raise CheckpointError(f"{len(state)} tensors are no model of depth {depth}")
+        raise CheckpointError(f"{len(state)} tensors do not make a model of depth {depth}")
     check_state(state, build(weights.config, device="meta").state_dict())
     return weights
 
@@ -157,9 +170,7 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
             break
     else:
         known = ", ".join(sorted({row.title for row in LAYOUTS.values()}))
-        raise CheckpointError(
-            f"tensors of no model that is known ({known}); it holds {listed(list(tensors))}"
-        )
+        raise CheckpointError(f"tensors of no known model ({known}); it holds {listed(list(tensors))}")
     beside = Beside(path.name, num_heads, *(read_json(path.parent / name) for name in BESIDE))
     try:
         config, meta = row.describe(row, row.view(tidy), tidy, beside)
@@ -178,13 +189,13 @@ def check_numbers(state: Mapping[str, Tensor]) -> None:
     if odd := [name for name in sorted(state) if not state[name].is_floating_point()]:
         raise CheckpointError(
             f"{one_line(odd[0])} holds {str(state[odd[0]].dtype).removeprefix('torch.')}, should hold "
-            f"numbers with fractions"
+            f"floating-point numbers"
         )
     wrong = [name for name in sorted(state) if not _is_finite(state[name])]
     if wrong:
         raise CheckpointError(
             f"{len(wrong)} of {len(state)} tensors hold NaN or infinities ({listed(wrong)}): the training "
-            f"diverged, or the file is damaged; take an earlier checkpoint"
+            f"diverged, or the file is damaged; use an earlier checkpoint"
         )
 
 

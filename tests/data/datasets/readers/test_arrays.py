@@ -1,4 +1,6 @@
-"""Arrays: samples that are rows, labels that follow from row numbers, NORB's format, scikit-learn's digits."""
+"""Arrays and records: samples that are rows, labels that follow from row numbers, NORB's format, TFRecord files.
+
+Records are written from the format's description, by a writer that shares nothing with the reader."""
 
 import gzip
 import struct
@@ -7,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.data.datasets.conftest import crc32c, example, masked, record
 from tests.data.datasets.readers.test_contract import TOY_INFO, dsprites, norb, sprites
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.readers import arrays
@@ -15,9 +18,11 @@ from vitctl.data.datasets.readers.arrays import (
     SPRITE_LABELS,
     Rows,
     digit_items,
-    pixel_rows,
+    parse_example,
     read_norb,
+    records,
 )
+from vitctl.data.datasets.vtab import TRAIN800_DIGESTS, names_digest
 from vitctl.data.images.decode import decode
 from vitctl.data.source.splits import md5_order
 from vitctl.errors import DataError
@@ -34,16 +39,6 @@ def test_rows__behave_like_a_list() -> None:
     assert (rows[-1].key, [item.key for item in rows[1:]]) == ("k2", ["k1", "k2"])
     with pytest.raises(IndexError):
         rows[3]
-
-
-@pytest.mark.parametrize("shape", [(4, 7, 9, 3), (4, 7, 9)])
-def test_pixel_rows__lose_nothing(shape: tuple[int, ...]) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    items = pixel_rows(pixels, np.arange(4))
-    for row in range(4):
-        wanted = pixels[row] if len(shape) == 4 else np.repeat(pixels[row][:, :, None], 3, axis=2)
-        np.testing.assert_array_equal(decode(items[row].read()), wanted)
-    assert [item.key for item in items] == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize("rows_at_once", [7, 4096])
@@ -79,6 +74,7 @@ def test_dsprites__labels_equal_the_factors_of_every_row() -> None:
 def test_dsprites__the_published_scores_of_guessing() -> None:
     """One location has 4,541 of the 73,728 test images, one orientation 5,491: what a constant answer scores."""
     order = md5_order(range(737_280), "train")
+    assert names_digest(map(str, order[:800].tolist())) == TRAIN800_DIGESTS["dsprites-ori"]
     assert SPRITE_LABELS["location"](order[:10]).tolist() == [0, 0, 7, 6, 7, 11, 7, 5, 6, 14]
     test = order[663_552:]
     assert np.bincount(SPRITE_LABELS["location"](test))[8] == 4541
@@ -103,7 +99,7 @@ def test_read_norb__one_axis_still_has_three_lengths(tmp_path: Path) -> None:
 )
 def test_read_norb__refuses_other_formats(name: str, data: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(DataError, match="not a whole NORB file"):
+    with pytest.raises(DataError, match="not a complete NORB file"):
         read_norb(tmp_path / name)
 
 
@@ -128,3 +124,50 @@ def test_digits__pictures_are_the_scans() -> None:
         scan = scans[number].reshape(8, 8) * 255 / 16
         assert np.corrcoef(blocks.ravel(), scan.ravel())[0, 1] > 0.98
         assert item.label == targets[number]
+
+
+def test_crc32c__as_published() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+
+
+def test_records__give_places_and_data(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(record(b"one") + record(b"") + record(b"three" * 99))
+    found = list(records(tmp_path / "x"))
+    assert [data for _, data in found] == [b"one", b"", b"three" * 99]
+    whole = (tmp_path / "x").read_bytes()
+    assert all(whole[offset : offset + len(data)] == data for offset, data in found)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_parse_example__bytes_and_integers(packed: bool) -> None:
+    data = example({"image": b"\xff\xd8" * 200, "label": 5, "many": [0, 300, 2**40]}, packed=packed)
+    assert parse_example(data) == {"image": [b"\xff\xd8" * 200], "label": [5], "many": [0, 300, 2**40]}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (record(b"one")[:-1], "truncated within the record at byte 12; copy it again"),
+        (record(b"one")[:14], "truncated within the record at byte 12"),
+        (record(b"one") + record(b"two")[:7], "damaged or not a TFRecord file, at byte 19"),
+        (b"\x04" + record(b"one")[1:], "damaged or not a TFRecord file, at byte 0"),
+        (b"\x1f\x8b\x08 a packed file, and so on", "damaged or not a TFRecord file, at byte 0"),
+        (struct.pack("<QI", 2**40, masked(struct.pack("<Q", 2**40))), "a record of 1,099,511,627,776"),
+    ],
+)
+def test_records__refuse_damage(data: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(data)
+    with pytest.raises(DataError, match=message):
+        list(records(tmp_path / "x"))
+
+
+@pytest.mark.parametrize("cut", range(1, 30, 4))
+def test_parse_example__refuses_what_is_cut_short(cut: int) -> None:
+    with pytest.raises(DataError, match="not an Example message"):
+        parse_example(example({"label": 5, "filename": b"a.jpg"})[:-cut])
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 20, b"\x0d\x00\x00\x00\x00", b"\x08\x01"])
+def test_parse_example__refuses_other_bytes(data: bytes) -> None:
+    with pytest.raises(DataError, match="not an Example message"):
+        parse_example(data)

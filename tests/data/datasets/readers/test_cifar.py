@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vitctl.data.datasets.known_sets import DATA_SETS
-from vitctl.data.datasets.readers.cifar import unpickle
+from vitctl.data.datasets.readers.arrays import unpickle
 from vitctl.data.images.decode import decode
 from vitctl.errors import DataError
 

@@ -1,11 +1,17 @@
-"""Rules of single sets that their files cannot show, against what was published."""
+"""Rules of single sets that their files cannot show, and the treatment of photographs of the retina."""
 
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from vitctl.data.datasets.readers.list_file import KITTI_SPLITS, clevr_label, sun397_split_numbers
+from vitctl.data.datasets.readers.list_file import (
+    KITTI_SPLITS,
+    clevr_label,
+    eye_radius,
+    sun397_split_numbers,
+    treat_eye,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,3 +31,66 @@ def test_kitti__fourteen_drives_for_each_scored_split() -> None:
 
 def test_sun397__the_sizes_of_the_splits() -> None:
     assert np.bincount(sun397_split_numbers()).tolist() == [76_128, 10_875, 21_750]
+
+
+pytest.importorskip("scipy")
+
+
+def eye(height: int, width: int, radius: int) -> np.ndarray:
+    """A noisy bright disc on black, uint8 `[H, W, 3]`."""
+    y, x = np.ogrid[:height, :width]
+    disc = (y - height // 2) ** 2 + (x - width // 2) ** 2 <= radius**2
+    noise = np.random.default_rng(0).integers(90, 160, (height, width, 3))
+    return np.where(disc[:, :, None], noise, 0).astype(np.uint8)
+
+
+def reference(image: np.ndarray) -> np.ndarray:
+    """The recipe once more for an eye that has the right radius already: no scaling, the blur as a plain sum."""
+    kernel = np.exp(-(np.arange(-30, 31) ** 2) / 200)
+    kernel /= kernel.sum()
+    padded = np.pad(image.astype(float), ((30, 30), (30, 30), (0, 0)), "reflect")
+    tall = sum(weight * padded[i : i + image.shape[0]] for i, weight in enumerate(kernel))
+    blurred = sum(weight * tall[:, i : i + image.shape[1]] for i, weight in enumerate(kernel))
+    sharpened = np.clip(4.0 * image - 4.0 * np.round(blurred) + 128, 0, 255).astype(np.uint8)
+    y, x = np.ogrid[: image.shape[0], : image.shape[1]]
+    outside = (y - image.shape[0] // 2) ** 2 + (x - image.shape[1] // 2) ** 2 > 270**2
+    sharpened[outside] = 128
+    return sharpened[
+        image.shape[0] // 2 - 270 : image.shape[0] // 2 + 270,
+        image.shape[1] // 2 - 270 : image.shape[1] // 2 + 270,
+    ]
+
+
+def test_process__equals_the_recipe_written_out() -> None:
+    image = eye(610, 640, 300)
+    image[305, 620] = 0  # 600 bright pixels in the middle row are left
+    assert eye_radius(image) == 300
+    treated, wanted = treat_eye(image).astype(int), reference(image).astype(int)
+    assert treated.shape == wanted.shape == (540, 540, 3)
+    assert np.abs(treated - wanted).max() <= 4  # one level of the blur, where it lies on a half
+    assert np.mean(treated != wanted) < 0.001
+    assert treated[0, 0].tolist() == [128, 128, 128]
+    assert treated.std() > 20
+
+
+def test_process__does_not_see_the_size_of_the_photograph() -> None:
+    def photograph(side: int) -> np.ndarray:
+        y, x = ((np.indices((side, side)) + 0.5) * 2 / side - 1)[:, :, :, None]
+        waves = 120 + 50 * np.sin(40 * x + np.arange(3)) * np.cos(30 * y)
+        return np.where(x * x + y * y < 0.9, waves, 0).astype(np.uint8)
+
+    small, large = treat_eye(photograph(300)).astype(int), treat_eye(photograph(900)).astype(int)
+    assert small.shape == large.shape == (540, 540, 3)
+    assert np.abs(small - large).mean() < 4
+    assert np.abs(small - 128).mean() > 20
+
+
+def test_process__a_narrow_photograph_stays_narrow() -> None:
+    image = eye(400, 700, 300)
+    image[200, 50] = 0
+    assert treat_eye(image).shape == (400, 540, 3)
+
+
+def test_eye_radius__of_a_black_picture_is_half_its_height() -> None:
+    assert eye_radius(np.zeros((80, 100, 3), np.uint8)) == 40
+    assert treat_eye(np.zeros((80, 100, 3), np.uint8)).shape == (540, 540, 3)

@@ -1,15 +1,16 @@
-"""Data sets that come as arrays: SVHN, PatchCamelyon, dSprites, smallNORB, scikit-learn's digits.
+"""Data sets that come as arrays, pickles or records: SVHN, PatchCamelyon, dSprites, smallNORB, digits, CIFAR, DMLab.
 
-Their images become PNG, which loses nothing. Samples are made when they are asked for: there may be a million.
+Arrays become PNG, which loses nothing. Samples are made when they are requested: there may be a million.
 """
 
 import gzip
 import io
 import math
 import os
+import pickle
 import struct
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -18,13 +19,19 @@ from typing import Any, overload
 import numpy as np
 from PIL import Image
 
-from vitctl.data.datasets.readers.files import check_labels, library, load_mat, need, read_bytes
+from vitctl.data.datasets.readers.original_files import (
+    MissingOriginalsError,
+    check_labels,
+    library,
+    load_mat,
+    need,
+    read_bytes,
+    read_part,
+)
 from vitctl.data.source.splits import md5_order
-from vitctl.data.writer.items import Item, Originals
+from vitctl.data.writer.intake import Item, Originals
 from vitctl.errors import DataError
-from vitctl.system.bounds import TABLE
-from vitctl.system.files import open_regular
-from vitctl.system.parsing import parsing
+from vitctl.system.files import RECORD, TABLE, open_regular, parsing
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
@@ -68,11 +75,7 @@ class Rows(Sequence[Item]):
 
 def pixel_rows(pixels: np.ndarray, labels: np.ndarray) -> Rows:
     """Return samples from pixels, uint8 `[N, H, W]` or `[N, H, W, 3]`, and labels, int64 `[N]`."""
-    return Rows(labels, partial(_pixels_png, pixels))
-
-
-def _pixels_png(pixels: np.ndarray, row: int) -> bytes:
-    return encode_png(np.ascontiguousarray(pixels[row]))
+    return Rows(labels, lambda row: encode_png(np.ascontiguousarray(pixels[row])))
 
 
 def read_svhn(root: Path) -> dict[str, Originals]:
@@ -108,12 +111,11 @@ def _camelyon_split(root: Path, word: str) -> Originals:
     shape = open_hdf5(images, "x", os.getpid()).shape
     if shape != (len(labels), 96, 96, 3):
         raise DataError(f"{images}: x is {shape} for {len(labels)} labels, should be (N, 96, 96, 3)")
-    items = Rows(labels, partial(_camelyon_png, images), f"{word}_{{}}".format)
-    return Originals(items, ("no tumour", "tumour"), "PatchCamelyon")
 
+    def patch(row: int) -> bytes:
+        return encode_png(np.asarray(open_hdf5(images, "x", os.getpid())[row]))
 
-def _camelyon_png(path: Path, row: int) -> bytes:
-    return encode_png(np.asarray(open_hdf5(path, "x", os.getpid())[row]))
+    return Originals(Rows(labels, patch, f"{word}_{{}}".format), ("no tumour", "tumour"), "PatchCamelyon")
 
 
 @lru_cache(maxsize=6)
@@ -144,7 +146,11 @@ def read_dsprites(root: Path, task: str) -> dict[str, Originals]:
     """
     bits = read_sprites(need(root, DSPRITES_FILE))
     names = {"location": "x {} of 16", "orientation": "orientation {} of 16"}[task]
-    items = Rows(SPRITE_LABELS[task](np.arange(len(bits))), partial(_sprite_png, bits))
+
+    def sprite(row: int) -> bytes:
+        return encode_png(np.unpackbits(bits[row]).reshape(_SPRITE_SIDE, _SPRITE_SIDE) * np.uint8(255))
+
+    items = Rows(SPRITE_LABELS[task](np.arange(len(bits))), sprite)
     return {"train": Originals(items, tuple(map(names.format, range(16))), f"dSprites, {task}")}
 
 
@@ -163,20 +169,14 @@ def read_sprites(path: Path) -> np.ndarray:
             raise ValueError(f"imgs is {dtype} {shape}, should be uint8 (N, {_SPRITE_SIDE}, {_SPRITE_SIDE})")
         if shape[0] > _MAX_SPRITES:
             raise ValueError(f"{shape[0]:,} images, there are {_MAX_SPRITES:,}")
-        size = _SPRITES_AT_ONCE * _SPRITE_SIDE**2
-        pieces = [_packed(file.read(size)) for _ in range(-(-shape[0] // _SPRITES_AT_ONCE))]
+        pieces = []
+        for _ in range(0, shape[0], _SPRITES_AT_ONCE):
+            pixels = np.frombuffer(file.read(_SPRITES_AT_ONCE * _SPRITE_SIDE**2), np.uint8)
+            pieces.append(np.packbits(pixels.reshape(-1, _SPRITE_SIDE**2), axis=1))
     bits = np.concatenate(pieces)
     if len(bits) != shape[0]:
         raise DataError(f"{path}: {len(bits):,} whole images, should be {shape[0]:,}")
     return bits
-
-
-def _packed(data: bytes) -> np.ndarray:
-    return np.packbits(np.frombuffer(data, np.uint8).reshape(-1, _SPRITE_SIDE**2), axis=1)
-
-
-def _sprite_png(bits: np.ndarray, row: int) -> bytes:
-    return encode_png(np.unpackbits(bits[row]).reshape(_SPRITE_SIDE, _SPRITE_SIDE) * np.uint8(255))
 
 
 NORB_STEMS = {
@@ -216,14 +216,14 @@ def read_norb(path: Path) -> np.ndarray:
     Raises:
         DataError: it is in another format, or cut short.
     """
-    with parsing(path, DataError, "not a whole NORB file"):
+    with parsing(path, DataError, "not a complete NORB file"):
         data = _unpacked(path) if path.suffix == ".gz" else read_bytes(path, TABLE.limit)
         magic, num_axes = struct.unpack_from("<ii", data)
         lengths = struct.unpack_from(f"<{max(3, num_axes)}i", data, 8)
     dtype, shape, start = _NORB_TYPES.get(magic), lengths[:num_axes], 8 + 4 * len(lengths)
     if dtype is None or len(data) - start != math.prod(shape) * dtype.itemsize:
         raise DataError(
-            f"{path}: not a whole NORB file of bytes or integers (type {magic:#x}, shape {shape}, "
+            f"{path}: not a complete NORB file of bytes or integers (type {magic:#x}, shape {shape}, "
             f"{len(data)} bytes)"
         )
     return np.frombuffer(data, dtype, offset=start).reshape(shape)
@@ -263,3 +263,248 @@ def _digit_png(scan: np.ndarray) -> bytes:
     grey = np.round(scan * (255 / 16)).astype(np.uint8)
     enlarged = np.asarray(Image.fromarray(grey).resize((32, 32), Image.Resampling.BICUBIC))
     return encode_png(np.repeat(enlarged[:, :, None], 3, axis=2))
+
+
+# CIFAR-10 and CIFAR-100 from the Python release, whose pickles are read without running anything they name
+
+
+def read_cifar(
+    root: Path, *, folder: str, splits: Mapping[str, tuple[str, ...]], prefix: str, source: str
+) -> dict[str, Originals]:
+    """Read the batches of a release; keys are the numbers of the images, counted through a split's files.
+
+    Args:
+        root: holds the unpacked folder of the release.
+        folder: its name.
+        splits: split name to the names of its batches.
+        prefix: of the entries `labels` and `label_names` in the files, as CIFAR-100 has two kinds of labels.
+        source: name of the set, for the index.
+
+    Raises:
+        DataError: files are missing, damaged, or hold something other than plain data.
+    """
+    place = need(root, folder)
+    path = need(place, "batches.meta", "meta")
+    class_names = tuple(_text(name) for name in _entry(path, unpickle(path), f"{prefix}label_names"))
+    found = {}
+    for split, files in splits.items():
+        batches = [_batch(need(place, name), f"{prefix}labels", len(class_names)) for name in files]
+        pixels, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+        found[split] = Originals(pixel_rows(pixels, labels), class_names, source)
+    return found
+
+
+def _batch(path: Path, entry: str, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    batch = unpickle(path)
+    pixels = getattr(_entry(path, batch, "data"), "array", None)
+    labels = check_labels(np.array(_entry(path, batch, entry)), num_classes, path)
+    if pixels is None or pixels.shape != (len(labels), 3072):
+        raise DataError(f"{path}: data should be an array of {len(labels)} rows of 3072 bytes")
+    return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
+
+
+def _entry(path: Path, batch: dict[str, Any], name: str) -> Any:
+    if name not in batch:
+        raise DataError(f"{path}: has no '{name}', should be a file of the Python release")
+    return batch[name]
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("latin1") if isinstance(value, bytes) else value
+
+
+def unpickle(path: Path) -> dict[str, Any]:
+    """Read a dictionary of numbers, texts, lists and byte arrays; arrays become `Bytes`.
+
+    No object is looked up by the names in the file. Raises DataError if the file is damaged or holds anything
+    else.
+    """
+    try:
+        entries = _PlainData(io.BytesIO(read_bytes(path)), encoding="bytes").load()
+        return {_text(name): value for name, value in entries.items()}
+    except DataError:
+        raise
+    except Exception as error:  # damaged pickles raise whatever their opcodes trip over
+        raise DataError(f"{path}: not a pickle of plain data ({' '.join(str(error).split())})") from None
+
+
+class Bytes:
+    """Stands for a NumPy array of bytes: `array` is uint8 of the pickled shape."""
+
+    array: np.ndarray
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        """Take what NumPy pickles of an array: version, shape, type, column order, bytes."""
+        _, shape, _, by_columns, data = state
+        if by_columns:
+            raise pickle.UnpicklingError("an array stored by columns")
+        self.array = np.frombuffer(data, np.uint8).reshape(shape)
+
+
+class _ByteType:
+    """Stands for `numpy.dtype('u1')` and refuses to stand for others."""
+
+    def __init__(self, name: str | bytes, *_: object) -> None:
+        if _text(name) != "u1":
+            raise pickle.UnpicklingError(f"an array of type {_text(name)}, should be u1")
+
+    def __setstate__(self, state: object) -> None:
+        """Bytes have no byte order."""
+
+
+def _reconstruct(*_: object) -> Bytes:
+    return Bytes()
+
+
+_STAND_INS = {
+    "numpy.core.multiarray._reconstruct": _reconstruct,
+    "numpy._core.multiarray._reconstruct": _reconstruct,
+    "numpy.ndarray": Bytes,
+    "numpy.dtype": _ByteType,
+}
+
+
+class _PlainData(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Return the stand-in of one of the four names that the files need; refuse every other name."""
+        if f"{module}.{name}" not in _STAND_INS:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return _STAND_INS[f"{module}.{name}"]
+
+
+# TFRecord files and the Example messages in them, read without TensorFlow; DMLab comes in such files
+
+_DMLAB_CLASSES = tuple(f"reward sign and distance, class {number}" for number in range(6))
+_HEADER = struct.Struct("<QI")  # length, and its checksum
+_FOOTER_BYTES = 4  # checksum of the data
+
+
+def read_dmlab(root: Path) -> dict[str, Originals]:
+    """Read DMLab, `dmlab-{train,validation,test}.tfrecord-*`; keys are the field `filename`.
+
+    All files are read through once, which takes as long as reading 3 GB.
+    """
+    return {split: _dmlab_split(root, split) for split in ("train", "validation", "test")}
+
+
+def _dmlab_split(root: Path, split: str) -> Originals:
+    paths = sorted(root.glob(f"dmlab-{split}.tfrecord*"))
+    if not paths:
+        raise MissingOriginalsError(f"{root}: dmlab-{split}.tfrecord* is missing")
+    places: list[tuple[Path, int, int]] = []
+    keys, labels = [], []
+    for path in paths:
+        for offset, data in records(path):
+            example = parse_example(data)
+            places.append((path, offset, len(data)))
+            keys.append(_only(example, "filename", path).decode())
+            labels.append(_only(example, "label", path))
+    checked = check_labels(np.array(labels), len(_DMLAB_CLASSES), paths[0])
+
+    def image(row: int) -> bytes:
+        return bytes(_only(parse_example(read_part(*places[row])), "image", places[row][0]))
+
+    return Originals(Rows(checked, image, keys.__getitem__), _DMLAB_CLASSES, "DMLab of the benchmark")
+
+
+def _only(example: dict[str, list[Any]], name: str, path: Path) -> Any:
+    values = example.get(name, [])
+    if len(values) != 1:
+        raise DataError(f"{path}: an example has {len(values)} values of '{name}', should have one")
+    return values[0]
+
+
+def records(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield offset and data of every record. The checksum of each length is compared, those of the data are not.
+
+    Raises:
+        DataError: the file is damaged or cut short.
+    """
+    with open_regular(path, error=DataError) as file:
+        while header := file.read(_HEADER.size):
+            offset = file.tell()
+            length, checksum = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, -1)
+            if checksum == _masked_crc32c(header[:8]) and length > RECORD.limit:
+                raise DataError(f"{path}: a record of {length:,} bytes, should be at most {RECORD}")
+            if checksum != _masked_crc32c(header[:8]):
+                raise DataError(
+                    f"{path}: damaged or not a TFRecord file, at byte {offset - len(header)}; copy it again"
+                )
+            data = file.read(length)
+            if len(data) < length or len(file.read(_FOOTER_BYTES)) < _FOOTER_BYTES:
+                raise DataError(f"{path}: truncated within the record at byte {offset}; copy it again")
+            yield offset, data
+
+
+def parse_example(data: bytes) -> dict[str, list[Any]]:
+    """Return the features of a `tf.train.Example`: lists of bytes or of integers; floats are left out.
+
+    Raises:
+        DataError: the message is malformed.
+    """
+    try:
+        features: dict[str, list[Any]] = {}
+        for _, group in _fields(memoryview(data)):
+            for _, entry in _fields(group):
+                pair = dict(_fields(entry))
+                name, kinds = bytes(pair[1]).decode(), dict(_fields(pair.get(2, memoryview(b""))))
+                if 1 in kinds:
+                    features[name] = [bytes(value) for _, value in _fields(kinds[1])]
+                elif 3 in kinds:
+                    features[name] = list(_integers(kinds[3]))
+        return features
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"not an Example message ({type(error).__name__}: {error})") from None
+
+
+def _integers(message: memoryview) -> Iterator[int]:
+    """Yield the values of an Int64List, packed or not."""
+    for _, value in _fields(message):
+        if isinstance(value, int):
+            yield value
+            continue
+        place = 0
+        while place < len(value):
+            number, place = _varint(value, place)
+            yield number
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, Any]]:
+    """Yield the fields of a protocol buffer: number and value, an integer or bytes."""
+    place = 0
+    while place < len(message):
+        tag, place = _varint(message, place)
+        if tag & 7 == 0:
+            value, place = _varint(message, place)
+            yield tag >> 3, value
+        elif tag & 7 == 2:
+            length, place = _varint(message, place)
+            if place + length > len(message):
+                raise ValueError("a field runs over the end")
+            yield tag >> 3, message[place : place + length]
+            place += length
+        else:
+            raise ValueError(f"wire type {tag & 7}")
+
+
+def _varint(message: memoryview, place: int) -> tuple[int, int]:
+    """Return the integer at a place, seven bits to a byte, and the place after it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = message[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place
+    raise ValueError("an integer of more than 64 bits")
+
+
+def _masked_crc32c(data: bytes) -> int:
+    """Return TFRecord's checksum: CRC-32C, rotated by 15 bits, plus a constant."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return (crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8 & 0xFFFFFFFF

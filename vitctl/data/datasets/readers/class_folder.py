@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitctl.data.datasets.readers.files import (
+from vitctl.data.datasets.readers.original_files import (
     archive_items,
     class_list,
     file_items,
@@ -18,7 +18,7 @@ from vitctl.data.datasets.readers.files import (
     read_bytes,
 )
 from vitctl.data.images.image_types import HEAD_BYTES, SYSTEM_FILE, exclusion_reason, is_system_file
-from vitctl.data.writer.items import Item, LeftOut, Originals
+from vitctl.data.writer.intake import Item, LeftOut, Originals
 from vitctl.errors import DataError
 
 SPLITS = {
@@ -61,7 +61,7 @@ def read_class_tar(path: Path) -> dict[str, Originals]:
     """
     items, left_out = [], []
     for item in archive_items(path):
-        if reason := exclusion_reason(item.key, partial(_beginning, item)):
+        if reason := exclusion_reason(item.key, item.read):
             left_out.append(LeftOut(item.key, reason))
         else:
             items.append(item)
@@ -97,17 +97,15 @@ def sort_files(folder: Path) -> tuple[list[str], list[LeftOut], list[str]]:
         inner[:] = sorted(name for name in inner if not is_system_file(name))
         for name in sorted(files):
             path = (base / name).as_posix()
-            if reason := _reason(path, folder / path):
-                left_out.append(LeftOut(path, reason))
+            is_special = (
+                (folder / path).exists() and not (folder / path).is_file() and not is_system_file(path)
+            )
+            reason = exclusion_reason(path, partial(_head, folder / path))
+            if is_special or reason:
+                left_out.append(LeftOut(path, "a FIFO, a socket or a device" if is_special else reason))
             else:
                 names.append(path)
     return names, left_out, folders
-
-
-def _reason(name: str, path: Path) -> str:
-    if not is_system_file(name) and path.exists() and not path.is_file():
-        return "a FIFO, a socket or a device"
-    return exclusion_reason(name, partial(_head, path))
 
 
 def _head(path: Path) -> bytes:
@@ -119,10 +117,6 @@ def _head(path: Path) -> bytes:
             return file.read(HEAD_BYTES)
     except OSError:
         return b""
-
-
-def _beginning(item: Item) -> bytes:
-    return item.read()[:HEAD_BYTES]
 
 
 def arrange(
@@ -156,7 +150,12 @@ def arrange(
         split = SPLITS[top.lower()]
         members.setdefault(split, []).append(replace(item, key=rest))
         prefixes.setdefault(split, f"{top}/" if splits else "")
-    class_names = tuple(sorted({_class_of(item, source) for found in members.values() for item in found}))
+    every = [item.key for found in members.values() for item in found]
+    if outside_classes := next((key for key in every if "/" not in key), ""):
+        raise DataError(
+            f"{source}: {outside_classes} lies in no class folder, should be <class>/{outside_classes}"
+        )
+    class_names = tuple(sorted({key.partition("/")[0] for key in every}))
     labels = {name: label for label, name in enumerate(class_names)}
     outside = {split: list[LeftOut]() for split in members}
     for one in left_out:
@@ -179,13 +178,6 @@ def arrange(
         )
         for split, found in members.items()
     }
-
-
-def _class_of(item: Item, source: str) -> str:
-    name, slash, _ = item.key.partition("/")
-    if not slash:
-        raise DataError(f"{source}: {item.key} lies in no class folder, should be <class>/{item.key}")
-    return name
 
 
 def _class_place(folder: str, *, in_splits: bool) -> str:

@@ -1,9 +1,12 @@
-"""ImageNet (ILSVRC 2012), ImageNet-21k and ObjectNet as people have them: folders, Kaggle's tree, tar files."""
+"""ImageNet (ILSVRC 2012), ImageNet-21k and ObjectNet as people have them: folders, Kaggle's tree, tar files.
+
+ImageNet ReaL: new labels for the validation images, with every class that is visible in them, or none.
+"""
 
 import csv
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from vitctl.data.datasets.readers.arrays import encode_png
-from vitctl.data.datasets.readers.files import (
+from vitctl.data.datasets.readers.original_files import (
     ASSETS,
     MissingOriginalsError,
     archive_items,
@@ -25,10 +28,9 @@ from vitctl.data.datasets.readers.files import (
     read_lines,
 )
 from vitctl.data.images.image_types import IMAGE_SUFFIXES
-from vitctl.data.writer.items import Item, Originals
+from vitctl.data.writer.intake import Item, Originals
 from vitctl.errors import DataError
-from vitctl.system.files import leads_out, parse_json
-from vitctl.system.parsing import parsing
+from vitctl.system.files import leads_out, parse_json, parsing, read_json
 
 _LABEL_ARCHIVE = (
     "LOC_val_solution.csv of Kaggle, or a text file with the wnid of each validation image in the order of "
@@ -107,7 +109,7 @@ def _split(root: Path, images: list[Item], wnids: tuple[str, ...]) -> Originals:
     unknown = next((wnid for wnid in given if wnid not in numbers), None)
     if unknown is not None:
         raise DataError(
-            f"{root}: {unknown} is none of the {len(wnids):,} classes, should be a wnid such as {wnids[0]}"
+            f"{root}: {unknown} is not one of the {len(wnids):,} classes, should be a wnid such as {wnids[0]}"
         )
     items = [
         replace(item, key=item.key.rpartition("/")[2], label=numbers[wnid])
@@ -170,7 +172,7 @@ def read_imagenet21k(root: Path) -> dict[str, Originals]:
         root: holds `fall11_whole.tar`, `winter21_whole.tar`, or `<wnid>.tar` and `<wnid>/` side by side.
 
     Raises:
-        DataError: no images are there, or some lie under a name that is none of the classes.
+        DataError: no images are there, or some lie under a name that is not one of the classes.
     """
     whole = next((root / name for name in _21K_ARCHIVES if (root / name).is_file()), None)
     items = archive_items(whole) if whole else []
@@ -185,7 +187,8 @@ def read_imagenet21k(root: Path) -> dict[str, Originals]:
     unknown = sorted(set(wnids) - labels.keys())
     if unknown:
         raise DataError(
-            f"{root}: {', '.join(unknown[:5])}: none of the {len(labels):,} classes, such as {class_names[0]}"
+            f"{root}: {', '.join(unknown[:5])} is not one of the {len(labels):,} classes, such as "
+            f"{class_names[0]}"
         )
     images = [
         replace(item, key=item.key.rpartition("/")[2], label=labels[wnid])
@@ -255,15 +258,13 @@ def _objectnet_names(mappings: Path) -> dict[str, str]:
                 shared = sorted(by_words[imagenet] for imagenet in to_imagenet[name].split("; "))
                 names[folder] = f"{name} ({' '.join(shared)})"
     except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{mappings}: the mappings do not fit together ({type(error).__name__}: {error})"
-        ) from None
+        raise DataError(f"{mappings}: the mappings do not match ({type(error).__name__}: {error})") from None
     if len(names) != _OBJECTNET_CLASSES:
         raise DataError(
             f"{mappings}: {len(names)} classes are shared with ImageNet, should be {_OBJECTNET_CLASSES}"
         )
     if outside := next((folder for folder in names if leads_out(folder)), None):
-        raise DataError(f"{mappings}: the folder {outside!r} leads out of the images")
+        raise DataError(f"{mappings}: the folder {outside!r} is outside the folder of the images")
     return names
 
 
@@ -279,3 +280,63 @@ def _unframed(path: Path) -> bytes:
         pixels = np.asarray(image.convert("RGB"))
     inner = slice(_OBJECTNET_FRAME, -_OBJECTNET_FRAME)
     return encode_png(np.ascontiguousarray(pixels[inner, inner]))
+
+
+REAL_URL = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
+REAL_SHA256 = "d83e9bff374c631aae8439eb064c7019acc56e1b3bc3f56b8380c2a710b0220b"
+REAL_IMAGES, REAL_CLASSES = 50_000, 1000
+_VALIDATION_NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})(?!\d)")
+_MAX_REAL_BYTES = 16 * 2**20
+
+
+def read_real(path: Path) -> list[list[int]]:
+    """Read the label sets of validation images 1, 2, ... 50,000; 3,163 of them are empty and are not scored.
+
+    Raises:
+        DataError: the file is not real.json.
+    """
+    if not path.is_file():
+        raise DataError(
+            f"{path}: ReaL labels are missing; get them with `vitctl data prepare imagenet_real`, or "
+            f"from {REAL_URL}"
+        )
+    try:
+        sets = read_json(path, _MAX_REAL_BYTES, error=DataError)
+    except DataError:
+        sets = None
+    if not isinstance(sets, list) or len(sets) != REAL_IMAGES or not all(map(_is_label_set, sets)):
+        raise DataError(
+            f"{path}: should be a list of {REAL_IMAGES:,} lists of class numbers 0 to {REAL_CLASSES - 1}"
+        )
+    return sets
+
+
+def label_sets(keys: Iterable[str], sets: list[list[int]]) -> list[list[int]]:
+    """Return the label set of each image by the number in its name, in any order of images.
+
+    Args:
+        keys: such as `ILSVRC2012_val_00000293.JPEG`, perhaps within a folder.
+        sets: as `read_real` gives them.
+
+    Raises:
+        DataError: a name has no such number, or two names have the same.
+    """
+    found: dict[int, str] = {}
+    for key in keys:
+        match = _VALIDATION_NUMBER.search(key)
+        if match is None or not 1 <= int(match[1]) <= len(sets):
+            raise DataError(
+                f"'{key}' is not an ImageNet validation file name (expected ILSVRC2012_val_00000001.JPEG); "
+                f"ReaL labels need those names"
+            )
+        if int(match[1]) in found:
+            raise DataError(f"'{key}' and '{found[int(match[1])]}' are the same ImageNet validation image")
+        found[int(match[1])] = key
+    return [sets[number - 1] for number in found]
+
+
+def _is_label_set(labels: object) -> bool:
+    return isinstance(labels, list) and all(
+        isinstance(label, int) and not isinstance(label, bool) and 0 <= label < REAL_CLASSES
+        for label in labels
+    )

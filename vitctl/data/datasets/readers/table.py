@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.data.datasets.readers.class_folder import SPLITS
-from vitctl.data.datasets.readers.files import file_size, read_bytes
-from vitctl.data.writer.items import Item, Originals
+from vitctl.data.datasets.readers.original_files import file_size, read_bytes
+from vitctl.data.writer.intake import Item, Originals
 from vitctl.errors import DataError
-from vitctl.system.bounds import CLASSES, TABLE
-from vitctl.system.files import open_regular
-from vitctl.system.parsing import error_text, parsing
+from vitctl.system.files import CLASSES, TABLE, error_text, open_regular, parsing
 from vitctl.system.text import one_line
 
 _COLUMNS = ({"path", "label"}, {"path", "label", "split"}, {"path", "labels"}, {"path", "labels", "split"})
@@ -47,7 +45,7 @@ def read_table(path: Path) -> dict[str, Originals]:
         if set(columns) not in _COLUMNS:
             raise DataError(
                 f"{path}: columns are {one_line(','.join(columns)[:200])}, should be path,label or "
-                f"path,label,split; labels in place of label where an image may have several, as in a;b"
+                f"path,label,split; if images may have several labels: labels, with values such as a;b"
             )
         for row in reader:
             if None in row or not all(row.get(name) for name in columns if name != "split"):
@@ -72,7 +70,7 @@ def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
         raise DataError(
             f"{path}: {len(joined):,} of {len(rows):,} values of the column 'label' have a ';', the first is "
             f"{one_line(joined[0]['label'][:100])!r}: name the column 'labels' if these are several labels, "
-            f"or take the ';' out"
+            f"or remove the ';'"
         )
     names = [_label_names(row["labels"]) if several else (_normal(row["label"]),) for row in rows]
     class_names = _class_names([name for given in names for name in given])
@@ -185,7 +183,7 @@ def _read_images(paths: list[Path]) -> Originals:
             )
             given = tuple(dict.fromkeys(number)) if isinstance(number, list) else (number,)
             if not isinstance(data, bytes) or not all(isinstance(one, int) for one in given):
-                raise DataError(f"{path}: a row holds no encoded image with a whole number, should hold both")
+                raise DataError(f"{path}: every row should hold an encoded image and a class number")
             key = _WITH_WNID.sub(r"\1\2", name or "")
             rows.append((key, given if isinstance(number, list) else number, spool.size, len(data)))
             spool.append(data)
@@ -239,11 +237,11 @@ def _open_parquet(path: Path) -> Any:
         ) from None
     open_regular(path, error=DataError).close()
     try:
-        with parsing(path, DataError, "not a whole parquet file"):
+        with parsing(path, DataError, "not a complete parquet file"):
             file = pyarrow.parquet.ParquetFile(path)
             groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     except OSError as error:
-        raise DataError(f"{path}: not a whole parquet file ({error_text(error)})") from None
+        raise DataError(f"{path}: not a complete parquet file ({error_text(error)})") from None
     largest = max((group.total_byte_size for group in groups), default=0)
     if largest > TABLE.limit + path.stat().st_size:
         raise DataError(f"{path}: a row group of {largest:,} bytes, should be at most {TABLE}")

@@ -1,0 +1,61 @@
+"""Processes that do not find each other are told so, in time."""
+
+import os
+import socket
+import subprocess
+import sys
+
+from tests import warm
+from tests.conftest import free_port
+
+JOIN = """
+import sys, time
+from vitctl.engine.runtime import broadcast_text, check_all_reduce, join, node_lines
+from vitctl.errors import LaunchError
+rank, mode = int(sys.argv[1]), sys.argv[2]
+try:
+    join(cpu=True, seconds=1 if mode == "alone" else 60)
+    if mode == "hangs" and rank == 1:
+        print("met", flush=True)
+        input()
+    check_all_reduce(cpu=True, seconds=1 if mode == "hangs" else 60)
+    print(broadcast_text(f"rank {rank} says ü"), node_lines(cpu=True))
+except LaunchError as error:
+    print(error)
+"""
+
+
+def start(rank: int, port: int, mode: str) -> warm.Popen:
+    env = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    line = [sys.executable, "-c", JOIN, str(rank), mode]
+    return warm.Popen(line, **streams, text=True, env={**os.environ, **env, "MASTER_PORT": str(port)})
+
+
+def test_join__the_other_never_comes() -> None:
+    port = free_port()
+    said = start(0, port, "alone").communicate(timeout=60)[0]
+    assert f"the 2 processes did not all meet at 127.0.0.1:{port} within 1 s (" in said
+    assert said.strip().endswith("check that all were started and that every node can reach that address")
+    assert said.count("\n") == 1
+
+
+def test_check_all_reduce__the_other_hangs() -> None:
+    port = free_port()
+    waiting, hanging = (start(rank, port, "hangs") for rank in (0, 1))
+    said = waiting.communicate(timeout=60)[0]
+    assert said.startswith(
+        f"process 0 on {socket.gethostname()}: 2 processes met, but could not add a number within 1 s"
+    )
+    assert said.count("\n") == 1
+    assert hanging.poll() is None
+    assert hanging.communicate("\n", timeout=60)[0].startswith("met\n")
+
+
+def test_together__words_and_places() -> None:
+    port = free_port()
+    both = [start(rank, port, "well") for rank in (0, 1)]
+    said = [process.communicate(timeout=60)[0].strip() for process in both]
+    line = f"node {socket.gethostname()}: processes 0 to 1, CPU, "
+    assert said[0] == said[1]
+    assert said[0].startswith(f"rank 0 says ü ['{line}")

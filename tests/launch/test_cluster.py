@@ -1,0 +1,298 @@
+"""What a launcher and Slurm say in the environment, and the batch script: what is asked for, compared with a
+golden file and run by a bash.
+"""
+
+import os
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitctl.errors import LaunchError
+from vitctl.launch.cluster import (
+    FIRST_PORT,
+    NUM_PORTS,
+    Job,
+    find_member,
+    first_host,
+    job_text,
+    parse_job,
+    submit,
+    tasks_per_node,
+    without_settings,
+    write_job,
+)
+from vitctl.system.text import has_control
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "job.sbatch"
+
+
+def slurm(rank: int, **other: str) -> dict[str, str]:
+    """The environment of a task of 5 on nodes of 2, 2 and 1."""
+    return {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "5",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+        "SLURM_STEP_NODELIST": "gpu[007-008,012]",
+        "SLURM_PROCID": str(rank),
+        "SLURM_NODEID": str(rank // 2),
+        "SLURM_LOCALID": str(rank % 2),
+        **other,
+    }
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {"RANK": "0"},
+        {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
+        slurm(0, SLURM_STEP_NUM_TASKS="1"),
+    ],
+    ids=["nothing", "rank only", "batch script", "interactive step"],
+)
+def test_find_member__of_a_process_that_no_launcher_started(env: dict[str, str]) -> None:
+    assert find_member(env) is None
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_srun__describes_each_task(rank: int) -> None:
+    env = slurm(rank)
+    member = find_member(env)
+    assert member is not None
+    assert (member.launcher, member.rank, member.num_processes) == ("srun", rank, 5)
+    assert member.run_dir("some/jft_h14.toml") == Path("runs/jft_h14_4711")
+    assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"]) == (str(rank), "5", str(rank % 2))
+    assert env["LOCAL_WORLD_SIZE"] == ("1" if rank == 4 else "2")
+    assert env["MASTER_ADDR"] == "gpu007"
+    assert FIRST_PORT <= int(env["MASTER_PORT"]) < FIRST_PORT + NUM_PORTS
+
+
+def test_srun__steps_and_jobs_have_different_ports() -> None:
+    ports = set()
+    for job in range(4000, 4010):
+        for step in range(3):
+            env = slurm(0, SLURM_JOB_ID=str(job), SLURM_STEP_ID=str(step))
+            find_member(env)
+            ports.add(env["MASTER_PORT"])
+    assert len(ports) == 30
+
+
+def test_srun__keeps_a_given_address() -> None:
+    env = slurm(0, MASTER_ADDR="login", MASTER_PORT="99")
+    find_member(env)
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("login", "99")
+
+
+@pytest.mark.parametrize(
+    "lost", ["SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_ID"]
+)
+def test_srun__refuses_an_environment_with_a_gap(lost: str) -> None:
+    env = slurm(1)
+    del env[lost]
+    with pytest.raises(LaunchError, match="srun started 5 tasks"):
+        find_member(env)
+
+
+def test_torchrun__without_a_job_id_needs_a_folder() -> None:
+    env = {"RANK": "1", "WORLD_SIZE": "2"}
+    member = find_member({**env, "TORCHELASTIC_RUN_ID": "none"})
+    assert member is not None
+    with pytest.raises(LaunchError, match=r"2 processes started by torchrun.*--out"):
+        member.run_dir("smoke")
+    named = find_member({**env, "TORCHELASTIC_RUN_ID": "abc"})
+    assert named is not None
+    assert named.run_dir("smoke") == Path("runs/smoke_abc")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("2(x3),1", [2, 2, 2, 1]), ("8", [8]), ("4(x2)", [4, 4]), ("1,2,3", [1, 2, 3])]
+)
+def test_tasks_per_node(text: str, expected: list[int]) -> None:
+    assert tasks_per_node(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gpu[007-012,15],login1", "gpu007"),
+        ("rack[1-2]n[3-4]", "rack1n3"),
+        ("node", "node"),
+        ("a,b", "a"),
+        ("localhost,x", "localhost"),
+        ("h[12,14]", "h12"),
+        ("n-1.cluster.org", "n-1.cluster.org"),
+    ],
+)
+def test_first_host(text: str, expected: str) -> None:
+    assert first_host(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "[", "$(reboot)", "a b"])
+def test_first_host__refuses(text: str) -> None:
+    with pytest.raises(ValueError, match="host list"):
+        first_host(text)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"RANK": "abc", "WORLD_SIZE": "2"},
+        {"RANK": "abc"},
+        {"RANK": "-1", "WORLD_SIZE": "2"},
+        {"RANK": "2", "WORLD_SIZE": "2"},
+        {"RANK": "9" * 5000, "WORLD_SIZE": "2"},
+        {"RANK": "٣", "WORLD_SIZE": "4"},
+        {"RANK": "0", "WORLD_SIZE": ""},
+        {"SLURM_STEP_NUM_TASKS": "\x1b[2J"},
+        {"TORCHELASTIC_RESTART_COUNT": "x"},
+        {"TORCHELASTIC_MAX_RESTARTS": "x"},
+    ],
+)
+def test_environment__what_is_not_a_number_is_one_line(env: dict[str, str]) -> None:
+    with pytest.raises(LaunchError, match=r"^environment: [A-Z_]+ is .*unset") as caught:
+        find_member(env)
+    assert str(caught.value).isprintable()
+
+
+def test_settings__of_accelerate_are_left_out() -> None:
+    settings = {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "1", "PET_NNODES": "7"}
+    assert without_settings({"HOME": "/h", "OMP_NUM_THREADS": "5", **settings}) == {
+        "HOME": "/h",
+        "OMP_NUM_THREADS": "5",
+    }
+
+
+def test_leftovers__of_another_launcher_are_removed() -> None:
+    kept = {"HOME": "/root", "MASTER_ADDR": "10.0.0.1"}
+    torchrun = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "2"}
+    env = {**kept, **torchrun, "RANK": "1", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
+    assert find_member(env) is None
+    assert env == kept
+    with pytest.raises(LaunchError, match="WORLD_SIZE is set and RANK is not"):
+        find_member({"WORLD_SIZE": "2"})
+
+
+def test_parse__reads_every_word() -> None:
+    job = parse_job(
+        "nodes=4,gpus=8,time=1-00:00:00,partition=long,account=a.b,qos=high,constraint=a100&ib,cpus=12,submit"
+    )
+    assert job == Job(4, 8, 1, 12, "1-00:00:00", "long", "a.b", "high", "a100&ib", True)
+    assert job.num_processes == 32
+    assert parse_job("tasks=2,time=30").num_processes == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("nodes=4", "time is missing"),
+        ("node=4,time=1:00:00", "'node=4' is unknown; known: nodes, gpus"),
+        ("nodes=four,time=1:00:00", "'nodes=four' should be a whole number"),
+        ("nodes=0,time=1:00:00", "'nodes=0' should be a whole number"),
+        ("time=soon", "'time=soon' is not a valid time"),
+        ("time=1:00:00,partition=a b", "'partition=a b' is not a valid partition"),
+        ("time=1:00:00,partition=x\n#SBATCH --uid=0", "is not a valid partition"),
+        ("time=1:00:00,submit=yes", "'submit=yes' is unknown"),
+    ],
+)
+def test_parse__refuses(text: str, key: str) -> None:
+    with pytest.raises(LaunchError, match=key):
+        parse_job(text)
+
+
+def test_job_text__golden() -> None:
+    job = parse_job("nodes=4,gpus=8,time=24:00:00,partition=long")
+    assert job_text(job, Path("/runs/jft h14"), "jft_h14", "/opt/python") == GOLDEN.read_text()
+    subprocess.run(["bash", "-n", str(GOLDEN)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "cancelled", "requeued"),
+    [(0, False, False), (3, False, True), (3, True, False), (2, False, False)],
+)
+def test_job__is_queued_again_when_it_was_saved_and_not_cancelled(
+    tmp_path: Path, code: int, cancelled: bool, requeued: bool
+) -> None:
+    file = write_job(parse_job("tasks=2,time=10"), tmp_path / "a run", "smoke")
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    (bin_ / "srun").write_text(
+        f'#!/bin/bash\necho "$@" > {tmp_path}/srun.txt\n' + "kill $PPID\n" * cancelled + f"exit {code}\n"
+    )
+    (bin_ / "scontrol").write_text(f'#!/bin/bash\necho "$@" > {tmp_path}/scontrol.txt\n')
+    for path in bin_.iterdir():
+        path.chmod(0o755)
+    env = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}", "SLURM_JOB_ID": "12"}
+    assert subprocess.run(["bash", str(file)], env=env).returncode == code
+    assert (tmp_path / "srun.txt").read_text().endswith(f"-m vitctl resume {tmp_path / 'a run'}\n")
+    assert (tmp_path / "scontrol.txt").exists() == requeued
+    if requeued:
+        assert (tmp_path / "scontrol.txt").read_text() == "requeue 12\n"
+    assert (tmp_path / "a run" / "logs").is_dir()
+
+
+def test_submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match=r"not on this machine.*sbatch x\.sbatch"):
+        submit(Path("x.sbatch"))
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho 'Submitted batch job 12'\n")
+    sbatch.chmod(0o755)
+    assert submit(Path("x.sbatch")) == "Submitted batch job 12"
+    sbatch.write_text("#!/bin/sh\necho 'invalid partition'\nexit 1\n")
+    with pytest.raises(LaunchError, match=r"sbatch refused x\.sbatch: invalid partition"):
+        submit(Path("x.sbatch"))
+
+
+# What a shell, sbatch or both give a meaning to, and letters of the world.
+_NASTY = st.text(
+    alphabet=st.sampled_from("ab '\"\\$`;&|<>(){}[]*?!#%~=\n\r\t\0\x1b\u202eé猫-"), min_size=1, max_size=24
+)
+_RECORDER = '#!/bin/bash\nprintf "%s\\0" "${0##*/}" "$@" >> "$RECORD"\n[ "${0##*/}" != srun ] || exit 3\n'
+
+
+def _script(name: str, run_dir: Path, word: str) -> str:
+    """The script, or the refusal."""
+    try:
+        return job_text(parse_job(f"time=1:00:00,partition={word}"), run_dir, name, "/opt/python")
+    except LaunchError as error:
+        return f"refused: {error}"
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=_NASTY, folder=_NASTY, word=st.one_of(st.just("long"), _NASTY))
+def test_job__no_field_runs_a_command(name: str, folder: str, word: str) -> None:
+    """Whatever is typed: a refusal in one line, or a script that runs srun and scontrol with our words, and
+    nothing else.
+    """
+    with tempfile.TemporaryDirectory() as where:
+        run_dir, script = Path(where) / "runs" / folder, Path(where) / "job.sbatch"
+        text = _script(name, run_dir, word)
+        if text.startswith("refused"):
+            assert not has_control(text)
+            return
+        script.write_text(text)
+        subprocess.run(["bash", "-n", str(script)], check=True)
+        directives = [line for line in text.split("\n") if line.startswith("#SBATCH")]
+        assert len(directives) == 9 and directives[-1] == "#SBATCH --requeue"
+        assert all(re.fullmatch(r'#SBATCH --[a-z-]+(=("[^"\\]*"|[^\s"\\]+))?', line) for line in directives)
+        tools, record = Path(where) / "bin", Path(where) / "record"
+        tools.mkdir()
+        for tool in ("srun", "scontrol"):
+            (tools / tool).write_text(_RECORDER)
+            (tools / tool).chmod(0o755)
+        before = sorted(Path(where).rglob("*"))
+        environment = {"PATH": str(tools), "RECORD": str(record), "SLURM_JOB_ID": "7"}
+        done = subprocess.run(
+            ["/bin/bash", str(script)], env=environment, cwd=where, capture_output=True, check=False
+        )
+        assert done.returncode == 3 and done.stderr == b""
+        resume = ["/opt/python", "-m", "vitctl", "resume", str(run_dir)]
+        told = ["srun", "--kill-on-bad-exit=0", "--wait=120", *resume, "scontrol", "requeue", "7", ""]
+        assert record.read_text().split("\0") == told
+        assert sorted(Path(where).rglob("*")) == sorted([*before, record])

@@ -1,0 +1,142 @@
+"""Which process failed first; and a process, or a loader process, that is stopped: it is reported, and a run
+that should stop ends without it.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import PACED, WITH_WORKER, Run, assert_golden, checkpoint, command, records, sample_keys
+from tests.launch.conftest import assert_gone, ended, family_of, logged, rank_of, wait_for
+from vitctl.launch.peers import first_error, is_cause, is_final, note_killed
+from vitctl.launch.run_folder import LOGS
+
+HASTY = WITH_WORKER.format(worker="tests.launch.hasty_worker")
+EVERY_50 = {"checkpoint.every_steps": 50}
+
+
+def start(
+    code: str, folder: Path, data: Path, suspended: int | None = None, **values: Any
+) -> "subprocess.Popen[str]":
+    line = [sys.executable, "-c", code, *command(folder, data, **EVERY_50 | values)[3:]]
+    env = os.environ | ({} if suspended is None else {"SUSPENDED": str(suspended)})
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+@pytest.mark.parametrize("stopped", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_stopped_process__is_named_and_the_run_ends_without_it(
+    run: Run, one_process: Path, tiny_data: Path, tmp_path: Path, stopped: int
+) -> None:
+    folder = tmp_path / "run"
+    values = {"machine.processes": 2, "checkpoint.every_steps": 6 if stopped == 0 else 50}
+    one = start(HASTY, folder, tiny_data, suspended=stopped, **values)
+    wait_for(logged(folder, 7), [one])
+    family = family_of([one])
+    (rank,) = [child for child in family if rank_of(child) == str(stopped)]
+    wait_for(lambda: rank.status() == psutil.STATUS_STOPPED, [one])
+    one.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    [(code, out, said)] = ended([one])
+    assert time.monotonic() - began < 30
+    last = said.splitlines()[-1]
+    steps = [r["step"] for r in records(folder, "train")]
+    step = max(steps) if stopped == 1 else 6
+    assert code == 3, said
+    assert f"process {stopped} on " in last
+    assert f"(pid {rank.pid}) did not answer" in last
+    assert last.endswith(f"a resume starts at step {step}; resume with: vitctl resume {folder}")
+    assert f"waiting for process {stopped} on " in out
+    texts = [r["text"] for r in records(folder, "warning")]
+    assert any(f"(pid {rank.pid}), which does not answer" in text for text in texts)
+    assert json.loads((folder / "result.json").read_text())["status"] == "stopped"
+    assert_gone([*family, rank])
+    run("run", **EVERY_50 if stopped else {"checkpoint.every_steps": 6})
+    assert_golden(folder)
+    assert sample_keys(folder) == sample_keys(one_process)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["evaluation", "loader"])
+def test_stopped_process__elsewhere(
+    run: Run, one_process: Path, tiny_data: Path, tmp_path: Path, kind: str
+) -> None:
+    """During an evaluation of averaged weights nothing can be saved; a rank whose loader process is stopped
+    answers, but is behind.
+    """
+    folder = tmp_path / "run"
+    values = {
+        "machine.processes": 2,
+        "evaluation.every_steps": 1 if kind == "evaluation" else 0,
+        "machine.workers": 1,
+    }
+    one = start(HASTY, folder, tiny_data, **values)
+    wait_for(logged(folder, 7), [one])
+    family = family_of([one])
+    rank = next(child for child in family if rank_of(child) == "1")  # before its loader processes
+    for process in [rank] if kind == "evaluation" else rank.children():
+        process.suspend()
+    time.sleep(0.5)
+    one.send_signal(signal.SIGTERM)
+    [(code, _, said)] = ended([one])
+    assert (code, "process 1 on " in said) == (3, True), said
+    assert_gone(family)
+    run("run", **{**EVERY_50, "evaluation.every_steps": values["evaluation.every_steps"]})
+    assert sample_keys(folder) == sample_keys(one_process)
+
+
+def test_stopped_loader_process__of_a_single_process_the_run_saves_and_ends(
+    run: Run, one_process: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    hasty = "from tests.launch import hasty_worker; hasty_worker.hasten()\n" + PACED
+    one = start(hasty, folder, tiny_data, **{"machine.workers": 1})
+    wait_for(logged(folder, 4), [one])
+    family = psutil.Process(one.pid).children(recursive=True)
+    for child in family:
+        child.suspend()
+    one.send_signal(signal.SIGTERM)
+    [(code, _, said)] = ended([one])
+    steps = [r["step"] for r in records(folder, "train")]
+    assert code == 3, said
+    stuck = re.search(r"waits for images: loader process (\d+) is stopped; a resume", said)
+    assert stuck is not None, said
+    assert int(stuck[1]) in [child.pid for child in family]
+    assert f"a resume starts at step {max(steps)}; resume with: vitctl resume {folder}" in said
+    assert_gone(family)
+    run("run")
+    assert_golden(folder)
+    assert sample_keys(folder) == sample_keys(one_process)
+    assert checkpoint(folder, 20) == checkpoint(one_process, 20)
+
+
+def test_first_error__is_the_earliest(tmp_path: Path) -> None:
+    assert first_error(tmp_path) is None
+    (tmp_path / LOGS).mkdir()
+    for rank, when in ((0, 7.0), (1, 5.0)):
+        note = {"rank": rank, "time": when, "mendable": False}
+        (tmp_path / LOGS / f"error_{rank:02d}.json").write_text(json.dumps(note))
+    assert first_error(tmp_path) == {"rank": 1, "time": 5.0, "mendable": False}
+
+
+def test_is_final__what_only_the_user_can_fix(tmp_path: Path) -> None:
+    (tmp_path / LOGS).mkdir()
+
+    def note(**values: Any) -> tuple[bool, bool]:
+        content = {"rank": 0, "time": 1.0, "mendable": True, "lost_peer": False, **values}
+        (tmp_path / LOGS / "error_00.json").write_text(json.dumps(content))
+        return is_cause(first_error(tmp_path)), is_final(first_error(tmp_path))
+
+    assert note() == (True, True)
+    assert note(lost_peer=True) == (False, False)
+    assert note(mendable=False) == (True, False)
+    note_killed(tmp_path, 0, "SIGKILL")
+    assert (is_cause(first_error(tmp_path)), is_final(first_error(tmp_path))) == (True, False)

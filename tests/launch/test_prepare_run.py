@@ -1,0 +1,127 @@
+"""A folder that can be run: what is written, what is refused, and what may change when a run goes on."""
+
+import json
+import shlex
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import free_port
+from tests.launch.conftest import Load, lock_held
+from vitctl.errors import LaunchError, RecipeError
+from vitctl.launch.agent import LaunchConfig
+from vitctl.launch.prepare_run import prepare_run
+from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.write import to_toml
+
+
+def test_prepare__writes_what_the_processes_need(load: Load, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "[b16] ü"
+    loaded = load(seed=3)
+    prepare_run(loaded, folder)
+    assert sorted(p.name for p in folder.iterdir()) == [".lock", "env.json", "launch.txt", "recipe.toml"]
+    assert load_recipe(str(folder / "recipe.toml")).recipe == loaded.recipe
+    assert "seed = 3                                  # --set" in (folder / "recipe.toml").read_text()
+    assert shlex.split((folder / "launch.txt").read_text()) == [
+        sys.executable,
+        "-m",
+        "vitctl.launch.worker",
+        str(folder),
+    ]
+    env = json.loads((folder / "env.json").read_text())
+    assert {"versions", "python", "platform", "host", "cpu", "cpus", "git_commit"} == set(env)
+    assert env["versions"]["torch"][0].isdigit()
+
+
+@pytest.mark.parametrize("recipe", ["finetune", "evaluate", "export"])
+def test_prepare__gives_the_recipe_that_its_file_holds(
+    recipe: str, pretrained: Path, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what it found for itself: the newest run, and a length that fits the images."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    (runs / "[b16] 'ü'").symlink_to(pretrained)
+    monkeypatch.chdir(tmp_path)
+    data = {} if recipe == "export" else {"data.path": str(tiny_data)}
+    loaded = load_recipe(recipe, [Override(key, value) for key, value in data.items()])
+    prepared = prepare_run(loaded, tmp_path / "out")
+    assert prepared.recipe == load_recipe(str(tmp_path / "out" / "recipe.toml")).recipe != loaded.recipe
+    assert prepared.recipe.weights.source == "runs/[b16] 'ü'"  # type: ignore[attr-defined]
+    assert prepared.taken.startswith("no --from: using the newest finished ")
+
+
+def test_prepare__a_changed_recipe_is_refused_and_its_keys_are_named(load: Load, tmp_path: Path) -> None:
+    prepare_run(load(), tmp_path)
+    before = (tmp_path / "recipe.toml").read_text()
+    with pytest.raises(RecipeError) as caught:
+        prepare_run(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path)
+    assert "seed was 0, now 1; optimizer.lr was 0.01, now 0.5" in str(caught.value)
+    assert str(caught.value).endswith(
+        f"vitctl resume {tmp_path} --set seed=1 --allow seed --set optimizer.lr=0.5 --allow optimizer.lr"
+    )
+    assert (tmp_path / "recipe.toml").read_text() == before
+    with pytest.raises(RecipeError, match=r'machine.precision was "float64", now "float32"'):
+        prepare_run(load(**{"machine.precision": "float32"}), tmp_path)  # it decides the numbers
+    with pytest.raises(RecipeError, match="holds a run of another recipe: seed was 0, now 1; choose"):
+        prepare_run(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path, allow=["optimizer"])
+    with pytest.raises(RecipeError, match=r"--allow optimzer\.lr: not a key of the recipe"):
+        prepare_run(load(**{"optimizer.lr": 0.5}), tmp_path, allow=["optimzer.lr"])
+    many = load(seed=1, **{"optimizer.lr": 0.5, "model.depth": 3, "data.flip": False, "averaging.decay": 0.5})
+    with pytest.raises(RecipeError, match="; and 1 more; choose another"):
+        prepare_run(many, tmp_path)
+
+
+def test_prepare__the_machine_the_log_and_the_keep_budgets_may_change(load: Load, tmp_path: Path) -> None:
+    prepare_run(load(), tmp_path)
+    free = {
+        "machine.workers": 1,
+        "machine.micro_batch": 3,
+        "log.every_steps": 9,
+        "checkpoint.keep_last": 5,
+        "note": "again",
+    }
+    prepare_run(load(**free), tmp_path)
+    assert load_recipe(str(tmp_path / "recipe.toml")).recipe == load(**free).recipe
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [
+        ("file", "is a file, should be a folder for a run; choose another name with --out"),
+        ("file/run", "not a directory; there is a file where a folder should be; choose another path"),
+    ],
+)
+def test_prepare__a_folder_that_cannot_be_written(load: Load, tmp_path: Path, folder: str, said: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchError) as caught:
+        prepare_run(load(), tmp_path / folder)
+    assert str(caught.value) == f"{tmp_path / folder}: {said}"
+
+
+def test_prepare__allowed_changes_are_made_and_said(load: Load, tmp_path: Path) -> None:
+    prepare_run(load(), tmp_path)
+    longer = load(**{"schedule.total_steps": 30, "optimizer.lr": 0.5})
+    prepare_run(longer, tmp_path, allow=["schedule.total_steps", "optimizer"])
+    assert load_recipe(str(tmp_path / "recipe.toml")).recipe == longer.recipe
+    [said] = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert said["text"] == (
+        "the recipe was changed on purpose: optimizer.lr was 0.01, now 0.5; schedule.total_steps was "
+        "20, now 30"
+    )
+    prepare_run(longer, tmp_path)
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
+
+
+def test_prepare__waits_while_another_machine_writes_the_folder(load: Load, tmp_path: Path) -> None:
+    """It looked for files of others before it had the lock, and took the first files of its own run for them."""
+    loaded, config = load(**{"machine.processes": 2}), LaunchConfig(2, "127.0.0.1", free_port())
+    (tmp_path / "env.json").write_text("{}")
+    with ThreadPoolExecutor() as pool:
+        with lock_held(tmp_path):
+            second = pool.submit(prepare_run, loaded, tmp_path, config=config)
+            with pytest.raises(TimeoutError):
+                second.result(timeout=1.0)
+            (tmp_path / "recipe.toml").write_text(to_toml(loaded))
+        assert second.result().recipe == loaded.recipe

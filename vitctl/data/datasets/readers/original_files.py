@@ -1,0 +1,394 @@
+"""Original files: finding files, reading them within bounds, lazy items, and unpacking downloads safely.
+
+A reader is a function from a folder of original files to `{split: Originals}`. No reader trusts a file: sizes
+are bounded, labels are checked against the classes, and a listed name must stay inside its folder.
+"""
+
+import gzip
+import hashlib
+import importlib
+import lzma
+import os
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from vitctl.data.shards.tar import BoundedTar, check_end, open_tar
+from vitctl.data.writer.intake import Item
+from vitctl.errors import DataError
+from vitctl.system import files
+from vitctl.system.files import IMAGE_FILE, LIST_FILE, TABLE, UNPACKED, atomic_write, leads_out, open_regular
+from vitctl.system.text import has_control, one_line
+
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
+
+
+class MissingOriginalsError(DataError):
+    """Original files are missing. Whoever knows the data set adds where to get them."""
+
+
+def class_list(name: str) -> tuple[str, ...]:
+    """Return a data set's class names in label order, from the list that comes with vitctl."""
+    return tuple((ASSETS / f"{name}_classes.txt").read_text(encoding="utf-8").splitlines())
+
+
+def need(root: Path, *places: str, archive: str = "") -> Path:
+    """Return the first of some places below `root` that exists.
+
+    Args:
+        root: folder that the user named.
+        places: relative paths, the usual one first.
+        archive: what holds them and where to get it, if that is not what the data set's row says.
+
+    Raises:
+        DataError: none exists.
+    """
+    for place in places:
+        if (root / place).exists():
+            return root / place
+    missing = f"{root}: {' or '.join(places)} is missing"
+    if archive:
+        raise DataError(f"{missing}; unpack here: {archive}")
+    raise MissingOriginalsError(missing)
+
+
+# Items: one image each, read when it is asked for
+
+
+def file_items(
+    folder: Path, names: Sequence[str], labels: Sequence[int], keys: Sequence[str] | None = None
+) -> list[Item]:
+    """Return images that are separate files.
+
+    Args:
+        folder: where the files are.
+        names: their paths in the folder, perhaps from a list that is not to be trusted.
+        labels: one per image.
+        keys: one per image; the names if not given.
+
+    Raises:
+        DataError: a name leads out of the folder, or files are missing.
+    """
+    outside = next((name for name in names if leads_out(name)), None)
+    if outside is not None:
+        raise DataError(f"{folder}: the listed image {one_line(outside[:100])!r} is outside this folder")
+    sizes = [file_size(folder / name) for name in names]
+    absent = [name for name, size in zip(names, sizes, strict=True) if size is None]
+    if absent:
+        raise DataError(
+            f"{folder}: {len(absent):,} of {len(names):,} listed images are missing, the first is {absent[0]}"
+        )
+    return [
+        Item(key, int(label), partial(read_bytes, folder / name), size)
+        for key, name, label, size in zip(keys or names, names, labels, sizes, strict=True)
+    ]
+
+
+def archive_items(path: Path) -> list[Item]:
+    """Return the plain files of a tar file in its order, without labels. The archive stays packed.
+
+    The files of an inner tar file are named `<its name without .tar>/<name>`; deeper tar files are not opened.
+
+    Raises:
+        DataError: an archive is damaged or compressed, or a member's name leads out of it.
+    """
+    items = []
+    try:
+        with open_regular(path, error=DataError) as file:
+            for name, offset, size in list(_members(path, file)):
+                if not name.lower().endswith(".tar"):
+                    items.append(Item(name, -1, partial(read_part, path, offset, size), size))
+                    continue
+                file.seek(offset)
+                for inner, start, length in _members(path, file):
+                    read = partial(read_part, path, start, length)
+                    items.append(Item(f"{name[:-4]}/{inner}", -1, read, length))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    return items
+
+
+def _members(path: Path, file: IO[bytes]) -> Iterator[tuple[str, int, int]]:
+    """Yield name, offset and size of the plain files of the tar that begins at the file's position."""
+    try:
+        with open_tar(file) as tar:
+            for member in tar:
+                name = member.name.removeprefix("./")
+                if leads_out(name):
+                    raise DataError(f"{path}: member {name!r} points outside the archive")
+                if member.isreg() and not member.issparse():
+                    yield name, member.offset_data, member.size
+            check_end(path, tar)
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+        raise DataError(f"{path}: not a complete, uncompressed tar file ({error})") from None
+
+
+def image_names(folder: Path, suffixes: tuple[str, ...] = (".jpg",)) -> list[str]:
+    """Return the names of a folder's files with one of the suffixes, sorted by code point."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix.lower() in suffixes)
+
+
+# Reading within bounds
+
+
+def file_size(path: Path) -> int | None:
+    """Return the size of a regular file; None if there is none."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):  # a name with a zero byte in it names nothing
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
+    """Return a file's content. Raises DataError if it cannot be read or is too large (None: for a list)."""
+    return files.read_bytes(path, LIST_FILE.limit if max_bytes is None else max_bytes, error=DataError)
+
+
+def read_part(path: Path, offset: int, size: int) -> bytes:
+    """Return `size` bytes from `offset` on. Raises DataError if that is too large or not all there."""
+    if size > IMAGE_FILE.limit:
+        raise DataError(
+            f"{path}: an image of {size} bytes at byte {offset}, should have at most {IMAGE_FILE.limit}"
+        )
+    try:
+        with open_regular(path, error=DataError) as file:
+            data = os.pread(file.fileno(), size, offset)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(data) != size:
+        raise DataError(f"{path}: ends within the {size} bytes from {offset} on; copy it again")
+    return data
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the stripped lines of a text file without the empty ones. Raises DataError if it is not text."""
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: should be a text file") from None
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def read_fields(path: Path, num_fields: int) -> list[list[str]]:
+    """Return the words of every line. Raises DataError if a line has fewer than `num_fields`."""
+    rows = [line.split() for line in read_lines(path)]
+    short = next((row for row in rows if len(row) < num_fields), None)
+    if short is not None:
+        raise DataError(f"{path}: line {' '.join(short)!r} should have at least {num_fields} columns")
+    return rows
+
+
+def load_mat(path: Path, *names: str) -> list[np.ndarray]:
+    """Return variables of a MATLAB 5 file, without their axes of length one.
+
+    Raises:
+        DataError: it is another file, such as a web page stored by a download, or a variable is missing.
+    """
+    scipy_io = library("scipy.io")
+    if (size := path.stat().st_size) > TABLE.limit:
+        raise DataError(f"{path}: {size:,} bytes, should be at most {TABLE}")
+    try:
+        variables = scipy_io.loadmat(path, squeeze_me=True, variable_names=names)
+    except Exception as error:  # scipy raises many types for files that are something else
+        raise DataError(
+            f"{path}: not a MATLAB file, download it again ({' '.join(str(error).split())})"
+        ) from None
+    absent = [name for name in names if name not in variables]
+    if absent:
+        raise DataError(f"{path}: has no variable {', '.join(absent)}")
+    return [np.asarray(variables[name]) for name in names]
+
+
+def library(name: str) -> Any:
+    """Import a module that only some readers need. Raises DataError with the line that installs it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise DataError(
+            f"this data set is read with {name.partition('.')[0]}: pip install 'vitctl[data]'"
+        ) from None
+
+
+# Labels
+
+
+def check_labels(labels: np.ndarray, num_classes: int, where: Path) -> np.ndarray:
+    """Return the labels as int64 `[N]`. Raises DataError if one is not 0 to `num_classes` - 1."""
+    labels = np.asarray(labels, np.int64).ravel()
+    wrong = labels[(labels < 0) | (labels >= num_classes)]
+    if wrong.size:
+        raise DataError(
+            f"{where}: {wrong.size:,} labels are out of range, the first is {wrong[0]} of "
+            f"{num_classes} classes"
+        )
+    return labels
+
+
+def numbered_labels(words: Iterable[str], num_classes: int, where: Path, first: int = 1) -> list[int]:
+    """Return labels from class numbers in text that count from `first`. Raises DataError for any other text."""
+    try:
+        labels = [int(word) - first for word in words]
+    except ValueError:
+        last = num_classes - 1 + first
+        raise DataError(f"{where}: every row should have a class number, {first} to {last}") from None
+    return list(check_labels(np.array(labels, np.int64), num_classes, where).tolist())
+
+
+def folder_labels(names: Sequence[str], class_names: Sequence[str], where: Path) -> list[int]:
+    """Return labels from the folders in image names. Raises DataError if a folder is not a class."""
+    numbers = {name: label for label, name in enumerate(class_names)}
+    folders = [name.rpartition("/")[0] for name in names]
+    unknown = next((name for name, folder in zip(names, folders, strict=True) if folder not in numbers), None)
+    if unknown is not None:
+        raise DataError(f"{where}: {unknown} is not one of the {len(numbers)} classes")
+    return [numbers[folder] for folder in folders]
+
+
+# Downloads: their addresses and digests, and unpacking them
+
+_TARS = (".tar", ".tar.gz", ".tgz")
+# What an archive may grow to: text shrinks to a twentieth, a bomb to a thousandth.
+_MAX_RATIO = 100
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file on the web.
+
+    Args:
+        url: its https address.
+        digest: `sha256:...` or `md5:...` of the whole file; empty if none is published.
+        num_bytes: its size; 0 if unknown.
+        into: folder below the originals that it is unpacked into.
+        inner: archives within it that are unpacked too.
+        packed: it is kept as it is.
+    """
+
+    url: str
+    digest: str = ""
+    num_bytes: int = 0
+    into: str = ""
+    inner: tuple[str, ...] = ()
+    packed: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return the file's name."""
+        return self.url.partition("?")[0].rpartition("/")[2]
+
+
+def is_unpacked(archive: Archive, folder: Path) -> bool:
+    """Return whether `unpack` finished."""
+    return _marker(archive, folder).exists()
+
+
+def unpack(archive: Archive, path: Path, folder: Path) -> None:
+    """Check a downloaded file, unpack it below `folder`, and remove it.
+
+    Args:
+        archive: what the file should be.
+        path: the file.
+        folder: of the data set's original files.
+
+    Raises:
+        DataError: its digest differs (the file is removed), or it is damaged.
+    """
+    _check_digest(archive, path)
+    into = folder / archive.into
+    into.mkdir(parents=True, exist_ok=True)
+    if archive.packed:
+        os.replace(path, into / archive.name)
+    else:
+        _extract(path, archive.name, into)
+        for inner in archive.inner:
+            _extract(into / inner, inner, (into / inner).parent)
+        path.unlink()
+    _marker(archive, folder).touch()
+
+
+def _marker(archive: Archive, folder: Path) -> Path:
+    return folder / f".{archive.name}.unpacked"
+
+
+def _check_digest(archive: Archive, path: Path) -> None:
+    algorithm, _, wanted = archive.digest.partition(":")
+    if not wanted:
+        return
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+    if found != wanted:
+        path.unlink()
+        raise DataError(
+            f"{archive.url}: its {algorithm} is {found[:16]}..., should be {wanted[:16]}...; removed; run "
+            f"again to download it"
+        )
+
+
+def _extract(path: Path, name: str, into: Path) -> None:
+    most = path.stat().st_size * _MAX_RATIO + UNPACKED.limit
+    try:
+        if name.endswith(_TARS):
+            with BoundedTar.open(path) as tar:
+                for member in tar:
+                    most = _check_member(
+                        path, member.name, member.size, most, is_plain=member.isfile() or member.isdir()
+                    )
+                    tar.extract(member, into, filter="data")
+        elif name.endswith(".zip"):
+            with zipfile.ZipFile(path) as packed:
+                for entry in packed.infolist():
+                    is_link = stat.S_ISLNK(entry.external_attr >> 16)
+                    most = _check_member(path, entry.filename, entry.file_size, most, is_plain=not is_link)
+                packed.extractall(into)
+        else:
+            _gunzip(path, into / name.removesuffix(".gz"), most)
+    except (
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        RuntimeError,
+        zlib.error,
+        lzma.LZMAError,
+        EOFError,
+        OSError,
+    ) as error:
+        raise DataError(f"{path}: cannot be unpacked ({' '.join(str(error).split())})") from None
+
+
+def _check_member(path: Path, name: str, num_bytes: int, most: int, *, is_plain: bool) -> int:
+    """Check a member and return how many bytes the members after it may have.
+
+    Links have escaped from Python's filter (CVE-2025-4517): no link is unpacked at all, and no name climbs.
+
+    Raises:
+        DataError: the member is not a file or folder, its name leaves the folder, or the archive claims too
+            much.
+    """
+    if not is_plain:
+        raise DataError(
+            f"{path}: {one_line(name)} is a link or a device; image archives may hold only files and folders"
+        )
+    if leads_out(name) or has_control(name):
+        raise DataError(
+            f"{path}: {one_line(name)} points outside the archive, or is not a plain name; not unpacked"
+        )
+    if not 0 <= num_bytes <= most:
+        raise DataError(f"{path}: claims to hold more than {_MAX_RATIO} times its size; not unpacked")
+    return most - num_bytes
+
+
+def _gunzip(path: Path, target: Path, most: int) -> None:
+    with atomic_write(target) as aside, gzip.open(path) as source, aside.open("wb") as file:
+        while piece := source.read(2**20):
+            most -= len(piece)
+            if most < 0:
+                raise DataError(f"{path}: holds more than {_MAX_RATIO} times its size; not unpacked")
+            file.write(piece)

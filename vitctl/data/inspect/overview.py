@@ -1,0 +1,307 @@
+"""A split at a glance: statistics, and contact sheets with a caption under each thumbnail."""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from vitctl.data.images.decode import BadSample, decode, open_picture
+from vitctl.data.images.image_types import image_extension
+from vitctl.data.images.transforms import TrainTransform, augmentation_rng
+from vitctl.data.source.views import Source, has_label
+from vitctl.system.files import atomic_write
+from vitctl.system.pool import Done, run_each
+from vitctl.system.text import one_line
+
+_CELL, _GAP, _MARGIN = 148, 14, 36
+_CAPTION, _TITLE = 15, 26
+_LINE = 21
+_PAPER, _FRAME, _INK, _PALE = (252, 252, 250), (238, 238, 234), (32, 33, 36), (120, 122, 126)
+_BAD = (200, 60, 50)
+_TITLE_HEIGHT = 76
+_DRAWS = 5
+_NO_LETTER = "\uffff"
+_LATIN = re.compile("LATIN (CAPITAL|SMALL) (?:LETTER|LIGATURE) ([A-Z]{1,2})(?: WITH .*)?$")
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A thumbnail and up to two lines of caption, the second in grey.
+
+    Without pixels the cell says "unreadable".
+    """
+
+    pixels: np.ndarray | None
+    caption: str
+    remark: str = ""
+
+
+def draw_sheet(cells: Sequence[Cell], *, columns: int, title: str, subtitle: str = "") -> Image.Image:
+    """Lay out pictures in rows.
+
+    Args:
+        cells: pixels uint8 `[H, W, 3]` of any size; each is fitted into a square, small ones enlarged without
+            blur.
+        columns: pictures in a row.
+        title: above all.
+        subtitle: in smaller letters on the same line.
+    """
+    rows = -(-len(cells) // columns)
+    pitch, height = _CELL + _GAP, _CELL + 2 * _LINE + _GAP + 6
+    page = Image.new(
+        "RGB", (2 * _MARGIN + columns * pitch - _GAP, _TITLE_HEIGHT + rows * height + _MARGIN // 2), _PAPER
+    )
+    pen = ImageDraw.Draw(page)
+    large, small = ImageFont.load_default(_TITLE), ImageFont.load_default(_CAPTION)
+    title = drawable(one_line(title))
+    pen.text((_MARGIN, 24), title, _INK, large)
+    begin = _MARGIN + pen.textlength(title, large) + 18
+    pen.text((begin, 34), _shortened(pen, subtitle, small, page.width - _MARGIN - begin), _PALE, small)
+    for number, cell in enumerate(cells):
+        left, top = _MARGIN + number % columns * pitch, _TITLE_HEIGHT + number // columns * height
+        pen.rounded_rectangle((left, top, left + _CELL - 1, top + _CELL - 1), 6, _FRAME)
+        if cell.pixels is None:
+            pen.text((left + _CELL / 2, top + _CELL / 2), "unreadable", _BAD, small, anchor="mm")
+        else:
+            picture = _fitted(cell.pixels)
+            page.paste(picture, (left + (_CELL - picture.width) // 2, top + (_CELL - picture.height) // 2))
+        pen.text((left, top + _CELL + 5), _shortened(pen, cell.caption, small), _INK, small)
+        pen.text((left, top + _CELL + 5 + _LINE), _shortened(pen, cell.remark, small), _PALE, small)
+    return page
+
+
+def show_images(
+    source: Source, samples: Sequence[int], *, columns: int, title: str, subtitle: str = ""
+) -> Image.Image:
+    """Draw a sheet of images with the names of their classes and their sizes."""
+    return draw_sheet(
+        [cell(source, sample) for sample in samples], columns=columns, title=title, subtitle=subtitle
+    )
+
+
+def show_augmented(
+    source: Source,
+    samples: Sequence[int],
+    transform: TrainTransform,
+    *,
+    seed: int,
+    title: str,
+    subtitle: str = "",
+) -> Image.Image:
+    """Draw a row for each image: as it is, and what training sees of it in its first five epochs."""
+    cells = []
+    for sample in samples:
+        original = cell(source, sample)
+        cells.append(original)
+        for epoch in range(_DRAWS):
+            pixels = None
+            if original.pixels is not None:
+                drawn = transform(original.pixels, augmentation_rng(seed, epoch, sample))
+                pixels = drawn.permute(1, 2, 0).numpy()
+            cells.append(Cell(pixels, f"epoch {epoch}", f"{transform.image_size} x {transform.image_size}"))
+    return draw_sheet(cells, columns=1 + _DRAWS, title=title, subtitle=subtitle)
+
+
+def cell(source: Source, sample: int) -> Cell:
+    """Decode an image of a source, with its class and its size."""
+    labels = np.atleast_1d(source.labels(np.array([sample]))[0])
+    names = [source.class_names[label] for label in labels.tolist() if label >= 0]
+    caption = ", ".join(names) or "no label"
+    try:
+        pixels = decode(source.read(sample))
+    except BadSample as error:
+        return Cell(None, caption, error.reason)
+    return Cell(pixels, caption, f"{pixels.shape[1]} x {pixels.shape[0]}")
+
+
+def choose(num_samples: int, num_images: int, seed: int) -> list[int]:
+    """Choose samples at random, in ascending order; the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    return sorted(rng.choice(num_samples, min(num_images, num_samples), replace=False).tolist())
+
+
+def save(page: Image.Image, path: Path) -> None:
+    """Write a page as PNG, atomically."""
+    with atomic_write(path) as aside:
+        page.save(aside, "PNG", optimize=True)
+
+
+def drawable(text: str) -> str:
+    """Spell a text in letters that Pillow's font has: Latin letters without accents, "[dog]" for a symbol,
+    "[U+72AC]" for all else.
+    """
+    return "".join(map(_drawable, unicodedata.normalize("NFC", text)))
+
+
+@lru_cache(4096)
+def _drawable(letter: str) -> str:
+    font = ImageFont.load_default(_CAPTION)
+    if bytes(font.getmask(letter)) != bytes(font.getmask(_NO_LETTER)):
+        return letter
+    name, kind = unicodedata.name(letter, ""), unicodedata.category(letter)
+    if latin := _LATIN.match(name):
+        return latin[2].capitalize() if latin[1] == "CAPITAL" else latin[2].lower()
+    plain = unicodedata.normalize("NFKD", letter)
+    plain = (
+        letter.casefold() if plain == letter and len(letter.casefold()) > 1 else plain
+    )  # as ss for the German letter
+    if plain != letter:
+        return "".join(map(_drawable, plain))
+    if kind == "Pd":
+        return "-"
+    if kind in ("Mn", "Cf"):  # accents and joiners that stand alone
+        return ""
+    return f"[{name.lower()}]" if kind == "So" and name else f"[U+{ord(letter):04X}]"
+
+
+def _fitted(pixels: np.ndarray) -> Image.Image:
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    scale = _CELL / max(image.size)
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    return image.resize(size, Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.LANCZOS)
+
+
+def _shortened(
+    pen: ImageDraw.ImageDraw,
+    text: str,
+    font: ImageFont.ImageFont | ImageFont.FreeTypeFont,
+    width: float = _CELL,
+) -> str:
+    """Return the text, or as much of its beginning as fits."""
+    text = drawable(one_line(" ".join(text.split())))
+    if pen.textlength(text, font) <= width:
+        return text
+    while text and pen.textlength(text + " …", font) > width:
+        text = text[:-1]
+    return text.rstrip() + " …"
+
+
+# Statistics: classes, sizes, formats, bytes, and mean and standard deviation of the channels
+
+_PERCENTILES = (0, 25, 50, 75, 100)
+_MEASURED_PER_TASK = 64
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A split in numbers. Quantiles are the least, the three quartiles and the largest.
+
+    Args:
+        num_images: in the split.
+        num_classes: with a name.
+        num_unlabelled: images without a label.
+        images_per_class: in label order; an image of several classes counts in each.
+        num_sampled: images that the rest was measured on, spread evenly over the split.
+        num_unreadable: of these, images that cannot be decoded; they count in formats and bytes alone.
+        num_turned: of these, images that their Exif orientation turns; the rest is measured on them upright.
+        formats: images of each format, by their first bytes.
+        mean_bytes: of an image's file.
+        widths: quantiles, in pixels.
+        heights: quantiles, in pixels.
+        aspects: quantiles of width by height.
+        mean: of red, green and blue, 0 to 1; every image counts the same, whatever its size.
+        std: of the pixels around it.
+    """
+
+    num_images: int
+    num_classes: int
+    num_unlabelled: int
+    images_per_class: tuple[int, ...]
+    num_sampled: int
+    num_unreadable: int
+    num_turned: int
+    formats: dict[str, int]
+    mean_bytes: float
+    widths: tuple[float, ...]
+    heights: tuple[float, ...]
+    aspects: tuple[float, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the statistics as plain values."""
+        return asdict(self)
+
+
+class _Measured(NamedTuple):
+    """What was measured on an image.
+
+    `numbers` are height, width, whether it was turned, mean and mean square of red, green and blue; None for
+    an image that cannot be decoded.
+    """
+
+    format: str
+    num_bytes: int
+    numbers: tuple[float, ...] | None = None
+
+
+def measure(
+    source: Source, *, num_images: int = 1000, workers: int = 0, done: Done = lambda _: None
+) -> Stats:
+    """Count the labels of a split, and decode some of its images.
+
+    Args:
+        source: the split.
+        num_images: how many to decode, spread evenly; 0 for all.
+        workers: processes; 0: this one.
+        done: called with how many images were decoded since the last call.
+    """
+    chosen = np.unique(
+        np.linspace(0, len(source) - 1, min(num_images or len(source), len(source))).round().astype(np.int64)
+    ).tolist()
+    images = run_each(
+        lambda number: _measured(source, chosen[number]),
+        len(chosen),
+        _MEASURED_PER_TASK,
+        workers=workers,
+        done=done,
+    )
+    labels = source.labels()
+    numbers = np.array([image.numbers for image in images if image.numbers]).reshape(-1, 9)
+    heights, widths, turned = numbers[:, :3].T
+    mean, mean_square = np.zeros(3), np.zeros(3)
+    if len(numbers):
+        mean, mean_square = numbers[:, 3:6].mean(axis=0), numbers[:, 6:].mean(axis=0)
+    return Stats(
+        num_images=len(source),
+        num_classes=len(source.class_names),
+        num_unlabelled=int((~has_label(labels)).sum()),
+        images_per_class=tuple(np.bincount(labels[labels >= 0], minlength=len(source.class_names)).tolist()),
+        num_sampled=len(images),
+        num_unreadable=len(images) - len(numbers),
+        num_turned=int(turned.sum()),
+        formats=dict(Counter(image.format for image in images).most_common()),
+        mean_bytes=float(np.mean([image.num_bytes for image in images])),
+        widths=_quantiles(widths),
+        heights=_quantiles(heights),
+        aspects=_quantiles(widths / heights),
+        mean=tuple(mean.tolist()),
+        std=tuple(np.sqrt(np.maximum(mean_square - mean**2, 0)).tolist()),
+    )
+
+
+def _measured(source: Source, sample: int) -> _Measured:
+    try:
+        data = source.read(sample)
+    except BadSample:
+        return _Measured("unreadable", 0)
+    form = image_extension(data) or "other"
+    try:
+        picture = open_picture(data)
+        pixels = picture.region(0, 0, picture.height, picture.width)
+    except BadSample:
+        return _Measured(form, len(data))
+    flat = pixels.reshape(-1, 3).astype(np.float32) / 255
+    means = (*flat.mean(axis=0, dtype=np.float64), *(flat * flat).mean(axis=0, dtype=np.float64))
+    return _Measured(form, len(data), (*pixels.shape[:2], picture.is_turned, *means))
+
+
+def _quantiles(values: np.ndarray) -> tuple[float, ...]:
+    return tuple(np.percentile(values, _PERCENTILES).tolist()) if len(values) else ()

@@ -1,0 +1,276 @@
+"""Where samples are stored: in shards, read by offset; in image files; or nowhere, as generated noise.
+
+See `views.Source`. An index is read once per process.
+"""
+
+import bisect
+import errno
+import hashlib
+import io
+import os
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vitctl.data.images.decode import BadSample
+from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, read_index, size_problems
+from vitctl.data.shards.remote import ShardCache, is_remote, read_file, read_range
+from vitctl.data.shards.tar import member_name, split_name, unescape_key
+from vitctl.errors import DataError, explained
+from vitctl.system.address import without_queries
+from vitctl.system.files import IMAGE_FILE, read_bytes
+from vitctl.system.process import max_open_shards
+
+_RESOURCE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_MAX_INDEXES = 16
+
+
+def open_index(folder: Path, base: str = "") -> Index:
+    """Return the index of a split, see `read_index`. It is read again only if one of its files has changed.
+
+    Raises:
+        DataError: as `read_index`.
+    """
+    state = [_status(folder / name) for name in (INDEX_FILE, SAMPLES, LABELS)]
+    index = _read_once(folder, base, *state)
+    if not base and size_problems(folder, index.shards):
+        return read_index(folder, base)  # raises, with every problem
+    return index
+
+
+@lru_cache(_MAX_INDEXES)
+def _read_once(folder: Path, base: str, *_state: tuple[int, ...] | None) -> Index:
+    return read_index(folder, base)
+
+
+def array_digest(text: str, samples: np.ndarray) -> str:
+    """Return the SHA-256 of a text and of the numbers of samples after it, in hex."""
+    return hashlib.sha256(text.encode() + np.ascontiguousarray(samples, "<i8").tobytes()).hexdigest()
+
+
+def _status(path: Path) -> tuple[int, ...] | None:
+    """Return what changes with a file's content; None if the file is missing."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+
+
+class ShardSource:
+    """The samples of an indexed split, in storage order; see `views.Source`.
+
+    Files are opened on first use, at most 64 at a time. Reads are positional (pread), so the source can be
+    shared between threads and used after a fork; pickling it sends the folder, never a descriptor.
+
+    Args:
+        index: of the split.
+        cache: stores remote shards as whole files; None reads single images by byte range.
+    """
+
+    def __init__(self, index: Index, cache: ShardCache | None = None) -> None:
+        self.index = index
+        self.cache = cache
+        self._reads_ranges = cache is None and index.is_remote
+        self._ends = list(accumulate(shard.num_samples for shard in index.shards))
+        self._open = lru_cache(max_open_shards(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))(self._opened)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.index.folder, self.index.base, self.index.digest, self.cache)
+
+    def __len__(self) -> int:
+        return self.index.num_samples
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.index.class_names
+
+    @property
+    def digest(self) -> str:
+        return self.index.digest
+
+    def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
+        """Return the labels of the given samples, or of all: int64, -1 for none."""
+        table = self.index.rows["label"] if self.index.labels is None else self.index.labels
+        return np.array(table if samples is None else table[np.asarray(samples)], np.int64)
+
+    def key(self, sample: int) -> str:
+        """Return the key under which the sample was stored."""
+        row = self._row(sample)
+        name = member_name(self._pread(sample, int(row["header"]), int(row["data"])))
+        if not name:
+            raise BadSample("damaged", f"{self.location(sample)} has no header at byte {row['header']}")
+        return unescape_key(split_name(name)[0])
+
+    def location(self, sample: int) -> str:
+        """Return the path or URL of the shard that holds the sample."""
+        self._row(sample)
+        return self.index.address(bisect.bisect_right(self._ends, sample))
+
+    def read(self, sample: int) -> bytes:
+        """Return the encoded image, exactly as stored in the shard."""
+        row = self._row(sample)
+        return self._pread(sample, int(row["header"]) + int(row["data"]), int(row["size"]))
+
+    def shards_of(self, samples: np.ndarray | None) -> list[int]:
+        """Return the numbers of the shards that hold the given samples; None: of all shards."""
+        if samples is None:
+            return list(range(len(self._ends)))
+        shards: list[int] = np.unique(np.searchsorted(self._ends, samples, side="right")).tolist()
+        return shards
+
+    def _row(self, sample: int) -> np.ndarray:
+        if not 0 <= sample < len(self):
+            raise IndexError(f"sample {sample} of {len(self)}")
+        row: np.ndarray = self.index.rows[sample]
+        return row
+
+    def _pread(self, sample: int, offset: int, size: int) -> bytes:
+        number = bisect.bisect_right(self._ends, sample)
+        address = self.index.address(number)
+        if size > IMAGE_FILE.limit:
+            raise BadSample("too large", f"{address}: {size} bytes at byte {offset}")
+        if offset + size > self.index.shards[number].num_bytes:
+            raise BadSample("unreadable", f"{address} ends before byte {offset + size}")
+        if self._reads_ranges and is_remote(address):
+            return read_range(address, offset, offset + size)
+        try:
+            shard = self._open(number)  # referenced during the read: another thread may evict it
+            data = os.pread(shard.descriptor, size, offset)
+        except OSError as error:
+            if error.errno in _RESOURCE_ERRORS:  # a problem of the machine, not of the sample
+                raise DataError(str(explained(error))) from None
+            raise BadSample("unreadable", f"{address}: {error.strerror}") from None
+        if len(data) < size:
+            raise BadSample("unreadable", f"{address} ends before byte {offset + size}")
+        return data
+
+    def _opened(self, number: int) -> "_OpenShard":
+        shard, address = self.index.shards[number], self.index.address(number)
+        if self.cache is not None and is_remote(address):
+            return _OpenShard(self.cache.open(address, shard.num_bytes, shard.sha256))
+        return _OpenShard(os.open(address, os.O_RDONLY | os.O_CLOEXEC))
+
+
+class _OpenShard:
+    """A descriptor that is closed when the last reference is dropped."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+def _reopen(folder: Path, base: str, digest: str, cache: ShardCache | None) -> ShardSource:
+    index = open_index(folder, base)
+    if index.digest != digest:
+        raise DataError(f"{folder}: its index changed while it was in use")
+    return ShardSource(index, cache)
+
+
+# Images that are not in shards: image files and addresses, and generated noise
+
+
+class ImageFiles:
+    """Image files without labels, read when they are needed.
+
+    Args:
+        names: paths, and addresses of single images (https, hf, s3, gs).
+    """
+
+    class_names: tuple[str, ...] = ()
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(without_queries(*names, error=DataError, over=False))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def digest(self) -> str:
+        """Hex digest of the names, not of the content."""
+        names = "\0".join(self.names).encode("utf-8", "surrogateescape")
+        return hashlib.sha256(b"files " + names).hexdigest()
+
+    def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
+        """Return -1 for each sample."""
+        return np.full(len(self) if samples is None else len(samples), -1, np.int64)
+
+    def key(self, sample: int) -> str:
+        """Return the path or address as it was given."""
+        return self.names[sample]
+
+    def location(self, sample: int) -> str:
+        """Return the path or address as it was given."""
+        return self.names[sample]
+
+    def read(self, sample: int) -> bytes:
+        """Return the encoded image. Raises `BadSample` with the reason if it cannot be read."""
+        name = self.names[sample]
+        try:
+            if is_remote(name):
+                content = read_file(name, IMAGE_FILE.limit)
+            else:
+                content = read_bytes(Path(name), IMAGE_FILE.limit, error=DataError)
+        except DataError as error:
+            raise BadSample(str(error).removeprefix(f"{name}: ")) from None
+        if not content:
+            raise BadSample("empty file")
+        return content
+
+
+@dataclass(frozen=True)
+class SyntheticSource:
+    """Generated images of coloured noise, for smoke tests and benchmarks.
+
+    The tint of an image depends on its class, so that a model can learn it. Labels cycle through the classes.
+
+    Args:
+        num_samples: samples in the set.
+        num_classes: classes in the set.
+        image_size: height and width of each JPEG, in pixels.
+    """
+
+    num_samples: int
+    num_classes: int
+    image_size: int
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(str(label) for label in range(self.num_classes))
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(repr(self).encode()).hexdigest()
+
+    def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
+        """Return the labels of the given samples, or of all: int64."""
+        return np.asarray(np.arange(len(self)) if samples is None else samples, np.int64) % self.num_classes
+
+    def key(self, sample: int) -> str:
+        """Return the number of the sample, as text."""
+        return str(sample)
+
+    def location(self, sample: int) -> str:
+        """Return a description of the sample, for messages."""
+        return f"synthetic sample {sample}"
+
+    def read(self, sample: int) -> bytes:
+        """Return a JPEG, computed from the sample number."""
+        tint = np.random.default_rng((0, sample % self.num_classes)).uniform(64, 192, 3)
+        noise = np.random.default_rng((1, sample)).normal(0, 40, (16, 16, 3))
+        pixels = np.clip(tint + noise, 0, 255).astype(np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(pixels).resize((self.image_size, self.image_size)).save(file, "JPEG", quality=90)
+        return file.getvalue()

@@ -1,0 +1,439 @@
+"""All processes resume from one checkpoint of the same training, and have the same state before the first step."""
+
+import hashlib
+import json
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from vitctl.data.source.views import Source
+from vitctl.engine.checkpoint import SavedCheckpoint, newest_checkpoint, newest_name, read_checkpoint
+from vitctl.engine.journal import AVERAGE, MODEL, OPTIMIZER, json_digest, run_of
+from vitctl.engine.runtime import Runtime, check_same, raised_on_all
+from vitctl.engine.sharding import is_sharded
+from vitctl.errors import CheckpointError
+from vitctl.recipe.schema import TrainRecipe
+from vitctl.recipe.write import deciding_values
+from vitctl.system.files import read_json, write_json
+from vitctl.system.text import typed
+
+CheckpointTensors = Mapping[str, dict[str, Tensor]]  # file of a checkpoint -> its tensors by name
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CHUNK, _CPU_CHUNK = (
+    2**22,
+    2**15,
+)  # words at a time: at most 64 MiB of temporary memory; on a CPU what fits its cache
+_FACTOR = 0x1E3779B97F4A7C15  # odd; spreads the positions in a tensor over all 64 bits
+
+
+_FIX = (
+    "make sure that all nodes read the same files (a network disk may show one of them an old state; a run "
+    "that is active writes "
+    "new checkpoints: name one of them with --from), then start again"
+)
+
+
+def check_inputs(
+    runtime: Runtime,
+    state: Mapping[str, Tensor],
+    config: Any,
+    meta: Mapping[str, Any],
+    sources: Iterable[Source | None],
+) -> None:
+    """Compare what this process has read with what rank 0 has read.
+
+    Args:
+        runtime: this process among its peers, all of which call this.
+        state, config, meta: the weights that the job starts from, their model, and what is stored with them.
+        sources: the splits that it reads; None is ignored.
+
+    Raises:
+        LaunchError: they differ; the same message on every process.
+    """
+    if runtime.num_processes == 1:
+        return
+    facts = {
+        "start weights": checksum(sorted(state.items())),
+        "model": f"{config!r} {json.dumps(meta, sort_keys=True, default=str)}",
+        "data index": " ".join(source.digest if source is not None else "none" for source in sources),
+    }
+    check_same(facts, _FIX)
+
+
+def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[SavedCheckpoint | None, list[str]]:
+    """Return the newest complete checkpoint that rank 0 sees, read and verified by every process.
+
+    Args:
+        runtime: this process among its peers, all of which call this.
+        root: the run's checkpoints folder.
+
+    Returns:
+        the checkpoint, None when there is none; on rank 0 also one line for each newer one that is
+        incomplete.
+
+    Raises:
+        CheckpointError: a process cannot read exactly that checkpoint, or sees a newer one; the same line on
+            every process.
+    """
+    saved: SavedCheckpoint | None = None
+    problems: list[str] = []
+    chosen: dict[str, str] = {}
+    with raised_on_all():
+        if runtime.is_main:
+            saved, problems = newest_checkpoint(root)
+            name, digest = (saved.folder.name, saved.digest) if saved else ("", "")
+            chosen = {"name": name, "digest": digest, "newest": newest_name(root)}
+    chosen = json.loads(runtime.broadcast(json.dumps(chosen)))
+    with raised_on_all():
+        if not runtime.is_main:
+            saved = _read_chosen(runtime, root, chosen)
+    return saved, problems
+
+
+def check_resumable(
+    runtime: Runtime, saved: SavedCheckpoint, total_steps: int, own: "Identity | None"
+) -> str:
+    """Check that a training may resume from a checkpoint; returns, on rank 0, a message for the user or "".
+
+    Args:
+        runtime: this process among its peers, all of which call this.
+        saved: the checkpoint.
+        total_steps: of the training.
+        own: identity of this training; None: not known.
+
+    Raises:
+        CheckpointError: it may not; the same message on every process.
+    """
+    with raised_on_all():
+        if saved.step > total_steps:
+            raise CheckpointError(
+                f"{saved.folder}: is of step {saved.step}, and this run would end at step {total_steps}, "
+                f"before it; set schedule.total_steps to {saved.step} or more, or choose another folder with "
+                f"--out"
+            )
+        if own is not None and runtime.is_main:
+            return own.check(saved.folder.name, saved.state)
+    return ""
+
+
+def _read_chosen(runtime: Runtime, root: Path, chosen: dict[str, str]) -> SavedCheckpoint | None:
+    """Read the checkpoint that rank 0 chose.
+
+    Raises:
+        CheckpointError: this process sees other files than rank 0, or cannot read them.
+    """
+    who = f"process {runtime.rank} on {socket.gethostname()}"
+    fix = "make sure that all nodes see the same folder, then resume"
+    folder = root / chosen["name"]
+    try:
+        if (newest := newest_name(root)) > chosen["newest"]:
+            raise CheckpointError(
+                f"{root / newest}: seen by {who} but not by process 0, which would start from an earlier "
+                f"step; {fix}"
+            )
+        if not chosen["name"]:
+            return None
+        saved = _read_as(who, folder, fix)
+    except PermissionError as error:
+        raise CheckpointError(
+            f"{error.filename}: permission denied for {who}; fix its permissions, then resume"
+        ) from None
+    if saved.digest != chosen["digest"]:
+        raise CheckpointError(f"{folder}: {who} reads a different checkpoint there than process 0; {fix}")
+    return saved
+
+
+def _read_as(who: str, folder: Path, fix: str) -> SavedCheckpoint:
+    try:
+        return read_checkpoint(folder)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}, when {who} reads it; process 0 reads it without an error; {fix}"
+        ) from None
+
+
+def agreed_tensors(runtime: Runtime, saved: SavedCheckpoint) -> CheckpointTensors:
+    """Return the tensors of a checkpoint, read by every process.
+
+    Raises:
+        CheckpointError: a process could not read them, though it had verified them; the same line on every
+            process.
+    """
+    read: CheckpointTensors = {}
+    with raised_on_all():
+        try:
+            read = {name: saved.tensors(name) for name in (MODEL, OPTIMIZER, AVERAGE)}
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{saved.folder}: process {runtime.rank} on {socket.gethostname()} could not read it "
+                f"({error}); check its disk, then resume"
+            ) from error
+    return read
+
+
+def check_same_state(
+    runtime: Runtime,
+    step: int,
+    model: nn.Module,
+    everything: Iterable[tuple[str, str, Tensor]],
+    read: CheckpointTensors,
+) -> None:
+    """Check that step, weights, their average and the optimizer state are the same on all processes.
+
+    With a sharded model each process holds another part: there the full tensors are compared that it was cut
+    from.
+
+    Args:
+        runtime: this process among its peers.
+        step: finished steps.
+        model: that is trained.
+        everything: (part, name, tensor) of all training state.
+        read: tensors of the checkpoint that the run resumes from; empty where there is none.
+
+    Raises:
+        LaunchError: they differ; the same line on every process.
+    """
+    if runtime.num_processes == 1:
+        return
+    if is_sharded(model):
+        everything = (
+            (file, name, tensor) for file, tensors in read.items() for name, tensor in tensors.items()
+        )
+    held = checksum((f"{part} {name}", tensor) for part, name, tensor in everything)
+    check_same(
+        {"step": str(step), "weights or optimizer state": held},
+        "resume; if this happens again, remove that machine from the run: its memory or disk may be failing",
+    )
+
+
+def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Return a digest of named tensors, computed on their device in integer arithmetic: equal for equal bits,
+    on any device.
+
+    A change of a single number always changes it. It detects accidents; it is not cryptographic.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in tensors:
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} {_word_sum(tensor)}\n".encode())
+    return digest.hexdigest()
+
+
+@torch.no_grad()
+def _word_sum(tensor: Tensor) -> int:
+    """Return the sum of a tensor's words, each times an odd number that depends on its position, modulo 2^64."""
+    words = tensor.detach().contiguous().flatten().view(_WORDS[tensor.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    chunk = _CPU_CHUNK if words.device.type == "cpu" else _CHUNK
+    for first in range(0, len(words), chunk):
+        part = words[first : first + chunk].to(torch.int64)
+        places = torch.arange(first + 1, first + 1 + len(part), device=words.device)
+        total += (part * (places * _FACTOR | 1)).sum()
+    return int(total)
+
+
+KEY = "made_of"  # in state.json
+ALLOWED = "allowed.json"
+_MOST_BYTES = 2**20
+_IMAGES = {"train": "training images", "score": "images that are scored"}
+
+
+class ImagesLine(BaseModel):
+    """The images of a training as they were recorded."""
+
+    model_config = ConfigDict(strict=True)
+
+    sha256: str = Field(max_length=100)
+    num_images: int = Field(ge=0, le=10**15)
+    class_names: str = Field(max_length=100)
+
+
+class MadeOf(BaseModel):
+    """What a training is made of, as `Identity` describes it."""
+
+    model_config = ConfigDict(strict=True)
+
+    images: dict[str, ImagesLine] = Field(default_factory=dict, max_length=10)
+    weights: str = Field("", max_length=100)
+    recipe: dict[str, str] = Field(default_factory=dict, max_length=10_000)
+    computation: dict[str, str | int | bool | dict[str, str]] = Field(default_factory=dict, max_length=100)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Identity of the training in a folder.
+
+    Args:
+        folder: that holds its checkpoints.
+        made_of: see `identity`.
+    """
+
+    folder: Path
+    made_of: dict[str, Any]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The field that checkpoints store."""
+        return {KEY: self.made_of}
+
+    def check(self, name: str, state: Mapping[str, Any]) -> str:
+        """Compare it with a checkpoint, on the main process.
+
+        Args:
+            name: of the checkpoint.
+            state: its state.json.
+
+        Returns:
+            a message: what differs and was allowed; "" where nothing differs.
+
+        Raises:
+            CheckpointError: something differs and is not allowed, or the checkpoint does not record it.
+        """
+        try:
+            before = MadeOf.model_validate(state.get(KEY)).model_dump()
+        except ValidationError:
+            raise CheckpointError(
+                f"{self.folder}: {name} does not record its data and recipe; it was modified: delete it to "
+                f"resume from the previous one"
+            ) from None
+        differing = identity_differences(before, self.made_of)
+        root = run_of(self.folder)
+        allowed = _read_allowed(root)
+        if not differing or json_digest(self.made_of) in allowed["before"]:
+            return ""
+        words = "; ".join(text for _, text in differing)
+        refused = dict.fromkeys(key for key, _ in differing if not _covers(allowed["now"], key))
+        if refused:
+            keys = " ".join(f"--allow {key}" for key in refused)
+            raise CheckpointError(
+                f"{self.folder}: {name} was not trained with this: {words}; undo that, choose another folder "
+                f"with --out, or resume "
+                f"anyway with: vitctl resume {typed(root)} {keys}"
+            )
+        said = [*allowed["said"], *(text for _, text in differing)]
+        write_json(
+            root / ALLOWED,
+            allowed | {"before": [*allowed["before"], json_digest(self.made_of)], "said": said},
+        )
+        return f"resuming from {name} with a change on purpose: {words}"
+
+
+def identity(
+    recipe: TrainRecipe,
+    folder: Path,
+    train_on: Source,
+    score_on: Source | None,
+    start_weights_sha256: str,
+    computation: Mapping[str, Any],
+) -> Identity:
+    """Return the identity of a training: digest, number and classes of its images, digest of its start
+    weights, and its recipe.
+
+    Args:
+        recipe: of the training.
+        folder: that holds its checkpoints.
+        train_on, score_on: images.
+        start_weights_sha256: digest of the pre-trained weights; empty without any.
+        computation: what else decides the last bits, for a run that promises them; else empty.
+    """
+    images = {"train": train_on, "score": score_on}
+    made_of = {
+        "images": {what: _description(source) for what, source in images.items() if source is not None},
+        "weights": start_weights_sha256,
+        "recipe": deciding_values(recipe),
+        **({"computation": dict(computation)} if computation else {}),
+    }
+    return Identity(folder, made_of)
+
+
+def allow(run_dir: Path, keys: Sequence[str]) -> None:
+    """Record in RUN/allowed.json what may differ when the next launch resumes: `data`, `weights`, keys of the
+    recipe.
+
+    A change that was allowed once needs no --allow when the run resumes from the same checkpoint again.
+    """
+    if keys or (run_dir / ALLOWED).exists():
+        write_json(run_dir / ALLOWED, _read_allowed(run_dir) | {"now": list(keys)})
+
+
+def changed_on_purpose(run_dir: Path) -> dict[str, Any]:
+    """Return a field for the provenance of a run that was resumed with a change: its digests and recipe are
+    the final ones.
+    """
+    allowed = _read_allowed(run_dir)
+    return {"changed_on_purpose": allowed["said"] or True} if allowed["before"] else {}
+
+
+def identity_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what differs between two trainings: the key that allows it, and a description."""
+    found = []
+    for what, name in _IMAGES.items():
+        one, two = before["images"].get(what), now["images"].get(what)
+        if one is None or two is None:
+            found += [("data", f"there are {'' if two else 'no '}{name} now")] if one != two else []
+            continue
+        if one["num_images"] != two["num_images"]:
+            found.append(("data", f"{one['num_images']:,} {name}, now {two['num_images']:,}"))
+        if one["class_names"] != two["class_names"]:
+            found.append(("data", f"the classes of the {name} differ, or their order"))
+        elif one["sha256"] != two["sha256"] and one["num_images"] == two["num_images"]:
+            digests = f"digest {one['sha256'][:12]}, now {two['sha256'][:12]}"
+            text = f"the {name} or their labels differ, or their shards were written again ({digests})"
+            found.append(("data", text))
+    if before["weights"] != now["weights"]:
+        found.append(("weights", f"start weights {before['weights'][:12]}, now {now['weights'][:12]}"))
+    was, made_by = before.get("computation", {}), now.get("computation", {})
+    found += [
+        (
+            "computation",
+            f"computed with {name} {_shown(was[name])}, now {_shown(made_by[name])}, which may change the "
+            f"last bits",
+        )
+        for name in was
+        if name in made_by and was[name] != made_by[name]
+    ]
+    recipes = before["recipe"], now["recipe"]  # another release may have other keys
+    common = [key for key in recipes[0] if key in recipes[1]]
+    return found + [
+        (key, f"{key} was {recipes[0][key] or 'unset'}, now {recipes[1][key] or 'unset'}")
+        for key in common
+        if recipes[0][key] != recipes[1][key]
+    ]
+
+
+def _shown(value: Any) -> str:
+    return (
+        ", ".join(f"{name} {one}" for name, one in value.items())
+        if isinstance(value, Mapping)
+        else str(value)
+    )
+
+
+def _description(source: Source) -> dict[str, Any]:
+    return {
+        "sha256": source.digest,
+        "num_images": len(source),
+        "class_names": json_digest(source.class_names),
+    }
+
+
+def _covers(allowed: Sequence[str], key: str) -> bool:
+    return any(key == one or key.startswith(f"{one}.") for one in allowed)
+
+
+def _read_allowed(run_dir: Path) -> dict[str, list[str]]:
+    if not (run_dir / ALLOWED).exists():
+        return {"now": [], "before": [], "said": []}
+    fields = read_json(run_dir / ALLOWED, _MOST_BYTES, error=CheckpointError)
+    if not isinstance(fields, dict) or not all(
+        isinstance(fields.get(name), list) for name in ("now", "before")
+    ):
+        raise CheckpointError(f"{run_dir / ALLOWED}: not written by --allow; remove it")
+    return {"said": [], **fields}

@@ -1,0 +1,578 @@
+"""Checkpoints: safetensors and JSON, written to a temporary folder, flushed, renamed; digests tell which one
+is complete.
+
+They are saved in the background: the state is copied to host memory, and written to disk, while training
+continues. Weights, averages and the optimizer's state change in the optimizer step alone, so the copy has the
+whole forward and backward pass of the next step; only what is left of it then holds training up.
+"""
+
+import errno
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from vitctl.engine.journal import (
+    AVERAGE,
+    CHAINED,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    Journal,
+    json_digest,
+    no_permission,
+    step_folder,
+    step_folders,
+    step_of,
+    tensors_file,
+    write_run_json,
+)
+from vitctl.engine.optimizer import Average, optimizer_tensors
+from vitctl.engine.sharding import full
+from vitctl.errors import CheckpointError, VitctlError, os_code
+from vitctl.models.weights.containers import save_tensors
+from vitctl.models.weights.weights_file import save_weights
+from vitctl.system.files import RUN_FILE, flush, parse_json
+from vitctl.system.text import bytes_text, one_line
+
+FORMAT = "vitctl-checkpoint/1"
+_TORN = "torn_"
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A complete checkpoint on disk."""
+
+    folder: Path
+    state: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Finished optimizer steps."""
+        return int(self.state["step"])
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of its state, which covers every byte of its other files."""
+        return json_digest(self.state)
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors of its model, average or optimizer, on the CPU; none when it has no such file."""
+        path = self.folder / tensors_file(name)
+        return (
+            load_file(path) if path.is_file() else {}
+        )  # not a FIFO or a device, which would be read for ever
+
+
+def save_checkpoint(
+    root: Path,
+    step: int,
+    *,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    config: Any,
+    meta: dict[str, Any],
+    state: dict[str, Any],
+) -> Path:
+    """Write `root/step_XXXXXXXX`, completely or not at all.
+
+    Args:
+        root: the run's checkpoints folder.
+        step: finished steps.
+        tensors: of the model, of its average if there is one, and of the optimizer, by their names; one file
+            each.
+        config, meta: of the model, kept inside the weights files.
+        state: what else is needed to resume; JSON.
+
+    Returns:
+        the checkpoint's folder.
+
+    Raises:
+        CheckpointError: there is a complete checkpoint of this step, which is never replaced.
+    """
+    final = step_folder(root, step)
+    if final.exists() and _is_whole(final):
+        raise CheckpointError(
+            f"{final}: already exists and is complete; it is never replaced: move it, or choose another "
+            f"folder"
+        )
+    aside = root / f".{final.name}.{os.getpid()}"
+    with _removed_on_error(aside):
+        aside.mkdir(parents=True)
+        for name in (part for part in tensors if part != OPTIMIZER):
+            save_weights(aside / tensors_file(name), tensors[name], config, meta)
+        file, state_of = aside / tensors_file(OPTIMIZER), tensors.get(OPTIMIZER, {})
+        save_tensors({k: v.detach().cpu().contiguous() for k, v in state_of.items()}, file)
+        flush(file)
+        files = {
+            path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+            for path in sorted(aside.iterdir())
+        }
+        recorded = {"format": FORMAT, "step": step, **state, "files": files}
+        write_run_json(aside / STATE, {**recorded, "sha256": json_digest(recorded)})
+        flush(aside)
+        if final.exists():
+            shutil.rmtree(final)
+        aside.rename(final)
+    flush(root)
+    return final
+
+
+@contextmanager
+def _removed_on_error(aside: Path) -> Iterator[None]:
+    """A folder that is empty at first, and removed when the writing failed: half a checkpoint would keep a
+    full disk full.
+    """
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def newest_checkpoint(root: Path, *, by_size: bool = False) -> tuple[SavedCheckpoint | None, list[str]]:
+    """Return the newest whole checkpoint, and one line for each newer one that is not whole; `by_size` as
+    `read_checkpoint` takes it.
+
+    Raises:
+        CheckpointError: there is no permission to read one; a run that used an older one, or started from
+            zero, would lose steps.
+    """
+    problems: list[str] = []
+    try:
+        for folder in sorted(step_folders(root), reverse=True):
+            try:
+                return read_checkpoint(folder, by_size=by_size), problems
+            except CheckpointError as error:
+                problems.append(str(error))
+    except PermissionError as error:
+        raise no_permission(error) from None
+    return None, problems
+
+
+def newest_name(root: Path) -> str:
+    """Return the name of the newest checkpoint folder, whole or not; "" where there is none."""
+    return max((path.name for path in step_folders(root)), default="")
+
+
+def set_aside_after(root: Path, step: int) -> None:
+    """Rename the checkpoints of later steps, none of them whole, so that neither budgets nor readers count
+    them.
+
+    Temporary folders that crashes left behind are removed.
+    """
+    remove_folders(path for path in root.glob(".step_*") if path.is_dir())
+    for folder in step_folders(root):
+        if (step_of(folder) or 0) > step:
+            aside = folder.with_name(f"{_TORN}{folder.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+
+
+def is_set_aside(folder: Path) -> bool:
+    """Return whether a folder is a checkpoint that was set aside; none of them is ever deleted."""
+    return folder.name.startswith(_TORN)
+
+
+def read_checkpoint(folder: Path, *, by_size: bool = False) -> SavedCheckpoint:
+    """Check one checkpoint against the sizes and digests that were noted when it was written.
+
+    Args:
+        folder: of the checkpoint.
+        by_size: read none of its files of tensors; whoever loads them reads them all.
+
+    Raises:
+        CheckpointError: a file is missing, cannot be read or has changed since it was written.
+        PermissionError: there is no permission to read it.
+    """
+    state = read_state(folder)
+    if state.pop("sha256", None) != json_digest(state):
+        raise CheckpointError(f"{folder}: not a whole checkpoint: {STATE} changed since it was written")
+    for name, recorded in state["files"].items():
+        if not _matches_record(folder / name, recorded, by_size):
+            raise CheckpointError(
+                f"{folder}: not a whole checkpoint: {name} is missing or changed since it was written"
+            )
+    return SavedCheckpoint(folder, state)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    bytes: int = Field(ge=0, le=2**53)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class _State(BaseModel):
+    """The required fields of state.json; jobs may add others."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    format: str = Field(max_length=100)
+    step: int = Field(ge=0, le=10**12)
+    files: dict[Annotated[str, Field(pattern=r"^[\w-]+\.safetensors$")], _File] = Field(max_length=100)
+    num_bad: int = Field(0, ge=0, le=2**53)
+    num_skipped: int = Field(0, ge=0, le=2**53)
+    skipped_in_a_row: int = Field(0, ge=0, le=2**53)
+    steps_head: str = Field("", max_length=100)
+    log_head: str = Field("", max_length=100)
+    unrecorded: int = Field(0, ge=0, le=10**12)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Return the state.json of a checkpoint, with its format and required fields checked; its other files are
+    not read.
+
+    Raises:
+        CheckpointError: it is missing, incomplete, or of another format.
+        PermissionError: there is no permission to read it.
+    """
+    path = folder / STATE
+    torn = CheckpointError(f"{folder}: not a whole checkpoint: {STATE} is missing or truncated")
+    try:
+        if not path.is_file():
+            raise torn
+        with path.open("rb") as file:
+            state = parse_json(file.read(RUN_FILE.limit), path, error=CheckpointError)
+    except PermissionError:
+        raise
+    except (OSError, CheckpointError):
+        raise torn from None
+    if isinstance(state, dict) and isinstance(state.get("files"), dict) and state.get("format") != FORMAT:
+        said = one_line(str(state.get("format"))[:100])
+        raise CheckpointError(f"{folder}: {STATE} says '{said}', this vitctl reads {FORMAT!r}")
+    try:
+        _State.model_validate(state)
+    except ValidationError:
+        raise torn from None
+    return dict(state)
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        return bool(read_checkpoint(folder))
+    except CheckpointError:
+        return False
+
+
+def _matches_record(path: Path, recorded: Mapping[str, Any], by_size: bool) -> bool:
+    try:
+        right_size = path.is_file() and path.stat().st_size == recorded["bytes"]
+        return right_size and (by_size or _sha256(path) == recorded["sha256"])
+    except PermissionError:
+        raise
+    except (
+        OSError,
+        KeyError,
+        TypeError,
+    ):  # a disk that lost blocks of the file reports it when they are read
+        return False
+
+
+def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float], coming: int | None = None) -> bool:
+    """Delete all checkpoints but the `last` newest and the `best` with the highest scores, and temporary
+    folders of crashes.
+
+    Args:
+        root: the run's checkpoints folder.
+        last, best: how many are kept.
+        scores: step -> score.
+        coming: a step that is about to be saved and counts as kept; the newest one on disk is never deleted.
+
+    Returns:
+        whether a checkpoint was deleted.
+    """
+    folders = {step: path for path in step_folders(root) if (step := step_of(path)) is not None}
+    steps = sorted({*folders, *(() if coming is None else (coming,))})
+    ranked = sorted((step for step in steps if step in scores), key=lambda step: (scores[step], step))
+    kept = {*steps[-last:], *(ranked[-best:] if best else ()), *sorted(folders)[-1:]}
+    to_delete = [path for step, path in folders.items() if step not in kept]
+    remove_folders(to_delete)
+    remove_folders(path for path in root.glob(".step_*") if path.is_dir())
+    return bool(to_delete)
+
+
+def remove_folders(paths: Iterable[Path]) -> None:
+    """Delete folders of checkpoints: each is renamed first, so that half of one never looks like a whole one."""
+    for path in paths:
+        to_delete = path if path.name.startswith(".") else path.rename(path.with_name(f".{path.name}.old"))
+        shutil.rmtree(to_delete, ignore_errors=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+Snapshot = dict[str, dict[str, Tensor]]
+Copy = tuple[Snapshot, list[torch.cuda.Event]]  # and what to wait for, where a GPU copies
+RETRY_SECONDS = 10.0  # between two attempts on a full disk
+SPARE_BYTES = 2**16  # kept free for the logs
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass
+class Saver:
+    """Writes the checkpoints of one process, one at a time.
+
+    Args:
+        root: the run's checkpoints folder.
+        config, meta: of the model, kept inside the weights files.
+        last, best: how many checkpoints are kept.
+        journal: gets a record of each save and its duration.
+    """
+
+    root: Path
+    config: Any
+    meta: dict[str, Any]
+    last: int
+    best: int
+    journal: Journal
+    _buffers: Snapshot = field(default_factory=dict)
+    _thread: threading.Thread | None = None
+    _copied: threading.Event = field(default_factory=threading.Event)
+    _stall: float = 0.0  # seconds that the save held training up
+    _waiting_since: float | None = None
+    _problem: str = ""
+    _stop_waiting: threading.Event = field(default_factory=threading.Event)  # set: give up on a full disk
+
+    def __post_init__(self) -> None:
+        self._copied.set()
+
+    def start(
+        self,
+        step: int,
+        parts: Iterable[tuple[str, str, Tensor]],
+        state: Mapping[str, Any],
+        scores: Any,
+        *,
+        live: bool = False,
+    ) -> None:
+        """Start to copy and to write what is to be saved.
+
+        Args:
+            step: finished steps.
+            parts: (file, name, tensor) of the model, of its average if there is one, and of the optimizer.
+            state: what else is needed to resume.
+            scores: step -> accuracy, to choose the best that are kept.
+            live: the tensors are those of the training, which calls `wait_for_copy` before it changes them;
+                else they are copied before this returns.
+        """
+        began = time.perf_counter()
+        copy = partial(self._copy, list(parts)) if live else _already(self._copy(parts))
+        self._stall, self._waiting_since = time.perf_counter() - began, None
+        self._thread = threading.Thread(
+            target=self._save, args=(step, copy, dict(state), dict(scores)), daemon=True
+        )
+        self._stop_waiting.clear()
+        self._copied.clear()
+        self._thread.start()
+
+    def wait_for_copy(self) -> None:
+        """Wait until live tensors may change; on a GPU, until it was told to copy them before."""
+        if not self._copied.is_set():
+            self._waiting_since = time.perf_counter()
+            self._copied.wait()
+
+    def finish(self) -> str:
+        """Wait for the write in progress, but not for disk space; returns what went wrong, "" when it is
+        complete on disk.
+        """
+        if self._thread is not None:
+            self._stop_waiting.set()
+            self._thread.join()
+            self._thread = None
+        problem, self._problem = self._problem, ""
+        return problem
+
+    def keep(self, scores: Mapping[int, float]) -> None:
+        """Delete old checkpoints beyond `last` and `best`; one that cannot be deleted does not stop the run."""
+        try:
+            keep(self.root, last=self.last, best=self.best, scores=scores)
+        except OSError as error:
+            self.journal.write(
+                "warning", step=0, text=f"{self.root}: old checkpoints stay ({error.strerror})"
+            )
+
+    def _save(
+        self, step: int, copy: Callable[[], Copy], state: dict[str, Any], scores: dict[int, float]
+    ) -> None:
+        try:
+            snapshot, devices = copy()
+        except Exception as error:  # out of memory
+            self._fail(step, _reason(error))
+            return
+        finally:
+            if self._waiting_since is not None:
+                self._stall += time.perf_counter() - self._waiting_since
+            self._copied.set()
+        for copied in devices:
+            copied.synchronize()
+        self._write(step, snapshot, state, scores)
+
+    def _copy(self, parts: Iterable[tuple[str, str, Tensor]]) -> Copy:
+        """Copy the tensors to buffers that are allocated once; from a GPU, to pinned memory, which it does
+        when the events say so.
+        """
+        snapshot: Snapshot = {}
+        devices: set[torch.device] = set()
+        for part, name, tensor in parts:
+            buffer = self._buffers.setdefault(part, {}).get(name)
+            if buffer is None:
+                pinned = tensor.device.type == "cuda"
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+                self._buffers[part][name] = buffer
+            buffer.copy_(tensor.detach(), non_blocking=True)
+            snapshot.setdefault(part, {})[name] = buffer
+            if tensor.device.type == "cuda":
+                devices.add(tensor.device)
+        return snapshot, [torch.cuda.current_stream(device).record_event() for device in devices]
+
+    def _write(self, step: int, snapshot: Snapshot, state: dict[str, Any], scores: dict[int, float]) -> None:
+        began = time.perf_counter()
+        write = partial(
+            self._write_behind_records,
+            step,
+            tensors=snapshot,
+            config=self.config,
+            meta=self.meta,
+            state=state,
+        )
+        num_bytes = sum(tensor.nbytes for tensors in snapshot.values() for tensor in tensors.values())
+        path = self._try_write(step, write, num_bytes, scores)
+        if path is None:
+            return
+        self._problem = ""
+        self.keep(scores)
+        times = {"seconds": round(time.perf_counter() - began, 3), "stall_seconds": round(self._stall, 4)}
+        digest = {}
+        with suppress(VitctlError, OSError):  # somebody removed it meanwhile
+            digest = {"digest": read_state(path)["sha256"]}
+        self.journal.write("checkpoint", step=step, path=str(path), **digest, **times)
+
+    def _write_behind_records(self, step: int, **given: Any) -> Path:
+        """Write a checkpoint once the records that it names are on disk: after a power failure it would not
+        fit shorter ones.
+        """
+        for name in CHAINED:
+            if (self.root.parent / name).is_file():
+                flush(self.root.parent / name)
+        return save_checkpoint(self.root, step, **given)
+
+    def _try_write(
+        self, step: int, write: Callable[[], Path], num_bytes: int, scores: Mapping[int, float]
+    ) -> Path | None:
+        """Write a checkpoint; on a full disk delete old ones first, and else retry until there is space.
+
+        Returns:
+            its folder; None, with `_problem` set, where it could not be written before the next save or the
+            end.
+        """
+        while True:
+            has_room = self._free_bytes() >= num_bytes + SPARE_BYTES
+            if not has_room and self._delete_old(step, scores):
+                continue
+            reason, is_full = os.strerror(errno.ENOSPC), True
+            if has_room:
+                try:
+                    return write()
+                except (
+                    Exception
+                ) as error:  # any error: in this thread it would be lost, and the step would count as saved
+                    reason, is_full = _reason(error), os_code(error) in _FULL
+                if is_full and self._delete_old(step, scores):  # a quota, which disk_usage does not show
+                    continue
+            self._fail(step, reason)
+            if not is_full or self._stop_waiting.wait(RETRY_SECONDS):
+                return None
+
+    def _fail(self, step: int, reason: str) -> None:
+        """Say once why a checkpoint is not written."""
+        if not self._problem:
+            self._problem = f"step {step} could not be saved in {self.root} ({reason})"
+            text = f"{self._problem}; earlier checkpoints are complete"
+            self.journal.write("warning", step=step, text=text)
+
+    def _free_bytes(self) -> int:
+        """Free bytes on the disk."""
+        existing = next(path for path in (self.root, *self.root.absolute().parents) if path.exists())
+        return shutil.disk_usage(existing).free
+
+    def _delete_old(self, step: int, scores: Mapping[int, float]) -> bool:
+        """Delete the checkpoints that will not be kept once `step` is saved; whether there were any."""
+        with suppress(OSError):
+            return keep(self.root, last=self.last, best=self.best, scores=scores, coming=step)
+        return False
+
+
+def _already(copy: Copy) -> Callable[[], Copy]:
+    return lambda: copy
+
+
+def _reason(error: Exception) -> str:
+    if (code := os_code(error)) > 0:
+        return os.strerror(code)
+    if isinstance(error, SafetensorError | OSError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def parts(
+    model: nn.Module, average: Average | None, optimizer: Optimizer
+) -> Iterable[tuple[str, str, Tensor]]:
+    """Yield all tensors of a training by file and name, unsharded, one at a time; with a sharded model all
+    processes must iterate.
+    """
+    averages = {} if average is None else average.tensors
+    for name, tensor in model.state_dict().items():
+        yield MODEL, name, full(tensor)
+    for name, tensor in model.state_dict().items() if averages else ():
+        yield AVERAGE, name, full(averages.get(name, tensor))
+    for name, tensor in optimizer_tensors(optimizer, model).items():
+        yield OPTIMIZER, name, full(tensor)
+
+
+def check_space(root: Path, model: nn.Module, average: Average | None, *, slots: int, kept: int) -> None:
+    """Check before the first save that the disk has space for all checkpoints that will be kept, and the one
+    being written.
+
+    Args:
+        root: the run's checkpoints folder; checkpoints that are there count as written, except those that are
+            never deleted.
+        model, average: what a checkpoint holds, beside the state of the optimizer.
+        slots: numbers that the optimizer keeps for each weight.
+        kept: checkpoints that are kept.
+
+    Raises:
+        CheckpointError: there is not enough space.
+    """
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+    of_optimizer = slots * sum(p.numel() * p.element_size() for p in model.parameters())
+    one = weights * (1 if average is None else 2) + of_optimizer
+    existing = next(path for path in (root, *root.absolute().parents) if path.exists())
+    there = sum(
+        path.stat().st_size for path in root.rglob("*") if path.is_file() and not is_set_aside(path.parent)
+    )
+    free = shutil.disk_usage(existing).free
+    if free + there < one * (kept + 1):
+        raise CheckpointError(
+            f"{root}: {bytes_text(free)} is free, but the checkpoints of this run need "
+            f"{bytes_text(one * (kept + 1) - there)} "
+            f"more ({kept} kept and one being written, {bytes_text(one)} each); free some space, choose "
+            f"another folder with --out, or "
+            "lower checkpoint.keep_last or keep_best"
+        )

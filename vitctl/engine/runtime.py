@@ -1,0 +1,654 @@
+"""One process among its peers: joining, messages, device, precision, batches on their way to a GPU, and experiment
+trackers."""
+
+import hashlib
+import json
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import DistributedDataParallelKwargs
+from torch import Tensor, nn
+
+from vitctl.data.loader.batches import Batch
+from vitctl.engine.journal import LOG, never_raising, run_of
+from vitctl.engine.sharding import is_sharded
+from vitctl.errors import CheckpointError, LaunchError
+from vitctl.models.flops import bf16_tflops
+from vitctl.recipe.schema import Machine, TrainRecipe
+from vitctl.recipe.write import flat, toml_value
+from vitctl.system.process import HERE
+
+_cuda: Any = torch.cuda  # not all of it has types
+
+
+@dataclass(frozen=True)
+class SentBatch(Batch):
+    """A batch whose numbers are on the device as well, until the next one is asked for; what is on the host
+    stays as it was.
+    """
+
+    on_device: Batch | None = None
+
+
+def given(batch: Batch) -> Batch:
+    """Return the batch as a network is given it: its images, labels and weights on the device, where a
+    `Transfer` has sent them there.
+    """
+    return (isinstance(batch, SentBatch) and batch.on_device) or batch
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a small tensor of the host on the device, copied without waiting for the device."""
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+@dataclass(eq=False)
+class _Buffer:
+    """Memory of a batch on the device, and the events after which it may be read, and written again."""
+
+    tensors: list[Tensor]
+    free: Any
+    ready: Any = None
+
+
+class Transfer:
+    """Sends batches to a device ahead of their use; kept by a loop, because its two buffers are.
+
+    Args:
+        device: that computes.
+        copies: whether there is anything to copy; None: unless the CPU computes.
+    """
+
+    def __init__(self, device: torch.device, *, copies: bool | None = None) -> None:
+        self._device = device
+        self._copies = device.type == "cuda" if copies is None else copies
+        self._stream: Any = None
+        self._buffers: dict[tuple[Any, ...], deque[_Buffer]] = {}
+        self._taken: list[_Buffer] = []  # sent, and not free again
+
+    @contextmanager
+    def ahead(self, batches: Iterable[Batch]) -> Iterator[Iterator[Batch]]:
+        """Within the block an iterator over the batches, each on the device when it comes; see `given`.
+
+        One batch is taken from `batches` before it is asked for. The block may end before the last batch.
+        """
+        if not self._copies:
+            yield iter(batches)
+            return
+        assert not self._taken, "one loop at a time uses the buffers"
+        try:
+            yield self._coming(batches)
+        finally:
+            for buffer in self._taken:
+                _cuda.current_stream(self._device).wait_event(buffer.ready)
+                self._free(buffer)
+            self._taken.clear()
+
+    def _coming(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        waiting: list[tuple[SentBatch, _Buffer]] = []
+        for batch in batches:
+            waiting.append(self._send(batch))
+            if len(waiting) == 2:
+                yield from self._used(*waiting.pop(0))
+        for pair in waiting:
+            yield from self._used(*pair)
+
+    def _used(self, batch: SentBatch, buffer: _Buffer) -> Iterator[Batch]:
+        _cuda.current_stream(self._device).wait_event(buffer.ready)
+        yield batch
+        self._free(buffer)
+        self._taken.remove(buffer)
+
+    def _free(self, buffer: _Buffer) -> None:
+        buffer.free = _cuda.current_stream(self._device).record_event()
+
+    def _send(self, batch: Batch) -> tuple[SentBatch, _Buffer]:
+        parts = [batch] if batch.neighbour is None else [batch, batch.neighbour]
+        tensors = [_pinned(tensor) for part in parts for tensor in (part.images, part.labels, part.weights)]
+        buffer = self._buffer(tensors)
+        self._stream.wait_event(buffer.free)
+        with _cuda.stream(self._stream):
+            for own, tensor in zip(buffer.tensors, tensors, strict=True):
+                own.copy_(tensor, non_blocking=True)
+        buffer.ready = self._stream.record_event()
+        self._taken.append(buffer)
+        on_device = _of(buffer.tensors[:3], batch.samples)
+        if batch.neighbour is not None:
+            on_device = replace(on_device, neighbour=_of(buffer.tensors[3:], batch.neighbour.samples))
+        return SentBatch(**vars(batch), on_device=on_device), buffer
+
+    def _buffer(self, tensors: list[Tensor]) -> _Buffer:
+        """Return the one of two for batches of these shapes that was used longest ago.
+
+        Its memory belongs to the computing stream.
+        """
+        if self._stream is None:
+            self._stream = _cuda.Stream(self._device)
+        key = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
+        ring = self._buffers.setdefault(key, deque())
+        if len(ring) < 2:
+            made = [torch.empty_like(tensor, device=self._device) for tensor in tensors]
+            ring.append(_Buffer(made, _cuda.current_stream(self._device).record_event()))
+        else:
+            ring.rotate(-1)
+        return ring[-1]
+
+
+def _of(tensors: list[Tensor], samples: Tensor) -> Batch:
+    images, labels, weights = tensors
+    return Batch(images, labels, weights, samples)
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_pinned() else tensor.pin_memory()
+
+
+JOIN_SECONDS, CHECK_SECONDS, FIRST_NCCL_SECONDS = 600.0, 5.0, 60.0
+TEXT_BYTES = 2000
+
+
+def join(*, cpu: bool, seconds: float = JOIN_SECONDS) -> None:
+    """Join the other processes at MASTER_ADDR:MASTER_PORT, unless this process has joined already.
+
+    Args:
+        cpu: compute on the CPU even where there are GPUs.
+        seconds: timeout of the rendezvous, and of each later operation.
+
+    Raises:
+        LaunchError: not all processes joined.
+    """
+    if dist.is_initialized():
+        return
+    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    if not cpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    try:
+        backend, limit = "gloo" if cpu else "cpu:gloo,cuda:nccl", timedelta(seconds=seconds)
+        if _store_outlives_processes():
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            kept = dist.TCPStore(
+                os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, False, limit
+            )
+            store = dist.PrefixStore(f"restart_{os.environ['TORCHELASTIC_RESTART_COUNT']}", kept)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        else:
+            dist.init_process_group(backend, timeout=limit)
+    except (RuntimeError, ValueError) as error:
+        raise LaunchError(
+            f"process {os.environ.get('RANK')} on {socket.gethostname()}: the {os.environ.get('WORLD_SIZE')} "
+            f"processes did not "
+            f"all meet at {place} within {seconds:.0f} s ({str(error).splitlines()[0][:200]}); check that "
+            f"all were started and "
+            "that every node can reach that address"
+        ) from error
+
+
+def _store_outlives_processes() -> bool:
+    """Return whether torchrun keeps the store of the rendezvous when it restarts the processes.
+
+    They would read the addresses of the earlier processes, and wait for ever or be refused. On one machine
+    the number of restarts serves as a prefix; with several, each torchrun has its own count.
+    """
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return kept and os.environ.get("GROUP_WORLD_SIZE") == "1" and "TORCHELASTIC_RESTART_COUNT" in os.environ
+
+
+def check_all_reduce(*, cpu: bool, seconds: float = CHECK_SECONDS) -> None:
+    """Sum one number over all processes: a network problem shows here, and not in the first update.
+
+    Raises:
+        LaunchError: there was no result in time, or a wrong one.
+    """
+    total = torch.ones(1, device="cpu" if cpu else "cuda")
+    limit = seconds if cpu else FIRST_NCCL_SECONDS
+    try:
+        work = dist.all_reduce(total, async_op=True)
+        if cpu:
+            work.wait(timedelta(seconds=limit))
+        done = cpu or _completes(work, limit)
+    except RuntimeError:
+        done = False
+    if not done or int(total) != dist.get_world_size():
+        raise LaunchError(
+            f"process {dist.get_rank()} on {socket.gethostname()}: {dist.get_world_size()} processes met, "
+            f"but could not add "
+            f"a number within {limit:.0f} s; a process hangs, or the network between the nodes is blocked: "
+            f"check firewalls and "
+            "GLOO_SOCKET_IFNAME / NCCL_SOCKET_IFNAME"
+        )
+
+
+def _completes(work: dist.Work, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while not work.is_completed() and time.monotonic() < until:
+        time.sleep(0.01)
+    return bool(work.is_completed())
+
+
+def broadcast_text(text: str) -> str:
+    """Return the text of rank 0, cut after 2,000 bytes, on every process."""
+    HERE.arrive()
+    said = _packed(text)
+    dist.broadcast(said, src=0)
+    return _unpacked(said)
+
+
+def gather_texts(text: str) -> list[str]:
+    """Return the text of each process, cut after 2,000 bytes, by rank, on every process; without a process
+    group its own.
+    """
+    if not dist.is_initialized():
+        return [text]
+    HERE.arrive()
+    own = _packed(text)
+    said = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(said, own)
+    return [_unpacked(one) for one in said]
+
+
+def _packed(text: str) -> torch.Tensor:
+    content = text.encode()[:TEXT_BYTES]
+    return torch.frombuffer(bytearray(content.ljust(TEXT_BYTES, b"\0")), dtype=torch.uint8)
+
+
+def _unpacked(said: torch.Tensor) -> str:
+    return bytes(said.tolist()).rstrip(b"\0").decode(errors="replace")
+
+
+@contextmanager
+def raised_on_all() -> Iterator[None]:
+    """Within the block a CheckpointError of any process is raised on all; that of the lowest rank counts.
+
+    All processes must enter it together.
+    """
+    problem = ""
+    try:
+        yield
+    except CheckpointError as error:
+        problem = str(error)
+    for text in gather_texts(problem):
+        if text:
+            raise CheckpointError(text)
+
+
+def check_same(facts: Mapping[str, str], fix: str) -> None:
+    """Compare the facts of each process with those of rank 0, and end all processes where they differ.
+
+    Args:
+        facts: name for the message -> content, or a digest of it; the same names on every process.
+        fix: what the user can do.
+
+    Raises:
+        LaunchError: names the first process that differs and the facts; the same message on every process.
+    """
+    own = {name: hashlib.sha256(content.encode()).hexdigest()[:12] for name, content in facts.items()}
+    first, *others = (json.loads(said) for said in gather_texts(json.dumps([socket.gethostname(), own])))
+    for rank, (host, theirs) in enumerate(others, start=1):
+        if differing := [name for name in own if theirs.get(name) != first[1].get(name)]:
+            raise LaunchError(
+                f"process {rank} on {host} has different {', '.join(differing)} than process 0 on "
+                f"{first[0]}; nothing was computed "
+                f"with them: {fix}"
+            )
+
+
+def node_lines(*, cpu: bool) -> list[str]:
+    """Return one line for each node: host name, ranks and device; the same on every process."""
+    device = f"CPU, {torch.get_num_threads()} threads each" if cpu else torch.cuda.get_device_name()
+    nodes: dict[str, list[int]] = {}
+    for rank, text in enumerate(gather_texts(f"{socket.gethostname()}\t{device}")):
+        nodes.setdefault(text, []).append(rank)
+    lines = []
+    for node, ranks in nodes.items():
+        host, device = node.split("\t")
+        lines.append(f"node {host}: processes {ranks[0]} to {ranks[-1]}, {device}")
+    return lines
+
+
+MIX = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Where and how a process computes: its device, and "bf16", "float32", "tf32" or "float64"."""
+
+    device: torch.device
+    precision: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters: the master weights stay wide under bf16."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """That matrices are multiplied in."""
+        return torch.bfloat16 if self.precision == "bf16" else self.dtype
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Forward passes outside the wrapped model's own forward run in here."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
+
+    def normaliser(self, mean: Sequence[float], std: Sequence[float]) -> "Normaliser":
+        """Return a normaliser for images of these means and deviations of the three colours, of pixels from 0
+        to 1.
+        """
+        return Normaliser(self, mean, std)
+
+
+class Normaliser:
+    """uint8 `[B, 3, S, S]` to the device, then normalised there: (x / 255 - mean) / std.
+
+    `mean` and `std` go to the device once, because a copy from ordinary memory makes the host wait for the
+    device.
+    """
+
+    def __init__(self, computation: Computation, mean: Sequence[float], std: Sequence[float]) -> None:
+        self._device, self._dtype = computation.device, computation.dtype
+        self._mean, self._std = self._constant(mean), self._constant(std)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        on_device = images.to(self._device, non_blocking=True).to(self._dtype)
+        return (on_device / 255.0 - self._mean) / self._std
+
+    @torch.inference_mode(False)
+    def _constant(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=self._dtype, device=self._device).view(1, 3, 1, 1)
+
+
+class Fetched:
+    """Numbers on their way from the device to the host; without anybody waiting for them yet."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._arrived: Any = None
+        if tensor.device.type == "cuda":
+            self._tensor = tensor.to("cpu", non_blocking=True)
+            cuda: Any = torch.cuda  # not all of it has types
+            self._arrived = cuda.Event()
+            self._arrived.record()
+
+    def wait(self) -> Tensor:
+        """The numbers, on the host; waits for all that the device was told before they were asked for, and
+        for nothing later.
+        """
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._tensor
+
+
+@dataclass(frozen=True)
+class Runtime(Computation):
+    """A process of a job among its peers."""
+
+    accelerator: Accelerator
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process, 0 .. num_processes - 1."""
+        return int(self.accelerator.process_index)
+
+    @property
+    def num_processes(self) -> int:
+        """Processes in this job, over all machines."""
+        return int(self.accelerator.num_processes)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes the run's files."""
+        return bool(self.accelerator.is_main_process)
+
+    @property
+    def peak_flops(self) -> float:
+        """Peak FLOP/s of this process's device in bf16; 0 where it is unknown, or another precision is used."""
+        if self.device.type != "cuda" or self.precision != "bf16":
+            return 0.0
+        return 1e12 * bf16_tflops(torch.cuda.get_device_name(self.device))
+
+    def add(self, own: Tensor) -> Tensor:
+        """Sum element-wise over all processes, in place, without waiting for the device."""
+        HERE.arrive()
+        if self.num_processes > 1:
+            torch.distributed.all_reduce(own)
+        return own
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Sum element-wise over all processes, in float64, the same numbers on each.
+
+        The device is not waited for.
+        """
+        HERE.arrive()
+        total = torch.tensor(values, dtype=torch.float64)
+        if self.num_processes > 1:
+            torch.distributed.all_reduce(total)
+        return [float(v) for v in total.tolist()]
+
+    def sum_words(self, words: np.ndarray) -> np.ndarray:
+        """Sum element-wise over all processes modulo 2^64, uint64 `[n]`, the same on each.
+
+        The device is not waited for.
+        """
+        if self.num_processes == 1:
+            return words
+        HERE.arrive()
+        total = torch.from_numpy(words.view(np.int64)).clone()
+        torch.distributed.all_reduce(total)
+        found: np.ndarray = total.numpy().view(np.uint64)
+        return found
+
+    def broadcast(self, text: str) -> str:
+        """Return the text of the main process, cut after 2,000 bytes, on every process."""
+        return broadcast_text(text) if self.num_processes > 1 else text
+
+    def wait(self) -> None:
+        """Barrier: wait for all processes."""
+        HERE.arrive()
+        self.accelerator.wait_for_everyone()
+
+    def wrap(self, model: nn.Module, *, ddp: bool = True, always_synced: bool = False) -> nn.Module:
+        """Wrap a model on its device for mixed precision, and for DDP, which a sharded model does not need.
+
+        Gradients lie in the buckets that DDP sends, and have no memory of their own.
+
+        Args:
+            model: on its device.
+            ddp: whether DDP adds up its gradients.
+            always_synced: no backward pass is within `no_sync`, on any process. Then DDP learns the graph
+                from the first pass (`static_graph`), which fails inside torch where that pass does not add
+                up.
+        """
+        self.accelerator.ddp_handler = DistributedDataParallelKwargs(
+            gradient_as_bucket_view=True, static_graph=always_synced
+        )
+        wrapped: nn.Module = self.accelerator.prepare_model(
+            model, evaluation_mode=is_sharded(model) or not ddp
+        )
+        return wrapped
+
+    @cached_property
+    def transfer(self) -> Transfer:
+        """Of the training's batches to the device."""
+        return Transfer(self.device)
+
+    def release(self) -> None:
+        """Free the wrapped models, to which accelerate keeps references, and buffers of batches; between two
+        trainings.
+        """
+        vars(self).pop("transfer", None)
+        self.accelerator.free_memory()
+
+
+def start(
+    *, precision: str, device: str, processes: int, trackers: tuple[str, ...] = (), folder: Path | None = None
+) -> Runtime:
+    """Join the other processes and choose the precision.
+
+    Args:
+        precision: "auto", "bf16", "float32", "tf32" or "float64".
+        device: "auto", "cpu" or "cuda".
+        processes: how many the recipe asks for.
+        trackers, folder: accelerate's trackers and where they write.
+
+    Raises:
+        LaunchError: the number of processes is not the recipe's, the device cannot do the precision, or a
+            tracker is missing.
+    """
+    cpu, chosen = _device_and_precision(device, precision)
+    if lacking := sorted({*trackers} - {str(name) for name in get_available_trackers()}):
+        raise LaunchError(
+            f"log.trackers: {', '.join(lacking)} is not installed here, or unknown to accelerate"
+        )
+    AcceleratorState._reset_state()
+    accelerator = Accelerator(
+        cpu=cpu,
+        mixed_precision="bf16" if chosen == "bf16" else "no",
+        log_with=list(trackers) or None,
+        project_dir=folder,
+    )
+    if accelerator.num_processes != processes:
+        raise LaunchError(
+            f"the recipe asks for {processes} processes (machine.processes), {accelerator.num_processes} "
+            f"were started"
+        )
+    return Runtime(torch.device(accelerator.device), chosen, accelerator)
+
+
+def alone(*, precision: str, device: str) -> Computation:
+    """Return how a process without peers computes: the device and the precision of a `Runtime`.
+
+    Args, Raises: as `start`.
+    """
+    cpu, chosen = _device_and_precision(device, precision)
+    return Computation(torch.device("cpu" if cpu else "cuda"), chosen)
+
+
+def _device_and_precision(device: str, precision: str) -> tuple[bool, str]:
+    """Return whether the CPU computes, and the precision."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise LaunchError(
+            "machine.device = 'cuda': PyTorch finds no GPU here (`vitctl doctor` tells why); use 'auto'"
+        )
+    cpu = device == "cpu" or not torch.cuda.is_available()
+    chosen = best_precision(cpu) if precision == "auto" else precision
+    if chosen == "bf16" and not cpu and not torch.cuda.is_bf16_supported():
+        raise LaunchError(
+            "machine.precision = 'bf16': this GPU has no bf16; set machine.precision to 'float32' or 'auto'"
+        )
+    if chosen == "tf32" and (cpu or not torch.cuda.is_tf32_supported()):
+        raise LaunchError(
+            "machine.precision = 'tf32': needs an NVIDIA GPU of 2020 or later; set machine.precision to "
+            "'float32' or 'auto'"
+        )
+    # Convolutions use it by torch's default, matrix products do not.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = chosen == "tf32"
+    return cpu, chosen
+
+
+def best_precision(cpu: bool) -> str:
+    """bf16 where the device multiplies it fast (CUDA with bf16, CPUs with AMX or avx512_bf16), float32
+    elsewhere.
+    """
+    if not cpu:
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "float32"
+    return "bf16" if "amx_bf16" in flags or "avx512_bf16" in flags else "float32"
+
+
+def seed_step(seed: int, step: int, part: int) -> None:
+    """Seed dropout by (seed, step, part), so that a resumed run draws the same masks; the part is a rank, or
+    a leaf of a lane.
+    """
+    torch.manual_seed((seed * MIX + step * 1_000_003 + part) % 2**63)
+
+
+def num_workers(machine: Machine, runtime: Runtime) -> int:
+    """Return the loader processes of each process: machine.workers, up to 8 with a GPU, else half of the cores."""
+    return loader_workers(machine, runtime.device, runtime.num_processes)
+
+
+def loader_workers(machine: Machine, device: torch.device, num_processes: int) -> int:
+    """Return the same for a process without a `Runtime`."""
+    if machine.workers >= 0:
+        return machine.workers
+    cores = os.cpu_count() or 1
+    if device.type == "cuda":
+        return min(8, cores // min(num_processes, max(1, torch.cuda.device_count())))
+    return max(1, min(8, cores // 2))
+
+
+TRACKING = "tracking"  # where trackers of files write, in the run folder
+
+
+@contextmanager
+def tracking(runtime: Runtime, recipe: TrainRecipe, folder: Path) -> Iterator[None]:
+    """Within the block, what is logged goes to log.trackers: a run of the project vitctl, named by run folder
+    and training.
+
+    A tracker that writes files does so in FOLDER/tracking.
+
+    Args:
+        runtime: started with these trackers.
+        recipe: of this training; each learning rate of a sweep and each task of VTAB has its own.
+        folder: of this training.
+    """
+    if not recipe.log.trackers:
+        yield
+        return
+    accelerator = runtime.accelerator
+    files, name = folder / TRACKING, _training_name(folder)
+    accelerator.project_configuration.logging_dir = str(files)
+    if runtime.is_main:
+        files.mkdir(parents=True, exist_ok=True)
+    accelerator.init_trackers(
+        "vitctl",
+        config={"folder": str(folder), **tracker_config(recipe)},
+        init_kwargs={
+            "wandb": {"name": name, "dir": str(files)},
+            "mlflow": {"run_name": name},
+            "trackio": {"name": name},
+        },
+    )
+    for tracker in accelerator.trackers:
+        log = folder / LOG if runtime.is_main else None
+        tracker.log = never_raising(tracker.log, log, f"{tracker.name} cannot be written any more")
+    try:
+        yield
+    finally:
+        for tracker in accelerator.trackers:
+            with suppress(Exception):  # a tracker that fails must neither end the run nor hide its error
+                tracker.finish()
+        accelerator.trackers.clear()
+
+
+def _training_name(folder: Path) -> str:
+    """Return the run folder, and where the training lies inside, such as NAME/sweep/lr_0.01."""
+    place = folder.resolve()
+    return str(place.relative_to(run_of(place).parent))
+
+
+def tracker_config(recipe: TrainRecipe) -> dict[str, bool | int | float | str]:
+    """Return all values of a recipe under their dotted keys; lists as TOML text, unset values as ""."""
+    return {
+        key: value if isinstance(value, bool | int | float | str) else toml_value(value)
+        for key, value in flat(recipe).items()
+    }

@@ -1,0 +1,473 @@
+"""The record of every step: a chained line in steps.jsonl, and 16-bit marks of its samples and gradients in
+trace.bin. First what writes it, then what reads it.
+
+The digests of a global batch do not depend on how it is split over processes, micro-batches and workers: each
+sample gives a word of 64 bits from its position in the global batch and its value, and the digest is their
+sum modulo 2^64. They detect accidents and differences in a replay; they are not cryptographic.
+"""
+
+import hashlib
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from torch import nn
+
+from vitctl.data.loader.batches import Batch
+from vitctl.data.source.order import mix_words
+from vitctl.engine.agreement import MadeOf, checksum
+from vitctl.engine.checkpoint import SavedCheckpoint
+from vitctl.engine.journal import (
+    LOG,
+    LOG_HEAD,
+    STATE,
+    STEP_RECORDS,
+    STEPS_HEAD,
+    TRACE,
+    UNRECORDED,
+    Chain,
+    Journal,
+    Line,
+    end_of,
+    parse_records,
+    read_chain,
+    step_of,
+)
+from vitctl.engine.runtime import Runtime
+from vitctl.engine.sharding import is_sharded
+from vitctl.engine.step import Result
+from vitctl.errors import CheckpointError
+from vitctl.system.files import no_links, open_regular
+
+FORMAT = "vitctl-steps/1"
+# Digests of a batch, in causal order: numbers in the source, encoded images, uint8 images after augmentation
+# and before mixing, labels.
+PARTS = ("samples", "bytes", "pixels", "labels")
+
+_SLOTS = 4  # marks of 16 bits in a word
+_HEADER = struct.Struct("<16sIIQ")
+_MAGIC = b"vitctl-trace/1"
+
+
+class BatchDigest(NamedTuple):
+    """Digests of a global batch.
+
+    Args:
+        parts: uint64 `[4]`, in the order of `PARTS`.
+        marks: uint16 `[batch_size]`, of each sample, mixed from its encoded image, pixels and label.
+    """
+
+    parts: np.ndarray
+    marks: np.ndarray
+
+
+def batch_digest(
+    runtime: Runtime, batches: Iterable[Batch], positions: range, batch_size: int
+) -> BatchDigest:
+    """Return the digests of a global batch; all processes call this together.
+
+    Args:
+        runtime: this process among its peers.
+        batches: micro-batches of this process, with checksums.
+        positions: of their samples in the global batch, in order.
+        batch_size: of the global batch.
+    """
+    values = np.concatenate([_values(batch) for batch in batches])
+    places = mix_words(np.arange(positions.start + 1, positions.stop + 1, dtype=np.uint64))
+    parts = mix_words(mix_words(values) ^ places[:, None]).sum(axis=0, dtype=np.uint64)
+    _, encoded, pixels, labels = values.T
+    marks = np.zeros(-(-batch_size // _SLOTS) * _SLOTS, np.uint16)
+    marks[positions.start : positions.stop] = _mark(mix_words(mix_words(encoded) ^ pixels) ^ labels)
+    # Every mark comes from one process, so that the sum of the words of all processes has the marks of all.
+    words = runtime.sum_words(np.concatenate((parts, marks.view(np.uint64))))
+    return BatchDigest(words[: len(PARTS)], words[len(PARTS) :].view(np.uint16)[:batch_size])
+
+
+def norm_marks(norms: np.ndarray) -> np.ndarray:
+    """Return a mark of 16 bits for each norm: float64 `[P]` to uint16 `[P]`."""
+    return _mark(np.ascontiguousarray(norms, np.float64).view(np.uint64))
+
+
+def _mark(words: np.ndarray) -> np.ndarray:
+    return (mix_words(words) >> np.uint64(48)).astype(np.uint16)
+
+
+def _values(batch: Batch) -> np.ndarray:
+    assert batch.checksums is not None, "train_batches(..., checksums=True) computes them"
+    labels = batch.labels.numpy().reshape(len(batch), -1).astype(np.uint64)
+    folded = labels[:, 0]
+    for column in labels.T[1:]:
+        folded = mix_words(folded) ^ column
+    columns = (batch.samples.numpy().astype(np.uint64), *batch.checksums.astype(np.uint64).T, folded)
+    return np.stack(columns, axis=1)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """The record of one step.
+
+    Args:
+        fields: of its line in steps.jsonl.
+        marks: uint16, of the samples of the global batch, then of the norm of each parameter's gradient.
+    """
+
+    fields: dict[str, Any]
+    marks: np.ndarray
+
+
+def describe_step(
+    runtime: Runtime,
+    step: int,
+    result: Result,
+    batches: Sequence[Batch],
+    positions: range,
+    batch_size: int,
+    weights: nn.Module | None,
+) -> StepRecord:
+    """Return the record of a step; all processes call this together.
+
+    Args:
+        runtime: this process among its peers.
+        step: finished steps, this one included.
+        result: of the update.
+        batches: micro-batches of this process, with checksums.
+        positions: of their samples in the global batch.
+        batch_size: of the global batch.
+        weights: the model after the step, to record a digest of its weights; None to record none.
+    """
+    digest = batch_digest(runtime, batches, positions, batch_size)
+    norms = np.zeros(0) if result.gradient is None else result.gradient.numpy()
+    marks = np.concatenate((digest.marks, norm_marks(norms))).astype("<u2")
+    bits = {name: float(getattr(result, name)).hex() for name in ("loss", "grad_norm", "lr")}
+    norm_bytes = np.ascontiguousarray(norms, "<f8").tobytes()
+    fields: dict[str, Any] = {
+        "step": step,
+        "bits": bits,
+        "batch": {name: f"{word:016x}" for name, word in zip(PARTS, digest.parts.tolist(), strict=True)},
+        "gradient": hashlib.sha256(norm_bytes).hexdigest()[:16],
+        "trace": f"{zlib.crc32(marks.tobytes()):08x}",
+    }
+    if result.skipped:
+        fields["skipped"] = True
+    if weights is not None:
+        fields["weights"] = weights_checksum(weights)
+    return StepRecord(fields, marks)
+
+
+def end_of_steps(folder: Path, step: int) -> tuple[str, int]:
+    """Return the digest of the last line of steps.jsonl ("" if there is none), and the number of steps up to
+    `step` that have no record after it.
+    """
+    end, last = end_of(folder / STEP_RECORDS), 0
+    with suppress(ValueError, TypeError, AttributeError, RecursionError):  # a changed line counts no steps
+        last = int(json.loads(end.body).get("step", 0))
+    return end.sha256, max(0, step - last)
+
+
+def weights_checksum(model: nn.Module) -> str:
+    """Return a digest of the weights of a model that is not sharded, computed on their device."""
+    return checksum(model.state_dict().items())
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Writes the record of each step of a run; the main process writes, all take part.
+
+    Args:
+        folder: of the run.
+        journal: of the main process; holds lines that cannot be written yet.
+        runtime: this process among its peers.
+        model: unwrapped.
+        positions: of this process's samples in a global batch.
+        batch_size: of the global batch.
+    """
+
+    folder: Path
+    journal: Journal
+    runtime: Runtime
+    model: nn.Module
+    positions: range
+    batch_size: int
+
+    def start(self, step: int, facts: Mapping[str, Any], checkpoint: str = "") -> None:
+        """Record how a start of the run computes, before its first step, and cut the marks of later steps.
+
+        Args:
+            step: finished steps.
+            facts: recipe, data, device, versions.
+            checkpoint: digest of the checkpoint that was loaded; "" for the start weights.
+        """
+        if not self.runtime.is_main:
+            return
+        before, unrecorded = end_of_steps(self.folder, step)
+        start: dict[str, Any] = {"format": FORMAT, "batch_size": self.batch_size}
+        start |= {"before": before, "unrecorded": unrecorded, "checkpoint": checkpoint}
+        start |= {} if is_sharded(self.model) else {"weights": weights_checksum(self.model)}
+        self.journal.append(self.folder / STEP_RECORDS, {"kind": START, "step": step, **start, **facts})
+        with suppress(OSError):
+            self._cut_marks(step)
+
+    def add(self, step: int, result: Result, batches: Sequence[Batch], *, weights: bool) -> None:
+        """Sum element-wise over all processes, in place, without waiting for the device."""
+        model = self.model if weights and self.runtime.is_main and not is_sharded(self.model) else None
+        record = describe_step(self.runtime, step, result, batches, self.positions, self.batch_size, model)
+        if self.runtime.is_main:
+            # On a full disk the journal holds the line, which says that the marks are lost.
+            lost = {} if self._write_marks(step, record.marks) else {"trace": ""}
+            self.journal.append(self.folder / STEP_RECORDS, record.fields | lost)
+
+    def _cut_marks(self, step: int) -> None:
+        path, size = self.folder / TRACE, 2 * (self.batch_size + sum(1 for _ in self.model.parameters()))
+        header = read_marks_header(path)
+        with os.fdopen(no_links(str(path), os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as file:
+            if header is None or header.size != size or header.first > step:
+                file.truncate(0)
+                file.write(_HEADER.pack(_MAGIC, size, 0, step))
+            else:
+                file.truncate(min(os.fstat(file.fileno()).st_size, header.begin(step + 1)))
+
+    def _write_marks(self, step: int, marks: np.ndarray) -> bool:
+        """Write the marks of a step; returns whether all of them are in the file."""
+        header = read_marks_header(self.folder / TRACE)
+        if header is None or header.size < marks.nbytes:
+            return False
+        try:
+            with os.fdopen(no_links(str(self.folder / TRACE), os.O_RDWR), "r+b", buffering=0) as file:
+                file.seek(header.begin(step))
+                return file.write(marks.tobytes()) == marks.nbytes
+        except OSError:
+            return False
+
+
+@dataclass(frozen=True)
+class MarksHeader:
+    """The first bytes of trace.bin: bytes of a step's marks, and finished steps before the first one."""
+
+    size: int
+    first: int
+
+    def begin(self, step: int) -> int:
+        """Offset of the marks of a step."""
+        return _HEADER.size + (step - 1 - self.first) * self.size
+
+
+def read_marks_header(path: Path) -> MarksHeader | None:
+    """Return the header of trace.bin; None if there is none."""
+    try:
+        with open_regular(path, error=CheckpointError) as file:
+            magic, size, _, first = _HEADER.unpack(file.read(_HEADER.size))
+    except (CheckpointError, OSError, struct.error):
+        return None
+    return MarksHeader(size, first) if magic.rstrip(b"\0") == _MAGIC and 0 < size < 2**31 else None
+
+
+def read_marks(path: Path, step: int, crc: str, count: int) -> np.ndarray | None:
+    """Return the `count` marks of a step; None if trace.bin does not hold those with the CRC-32 that its line
+    names.
+    """
+    header = read_marks_header(path)
+    if header is None or step <= header.first or 2 * count > header.size:
+        return None
+    try:
+        with open_regular(path, error=CheckpointError) as file:
+            file.seek(header.begin(step))
+            content = file.read(2 * count)
+    except (CheckpointError, OSError, OverflowError):  # an offset beyond any file
+        return None
+    return np.frombuffer(content, "<u2") if f"{zlib.crc32(content):08x}" == crc else None
+
+
+START = "start"  # kind of the records of starts; records of steps have none
+MOST_STEPS = 10**12
+
+
+def _number(text: str) -> str:
+    try:
+        float.fromhex(text)
+    except OverflowError:
+        raise ValueError("too large") from None
+    return text
+
+
+class StepLine(BaseModel):
+    """A step as it was recorded; see `recorder.describe_step`."""
+
+    model_config = ConfigDict(strict=True)
+
+    step: int = Field(ge=1, le=MOST_STEPS)
+    bits: dict[str, Annotated[str, AfterValidator(_number)]] = Field(max_length=10)
+    batch: dict[str, str] = Field(max_length=10)
+    gradient: str = Field(max_length=100)
+    trace: str = Field(max_length=100)
+    weights: str = Field("", max_length=100)
+    skipped: bool = False
+
+    def number(self, name: str) -> float:
+        """The loss, grad_norm or lr; NaN if it is not recorded."""
+        return float.fromhex(self.bits.get(name, "nan"))
+
+
+class StartLine(BaseModel):
+    """A start of a training as it was recorded: the machine, and how it computes. `weights` is their digest."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    step: int = Field(ge=0, le=MOST_STEPS)
+    made_of: MadeOf
+    weights: str = Field("", max_length=100)
+    recipe_file: str = Field("", max_length=100)
+    precision: str = Field("", max_length=50)
+    device: str = Field("", max_length=50)
+    device_name: str = Field("", max_length=500)
+    hardware: dict[str, str] = Field(default_factory=dict, max_length=100)
+    processes: int = Field(1, ge=1, le=10**6)
+    threads: int | None = Field(None, ge=1, le=10**5)
+    micro_batch: int = Field(0, ge=0, le=10**9)
+    attention: str = Field("", max_length=50)
+    linear: str = Field("", max_length=50)
+    compile: bool | None = None
+    checkpoint_blocks: bool | None = None
+    lanes: int = Field(0, ge=0, le=10**6)
+    draws: bool = False
+    versions: dict[str, str] = Field(default_factory=dict, max_length=100)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The record of a training.
+
+    Args:
+        chain: the lines of its file.
+        starts: in order.
+        by_step: each step; the last record of a step that was recorded twice.
+        gaps: (first, last) of steps without a record.
+        problem: the first line that cannot follow those before it; "" if there is none.
+    """
+
+    chain: Chain
+    starts: list[StartLine]
+    by_step: dict[int, StepLine]
+    gaps: list[tuple[int, int]]
+    problem: str
+
+    @property
+    def last(self) -> int:
+        """The last step that has a record; 0 if none has."""
+        return max(self.by_step, default=0)
+
+
+def read_steps(folder: Path) -> Steps | None:
+    """Return the record of the training in a folder; None if there is none.
+
+    Raises:
+        CheckpointError: a line is not a record of a step or a start.
+    """
+    path = folder / STEP_RECORDS
+    if not os.path.lexists(path):
+        return None
+    starts: list[StartLine] = []
+    by_step: dict[int, StepLine] = {}
+    gaps: list[tuple[int, int]] = []
+    problem, last = "", 0
+
+    def take(line: Line) -> None:
+        nonlocal problem, last
+        record = _parsed(line, path)
+        is_step = isinstance(record, StepLine)
+        if record.step < last + is_step:
+            problem = problem or f"{path}, line {line.number}: a second record of step {record.step}"
+        if record.step > last + is_step:
+            gaps.append((last + 1, record.step - is_step))
+        last = max(last, record.step)
+        if isinstance(record, StepLine):
+            by_step[record.step] = record
+        else:
+            starts.append(record)
+
+    chain = read_chain(path, take)
+    return Steps(chain, starts, by_step, gaps, problem)
+
+
+def _parsed(line: Line, path: Path) -> StepLine | StartLine:
+    fields: Mapping[str, Any] = json.loads(line.body)
+    try:
+        return (StartLine if fields.get("kind") == START else StepLine).model_validate(fields)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors(include_input=False)[0]["loc"])) or "its value"
+        raise CheckpointError(
+            f"{path}, line {line.number}: not a record of a step ({where[:80]}); the file was modified"
+        ) from None
+
+
+class LoggedEnds(NamedTuple):
+    """The lines of log.jsonl, and the digests of the checkpoints that it names, by step."""
+
+    chain: Chain
+    checkpoints: Mapping[int, str]
+
+    @property
+    def broken_at(self) -> int:
+        """Number of the first line that does not follow the line before; 0 if all do."""
+        return self.chain.broken_at
+
+
+def read_logged_ends(folder: Path) -> LoggedEnds:
+    """Return what log.jsonl in a folder says of checkpoints; empty if there is no log.
+
+    Raises LaunchError if it is not a file.
+    """
+    checkpoints: dict[int, str] = {}
+
+    def take(line: Line) -> None:
+        if b'"checkpoint"' in line.body:
+            for record in parse_records(line.body.decode(errors="replace")):
+                if record.get("kind") == "checkpoint" and "digest" in record:
+                    checkpoints[record.get("step", 0)] = str(record["digest"])
+
+    path = folder / LOG
+    chain = read_chain(path, take) if os.path.lexists(path) else Chain()
+    return LoggedEnds(chain, checkpoints)
+
+
+def record_problem(saved: SavedCheckpoint, steps: Steps | None, log: LoggedEnds, weights: str = "") -> str:
+    """Return why the records beside a checkpoint are not those that it was saved with; "" if they are.
+
+    Args:
+        saved: the checkpoint.
+        steps: the record of the steps; None if there is none.
+        log: what the log says of checkpoints.
+        weights: digest of the checkpoint's weights, see `weights_checksum`; "" to skip them.
+    """
+    state, step = saved.state, saved.step
+    if step_of(saved.folder) not in (None, step):
+        return f"{STATE} says step {step}"
+    if head := state.get(STEPS_HEAD, ""):
+        if steps is None:
+            return f"was saved with a record of its steps, and {STEP_RECORDS} is gone"
+        if steps.chain.broken_at:
+            return f"{STEP_RECORDS}, line {steps.chain.broken_at}, does not follow the line before"
+        if head not in steps.chain.links:
+            return f"{STEP_RECORDS} has no line with the digest that it was saved with ({head[:16]})"
+    if (end := state.get(LOG_HEAD, "")) and end not in log.chain.links:
+        return f"{LOG} has no line with the digest that it was saved with ({end[:16]})"
+    if log.checkpoints.get(step, saved.digest) != saved.digest:
+        return f"{LOG} names another checkpoint of step {step}"
+    line = steps.by_step.get(step) if steps is not None else None
+    if weights and line is not None and line.weights and line.weights != weights:
+        return f"its weights are not those that {STEP_RECORDS} has after step {step}"
+    return ""
+
+
+def not_named(saved: SavedCheckpoint) -> str:
+    """Return the fields that a checkpoint of an earlier vitctl lacks: the ends of its records; "" if it has
+    all.
+    """
+    return ", ".join(name for name in (STEPS_HEAD, UNRECORDED, LOG_HEAD) if name not in saved.state)

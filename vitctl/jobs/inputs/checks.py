@@ -1,0 +1,424 @@
+"""Before the first process: a recipe is fitted to the user's data, and everything that can be checked is checked.
+
+The user's data may be folders of photographs, or have other splits than those that a recipe names.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vitctl.data.datasets.catalog import find_data_set, missing_shards, open_originals
+from vitctl.data.shards.index import find_splits
+from vitctl.data.shards.remote import is_remote
+from vitctl.data.source.locate import locate_splits
+from vitctl.data.source.splits import NOT_TRAINED, TEST, TRAIN, DefaultSplits, default_splits
+from vitctl.data.source.views import Source
+from vitctl.data.writer.intake import Originals, read_item
+from vitctl.engine.journal import CHECKPOINTS, MODEL, step_folders, tensors_file
+from vitctl.engine.schedule import (
+    TASK_IMAGES,
+    fit_schedule,
+    lanes_of,
+    needs_num_images,
+    total_steps,
+)
+from vitctl.errors import CheckpointError, DataError, RecipeError
+from vitctl.jobs.inputs.data import (
+    SPLITS,
+    Inputs,
+    at_size,
+    check_order,
+    chosen_tasks,
+    open_inputs,
+    open_scored,
+)
+from vitctl.jobs.record.result import choose_weights, newest_run, start_weights, weights_place
+from vitctl.models.variants import Config, downstream, variant
+from vitctl.models.weights.download import Fetch, cached, fetch, locate
+from vitctl.models.weights.weights_file import read_config
+from vitctl.recipe.images import Place
+from vitctl.recipe.load import Loaded, Override
+from vitctl.recipe.schema import (
+    Evaluate,
+    ExportRecipe,
+    Fewshot,
+    Finetune,
+    Pretrain,
+    Recipe,
+    Vtab,
+    rates_of,
+)
+from vitctl.system.text import typed, typed_command
+
+_MOST_EXPLAINED = 3  # data sets whose missing files are named one by one
+RECORD = "photographs.json"  # in the folder of shards, written last: what they were made of
+
+
+def is_photographs(path: str) -> bool:
+    """Return whether a path is a local folder with class folders and no shards."""
+    folder = Path(path)
+    if not path or not folder.is_dir() or find_splits(folder) or next(folder.rglob("*.tar"), None):
+        return False
+    return any(one.is_dir() and not one.name.startswith(".") for one in folder.iterdir())
+
+
+def shards_folder(path: str, runs: Path, state: Mapping[str, Any]) -> Path:
+    """Return the folder beside the runs for the shards of photographs in a state, see `fingerprint`.
+
+    Photographs that changed get another folder, so that the shards of earlier runs stay.
+    """
+    place = Path(path).resolve()
+    digest = hashlib.sha256(os.fsencode(place) + str(state["sha256"]).encode())
+    return runs / "shards" / f"{place.name}-{digest.hexdigest()[:8]}"
+
+
+def fingerprint(path: str) -> dict[str, Any]:
+    """Return the number of files in a folder, and a digest of their names, sizes and times; no file is read."""
+    digest, count = hashlib.sha256(), 0
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        for name in sorted(names):
+            file = os.path.join(folder, name)
+            stat = os.stat(file, follow_symlinks=os.path.exists(file))
+            digest.update(os.fsencode(f"{os.path.relpath(file, path)}\0{stat.st_size}\0{stat.st_mtime_ns}\n"))
+            count += 1
+    return {"files": count, "sha256": digest.hexdigest()}
+
+
+@dataclass(frozen=True)
+class _Unwritten:
+    """A split of photographs before it is written, for plans: the samples of its shards in another order."""
+
+    originals: Originals
+    parts: tuple[Source, ...] = ()
+    digest: str = ""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.originals.class_names
+
+    def __len__(self) -> int:
+        return len(self.originals.items)
+
+    def labels(self, samples: np.ndarray | None = None) -> np.ndarray:
+        labels = np.array([item.label for item in self.originals.items], np.int64)
+        return labels if samples is None else labels[samples]
+
+    def key(self, sample: int) -> str:
+        return self.originals.items[sample].key
+
+    def location(self, sample: int) -> str:
+        return self.key(sample)
+
+    def read(self, sample: int) -> bytes:
+        return read_item(self.originals.items[sample])
+
+
+def planned_splits(path: str) -> dict[str, Source]:
+    """Return the splits that the shards of photographs will have; nothing is decoded or written.
+
+    Raises DataError.
+    """
+    return {name: _Unwritten(originals) for name, originals in open_originals(path).items()}
+
+
+_ASKED_FOR = "train+test+validation+val"  # an address cannot be listed
+_CALIBRATION = "data.calibration_split"
+_FLAG = "the splits of --data"
+
+
+class FittedSplits(NamedTuple):
+    """Values to be set in a recipe, and a line that says why; empty where the recipe needs no change."""
+
+    overrides: list[Override]
+    note: str
+
+
+def fit_splits(loaded: Loaded) -> FittedSplits:
+    """Replace the default splits of a recipe by those that data.path has.
+
+    Splits that the user named stay. The result is written into the recipe of the run, where every later job
+    reads what was trained on.
+
+    Args:
+        loaded: a recipe of any job.
+    """
+    recipe = loaded.recipe
+    data = getattr(recipe, "data", None)
+    if (
+        not isinstance(data, Place)
+        or not data.path
+        or getattr(data, "synthetic", False)
+        or getattr(data, "mixture", None)
+    ):
+        return FittedSplits([], "")
+    try:
+        photographs = is_photographs(data.path)
+        found = list(planned_splits(data.path) if photographs else locate_splits(data.path, _ASKED_FOR))
+    except DataError:
+        if not is_remote(data.path):
+            raise
+        return FittedSplits([], "")  # opening the data later raises the error
+    fitting = default_splits(found)
+    if fitting is None:
+        return FittedSplits([], "")
+    if isinstance(recipe, Evaluate | ExportRecipe):
+        fitted = _scored(loaded, data.eval_split, found, fitting)
+        if isinstance(recipe, ExportRecipe) and fitted.overrides and not _is_from_flag(loaded, _CALIBRATION):
+            fitted.overrides.append(Override(_CALIBRATION, fitting.train, _FLAG))
+        return fitted
+    if isinstance(recipe, Fewshot):
+        if recipe.data.datasets or Path(data.path).name in SPLITS:
+            return FittedSplits([], "")
+        return _both(loaded, recipe.data.train_split or TRAIN, data.eval_split or TEST, found, fitting)
+    if isinstance(recipe, Pretrain | Finetune) and data.eval_split:
+        return _both(loaded, recipe.data.train_split, data.eval_split, found, fitting)
+    return FittedSplits([], "")
+
+
+def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: DefaultSplits) -> FittedSplits:
+    keys = ("data.train_split", "data.eval_split")
+    if (_has(found, train) and _has(found, scored)) or any(_is_from_flag(loaded, key) for key in keys):
+        return FittedSplits([], "")
+    if len(found) == 1 and found[0] in NOT_TRAINED:
+        name = found[0]
+        raise DataError(
+            f"the data holds '{name}' only, and no split to train on; if the shards are incomplete, run "
+            f"`vitctl data shards` again; to train on a part of it: --set data.train_split='{name}[:80%]' "
+            f"--set "
+            f"data.eval_split='{name}[80%:]'"
+        )
+    values = dict(zip(keys, (fitting.train, fitting.scored), strict=True))
+    if isinstance(loaded.recipe, Finetune):
+        values |= _sweep(loaded, loaded.recipe, found, fitting)
+    return FittedSplits([Override(key, value, _FLAG) for key, value in values.items()], fitting.note)
+
+
+def _sweep(loaded: Loaded, recipe: Finetune, found: list[str], fitting: DefaultSplits) -> dict[str, str]:
+    """Learning rates are tried and chosen on training images: never on those that are scored."""
+    keys = ("sweep.train_split", "sweep.eval_split")
+    if any(_is_from_flag(loaded, key) for key in keys) or (
+        len(found) > 1 and _has(found, recipe.sweep.train_split)
+    ):
+        return {}
+    return dict(zip(keys, (fitting.lr_train, fitting.lr_validation), strict=True))
+
+
+def _scored(loaded: Loaded, scored: str, found: list[str], fitting: DefaultSplits) -> FittedSplits:
+    """Choose the split to score if there is only one: the part that fine-tuning on it would score, or all
+    of it if it is not called train.
+    """
+    if _has(found, scored) or _is_from_flag(loaded, "data.eval_split"):
+        return FittedSplits([], "")
+    (value, note) = fitting.scored, f"'{fitting.scored}' is scored"
+    if len(found) == 1 and not found[0].startswith(TRAIN):
+        (value, note) = found[0], f"'{found[0]}', the only split, is scored"
+    elif len(found) == 1:
+        note = f"no test split: '{value}' is scored, as after training on the rest; --split {found[0]} scores all, what was trained on too"
+    return FittedSplits([Override("data.eval_split", value, _FLAG)], note)
+
+
+def _has(found: list[str], expression: str) -> bool:
+    return all(part.partition("[")[0].strip() in found for part in expression.split("+"))
+
+
+def _is_from_flag(loaded: Loaded, key: str) -> bool:
+    return loaded.origin(key).startswith("--")
+
+
+class StoredNetwork(NamedTuple):
+    """The network of stored weights, their path or address, and a line that names the run where none was
+    given.
+    """
+
+    path: str
+    config: Config
+    taken: str = ""
+
+
+def find_network(
+    source: str, *, which: str = "", model: str = "", job: str = "finetune", fetch: Fetch = cached
+) -> StoredNetwork:
+    """Find the network that weights.source means; no tensor is read.
+
+    Args:
+        source, which, model, job: as `find_weights` takes them.
+        fetch: downloads the file of an address; by default only the cache is used.
+
+    Raises:
+        CheckpointError: there are none, or they are at an address and not in the cache, and no model is
+            named.
+    """
+    place, taken = weights_place(source, which, job)
+    if isinstance(place, Path):
+        path = None if which else _newest_file(place)
+        if path is None:
+            path, _ = choose_weights(place, which, by_size=True)
+        path = locate(path, cached)
+        return StoredNetwork(str(path), read_config(path, model=model), taken)
+    try:
+        path = locate(place, fetch)
+    except CheckpointError:
+        if fetch is not cached:
+            raise
+        if model:
+            return StoredNetwork(f"{place}, not downloaded yet: assumed to be a {model}", variant(model))
+        raise CheckpointError(
+            f"{place}: not downloaded yet, and --dry-run downloads nothing; name the model instead, "
+            f"e.g. --model B/16"
+        ) from None
+    return StoredNetwork(place, read_config(path, model=model))
+
+
+def _newest_file(folder: Path) -> Path | None:
+    """Return the weights of a run folder's newest checkpoint: all checkpoints of a run have the same
+    network.
+    """
+    files = (step / tensors_file(MODEL) for step in step_folders(folder / CHECKPOINTS))
+    return max(filter(Path.exists, files), default=None)
+
+
+def fit_to_data(loaded: Loaded, run_dir: Path) -> tuple[Loaded, Inputs | None]:
+    """Fill in the batch size, length and warm-up that depend on the number of training images.
+
+    Returns:
+        the recipe, and its images where they were opened for that.
+    """
+    recipe = loaded.recipe
+    if isinstance(recipe, Pretrain | Finetune) and needs_num_images(recipe):
+        inputs = open_inputs(recipe, run_dir)
+        assert inputs.train is not None
+        return fit_schedule(loaded, len(inputs.train)), inputs
+    return (fit_schedule(loaded, TASK_IMAGES) if isinstance(recipe, Vtab) else loaded), None
+
+
+def check_not_missing(recipe: Recipe) -> None:
+    """Name everything at once that a job without --from lacks: weights, and shards of known data sets.
+
+    Raises:
+        CheckpointError: there are no weights; the message ends with the lines to type next.
+    """
+
+    try:
+        newest_run(recipe.job)
+        return
+    except CheckpointError as error:
+        lacking, steps = [str(error).partition("; give")[0]], list[str]()
+    data: Any = getattr(recipe, "data", Place())
+    if isinstance(recipe, Vtab):
+        names, split = [task.data_set for task in chosen_tasks(recipe)], "train"
+    else:
+        names = list(getattr(data, "datasets", ())) or [data.dataset]
+        split = getattr(data, "train_split", "") or data.eval_split or "train"
+    rows = [] if data.path else [find_data_set(name) for name in dict.fromkeys(filter(None, names))]
+    missing = {
+        row.name: text for row in rows if row.make is None and (text := missing_shards(row, data.root, split))
+    }
+    if len(missing) > _MOST_EXPLAINED:
+        lacking.append(f"no shards under {data.root} of {', '.join(missing)}")
+        steps.append(f"vitctl data prepare NAME --root {typed(data.root)}")
+    else:
+        lacking += [text.rstrip(".") for text in missing.values()]
+        steps += [found[1] for text in missing.values() if (found := re.search("`(.+?)`", text))]
+    command = typed_command(f"vitctl {recipe.job}")
+    own = f"--data {typed(data.path)}" if data.path else " ".join(f"--dataset {row.name}" for row in rows)
+    if recipe.job == "evaluate" and own not in (
+        "",
+        "--dataset imagenet",
+    ):  # the heads of published weights are ImageNet's
+        steps += [f"vitctl finetune {own} --from {start_weights('finetune')}", command]
+    else:
+        steps.append(f"{command} --from {start_weights(recipe.job)}")
+    lines = ", then ".join(f"`{step}`" for step in steps)
+    raise CheckpointError(f"{'; '.join(lacking)}. Type next: {lines}")
+
+
+def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None) -> Inputs:
+    """Check everything that can be checked before the first process starts, and return the opened images.
+
+    Data sets that come with vitctl are generated once. `inputs` are the images, if they are open already.
+
+    Raises:
+        VitctlError: data or weights are missing or invalid, or the model or the schedule is impossible.
+    """
+    from vitctl.jobs.inputs.data import open_inputs
+
+    if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):
+        chosen = recipe.weights
+        found = find_network(
+            chosen.source, which=chosen.which, model=chosen.model, job=recipe.job, fetch=fetch
+        )
+        if isinstance(recipe, Finetune):
+            at_size(recipe.data, found.config.image_size)
+        if isinstance(recipe, Finetune | Vtab):
+            stored = found.config
+            downstream(stored, num_classes=1, image_size=stored.image_size, **rates_of(recipe, stored))
+    if isinstance(recipe, Vtab):
+        lanes_of(recipe, recipe.machine.processes)
+    inputs = inputs or open_inputs(recipe, run_dir)
+    if isinstance(recipe, Pretrain | Finetune):
+        _check_training(recipe, inputs)
+    elif isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset):
+        open_scored(recipe.data, recipe.data.eval_split, run_dir)
+    return inputs
+
+
+def _check_training(recipe: Pretrain | Finetune, inputs: Inputs) -> None:
+    train, test, s = inputs.train, inputs.scored, recipe.schedule
+    assert train is not None
+    steps = total_steps(len(train), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
+    if steps <= s.warmup_steps:
+        raise RecipeError(
+            f"{steps} steps ({s.total_epochs:g} epochs of {len(train):,} images in batches of "
+            f"{s.batch_size}) leave nothing "
+            f"after schedule.warmup_steps = {s.warmup_steps}; lower it, or train longer"
+        )
+    lanes_of(recipe, recipe.machine.processes)
+    recipe.machine.shards(recipe.machine.processes)  # raises where the processes cannot be divided so
+    if s.batch_size < recipe.machine.processes:
+        raise RecipeError(
+            f"schedule.batch_size = {s.batch_size} is less than machine.processes = "
+            f"{recipe.machine.processes}"
+        )
+    if recipe.checkpoint.keep_best and not (recipe.evaluation.every_steps and test is not None):
+        raise RecipeError(
+            "checkpoint.keep_best needs evaluation.every_steps and a data.eval_split to tell which is best"
+        )
+    if recipe.evaluation.select_best:
+        _check_select_best(recipe)
+    if train.labels(np.zeros(0, np.int64)).ndim > 1 and recipe.loss.name == "softmax":
+        raise RecipeError(
+            f"loss.name = 'softmax' needs one label per image, but those of '{recipe.data.train_split}' "
+            f"may have several; "
+            "set loss.name = 'sigmoid'"
+        )
+    if not recipe.data.synthetic:
+        check_order(recipe.data, train, recipe.seed, s)
+    if isinstance(recipe, Pretrain):
+        recipe.network(len(train.class_names))
+
+
+def _check_select_best(recipe: Pretrain | Finetune) -> None:
+    """Check that the best checkpoint is kept, and probed if there are few-shot probes."""
+    every, saved = recipe.evaluation.every_steps, recipe.checkpoint.every_steps
+    if not recipe.checkpoint.keep_best:
+        raise RecipeError("evaluation.select_best takes the best checkpoint: set checkpoint.keep_best = 1")
+    if not saved or every % saved:
+        raise RecipeError(
+            f"evaluation.select_best needs a checkpoint at every score: checkpoint.every_steps = {saved} "
+            f"should divide "
+            f"evaluation.every_steps = {every}"
+        )
+    probed = recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0
+    if probed and every % probed:
+        raise RecipeError(
+            f"evaluation.select_best reports the few-shot probe of the best checkpoint: "
+            f"fewshot_probe.every_steps = {probed} "
+            f"should divide evaluation.every_steps = {every}"
+        )

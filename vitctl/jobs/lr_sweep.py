@@ -1,0 +1,135 @@
+"""Several trainings of one job, each in a folder of its own: hyperparameters of which the best is chosen, or
+seeds.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitctl.engine.evaluation import Score
+from vitctl.engine.journal import CHECKPOINTS
+from vitctl.engine.runtime import Runtime
+from vitctl.errors import CheckpointError
+from vitctl.jobs.record.result import RunResult, read_result, write_result
+
+SWEEP, SEEDS = "sweep", "seeds"
+Scored = tuple[Score | None, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A value of a hyperparameter, or a seed, and its score."""
+
+    value: float
+    score: Score
+
+
+def run_trials(
+    values: Sequence[float],
+    attempt: Callable[[float, Path], Score | None],
+    run_dir: Path,
+    runtime: Runtime,
+    *,
+    knob: str,
+    must_match: Mapping[str, Any],
+    where: str = SWEEP,
+) -> list[Trial]:
+    """Score every value, reading back those that an earlier process finished.
+
+    Args:
+        values: to try, in this order.
+        attempt: trains with a value in a folder, resuming from its checkpoint, and scores.
+        run_dir: gets WHERE/KNOB_VALUE/ for each; its checkpoints are deleted when it is finished, its result
+            is kept.
+        runtime: this process among its peers.
+        knob: name of the hyperparameter, e.g. "lr".
+        must_match: digests of data and weights that a finished score must have.
+        where: folder of the folders.
+
+    Returns:
+        one score per value.
+
+    Raises:
+        CheckpointError: a folder holds the score of other data or weights.
+        Stopped: a signal came; finished scores are kept.
+
+    Paper: Appendix B.1.1
+    """
+    tried = []
+    for value in values:
+        folder = run_dir / where / (f"{knob}_{value}" if isinstance(value, int) else f"{knob}_{value:g}")
+
+        def make(value: float = value, folder: Path = folder) -> Scored:
+            return attempt(value, folder), {knob: value}
+
+        tried.append(Trial(value, read_or_train(folder, runtime, must_match, make, job=where)))
+    return tried
+
+
+def read_or_train(
+    folder: Path,
+    runtime: Runtime,
+    must_match: Mapping[str, Any],
+    make: Callable[[], Scored],
+    *,
+    job: str,
+    keep_checkpoints: bool = False,
+) -> Score:
+    """Return the score in folder/result.json if an earlier process finished it, else that of `make`, which is
+    stored there.
+
+    Args:
+        folder: of one training; its checkpoints are deleted when it is finished, unless `keep_checkpoints`.
+        runtime: this process among its peers, all of which call this.
+        must_match: what a finished score must share: digests of data and weights, settings.
+        make: trains in the folder, resuming from its checkpoint; returns the score, which the main process
+            knows, and more fields for the provenance.
+        job: of the result.
+
+    Raises:
+        CheckpointError: the folder holds a score of other data, weights or settings.
+    """
+    result = read_result(folder) if runtime.is_main else None
+    done = result is not None and result.status == "done"
+    if result is not None and done:
+        _check_same(folder, result.provenance, must_match)
+    score = broadcast_score(Score.of(result.metrics) if result is not None and done else None, runtime)
+    if not score.total:
+        folder.mkdir(parents=True, exist_ok=True)
+        own, findings = make()
+        score = broadcast_score(own, runtime)
+        runtime.release()
+        if runtime.is_main:
+            write_result(folder, RunResult(job, "done", score.numbers, {**must_match, **findings}))
+    if runtime.is_main and not keep_checkpoints:
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    return score
+
+
+def best(tried: Sequence[Trial]) -> Trial:
+    """Return the one with the most correct images; the first of equals."""
+    return max(tried, key=lambda one: one.score.correct)
+
+
+def broadcast_score(score: Score | None, runtime: Runtime) -> Score:
+    """Return the score of the main process, on every process: after a resume of a finished run only that
+    one knows it.
+    """
+    known = score if score is not None and runtime.is_main else Score(0, 0)
+    mean = known.mean_per_class if known.mean_per_class is not None else -1.0 * runtime.is_main
+    correct, total, mean = runtime.sum([float(known.correct), float(known.total), mean])
+    return Score(int(correct), int(total), mean if mean >= 0 else None)
+
+
+def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    unknown = [key for key in now if key not in before]
+    changed = [key for key, value in now.items() if key in before and before[key] != value]
+    why = [f"a score of other {', '.join(changed)}"] * bool(changed)
+    why += [f"a score that does not record its {', '.join(unknown)} (of an older vitctl?)"] * bool(unknown)
+    if why:
+        raise CheckpointError(
+            f"{folder}: holds {' and '.join(why)}; remove it to train it again, or choose another folder "
+            f"with --out"
+        )

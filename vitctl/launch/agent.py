@@ -1,0 +1,329 @@
+"""`accelerate launch`, the agent that starts the processes of a run: its arguments, and the agent as a child
+process.
+
+`python -m vitctl.launch.agent RUN WORDS...` is `accelerate launch WORDS...` that also records which process
+ended first. RUN/launch.txt holds the plain line for a person.
+"""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+import psutil
+
+from vitctl.engine.preemption import RESUMABLE, die_with_parent, say
+from vitctl.errors import LaunchError
+from vitctl.launch.cluster import UNUSED_SIGNAL, without_settings
+from vitctl.launch.peers import first_error, is_cause, note_killed
+from vitctl.launch.run_folder import LOGS
+from vitctl.recipe.schema import Recipe
+from vitctl.system.files import write_text
+from vitctl.system.process import SIGNALS, handles_signal, is_repeated, signal_handler
+
+PORT = 29_400
+WORKER = "vitctl.launch.worker"
+CONFIG = "accelerate.yaml"
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 15.0  # for processes to end, once they were killed or another one has failed for good
+_EXAMPLE = "for example --nodes 2@gpu01:29400"
+# Without this file accelerate would read the user's default configuration for everything that no flag sets.
+_CONFIG_TEXT = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\n"
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """The machines of a run, their rendezvous address, and how often lost processes are restarted."""
+
+    nodes: int = 1
+    host: str = ""
+    port: int = PORT
+    restarts: int = 0
+
+    def starts(self, recipe: Recipe) -> bool:
+        """Return whether a run needs a launcher: it has several processes, or one that may be restarted."""
+        return recipe.machine.processes > 1 or self.nodes > 1 or self.restarts > 0
+
+
+def parse_nodes(text: str, restarts: int = 0) -> LaunchConfig:
+    """Read --nodes, such as "2@gpu01:29400"; "1" needs no address.
+
+    Raises:
+        LaunchError: the text has another form.
+    """
+    match = re.fullmatch(r"(\d+)(?:@([\w.-]+|\[[\da-fA-F:]+\])(?::(\d+))?)?", text)
+    if match is None or int(match[1]) < 1 or int(match[3] or PORT) not in range(1, 65_536):
+        raise LaunchError(
+            f"--nodes {text}: should be the number of machines, an address and a port; {_EXAMPLE}"
+        )
+    config = LaunchConfig(int(match[1]), match[2] or "", int(match[3] or PORT), restarts)
+    if config.nodes > 1 and not config.host:
+        raise LaunchError(
+            f"--nodes {text}: the address of one of the machines, for the rendezvous, is missing; {_EXAMPLE}"
+        )
+    return config
+
+
+def check_processes(config: LaunchConfig, processes: int) -> None:
+    """Check that the processes spread evenly over the machines, and that this machine reaches the rendezvous
+    address.
+
+    Raises:
+        LaunchError: one of these does not hold, or the number of restarts is negative.
+    """
+    if processes % config.nodes:
+        raise LaunchError(
+            f"--nodes {config.nodes}: {processes} process{'es' * (processes > 1)} cannot be spread evenly "
+            f"over the machines; --processes counts those of all machines: give a multiple of {config.nodes}"
+        )
+    if config.restarts < 0:
+        raise LaunchError(f"--restarts {config.restarts}: should be 0 or more")
+    own_address(config)
+
+
+def own_address(config: LaunchConfig) -> str:
+    """Return the address at which the other machines reach this one: that of its network interface towards
+    the rendezvous address.
+
+    The host name, which torchrun would use, is often unknown to the other machines, or a loopback address.
+
+    Raises:
+        LaunchError: the rendezvous address cannot be reached.
+    """
+    if config.nodes == 1:
+        return "127.0.0.1"
+    try:
+        host = config.host.strip("[]")
+        family, kind, _, _, place = socket.getaddrinfo(host, config.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)  # UDP: nothing is sent
+            address = str(probe.getsockname()[0])
+    except OSError as error:
+        raise LaunchError(
+            f"--nodes: {config.host} cannot be reached from here ({error.strerror or error})"
+        ) from None
+    return host if address == place[0] or address.startswith("127.") else address
+
+
+def accelerate_arguments(run_dir: Path, processes: int, config: LaunchConfig) -> list[str]:
+    """Return the arguments of `accelerate launch`, the same on each machine.
+
+    The agents assign the ranks of the machines at the rendezvous. With a rank other than 0 accelerate does
+    not check that the port is still free: another machine of this run may already listen there.
+    """
+    flags = {
+        "--config_file": run_dir / CONFIG,
+        "--num_processes": processes,
+        "--num_machines": config.nodes,
+        "--machine_rank": 0 if config.nodes == 1 else 1,
+        "--main_process_ip": config.host or "127.0.0.1",
+        "--main_process_port": config.port if config.nodes > 1 else 0,
+        "--rdzv_backend": "c10d",
+        "--max_restarts": config.restarts,
+        "--monitor_interval": 0.1,
+        "--gpu_ids": "all",
+        "--num_cpu_threads_per_process": _threads(processes // config.nodes),
+        "--mixed_precision": "no",
+        "--dynamo_backend": "no",
+        "--log_dir": os.devnull,
+    }
+    several = ["--multi_gpu"] if processes > 1 else []  # on CPUs too; for one process the file says it
+    words = [str(word) for pair in flags.items() for word in pair]
+    return [*several, *words, "--module", WORKER, str(run_dir)]
+
+
+def _threads(processes: int) -> int:
+    """Return the threads of each process: OMP_NUM_THREADS, of a list as 4,2 its outermost level, else an
+    equal share of the cores.
+    """
+    match = re.match(r"\s*([0-9]{1,4})\s*(,|$)", os.environ.get("OMP_NUM_THREADS", ""))
+    return int(match[1]) if match and int(match[1]) else max(1, (os.cpu_count() or 1) // processes)
+
+
+def accelerate_environment(run_dir: Path, config: LaunchConfig) -> dict[str, str]:
+    """Return the settings of torchrun that accelerate's command line has no flag for."""
+    if config.nodes == 1:
+        return {"PET_STANDALONE": "1"}  # chooses a free port
+    # By default torch reuses the address and the store of the first rendezvous, with the old keys in it:
+    # after a restart processes would wait for each other at different addresses.
+    return {"PET_RDZV_ID": run_dir.resolve().name, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def launch_line(run_dir: Path, recipe: Recipe, config: LaunchConfig = LaunchConfig()) -> str:
+    """Return the shell command that runs a prepared folder without the vitctl command; with several machines,
+    on each of them.
+    """
+    run_dir = run_dir.absolute()  # typed in any folder
+    if not config.starts(recipe):
+        return shlex.join([sys.executable, "-m", WORKER, str(run_dir)])
+    script = Path(sys.executable).with_name("accelerate")
+    program = (
+        [str(script)] if script.exists() else [sys.executable, "-m", "accelerate.commands.accelerate_cli"]
+    )
+    words = accelerate_arguments(run_dir, recipe.machine.processes, config)
+    settings = accelerate_environment(run_dir, config).items()
+    return " ".join(
+        [
+            *(f"{name}={shlex.quote(value)}" for name, value in settings),
+            shlex.join([*program, "launch", *words]),
+        ]
+    )
+
+
+def write_accelerate_config(run_dir: Path, recipe: Recipe, config: LaunchConfig) -> None:
+    """Write RUN/accelerate.yaml for a run that needs a launcher; it sets nothing that no flag sets."""
+    if config.starts(recipe):
+        write_text(run_dir / CONFIG, _CONFIG_TEXT)
+
+
+class Agent:
+    """`accelerate launch` as a child process, with its processes below it. All of them die with this process.
+
+    The agent has its own session, so that a terminal signals this process alone, which forwards the first
+    signal once to each process and kills all of them at a second one.
+
+    Args:
+        run_dir: its logs get a note about a process that was killed.
+        words: arguments of `accelerate launch`.
+        settings: environment variables of this launch. No other setting of accelerate or torchrun has effect.
+        output: file for what the agent prints, and signals are then announced here; None: the screen.
+    """
+
+    def __init__(
+        self, run_dir: Path, words: Sequence[str], settings: Mapping[str, str], output: IO[Any] | None = None
+    ) -> None:
+        # The agent would kill everything at a signal, so it listens to one that is never sent.
+        settings = {**settings, "PET_SIGNALS_TO_HANDLE": UNUSED_SIGNAL}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(run_dir), *words],
+            env={**without_settings(os.environ), **settings},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        self.announces = output is not None
+        self.signals: list[int] = []
+        self.is_killed = False  # by a second signal
+        self._signalled: set[int] = set()
+        self._family: set[psutil.Process] = set()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Handle signals within the block. At its end no process is left."""
+        with signal_handler(self._on_signal):
+            try:
+                yield
+            finally:
+                self.kill()
+                self.process.wait()
+                psutil.wait_procs(self._family, timeout=GRACE_SECONDS)
+
+    @property
+    def had_workers(self) -> bool:
+        """Return whether the agent has started a process."""
+        return bool(self._family)
+
+    def runs(self) -> bool:
+        """Wait a moment, and return whether the agent still runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(POLL_SECONDS)
+        return self.process.returncode is None
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the processes that the agent has started; only they have a rank in their environment."""
+        workers = []
+        with suppress(psutil.Error):
+            for child in psutil.Process(self.process.pid).children():
+                with suppress(psutil.Error):
+                    workers += [child] if "RANK" in child.environ() else []
+        self._family.update(workers)
+        return workers
+
+    def forward_signal(self) -> None:
+        """Tell each process once to stop: a second signal would end it before it has saved."""
+        for worker in self.workers() if self.signals else ():
+            if worker.pid not in self._signalled and handles_signal(worker.pid, signal.SIGUSR1):
+                self._signalled.add(worker.pid)
+                worker.send_signal(signal.SIGUSR1)
+
+    def kill(self) -> None:
+        """Kill what is left of the agent and its processes, without waiting for their end."""
+        if self.process.returncode is None:
+            with suppress(psutil.Error):
+                self._family.update(psutil.Process(self.process.pid).children(recursive=True))
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGKILL)
+        for process in list(self._family):  # a signal may add some meanwhile
+            with suppress(psutil.Error):
+                process.kill()
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self.process.returncode is not None:
+            return
+        is_second = is_repeated(number, self.signals)
+        self.signals.append(number)
+        if is_second:
+            self.is_killed = True
+            self.kill()
+        elif len(self.signals) == 1 and self.announces:
+            name = signal.Signals(number).name
+            say(f"{name}: stopping as soon as the work so far is safe; a second signal stops at once")
+
+
+def run_in_processes(recipe: Recipe) -> int:
+    """Start the typed command in as many processes as the recipe says; return the exit code.
+
+    A signal is forwarded to each of them, and the code is then 3; a second one, or the end of this process,
+    kills them.
+    """
+    with tempfile.TemporaryDirectory(prefix="vitctl-bench-") as folder:
+        run_dir, config = Path(folder), LaunchConfig()
+        write_accelerate_config(run_dir, recipe, config)
+        words = accelerate_arguments(run_dir, recipe.machine.processes, config)
+        words = [*words[: words.index("--module") + 1], "vitctl", *sys.argv[1:]]
+        agent = Agent(run_dir, words, accelerate_environment(run_dir, config))
+        with agent.watched():
+            while agent.runs():
+                agent.forward_signal()
+                if agent.signals and not agent.had_workers:
+                    break
+    return RESUMABLE if agent.signals else agent.process.returncode
+
+
+def main() -> None:
+    """Be the agent: run `accelerate launch`, and note a process that was killed and could not say so."""
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    run_dir = Path(sys.argv[1])
+    try:
+        launch_command(launch_command_parser().parse_args(sys.argv[2:]))
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        was_killed = failure.exitcode < 0 and -failure.exitcode not in SIGNALS
+        if was_killed and (run_dir / LOGS).is_dir() and not is_cause(first_error(run_dir)):
+            note_killed(run_dir, rank, signal.Signals(-failure.exitcode).name)
+        _exit(error)
+    except Exception as error:
+        _exit(error)
+
+
+def _exit(error: Exception) -> None:
+    """Print an error and end at once: it takes Python seconds to finalise torch, and vitctl waits."""
+    print(error, file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

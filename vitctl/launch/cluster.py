@@ -1,0 +1,310 @@
+"""What a launcher or a batch system says: this process's rank among several, and the Slurm job of a run."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from vitctl.errors import LaunchError
+from vitctl.launch.run_folder import LOGS
+from vitctl.system.files import write_text
+from vitctl.system.text import has_control, one_line, typed
+
+Environment = MutableMapping[str, str]
+# Prefixes of the settings of accelerate and torchrun; the user did not set these for this run.
+_SETTINGS = ("ACCELERATE_", "FSDP_", "PET_")
+_AGENT = "TORCHELASTIC_RUN_ID"  # set by torchrun's agent, which accelerate launch runs
+_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+_RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
+# Variables that vitctl and torch read as whole numbers.
+_NUMBERS = (*_RANKS, *_RESTARTS, "MASTER_PORT", "SLURM_STEP_NUM_TASKS")
+UNUSED_SIGNAL = signal.SIGRTMAX.name  # for the agent, which would kill everything at one that comes
+FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below those that Linux hands out to whoever connects
+
+
+def without_settings(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without settings of accelerate and torchrun: only the recipe and the launch line
+    decide.
+    """
+    return {name: value for name, value in env.items() if not name.startswith(_SETTINGS)}
+
+
+def has_agent(env: Mapping[str, str] = os.environ) -> bool:
+    """Return whether accelerate launch, or torchrun, started this process and watches it."""
+    return _AGENT in env
+
+
+def started_by_vitctl(env: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the vitctl command started this process and shows its progress. Its agent listens to a
+    signal that is never sent.
+    """
+    return env.get("PET_SIGNALS_TO_HANDLE") == UNUSED_SIGNAL
+
+
+def restarts_left(env: Mapping[str, str] = os.environ) -> int:
+    """Return how often the agent will still restart the processes."""
+    return int(env.get("TORCHELASTIC_MAX_RESTARTS", "0")) - int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+@dataclass(frozen=True)
+class Member:
+    """This process as one of several that a launcher started.
+
+    `job` is the id that all of them share; "" if only the addresses are known.
+    """
+
+    launcher: str
+    rank: int
+    num_processes: int
+    job: str
+
+    def run_dir(self, name: str) -> Path:
+        """Return the run folder of this recipe and job: a requeued job resumes in it.
+
+        Raises:
+            LaunchError: the processes share no job id to name it by.
+        """
+        if not self.job:
+            raise LaunchError(
+                f"one of {self.num_processes} processes started by {self.launcher}: give all of them the "
+                f"same run folder with --out"
+            )
+        return Path("runs") / f"{Path(name).stem}_{self.job}"
+
+
+def check_environment(env: Environment = os.environ) -> None:
+    """Raise LaunchError where a variable such as RANK is not a whole number."""
+    for name in _NUMBERS:
+        text = env.get(name, "0")
+        if not re.fullmatch("[0-9]{1,18}", text):
+            raise LaunchError(
+                f"environment: {name} is '{one_line(text[:50])}', should be a whole number; correct it, or "
+                f"`unset {name}`"
+            )
+    if "RANK" in env and "WORLD_SIZE" in env and int(env["RANK"]) >= int(env["WORLD_SIZE"]):
+        raise LaunchError(
+            f"environment: RANK is {env['RANK']} of WORLD_SIZE {env['WORLD_SIZE']}, should be below it; "
+            f"correct them, or unset both"
+        )
+
+
+def find_member(env: Environment = os.environ) -> Member | None:
+    """Return this process's rank among several, or None if no launcher started it.
+
+    Under srun the variables that torch reads are added. A Slurm step of one task, such as an interactive
+    shell, is not a launcher. If there is none, ranks that another launcher left are removed from the
+    environment: accelerate would obey them.
+
+    Raises:
+        LaunchError: the environment contradicts itself, or holds values that are not numbers.
+    """
+    check_environment(env)
+    if "RANK" in env and "WORLD_SIZE" in env:
+        job = env.get("SLURM_JOB_ID") or env.get("TORCHELASTIC_RUN_ID", "")
+        return Member("torchrun", int(env["RANK"]), int(env["WORLD_SIZE"]), "" if job == "none" else job)
+    if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        return _slurm_member(env)
+    if int(env.get("WORLD_SIZE", "1")) > 1:
+        raise LaunchError(
+            "environment: WORLD_SIZE is set and RANK is not; set both for each process, or `unset WORLD_SIZE`"
+        )
+    for name in (*_RANKS, *(name for name in env if name.startswith("TORCHELASTIC_"))):
+        env.pop(name, None)  # left by another launcher: this process is the only one
+    return None
+
+
+def _slurm_member(env: Environment) -> Member:
+    try:
+        rank, num_tasks, job = env["SLURM_PROCID"], env["SLURM_STEP_NUM_TASKS"], env["SLURM_JOB_ID"]
+        tasks = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE") or env["SLURM_TASKS_PER_NODE"])
+        step = int(env.get("SLURM_STEP_ID", "0")) % 997
+        added = {
+            "RANK": rank,
+            "WORLD_SIZE": num_tasks,
+            "LOCAL_RANK": env["SLURM_LOCALID"],
+            "LOCAL_WORLD_SIZE": str(tasks[int(env["SLURM_NODEID"])]),
+            "MASTER_ADDR": first_host(env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"]),
+            "MASTER_PORT": str(FIRST_PORT + (int(job) * 31 + step) % NUM_PORTS),
+        }
+    except (KeyError, ValueError, IndexError) as error:
+        raise LaunchError(
+            f"srun started {env['SLURM_STEP_NUM_TASKS']} tasks, but its environment does not say on which "
+            f"nodes ({error!r}); start them with torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR "
+            f"and MASTER_PORT"
+        ) from None
+    for name, value in added.items():
+        env.setdefault(name, value)
+    return Member("srun", int(rank), int(num_tasks), job)
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Return Slurm's "2(x3),1" as [2, 2, 2, 1]."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise ValueError(f"tasks per node: {text!r}")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def first_host(text: str) -> str:
+    """Return the first name of a Slurm host list such as "gpu[007-012,15],login1" or "rack[1-2]n[3-4]"."""
+    first = re.split(r",(?![^\[]*\])", text.strip())[0]
+    host = re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)
+    if not re.fullmatch(r"[\w.:-]+", host):
+        raise ValueError(f"host list: {text!r}")
+    return host
+
+
+JOB_FILE = "job.sbatch"
+_LONGEST_NAME = 64
+SAVE_SECONDS = 300  # before the time limit: enough to finish a step, an evaluation batch and a save
+_EXAMPLE = "for example --slurm nodes=4,gpus=8,time=24:00:00"
+_TIME = r"([0-9]+-)?[0-9]+(:[0-9][0-9]){0,2}"
+_WORD = r"[A-Za-z0-9_.@:&|*+-]+"
+# In a #SBATCH line these end or change a quoted path, even when they are escaped.
+_NOT_IN_A_PATH = ('"', "\\")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The resources requested from Slurm.
+
+    `gpus` is per node, and so is `tasks`, the number of processes where there are no GPUs.
+    """
+
+    nodes: int = 1
+    gpus: int = 0
+    tasks: int = 1
+    cpus: int = 0
+    time: str = ""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    submit: bool = False
+
+    @property
+    def tasks_per_node(self) -> int:
+        """Processes on each node."""
+        return self.gpus or self.tasks
+
+    @property
+    def num_processes(self) -> int:
+        """Processes on all nodes."""
+        return self.nodes * self.tasks_per_node
+
+
+def parse_job(text: str) -> Job:
+    """Read the words of --slurm, such as "nodes=4,gpus=8,time=24:00:00,partition=long,submit".
+
+    Raises:
+        LaunchError: a name is unknown, or its value is invalid.
+    """
+    known = {field.name: field.type for field in fields(Job)}
+    values: dict[str, Any] = {}
+    for word in filter(None, text.split(",")):
+        name, equals, value = word.strip().partition("=")
+        if name not in known or (name == "submit") == bool(equals):
+            raise LaunchError(f"--slurm: {word!r} is unknown; known: {', '.join(known)}; {_EXAMPLE}")
+        if known[name] is int and not _is_count(value, 1 if name in ("nodes", "tasks") else 0):
+            raise LaunchError(f"--slurm: {word!r} should be a whole number; {_EXAMPLE}")
+        if known[name] is str and not re.fullmatch(_TIME if name == "time" else _WORD, value):
+            raise LaunchError(f"--slurm: {word!r} is not a valid {name}; {_EXAMPLE}")
+        values[name] = True if name == "submit" else int(value) if known[name] is int else value
+    if "time" not in values:
+        raise LaunchError(f"--slurm: time is missing; {_EXAMPLE}")
+    return Job(**values)
+
+
+def _is_count(text: str, least: int) -> bool:
+    return re.fullmatch("[0-9]{1,6}", text) is not None and int(text) >= least
+
+
+def write_job(job: Job, run_dir: Path, name: str) -> Path:
+    """Write RUN/job.sbatch, which starts or resumes the prepared run, and return it.
+
+    Raises LaunchError, see `job_text`.
+    """
+    folder = run_dir.resolve()
+    (folder / LOGS).mkdir(parents=True, exist_ok=True)
+    write_text(folder / JOB_FILE, job_text(job, folder, name, sys.executable))
+    return folder / JOB_FILE
+
+
+def job_text(job: Job, run_dir: Path, name: str, python: str) -> str:
+    """Return the batch script. Slurm sends USR1 to the tasks; they save and exit with code 3, and the job is
+    requeued.
+
+    A job that is cancelled gets TERM: it saves too, and is not requeued. Characters that Slurm does not allow
+    in `name` become underscores.
+
+    Raises:
+        LaunchError: a path holds a character that would break the script.
+    """
+    for path in (str(run_dir), python):
+        if has_control(path) or any(letter in path for letter in _NOT_IN_A_PATH):
+            raise LaunchError(
+                f"{one_line(path)}: a Slurm job cannot use a path with quotes, backslashes or control "
+                f"characters; "
+                "choose another folder with --out"
+            )
+    options = {
+        "job-name": re.sub("[^A-Za-z0-9_.-]+", "_", name)[:_LONGEST_NAME] or "vitctl",
+        "nodes": job.nodes,
+        "ntasks-per-node": job.tasks_per_node,
+        "gpus-per-node": job.gpus or None,
+        "cpus-per-task": job.cpus or None,
+        "time": job.time,
+        "partition": job.partition or None,
+        "account": job.account or None,
+        "qos": job.qos or None,
+        "constraint": job.constraint or None,
+        "signal": f"USR1@{SAVE_SECONDS}",
+        "open-mode": "append",
+        "output": f'"{str(run_dir).replace("%", "%%")}/logs/slurm_%j.txt"',  # Slurm expands a single %
+    }
+    lines = [f"#SBATCH --{key}={value}" for key, value in options.items() if value is not None]
+    resume = shlex.join([python, "-m", "vitctl", "resume", str(run_dir)])
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *lines,
+            "#SBATCH --requeue",
+            "",
+            "cancelled=",
+            "trap 'cancelled=1' TERM",
+            "# One process may finish before another: that kills no other; one that hangs is killed.",
+            f"srun --kill-on-bad-exit=0 --wait=120 {resume}",
+            "code=$?",
+            'if [ "$code" -eq 3 ] && [ -z "$cancelled" ]; then',
+            '  scontrol requeue "$SLURM_JOB_ID"',
+            "fi",
+            'exit "$code"',
+            "",
+        ]
+    )
+
+
+def submit(file: Path) -> str:
+    """Submit a job to Slurm; return the output of sbatch.
+
+    Raises:
+        LaunchError: there is no sbatch on this machine, or it fails.
+    """
+    try:
+        done = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise LaunchError(
+            f"sbatch is not on this machine; submit it where it is: sbatch {typed(file)}"
+        ) from None
+    if done.returncode:
+        raise LaunchError(f"sbatch refused {file}: {(done.stderr or done.stdout).strip()}")
+    return done.stdout.strip()

@@ -1,0 +1,321 @@
+"""What the processes of a run tell each other through files in RUN/logs.
+
+A process that fails leaves a note; the one that reports to the user reads which failed first, and why. And
+each process has a thread that notices when its main thread stands still: it then writes a mark every second.
+A process without a fresh mark is stopped, lost or unreachable. The lowest rank that answers reports it, and
+ends the run if it should stop.
+"""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from vitctl.engine.journal import CHECKPOINTS, Journal, step_folders, step_of, write_run_json
+from vitctl.engine.preemption import StopFlag
+from vitctl.errors import LaunchError, VitctlError, is_lost_peer
+from vitctl.launch.run_folder import LOGS, read_status
+from vitctl.system.files import atomic_write, no_links, read_json
+from vitctl.system.process import HERE
+from vitctl.system.text import printable, typed
+
+_MOST_NOTE_BYTES = 16 * 2**20
+_NOTE = {"rank": int, "time": float, "mendable": bool}  # in every note of a failed process
+
+
+def log_of(run_dir: Path, rank: int) -> Path:
+    """Return the log file for the output of a process."""
+    return run_dir / LOGS / f"rank_{rank:02d}.txt"
+
+
+def note_error(run_dir: Path, error: Exception) -> None:
+    """Record what ended this process: the message for all processes to read, the traceback in its own log
+    only.
+    """
+    rank, fixable = int(os.environ.get("RANK", "0")), isinstance(error, VitctlError)
+    log = log_of(run_dir, rank)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "a", encoding="utf-8", errors="backslashreplace", opener=no_links) as file:
+        file.write(printable("".join(traceback.format_exception(error))))
+    text = str(error) if fixable else f"{type(error).__name__}: {error}"
+    is_own_error = fixable and not isinstance(error, LaunchError)
+    lost_peer = not is_own_error and is_lost_peer(text)
+    _write_note(run_dir, rank, mendable=fixable, lost_peer=lost_peer, text=text, log=str(log))
+
+
+def note_killed(run_dir: Path, rank: int, signal_name: str) -> None:
+    """Write the note for a process that was killed and could not write its own."""
+    _write_note(run_dir, rank, mendable=True, lost_peer=False, killed=signal_name)
+
+
+def _write_note(run_dir: Path, rank: int, **values: Any) -> None:
+    write_run_json(run_dir / LOGS / f"error_{rank:02d}.json", {"rank": rank, "time": time.time(), **values})
+
+
+def forget_errors(run_dir: Path) -> None:
+    """Remove the notes of processes that failed in an earlier launch."""
+    for old in (run_dir / LOGS).glob("error_*.json"):
+        old.unlink(missing_ok=True)
+
+
+def first_error(run_dir: Path) -> dict[str, Any] | None:
+    """Return the note of the process that failed first in the last launch; None if none failed.
+
+    A process that only lost its connection to another one comes last, whatever the clocks of the nodes say.
+    """
+    notes = []
+    for path in (run_dir / LOGS).glob("error_*.json"):
+        with suppress(LaunchError):  # a new launch may be removing them
+            note = read_json(path, _MOST_NOTE_BYTES, error=LaunchError)
+            if isinstance(note, dict) and all(type(note.get(name)) is kind for name, kind in _NOTE.items()):
+                notes.append(note)
+    return min(notes, key=lambda note: (note.get("lost_peer", False), note["time"]), default=None)
+
+
+def is_cause(error: Mapping[str, Any] | None) -> bool:
+    """Return whether a note says why the run failed, not only that the connection to another process was lost."""
+    return error is not None and not error.get("lost_peer", False)
+
+
+def is_final(error: Mapping[str, Any] | None) -> bool:
+    """Return whether a restart would fail in the same way: only the user can fix it."""
+    return error is not None and is_cause(error) and error["mendable"] and "killed" not in error
+
+
+def raise_first_error(run_dir: Path, num_processes: int) -> None:
+    """Raise the error of the process that failed first in the last launch, if any.
+
+    Raises:
+        VitctlError: the user can fix it, or a process was killed or lost.
+        RuntimeError: a bug.
+    """
+    error = first_error(run_dir)
+    if error is None:
+        return
+    rank, resume = error["rank"], f"resume with: vitctl resume {typed(run_dir)}"
+    log = log_of(run_dir, rank)
+    if not log.exists():  # the process ended before it could open one
+        log = log.parent
+    if "killed" in error:
+        raise LaunchError(
+            f"process {rank} of {num_processes} was killed ({error['killed']}), most often because it ran "
+            f"out of memory; {log} has its output; {resume}"
+        )
+    if error["mendable"]:
+        raise VitctlError(f"{error['text']} (process {rank}; {log})")
+    if not is_cause(error):
+        raise LaunchError(
+            f"process {rank} lost the connection to another process, which left no error message "
+            f"({error['text'].splitlines()[0]}); {log} has more; {resume}"
+        )
+    raise RuntimeError(f"process {rank} failed: {error['text']}; {log} has the traceback")
+
+
+def write_failed_result(run_dir: Path, job: str, text: str) -> None:
+    """Write RUN/result.json of a failed run. If that fails too, the first error is the one to report."""
+    from vitctl.jobs.record.result import RunResult, write_result
+
+    with suppress(OSError):
+        write_result(run_dir, RunResult(job, "failed", error=text))
+
+
+NOTICE_SECONDS = 10.0  # without an answer, before a line says who is waited for
+GIVE_UP_SECONDS = 15.0  # after a signal, before the run ends without those that do not answer
+_TICK_SECONDS, _QUIET_SECONDS, _FRESH_SECONDS = 1.0, 3.0, 5.0
+_SLOW_SECONDS = 60.0  # before a line says that a process which answers is far behind
+_MOST_BYTES = 10_000
+
+End = Callable[[str], None]  # ends this process: the run is stopped, and why
+
+
+@contextmanager
+def roll_call(run_dir: Path, journal: Journal, stop: StopFlag, end: End) -> Iterator[None]:
+    """Within the block, report processes that do not answer, and leave them behind `GIVE_UP_SECONDS` after a
+    signal.
+
+    `end` is called in another thread.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    one = (
+        _Rank(run_dir, journal, stop, end, int(os.environ["RANK"]), size)
+        if size > 1
+        else _Alone(journal, stop)
+    )
+    ended = threading.Event()
+    thread = threading.Thread(target=_watch, args=(one.look, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _watch(look: Callable[[], None], ended: threading.Event) -> None:
+    while not ended.wait(_TICK_SECONDS):
+        with suppress(OSError):
+            look()
+
+
+def resume_text(run_dir: Path) -> str:
+    """Return where a resume of the run starts."""
+    steps = [step_of(path) or 0 for path in step_folders(run_dir / CHECKPOINTS)]
+    return f"a resume starts at step {max(steps)}" if steps else "the run has no checkpoint"
+
+
+def _missing_images() -> str:
+    """Return what the main thread has waited for too long, if it waits for images; else ""."""
+    since, stopped = HERE.images_since, []
+    if since is None or time.monotonic() - since < NOTICE_SECONDS:
+        return ""
+    for number in HERE.loaders:
+        with suppress(psutil.Error):
+            stopped += [str(number)] if psutil.Process(number).status() == psutil.STATUS_STOPPED else []
+    return "waits for images" + (f": loader process {', '.join(stopped)} is stopped" if stopped else "")
+
+
+@dataclass
+class _Alone:
+    """Watches a single process: its main thread gives up itself."""
+
+    journal: Journal
+    stop: StopFlag
+    reported: float | None = None  # the wait that a line was written about
+
+    def look(self) -> None:
+        """Called every second."""
+        since, images = HERE.images_since, _missing_images()
+        for number in HERE.loaders if self.stop.reason and since is None else ():
+            with suppress(OSError):
+                os.kill(number, signal.SIGKILL)  # it would not end by itself
+        if images and since != self.reported:
+            self.reported = since
+            self.journal.write("warning", step=HERE.step, text=f"step {HERE.step}: {images}")
+        if images and self.stop.seconds >= GIVE_UP_SECONDS:
+            self.stop.give_up(images)
+
+
+@dataclass
+class _Rank:
+    """Watches one of several processes. A mark's age is measured by the clock of this process."""
+
+    run_dir: Path
+    journal: Journal
+    stop: StopFlag
+    end: End
+    rank: int
+    size: int
+    beat: int = 0
+    place: tuple[int, float | None] = (-1, None)
+    since: float = field(default_factory=time.monotonic)
+    marks: dict[int, tuple[dict[str, Any], float]] = field(default_factory=dict)
+    reported: set[str] = field(default_factory=set)
+    stopping_since: float | None = None
+
+    def file(self, rank: int) -> Path:
+        """Return the file with the mark of a process."""
+        return self.run_dir / LOGS / f"mark_{rank:02d}.json"
+
+    def write(self) -> None:
+        """Write the mark of this process."""
+        self.beat += 1
+        mark = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "beat": self.beat,
+            "arrivals": HERE.arrivals,
+            "images": _missing_images(),
+            "stop": self.stop.raised,
+        }
+        with suppress(OSError), atomic_write(self.file(self.rank), flushed=False) as aside:
+            aside.write_text(json.dumps(mark), encoding="utf-8")
+
+    def look(self) -> None:
+        """Called every second."""
+        now, place = time.monotonic(), (HERE.arrivals, HERE.images_since)
+        if place != self.place:
+            self.place, self.since = place, now
+            self.marks.clear()
+            self.reported.clear()
+        still = now - self.since
+        if still >= _QUIET_SECONDS or not self.beat:
+            self.write()
+        if still < _QUIET_SECONDS:
+            return
+        leads = not any(self._answers(rank) for rank in range(self.rank))
+        if not leads:
+            if self.stop.seconds >= GIVE_UP_SECONDS and read_status(self.run_dir) == "stopped":
+                self.end("")
+            return
+        answering = {
+            rank: self.marks[rank][0]
+            for rank in range(self.size)
+            if rank != self.rank and self._answers(rank)
+        }
+        self._read(self.rank)
+        answering[self.rank] = self.marks[self.rank][0]
+        furthest = max(int(mark["arrivals"]) for mark in answering.values())
+        silent = [rank for rank in range(self.size) if rank not in answering]
+        behind = [rank for rank, mark in answering.items() if mark["arrivals"] < furthest]
+        starved = [rank for rank in behind if answering[rank]["images"]]
+        if still < NOTICE_SECONDS:
+            return
+        self._report(silent, "does not answer")
+        self._report(starved, answering[starved[0]]["images"] if starved else "")
+        if still >= _SLOW_SECONDS:
+            self._report([rank for rank in behind if rank not in starved], "is far behind the others")
+        if not any(mark["stop"] for mark in answering.values()):
+            return
+        self.stopping_since = self.stopping_since or now - self.stop.seconds
+        if (silent or starved) and now - self.stopping_since >= GIVE_UP_SECONDS:
+            self._give_up([*silent, *starved])
+
+    def _answers(self, rank: int) -> bool:
+        self._read(rank)
+        mark, since = self.marks[rank]
+        return bool(mark) and time.monotonic() - since < _FRESH_SECONDS
+
+    def _read(self, rank: int) -> None:
+        before, since = self.marks.get(rank, ({}, time.monotonic()))
+        mark = before
+        with suppress(LaunchError):
+            read = read_json(self.file(rank), _MOST_BYTES, error=LaunchError)
+            mark = (
+                read
+                if isinstance(read, dict) and {"beat", "arrivals", "images", "stop"} <= {*read}
+                else before
+            )
+        self.marks[rank] = (mark, time.monotonic() if mark != before else since)
+
+    def _who(self, ranks: Sequence[int]) -> str:
+        marks = [(rank, self.marks[rank][0]) for rank in ranks]
+        return ", ".join(
+            f"process {rank} on {mark.get('host', '?')} (pid {mark.get('pid', '?')})" for rank, mark in marks
+        )
+
+    def _report(self, ranks: Sequence[int], what: str) -> None:
+        """Report each kind of wait once while the run stands still, on the screen and in the log."""
+        if ranks and what not in self.reported:
+            self.reported.add(what)
+            text = f"step {HERE.step}: waiting for {self._who(ranks)}, which {what}"
+            self.journal.write("warning", step=HERE.step, text=text)
+
+    def _give_up(self, ranks: Sequence[int]) -> None:
+        """Save what this process can save without the others, and end the run."""
+        self.stop.given_up = True
+        save = self.stop.save_alone
+        why_not = save() if save is not None else "no training was in progress"
+        saved = f"step {HERE.step} not saved: {why_not}" if why_not else f"step {HERE.step} saved without it"
+        text = f"stopped; {self._who(ranks)} did not answer; {saved}; {resume_text(self.run_dir)}"
+        self.journal.write("warning", step=HERE.step, text=text)
+        self.end(text)

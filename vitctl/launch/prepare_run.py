@@ -1,0 +1,255 @@
+"""From a checked recipe to a folder that can be run: recipe.toml, launch.txt, env.json, and what may change
+on resume.
+"""
+
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vitctl.engine.journal import (
+    CHANGED,
+    CHECKPOINTS,
+    LOG,
+    RECIPE,
+    STATE,
+    Journal,
+    no_permission,
+    step_folders,
+    step_of,
+    write_run_json,
+)
+from vitctl.errors import LaunchError, RecipeError, VitctlError
+from vitctl.launch.agent import LaunchConfig, launch_line, write_accelerate_config
+from vitctl.launch.cluster import Member, find_member
+from vitctl.launch.peers import forget_errors
+from vitctl.launch.run_folder import check_not_foreign, clear, failed_without_output, prepared_folder
+from vitctl.launch.worker import on_cpu
+from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
+from vitctl.recipe.schema import Recipe, TrainRecipe
+from vitctl.recipe.write import FREE_TO_CHANGE, differences, to_toml, toml_value
+from vitctl.system.files import write_text
+from vitctl.system.text import has_control, one_line, printable, typed
+
+if TYPE_CHECKING:
+    from vitctl.jobs.inputs.data import Inputs
+
+PACKAGES = (
+    "vitctl",
+    "torch",
+    "torchvision",
+    "accelerate",
+    "numpy",
+    "pillow",
+    "safetensors",
+    "webdataset",
+    "onnx",
+    "onnxruntime",
+)
+WAIT_SECONDS = 600.0  # for another machine of the same run to finish its preparation
+
+
+class Prepared(NamedTuple):
+    """The recipe that RUN/recipe.toml was written from, and the images that were opened to check it.
+
+    Args:
+        recipe: equal to the recipe in the file.
+        taken: a line that names the run whose weights it uses; "" unless the recipe says "newest".
+        inputs: None in a process that did not prepare the run.
+    """
+
+    recipe: Recipe
+    taken: str = ""
+    inputs: "Inputs | None" = None
+
+
+def prepare_run(
+    loaded: Loaded, run_dir: Path, allow: Sequence[str] = (), config: LaunchConfig = LaunchConfig()
+) -> Prepared:
+    """Check everything that can be checked before the first process, then write recipe.toml, launch.txt and
+    env.json.
+
+    Among processes that a launcher started, rank 0 does this and the others wait. Several machines do it in
+    turn: the second finds the files of the first.
+
+    Args:
+        loaded: the recipe.
+        run_dir: new, or of a run that is resumed.
+        allow: dotted keys, or tables, that may differ from those of the run in the folder.
+        config: machines and restarts of the launch that follows.
+
+    Raises:
+        VitctlError: as `check_recipe` raises; nothing was written.
+        RecipeError: the folder holds a run of another recipe; the changed keys are named.
+        LaunchError: the folder cannot be written, or rank 0 failed to prepare it.
+    """
+    member = find_member()
+    if member is None:
+        return _prepare(loaded, run_dir, allow, config)
+    return _prepare_on_all(loaded, run_dir, allow, member)
+
+
+def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member: Member) -> Prepared:
+    from vitctl.engine.runtime import broadcast_text, join
+
+    if member.num_processes > 1:
+        join(cpu=on_cpu(loaded.recipe))
+    said, prepared = "", None
+    if member.rank == 0:
+        try:
+            prepared = _prepare(loaded, run_dir, allow, LaunchConfig())
+            forget_errors(run_dir)
+        except VitctlError as error:
+            said = str(error)
+    if member.num_processes > 1:
+        said = broadcast_text(said)
+    if said:
+        raise LaunchError(said)
+    return prepared or Prepared(load_recipe(str(run_dir / RECIPE)).recipe)
+
+
+def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: LaunchConfig) -> Prepared:
+    from vitctl.engine.agreement import allow as note_allowed
+    from vitctl.jobs.inputs.checks import check_recipe, fit_to_data
+
+    if has_control(str(run_dir)):
+        raise RecipeError(
+            f"--out {one_line(str(run_dir))}: has a control character in its name; choose another"
+        )
+    file = run_dir / RECIPE
+    with prepared_folder(run_dir, WAIT_SECONDS if config.nodes > 1 else 0.0):
+        check_not_foreign(run_dir)  # not before: another machine may be writing the files of this run
+        before = (
+            load_recipe(str(file)).recipe if file.exists() and not failed_without_output(run_dir) else None
+        )
+        loaded, taken = _pinned(loaded, before)
+        loaded, inputs = fit_to_data(loaded, run_dir)
+        changed = _changes(before, loaded.recipe, run_dir, allow) if before is not None else ""
+        _not_shorter(loaded.recipe, run_dir)
+        inputs = check_recipe(loaded.recipe, run_dir, inputs)
+        if before is None:
+            clear(run_dir)
+        if before != loaded.recipe:
+            write_text(file, to_toml(loaded))
+        if allow:
+            note_allowed(run_dir, allow)
+        if changed:
+            Journal(run_dir / LOG).write("warning", step=0, text=f"{CHANGED}: {changed}")
+        write_accelerate_config(run_dir, loaded.recipe, config)
+        write_text(run_dir / "launch.txt", printable(launch_line(run_dir, loaded.recipe, config)) + "\n")
+        write_run_json(run_dir / "env.json", environment())
+    return Prepared(loaded.recipe, taken, inputs)
+
+
+def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
+    """Replace "newest" by the run that it meant at the first start: a resumed run must use the same weights.
+
+    Returns:
+        the recipe with these weights, and a line that names them; "" if the recipe names its weights.
+    """
+    weights = getattr(loaded.recipe, "weights", None)
+    if weights is None or weights.source != "newest":
+        return loaded, ""
+    from vitctl.jobs.inputs.checks import check_not_missing
+    from vitctl.jobs.record.result import newest_run
+
+    earlier = getattr(before, "weights", None)
+    if earlier is not None:
+        source, taken = (
+            earlier.source,
+            f"no --from: using the weights that this run started from, {earlier.source}",
+        )
+    else:
+        check_not_missing(loaded.recipe)
+        newest = newest_run(loaded.recipe.job)
+        source, taken = str(newest.folder), newest.text
+    return with_overrides(loaded, [Override("weights.source", source, "newest when the run started")]), taken
+
+
+_ALLOWED = ("data", "weights", "computation")
+
+
+def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -> str:
+    """Return a text of the differences that are allowed, or "".
+
+    Raises RecipeError for any other.
+    """
+    if before.job != now.job:
+        raise RecipeError(
+            f"{run_dir}: holds a run of {before.job}, this is {now.job}; choose another folder with --out"
+        )
+    changed = [d for d in differences(before, now) if not d[0].startswith(FREE_TO_CHANGE)]
+    known = every_key(type(now))
+    if odd := next(
+        (
+            one
+            for one in allow
+            if one not in _ALLOWED and not any(f"{key}.".startswith(f"{one}.") for key in known)
+        ),
+        "",
+    ):
+        raise RecipeError(
+            f"--allow {one_line(odd)}: not a recipe key; give a key that the error message names, or data, "
+            f"weights or computation"
+        )
+    refused = [d for d in changed if not any(d[0] == key or d[0].startswith(f"{key}.") for key in allow)]
+    if refused:
+        more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
+        sets = " ".join(
+            f"--set {typed(f'{key}={toml_value(value)}')} --allow {key}" for key, _, value in refused
+        )
+        raise RecipeError(
+            f"{run_dir}: holds a run of another recipe: {_in_words(refused[:4])}{more}; choose another "
+            f"folder with --out, "
+            f"or resume anyway with: vitctl resume {typed(run_dir)} {sets}"
+        )
+    return _in_words(changed)
+
+
+def _not_shorter(recipe: Recipe, run_dir: Path) -> None:
+    """Refuse a training that would end before the checkpoint that it resumes from."""
+    steps = recipe.schedule.total_steps if isinstance(recipe, TrainRecipe) else 0
+    try:
+        saved = [
+            step_of(folder) or 0
+            for folder in step_folders(run_dir / CHECKPOINTS)
+            if (folder / STATE).exists()
+        ]
+    except PermissionError as error:
+        raise no_permission(error) from None
+    done = max(saved, default=0)
+    if 0 < steps < done:
+        raise RecipeError(
+            f"{run_dir}: has a checkpoint of step {done}, and schedule.total_steps = {steps} would end "
+            f"before it; set it to {done} "
+            "or more, or choose another folder with --out"
+        )
+
+
+def _in_words(changes: Sequence[tuple[str, Any, Any]]) -> str:
+    return "; ".join(
+        f"{key} was {toml_value(a) or 'unset'}, now {toml_value(b) or 'unset'}" for key, a, b in changes
+    )
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine and git commit, for RUN/env.json."""
+    from vitctl.models.flops import cpu_name, installed
+
+    git = ["git", "-C", str(Path(__file__).resolve().parents[2]), "rev-parse", "HEAD"]
+    try:
+        commit = subprocess.run(git, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
+    except OSError:
+        commit = ""
+    return {
+        "versions": installed(PACKAGES),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "cpu": cpu_name(),
+        "cpus": os.cpu_count(),
+        "git_commit": commit or None,
+    }

@@ -1,0 +1,105 @@
+"""A sweep on this machine: a folder for each run, one run after the other, and a table of the results."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from vitctl.data.datasets.catalog import find_data_set, open_split
+from vitctl.data.shards.index import find_splits
+from vitctl.engine.journal import RECIPE, Report
+from vitctl.errors import VitctlError
+from vitctl.jobs.record.result import read_result
+from vitctl.launch.launcher import launch
+from vitctl.launch.prepare_run import prepare_run
+from vitctl.launch.run_folder import check_not_foreign, leaving_nothing
+from vitctl.recipe.load import Loaded, Override, load_recipe, with_overrides
+from vitctl.recipe.sweep import SweepCell
+from vitctl.report.sweep_table import Outcome, outcome, write_sweep_table
+
+DATA = "data"
+
+
+def prepare_cells(cells: Sequence[SweepCell], out: Path) -> None:
+    """Check every run before the first one starts, and write the recipes of their folders.
+
+    Raises:
+        VitctlError: every problem in one line, with the runs that have it; nothing was written.
+    """
+    if not any(out.glob(f"*/{RECIPE}")):
+        check_not_foreign(out, what="a sweep")
+    problems: dict[str, list[str]] = {}
+    with leaving_nothing(out):
+        for cell in cells:
+            try:
+                prepare_run(_load(cell, out), out / cell.name)
+            except VitctlError as error:
+                problems.setdefault(str(error), []).append(cell.name)
+        if problems:
+            raise VitctlError(
+                "\n".join(_problem(text, names, len(cells)) for text, names in problems.items())
+            )
+
+
+def run_cells(
+    cells: Sequence[SweepCell], out: Path, metric: str, report: Callable[[SweepCell, int], Report]
+) -> list[Outcome]:
+    """Run or resume what is not finished, and write the table after each run.
+
+    A failed run does not stop the others; after a signal the rest is not run.
+
+    Args:
+        cells: prepared.
+        out: folder of the sweep.
+        metric: dotted name of the number that is compared, e.g. "accuracy".
+        report: returns, for a run and its number, the function that is called with each of its log records.
+    """
+    errors: dict[str, str] = {}
+    for number, cell in enumerate(cells):
+        folder = out / cell.name
+        if is_done(folder):
+            continue
+        try:
+            result = launch(folder, report(cell, number))
+        except VitctlError as error:
+            errors[cell.name] = str(error)
+            continue
+        if result["status"] == "stopped":
+            break
+        write_sweep_table(out, outcomes(cells, out, metric, errors))
+    rows = outcomes(cells, out, metric, errors)
+    write_sweep_table(out, rows)
+    return rows
+
+
+def _load(cell: SweepCell, out: Path) -> Loaded:
+    """Return the recipe of a cell. Data sets that vitctl generates are generated once, for all runs."""
+    loaded = load_recipe(cell.recipe, cell.overrides)
+    place = getattr(loaded.recipe, "data", None)
+    if getattr(place, "path", "") or getattr(place, "synthetic", 0) or not getattr(place, "dataset", ""):
+        return loaded
+    assert place is not None
+    row = find_data_set(place.dataset)
+    if row.make is None or find_splits(Path(place.root) / row.name):
+        return loaded
+    open_split(place.eval_split or "test", dataset=row.name, root=place.root, scratch=out / DATA)
+    return with_overrides(loaded, [Override("data.root", str(out / DATA), "sweep")])
+
+
+def _problem(text: str, names: Sequence[str], num_cells: int) -> str:
+    """Return a problem and the runs that have it; no names if all runs have it."""
+    if len(names) == num_cells:
+        return text
+    return f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {text}"
+
+
+def is_done(folder: Path) -> bool:
+    """Return whether a run is finished."""
+    result = read_result(folder)
+    return result is not None and result.status == "done"
+
+
+def outcomes(cells: Sequence[SweepCell], out: Path, metric: str, errors: dict[str, str]) -> list[Outcome]:
+    """Return the outcome of every run of a sweep so far."""
+    return [
+        outcome(out / cell.name, cell.recipe, cell.varied, metric, errors.get(cell.name, ""))
+        for cell in cells
+    ]

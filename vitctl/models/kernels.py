@@ -1,0 +1,204 @@
+"""Kernels: the attention product, and linear layers on a CPU."""
+
+import math
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+AttentionKernel = Literal["fused", "math"]
+# Tokens up to which plain products are the faster kernel, by device and type of the products:
+# benchmarks/kernels.py prints them.
+_PLAIN_UP_TO = {("cpu", torch.bfloat16): 1024}
+
+_attention_kernel: AttentionKernel = "fused"
+
+
+def set_attention(kernel: AttentionKernel) -> None:
+    """Choose the kernel of every model in this process."""
+    global _attention_kernel
+    _attention_kernel = kernel
+
+
+def used_attention() -> AttentionKernel:
+    """Return the kernel that was chosen."""
+    return _attention_kernel
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return softmax(query key^T / sqrt(Dh) + bias) value, `[B, ..., H, N, Dh]` like each of the three.
+
+    `bias`, where there is one, is `[B, ..., H, N, N]`, and decides for plain products.
+    Paper: Appendix A, equations 6 and 7
+    """
+    leading = query.shape[:-3]
+    query, key, value = (
+        tensor.flatten(0, -4) for tensor in (query, key, value)
+    )  # fused kernels know one batch
+    bias = None if bias is None else bias.flatten(0, -4)
+    # A bias that learns has no fused kernel on most devices.
+    plain = bias is not None or _attention_kernel == "math"
+    mixed = _math(query, key, value, bias) if plain else F.scaled_dot_product_attention(query, key, value)
+    return torch.unflatten(mixed, 0, leading)
+
+
+def attention_weights(query: Tensor, key: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return softmax(query key^T / sqrt(Dh) + bias), `[B, ..., H, N, N]`, queries before keys, in float32 or
+    wider.
+
+    Paper: Appendix A, equation 6
+    """
+    logits = _logits(query, key, bias)
+    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    return logits.softmax(dim=-1, dtype=wide)
+
+
+def _logits(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
+    logits = (query * (1 / math.sqrt(query.shape[-1]))) @ key.transpose(-2, -1)  # [B, ..., H, N, N]
+    return logits if bias is None else logits + bias
+
+
+def attention_rule(device: str, dtype: torch.dtype, tokens: int) -> AttentionKernel:
+    """Return the kernel of machine.attention = "auto": the same on every machine with this kind of device, at
+    any load and batch.
+
+    Args:
+        device: kind, such as "cpu".
+        dtype: of the products.
+        tokens: of a sequence, at most; a fused kernel needs no `[N, N]` matrix.
+    """
+    return "math" if tokens <= _PLAIN_UP_TO.get((device, dtype), 0) else "fused"
+
+
+def _math(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
+    # The sums of the softmax are in float32; its result is kept in the type of the product, once for both
+    # products behind it.
+    return _logits(query, key, bias).softmax(dim=-1).to(value.dtype) @ value
+
+
+LinearKernel = Literal["torch", "onednn"]
+
+_linear_kernel: LinearKernel = "torch"
+
+
+def set_linear(kernel: LinearKernel) -> None:
+    """Choose the library for every model in this process; on a GPU, and for float64, torch's is used in any
+    case.
+    """
+    global _linear_kernel
+    _linear_kernel = kernel
+
+
+def used_linear() -> LinearKernel:
+    """Return the library that was chosen."""
+    return _linear_kernel
+
+
+class Linear(nn.Linear):
+    """A linear layer, `[..., in_features]` to `[..., out_features]`."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        device = inputs.device.type
+        if _linear_kernel == "torch" or device != "cpu" or self.weight.dtype == torch.float64:
+            return F.linear(inputs, self.weight, self.bias)
+        is_mixed = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if is_mixed else inputs.dtype
+        bias = None if self.bias is None else self.bias.to(dtype)
+        outputs: Tensor = _OneDNN.apply(inputs.to(dtype), self.weight.to(dtype), bias)
+        return outputs
+
+
+class Head(Linear):
+    """A linear layer of the classifier, `[..., R]` to `[..., K]`, in the precision of its weights whatever
+    autocast says.
+
+    In bf16 two answers of a thousand are often equal, and a logit near the initial bias of -10 is off by up
+    to 0.03.
+    """
+
+    def forward(self, features: Tensor) -> Tensor:
+        device = features.device.type
+        # Left alone where nothing is on: exporters would otherwise find a region in the graph. torch 2.11
+        # cannot compile `is_autocast_available`, and `meta` is the one device without autocast that a network
+        # meets.
+        is_on = device != "meta" and torch.is_autocast_enabled(device)
+        off = torch.autocast(device, enabled=False) if is_on else nullcontext()
+        with off:
+            return super().forward(features.to(self.weight.dtype))
+
+
+def onednn_problem(dtype: torch.dtype, device: torch.device) -> str:
+    """Return why oneDNN cannot multiply here, or ""."""
+    if device.type != "cpu":
+        return "oneDNN computes on CPUs"
+    if dtype == torch.float64:
+        return "oneDNN has no float64"
+    library: Any = torch.backends.mkldnn  # not all of it has types
+    if not library.is_available():
+        return "this PyTorch has no oneDNN"
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "oneDNN has no bf16 product on this processor, which lacks AVX-512"
+    return ""
+
+
+class _OneDNN(torch.autograd.Function):
+    """inputs weight^T + bias by oneDNN; all of one dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.has_bias = bias is not None
+        outputs: Tensor = _outputs(inputs, weight, bias)
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        inputs, weight = ctx.saved_tensors
+        for_inputs, for_weight, for_bias = ctx.needs_input_grad
+        return (
+            _inputs_gradient(gradient, weight) if for_inputs else None,
+            _weight_gradient(gradient, inputs) if for_weight else None,
+            gradient.flatten(0, -2).sum(dim=0) if ctx.has_bias and for_bias else None,
+        )
+
+
+# Operators of our own, because torch's compiler takes its operator below for inference alone.
+@torch.library.custom_op("vitctl::linear", mutates_args=())
+def _outputs(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return _product(inputs, weight, bias)
+
+
+@torch.library.custom_op("vitctl::linear_inputs_gradient", mutates_args=())
+def _inputs_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
+    return _product(gradient, weight.t(), None)
+
+
+@torch.library.custom_op("vitctl::linear_weight_gradient", mutates_args=())
+def _weight_gradient(gradient: Tensor, inputs: Tensor) -> Tensor:
+    return _product(gradient.flatten(0, -2).t(), inputs.flatten(0, -2).t(), None)
+
+
+@_outputs.register_fake
+def _(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ARG001 - the signature of the operator
+    return inputs.new_empty(*inputs.shape[:-1], weight.shape[0])
+
+
+@_inputs_gradient.register_fake
+def _(gradient: Tensor, weight: Tensor) -> Tensor:
+    return gradient.new_empty(*gradient.shape[:-1], weight.shape[1])
+
+
+@_weight_gradient.register_fake
+def _(gradient: Tensor, inputs: Tensor) -> Tensor:
+    return gradient.new_empty(gradient.shape[-1], inputs.shape[-1])
+
+
+def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """inputs weight^T + bias: `[..., I]` and `[O, I]` to `[..., O]`."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+    outputs: Tensor = product.contiguous()
+    return outputs

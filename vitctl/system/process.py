@@ -1,0 +1,231 @@
+"""This process: signals, what it waits for, open files, memory."""
+
+import fcntl
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from vitctl.errors import LaunchError
+from vitctl.system.files import LARGE
+
+# Sent by a person, a batch system or a launcher to stop a job; a second one means "stop at once".
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2, signal.SIGQUIT)
+# Sent by the system: a closed terminal (which sends it twice, once through the shell), a limit on CPU time
+# (which sends it every second), a timer. The job saves a checkpoint and stops; a second one does not
+# interrupt that.
+_SYSTEM_SIGNALS = (signal.SIGHUP, signal.SIGXCPU, signal.SIGALRM, signal.SIGVTALRM)
+SIGNALS = (*STOP_SIGNALS, *_SYSTEM_SIGNALS)
+# Handled even if ignored at start: a shell script ignores SIGINT for what it starts in the background.
+_ALWAYS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+def handled_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that this process handles.
+
+    Signals that were ignored at start, as nohup does with SIGHUP, stay ignored.
+    """
+    return tuple(one for one in SIGNALS if one in _ALWAYS or signal.getsignal(one) != signal.SIG_IGN)
+
+
+@contextmanager
+def signal_handler(handler: Handler, afterwards: signal.Handlers | None = None) -> Iterator[None]:
+    """Install `handler` for all handled signals within the block.
+
+    Args:
+        handler: called with the number of the signal and the frame.
+        afterwards: the handler to set after the block; None: the earlier one.
+    """
+    before = {number: signal.signal(number, handler) for number in handled_signals()}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier if afterwards is None else afterwards)
+
+
+def is_repeated(number: int, before: Iterable[int]) -> bool:
+    """Return whether a stop signal follows an earlier one: the job should stop at once, without saving.
+
+    Args:
+        number: of the signal.
+        before: numbers of the signals that came earlier.
+    """
+    return number in STOP_SIGNALS and any(other in STOP_SIGNALS for other in before)
+
+
+def handles_signal(process: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal. One that is starting or ending may have none: the signal
+    would kill it.
+
+    Args:
+        process: id of the process.
+        number: of the signal.
+    """
+    if sys.platform != "linux":
+        return True
+    try:
+        lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def ignore_signals(numbers: Sequence[int] = SIGNALS) -> None:
+    """Called in a worker that was forked with these signals blocked: it ignores them from now on, because the
+    parent stops it.
+    """
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
+@contextmanager
+def blocked_signals(numbers: Sequence[int] = SIGNALS) -> Iterator[None]:
+    """Block signals within the block, so that a worker forked there does not receive them before it ignores
+    them.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@dataclass
+class Place:
+    """Where the main thread is.
+
+    Args:
+        arrivals: operations with the other processes that it has entered: all processes enter the same ones
+            in the same order.
+        step: finished training steps.
+        images_since: `time.monotonic()` when it began to wait for images; None while it does not.
+        loaders: ids of the loader processes that it waits for.
+    """
+
+    arrivals: int = 0
+    step: int = 0
+    images_since: float | None = None
+    loaders: Sequence[int] = ()
+
+    def arrive(self) -> None:
+        """Count an operation that waits for the other processes, right before it."""
+        self.arrivals += 1
+
+    @contextmanager
+    def waiting_for_images(self, loaders: Sequence[int]) -> Iterator[None]:
+        """Within the block the main thread waits for images of these processes."""
+        self.images_since, self.loaders = time.monotonic(), loaders
+        try:
+            yield
+        finally:
+            self.images_since = None
+
+
+HERE = Place()
+
+
+# Reserve of this process; then, for each worker, its queues, its sentinel and its batches in flight.
+_FILES, _FILES_PER_WORKER = 12, 6
+_OPEN_SHARDS = 64
+
+
+def max_open_shards(limit: int) -> int:
+    """Return how many shards a process may keep open if it may have `limit` descriptors.
+
+    The rest is left for passing batches.
+    """
+    return _OPEN_SHARDS if limit == resource.RLIM_INFINITY else max(4, min(_OPEN_SHARDS, limit // 8))
+
+
+def ensure_descriptors(num_workers: int) -> None:
+    """Raise the soft limit on descriptors where `num_workers` need it. Workers pass batches as descriptors of
+    shared memory.
+
+    Raises:
+        LaunchError: the hard limit is too low.
+    """
+    if not num_workers or sys.platform != "linux":
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = (
+        len(os.listdir("/proc/self/fd")) + _FILES + _FILES_PER_WORKER * num_workers + max_open_shards(soft)
+    )
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise LaunchError(
+            f"{num_workers} loader workers need {needed} open files, the limit is {hard}; raise it (ulimit "
+            f"-n {needed}), "
+            "or lower machine.workers"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+class MemoryLock:
+    """A lock between processes. Pickling passes it to spawned processes."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.is_held = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attached, (DupFd(self.descriptor),)
+
+
+_FOR_CHILDREN: list[MemoryLock] = []  # the lock of the workers that this process starts
+_IN_USE: list[MemoryLock] = []  # the lock that this process uses, where it is a worker
+
+
+def shared_lock() -> MemoryLock | None:
+    """Return the lock that the workers of this process share, created at the first call; None on systems other
+    than Linux.
+    """
+    if not _FOR_CHILDREN and sys.platform == "linux":
+        _FOR_CHILDREN.append(MemoryLock(os.memfd_create("vitctl-memory-lock")))
+    return _FOR_CHILDREN[0] if _FOR_CHILDREN else None
+
+
+def use_lock(lock: MemoryLock | None) -> None:
+    """Make `acquire` of this worker wait for the lock.
+
+    The parent must not call this: it waits for workers that hold the lock.
+    """
+    _IN_USE[:] = [] if lock is None else [lock]
+
+
+def acquire(num_bytes: int) -> None:
+    """Acquire the lock before an image is decoded, where that needs more than `VITCTL_MAX_LARGE`. Small
+    images never wait.
+
+    Args:
+        num_bytes: memory that decoding needs.
+    """
+    for lock in _IN_USE:
+        if num_bytes > LARGE.limit and not lock.is_held:
+            fcntl.lockf(lock.descriptor, fcntl.LOCK_EX)
+            lock.is_held = True
+
+
+def release_lock() -> None:
+    """Release the lock, where it is held, after the memory of large images is freed."""
+    for lock in _IN_USE:
+        if lock.is_held:
+            lock.is_held = False
+            fcntl.lockf(lock.descriptor, fcntl.LOCK_UN)
+
+
+def _attached(descriptor: Any) -> MemoryLock:
+    return MemoryLock(descriptor.detach())
