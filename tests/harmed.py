@@ -66,9 +66,9 @@ def forbidden_save(run_dir: Path) -> dict[str, Any]:
 
 def nan_on_one_rank(run_dir: Path) -> dict[str, Any]:
     """The loss of one image is not a number whenever it comes, on whatever process."""
-    from vitctl.engine import losses
+    from vitctl.engine import mixing
 
-    losses.classify = poisoned
+    mixing.classify = poisoned
     return work(run_dir)
 
 

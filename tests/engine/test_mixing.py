@@ -12,7 +12,8 @@ from torchvision.transforms import v2
 
 from tests.engine.conftest import NUM_CLASSES, Tiny, batch, rows
 from vitctl.data.loader.batches import Batch
-from vitctl.engine.losses import Blend, Mixing, blended, classify, classify_mixed, draw_blend
+from vitctl.engine.losses import classify
+from vitctl.engine.mixing import Blend, Mixing, blended, classify_mixed, draw_blend
 
 SIZE, SEED = 8, 3
 BOTH = Mixing(mixup_alpha=0.4, cutmix_alpha=0.7)

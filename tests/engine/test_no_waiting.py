@@ -13,7 +13,8 @@ from tests.engine.conftest import batch
 from tests.fake_card import CARD, FakeCard, card_runtime
 from vitctl.data.loader.batches import Batch
 from vitctl.data.source.order import Lanes
-from vitctl.engine.losses import Mixing, classify, classify_mixed, predict_masked_patches
+from vitctl.engine.losses import classify, predict_masked_patches
+from vitctl.engine.mixing import Mixing, classify_mixed
 from vitctl.engine.optimizer import Average, build_optimizer
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.step import AllReduced, ByLanes, LaneSum, TrainStep

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from tests.conftest import Run, checkpoint, harmed, records, sample_keys, train_records, two_processes
 from tests.faults.conftest import assert_same, prepared, warnings
 from tests.harmed import poisoned
-from vitctl.engine import evaluation, losses, optimizer, step, trainer
+from vitctl.engine import evaluation, mixing, optimizer, step, trainer
 from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.journal import CHECKPOINTS
 from vitctl.engine.step import SKIPPED
@@ -242,7 +242,7 @@ def test_not_finite__on_one_of_two_processes_is_skipped_by_both(
     }
     keys = sample_keys(run("straight", **values))
     with monkeypatch.context() as poison:
-        poison.setattr(losses, "classify", poisoned)
+        poison.setattr(mixing, "classify", poisoned)
         one = run("one", **values)
     two = prepared(
         tmp_path / "two", tiny_data, **values, **{"machine.processes": 2, "checkpoint.every_steps": 0}

@@ -22,7 +22,8 @@ from vitctl.data.images.transforms import EvalTransform
 from vitctl.errors import VitctlError
 from vitctl.models.build import build
 from vitctl.models.variants import ViTConfig, to_dict
-from vitctl.models.weights.weights_file import Weights, read_config, read_weights
+from vitctl.models.weights.header import read_config
+from vitctl.models.weights.weights_file import Weights, read_weights
 from vitctl.system.text import has_control
 
 EXAMPLES = [60, pytest.param(3000, marks=pytest.mark.slow)]

@@ -56,7 +56,7 @@ from vitctl.engine.journal import (
     head,
     read_records,
 )
-from vitctl.engine.losses import Mixing, classification
+from vitctl.engine.mixing import Mixing, classification
 from vitctl.engine.optimizer import Average, averaged, build_optimizer, load_optimizer_tensors
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.runtime import Runtime, num_workers, raised_on_all

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vitctl.engine.checkpoint import is_set_aside, newest_checkpoint, read_checkpoint, remove_folders
 from vitctl.engine.journal import (
     CHECKPOINTS,
     LOG,
@@ -208,6 +207,8 @@ def remove(removal: Removal) -> int:
     Raises:
         LaunchError: a process holds the lock of the run now.
     """
+    from vitctl.engine.checkpoint import remove_folders
+
     with locked(removal.run), explaining(removal.run):
         now = {
             folder for root in _roots(removal.run) for folder in _of_training(root)[0]
@@ -231,6 +232,8 @@ def _roots(run: Path) -> list[Path]:
 
 def _of_training(root: Path) -> tuple[list[Path], set[int]]:
     """Return the checkpoints of one training that may go, and the steps that stay."""
+    from vitctl.engine.checkpoint import is_set_aside, newest_checkpoint, read_checkpoint
+
     training = root.parent
     last, _ = newest_checkpoint(root)
     if last is None:

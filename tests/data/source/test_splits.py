@@ -232,7 +232,7 @@ def test_open_split__counts_without_them(make_split: MakeSplit, tmp_path: Path) 
         (b"{", "not JSON"),
         (b"[]", "format is None"),
         ({"format": "other"}, "format is 'other', should be 'vitctl-excluded/2'"),
-        ({"shards": "0"}, "made for other shards than these; make it again with `vitctl data dedup ..."),
+        ({"shards": "0"}, "made for other shards; make it again with `vitctl data dedup ..."),
         ({"rows": "0"}, "made for other shards"),
         ({"images": [{"sample": 2}]}, "made for other shards"),
         ({"images": [3]}, "images should be different numbers below 20, and not all of them"),

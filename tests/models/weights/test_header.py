@@ -13,9 +13,9 @@ from tests.models.weights.conftest import hollow
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import HybridConfig, ViTConfig
 from vitctl.models.weights import containers
-from vitctl.models.weights.containers import safetensors_header
 from vitctl.models.weights.download import locate
-from vitctl.models.weights.weights_file import Weights, read_config, read_weights, save_weights, write_weights
+from vitctl.models.weights.header import read_config, safetensors_header
+from vitctl.models.weights.weights_file import Weights, read_weights, save_weights, write_weights
 
 Make = Callable[..., Weights]
 

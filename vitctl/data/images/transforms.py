@@ -6,16 +6,16 @@ Random choices come from a generator passed by the caller.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
 
 from vitctl.data.images.decode import BadSample, Picture, Truncated
 from vitctl.system.files import PIXELS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
 EvalResample = Literal[Resample, "area"]
@@ -78,7 +78,7 @@ class TrainTransform:
         if self.randaugment_layers:  # imported before workers are forked, so that they share its memory
             _distortion(self.randaugment_layers, self.randaugment_magnitude)
 
-    def __call__(self, image: Picture | np.ndarray, rng: np.random.Generator) -> Tensor:
+    def __call__(self, image: Picture | np.ndarray, rng: np.random.Generator) -> "Tensor":
         """Transform one image.
 
         Args:
@@ -104,7 +104,7 @@ class TrainTransform:
             corner = (int(rng.integers(num_offsets)), int(rng.integers(num_offsets)))
         return Drawn(box, corner, self.flip and rng.random() < 0.5, rng)
 
-    def apply(self, picture: Picture, drawn: Drawn) -> Tensor:
+    def apply(self, picture: Picture, drawn: Drawn) -> "Tensor":
         """Apply the random choices to an image; returns uint8 `[3, image_size, image_size]`."""
         size, (top, left) = self.image_size, drawn.corner
         side = self.resize if self.crop == "random" else size
@@ -149,7 +149,7 @@ class EvalTransform:
         resized = f", the centre of {side} {self.resize}" if self.resize > self.image_size else ""
         return f"images of {self.image_size} pixels{resized}"
 
-    def __call__(self, image: Picture | np.ndarray) -> Tensor:
+    def __call__(self, image: Picture | np.ndarray) -> "Tensor":
         """Transform one image.
 
         Args:
@@ -309,8 +309,10 @@ def _area_means(values: np.ndarray, size: int) -> np.ndarray:
 
 def _resized(
     picture: Picture, box: Box, size: tuple[int, int], resample: EvalResample, decode: Decode
-) -> Tensor:
+) -> "Tensor":
     """Crop a box and resize it with half-pixel centres; returns uint8 `[3, *size]`, channels last in memory."""
+    import torch  # here, because a plan names transforms and needs no torch
+
     reduce = 1
     if decode == "scaled":
         reduce = next(
@@ -324,10 +326,13 @@ def _resized(
         return pixels[0].clone()
     # torch resizes twice as fast in the channels-last layout; [None] after the permutation would hide it.
     mode, _, antialias = resample.partition("_")
-    return F.interpolate(pixels, size, mode=mode, align_corners=False, antialias=bool(antialias))[0]
+    resized = torch.nn.functional.interpolate(
+        pixels, size, mode=mode, align_corners=False, antialias=bool(antialias)
+    )
+    return resized[0]
 
 
-def rand_augment(image: Tensor, rng: np.random.Generator, *, layers: int, magnitude: int) -> Tensor:
+def rand_augment(image: "Tensor", rng: np.random.Generator, *, layers: int, magnitude: int) -> "Tensor":
     """Distort one image by `layers` operations, each drawn from the fourteen of RandAugment.
 
     Args:
@@ -343,6 +348,8 @@ def rand_augment(image: Tensor, rng: np.random.Generator, *, layers: int, magnit
 
     Source: RandAugment (arXiv 1909.13719), by torchvision.transforms.v2
     """
+    import torch
+
     picture = Image.fromarray(image.permute(1, 2, 0).numpy())  # takes a third of the time of tensors
     generator = torch.default_generator  # `torch.manual_seed` would also reset the generators of GPUs
     state = generator.get_state()

@@ -305,7 +305,7 @@ def read_exclusion(index: Index) -> np.ndarray:
             f"{path}: images should be different numbers below {index.num_samples}, and not all of them"
         )
     if any(fields.get(name) != digest for name, digest in _digests(index, samples).items()):
-        raise DataError(f"{path}: made for other shards than these; {_AGAIN}")
+        raise DataError(f"{path}: made for other shards; {_AGAIN}")
     return samples
 
 

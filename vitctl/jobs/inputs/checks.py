@@ -41,7 +41,7 @@ from vitctl.jobs.inputs.data import (
 from vitctl.jobs.record.result import choose_weights, newest_run, start_weights, weights_place
 from vitctl.models.variants import Config, downstream, variant
 from vitctl.models.weights.download import Fetch, cached, fetch, locate
-from vitctl.models.weights.weights_file import read_config
+from vitctl.models.weights.header import read_config
 from vitctl.recipe.images import Place
 from vitctl.recipe.load import Loaded, Override
 from vitctl.recipe.schema import (

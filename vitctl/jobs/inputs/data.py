@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -24,12 +24,14 @@ from vitctl.data.source.views import (
     source_text,
     split_sources,
 )
-from vitctl.engine.losses import Mixing
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.record.result import data_used
 from vitctl.recipe.images import FewshotImages, Place, TrainImages
 from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Recipe, Vtab
 from vitctl.recipe.sections import Schedule
+
+if TYPE_CHECKING:
+    from vitctl.engine.mixing import Mixing
 
 _PROBED_IMAGES, _LEAST_CHUNKS, _LEAST_CHUNK = 1024, 8, 16
 _LEAST_ENTROPY = 0.8  # relative to a random draw; shuffled shards stay within a few hundredths of 1
@@ -328,8 +330,10 @@ def train_transform(data: TrainImages) -> TrainTransform:
     )
 
 
-def mixing(data: TrainImages) -> Mixing:
+def mixing(data: TrainImages) -> "Mixing":
     """Return how batches are blended, from a recipe's [data]."""
+    from vitctl.engine.mixing import Mixing
+
     return Mixing(data.mixup_alpha, data.cutmix_alpha)
 
 

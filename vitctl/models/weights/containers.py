@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import pickle
 import re
 import warnings
@@ -21,79 +20,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitctl.errors import CheckpointError
+from vitctl.models.weights.header import MAX_NUMBER, safetensors_header
 from vitctl.models.weights.layouts import Tensors, listed
 from vitctl.system import files
-from vitctl.system.files import TENSORS, WEIGHTS, WEIGHTS_GROWTH, open_regular, parse_json, write_text
+from vitctl.system.files import WEIGHTS, WEIGHTS_GROWTH, write_text
 from vitctl.system.text import escaped_json, one_line
-
-FORMAT = "vitctl/1"
-OWN_KEY = "vitctl"  # of our JSON in the metadata of a safetensors file
-_MAX_NUMBER = 2**53
-_MAX_BYTES = 100 * 2**20  # the bound of safetensors itself
-
-
-def own_header(path: Path) -> dict[str, Any] | None:
-    """Our JSON in a safetensors file: `config` and `meta`. None if another program wrote the file.
-
-    Raises:
-        CheckpointError: the JSON is damaged, or of another version.
-    """
-    text = (safetensors_header(path) or {}).get("__metadata__", {}).get(OWN_KEY)
-    if text is None:
-        return None
-    try:
-        header: Any = json.loads(text)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: its vitctl metadata is not JSON ({one_line(str(error))})") from error
-    stored_format = header.get("format") if isinstance(header, dict) else None
-    if stored_format != FORMAT:
-        raise CheckpointError(f"{path}: format {stored_format!r}, this vitctl reads {FORMAT!r}")
-    if not all(isinstance(header.get(key), dict) for key in ("config", "meta")):
-        raise CheckpointError(f"{path}: its vitctl metadata lacks config or meta")
-    return dict(header)
-
-
-def safetensors_header(path: Path) -> dict[str, Any] | None:
-    """Return the JSON at the start of a safetensors file; None if the file is of another kind, or missing.
-
-    Raises:
-        CheckpointError: the file is shorter or longer than its header says, or the header describes no
-            tensors.
-    """
-    if not path.is_file():
-        return None
-    with open_regular(path, error=CheckpointError) as file:
-        length = int.from_bytes(file.read(8), "little")
-        size = os.fstat(file.fileno()).st_size
-        if file.read(1) != b"{" or length > min(size - 8, _MAX_BYTES):
-            return None
-        text = b"{" + file.read(length - 1)
-    try:
-        header = dict(parse_json(text, path, error=CheckpointError))
-    except CheckpointError:
-        return None
-    entries = [header[name] for name in header if name != "__metadata__"]
-    if not isinstance(header.get("__metadata__", {}), dict) or not all(map(_is_tensor, entries)):
-        raise CheckpointError(
-            f"{path}: damaged safetensors file (its header describes no tensors); copy it again"
-        )
-    if len(entries) > TENSORS.limit:
-        raise CheckpointError(f"{path}: {len(entries):,} tensors, should be at most {TENSORS}")
-    if 8 + length + max((entry["data_offsets"][1] for entry in entries), default=0) != size:
-        raise CheckpointError(f"{path}: damaged or truncated safetensors file ({size} bytes); copy it again")
-    return header
-
-
-def _is_tensor(entry: Any) -> bool:
-    """Return whether an entry of a header has a shape, and two places in the file."""
-    match entry:
-        case {"shape": [*shape], "data_offsets": [begin, end]}:
-            numbers = [*shape, begin, end]
-            is_whole = all(type(number) is int and 0 <= number < _MAX_NUMBER for number in numbers)
-            return is_whole and math.prod(shape) < _MAX_NUMBER
-        case _:
-            return False
-
 
 Kind = Literal["safetensors", "npz", "torch"]
 # What the libraries' readers, NumPy's parser of headers and the unpacking say of damage.
@@ -271,7 +202,7 @@ def _npz_shapes(path: Path) -> dict[str, tuple[int, ...]]:
                 shape, _, dtype = read(member)
             count = math.prod(shape)
             is_cut = not dtype.hasobject and count * dtype.itemsize > info.file_size
-            if is_cut or count >= _MAX_NUMBER or any(not 0 <= side < _MAX_NUMBER for side in shape):
+            if is_cut or count >= MAX_NUMBER or any(not 0 <= side < MAX_NUMBER for side in shape):
                 raise ValueError(f"{one_line(info.filename)} has the shape {shape}")
             shapes[info.filename.removesuffix(".npy")] = shape
     return shapes

@@ -19,10 +19,7 @@ from vitctl.models.build import build, check_state
 from vitctl.models.variants import Config, HybridConfig, ResNetConfig, from_dict, to_dict, variant
 from vitctl.models.weights import google, huggingface, timm, torchvision
 from vitctl.models.weights.containers import (
-    FORMAT,
-    OWN_KEY,
     kind_of,
-    own_header,
     read_json,
     read_shapes,
     read_tensors,
@@ -31,6 +28,7 @@ from vitctl.models.weights.containers import (
 )
 from vitctl.models.weights.download import BESIDE, FILE_NAMES, Fetch, locate
 from vitctl.models.weights.download import fetch as download
+from vitctl.models.weights.header import FORMAT, OWN_KEY, own_header
 from vitctl.models.weights.layouts import (
     Beside,
     Tensors,
@@ -135,23 +133,10 @@ def read_weights(
     return weights
 
 
-def read_config(path: Path, *, model: str = "") -> Config:
-    """Return the configuration of the model that a weights file of any layout fits, from its header alone.
-
-    Args:
-        path: a file.
-        model: name of the model, for what the shapes of another program's file cannot tell.
-
-    Raises:
-        CheckpointError: the file is missing, cut short, or its tensors make no known model.
-    """
-    ours = own_header(path)
-    num_heads = getattr(variant(model), "num_heads", None) if model and ours is None else None
-    shapes = read_shapes(path) if ours is None else {}
-    try:
-        return _of_another(path, num_heads, shapes).config if ours is None else from_dict(ours["config"])
-    except VitctlError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+def foreign_config(path: Path, model: str) -> Config:
+    """Return the configuration that another program's weights file fits, from its header alone; see `read_config`."""
+    num_heads = getattr(variant(model), "num_heads", None) if model else None
+    return _of_another(path, num_heads, read_shapes(path)).config
 
 
 def _of_vitctl(header: dict[str, Any], state: Tensors) -> Weights:

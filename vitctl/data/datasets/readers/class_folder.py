@@ -153,7 +153,7 @@ def arrange(
     every = [item.key for found in members.values() for item in found]
     if outside_classes := next((key for key in every if "/" not in key), ""):
         raise DataError(
-            f"{source}: {outside_classes} lies in no class folder, should be <class>/{outside_classes}"
+            f"{source}: {outside_classes} is not in a class folder, should be <class>/{outside_classes}"
         )
     class_names = tuple(sorted({key.partition("/")[0] for key in every}))
     labels = {name: label for label, name in enumerate(class_names)}

@@ -1,0 +1,101 @@
+"""The header of a safetensors file, and our JSON in it. Reads no tensor and imports no torch."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from vitctl.errors import CheckpointError, VitctlError
+from vitctl.models.variants import Config, from_dict
+from vitctl.system.files import TENSORS, open_regular, parse_json
+from vitctl.system.text import one_line
+
+FORMAT = "vitctl/1"
+OWN_KEY = "vitctl"  # of our JSON in the metadata of a safetensors file
+MAX_NUMBER = 2**53
+_MAX_BYTES = 100 * 2**20  # the bound of safetensors itself
+
+
+def read_config(path: Path, *, model: str = "") -> Config:
+    """Return the configuration of the model that a weights file of any layout fits, from its header alone.
+
+    Args:
+        path: a file.
+        model: name of the model, for what the shapes of another program's file cannot tell.
+
+    Raises:
+        CheckpointError: the file is missing, cut short, or its tensors make no known model.
+    """
+    ours = own_header(path)
+    try:
+        if ours is not None:
+            return from_dict(ours["config"])
+        from vitctl.models.weights.weights_file import foreign_config
+
+        return foreign_config(path, model)
+    except VitctlError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def own_header(path: Path) -> dict[str, Any] | None:
+    """Our JSON in a safetensors file: `config` and `meta`. None if another program wrote the file.
+
+    Raises:
+        CheckpointError: the JSON is damaged, or of another version.
+    """
+    text = (safetensors_header(path) or {}).get("__metadata__", {}).get(OWN_KEY)
+    if text is None:
+        return None
+    try:
+        header: Any = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: its vitctl metadata is not JSON ({one_line(str(error))})") from error
+    stored_format = header.get("format") if isinstance(header, dict) else None
+    if stored_format != FORMAT:
+        raise CheckpointError(f"{path}: format {stored_format!r}, this vitctl reads {FORMAT!r}")
+    if not all(isinstance(header.get(key), dict) for key in ("config", "meta")):
+        raise CheckpointError(f"{path}: its vitctl metadata lacks config or meta")
+    return dict(header)
+
+
+def safetensors_header(path: Path) -> dict[str, Any] | None:
+    """Return the JSON at the start of a safetensors file; None if the file is of another kind, or missing.
+
+    Raises:
+        CheckpointError: the file is shorter or longer than its header says, or the header describes no
+            tensors.
+    """
+    if not path.is_file():
+        return None
+    with open_regular(path, error=CheckpointError) as file:
+        length = int.from_bytes(file.read(8), "little")
+        size = os.fstat(file.fileno()).st_size
+        if file.read(1) != b"{" or length > min(size - 8, _MAX_BYTES):
+            return None
+        text = b"{" + file.read(length - 1)
+    try:
+        header = dict(parse_json(text, path, error=CheckpointError))
+    except CheckpointError:
+        return None
+    entries = [header[name] for name in header if name != "__metadata__"]
+    if not isinstance(header.get("__metadata__", {}), dict) or not all(map(_is_tensor, entries)):
+        raise CheckpointError(
+            f"{path}: damaged safetensors file (its header describes no tensors); copy it again"
+        )
+    if len(entries) > TENSORS.limit:
+        raise CheckpointError(f"{path}: {len(entries):,} tensors, should be at most {TENSORS}")
+    if 8 + length + max((entry["data_offsets"][1] for entry in entries), default=0) != size:
+        raise CheckpointError(f"{path}: damaged or truncated safetensors file ({size} bytes); copy it again")
+    return header
+
+
+def _is_tensor(entry: Any) -> bool:
+    """Return whether an entry of a header has a shape, and two places in the file."""
+    match entry:
+        case {"shape": [*shape], "data_offsets": [begin, end]}:
+            numbers = [*shape, begin, end]
+            is_whole = all(type(number) is int and 0 <= number < MAX_NUMBER for number in numbers)
+            return is_whole and math.prod(shape) < MAX_NUMBER
+        case _:
+            return False
