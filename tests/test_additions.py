@@ -32,7 +32,7 @@ ROWS = {
     "data set": (
         "data/datasets/known_sets.py",
         "\n_ROWS = (\n",
-        'DataSet("pets3", 3, {"train": 15}, "24x24", partial(read_fixed_classes, places=("photos",), '
+        'DataSet("pets3", 3, {"train": 15}, partial(read_fixed_classes, places=("photos",), '
         'classes=("cat", "dog", "owl"), source="three pets"), "photographs"),',
     ),
     "model": (

@@ -117,7 +117,7 @@ def test_run__on_a_split(vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_
     line = ("inspect", "--from", pretrained, "--data", tiny_data, "--num-images", 9)
     said = vitctl(*line, "--split", "train", "--out", "one")
     assert (said.code, said.err) == (0, "")
-    assert said.out.startswith("tiny, step 20")
+    assert said.out.startswith("pretrained, step 20")
     assert drawn(tmp_path / "one") == [*ALL, "rollout_sheet"]
     found = numbers(tmp_path / "one")
     [of_run] = found["weights"]

@@ -197,7 +197,7 @@ def test_space__is_checked_before_the_first_step(
     usage = shutil._ntuple_diskusage(10**6, 10**6, 200_000)  # type: ignore[attr-defined]
     monkeypatch.setattr(saving.shutil, "disk_usage", lambda _: usage)
     folder = prepared(tmp_path / "a", tiny_data)
-    with pytest.raises(CheckpointError, match=r"195.3 KiB are free, .* \(2 kept and one being written"):
+    with pytest.raises(CheckpointError, match=r"195.3 KiB is free, .* \(2 kept and one being written"):
         work(folder)
     assert not (folder / "log.jsonl").exists() or not records(folder, "train")
 

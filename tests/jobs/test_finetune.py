@@ -45,7 +45,7 @@ def test_finetune__the_first_loss_is_that_of_the_zero_head(job: Job, tmp_path: P
     assert first["loss"] == pytest.approx(torch.log(torch.tensor(6.0, dtype=torch.float64)).item(), rel=1e-12)
     assert first["lr"] == 0.0
     said = next(r for r in records if r["kind"] == "weights")
-    assert said["path"].endswith("tiny/checkpoints/step_00000020/ema.safetensors")
+    assert said["path"].endswith("pretrained/checkpoints/step_00000020/ema.safetensors")
 
 
 def test_finetune__at_a_higher_resolution(job: Job, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_finetune__a_score_of_other_weights_is_not_taken(job: Job, tmp_path: Pat
             r"sweep\.lrs = \[0\.1, 0\.1\] should be distinct rates above 0",
         ),
         ({"sweep.train_split": "trian"}, DataError, "no split 'trian'"),
-        ({"sweep.eval_split": "train[500:]"}, DataError, "500 is more than the 70 samples"),
+        ({"sweep.eval_split": "train[500:]"}, DataError, "500 is more than its 70 samples"),
     ],
 )
 def test_finetune__a_wrong_sweep_is_refused_before_anything_is_written(

@@ -455,7 +455,7 @@ CASES: dict[str, Case] = {
         sun397,
         {"train": {SUN["tr"]: 0}, "validation": {SUN["va"]: 1}, "test": {SUN["te"]: 396}},
         (
-            ("sun397_tfds_tr.txt", "/a/abbeys/sun_aa.jpg\n", "/a/abbeys/sun_aa.jpg is of none of the"),
+            ("sun397_tfds_tr.txt", "/a/abbeys/sun_aa.jpg\n", "/a/abbeys/sun_aa.jpg is not one of the"),
             ("sun397_tfds_tr.txt", "/a/abbey/x.jpg\n", "1 of 1 listed images are missing, the first is"),
             ("SUN397/ClassName.txt", "/a/abbey\n", "not one of the 1 classes"),
         ),
@@ -569,7 +569,7 @@ CASES: dict[str, Case] = {
                 '{"Object 001": "thing 1, its kin"}',
                 "should be 113$",
             ),
-            (f"{MAPPINGS}/objectnet_to_imagenet_1k.json", '{"Object 001": "x"}', "do not fit together"),
+            (f"{MAPPINGS}/objectnet_to_imagenet_1k.json", '{"Object 001": "x"}', "do not match"),
         ),
         None,
     ),

@@ -89,7 +89,7 @@ def test_read__refuses(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"1 lines, 2 of 2 images have no label, first {VALIDATION[0]}"):
         read_imagenet(tmp_path)
     (tmp_path / "validation_synset_labels.txt").write_text(f"{FIRST}\n490\n")
-    with pytest.raises(DataError, match="490 is none of the 1,000 classes, should be a wnid such as"):
+    with pytest.raises(DataError, match="490 is not one of the 1,000 classes, should be a wnid such as"):
         read_imagenet(tmp_path)
     (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(b"<html>" * 200)
     with pytest.raises(DataError, match="not a complete, uncompressed tar file"):
@@ -221,7 +221,7 @@ def test_label_sets__go_by_name_and_not_by_order() -> None:
         (["cat.jpg"], "'cat.jpg' is not an ImageNet validation file name"),
         (["ILSVRC2012_val_00000000.JPEG"], "is not an ImageNet validation file name"),
         (["ILSVRC2012_val_00050001.JPEG"], "is not an ImageNet validation file name"),
-        (["a/ILSVRC2012_val_00000002.JPEG", "b/ILSVRC2012_val_00000002.JPEG"], "are one ImageNet"),
+        (["a/ILSVRC2012_val_00000002.JPEG", "b/ILSVRC2012_val_00000002.JPEG"], "are the same ImageNet"),
     ],
 )
 def test_label_sets__refuses(keys: list[str], message: str) -> None:
