@@ -19,7 +19,7 @@ from vitctl.data.source.order import Order
 from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.data.source.verification import Verification
 from vitctl.data.writer.intake import Item
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.shard_writer import write_split
 
 BATCH = 64
 

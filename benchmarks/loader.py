@@ -246,7 +246,7 @@ def endless(data: Any, workers: int, itemwise: bool = True) -> Iterator[Any]:
 def unpack(photos: Path, folder: Path, enlarge: int) -> list[bytes]:
     """Put the photographs into a folder and into shards; returns them."""
     from vitctl.data.writer.intake import Item
-    from vitctl.data.writer.write import write_split
+    from vitctl.data.writer.shard_writer import write_split
 
     with tarfile.open(photos) as tar:
         files = [tar.extractfile(member) for member in tar if member.isreg()]

@@ -49,7 +49,7 @@ def write_data(folder: Path, plan: Plan) -> None:
     from PIL import Image
 
     from vitctl.data.writer.intake import Item
-    from vitctl.data.writer.write import write_split
+    from vitctl.data.writer.shard_writer import write_split
 
     photos = folder / "photos" / "any"
     photos.mkdir(parents=True)

@@ -14,7 +14,7 @@ import torch
 from measure import Machine, Numbers, Row, Side, clock, rate, report, script_options, take_turns
 from sklearn.linear_model import RidgeClassifier
 
-from vitctl.engine.ridge import BIAS, L2_GRID, Ridge, decompose
+from vitctl.engine.fewshot_ridge import BIAS, L2_GRID, Ridge, decompose
 
 NUM_TEST = 1000
 LIBRARIES = ("vitctl", "torch", "numpy", "scikit-learn")

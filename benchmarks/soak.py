@@ -109,7 +109,7 @@ def left_in_shared_memory(before: set[str]) -> set[str]:
 def write_data(root: Path) -> None:
     """70 training and 23 test images."""
     from vitctl.data.datasets.readers import shapes
-    from vitctl.data.writer.write import write_split
+    from vitctl.data.writer.shard_writer import write_split
 
     for split, size in (("train", 70), ("test", 23)):
         if not (root / split).exists():

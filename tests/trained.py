@@ -11,7 +11,7 @@ from filelock import FileLock
 
 from tests.conftest import TINY
 from vitctl.data.datasets.readers import shapes
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.shard_writer import write_split
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe

@@ -16,7 +16,7 @@ from tests.cli.conftest import Vitctl
 from tests.data.server import Faults, serving
 from vitctl.data.source.splits import open_shards, select
 from vitctl.data.writer.intake import Item
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.shard_writer import write_split
 
 
 def plant(root: Path) -> None:

@@ -13,7 +13,7 @@ from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.shards.index import Index
 from vitctl.data.source.views import Source
 from vitctl.data.writer.intake import Item
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.shard_writer import write_split
 
 MakeSplit = Callable[..., Index]
 

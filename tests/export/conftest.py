@@ -13,7 +13,7 @@ from tests.models.tiny_models import TINY
 from tests.trained import do
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.writer.intake import Item
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.shard_writer import write_split
 from vitctl.models.build import Model, build
 from vitctl.models.weights.weights_file import save_weights
 

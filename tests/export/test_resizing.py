@@ -18,7 +18,7 @@ from tests.trained import do
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.writer.intake import Item
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.shard_writer import write_split
 from vitctl.export.resizing import stored_transform
 from vitctl.jobs.inputs.weights import find_weights, loaded_model
 from vitctl.models.build import Model, build

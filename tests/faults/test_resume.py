@@ -12,7 +12,7 @@ from tests.conftest import TINY
 from tests.launch.conftest import lock_held
 from tests.trained import CPU, do
 from vitctl.data.datasets.readers import shapes
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.shard_writer import write_split
 from vitctl.engine import agreement
 from vitctl.engine.journal import LOG, STATE, read_records
 from vitctl.engine.journal import json_digest as state_digest

@@ -28,7 +28,7 @@ from vitctl.data.datasets.readers import shapes
 from vitctl.data.inspect import check_shards, duplicates
 from vitctl.data.source import splits
 from vitctl.data.source.hashing import IGNORED_SIGNALS
-from vitctl.data.writer import write
+from vitctl.data.writer import shard_writer
 from vitctl.engine import agreement, evaluation, step, trainer
 from vitctl.engine import checkpoint as checkpoints
 from vitctl.engine.preemption import stop_on_signals
@@ -260,7 +260,7 @@ def test_export__keeps_what_is_verified(
 
 SHARDS: tuple[tuple[str, ...], Moment] = (
     ("shards", "photos", "out", "--workers", "0"),
-    (write, "escape_key", 30),
+    (shard_writer, "escape_key", 30),
 )
 DEDUP = ("dedup", "own", "--against", "other", "--apply", "--workers", "0")
 DATA: dict[str, tuple[tuple[str, ...], Moment, signal.Signals]] = {
@@ -304,7 +304,7 @@ def pictures(root: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(item.read())
     for name, chosen in (("own/train", items[:20]), ("other/test", items[15:30])):
-        write.write_split(chosen, root / name, shapes.SHAPES, seed=0, source_text="test")
+        shard_writer.write_split(chosen, root / name, shapes.SHAPES, seed=0, source_text="test")
     return root
 
 

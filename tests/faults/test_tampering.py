@@ -24,7 +24,7 @@ from vitctl.data.shards.index import read_index
 from vitctl.data.source.splits import write_exclusion
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.shard_writer import write_split
 from vitctl.engine.journal import LOG, read_records
 from vitctl.errors import DataError
 from vitctl.report.compare import compare_runs

@@ -20,7 +20,7 @@ from vitctl.data.shards.tar import read_shard, split_name
 from vitctl.data.source.order import Order
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.shard_writer import write_split
 from vitctl.errors import DataError
 
 EXAMPLES = [100, pytest.param(3000, marks=pytest.mark.slow)]  # of each of the three kinds

@@ -15,7 +15,7 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.images.decode import decode
 from vitctl.data.images.transforms import EvalTransform
-from vitctl.engine.ridge import L2_GRID, choose_l2
+from vitctl.engine.fewshot_ridge import L2_GRID, choose_l2
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.data import SPLITS
 from vitctl.jobs.inputs.weights import find_weights, loaded_model

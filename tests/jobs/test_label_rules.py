@@ -16,7 +16,7 @@ from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.datasets.vtab import SUITES
 from vitctl.data.datasets.vtab_images import open_task
 from vitctl.data.writer.intake import Item
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.shard_writer import write_split
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import open_scored, open_train, sampling_notes
 from vitctl.recipe.images import Place, TrainImages

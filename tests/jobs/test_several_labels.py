@@ -12,7 +12,7 @@ from tests.conftest import TINY
 from tests.trained import CPU, do
 from vitctl import load_recipe, open_split
 from vitctl.data.writer.intake import Item
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.shard_writer import write_split
 from vitctl.errors import RecipeError
 from vitctl.jobs.predict import predict
 from vitctl.recipe.schema import Evaluate

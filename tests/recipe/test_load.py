@@ -20,8 +20,9 @@ from vitctl.recipe.load import (
     recipe_names,
     with_overrides,
 )
+from vitctl.recipe.neutral_keys import deciding_values
 from vitctl.recipe.schema import Pretrain
-from vitctl.recipe.write import deciding_values, to_toml
+from vitctl.recipe.write import to_toml
 
 MINIMAL = """\
 job = "pretrain"

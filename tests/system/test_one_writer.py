@@ -8,7 +8,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "vitctl"
 
 MOVES = {
     "system/files.py:atomic_write": "the one writer",
-    "data/writer/write.py:write_split": "a finished folder takes its place",
+    "data/writer/shard_writer.py:write_split": "a finished folder takes its place",
     "data/datasets/vtab_images.py:export_task": "a finished folder takes its place",
     "data/datasets/readers/original_files.py:unpack": "an archive that is kept as it came",
     "engine/checkpoint.py:save_checkpoint": "a finished folder takes its place",

@@ -32,7 +32,7 @@ from vitctl.data.datasets.readers import shapes
 from vitctl.data.shards.index import read_index
 from vitctl.data.source.order import Order
 from vitctl.data.source.stores import ShardSource
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.shard_writer import write_split
 from vitctl.engine import computation, trainer
 from vitctl.engine import step as step_module
 from vitctl.engine.step import TrainStep

@@ -85,7 +85,7 @@ def shards(
     from vitctl.data.datasets.catalog import open_originals
     from vitctl.data.images.decode import Reencode
     from vitctl.data.source.splits import default_splits
-    from vitctl.data.writer.write import write_originals
+    from vitctl.data.writer.shard_writer import write_originals
 
     ignore_output_errors()
     originals = open_originals(source, download=download, root=root)
@@ -132,7 +132,7 @@ def shards_of(photographs: str, runs: Path) -> Path:
     from vitctl.cli.show.console import say
     from vitctl.data.datasets.catalog import open_originals
     from vitctl.data.shards.index import find_splits
-    from vitctl.data.writer.write import write_originals
+    from vitctl.data.writer.shard_writer import write_originals
     from vitctl.errors import DataError
     from vitctl.jobs.inputs.checks import RECORD, fingerprint, shards_folder
     from vitctl.system.files import write_text

@@ -70,7 +70,7 @@ def predict(
 
     --from also takes an exported .onnx file. Preprocessing and class names come with the weights.
     """
-    from vitctl.jobs.inputs.images import find_images, some_names
+    from vitctl.jobs.inputs.given_images import find_images, some_names
     from vitctl.jobs.predict import predict as predictions
     from vitctl.recipe.load import load_recipe
     from vitctl.recipe.schema import Evaluate

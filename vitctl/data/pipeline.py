@@ -15,7 +15,7 @@ from vitctl.data.images.decode import BadSample
 from vitctl.data.images.image_types import image_extension
 from vitctl.data.source.order import Order, SampleOrder, share
 from vitctl.data.source.views import Source, sample_key
-from vitctl.data.writer.write import label_text
+from vitctl.data.writer.shard_writer import label_text
 from vitctl.errors import DataError, explaining
 
 

@@ -19,8 +19,8 @@ from vitctl.engine.journal import AVERAGE, MODEL, OPTIMIZER, json_digest, run_of
 from vitctl.engine.runtime import Runtime, check_same, raised_on_all
 from vitctl.engine.sharding import is_sharded
 from vitctl.errors import CheckpointError
+from vitctl.recipe.neutral_keys import deciding_values
 from vitctl.recipe.schema import TrainRecipe
-from vitctl.recipe.write import deciding_values
 from vitctl.system.files import read_json, write_json
 from vitctl.system.text import typed
 

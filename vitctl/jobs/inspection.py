@@ -25,7 +25,7 @@ from vitctl.engine.journal import json_text
 from vitctl.engine.runtime import Runtime
 from vitctl.errors import CheckpointError, LaunchError
 from vitctl.jobs.inputs.data import open_images
-from vitctl.jobs.inputs.images import ChosenImages, choose_images, find_images
+from vitctl.jobs.inputs.given_images import ChosenImages, choose_images, find_images
 from vitctl.jobs.inputs.weights import (
     FoundWeights,
     loaded_model,

@@ -17,7 +17,7 @@ from vitctl.data.datasets.vtab_images import COMMUNITY_LIST, read_community
 from vitctl.data.shards.index import INDEX_FILE, find_splits
 from vitctl.data.source.stores import open_index
 from vitctl.data.writer.intake import Originals
-from vitctl.data.writer.write import write_originals
+from vitctl.data.writer.shard_writer import write_originals
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.evaluate import REAL_PLACE
 from vitctl.models.weights.download import fetch

@@ -33,9 +33,9 @@ from vitctl.models.build import Model
 from vitctl.models.kernels import set_attention, set_linear
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.images import TrainImages
+from vitctl.recipe.neutral_keys import deciding_values
 from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Log, Machine, Pretrain, TrainRecipe, Vtab
 from vitctl.recipe.sections import Schedule, StartWeights
-from vitctl.recipe.write import deciding_values
 
 _PATIENCE = 5.0  # seconds that a finished training waits for the last shards
 FORMAT = "vitctl-features/2"  # 1 could be of images that were changed on the way from a server

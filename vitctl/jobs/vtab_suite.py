@@ -19,10 +19,10 @@ from vitctl.data.source.views import Source, source_text
 from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.computation import computed_training, dropout_draws
 from vitctl.engine.evaluation import Score
+from vitctl.engine.fewshot_ridge import fit_and_score
 from vitctl.engine.journal import AVERAGE, CHECKPOINTS, Report, silent
 from vitctl.engine.metrics import baselines, count_by_class, mean_per_class
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.ridge import fit_and_score
 from vitctl.engine.schedule import TASK_IMAGES, fitted_recipe
 from vitctl.engine.trainer import Images, RunContext
 from vitctl.jobs.inputs.data import Inputs, chosen_tasks, open_inputs
@@ -51,9 +51,9 @@ from vitctl.jobs.training import (
 from vitctl.models.build import Model, build
 from vitctl.models.variants import downstream, unseen_pixels
 from vitctl.models.weights.weights_file import weights_digest
+from vitctl.recipe.neutral_keys import result_neutral
 from vitctl.recipe.paper import TABLE_9, VTAB_MODELS
 from vitctl.recipe.schema import Vtab, rates_in_words, rates_of
-from vitctl.recipe.write import result_neutral
 from vitctl.system.files import write_csv
 
 JOB = "vtab-task"

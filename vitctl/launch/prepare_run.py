@@ -29,8 +29,9 @@ from vitctl.launch.peers import forget_errors
 from vitctl.launch.run_folder import check_not_foreign, clear, failed_without_output, prepared_folder
 from vitctl.launch.worker import on_cpu
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
+from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
 from vitctl.recipe.schema import Recipe, TrainRecipe
-from vitctl.recipe.write import FREE_TO_CHANGE, differences, to_toml, toml_value
+from vitctl.recipe.write import differences, to_toml, toml_value
 from vitctl.system.files import write_text
 from vitctl.system.text import has_control, one_line, printable, typed
 

@@ -1,4 +1,4 @@
-"""Recipes as TOML with the origin of each value, which values decide a result, and what a key means."""
+"""Recipes as TOML with the origin of each value, and what a key means."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from vitctl.errors import RecipeError
 from vitctl.recipe.load import Loaded, every_key
-from vitctl.recipe.schema import JOBS, RENAMED, Recipe
+from vitctl.recipe.schema import JOBS, Recipe
 from vitctl.system.text import did_you_mean, escaped_json, nearest, one_line
 
 
@@ -109,60 +109,6 @@ def _table(
 def _is_set(loaded: Loaded, key: str) -> bool:
     """Return whether a file or a flag set this key, or one inside this table."""
     return any(found == key or found.startswith(f"{key}.") for found in loaded.origins)
-
-
-# Dotted keys, or tables. They change results by rounding at most; precision changes more and is not listed.
-# With dropout, processes, micro_batch and compile change the random draws; a result then records them
-# (`dropout_draws`).
-_NEUTRAL = (
-    "note",
-    "log.",
-    "machine.processes",
-    "machine.workers",
-    "machine.device",
-    "machine.attention",
-    "machine.linear",
-    "machine.checkpoint_blocks",
-    "machine.compile",
-    "machine.micro_batch",
-    "machine.sharding",
-    "evaluation.batch_size",
-    "checkpoint.",
-    "data.root",
-    "data.cache_gib",
-    "fewshot_probe.root",
-    "fewshot_probe.cache_gib",
-    "fewshot.cache",
-    "vtab.keep_checkpoints",
-    "export.file",
-)
-
-
-def result_neutral() -> tuple[str, ...]:
-    """Prefixes of the dotted keys that change no number of a result beyond rounding."""
-    return _NEUTRAL
-
-
-# What may change when a run is resumed. Tasks and seeds of a VTAB table select its runs, and change none of
-# their numbers.
-FREE_TO_CHANGE = (*result_neutral(), "vtab.tasks", "vtab.seeds")
-
-
-def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> dict[str, str]:
-    """Return the values that the numbers of a run depend on, as TOML by dotted key, without keys that
-    start with one of `free`.
-    """
-    names = {new: old for old, new in RENAMED.items()}
-    values = {
-        names.get(key, key): toml_value(value)
-        for key, value in flat(recipe).items()
-        if not key.startswith(free)
-    }
-    # SGD's decay was decoupled once: the same number is then another training, and must not resume as this
-    # one.
-    if values.get("optimizer.name") == toml_value("sgd") and float(values["optimizer.weight_decay"]):
-        values["optimizer.weight_decay"] += " (coupled)"
-    return values
 
 
 def explain(key: str) -> list[str]:

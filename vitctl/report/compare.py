@@ -9,7 +9,7 @@ from vitctl.engine.journal import RECIPE
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
 from vitctl.recipe.load import load_recipe
-from vitctl.recipe.write import deciding_values, result_neutral
+from vitctl.recipe.neutral_keys import deciding_values, result_neutral
 from vitctl.report.result_tables import is_digest
 
 NOT_RECORDED = "not recorded"

@@ -22,6 +22,7 @@ from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
 from vitctl.models.variants import ResNetConfig
 from vitctl.models.weights.weights_file import read_weights, weights_digest
 from vitctl.recipe.load import load_recipe, recipe_names
+from vitctl.recipe.neutral_keys import result_neutral
 from vitctl.recipe.paper import FIGURE_4_SIZES, RESULTS
 from vitctl.recipe.schema import (
     Evaluate,
@@ -33,7 +34,7 @@ from vitctl.recipe.schema import (
     TrainRecipe,
     Vtab,
 )
-from vitctl.recipe.write import differences, result_neutral, written_name
+from vitctl.recipe.write import differences, written_name
 from vitctl.report.run_records import run_folders
 
 VTAB, FIVE_SHOT, REAL = "vtab", "5-shot", "real of "

@@ -49,8 +49,8 @@ from vitctl.jobs.record.result import (
 )
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.load import Loaded, load_recipe
+from vitctl.recipe.neutral_keys import deciding_values
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Recipe, Vtab
-from vitctl.recipe.write import deciding_values
 from vitctl.verify.finding import Finding, differs, ok, unchecked, unproven
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from PIL import Image
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.data.writer.intake import Item, Originals
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.shard_writer import write_split
 
 
 def plant(

@@ -139,7 +139,7 @@ def test_train_transform__takes_the_words_of_the_recipe() -> None:
 
 def test_open_training_images__splits_of_other_classes(tiny_data: Path, tmp_path: Path) -> None:
     from vitctl.data.datasets.readers import shapes
-    from vitctl.data.writer.write import write_split
+    from vitctl.data.writer.shard_writer import write_split
 
     (tmp_path / "train").symlink_to(tiny_data / "train")
     write_split(

@@ -14,7 +14,7 @@ from tests.trained import CPU, do
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.writer.intake import Item
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.shard_writer import write_split
 from vitctl.errors import DataError, RecipeError
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe

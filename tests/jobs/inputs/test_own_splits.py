@@ -14,7 +14,7 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.source.splits import default_splits
 from vitctl.data.writer.intake import Item
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.shard_writer import write_split
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.checks import fit_splits
 from vitctl.recipe.load import Override, load_recipe

@@ -117,7 +117,7 @@ def test_finetune__shards_that_were_not_finished_are_made_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("vitctl.data.writer.write.write_index", killed)
+        patch.setattr("vitctl.data.writer.shard_writer.write_index", killed)
         assert vitctl(*line).code != 0
     assert not (made(tmp_path) / RECORD).exists() and not (made(tmp_path) / "train").exists()
     said = vitctl(*line)

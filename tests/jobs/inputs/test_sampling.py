@@ -14,7 +14,7 @@ from tests.trained import CPU, SMALL, do
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.source.order import LaneOrder, MixtureOrder, Order, WindowedOrder
 from vitctl.data.writer.intake import Item
-from vitctl.data.writer.write import write_split
+from vitctl.data.writer.shard_writer import write_split
 from vitctl.engine.journal import read_records
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.checks import check_recipe

@@ -23,7 +23,7 @@ from vitctl.data.source.splits import resolve, select
 from vitctl.data.source.stores import ShardSource, SyntheticSource, open_index
 from vitctl.data.source.views import Source, source_texts, split_sources
 from vitctl.data.writer.intake import Item, Originals
-from vitctl.data.writer.write import write_originals
+from vitctl.data.writer.shard_writer import write_originals
 from vitctl.errors import DataError, explaining
 from vitctl.system.files import parsing
 from vitctl.system.pool import default_workers

@@ -27,7 +27,7 @@ from vitctl.data.shards.index import INDEX_FILE, find_splits
 from vitctl.data.source.splits import open_shards
 from vitctl.data.source.views import Source, check_labels, concat, source_text, source_texts
 from vitctl.data.writer.intake import Item, Originals
-from vitctl.data.writer.write import write_originals
+from vitctl.data.writer.shard_writer import write_originals
 from vitctl.errors import DataError
 from vitctl.system.files import parsing, write_text
 from vitctl.system.text import escaped_json

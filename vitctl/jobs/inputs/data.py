@@ -407,7 +407,7 @@ def open_sets(data: FewshotImages, shots: Sequence[int], run_dir: Path) -> list[
 
 
 def _check_set(one: FewshotSet, shots: int) -> None:
-    from vitctl.engine.ridge import choose_shots
+    from vitctl.engine.fewshot_ridge import choose_shots
 
     if one.train.class_names != one.test.class_names:
         raise DataError(

@@ -33,9 +33,10 @@ from vitctl.engine.journal import (
     write_run_json,
 )
 from vitctl.errors import CheckpointError, RecipeError
+from vitctl.recipe.neutral_keys import deciding_values, result_neutral
 from vitctl.recipe.schema import Recipe
 from vitctl.recipe.sections import weights_choice
-from vitctl.recipe.write import deciding_values, result_neutral, written_name
+from vitctl.recipe.write import written_name
 from vitctl.system.address import without_queries
 from vitctl.system.files import RUN_FILE, read_bytes, read_json, read_toml
 from vitctl.system.text import one_line

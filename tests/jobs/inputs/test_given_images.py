@@ -12,7 +12,7 @@ from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.shards.index import read_index
 from vitctl.data.source.stores import ShardSource
 from vitctl.errors import DataError
-from vitctl.jobs.inputs.images import ChosenImages, choose_images, find_images
+from vitctl.jobs.inputs.given_images import ChosenImages, choose_images, find_images
 from vitctl.recipe.images import Place
 
 

@@ -6,8 +6,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitctl.engine import ridge as ridge_module
-from vitctl.engine.ridge import L2_GRID, choose_l2, choose_shots, count_correct, decompose, fit_and_score
+from vitctl.engine import fewshot_ridge
+from vitctl.engine.fewshot_ridge import (
+    L2_GRID,
+    choose_l2,
+    choose_shots,
+    count_correct,
+    decompose,
+    fit_and_score,
+)
 from vitctl.errors import DataError
 
 WIDTH, CLASSES = 12, 4
@@ -103,7 +110,7 @@ def test_decompose__chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> Non
     truth = torch.arange(len(test)) % CLASSES
     whole = decompose(train, labels, num_classes=CLASSES)
     correct = count_correct(whole, test, truth, L2_GRID)
-    monkeypatch.setattr(ridge_module, "_CHUNK", 7)
+    monkeypatch.setattr(fewshot_ridge, "_CHUNK", 7)
     parts = decompose(train, labels, num_classes=CLASSES)
     torch.testing.assert_close(parts.weights(1.0), whole.weights(1.0), rtol=1e-7, atol=1e-9)
     np.testing.assert_array_equal(count_correct(parts, test, truth, L2_GRID), correct)

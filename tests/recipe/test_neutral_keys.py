@@ -9,8 +9,8 @@ import pytest
 from tests.conftest import Run, train_records
 from vitctl.jobs.record.result import RunResult, with_recipe
 from vitctl.recipe.load import Override, every_key, load_recipe
+from vitctl.recipe.neutral_keys import FREE_TO_CHANGE, deciding_values, result_neutral
 from vitctl.recipe.schema import JOBS
-from vitctl.recipe.write import FREE_TO_CHANGE, deciding_values, result_neutral
 from vitctl.report.our_results import FinishedRun, recipe_misfit
 
 OTHERS: dict[str, Any] = {

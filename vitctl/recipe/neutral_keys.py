@@ -1,0 +1,57 @@
+"""Keys of a recipe that do not affect results, for resuming, for digests, and to match a run with its recipe."""
+
+from vitctl.recipe.schema import RENAMED, Recipe
+from vitctl.recipe.write import flat, toml_value
+
+# Dotted keys, or tables. They change results by rounding at most; precision changes more and is not listed.
+# With dropout, processes, micro_batch and compile change the random draws; a result then records them
+# (`dropout_draws`).
+_NEUTRAL = (
+    "note",
+    "log.",
+    "machine.processes",
+    "machine.workers",
+    "machine.device",
+    "machine.attention",
+    "machine.linear",
+    "machine.checkpoint_blocks",
+    "machine.compile",
+    "machine.micro_batch",
+    "machine.sharding",
+    "evaluation.batch_size",
+    "checkpoint.",
+    "data.root",
+    "data.cache_gib",
+    "fewshot_probe.root",
+    "fewshot_probe.cache_gib",
+    "fewshot.cache",
+    "vtab.keep_checkpoints",
+    "export.file",
+)
+
+
+def result_neutral() -> tuple[str, ...]:
+    """Prefixes of the dotted keys that change no number of a result beyond rounding."""
+    return _NEUTRAL
+
+
+# What may change when a run is resumed. Tasks and seeds of a VTAB table select its runs, and change none of
+# their numbers.
+FREE_TO_CHANGE = (*result_neutral(), "vtab.tasks", "vtab.seeds")
+
+
+def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> dict[str, str]:
+    """Return the values that the numbers of a run depend on, as TOML by dotted key, without keys that
+    start with one of `free`.
+    """
+    names = {new: old for old, new in RENAMED.items()}
+    values = {
+        names.get(key, key): toml_value(value)
+        for key, value in flat(recipe).items()
+        if not key.startswith(free)
+    }
+    # SGD's decay was decoupled once: the same number is then another training, and must not resume as this
+    # one.
+    if values.get("optimizer.name") == toml_value("sgd") and float(values["optimizer.weight_decay"]):
+        values["optimizer.weight_decay"] += " (coupled)"
+    return values
