@@ -15,6 +15,7 @@ from tests.export.conftest import Saved, network, normalised, pixels
 from tests.trained import CPU, do
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.jobs.inputs.weights import find_weights
+from vitctl.models.weights.weights_file import read_weights
 
 Exported = Callable[..., dict[str, Any]]
 SQUARE = {"eval_method": "square", "eval_resize": 0, "resample": "bilinear_antialias"}
@@ -127,3 +128,13 @@ def test_card__a_result_of_other_weights_is_not_told(
     """The run scored its Polyak average; these are the weights themselves."""
     exported(trained, "timm", **{"weights.which": "model"})
     assert "None is known of exactly these weights" in (tmp_path / "run" / "timm" / "README.md").read_text()
+
+
+def test_hf__is_read_back_with_the_pre_processing_of_the_export(
+    saved: Saved, exported: Exported, tmp_path: Path
+) -> None:
+    """transformers can only squash to a square; config.json records what these weights expect."""
+    expected = {"eval_method": "shorter_side", "eval_resize": 36, "resample": "bicubic_antialias"}
+    exported(saved(**expected), "hf")
+    meta = read_weights(tmp_path / "run" / "hf").meta
+    assert {name: meta[name] for name in expected} == expected

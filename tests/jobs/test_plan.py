@@ -36,7 +36,7 @@ def test_plan_training__of_a_known_set_needs_nothing_on_disk(
     monkeypatch.chdir(tmp_path)
     plan = plan_training(recipe("jft_h14"))
     assert (plan.parameters, plan.num_images) == (655_835_251, 303_000_000)
-    assert plan.data == "jft300m, as known by name"
+    assert plan.data == "jft300m, published size; the data was not read"
     assert 0 < plan.fitting_micro_batch < 4096
     assert list(tmp_path.iterdir()) == []
 
@@ -197,8 +197,8 @@ def test_plan_training__archives_of_a_known_set_are_not_taken_for_shards(tmp_pat
     """ImageNet's own lie there as train/n01440764.tar; they were not given with --data, and are not indexed."""
     (tmp_path / "imagenet/train").mkdir(parents=True)
     (tmp_path / "imagenet/train/n01440764.tar").write_bytes(bytes(10_240))
-    plan = plan_training(recipe("jft_b16", **{"data.root": str(tmp_path), "data.dataset": "imagenet"}))
-    assert plan.data == "imagenet, as known by name"
+    plan = plan_training(recipe("in1k_b16", **{"data.root": str(tmp_path)}))
+    assert plan.data == "imagenet, published size; the data was not read"
     with pytest.raises(DataError, match="expected shards with split 'train'"):
         open_split("train", dataset="imagenet", root=str(tmp_path))
 

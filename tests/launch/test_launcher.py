@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests import warm
@@ -170,6 +171,20 @@ def test_two_processes__a_killed_one_is_named_and_the_run_resumes(
     run("run", **{"checkpoint.every_steps": 2, "checkpoint.background": False})
     assert_golden(folder)
     assert sample_keys(folder) == sample_keys(one_process)
+
+
+def test_two_processes__a_killed_launcher_is_named(tiny_data: Path, tmp_path: Path) -> None:
+    one = machine(tmp_path, tiny_data, **TWO, **{"checkpoint.every_steps": 2})
+    wait_for(logged(tmp_path, 5), [one])
+    family = family_of([one])
+    alive = (process for process in family if process.status() != psutil.STATUS_ZOMBIE)
+    (agent,) = (process for process in alive if "vitctl.launch.agent" in process.cmdline())
+    agent.kill()
+    [(code, _, text)] = ended([one])
+    assert (code, text.count("Traceback")) == (2, 0)
+    assert "accelerate launch was ended by SIGKILL" in text.splitlines()[-1]
+    assert f"vitctl resume {tmp_path}" in text.splitlines()[-1]
+    assert_gone(family)
 
 
 @pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGTERM), (signal.SIGKILL,)])

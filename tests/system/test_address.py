@@ -281,3 +281,12 @@ def test_query__is_sent_to_its_address_and_not_where_it_redirects() -> None:
         assert asked == [f"{url}?download=true"]
         assert with_query(other) == other
     assert check_address(f"{url}?x") == url and address.split(f"{url}?x", DataError) == (url, "x")
+
+
+@pytest.mark.parametrize(
+    "text", ["hf:org/model?token=SECRET", "pipe:curl -H SECRET http://x", "https:x?SECRET"]
+)
+def test_address__without_slashes_is_refused_and_not_printed(text: str) -> None:
+    with pytest.raises(RecipeError, match="is the start of an address|are never run") as caught:
+        without_queries(text)
+    assert "SECRET" not in str(caught.value)

@@ -171,7 +171,7 @@ def _duplicates(reports: "Mapping[str, tuple[Report, Index]]") -> tuple[list[str
 
 
 def _check_known(name: str, root: Path) -> Path:
-    """Check a known data set's split against the published digests, or all of VTAB.
+    """Check a known data set's split against the benchmark's digests, or all of VTAB.
 
     Returns:
         the folder of a data set to check further.

@@ -10,6 +10,7 @@ from vitctl.data.source.order import Lanes
 from vitctl.errors import RecipeError
 from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain, ShardedMachine, TrainRecipe
+from vitctl.recipe.sections import Schedule
 
 
 def total_steps(num_images: int, batch_size: int, *, steps: int, epochs: float) -> int:
@@ -18,6 +19,28 @@ def total_steps(num_images: int, batch_size: int, *, steps: int, epochs: float) 
     Paper: Table 3 gives epochs; 7 epochs of 303 million images in batches of 4,096 are 517,822 steps.
     """
     return steps or int(num_images * epochs // batch_size)
+
+
+def checked_steps(num_images: int, schedule: Schedule, processes: int) -> int:
+    """Return the length of a run in updates.
+
+    Raises:
+        RecipeError: the run ends within its warm-up, or a process would have no image of a batch.
+    """
+    s = schedule
+    if s.batch_size < processes:
+        raise RecipeError(
+            f"schedule.batch_size = {s.batch_size} is less than machine.processes = {processes}; "
+            f"set --processes to {s.batch_size} or less, or a larger --batch-size"
+        )
+    steps = total_steps(num_images, s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
+    if steps <= s.warmup_steps:
+        raise RecipeError(
+            f"{steps} steps ({s.total_epochs:g} epochs of {num_images:,} images in batches of "
+            f"{s.batch_size}) leave nothing after schedule.warmup_steps = {s.warmup_steps}; lower it, or train "
+            f"longer"
+        )
+    return steps
 
 
 def lr_at(

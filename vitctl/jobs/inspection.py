@@ -319,7 +319,7 @@ def _draw_rollout(subject: Subject) -> Drawn:
         heading = subject.heading(f"Attention rollout of the {of}, with identity", shown)
         figures["rollout_sheet"] = inspect_figures.draw_rollout_sheet(sheet, heading)
     peaks = [float((mask.amax(dim=(1, 2)) / mask.mean(dim=(1, 2))).mean()) for mask in masks]
-    text = f"the strongest patch has {peaks[0]:.1f} times the mean, without identity {peaks[1]:.1f} times"
+    text = f"the strongest patch has {peaks[0]:.1f} times the mean, and {peaks[1]:.1f} times if the residual is left out"
     numbers = {
         "of": of,
         "peak_over_mean": round(peaks[0], 6),

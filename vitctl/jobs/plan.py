@@ -11,13 +11,13 @@ from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.splits import select
 from vitctl.engine.schedule import (
+    checked_steps,
     fit_schedule,
     fitted_recipe,
     lanes_note,
     lanes_of,
     learning_rate,
     needs_num_images,
-    total_steps,
 )
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.checks import find_network, is_photographs, planned_splits
@@ -164,7 +164,7 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         notes.append(rates_in_words(recipe, rates))
         config = downstream(found.config, num_classes=num_classes, image_size=side, **rates)
     o, s, m = recipe.optimizer, recipe.schedule, recipe.machine
-    steps = total_steps(num_images, s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
+    steps = checked_steps(num_images, s, m.processes)
     share = -(-s.batch_size // m.processes)
     slots, averaging = OPTIMIZERS[o.name].slots, recipe.averaging.decay > 0
     if m.precision == "auto":
@@ -325,4 +325,9 @@ def _counted(data: TrainImages) -> _Size:
             f"give shards with --data, a known set with --dataset, or --synthetic"
         )
     num_images, num_classes = known
-    return _Size(subset_size(data, num_images), num_classes, f"{data.dataset}, as known by name", [])
+    return _Size(
+        subset_size(data, num_images),
+        num_classes,
+        f"{data.dataset}, published size; the data was not read",
+        [],
+    )

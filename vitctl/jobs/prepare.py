@@ -111,7 +111,7 @@ def _download(row: DataSet, root: Path, folder: Path, progress: Progress, get: F
             _fetch(archive, root, folder, progress, get)
         except CheckpointError as error:
             raise DataError(
-                f"{error}; or unpack {archive.name} by hand into a folder, and give it with --from FOLDER"
+                f"{error}; or download and unpack {archive.name} yourself, then add --from FOLDER"
             ) from None
 
 

@@ -1,6 +1,7 @@
 """Start the processes of a run, follow them, and end them together."""
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Mapping
@@ -48,6 +49,7 @@ from vitctl.launch.worker import LOCKED, work, work_as_member
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Recipe
 from vitctl.system.files import no_links
+from vitctl.system.text import typed
 
 LEFT_SECONDS = 5.0  # for a process of this machine that does not end, once the result is written
 LINGER_SECONDS = 20.0  # for the other machines, once the processes of this one have finished
@@ -243,6 +245,12 @@ def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, watcher:
         raise LaunchError(
             f"accelerate launch ended before all processes had met at {config.host}:{config.port}: every "
             f"machine has to run this command; {log} says why; resume with the same command"
+        )
+    code = watcher.agent.process.returncode
+    if code is not None and code < 0:
+        raise LaunchError(
+            f"accelerate launch was ended by {signal.Signals(-code).name}, and its processes with it; "
+            f"{resume_text(run_dir)}: vitctl resume {typed(run_dir)}"
         )
     raise RuntimeError(
         f"the processes ended without an error message; {run_dir / LOGS} has their output, and {log.name} there "

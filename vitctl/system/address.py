@@ -31,6 +31,9 @@ _IN_PROSE = re.compile(rf"{_START}\S*", re.I)
 _HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-f:.]+\])(?::(\d{1,5}))?", re.I)
 _SPLIT = re.compile(r":[a-z][^:]*(?:\[.*)?$", re.I)  # behind a host without a path, as predict takes it
 _NAME = re.compile(r"[\w.-]+")
+_HALF = re.compile(
+    r"(?:hf|s3|gs|https?|pipe):(?!//)"
+)  # its query is not known to be one, and would be printed
 
 
 def without_queries(*texts: str, error: type[VitctlError] = RecipeError, over: bool = True) -> list[str]:
@@ -47,6 +50,10 @@ def without_queries(*texts: str, error: type[VitctlError] = RecipeError, over: b
         error: an address is malformed or names a user, or has two queries. The message holds no secret.
     """
     found: dict[str, str] = {}
+    for half in filter(None, map(_HALF.match, texts)):
+        if half[0] == "pipe:":
+            raise error("pipe: commands are never run; give a path or an address")
+        raise error(f"{half[0]} is the start of an address, which has '//' after it: {half[0]}//...")
 
     def text_of(match: re.Match[str]) -> str:
         text, query = split(match[0], error)

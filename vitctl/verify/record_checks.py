@@ -235,7 +235,7 @@ def _check_result(training: Training) -> Finding:
         return unchecked(
             "result", "has no digest of its fields, as of an earlier vitctl; --result scores again"
         )
-    return ok("result", "every field as written")
+    return ok("result", "job, status, metrics and provenance as written")
 
 
 def _check_weights(training: Training, intact: Sequence[SavedCheckpoint]) -> Iterator[Finding]:

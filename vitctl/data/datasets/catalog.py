@@ -332,7 +332,7 @@ USES = {
     "pre-training": ("imagenet", "imagenet21k", "jft300m"),
 }
 ABSENT, SHARDS, BUILT_IN = "absent", "shards", "built in"
-MATCH, COUNTS = "match", "counts match, no published digest"
+MATCH, COUNTS = "match", "counts match, no digest known"
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from vitctl.data.writer.intake import Originals, read_item
 from vitctl.engine.journal import CHECKPOINTS, MODEL, step_folders, tensors_file
 from vitctl.engine.schedule import (
     TASK_IMAGES,
+    checked_steps,
     fit_schedule,
     lanes_of,
     needs_num_images,
-    total_steps,
 )
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.data import (
@@ -372,20 +372,9 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None) ->
 def _check_training(recipe: Pretrain | Finetune, inputs: Inputs) -> None:
     train, test, s = inputs.train, inputs.scored, recipe.schedule
     assert train is not None
-    steps = total_steps(len(train), s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
-    if steps <= s.warmup_steps:
-        raise RecipeError(
-            f"{steps} steps ({s.total_epochs:g} epochs of {len(train):,} images in batches of "
-            f"{s.batch_size}) leave nothing "
-            f"after schedule.warmup_steps = {s.warmup_steps}; lower it, or train longer"
-        )
+    checked_steps(len(train), s, recipe.machine.processes)
     lanes_of(recipe, recipe.machine.processes)
     recipe.machine.shards(recipe.machine.processes)  # raises where the processes cannot be divided so
-    if s.batch_size < recipe.machine.processes:
-        raise RecipeError(
-            f"schedule.batch_size = {s.batch_size} is less than machine.processes = "
-            f"{recipe.machine.processes}"
-        )
     if recipe.checkpoint.keep_best and not (recipe.evaluation.every_steps and test is not None):
         raise RecipeError(
             "checkpoint.keep_best needs evaluation.every_steps and a data.eval_split to tell which is best"

@@ -137,7 +137,7 @@ def _in_folder(text: str, place: Place, split: str, note: Note) -> Sequence[Sour
         return [_shards(text, split, place, note)]
     if others := [one.name for one in left_out if one.reason != SYSTEM_FILE]:
         shown = ", ".join(others[:_NAMED]) + (", ..." if len(others) > _NAMED else "")
-        note(f"{text}: {len(others):,} file(s) that are no images are left out: {shown}")
+        note(f"{text}: skipped {len(others):,} file(s) that are not images: {shown}")
     if not names:
         raise DataError(f"{text}: holds no images")
     return [os.path.join(text, name) for name in names]
@@ -192,7 +192,7 @@ def _names_in(stdin: IO[bytes], note: Note) -> Iterator[str]:
         if name and not is_remote(name) and os.path.isdir(name):
             names, left_out, _ = sort_files(Path(name))
             if left_out:
-                note(f"{name}: {len(left_out):,} file(s) that are no images are left out")
+                note(f"{name}: skipped {len(left_out):,} file(s) that are not images")
             yield from (os.path.join(name, one) for one in names)
         elif name:
             yield name

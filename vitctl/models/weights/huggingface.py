@@ -34,6 +34,7 @@ _GELU: dict[str, Literal["tanh", "erf"]] = {
 }
 _ACTIVATION = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
 _RESAMPLE = {2: "bilinear_antialias", 3: "bicubic_antialias"}  # Pillow's numbers
+_NOT_OF_TRANSFORMERS = ("eval_method", "eval_resize", "resample", "position_resize")  # an export records them
 _BODY = "vit."
 _LAYER = "vit.encoder.layer.{i}"
 # transformers 5 names modules otherwise in memory than in its files; a state dict saved by hand has these
@@ -97,7 +98,9 @@ def _describe(
     if config:
         recorded |= {"gelu": _GELU[activation], "norm_eps": config.get("layer_norm_eps", NORM_EPS)}
     names, dropout = _class_names(config.get("id2label") or {}), config.get("hidden_dropout_prob", 0.0)
-    return row.vit(shape, recorded, beside, names, dropout=dropout)
+    described, meta = row.vit(shape, recorded, beside, names, dropout=dropout)
+    ours = config.get("vitctl", {}).get("preprocessing", {})
+    return described, meta | {name: ours[name] for name in _NOT_OF_TRANSFORMERS if name in ours}
 
 
 def _recorded(processor: Json) -> dict[str, Any]:
