@@ -133,9 +133,7 @@ def test_imports__the_command_line_starts_without_torch() -> None:
 def test_files__have_unique_names() -> None:
     """A trace or an editor's tab then says where one is."""
     counts = Counter(path.name for path in FILES if path.name != "__init__.py")
-    assert [name for name, count in counts.items() if count > 1] == [
-        "sweep.py"
-    ]  # a command's, and its recipe's
+    assert [name for name, count in counts.items() if count > 1] == []
 
 
 def test_files__tests_lie_beside_their_module() -> None:

@@ -287,6 +287,6 @@ def test_query__is_sent_to_its_address_and_not_where_it_redirects() -> None:
     "text", ["hf:org/model?token=SECRET", "pipe:curl -H SECRET http://x", "https:x?SECRET"]
 )
 def test_address__without_slashes_is_refused_and_not_printed(text: str) -> None:
-    with pytest.raises(RecipeError, match="is the start of an address|are never run") as caught:
+    with pytest.raises(RecipeError, match=r"is the start of an address|are never run") as caught:
         without_queries(text)
     assert "SECRET" not in str(caught.value)
