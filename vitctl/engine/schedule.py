@@ -37,7 +37,8 @@ def checked_steps(num_images: int, schedule: Schedule, processes: int) -> int:
     if steps <= s.warmup_steps:
         raise RecipeError(
             f"{steps} steps ({s.total_epochs:g} epochs of {num_images:,} images in batches of "
-            f"{s.batch_size}) leave nothing after schedule.warmup_steps = {s.warmup_steps}; lower it, or train "
+            f"{s.batch_size}) leave nothing after schedule.warmup_steps = {s.warmup_steps}; lower it, or "
+            f"train "
             f"longer"
         )
     return steps

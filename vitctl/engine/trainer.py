@@ -556,7 +556,8 @@ class Trainer(TrainStep):
             raise DataError(
                 f"{self.counts.num_bad} of {read} images read so far cannot be used, more than "
                 f"data.max_bad_fraction = {allowed:g} allows; {self.folder / BAD_SAMPLES} lists them: "
-                f"{self.bad_reasons()}; fix the data, or resume with: vitctl resume {typed(self.folder)} --set "
+                f"{self.bad_reasons()}; fix the data, or resume with: vitctl resume {typed(self.folder)} "
+                f"--set "
                 f"data.max_bad_fraction=SHARE --allow data.max_bad_fraction"
             )
         check_progress(step, self.counts, result, self.folder / SKIPPED)
@@ -697,7 +698,8 @@ class Trainer(TrainStep):
         problem = self._finish_save()
         if problem and last:
             raise CheckpointError(
-                f"{problem}; earlier checkpoints are complete: free space or fix permissions, then: vitctl resume "
+                f"{problem}; earlier checkpoints are complete: free space or fix permissions, then: vitctl "
+                f"resume "
                 f"{typed(self.folder)}"
             )
         if self.runtime.is_main:

@@ -80,7 +80,8 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
         f"# Weights of {found.weights.meta.get('format', 'vitctl')}",
         "",
         f"An image classifier ({type(config).__name__.removesuffix('Config')}, {config.num_classes:,} "
-        f"classes, images of {config.image_size} pixels), written by vitctl {__version__} from `{found.path}`.",
+        f"classes, images of {config.image_size} pixels), written by vitctl {__version__} from "
+        f"`{found.path}`.",
         "",
         *(f"- {line}" for line in (row.usage, *notes, assumed_line(found.assumed)) if line),
         "",

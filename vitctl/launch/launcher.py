@@ -253,7 +253,8 @@ def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, watcher:
             f"{resume_text(run_dir)}: vitctl resume {typed(run_dir)}"
         )
     raise RuntimeError(
-        f"the processes ended without an error message; {run_dir / LOGS} has their output, and {log.name} there "
+        f"the processes ended without an error message; {run_dir / LOGS} has their output, and {log.name} "
+        f"there "
         f"says how they ended"
     )
 

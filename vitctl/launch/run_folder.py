@@ -109,7 +109,8 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
                     time.sleep(LOCK_POLL_SECONDS)
                     continue
                 raise LaunchError(
-                    f"{folder}: another vitctl is running in this folder; wait for it, or choose another --out"
+                    f"{folder}: another vitctl is running in this folder; wait for it, or choose another "
+                    f"--out"
                 ) from None
             if _is_at(file, folder / LOCK):
                 yield

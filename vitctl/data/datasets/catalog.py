@@ -199,7 +199,8 @@ def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Pa
         if len(source.class_names) != row.num_classes or (wanted is not None and stored != wanted):
             raise DataError(
                 f"{folder / name}: {stored:,} images of {len(source.class_names):,} classes, "
-                f"{row.name} has {wanted or '?':,} of {row.num_classes:,}; if it is another data set give it with --data "
+                f"{row.name} has {wanted or '?':,} of {row.num_classes:,}; if it is another data set give it "
+                f"with --data "
                 f"{folder}"
             )
 

@@ -256,7 +256,8 @@ _ROWS = (
         102,
         _three(1_020, 1_020, 6_149),
         list_file.read_flowers102,
-        "102flowers.tgz, imagelabels.mat and setid.mat from https://www.robots.ox.ac.uk/~vgg/data/flowers/102",
+        "102flowers.tgz, imagelabels.mat and setid.mat from "
+        "https://www.robots.ox.ac.uk/~vgg/data/flowers/102",
         ("oxford_flowers102", "flowers"),
         (
             Archive(
@@ -341,7 +342,8 @@ _ROWS = (
         2,
         _three(262_144, 32_768, 32_768),
         arrays.read_patch_camelyon,
-        "the six camelyonpatch_level_2_split_*.h5.gz from https://zenodo.org/records/2546921, unpacked with gunzip",
+        "the six camelyonpatch_level_2_split_*.h5.gz from https://zenodo.org/records/2546921, unpacked with "
+        "gunzip",
         ("pcam", "camelyon"),
         (
             Archive(
@@ -603,7 +605,8 @@ _ROWS = (
         113,
         {"test": 18_574},
         imagenet.read_objectnet,
-        "objectnet-1.0.zip from https://objectnet.dev (its password stands there; it must not be used for training)",
+        "objectnet-1.0.zip from https://objectnet.dev (its password stands there; it must not be used for "
+        "training)",
     ),
     DataSet(
         "jft300m",

@@ -533,7 +533,8 @@ def _class_names(
     needed, embedded = max(int(labels.max()) + 1, 1), {scan.class_names for scan in scans}
     if names is None and len(embedded) > 1:
         raise DataError(
-            f"{folder}: the shards hold {len(embedded)} different lists of class names; give one with --classes"
+            f"{folder}: the shards hold {len(embedded)} different lists of class names; give one with "
+            f"--classes"
         )
     if names is None:
         names = embedded.pop() or None
