@@ -215,7 +215,7 @@ def test_shards__a_folder_that_cannot_be_read_is_an_error(vitctl: Vitctl, tmp_pa
 def test_shards__a_set_in_one_piece_says_how_it_will_be_cut(vitctl: Vitctl, tmp_path: Path) -> None:
     plant(tmp_path / "photos")
     said = vitctl("data", "shards", "photos", "out")
-    assert "no test split: 'train[80%: of each class]' is held out for evaluation" in said.out
+    assert "no test split: holding out 20 % of each class for evaluation" in said.out
     shutil.copytree(tmp_path / "photos", tmp_path / "both/train")
     shutil.copytree(tmp_path / "photos", tmp_path / "both/valid")
     said = vitctl("data", "shards", "both", "two")

@@ -99,7 +99,7 @@ class Row(NamedTuple):
 
 
 CHANGED = r"samples\.npy changed since its index was written \(sha256 \w{12}\.\.\., should be \w{12}\.\.\.\)"
-SHARD = r"shard-000000\.tar: sha256 is \w{12}\.\.\., its index says \w{12}\.\.\."
+SHARD = r"shard-000000\.tar: checksum mismatch: index has \w{12}\.\.\., file has \w{12}\.\.\."
 LIST = r"excluded\.json: made for other shards"
 OTHER = "data_sha256 differs"
 TABLE = [
@@ -188,7 +188,7 @@ def test_large_tables__are_verified_while_the_score_is_computed(
     assert result["provenance"]["data_verified"] == "whole"
     labels_shifted(data / "test")
     with pytest.raises(
-        DataError, match=r"samples\.npy: sha256 is .* a score must be of exactly the images of its digest"
+        DataError, match=r"samples\.npy: checksum mismatch.* a score must be of exactly the images of its digest"
     ):
         score("evaluate", speck, data, tmp_path / "two")
 
@@ -249,7 +249,7 @@ def test_scores__without_records_of_the_background_process_the_job_verifies_the_
     assert score("evaluate", speck, data, tmp_path / "two")["provenance"]["data_verified"] == "whole"
     path = data / "test" / "shard-000000.tar"
     path.write_bytes(path.read_bytes()[:-1] + b"1")  # behind the last image
-    with pytest.raises(DataError, match=r"shard-000000\.tar: sha256 is"):
+    with pytest.raises(DataError, match=r"shard-000000\.tar: checksum mismatch"):
         score("evaluate", speck, data, tmp_path / "three")
 
 
@@ -267,7 +267,7 @@ def test_cached_shards__overwritten_at_the_same_size(
         content[-1] ^= 1
         victim.write_bytes(content)
         with pytest.raises(
-            DataError, match=r"sha256 is .*a copy in the cache; it was removed and is fetched again"
+            DataError, match=r"checksum mismatch.*a copy in the cache; it was removed and is fetched again"
         ):
             score("evaluate", speck, url, tmp_path / "two")
         third = score("evaluate", speck, url, tmp_path / "three")

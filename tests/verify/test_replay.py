@@ -107,7 +107,7 @@ def test_a_flipped_byte__in_an_image_is_named_by_key(finished: Path, tiny_data: 
     assert found(finished, **here) == []
     [(what, text)] = found(finished, reads_bytes=True, **here)
     assert what == "shards"
-    assert text.startswith(f"{shard}: sha256 is ")
+    assert text.startswith(f"{shard}: checksum mismatch")
     [(what, text)] = found(finished, steps="all", **here)
     assert text == f"step {step}: the encoded image at position {position} of the batch, key {key}"
 

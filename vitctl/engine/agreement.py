@@ -313,7 +313,7 @@ class Identity:
         if refused:
             keys = " ".join(f"--allow {key}" for key in refused)
             raise CheckpointError(
-                f"{self.folder}: {name} was not trained with this: {words}; undo that, choose another folder "
+                f"{self.folder}: {name} was trained with other inputs: {words}; undo the change, choose another folder "
                 f"with --out, or resume "
                 f"anyway with: vitctl resume {typed(root)} {keys}"
             )

@@ -65,7 +65,7 @@ def test_verify_index__remote_shards_are_checked_as_local_ones_and_leave_nothing
         (index.folder / index.shards[2].name).unlink()
         gone = verify_index(read_index(index.folder, url))
     near = [problem.replace(str(index.folder), url) for problem in far.problems]
-    assert len(near) == 2 and any("sha256 is" in one for one in near) and any("k4: " in one for one in near)
+    assert len(near) == 2 and any("checksum mismatch" in one for one in near) and any("k4: " in one for one in near)
     assert [kind.kind for kind in gone.kinds if kind.file == index.shards[2].name] == ["not fetched"]
     assert sorted(tmp_path.iterdir()) == before
 
@@ -78,7 +78,7 @@ def test_verify_index__one_changed_byte_is_found(make_split: MakeSplit) -> None:
     path.write_bytes(data)
     report = verify_index(read_index(index.folder), decode_images="none")
     assert len(report.problems) == 1
-    assert "shard-000001.tar: sha256 is" in report.problems[0]
+    assert "shard-000001.tar: checksum mismatch" in report.problems[0]
 
 
 def test_verify_index__one_changed_label_is_found(

@@ -56,10 +56,10 @@ def test_verification__one_damaged_byte_is_named(make_split: MakeSplit, tmp_path
     damage(path)
     found = verified(tmp_path / "run", source)
     (problem,) = found.damaged
-    assert problem.startswith(f"{path}: sha256 is ") and "its index says" in problem
+    assert problem.startswith(f"{path}: checksum mismatch") and "index has" in problem
     whole = sum(shard.num_bytes for shard in source.index.shards)
     assert found.share == pytest.approx(1 - source.index.shards[1].num_bytes / whole)
-    assert f"warning: {path}: sha256 is" in capfd.readouterr().err
+    assert f"warning: {path}: checksum mismatch" in capfd.readouterr().err
 
 
 def test_verification__goes_on_where_a_run_was_stopped_and_reads_again_what_changed(
@@ -153,7 +153,7 @@ def test_verification__remembers_that_a_shard_was_damaged(make_split: MakeSplit,
     found = verified(tmp_path / "run", source)
     assert found.state == "whole"
     (before,) = found.damaged_before
-    assert before.startswith(f"{path}: was damaged before (sha256 is ")
+    assert before.startswith(f"{path}: was damaged before (checksum mismatch")
 
 
 def test_verification__stops_when_told_and_says_how_far_it_came(
@@ -225,5 +225,5 @@ def test_hash_file__tells_what_is_wrong(tmp_path: Path) -> None:
         for name, size, digest in (("a", 3, good), ("a", 4, good), ("a", 3, "0" * 64), ("b", 3, good))
     ]
     assert problems[0] == ""
-    assert all("sha256 is ba7816bf8f01" in str(problem) for problem in problems[1:3])
+    assert all("file has ba7816bf8f01" in str(problem) for problem in problems[1:3])
     assert problems[3] == "cannot be read (No such file or directory)"

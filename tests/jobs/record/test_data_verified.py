@@ -47,7 +47,7 @@ def test_training__on_a_damaged_shard_is_marked_and_warned(
         "train"
     ]
     warnings = [r["text"] for r in read_records(tmp_path / "run" / LOG) if r["kind"] == "warning"]
-    assert any("shard-000000.tar: sha256 is" in text for text in warnings)
+    assert any("shard-000000.tar: checksum mismatch" in text for text in warnings)
 
 
 @pytest.mark.parametrize("name", ["pretrain", "finetune"])
@@ -59,12 +59,12 @@ def test_training__its_score_of_a_damaged_shard_is_refused_and_a_resume_with_the
     folder = tmp_path / "run"
     values = {**CPU, **SMALL, **source, "data.path": str(damaged), "evaluation.every_steps": 0}
     with pytest.raises(
-        DataError, match=r"shard-000000.tar: sha256 is .* a score must be of exactly the images"
+        DataError, match=r"shard-000000.tar: checksum mismatch.* a score must be of exactly the images"
     ):
         do("finetune" if source else TINY, folder, **values)
     steps = SMALL["schedule.total_steps"]
     assert (folder / f"checkpoints/step_{steps:08d}").is_dir()
-    with pytest.raises(DataError, match=r"shard-000000.tar: sha256 is"):
+    with pytest.raises(DataError, match=r"shard-000000.tar: checksum mismatch"):
         work(folder)
     mend(damaged, tiny_data, "test")
     before = [r for r in read_records(folder / LOG) if r["kind"] in ("train", "evaluate")]
@@ -87,12 +87,12 @@ def test_training__on_a_shard_that_was_damaged_at_an_earlier_start_stays_marked(
     used = json.loads((tmp_path / "run/result.json").read_text())["provenance"]
     assert used["data_verified"] == "damaged"
     (text,) = used["data_damaged"]
-    assert "/train/shard-000000.tar: was damaged before (sha256 is" in text
+    assert "/train/shard-000000.tar: was damaged before (checksum mismatch" in text
 
 
 def test_sweep__on_a_damaged_shard_is_refused(job: Job, damaged: Path) -> None:
     split = {"sweep.lrs": [0.1, 0.2], "sweep.train_split": "train[:80%]", "sweep.eval_split": "train[80%:]"}
-    with pytest.raises(DataError, match=r"train/shard-000000.tar: sha256 is .* a score must be"):
+    with pytest.raises(DataError, match=r"train/shard-000000.tar: checksum mismatch.* a score must be"):
         job("finetune", "run", **{"data.path": str(damaged), **split})
 
 
@@ -141,7 +141,7 @@ def test_training__by_ranges_is_not_verified(job: Job, tiny_data: Path, tmp_path
 def test_score__of_a_damaged_shard_is_refused(job: Job, damaged: Path, name: str) -> None:
     values = {"evaluate": {"data.eval_split": "test"}, "fewshot": {"fewshot.shots": [1]}}[name]
     with pytest.raises(
-        DataError, match=r"shard-000000.tar: sha256 is .* a score must be of exactly the images of its digest"
+        DataError, match=r"shard-000000.tar: checksum mismatch.* a score must be of exactly the images of its digest"
     ):
         job(name, "run", **{"data.path": str(damaged), **values})
 
@@ -159,7 +159,7 @@ def test_vtab__of_a_damaged_shard_is_refused(pretrained: Path, tmp_path: Path) -
     shutil.copytree(tmp_path / "good" / "data", tmp_path / "data")
     for path in (tmp_path / "data").rglob("test/*.tar"):
         damage(path, -1)  # behind the last image
-    with pytest.raises(DataError, match="sha256 is"):
+    with pytest.raises(DataError, match="checksum mismatch"):
         do("vtab", tmp_path / "bad", **values)
 
 

@@ -218,7 +218,10 @@ def _shard_problems(own: Index, address: str) -> list[_Problem]:
         return [problem("damaged shard", str(error).removeprefix(f"{path}: "))]
     problems, rows = [], scan.rows
     if scan.sha256 != shard.sha256:
-        text = f"sha256 is {scan.sha256[:12]}..., should be {shard.sha256[:12]}...; it changed since"
+        text = (
+            f"checksum mismatch: index has {shard.sha256[:12]}..., file has {scan.sha256[:12]}...; the file "
+            "changed after it was indexed"
+        )
         problems.append(problem("other bytes", text))
     if scan.class_names and scan.class_names != own.class_names:
         text = "tells other class names than the index, or in another order; index it again"

@@ -68,7 +68,8 @@ def hash_file(
         return record | {"problem": f"cannot be read ({error.strerror})"}
     if (size, found.hexdigest()) != (num_bytes, sha256):
         record["problem"] = (
-            f"sha256 is {found.hexdigest()[:12]}..., its index says {sha256[:12]}...; it changed since"
+            f"checksum mismatch: index has {sha256[:12]}..., file has {found.hexdigest()[:12]}...; "
+            "the file changed after it was indexed"
         )
     return record
 

@@ -230,8 +230,8 @@ def default_splits(found: Sequence[str]) -> DefaultSplits | None:
             f"{name}[80%: of each class]",
             f"{name}[:60% of each class]",
             f"{name}[60%:80% of each class]",
-            f"no test split: '{name}[80%: of each class]' is held out for evaluation (fixed by the MD5 "
-            "of the names); the others are trained on",
+            f"no test split: holding out 20 % of each class for evaluation: '{name}[80%: of each class]', "
+            "fixed by the MD5 of the names",
         )
     train = next((name for name in _TRAIN_NAMES if name in found), "")
     scored = next((name for name in NOT_TRAINED if name in found), "")

@@ -220,7 +220,7 @@ def _scored(loaded: Loaded, scored: str, found: list[str], fitting: DefaultSplit
     if len(found) == 1 and not found[0].startswith(TRAIN):
         (value, note) = found[0], f"'{found[0]}', the only split, is scored"
     elif len(found) == 1:
-        note = f"no test split: '{value}' is scored, as after training on the rest; --split {found[0]} scores all, what was trained on too"
+        note = f"no test split: scoring the held-out '{value}'; --split {found[0]} also scores the training images"
     return FittedSplits([Override("data.eval_split", value, _FLAG)], note)
 
 
