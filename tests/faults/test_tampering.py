@@ -188,7 +188,8 @@ def test_large_tables__are_verified_while_the_score_is_computed(
     assert result["provenance"]["data_verified"] == "whole"
     labels_shifted(data / "test")
     with pytest.raises(
-        DataError, match=r"samples\.npy: checksum mismatch.* a score must be of exactly the images of its digest"
+        DataError,
+        match=r"samples\.npy: checksum mismatch.* a score must be of exactly the images of its digest",
     ):
         score("evaluate", speck, data, tmp_path / "two")
 

@@ -65,7 +65,11 @@ def test_verify_index__remote_shards_are_checked_as_local_ones_and_leave_nothing
         (index.folder / index.shards[2].name).unlink()
         gone = verify_index(read_index(index.folder, url))
     near = [problem.replace(str(index.folder), url) for problem in far.problems]
-    assert len(near) == 2 and any("checksum mismatch" in one for one in near) and any("k4: " in one for one in near)
+    assert (
+        len(near) == 2
+        and any("checksum mismatch" in one for one in near)
+        and any("k4: " in one for one in near)
+    )
     assert [kind.kind for kind in gone.kinds if kind.file == index.shards[2].name] == ["not fetched"]
     assert sorted(tmp_path.iterdir()) == before
 

@@ -141,7 +141,8 @@ def test_training__by_ranges_is_not_verified(job: Job, tiny_data: Path, tmp_path
 def test_score__of_a_damaged_shard_is_refused(job: Job, damaged: Path, name: str) -> None:
     values = {"evaluate": {"data.eval_split": "test"}, "fewshot": {"fewshot.shots": [1]}}[name]
     with pytest.raises(
-        DataError, match=r"shard-000000.tar: checksum mismatch.* a score must be of exactly the images of its digest"
+        DataError,
+        match=r"shard-000000.tar: checksum mismatch.* a score must be of exactly the images of its digest",
     ):
         job(name, "run", **{"data.path": str(damaged), **values})
 
