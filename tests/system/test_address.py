@@ -255,7 +255,7 @@ def test_lookup__of_a_host_that_does_not_exist_ends_soon(offline: list[str]) -> 
 def test_lookup__of_a_host_that_answered_is_repeated(
     offline: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "_FOUND", {"h.invalid"})
+    monkeypatch.setattr(http, "_ANSWERED", {"h.invalid"})
     monkeypatch.setattr(http, "PAUSE_SECONDS", 0.0)
     with pytest.raises(DataError, match=f"gave up after {http.ATTEMPTS} attempts"):
         read_file("https://h.invalid/x", 9)

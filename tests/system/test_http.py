@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vitctl.data.shards.remote import read_file
-from vitctl.errors import CheckpointError, DataError
+from vitctl.errors import CheckpointError, DataError, VitctlError
 from vitctl.models.weights.download import fetch
 from vitctl.system import http
 
@@ -92,3 +92,29 @@ def test_endless_answers__end(name: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
             fetch(url.replace("index.json", "w.npz"), cache=tmp_path, attempts=attempts)
         assert time.monotonic() - began < 60
     assert "\n" not in str(caught.value) + str(also.value)
+
+
+@pytest.mark.parametrize("read", [lambda url: read_file(url, 100), fetch], ids=["shards", "weights"])
+def test_refused__is_said_at_once_and_given_up_soon(
+    read: Callable[[str], object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It took 25 silent seconds."""
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        place = f"127.0.0.1:{unused.getsockname()[1]}"
+    printed: list[str] = []
+    monkeypatch.setattr("vitctl.system.http.time.sleep", lambda _: printed.append(capsys.readouterr().err))
+    with pytest.raises(VitctlError, match=f"{place} refuses connections; .*3 attempts"):
+        read(f"http://{place}/index.json")
+    text = f"warning: http://{place}/index.json: {place} refuses connections; check the address"
+    assert printed[0].startswith(text)
+    assert "; attempt 2 of 3 in 0." in printed[0]
+    assert printed[1:] == [""]  # not for each attempt, while it is quick
+
+
+def test_refused__by_a_server_that_answered_is_retried_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        place = f"127.0.0.1:{unused.getsockname()[1]}"
+    monkeypatch.setattr(http, "_ANSWERED", {place})
+    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.0)
+    with pytest.raises(DataError, match=f"gave up after {http.ATTEMPTS} attempts"):
+        read_file(f"http://{place}/index.json", 100)

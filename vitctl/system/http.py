@@ -16,7 +16,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 from urllib.error import HTTPError
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 from urllib.request import (
     HTTPHandler,
     HTTPRedirectHandler,
@@ -31,8 +31,10 @@ from vitctl.system.files import HTTP_SECONDS, HTTP_SLOWEST, WEIGHTS
 
 ATTEMPTS = 8
 PAUSE_SECONDS = 0.5
-_LOOKUPS = 3  # of a host that was never found: 1.5 s of pauses
-_FOUND: set[str | None] = set()  # hosts that answered
+_FIRST_ATTEMPTS = 3  # at a server that never answered: 1.5 s of pauses
+_ANSWERED: set[str] = set()  # servers that answered
+_NOTICE_SECONDS = 5.0  # between two messages about the same file
+_NOTICED: dict[str, float] = {}  # URL -> time of the last message
 _LONGEST_PAUSE_SECONDS = 30.0
 _CHUNK = 2**20
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
@@ -115,15 +117,30 @@ class TransientError(Exception):
         super().__init__(text)
         self.pause_seconds, self.attempts = pause_seconds, attempts
 
-    def pause(self, failures: int) -> None:
-        """Wait before the next attempt: exponential backoff with jitter, at least the server's Retry-After,
-        within a limit.
+    def retried(self, url: str, failures: int, attempts: int) -> bool:
+        """Say on standard error that the request failed, and wait before the next attempt.
+
+        The wait is an exponential backoff with jitter, at least the server's Retry-After, within a limit.
 
         Args:
+            url: of the file, for the message; one line in `_NOTICE_SECONDS` for each.
             failures: failed attempts so far, from 1.
+            attempts: the caller's limit on them.
+
+        Returns:
+            False, at once, if no attempt is left.
         """
+        attempts = min(attempts, self.attempts)
+        if failures >= attempts:
+            return False
         longest = min(PAUSE_SECONDS * 2 ** (failures - 1), _LONGEST_PAUSE_SECONDS)
-        time.sleep(max(longest * random.uniform(0.5, 1.0), min(self.pause_seconds, _LONGEST_PAUSE_SECONDS)))
+        pause = max(longest * random.uniform(0.5, 1.0), min(self.pause_seconds, _LONGEST_PAUSE_SECONDS))
+        if time.monotonic() - _NOTICED.get(url, -_NOTICE_SECONDS) >= _NOTICE_SECONDS:
+            _NOTICED[url] = time.monotonic()
+            text = f"warning: {url}: {self}; attempt {failures + 1} of {attempts} in {pause:.1f} s"
+            print(text, file=sys.stderr, flush=True)
+        time.sleep(pause)
+        return True
 
 
 def open_url(
@@ -161,6 +178,7 @@ def open_url(
         response = build_opener(_Connections(), redirects).open(request, timeout=HTTP_SECONDS.limit)
     except HTTPError as problem:
         problem.close()  # it holds the connection
+        _ANSWERED.add(redirects.address.netloc)
         if problem.code in _LEFT_TO_CALLER:
             return problem
         if problem.code in (404, 410):
@@ -172,8 +190,8 @@ def open_url(
     except (http.client.InvalidURL, ValueError):  # their texts quote the address
         raise error(f"{name}: the address or its redirect is not valid; correct it") from None
     except (OSError, http.client.HTTPException) as problem:
-        raise _connection_error(problem, redirects.host) from None
-    _FOUND.add(redirects.host)
+        raise _connection_error(problem, redirects.address) from None
+    _ANSWERED.add(redirects.address.netloc)
     if redirects.linked_etag and "X-Linked-ETag" not in response.headers:
         response.headers["X-Linked-ETag"] = redirects.linked_etag
     return cast(Response, response)
@@ -199,11 +217,18 @@ def _is_hub(url: str) -> bool:
     return url.startswith(f"{HUB}/")
 
 
-def _connection_error(error: Exception, host: str | None) -> TransientError:
-    if isinstance(getattr(error, "reason", error), socket.gaierror):
-        lookups = sys.maxsize if host in _FOUND else _LOOKUPS
+def _connection_error(error: Exception, address: SplitResult) -> TransientError:
+    attempts = sys.maxsize if address.netloc in _ANSWERED else _FIRST_ATTEMPTS
+    cause = getattr(error, "reason", error)
+    if isinstance(cause, socket.gaierror):
         return TransientError(
-            f"the host {host} cannot be found; check the address and the network", attempts=lookups
+            f"the host {address.hostname} cannot be found; check the address and the network",
+            attempts=attempts,
+        )
+    if isinstance(cause, ConnectionRefusedError):
+        return TransientError(
+            f"{address.netloc} refuses connections; check the address, and that the server runs",
+            attempts=attempts,
         )
     return TransientError((isinstance(error, OSError) and str(error)) or type(error).__name__)
 
@@ -214,7 +239,7 @@ class _Redirects(HTTPRedirectHandler):
     max_redirections = 5
 
     def __init__(self, url: str, error: type[VitctlError]) -> None:
-        self.error, self.host, self.linked_etag = error, urlsplit(url).hostname, ""
+        self.error, self.address, self.linked_etag = error, urlsplit(url), ""
 
     def http_error_302(self, req: Request, fp: Any, code: int, msg: str, headers: Any) -> Any:
         fp.close()  # otherwise urllib reads the whole body first
@@ -226,8 +251,8 @@ class _Redirects(HTTPRedirectHandler):
         self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> Request | None:
         text = check(split(newurl, self.error)[0], self.error)
-        self.host = urlsplit(text).hostname
-        if self.host in LOOPBACK and urlsplit(req.full_url).hostname not in LOOPBACK:
+        self.address = urlsplit(text)
+        if self.address.hostname in LOOPBACK and urlsplit(req.full_url).hostname not in LOOPBACK:
             raise self.error(f"{req.host}: redirects to {text}, which is this machine itself")
         self.linked_etag = headers.get("X-Linked-ETag", self.linked_etag)
         follow = super().redirect_request(req, fp, code, msg, headers, newurl)

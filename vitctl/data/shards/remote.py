@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -108,22 +109,19 @@ def read_changed(url: str, max_bytes: int, etag: str) -> tuple[bytes, str] | Non
     """
     url = check_address(url)
     request = _from_fsspec if urlsplit(url).scheme in _PACKAGES else _from_http
-    reason = ""
-    for attempt in range(_ATTEMPTS_TO_REVALIDATE):
-        time.sleep(http.PAUSE_SECONDS * attempt)
+    for attempt in count(1):
         try:
             response = request(url, 0, None, etag)
             content = b"".join(_bounded(url, response.chunks, max_bytes))
             if response.num_bytes in (None, len(content)):
-                return content, response.etag
-            reason = f"the response ended at byte {len(content)} of {response.num_bytes}"
+                break
+            raise TransientError(f"the response ended at byte {len(content)} of {response.num_bytes}")
         except _NotModifiedError:
             return None
         except TransientError as error:
-            reason = str(error)
-            if attempt + 1 >= error.attempts:
-                break
-    raise UnreachableError(f"{url}: {reason}")
+            if not error.retried(url, attempt, _ATTEMPTS_TO_REVALIDATE):
+                raise UnreachableError(f"{url}: {error}") from None
+    return content, response.etag
 
 
 def bounded(url: str, max_bytes: int) -> Iterator[bytes]:
@@ -177,11 +175,10 @@ def stream(url: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]
             raise TransientError(f"the response ended at byte {done} of {end}")
         except TransientError as error:
             failures += 1
-            if failures >= min(http.ATTEMPTS, error.attempts):
+            if not error.retried(url, failures, http.ATTEMPTS):
                 raise DataError(
                     f"{url}: {error}; gave up after {failures} attempts, run again to continue"
                 ) from None
-            error.pause(failures)
 
 
 def _from_http(url: str, start: int, stop: int | None, etag: str = "") -> _Response:

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from email.message import Message
 from itertools import count
@@ -77,7 +76,6 @@ def _try_fetch(url: str, fetch: Fetch) -> Path | None:
         return None
 
 
-_REPORTED = 2  # attempts that failed before a person who waits is told
 # Bytes done, and bytes in all (0 when the server does not say).
 Progress = Callable[[int, int], None]
 # Torch's servers put the start of the sha256 into the name, as in vit_b_16-c867db91.pth.
@@ -124,13 +122,10 @@ def fetch(
                     _download(url, target, progress)
                 break
             except TransientError as error:
-                if attempt >= min(attempts, error.attempts):
+                if not error.retried(url, attempt, attempts):
                     raise CheckpointError(
                         f"{url}: {error}; {attempt} attempts failed, run again to continue where it stopped"
                     ) from error
-                if attempt == _REPORTED:
-                    print(f"warning: {url}: {error}; trying again", file=sys.stderr, flush=True)
-                error.pause(attempt)
     _CHECKED[target] = asked
     return target
 
