@@ -35,15 +35,15 @@ PRETRAIN = "pretrain -r tiny.toml --data shards"
 EVALUATE = "evaluate --from run --data shards --out e"
 SLIPS = [
     # Words
-    Slip("pretrian -r smoke", "No such command 'pretrian'"),
-    Slip("pretrain", "Missing option '--recipe'", "pretrain -r smoke --dry-run"),
-    Slip("pretrain -r", "Option '-r' requires an argument"),
-    Slip("pretrain smoke", "Missing option '--recipe'", "pretrain -r smoke --dry-run"),
-    Slip("pretrain -r smoke --recipee tiny", "No such option: --recipee", "pretrain -r smoke --dry-run"),
-    Slip("-r smoke pretrain", "No such option: -r"),
-    Slip("data shards photos", "Missing argument 'OUT'", "data shards photos new"),
-    Slip("data shards my photos new", "Got unexpected extra argument", "data shards 'my photos' new"),
-    Slip("resume", "Missing argument 'RUN'"),
+    Slip("pretrian -r smoke", "no such command pretrian; did you mean pretrain?"),
+    Slip("pretrain", "pretrain: missing option --recipe", "pretrain -r smoke --dry-run"),
+    Slip("pretrain -r", "pretrain: -r: needs a value"),
+    Slip("pretrain smoke", "pretrain: missing option --recipe", "pretrain -r smoke --dry-run"),
+    Slip("pretrain -r smoke --recipee tiny", "no such option --recipee; did you mean --recipe tiny?", "pretrain -r smoke --dry-run"),
+    Slip("-r smoke pretrain", "no such option -r"),
+    Slip("data shards photos", "missing argument OUT", "data shards photos new"),
+    Slip("data shards my photos new", "unexpected argument: ", "data shards 'my photos' new"),
+    Slip("resume", "missing argument RUN"),
     Slip("compare run", "give at least two runs to compare"),
     # Recipes
     Slip("pretrain -r smok --out new", "did you mean smoke?", "pretrain -r smoke --dry-run --out new"),
@@ -64,7 +64,7 @@ SLIPS = [
     Slip(f"{PRETRAIN} --set lr=0.1", "did you mean optimizer.lr?", f"{PRETRAIN} --set optimizer.lr=0.1 "
                                                                    f"--dry-run"),
     Slip(f"{PRETRAIN} --set optimizer.lr", "write it as section.key=value"),
-    Slip(f"{PRETRAIN} --set optimizer.lr 0.1", "Got unexpected extra argument"),
+    Slip(f"{PRETRAIN} --set optimizer.lr 0.1", "unexpected argument: "),
     Slip(f"{PRETRAIN} --set optimizer.lr=-1 --out new", "optimizer.lr = -1 is not allowed", f"{PRETRAIN} --out new --dry-run"),
     Slip(f"{PRETRAIN} --set optimizer.lr=1e-3x", "optimizer.lr = '1e-3x' is not allowed"),
     Slip(f"{PRETRAIN} --set optimizer.lr=nan", "should be a finite number"),
@@ -79,7 +79,7 @@ SLIPS = [
     Slip(f"{PRETRAIN} --set model.name=B16", "did you mean 'B/16'?"),
     Slip(f"{PRETRAIN} --set log.trackers=tensorbord --out new", "tensorbord", f"{PRETRAIN} --out new --set "
                                                                               f"log.trackers=tensorboard"),
-    Slip(f"{PRETRAIN} --res 16px", "Invalid value for '--res'"),
+    Slip(f"{PRETRAIN} --res 16px", "--res 16px: "),
     Slip(f"{PRETRAIN} --res -16", "is not allowed"),
     Slip(f"{PRETRAIN} --res 2", "patch_size 4 is larger than image_size 2"),
     Slip(f"{PRETRAIN} --res 10000000 --out new", "image_size must be a whole number from 1 to 16,384", f"{PRETRAIN} --out new"),
@@ -107,7 +107,7 @@ SLIPS = [
     Slip("data shards notes.txt new", "notes.txt"),
     Slip("data shards photos notes.txt", "notes.txt"),
     Slip("data shards photos shards", "shards"),
-    Slip("data shards photos new --quality 500", "Invalid value for '--quality'", "data shards photos new"),
+    Slip("data shards photos new --quality 500", "--quality 500: ", "data shards photos new"),
     Slip("data index empty", "no .tar files here"),
     Slip("data index missing.tar", "missing.tar"),
     Slip("data index shards/train --classes notes.bin", "notes.bin: "),
@@ -123,7 +123,7 @@ SLIPS = [
     Slip("evaluate --from empty --data shards --out e", "empty/model.safetensors: no such weights", EVALUATE),
     Slip("evaluate --from notes.txt --data shards --out e", "notes.txt: not a safetensors file", EVALUATE),
     Slip("evaluate --from tiny.toml --data shards --out e", "tiny.toml: not a safetensors file", EVALUATE),
-    Slip("evaluate --from other.safetensors --data shards --out e", "tensors of no known model", EVALUATE),
+    Slip("evaluate --from other.safetensors --data shards --out e", "unknown weights format", EVALUATE),
     Slip("evaluate --from cut.safetensors --data shards --out e", "cut.safetensors: ", EVALUATE),
     Slip("evaluate --from unbegun --data shards --out e", "unbegun: has no checkpoints", EVALUATE),
     Slip("evaluate --from run --data shards --split tset --out e", "has no split 'tset'", EVALUATE),
@@ -131,7 +131,7 @@ SLIPS = [
     Slip("evaluate --from run --model B/16 --data shards --out e", "not a B/16, it has", EVALUATE),
     Slip("fewshot --from run --data shards --shots five", "write numbers with commas"),
     Slip("fewshot --from run --data shards --shots 500", "training images, 500 shots were requested; use fewer"),
-    Slip("finetune --from run --data shards --lr fast", "Invalid value for '--lr'"),
+    Slip("finetune --from run --data shards --lr fast", "--lr fast: "),
     Slip("finetune --from run --data shards --steps -5", "is not allowed"),
     Slip("vtab --from run --suite mini --task digit", "digit"),
     Slip("export --from run --to onx --out e", "onx", "export --from run --to safetensors --out e"),
@@ -249,12 +249,7 @@ def test_slip(
     assert code == slip.code
     assert "Traceback" not in said and "[Errno" not in said
     lines = said.rstrip("\n").splitlines()
-    if lines[0].startswith("Error: Option"):
-        assert len(lines) == 1
-    elif lines[0].startswith("Usage:"):
-        assert lines[1].startswith("Try 'vitctl") and len(lines) <= 7
-    else:
-        assert len(lines) == 1 and lines[0].startswith("vitctl: ")
+    assert len(lines) == 1 and lines[0].startswith("vitctl: ")
     after = tree(here)
     if (
         after != before

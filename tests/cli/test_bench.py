@@ -90,7 +90,7 @@ def test_resolutions__draws_and_writes_both_files(vitctl: Vitctl) -> None:
         ("model S/16 --batch-size 1000000000000", "'--batch-size'"),
         ("model S/16 --set model.fnord=1", "--set model.fnord"),
         ("model --recipe smoke --data nowhere", "nowhere"),
-        ("data --recipe smoke --synthetic", "No such option"),
+        ("data --recipe smoke --synthetic", "no such option"),
         ("data", "imagenet: expected shards"),
     ],
 )

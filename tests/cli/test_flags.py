@@ -61,7 +61,36 @@ def test_unknown_option__names_the_flag_or_the_set_that_does_it(
 ) -> None:
     said = vitctl(*line.split())
     assert said.code == 2
-    assert said.err.splitlines()[-1] == f"vitctl: did you mean {instead}"
+    assert said.err.endswith(f"; did you mean {instead}?\n")
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("pretrain --lrr 1", "pretrain: no such option --lrr; did you mean --lr 1?"),
+        ("pretrain --dry_run", "pretrain: no such option --dry_run; did you mean --dry-run?"),
+        ("inspect --grid", "inspect: no such option --grid; see: vitctl inspect --help"),
+        ("--fnord", "no such option --fnord; see: vitctl --help"),
+        ("prettrain", "no such command prettrain; did you mean pretrain?"),
+        ("data shrds", "data: no such command shrds; did you mean shards?"),
+        ("runs \x1b", "runs: no such command \\x1b; see: vitctl runs --help"),
+        ("data shards", "data shards: missing argument SOURCE; see: vitctl data shards --help"),
+        ("pretrain", "pretrain: missing option --recipe / -r; see: vitctl pretrain --help"),
+        ("doctor x y", "doctor: unexpected argument: x y; see: vitctl doctor --help"),
+        ("bench model --seconds", "bench model: --seconds: needs a value; see: vitctl bench model --help"),
+        ("pretrain --dry-run=1", "pretrain: --dry-run: takes no value; see: vitctl pretrain --help"),
+    ],
+)
+def test_usage_error__is_one_line(vitctl: Vitctl, line: str, message: str) -> None:
+    said = vitctl(*line.split())
+    assert (said.code, said.err) == (2, f"vitctl: {message}\n")
+
+
+def test_usage_error__a_bad_value_is_named(vitctl: Vitctl) -> None:
+    said = vitctl("pretrain", "--recipe", "smoke", "--steps", "many")
+    assert said.code == 2
+    assert said.err.startswith("vitctl: pretrain: --steps many: ") and said.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("line", ["finetune --fnord 1", "data list --weight-decay 1", "doctor --lr 1"])

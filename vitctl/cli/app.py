@@ -6,6 +6,7 @@ Nothing here imports torch before it is needed.
 import inspect
 import io
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -30,7 +31,7 @@ from vitctl.engine.preemption import interrupt_on_signals
 from vitctl.errors import explained
 from vitctl.system.address import without_queries
 from vitctl.system.screen import output_errors_ignored, restore_output
-from vitctl.system.text import PlainStream, nearest, printable
+from vitctl.system.text import PlainStream, nearest, one_line
 
 EXIT_BUG, EXIT_USER, EXIT_STOPPED = 1, 2, 3
 INTERRUPTED = 130  # the exit code of newer versions of typer for Ctrl-C
@@ -105,16 +106,15 @@ def main() -> None:
     try:
         with interrupt_on_signals():
             sys.argv[1:] = without_queries(*sys.argv[1:])
-            code = app(standalone_mode=False)
+            code = app(prog_name="vitctl", standalone_mode=False)
             sys.stdout.flush()
         if code == INTERRUPTED:
             raise KeyboardInterrupt
     except USAGE_ERROR as error:
-        text = printable(error.format_message())
-        error.format_message = lambda: text
-        error.show()
-        if suggestion := instead(error, sys.argv[1:]):
-            print(f"vitctl: did you mean {suggestion}", file=sys.stderr)
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+            error.show()
+        else:
+            _say(usage_line(error, sys.argv[1:]))
         code = EXIT_USER
     except (typer.Abort, KeyboardInterrupt):
         _say("stopped")
@@ -239,7 +239,43 @@ OTHER_NAMES = {
 }
 SWITCHES = {"no_sweep": "sweep.lrs=[]"}
 MOST = 3
+NO_VALUE = "VALUE"
 _TRAINED = ["pretrain", "finetune"]  # what `bench` measures
+
+
+# Messages of click, in our form.
+_REWORDED = (
+    (r"No such command '(.*?)'\..*", r"no such command \1"),
+    (r"No such option: (\S+).*", r"no such option \1"),
+    (r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", r"unexpected argument: \1"),
+    (r"Option (.*?) requires an? argument\.", r"\1: needs a value"),
+    (r"Option (.*?) does not take a value\.", r"\1: takes no value"),
+    (r"Invalid value for (.*?): (?:Input )?(.*?)(?:, unable .*)?", r"\1: \2"),
+    (r"Missing (argument|option) (.*?)\..*", r"missing \1 \2"),
+)
+
+
+def usage_line(error: Any, arguments: Sequence[str]) -> str:
+    """Return the message of a usage error in one line: the command, what is wrong, how to fix it."""
+    message = " ".join(error.format_message().split())
+    for pattern, text in _REWORDED:
+        message, changed = re.subn(f"^{pattern}$", text, message)
+        if changed:
+            message = re.sub(r"'(\S*?)'", r"\1", message)
+            break
+    for option in getattr(getattr(error, "param", None), "opts", ()):
+        if (value := _value(option, arguments)) != NO_VALUE:
+            message = message.replace(":", f" {value}:", 1)
+    context = error.ctx
+    words = [word for word in arguments[: 1 + (arguments[0] in GROUPS)] if not word.startswith("-")]
+    command = context.command_path if context else " ".join(["vitctl", *words])
+    commands = getattr(context.command, "commands", {}) if context else {}
+    suggestion = instead(error, arguments)
+    if message.startswith("no such command"):
+        suggestion = " or ".join(nearest(message.split()[-1], commands))
+    where = command.removeprefix("vitctl").strip()
+    fix = f"did you mean {suggestion}?" if suggestion else f"see: {command} --help"
+    return one_line(f"{where}{': ' if where else ''}{message[:1].lower()}{message[1:].rstrip('.')}; {fix}")
 
 
 def instead(error: Any, arguments: Sequence[str]) -> str:
@@ -256,12 +292,38 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
     if not option or context is None:
         return ""
     word = option.lstrip("-").replace("-", "_").lower()
-    flags = {flag for parameter in context.command.params for flag in parameter.opts}
+    switches = {
+        flag: getattr(parameter, "is_flag", False)
+        for parameter in context.command.params
+        for flag in parameter.opts
+        if flag.startswith("--")
+    }
+    value = _value(option, arguments)
+
+    def flagged(flag: str) -> str:
+        return flag if switches[flag] else f"{flag} {shlex.quote(value)}"
+
     same = ["--" + word.replace("_", "-"), *(flag for flag, others in OTHER_FLAGS.items() if word in others)]
-    if flag := next((flag for flag in same if flag in flags), ""):
-        return f"{flag} {shlex.quote(_value(option, arguments))}"
-    if all(parameter.name != "set_" for parameter in context.command.params):
-        return ""
+    if flag := next((flag for flag in same if flag in switches), ""):
+        return flagged(flag)
+    known = []
+    if any(parameter.name == "set_" for parameter in context.command.params):
+        known = _known_keys(context)
+        if SWITCHES.get(word, "").partition("=")[0] in known:
+            return f"--set {shlex.quote(SWITCHES[word])}"
+    keys = _same_keys(word, known)
+    if not keys:
+        last = {key.rpartition(".")[2] for key in known}
+        flags = {flag[2:].replace("-", "_"): flag for flag in switches}
+        near = nearest(word, sorted(last | set(flags)), 1)
+        if near and near[0] in flags:
+            return flagged(flags[near[0]])
+        keys = [key for key in known if key.rpartition(".")[2] in near]
+    return " or ".join(f"--set {shlex.quote(f'{key}={value}')}" for key in keys[:MOST])
+
+
+def _known_keys(context: Any) -> list[str]:
+    """Return the recipe keys that `--set` of a command takes."""
     from vitctl.recipe.load import every_key
     from vitctl.recipe.schema import JOBS
 
@@ -269,31 +331,24 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
     jobs = [job] if job in JOBS else list(JOBS)
     if context.parent and context.parent.info_name == "bench":
         jobs = _TRAINED
-    known = list(dict.fromkeys(key for job in jobs for key in every_key(JOBS[job])))
-    if word in SWITCHES and SWITCHES[word].partition("=")[0] in known:
-        return f"--set {shlex.quote(SWITCHES[word])}"
-    value = _value(option, arguments)
-    return " or ".join(f"--set {shlex.quote(f'{key}={value}')}" for key in _keys(word, known)[:MOST])
+    return list(dict.fromkeys(key for job in jobs for key in every_key(JOBS[job])))
 
 
-def _keys(word: str, known: Sequence[str]) -> list[str]:
-    """Return the keys that `word` may mean, e.g. section.name, section.word, or the nearest last part."""
+def _same_keys(word: str, known: Sequence[str]) -> list[str]:
+    """Return the keys that `word` names, e.g. section.name, section.word, or another program's name."""
     if f"{word}.name" in known:
         return [f"{word}.name"]
     if same := [key for key in known if key.rpartition(".")[2] == word or key.replace(".", "_") == word]:
         return same
-    if OTHER_NAMES.get(word) in known:
-        return [OTHER_NAMES[word]]
-    near = nearest(word, sorted({key.rpartition(".")[2] for key in known}), 1)
-    return [key for key in known if key.rpartition(".")[2] in near]
+    return [OTHER_NAMES[word]] if OTHER_NAMES.get(word) in known else []
 
 
 def _value(option: str, arguments: Sequence[str]) -> str:
-    """Return the value of the option, after a space or `=`; VALUE if it has none."""
+    """Return the value of the option, after a space or `=`; NO_VALUE if it is not there."""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, value = argument.partition("=")
         if name == option:
             if equals:
                 return value
             return following if following and not following.startswith("--") else "true"
-    return "VALUE"
+    return NO_VALUE
