@@ -3,12 +3,15 @@
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from vitctl.engine.journal import RESULT, read_run_json, write_run_json
+from vitctl.errors import VitctlError
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
 
@@ -18,6 +21,7 @@ PRECISION = "float32"  # so that the numbers in docs/results.md hold on every ma
 TWICE = ("fewshot", "finetune", "vtab")  # from trained, then from random weights
 FOLDERS = ("pretrain", *(name + end for name in TWICE for end in ("", "_scratch")), "export")
 PAGE = "report.html"
+TIMES = "quickstart.json"  # seconds of each step, over all starts; whether it is finished
 NEXT = """\
 next, with your own images (one folder per class):
   vitctl data shards PHOTOS data/mine            shards with an index; PHOTOS may hold train/ and test/
@@ -96,7 +100,7 @@ def run_quickstart(out: Path, seed: int) -> list[Row]:
     from vitctl.engine.journal import FEATURES
     from vitctl.launch.run_folder import check_not_foreign
 
-    check_not_foreign(out, (*FOLDERS, FEATURES, PAGE), what="a quickstart")
+    check_not_foreign(out, (*FOLDERS, FEATURES, PAGE, TIMES), what="a quickstart")
     steps = _Steps(out, seed)
     weights = {"weights.source": str(out / "pretrain")}
     rows = [steps.shards()]
@@ -136,45 +140,83 @@ class _Steps:
 
     def __init__(self, out: Path, seed: int) -> None:
         self.out, self.seed, self._number = out, seed, 0
+        self.times: dict[str, Any] = {}
+        with suppress(OSError, ValueError, VitctlError):
+            self.times = dict(read_run_json(out / TIMES))
 
-    def _begin(self, what: str) -> float:
+    def _begin(self, what: str) -> None:
         from vitctl.cli.show.console import say
 
         self._number += 1
         say(f"step {self._number} of {len(FOLDERS) + 2}: {what}")
-        return time.perf_counter()
+
+    def _seconds(self, name: str) -> float:
+        return float(self.times.get(name, {}).get("seconds", 0.0))
+
+    def _is_finished(self, name: str) -> bool:
+        """Return whether an earlier start finished a step, and say so in one line."""
+        from vitctl.cli.show.console import say
+
+        if not self.times.get(name, {}).get("finished"):
+            return False
+        say(f"finished earlier, in {self._seconds(name):.0f} s")
+        return True
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        """Add the time of the block to the step's, also when the block is interrupted."""
+        from vitctl.errors import writing
+
+        began, finished = time.perf_counter(), False
+        try:
+            yield
+            finished = True
+        finally:
+            seconds = self._seconds(name) + time.perf_counter() - began
+            self.times[name] = {"seconds": round(seconds, 1), "finished": finished}
+            with writing(self.out):
+                self.out.mkdir(parents=True, exist_ok=True)
+                write_run_json(self.out / TIMES, self.times)
 
     def shards(self) -> Row:
         """Write the shards of all data sets."""
         from vitctl.data.datasets.catalog import find_data_set, write_data_set
         from vitctl.errors import writing
 
-        began, images = self._begin(f"shards of {', '.join(SETS)}"), 0
-        for name in SETS:
-            row, folder = find_data_set(name), self.out / "data" / name
-            with writing(folder):
-                write_data_set(row, folder)
-            images += sum(row.sizes.values())
-        return Row("shards", f"{images:,} images in {len(SETS)} sets", time.perf_counter() - began)
+        self._begin(f"shards of {', '.join(SETS)}")
+        folders = {self.out / "data" / name: find_data_set(name) for name in SETS}
+        if not (all(map(Path.is_dir, folders)) and self._is_finished("shards")):
+            with self._timed("shards"):
+                for folder, row in folders.items():
+                    with writing(folder):
+                        write_data_set(row, folder)
+        images = sum(sum(row.sizes.values()) for row in folders.values())
+        return Row("shards", f"{images:,} images in {len(SETS)} sets", self._seconds("shards"))
 
     def run(self, folder: str, recipe: str, **values: Any) -> tuple[Mapping[str, Any], float]:
         """Run a recipe with some values in a folder. Return its result and its seconds."""
         from vitctl.cli.show.render import Screen
         from vitctl.launch.launcher import launch
         from vitctl.launch.prepare_run import prepare_run
+        from vitctl.launch.run_folder import read_status
         from vitctl.recipe.load import Override, load_recipe
 
-        began = self._begin(folder)
+        self._begin(folder)
         run_dir = self.out / folder
         data = {"data.root": str(self.out / "data"), "seed": self.seed} if recipe != "export" else {}
         values = {"machine.precision": PRECISION, **data, **values}
         overrides = [Override(key, value, "quickstart") for key, value in values.items()]
-        prepared = prepare_run(load_recipe(recipe, overrides), run_dir)
-        with Screen(run_dir) as screen:
-            result = launch(run_dir, screen.report, prepared=prepared)
-        if result["status"] == "stopped":
-            raise KeyboardInterrupt
-        return result, time.perf_counter() - began
+        loaded = load_recipe(recipe, overrides)
+        if read_status(run_dir) == "done" and self._is_finished(folder):
+            prepare_run(loaded, run_dir)  # refuses another seed
+            return dict(read_run_json(run_dir / RESULT)), self._seconds(folder)
+        with self._timed(folder):
+            prepared = prepare_run(loaded, run_dir)
+            with Screen(run_dir) as screen:
+                result = launch(run_dir, screen.report, prepared=prepared)
+            if result["status"] == "stopped":
+                raise KeyboardInterrupt
+        return result, self._seconds(folder)
 
     def run_twice(
         self, folder: str, recipe: str, **values: Any
@@ -190,10 +232,12 @@ class _Steps:
         from vitctl.errors import writing
         from vitctl.report.html_report import write_report
 
-        began, page = self._begin("report"), self.out / PAGE
-        with writing(page):
+        self._begin("report")
+        page = self.out / PAGE
+        self.times.pop("report", None)  # it is always written again
+        with self._timed("report"), writing(page):
             write_report([self.out / name for name in FOLDERS], page, title="vitctl quickstart")
-        return Row("report", "one page of all runs", time.perf_counter() - began)
+        return Row("report", "one page of all runs", self._seconds("report"))
 
     def majority(self, dataset: str) -> float:
         """Return the accuracy of always predicting the most frequent class of the test split."""
