@@ -62,10 +62,10 @@ def test_rate__of_little_or_of_broken_images_has_a_note() -> None:
             50.0,
             2,
             "step",
-            "is not the bottleneck: 100 images/s, the step needs 50; 1 worker(s) would be enough.",
+            "is not the bottleneck: 100 images/s, the step needs 50; 1 worker would be enough.",
         ),
         (400.0, 8, "loader", "the step needs 400; machine.workers = 8 would keep up."),
-        (400.0, 2, "loader", "8 workers, more than the 2 core(s) here; decode takes 70% of an image."),
+        (400.0, 2, "loader", "8 workers, more than the 2 cores here; decode takes 70% of an image."),
         (0.0, 2, "decode", "The loader makes 100 images/s; decode takes 70% of an image."),
     ],
 )

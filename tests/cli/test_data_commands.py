@@ -32,13 +32,13 @@ def test_shards_check_index(vitctl: Vitctl, tmp_path: Path) -> None:
     plant(tmp_path / "photos")
     said = vitctl("data", "shards", "photos", "out [x]")
     assert (said.code, said.err) == (0, "")
-    assert "train: 6 images of 2 classes in 1 shard(s)" in said.out
+    assert "train: 6 images of 2 classes in 1 shard" in said.out
     assert "ready in out [x]; train on them with --data out [x]" in said.out
 
     said = vitctl("data", "check", "out [x]")
     assert (said.code, said.err) == (0, "")
     assert "cat [b16]" in said.out
-    assert "nothing is damaged or missing; 1 note(s), see above" in said.out  # train and test share images
+    assert "nothing is damaged or missing; 1 note, see above" in said.out  # train and test share images
 
     [shard] = (tmp_path / "out [x]" / "train").glob("*.tar")
     content = bytearray(shard.read_bytes())
@@ -47,7 +47,7 @@ def test_shards_check_index(vitctl: Vitctl, tmp_path: Path) -> None:
     said = vitctl("data", "check", "out [x]")
     assert said.code == 2
     assert said.err.startswith("vitctl: out [x]: ")
-    assert "problem(s) listed above" in said.err
+    assert "listed above" in said.err
     assert str(shard.name) in said.out
 
 
@@ -66,7 +66,7 @@ def many(root: Path, number: int = 1200, bad: int = -1) -> Path:
 def test_check__decodes_every_image_and_quick_says_that_it_does_not(vitctl: Vitctl, tmp_path: Path) -> None:
     many(tmp_path / "out")
     said = vitctl("data", "check", "out", "--accept-labels")  # one picture in both classes
-    assert (said.code, "1,200 decoded, 0 problem(s)" in said.out, "nothing is damaged" in said.out) == (
+    assert (said.code, "1,200 decoded, 0 problems" in said.out, "nothing is damaged" in said.out) == (
         0,
         True,
         True,
@@ -93,7 +93,7 @@ def test_check__names_what_is_missing_and_what_is_left_over(vitctl: Vitctl, tmp_
     (out / "train/index.json").rename(tmp_path / "kept.json")
     said = vitctl("data", "check", "out")
     assert said.code == 2 and "all is well" not in said.out
-    assert "out/train: 1 shard(s) and no index.json; write it with `vitctl data index out/train`" in said.out
+    assert "out/train: 1 shard and no index.json; write it with `vitctl data index out/train`" in said.out
     said = vitctl("data", "check", "out/train")
     assert said.code == 2 and "out/train" in said.err
 
@@ -108,7 +108,7 @@ def test_check__names_what_is_missing_and_what_is_left_over(vitctl: Vitctl, tmp_
     assert "out/.test.partial: writing of 'test' was not finished" in said.out
     assert "out/notes.txt: left over, of no split" in said.out
     assert "out/test/.samples.npy.partial: left over, of no split" in said.out
-    assert "out: 2 problem(s) listed above" in said.err
+    assert "out: 2 problems listed above" in said.err
 
     (out / "train/shard-000009.tar").unlink()
     (out / ".test.partial").rmdir()
@@ -143,7 +143,7 @@ def test_check_stats_show__of_addresses_and_patterns(
     with place_of(kind, tmp_path / "out", monkeypatch) as (url, put):
         said = vitctl("data", "check", url)
         assert (said.code, said.err) == (0, "")
-        assert "train: 6 images, 6 decoded, 0 problem(s)" in said.out and "test: 6 images" in said.out
+        assert "train: 6 images, 6 decoded, 0 problems" in said.out and "test: 6 images" in said.out
         assert json.loads(vitctl("data", "stats", url, "--json").out)["test"]["num_sampled"] == 6
         assert vitctl("data", "show", f"{url}/test", "page.png").out == "6 images in page.png\n"
         content = bytearray((tmp_path / "out/train/shard-000000.tar").read_bytes())
@@ -232,9 +232,7 @@ def test_dedup__shows_then_leaves_out(vitctl: Vitctl, tmp_path: Path) -> None:
     assert (tmp_path / "report/matches.csv").exists() and (tmp_path / "report/pairs_000.png").exists()
     assert len(open_shards(tmp_path / "out/train")) == 6
     said = vitctl(*line, "--apply")
-    assert (
-        "5 images are excluded from now on; remove out/train/excluded.json to include them again" in said.out
-    )
+    assert "excluded from now on: 5 images; to include them again, remove out/train/excluded.json" in said.out
     assert "report: report-2" in said.out and (tmp_path / "report-2/matches.csv").exists()
     source = open_shards(tmp_path / "out/train")
     assert [source.key(n) for n in range(len(source))] == ["dog/1.png"]
@@ -335,7 +333,7 @@ def test_dedup__within_a_set_and_across_its_automatic_split(vitctl: Vitctl, tmp_
     said = vitctl("data", "dedup", "clean")
     assert (said.code, said.err) == (0, "") and "0 pairs, 0 shown" in said.out
     said = vitctl("data", "dedup", "out")
-    assert (said.code, said.err) == (0, "") and "1 pairs, 1 shown; report: out-dedup" in said.out
+    assert (said.code, said.err) == (0, "") and "1 pair, 1 shown; report: out-dedup" in said.out
     sources = {"train": open_shards(tmp_path / "out/train")}
     sides = [select(spec, sources) for spec in ("train[:80% of each class]", "train[80%: of each class]")]
     keys = [{side.key(n) for n in range(len(side))} for side in sides]
@@ -343,4 +341,12 @@ def test_dedup__within_a_set_and_across_its_automatic_split(vitctl: Vitctl, tmp_
     [line] = [line for line in said.out.splitlines() if "bits apart" in line]
     assert "cat/0.png (cat)" in line and "dog/small.png (dog)" in line and "different labels" in line
     assert ("on different sides of the split" in line) == differ
-    assert vitctl("data", "dedup", "out", "--apply").code == 2
+    said = vitctl("data", "dedup", "out", "--apply")
+    assert said.code == 2 and "would change which fifth of them is held out" in said.err
+    (tmp_path / "out/train").rename(tmp_path / "out/test")
+    vitctl("data", "shards", "photos", "again")
+    (tmp_path / "again/train").rename(tmp_path / "out/train")
+    assert (
+        vitctl("data", "dedup", "out", "--apply").err
+        == "vitctl: --apply: give the test set: --against out/test\n"
+    )

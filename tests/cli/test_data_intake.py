@@ -120,7 +120,7 @@ def test_shards__all_bad_images_are_named_and_skipped_on_request(vitctl: Vitctl,
     said = vitctl("data", "shards", "photos", "out")
     assert said.code == 2
     assert said.err == (
-        "vitctl: photos: 6 image(s) cannot be used, listed above; nothing was written; correct the files, "
+        "vitctl: photos: 6 images cannot be used, listed above; nothing was written; correct the files, "
         "or type: "
         "vitctl data shards photos out --bad skip\n"
     )
@@ -133,7 +133,7 @@ def test_shards__all_bad_images_are_named_and_skipped_on_request(vitctl: Vitctl,
     assert (said.code, said.err) == (0, "")
     assert all(f"  {name}: {reason}" in said.out for name, reason in wrong.items())
     assert keys(tmp_path / "out/train") == {f"{name}/{n}.jpg" for name in ("cat", "dog") for n in range(10)}
-    assert "6 bad image(s) left out" in json.loads((tmp_path / "out/train/index.json").read_text())["source"]
+    assert "6 bad images left out" in json.loads((tmp_path / "out/train/index.json").read_text())["source"]
     assert vitctl("data", "shards", "photos", "x", "--bad", "some").err == (
         "vitctl: --bad some: choose stop, skip or keep\n"
     )
@@ -161,7 +161,7 @@ def test_shards__twins_are_refused_unless_kept(vitctl: Vitctl, tmp_path: Path, n
     said = vitctl("data", "shards", "photos", "out")
     assert said.code == 2 and doubt in said.out
     assert said.err.startswith(
-        "vitctl: photos: 1 problem(s) with the classes, listed above; nothing was written"
+        "vitctl: photos: 1 problem with the classes, listed above; nothing was written"
     )
     assert vitctl("data", "shards", "photos", "out", "--keep-class", name, "--keep-class", "cat").code == 0
     assert len(open_shards(tmp_path / "out/train").class_names) == 3

@@ -47,7 +47,7 @@ def drawn(folder: Path) -> list[str]:
     return names
 
 
-LEFT_OUT = "skipped 1 file(s) that are not images: notes.txt\n"
+LEFT_OUT = "skipped 1 file that are not images: notes.txt\n"
 
 
 @pytest.fixture

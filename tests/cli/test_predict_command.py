@@ -52,7 +52,7 @@ def test_predict__a_folder_as_a_table(vitctl: Vitctl, pretrained: Path, photos: 
     assert all(line[30:33] == "%  " and line[33:] in shapes.SHAPES for line in lines[1:7])
     weights = f"{pretrained}/checkpoints/step_00000020/ema.safetensors"
     left_out, about, errors = said.err.splitlines()
-    assert left_out == "photos: skipped 1 file(s) that are not images: notes.txt"
+    assert left_out == "photos: skipped 1 file that are not images: notes.txt"
     assert about.startswith(
         f"weights: {weights} (the Polyak average; the last checkpoint, step 20, accuracy "
     )

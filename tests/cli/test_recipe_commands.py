@@ -65,7 +65,7 @@ def test_explain_and_diff(vitctl: Vitctl) -> None:
 
 def test_check__all_shipped_and_a_file_of_ones_own(vitctl: Vitctl, tmp_path: Path) -> None:
     said = vitctl("recipes", "check")
-    assert (said.code, said.out) == (0, f"{len(recipe_names())} recipe(s) checked, no problem\n")
+    assert (said.code, said.out) == (0, f"{len(recipe_names())} recipes checked, no problem\n")
     (tmp_path / "a.toml").write_text('extends = "smoke"\nsead = 1\n')
     (tmp_path / "b.toml").write_text('extends = "smok"\n')
     said = vitctl("recipes", "check", "a.toml", "b.toml")

@@ -30,9 +30,9 @@ PARSED = {
     r"runs (tail|clean)": "tests of runs run them, with a run that goes on and with somebody to ask",
 }
 PLANNED = r"(pretrain|finetune|sweep) "  # with --dry-run, unless RUN says otherwise
-RUN = r"finetune --from \S+ --data (data/mine|PHOTOS) --out runs/mine$"
+RUN = r"finetune --from \S+ --data (data/mine|PHOTOS) --out runs/(mine|photos)$"
 WRITES = {  # what the commands of the first screen must have left
-    "README.md": ("runs/mine/result.json",),
+    "README.md": ("runs/photos/result.json",),
     "docs/own-data.md": ("runs/mine/result.json", "sheet.png", "data/theirs/index.json"),
 }
 HISTORY = "docs/results.md"  # its commands were run once, on data that tests do not have

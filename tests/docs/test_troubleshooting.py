@@ -116,7 +116,7 @@ def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
     return vitctl("evaluate", "--data", "data/mine").err
 
 
-@situation("The weights are of no known model")
+@situation("The weights have an unknown format")
 def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
     save_file({"a": torch.zeros(3)}, home / "odd.safetensors")
     return vitctl("evaluate", "--from", "odd.safetensors", "--data", "data/mine").err

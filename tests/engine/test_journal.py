@@ -119,7 +119,7 @@ def test_journal__goes_on_without_a_log_and_writes_it_later(
         assert [(r["kind"], r["step"]) for r in lines] == [("train", 2), ("train", 3), ("train", 4)]
         return
     assert [(r["kind"], r["step"]) for r in lines] == [("train", 3), ("train", 4), ("warning", 4)]
-    assert "1 records before this one could not be written" in lines[-1]["text"]
+    assert "lost 1 record before this one, which could not be written" in lines[-1]["text"]
 
 
 def test_watch__hands_everything_on_and_tells_now_and_then(

@@ -20,6 +20,7 @@ from vitctl.data.writer.shard_writer import write_split
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import open_scored, open_train, sampling_notes
 from vitctl.recipe.images import Place, TrainImages
+from vitctl.system.text import count_text
 
 CLASSES = shapes.SHAPES
 NONE, BEYOND = -1, 6
@@ -129,6 +130,8 @@ def test_splits__that_overlap_themselves_are_refused_for_scores_and_said_in_trai
         assert sampling_notes(data, source) == []
         return
     for classes in ((), CLASSES[:6]):
-        with pytest.raises(DataError, match=rf"takes {twice} image\(s\) twice"):
+        with pytest.raises(DataError, match=rf"takes {twice} images? twice"):
             open_scored(place.model_copy(update={"classes": classes}), split, tmp_path)
-    assert sampling_notes(data, open_train(data, None)) == [f"'{split}' takes {twice} image(s) twice"]
+    assert sampling_notes(data, open_train(data, None)) == [
+        f"'{split}' takes {count_text(twice, 'image')} twice"
+    ]

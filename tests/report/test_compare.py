@@ -70,6 +70,18 @@ def test_compare__the_recipe_values_that_differ(tmp_path: Path) -> None:
     assert compare_runs([one, two]).differences == [("seed", ["0", "3"]), ("optimizer.lr", [lr, "0.5"])]
 
 
+def test_compare__a_data_set_that_an_address_overrides_is_not_shown(tmp_path: Path) -> None:
+    one, two = put(tmp_path / "one"), put(tmp_path / "two", recipe_sha256="d" * 64)
+    for folder, data in (
+        (one, {"data.path": "x", "data.dataset": "digits"}),
+        (two, {"data.dataset": "pets"}),
+    ):
+        values = [Override(key, value) for key, value in {**data, "weights.source": "y"}.items()]
+        (folder / "recipe.toml").write_text(to_toml(load_recipe("finetune", values)))
+    differences = dict(compare_runs([one, two]).differences)
+    assert (differences["data.path"], differences["data.dataset"]) == (['"x"', '""'], ["-", '"pets"'])
+
+
 def test_compare__of_recipes_of_two_jobs_the_values_that_both_have(tmp_path: Path) -> None:
     one, two = put(tmp_path / "one"), put(tmp_path / "two", recipe_sha256="d" * 64)
     for folder, name in ((one, "finetune"), (two, "evaluate")):
@@ -91,12 +103,12 @@ def test_compare__a_finetuned_run_and_its_evaluation_are_of_one_kind(tmp_path: P
     ("used", "reason"),
     [
         *(({"data_verified": state}, said) for state, said in UNVERIFIED.items()),
-        ({"split": "train[:10%]"}, r"split differs \(train\[:10%\], the first test\): another split"),
-        ({"num_images": 22}, r"num_images differs \(22, the first 23\): another number of images"),
-        ({"labels": "real"}, r"labels differs \(real, the first original\): other labels"),
+        ({"split": "train[:10%]"}, r"split is train\[:10%\], but test in .*one: another split"),
+        ({"num_images": 22}, r"num_images is 22, but 23 in .*one: another number of images"),
+        ({"labels": "real"}, r"labels is real, but original in .*one: other labels"),
         (
             {"data_sha256": "b" * 64},
-            r"data_sha256 differs \(bbbbbbbbbbbb, the first aaaaaaaaaaaa\): other images",
+            r"data_sha256 is bbbbbbbbbbbb, but aaaaaaaaaaaa in .*one: other images",
         ),
         (
             {"changed_on_purpose": ["seed was 0, now 1", "70 training images, now 60"]},
@@ -104,11 +116,11 @@ def test_compare__a_finetuned_run_and_its_evaluation_are_of_one_kind(tmp_path: P
         ),
         (
             {"precision": "bf16"},
-            r"precision differs \(bf16, the first float32\): the same network scores differently",
+            r"precision is bf16, but float32 in .*one: the same network scores differently",
         ),
-        ({"resample": "bilinear_antialias"}, r"resample differs \(bilinear_antialias, the first bilinear\)"),
-        ({"eval_method": "shorter_side"}, r"eval_method differs \(shorter_side, the first square\)"),
-        ({"eval_resize": 18}, r"eval_share differs \(0\.8889, the first 1\)"),
+        ({"resample": "bilinear_antialias"}, r"resample is bilinear_antialias, but bilinear in .*one"),
+        ({"eval_method": "shorter_side"}, r"eval_method is shorter_side, but square in .*one"),
+        ({"eval_resize": 18}, r"eval_share is 0\.8889, but 1 in .*one"),
     ],
 )
 def test_compare__says_why_not(tmp_path: Path, used: dict[str, Any], reason: str) -> None:
@@ -138,9 +150,9 @@ def test_compare__a_copy_of_the_same_images_is_told_by_its_source(tmp_path: Path
     one, two = put(tmp_path / "one"), put(tmp_path / "two", data_source="/elsewhere/CIFAR-10")
     assert compare_runs([one, two]).reasons == []
     copy = put(tmp_path / "copy", data_source="community copy (JPEG again)", data_sha256="b" * 64)
-    assert [reason.split(": ")[1].split(" (")[0] for reason in compare_runs([one, copy]).reasons] == [
-        "data_sha256 differs",
-        "data_source differs",
+    assert [reason.split(": ")[1].split(",")[0] for reason in compare_runs([one, copy]).reasons] == [
+        f"data_sha256 is {'b' * 12}",
+        "data_source is community copy (JPEG again)",
     ]
 
 
@@ -156,7 +168,7 @@ def test_compare__other_jobs_and_unfinished_ones(tmp_path: Path) -> None:
     stopped = put(tmp_path / "stopped", replace(SCORED, status="stopped"))
     reasons = compare_runs([put(tmp_path / "one"), other, stopped]).reasons
     assert reasons == [
-        f"{other}: is of the job fewshot, the first scores a classifier",
+        f"{other}: is of the job fewshot, but {tmp_path / 'one'} scores a classifier",
         f"{stopped}: is stopped, not done",
     ]
 
@@ -199,7 +211,7 @@ def test_compare__what_an_old_result_does_not_tell_is_never_silently_equal(tmp_p
     one, two = put(tmp_path / "one", replace(SCORED, provenance=old)), put(tmp_path / "two")
     found = compare_runs([one, two])
     assert [reason.split(": ")[1] for reason in found.reasons] == [
-        "precision differs (float32, the first not recorded)"
+        f"precision is float32, but not recorded in {one}"
     ]
     assert ("device", ["not recorded", "cpu"]) in found.differences
     other = put(tmp_path / "three", replace(SCORED, provenance=old))

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitctl.system.text import bytes_text, csv_cell, has_control, nearest, one_line, printable, typed_command
+from vitctl.system.text import (
+    bytes_text,
+    count_text,
+    csv_cell,
+    has_control,
+    nearest,
+    one_line,
+    printable,
+    typed_command,
+)
 
 
 @pytest.mark.parametrize(
@@ -85,3 +94,8 @@ def test_typed_command__is_complete_however_vitctl_was_started(
     monkeypatch.setattr("sys.argv", [program, "finetune", "--data", "my photos"])
     expected = "vitctl" if program == "pytest" else "vitctl finetune --data 'my photos'"
     assert typed_command("vitctl") == expected
+
+
+def test_count_text__one_is_singular() -> None:
+    assert [count_text(number, "image") for number in (0, 1, 1200)] == ["0 images", "1 image", "1,200 images"]
+    assert [count_text(number, "class", "classes") for number in (1, 2)] == ["1 class", "2 classes"]

@@ -24,7 +24,7 @@ from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import open_training_images
 from vitctl.jobs.training import images_of
 from vitctl.recipe.schema import Finetune, Pretrain
-from vitctl.system.text import rate_text
+from vitctl.system.text import count_text, rate_text
 
 READ, DECODE, AUGMENT = "read", "decode", "augment"
 _LOADER, _SPLIT, _STEP = 0.35, 0.2, 0.4  # shares of the budget
@@ -123,7 +123,7 @@ def measure_loader(
     while not taken or budget.left > 0:
         batch = next(batches)
         taken, bad = taken + len(batch), bad + len(batch.bad)
-        budget.say(f"loading: {taken:,} images")
+        budget.say(f"loading: {count_text(taken, 'image')}")
     return loader_numbers(workers, taken, time.perf_counter() - began, cpu_seconds() - before, bad)
 
 
@@ -240,11 +240,11 @@ def verdict(
     enough = math.ceil(max(1, workers) * needed / given)
     rates = f"{rate_text(given)} images/s, the step needs {rate_text(needed)}"
     if given >= needed:
-        fewer = f"; {enough} worker(s) would be enough" if workers > enough else ""
+        fewer = f"; {count_text(enough, 'worker')} would be enough" if workers > enough else ""
         return "step", f"The loader is not the bottleneck: {rates}{fewer}."
     if workers < enough <= cores:
         return "loader", f"The loader is the bottleneck: {rates}; machine.workers = {enough} would keep up."
     return "loader", (
-        f"The loader is the bottleneck: {rates}; it would need {enough} workers, more than the {cores} "
-        f"core(s) here; {made_of}."
+        f"The loader is the bottleneck: {rates}; it would need {enough} workers, more than the "
+        f"{count_text(cores, 'core')} here; {made_of}."
     )

@@ -18,6 +18,7 @@ from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Computation
 from vitctl.models.flops import bf16_tflops, cpu_name
 from vitctl.models.kernels import onednn_problem
+from vitctl.system.text import count_text
 
 _SHAPES = {"cpu": ((1576, 768, 3072), (2048, 2048, 2048)), "cuda": ((8192, 8192, 8192), (50_176, 1024, 4096))}
 _TYPES = {"bf16": torch.bfloat16, "float32": torch.float32, "tf32": torch.float32, "float64": torch.float64}
@@ -139,5 +140,5 @@ def peak(device: torch.device, precision: str, measured: float) -> Peak:
         if tera := bf16_tflops(name):
             return Peak(tera * 1e12, f"the manufacturer's dense bf16 peak of {name}")
     count = torch.get_num_threads()
-    threads = f", {count} thread{'s' * (count > 1)}" if device.type == "cpu" else ""
+    threads = f", {count_text(count, 'thread')}" if device.type == "cpu" else ""
     return Peak(measured, f"matrix products measured in this run, {precision}{threads}")

@@ -13,7 +13,7 @@ import typer
 from vitctl.cli.data_commands import DATA, Root, app, number_of_workers
 from vitctl.cli.flags import Workers
 from vitctl.system.screen import ignore_output_errors
-from vitctl.system.text import bytes_text, one_line
+from vitctl.system.text import bytes_text, count_text, one_line, typed
 
 if TYPE_CHECKING:
     from vitctl.data.datasets.vtab import VtabTask
@@ -98,8 +98,8 @@ def check(
         hidden = sum(report.num_problems - len(report.problems) for report, _ in reports.values())
         some = f", {len(problems)} of them" if hidden else ""
         raise DataError(
-            f"{folder}: {len(problems) + hidden:,} problem(s){some} listed above; make the shards again or "
-            f"copy the damaged ones"
+            f"{folder}: {count_text(len(problems) + hidden, 'problem')}{some} listed above; "
+            f"make the shards again or copy the damaged ones"
         )
     if contradictions and not (accept_labels or is_name):  # published data sets stay as they are
         raise DataError(
@@ -115,7 +115,11 @@ def check(
             f"read and every image decoded"
         )
     else:
-        say(f"nothing is damaged or missing; {num_notes} note(s), see above" if num_notes else "all is well")
+        say(
+            f"nothing is damaged or missing; {count_text(num_notes, 'note')}, see above"
+            if num_notes
+            else "all is well"
+        )
 
 
 def _print_split(split: str, report: "Report", index: "Index") -> None:
@@ -127,9 +131,11 @@ def _print_split(split: str, report: "Report", index: "Index") -> None:
     if len(counts) > _SHOWN_CLASSES:
         name = f"class ({half} largest and {half} smallest of {len(counts):,})"
         counts = [*counts[:half], *counts[-half:]]
-    decoded = f"{report.num_samples:,} images, {report.num_decoded:,} decoded"
+    decoded = f"{count_text(report.num_samples, 'image')}, {report.num_decoded:,} decoded"
     rows = [(class_name, f"{count:,}") for count, class_name in counts]
-    show_table((name, "images"), rows, title=f"{split}: {decoded}, {report.num_problems} problem(s)")
+    show_table(
+        (name, "images"), rows, title=f"{split}: {decoded}, {count_text(report.num_problems, 'problem')}"
+    )
     if report.kinds:
         problems = [(kind.file, kind.kind, f"{kind.count:,}", kind.first) for kind in report.kinds]
         show_table(("file", "problem", "how many", "first"), problems, left=("problem", "first"))
@@ -152,9 +158,9 @@ def _duplicates(reports: "Mapping[str, tuple[Report, Index]]") -> tuple[list[str
             continue
         keys = f"first {sources[first].key(pairs[0][0])} and {sources[second].key(pairs[0][1])}"
         if first == second:
-            notes.append(f"{first}: {len(pairs):,} duplicate image(s), {keys}")
+            notes.append(f"{first}: {count_text(len(pairs), 'duplicate image')}, {keys}")
         else:
-            shares = f"share {len(pairs):,} image(s), {keys}"
+            shares = f"share {count_text(len(pairs), 'image')}, {keys}"
             notes.append(f"{first} and {second}: {shares}; see `vitctl data dedup`")
         wrong = []
         for a, b in pairs:
@@ -316,7 +322,8 @@ def show(
     source = splits[name].open(0)
     last = folder.rstrip("/").rpartition("/")[2] if is_remote(folder) else Path(folder).resolve().name
     title = f"{last}, {name}" if last != name else name
-    about = f"{len(source):,} images of {len(source.class_names):,} classes; seed {seed}"
+    classes = count_text(len(source.class_names), "class", "classes")
+    about = f"{count_text(len(source), 'image')} of {classes}; seed {seed}"
     samples = choose(len(source), num_images or (6 if augmented else 40), seed)
     if augmented:
         page = show_augmented(source, samples, TrainTransform(res), seed=seed, title=title, subtitle=about)
@@ -325,7 +332,7 @@ def show(
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         save(page, out)
-    say(f"{len(samples)} images in {out}")
+    say(f"{count_text(len(samples), 'image')} in {out}")
 
 
 @app.command()
@@ -373,7 +380,7 @@ def dedup(
     splits = _splits(folder)
     if not against:
         if apply:
-            raise DataError("--apply excludes images of the test sets in --against FOLDER; give them")
+            raise DataError(_no_test_set(folder, splits, split))
         _dedup_within(folder, splits, bits, report, number_of_workers(workers))
         return
     if len(splits) > 1 and split not in splits:
@@ -398,9 +405,24 @@ def dedup(
         reason = f"in {', '.join(tests)}; hashes within {bits} bits"
         with writing(place):
             number = write_exclusion(source.index, samples, reason=reason)
-        say(f"{number:,} images are excluded from now on; remove {place / FILE} to include them again")
+        say(
+            f"excluded from now on: {count_text(number, 'image')}; to include them again, remove {place / FILE}"
+        )
     elif samples:
         say("nothing was excluded; check the pairs, then run the same command with --apply")
+
+
+def _no_test_set(folder: Path, splits: dict[str, Path], split: str) -> str:
+    """Return the error of --apply without --against.
+
+    A held-out fifth is a share of what is not excluded: an exclusion would move its boundary.
+    """
+    if tests := [str(place) for name, place in splits.items() if name != split and len(splits) > 1]:
+        return f"--apply: give the test set: --against {typed(tests[0])}"
+    return (
+        f"--apply: {folder} has one split, and excluding images would change which fifth of them is held out; "
+        f"move the test images to PHOTOS/test, write the shards again, and give --against FOLDER/test"
+    )
 
 
 def _counts(matches: "Found") -> tuple[str, str]:
@@ -446,7 +468,9 @@ def _dedup_within(
     target = free_folder(report or folder.parent / f"{folder.resolve().name}-dedup")
     with writing(target):
         files = write_report(compared, target)
-    say(f"{len(pairs):,} pairs, {min(len(pairs), _SHOWN_PAIRS):,} shown; report: {files[0].parent}")
+    say(
+        f"{count_text(len(pairs), 'pair')}, {min(len(pairs), _SHOWN_PAIRS):,} shown; report: {files[0].parent}"
+    )
 
 
 def _test_sets(against: list[Path], place: Path) -> dict[str, Path]:

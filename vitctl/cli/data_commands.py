@@ -14,7 +14,7 @@ import typer
 from vitctl.cli import completion
 from vitctl.cli.flags import Workers
 from vitctl.system.screen import ignore_output_errors
-from vitctl.system.text import bytes_text, typed
+from vitctl.system.text import bytes_text, count_text, typed
 
 if TYPE_CHECKING:
     from vitctl.data.shards.index import Index
@@ -177,8 +177,11 @@ def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., I
         with writing(places[split]), progress_bar(f"writing {split}") as progress:
             index = write(splits[split], out, split, progress=progress, note=note)
         size = bytes_text(sum(shard.num_bytes for shard in index.shards))
-        classes = f"{len(index.class_names):,} classes"
-        say(f"{split}: {index.num_samples:,} images of {classes} in {len(index.shards)} shard(s), {size}")
+        classes = count_text(len(index.class_names), "class", "classes")
+        say(
+            f"{split}: {count_text(index.num_samples, 'image')} of {classes} in "
+            f"{count_text(len(index.shards), 'shard')}, {size}"
+        )
 
 
 def _checked_splits(
@@ -214,9 +217,9 @@ def _checked_splits(
     _print_intake(intake, out, stops=stops)
     problems, flags = list[str](), list[str]()
     if stops:
-        problems, flags = [f"{len(intake.bad)} image(s) cannot be used"], ["--bad", "skip"]
+        problems, flags = [f"{count_text(len(intake.bad), 'image')} cannot be used"], ["--bad", "skip"]
     if intake.doubts:
-        problems.append(f"{len(intake.doubts)} problem(s) with the classes")
+        problems.append(f"{count_text(len(intake.doubts), 'problem')} with the classes")
         flags += [option for doubt in intake.doubts for option in doubt.options]
     if problems:
         raise DataError(
@@ -319,8 +322,10 @@ def index(
         else:
             paths = [Path(place) for place in places]
             made = index_shards(link_shards(paths, out) if out else paths, progress=progress, **options)
-    classes_text = f"{len(made.class_names):,} classes in {len(made.shards)} shard(s)"
-    say(f"{made.num_samples:,} images of {classes_text}: {made.folder / INDEX_FILE}")
+    classes_text = (
+        f"{count_text(len(made.class_names), 'class', 'classes')} in {count_text(len(made.shards), 'shard')}"
+    )
+    say(f"{count_text(made.num_samples, 'image')} of {classes_text}: {made.folder / INDEX_FILE}")
 
 
 def _class_names(file: Path) -> list[str]:

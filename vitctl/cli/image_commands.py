@@ -11,7 +11,7 @@ import typer
 
 from vitctl.cli import completion
 from vitctl.cli.flags import WEIGHTS, Flags, Set, check_flags, overrides_of, takes_flags
-from vitctl.system.text import escaped_json, one_line, typed
+from vitctl.system.text import count_text, escaped_json, one_line, typed
 
 if TYPE_CHECKING:
     from vitctl.jobs.inspection import Row
@@ -96,7 +96,7 @@ def predict(
         reasons = ", ".join(f"{count:,} {one_line(reason)}" for reason, count in errors.most_common())
         note(f"{errors.total():,} of {total:,} images cannot be used: {reasons}")
     if features is not None:
-        note(f"features of {total - errors.total():,} images: {features}")
+        note(f"features of {count_text(total - errors.total(), 'image')}: {features}")
     for text in missing:
         note(f"vitctl: {text}")
     if missing or (strict and errors):
@@ -267,6 +267,6 @@ def _print_figures(rows: "Sequence[Row]", out: Path) -> None:
         show_table((name, ""), parts, left=None)
     figures = len({file.with_suffix("") for row in rows for file in row.files})
     say(
-        f"{figures} figure{'s' * (figures != 1)}, each as .png and .svg, and {NUMBERS} in {typed(out)}; "
+        f"{count_text(figures, 'figure')}, each as .png and .svg, and {NUMBERS} in {typed(out)}; "
         f"`vitctl report RUN` shows those in RUN/inspect"
     )

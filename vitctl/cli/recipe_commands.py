@@ -8,6 +8,7 @@ import typer
 
 from vitctl.cli import completion
 from vitctl.cli.flags import Set
+from vitctl.system.text import count_text
 
 app = typer.Typer(
     help="Show and explain recipes: values, reasons and sources.",
@@ -81,7 +82,7 @@ def _show_groups(recipes: Sequence[str], sweeps: Sequence[str]) -> None:
         names[group].append(name)
     rows = [(title, "  ".join(members)) for title, members in names.items() if members]
     rows.append(("sweeps", "  ".join(sweeps)))
-    show_table((f"{len(recipes)} recipes", "names"), rows, left=None)
+    show_table((count_text(len(recipes), "recipe"), "names"), rows, left=None)
     say("\nvitctl recipes list WORD   describe recipes with this word; --all: every recipe")
     say("vitctl recipes show NAME   show all values of a recipe")
 
@@ -152,7 +153,7 @@ def check(
             problems.append(str(error))
     if problems:
         raise RecipeError("\n".join(problems))
-    typer.echo(f"{len(names)} recipe(s) checked, no problem")
+    typer.echo(f"{count_text(len(names), 'recipe')} checked, no problem")
 
 
 @app.command()

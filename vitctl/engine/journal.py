@@ -32,7 +32,7 @@ from vitctl.system.files import (
     write_bytes,
     write_text,
 )
-from vitctl.system.text import escaped_json
+from vitctl.system.text import count_text, escaped_json
 
 RECIPE, RESULT, CHECKPOINTS = "recipe.toml", "result.json", "checkpoints"
 STEP_RECORDS, TRACE = (
@@ -512,7 +512,7 @@ class Journal:
             self.report(_stamped("warning", {"step": record.get("step", 0), "text": text}))
         if self.num_lost and path == self.path and not held:
             lost, self.num_lost = self.num_lost, 0
-            text = f"{lost} records before this one could not be written and are lost"
+            text = f"lost {count_text(lost, 'record')} before this one, which could not be written"
             self.write("warning", step=record.get("step", 0), text=text)
 
 

@@ -32,6 +32,7 @@ from vitctl.models.flops import bf16_tflops
 from vitctl.recipe.schema import Machine, TrainRecipe
 from vitctl.recipe.write import flat, toml_value
 from vitctl.system.process import HERE
+from vitctl.system.text import count_text
 
 _cuda: Any = torch.cuda  # not all of it has types
 
@@ -311,7 +312,9 @@ def check_same(facts: Mapping[str, str], fix: str) -> None:
 
 def node_lines(*, cpu: bool) -> list[str]:
     """Return one line for each node: host name, ranks and device; the same on every process."""
-    device = f"CPU, {torch.get_num_threads()} threads each" if cpu else torch.cuda.get_device_name()
+    device = (
+        f"CPU, {count_text(torch.get_num_threads(), 'thread')} each" if cpu else torch.cuda.get_device_name()
+    )
     nodes: dict[str, list[int]] = {}
     for rank, text in enumerate(gather_texts(f"{socket.gethostname()}\t{device}")):
         nodes.setdefault(text, []).append(rank)

@@ -11,6 +11,7 @@ from vitctl.errors import RecipeError
 from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain, ShardedMachine, TrainRecipe
 from vitctl.recipe.sections import Schedule
+from vitctl.system.text import count_text
 
 
 def total_steps(num_images: int, batch_size: int, *, steps: int, epochs: float) -> int:
@@ -213,7 +214,7 @@ def fit_schedule(loaded: Loaded, num_images: int) -> Loaded:
     before = loaded.recipe
     assert isinstance(before, TrainRecipe)
     now = fitted_recipe(before, num_images)
-    words = f"chosen for {num_images:,} images"
+    words = f"chosen for {count_text(num_images, 'image')}"
     found = {
         f"schedule.{name}": words
         for name in ("batch_size", "total_steps", "warmup_steps")

@@ -16,6 +16,7 @@ from torch import Tensor
 from vitctl.errors import CheckpointError
 from vitctl.export.graph import INPUT, SCOPES, Raw
 from vitctl.export.proof import GivenImages
+from vitctl.system.text import count_text
 
 LARGEST_FLOAT16 = 65504.0
 _MODULES = "pkg.torch.onnx.name_scopes"  # of a node: the modules that it lies in, outermost first
@@ -88,7 +89,7 @@ def narrow(
         extra_options={"MatMulConstBOnly": True},
         use_external_data_format=has_data,
     )
-    where = f"{len(source):,} images of {given.calibration_split}"
+    where = f"{count_text(len(source), 'image')} of {given.calibration_split}"
     return ranges, f"int8: {len(quantised)} products with weights, activations by their range on {where}"
 
 

@@ -49,6 +49,7 @@ from vitctl.jobs.training import (
 from vitctl.models.variants import unseen_pixels
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.files import write_csv
+from vitctl.system.text import count_text
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
 ORIGINAL, REAL = "original", "real"
@@ -136,7 +137,8 @@ def check_head_classes(found: FoundWeights, names: tuple[str, ...]) -> None:
     if stored != list(names) if stored else num_classes != len(names):
         said = f" ({', '.join(stored[:3])} ...)" if stored else ""
         raise CheckpointError(
-            f"{found.path}: its head has {num_classes} classes{said}, the data has {len(names)} "
+            f"{found.path}: its head has {count_text(num_classes, 'class', 'classes')}{said}, the "
+            f"data has {len(names)} "
             f"({', '.join(names[:3])} ...): the scores would be meaningless; fine-tune on this data first"
         )
 

@@ -41,7 +41,7 @@ from vitctl.models.weights.meta import assumed_line
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.figures import NOT_INSTALLED, can_plot, save_figure
 from vitctl.system.files import write_text
-from vitctl.system.text import one_line
+from vitctl.system.text import count_text, one_line
 
 _ATTENTION_BYTES = 2**27  # of one layer's weights, for all images of a batch
 _MOST_IMAGES = 64  # in one forward pass
@@ -80,7 +80,7 @@ class Subject:
         """Return the number of images, and where they are from."""
         if self.chosen is None:
             return ""
-        return f"{len(self.chosen)} image{'s' * (len(self.chosen) > 1)} of {self.chosen.text}"
+        return f"{count_text(len(self.chosen), 'image')} of {self.chosen.text}"
 
 
 def look(
@@ -139,7 +139,8 @@ def network_text(model: Model) -> str:
         if isinstance(config, HybridConfig)
         else f"patch {config.patch_size}"
     )
-    return f"{kind}, {patch}, {config.depth} layers, {config.num_heads} heads, {config.image_size} px"
+    layers, heads = count_text(config.depth, "layer"), count_text(config.num_heads, "head")
+    return f"{kind}, {patch}, {layers}, {heads}, {config.image_size} px"
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
@@ -375,7 +376,7 @@ def _draw_pooling(subject: Subject) -> Drawn:
         text += f"; nearest class mean: class token {shares['class_token']:.0%}, mean {shares['patch_mean']:.0%} right"
     else:
         numbers["nearest_class_mean"] = None
-        text += "; no classes with two labelled images to tell apart"
+        text += "; nearest class mean: needs two classes, one with two labelled images"
     planes = [(titles["class_token"], observe.plane(token)), (titles["patch_mean"], observe.plane(mean))]
     heading = subject.heading("Class token and mean of the patches", subject.images_text)
     figure = inspect_figures.draw_pooling(planes, labels, subject.chosen.class_names, cosines, heading)
@@ -468,7 +469,9 @@ def inspect(
         numbers.append(found_numbers)
         panels.append(first_panel(subject))
     if len(names) > 1:
-        heading = Heading("Position embeddings: cosine similarity", f"{len(names)} networks side by side")
+        heading = Heading(
+            "Position embeddings: cosine similarity", f"{count_text(len(names), 'network')} side by side"
+        )
         figure = draw_position_similarity(panels, heading)
         files = _saved(figure, folder, "position_similarity")
         rows.append(Row("all", "position_similarity", "side by side", files))

@@ -55,6 +55,7 @@ from vitctl.recipe.neutral_keys import result_neutral
 from vitctl.recipe.paper import TABLE_9, VTAB_MODELS
 from vitctl.recipe.schema import Vtab, rates_in_words, rates_of
 from vitctl.system.files import write_csv
+from vitctl.system.text import count_text
 
 JOB = "vtab-task"
 L2S = tuple(2.0**power for power in range(-2, 17, 3))  # of the linear classifier
@@ -335,7 +336,7 @@ def vtab(
     read = [source for one in data for source in (one.train800, one.val200, one.train, one.test)]
     check_found(runtime, found, read)
     context = SuiteContext(recipe, run, found)
-    text = f"{len(tasks)} tasks, {len(recipe.vtab.seeds)} seeds each"
+    text = f"{count_text(len(tasks), 'task')}, {count_text(len(recipe.vtab.seeds), 'seed')} each"
     text += "" if recipe.vtab.light else f"; {rates_in_words(recipe, context.rates)}"
     found.log(journal, random_in_words(recipe.weights, recipe.seed), text)
     for text in unseen_pixels(found.weights.config, recipe.data.image_size):
@@ -506,7 +507,7 @@ def _label(metrics: Mapping[str, Any]) -> str:
     said = ["partial"] if metrics["partial"] else []
     if metrics["copies"]:
         said.append(f"{len(metrics['copies'])} not as published")
-    return f"mean of {len(metrics['tasks'])} tasks" + (f" ({', '.join(said)})" if said else "")
+    return f"mean of {count_text(len(metrics['tasks']), 'task')}" + (f" ({', '.join(said)})" if said else "")
 
 
 def _row(data: TaskData, scores: Sequence[Score]) -> dict[str, Any]:

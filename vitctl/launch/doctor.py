@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitctl.system.text import count_text
+
 MIN_FREE_GIB = 5
 MIN_SHM_MIB = 256
 
@@ -78,7 +80,7 @@ def _torch() -> Iterator[Finding]:
     yield Finding(
         True,
         "cpu",
-        f"{name}, {cpus} cores, {torch.get_num_threads()} torch threads",
+        f"{name}, {count_text(cpus or 1, 'core')}, {count_text(torch.get_num_threads(), 'torch thread')}",
     )
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):

@@ -24,6 +24,7 @@ from vitctl.models.variants import (
 )
 from vitctl.models.vit import VisionTransformer
 from vitctl.models.weights.layouts import mismatches, refuse
+from vitctl.system.text import count_text
 
 Model = VisionTransformer | ResNet
 
@@ -136,7 +137,7 @@ def transfer(
     body, lines = resized(model, source_config, body, method)
     own_head = {name: tensor for name, tensor in model.state_dict().items() if _in_head(name)}
     load_state(model, body | own_head)
-    return [f"body: {len(body)} tensors loaded", *lines, _head_line(source_state, target)]
+    return [f"body: {count_text(len(body), 'tensor')} loaded", *lines, _head_line(source_state, target)]
 
 
 def _in_head(name: str) -> bool:
@@ -173,5 +174,9 @@ def _head_line(source_state: Mapping[str, Tensor], target: Config) -> str:
     words = {"head.weight": "head", "pre_logits.weight": "pre-logits", "mask_embedding": "mask embedding"}
     dropped = [word for name, word in words.items() if name in source_state]
     fresh = ["new pre-logits"] if isinstance(target, ViTConfig) and target.representation_size else []
-    fresh.append(f"new zero head with {target.num_classes} classes" if target.num_classes else "no new head")
+    fresh.append(
+        f"new zero head with {count_text(target.num_classes, 'class', 'classes')}"
+        if target.num_classes
+        else "no new head"
+    )
     return ", ".join([f"{' and '.join(dropped)} dropped" if dropped else "no head to drop", *fresh])

@@ -13,7 +13,7 @@ from vitctl.errors import RecipeError, explaining
 from vitctl.recipe.schema import JOBS, RENAMED, Recipe
 from vitctl.system.address import value_without_queries, without_queries
 from vitctl.system.files import RECIPE_LINE, parse_toml, read_toml
-from vitctl.system.text import did_you_mean, has_control, nearest, one_line
+from vitctl.system.text import count_text, did_you_mean, has_control, nearest, one_line
 
 MAX_PARENTS = 16
 _IN_PYTHON = "overrides"  # origin of a value that a caller of `load_recipe` gives
@@ -265,9 +265,7 @@ def _check(values: dict[str, Any], origins: Mapping[str, str], name: str) -> Rec
     except ValidationError as error:
         problems = [_problem(detail, schema, origins, name) for detail in error.errors()]
         title = (
-            f"recipe '{name}' has {len(problems)} problem{'s' if len(problems) > 1 else ''}:\n  "
-            if len(problems) > 1
-            else ""
+            f"recipe '{name}' has {count_text(len(problems), 'problem')}:\n  " if len(problems) > 1 else ""
         )
         raise RecipeError(title + "\n  ".join(problems)) from None
 

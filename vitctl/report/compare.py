@@ -10,6 +10,7 @@ from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.neutral_keys import deciding_values, result_neutral
+from vitctl.recipe.write import toml_value
 from vitctl.report.result_tables import is_digest
 
 NOT_RECORDED = "not recorded"
@@ -37,8 +38,8 @@ class Fact:
 
 FACTS = (
     # What is measured.
-    Fact("suite", "agree", "another table of tasks", (_VTAB,)),
-    Fact("protocol", "agree", "another protocol", (_VTAB,)),
+    Fact("suite", "agree", "other tasks", (_VTAB,)),
+    Fact("protocol", "agree", "the protocols differ", (_VTAB,)),
     Fact("split", "agree", "another split", (_CLASSIFIER, _FEWSHOT)),
     Fact("num_images", "agree", "another number of images", (_CLASSIFIER, _FEWSHOT)),
     Fact("data_sha256", "agree", "other images, or their shards were written again", (_CLASSIFIER, _FEWSHOT)),
@@ -166,7 +167,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
     reasons = [
         f"{folder}: {reason}"
         for folder, result in zip(folders[1:], results[1:], strict=True)
-        for reason in _reasons(results[0], result)
+        for reason in _reasons(folders[0], results[0], result)
         if "failed" not in (result.status, results[0].status)
     ]
     reasons += [
@@ -226,9 +227,10 @@ def _facts(result: RunResult) -> list[Fact]:
     return [fact for fact in FACTS if kind in fact.jobs]
 
 
-def _reasons(first: RunResult, other: RunResult) -> list[str]:
+def _reasons(name: Path, first: RunResult, other: RunResult) -> list[str]:
+    """Return why a result must not be compared with the first one, whose folder is `name`."""
     kinds = [_kind(result) for result in (first, other)]
-    reasons = [] if kinds[0] == kinds[1] else [f"{kinds[1]}, the first {kinds[0]}"]
+    reasons = [] if kinds[0] == kinds[1] else [f"{kinds[1]}, but {name} {kinds[0]}"]
     one, two = _recorded(first), _recorded(other)
     some = [fact for fact in _SOME_DEVICES if fact.key in one and fact.key in two]
     for fact in (*_facts(first), *some):
@@ -237,7 +239,7 @@ def _reasons(first: RunResult, other: RunResult) -> list[str]:
             continue  # the same bytes, from whichever source
         if fact.rule == "agree" and not _agree(fact.key, *values):
             shown = [_short(value) for value in values]
-            reasons.append(f"{fact.key} differs ({shown[0]}, the first {shown[1]}): {fact.reason}")
+            reasons.append(f"{fact.key} is {shown[0]}, but {shown[1]} in {name}: {fact.reason}")
     if one.get("tasks") != two.get("tasks"):
         odd = _odd_tasks(one.get("tasks") or {}, two.get("tasks") or {})
         reasons += [f"other data or splits in the tasks {', '.join(odd)}"] if odd else []
@@ -299,6 +301,9 @@ def _recipe_rows(folders: Sequence[Path], digests: list[str]) -> list[tuple[str,
     except VitctlError:
         return [(f"recipe_sha256 (a {RECIPE} is missing or invalid)", digests)]
     tables = [deciding_values(recipe, result_neutral()) for recipe in recipes]
+    for table in tables:  # an address overrides the data set of the same section
+        for key in [key for key in table if key.endswith(".path") and table[key] != toml_value("")]:
+            table.pop(key.removesuffix("path") + "dataset", None)
     is_one_job = len({recipe.job for recipe in recipes}) == 1
     keys = dict.fromkeys(key for table in tables for key in table)
     rows = [(key, [table.get(key, "-") for table in tables]) for key in keys if key != "job"]

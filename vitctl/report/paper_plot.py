@@ -16,7 +16,7 @@ from vitctl.report.our_results import OurResults, is_resnet, pretraining_recipe
 from vitctl.report.paper_table import Accuracy, Gpu, ResultRow, result_rows, task_rows
 from vitctl.system.figures import GREY, PALE, SERIES, label_text, new_figure, plain_axes, save_figure
 from vitctl.system.files import read_json
-from vitctl.system.text import bytes_text
+from vitctl.system.text import bytes_text, count_text
 
 _FAMILIES = {"ViT": ("o", SERIES[0]), "ResNet": ("s", SERIES[1]), "hybrid": ("^", SERIES[2])}
 _ANY_GPU = Gpu("H100", 0.4)  # GPU-days are not shown
@@ -318,7 +318,7 @@ def number_decades(axis: Any) -> None:
 
 def _conditions(result: Mapping[str, Any]) -> str:
     machine = result["machine"]
-    cores = f"{result['cores']} {result['core']}{'s' * (result['cores'] > 1)}"
+    cores = f"{count_text(result['cores'], result['core'])}"
     return label_text(
         f"forward passes, {result['precision']}, {machine['device_name']}, {cores}, torch "
         f"{machine['versions']['torch']}, "

@@ -15,7 +15,7 @@ from vitctl.jobs.record.result import unverified_bytes
 from vitctl.report.charts import Block, Line, Unit, dot_chart, line_chart, number_text
 from vitctl.report.run_records import RunRecords, SweepRecords
 from vitctl.report.sweep_table import shared_words
-from vitctl.system.text import typed
+from vitctl.system.text import count_text, typed
 
 DASH = "–"
 _DIGEST = re.compile("[0-9a-f]{64}")
@@ -125,7 +125,7 @@ def tiles(run: RunRecords) -> list[tuple[str, str, str]]:
         shown.append(("training images", f"{trained:,}", ""))
     last = next((r for r in reversed(run.records) if r.get("kind") == "train"), {})
     if isinstance(last.get("step"), int):
-        counts = f"{last.get('num_skipped', 0):,} skipped, {last.get('num_bad', 0):,} bad images"
+        counts = f"{last.get('num_skipped', 0):,} skipped, {count_text(last.get('num_bad', 0), 'bad image')}"
         shown.append(("steps", f"{last['step']:,}", counts))
     return shown
 

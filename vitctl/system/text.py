@@ -153,6 +153,11 @@ def _escaped(letter: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
+def count_text(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun, such as "1 file" and "1,200 files"; the default plural adds an s."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def bytes_text(count: float) -> str:
     """Return a size in the largest unit that keeps it above one."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -51,6 +51,7 @@ from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.neutral_keys import deciding_values
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Recipe, Vtab
+from vitctl.system.text import count_text
 from vitctl.verify.finding import Finding, differs, ok, unchecked, unproven
 
 T = TypeVar("T")
@@ -164,7 +165,9 @@ def _check_steps(training: Training, is_traced: bool) -> Finding:
     if training.finished and end > steps.last:
         gaps.append((steps.last + 1, end))
     starts = f", {len(steps.starts)} starts" if len(steps.starts) > 1 else ""
-    text = f"{len(steps.by_step):,} records, each follows the one before{starts}{_torn(steps.chain)}"
+    text = (
+        f"{count_text(len(steps.by_step), 'record')}, each follows the one before{starts}{_torn(steps.chain)}"
+    )
     text += f"; head {steps.chain.links[-1][:16]}" if steps.chain.links else ""
     if not gaps:
         return ok("steps", text)
@@ -180,7 +183,7 @@ def _check_log(training: Training) -> Finding:
         return differs("log", f"{path} is gone or empty") if is_needed else unchecked("log", "missing")
     if problem := _chain_problem(path, chain, head):
         return differs("log", problem)
-    return ok("log", f"{len(chain.links):,} lines, each follows the one before{_torn(chain)}")
+    return ok("log", f"{count_text(len(chain.links), 'line')}, each follows the one before{_torn(chain)}")
 
 
 def _chain_problem(path: Path, chain: Chain, head: str) -> str:
@@ -323,7 +326,7 @@ def check_data(recipe: Recipe, run: Training, scratch: Path, *, reads_bytes: boo
     if not recorded.keys() & sources.keys():
         yield unchecked("data", "no digest of it was recorded")
         return
-    counts = ", ".join(f"{name} {len(source):,} images" for name, source in sources.items())
+    counts = ", ".join(f"{name} {count_text(len(source), 'image')}" for name, source in sources.items())
     yield ok("data", f"{counts}: index and labels have the recorded digests")
     if not any(split_sources(source) for source in sources.values()):
         return

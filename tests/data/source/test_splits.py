@@ -289,4 +289,4 @@ def test_left_over__names_images_that_changed_since(make_split: MakeSplit) -> No
         file.seek(int(row["header"] + row["data"]) + 20)
         file.write(b"!")
     (problem,) = unused_files(index.folder)[0]
-    assert "1 image(s) have other bytes than when they were left out" in problem
+    assert "1 image with other bytes than when excluded" in problem

@@ -152,7 +152,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a boast": (boastful_npz(), "damaged or truncated .npz archive"),
     "objects": (npz_of_objects(), "holds Python objects, never opened because they can run code"),
     "text": (npz_of_text(), "names holds <U5, not numbers"),
-    "photos": (zip_of("cat.jpg", "dog.jpg"), "an archive without weights, it holds cat.jpg, dog.jpg"),
+    "photos": (zip_of("cat.jpg", "dog.jpg"), "this archive contains no weights, only cat.jpg, dog.jpg"),
     "no files": (zip_of(), "not a safetensors file"),
 }
 
@@ -186,7 +186,7 @@ def test_read__refuses_archives_larger_than_any_model(
         ({"state_dict": {}}, "holds no tensors"),
         (
             {"fc.weight": torch.ones(1)},
-            "tensors of no known model (Google BiT, Google ViT, Google hybrid, ",
+            "supported: vitctl, Google BiT, Google ViT, Google hybrid, ",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.write import to_toml
-from vitctl.system.text import bytes_text
+from vitctl.system.text import bytes_text, count_text
 
 if TYPE_CHECKING:
     from vitctl.jobs.plan import TrainingPlan
@@ -37,7 +37,9 @@ def show_plan(
     loaded, plan = plan_loaded(loaded)
     recipe = cast(Pretrain | Finetune, loaded.recipe)
     images = (
-        f"{plan.num_images:,} images, {plan.num_classes:,} classes" if plan.num_images else "size unknown"
+        f"{count_text(plan.num_images, 'image')}, {count_text(plan.num_classes, 'class', 'classes')}"
+        if plan.num_images
+        else "size unknown"
     )
     per_epoch = f", {plan.epochs:.2f} epochs" if plan.num_images else ""
     tokens = f", {plan.tokens:,} tokens" if plan.tokens else ""
@@ -51,7 +53,10 @@ def show_plan(
         ),
         ("steps", f"{plan.steps:,} of {recipe.schedule.batch_size:,} images{per_epoch}"),
         ("training", f"{plan.training_flops / 1e18:,.4g} exaFLOPs: {_time(plan, processes)}"),
-        ("micro-batch", f"{plan.micro_batch:,} images in each of {processes} process(es)"),
+        (
+            "micro-batch",
+            f"{count_text(plan.micro_batch, 'image')} in each of {count_text(processes, 'process', 'processes')}",
+        ),
         ("memory", f"{bytes_text(plan.memory_bytes)} per process: {_fit(plan)}"),
         *(
             ("to fit" if n == 0 else "or", f"{way} ({bytes_text(size)})")
@@ -68,8 +73,8 @@ def show_plan(
     for step, lr in plan.curve:
         CONSOLE.print(f"  step {step:>9,}  {lr:.3e}  {'#' * round(BAR * lr / top)}")
     CONSOLE.print(
-        "\nlaunch [dim](the line of RUN/launch.txt; it needs the folder that this command makes without "
-        "--dry-run)[/dim]",
+        "\nlaunch command [dim](works after this command has prepared the folder, without --dry-run; "
+        "also written to launch.txt there)[/dim]",
         style="bold",
     )
     CONSOLE.print(escape(f"  {launch_line(run_dir, recipe, config)}"), soft_wrap=True)
@@ -111,7 +116,7 @@ def _model(config: Config) -> str:
             "pixels" if config.map_channels == 3 else "positions",
         )
         words += [
-            f"{config.depth} layers",
+            count_text(config.depth, "layer"),
             f"width {config.hidden_size}",
             f"MLP {config.mlp_size}",
             f"{config.num_heads} heads",

@@ -23,7 +23,7 @@ from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sections import Model
 from vitctl.system.figures import NOT_INSTALLED, can_plot
 from vitctl.system.files import write_json
-from vitctl.system.text import bytes_text, rate_text
+from vitctl.system.text import bytes_text, count_text, rate_text
 
 if TYPE_CHECKING:
     from vitctl.bench.measuring import Budget
@@ -237,7 +237,7 @@ def show_model(r: Mapping[str, Any]) -> None:
     """Print a training step: what was measured, its speed and memory, where the time goes, the bottleneck."""
     show_table(("", ""), _model_rows(r), left=None, title=f"bench model: {r['recipe']}")
     CONSOLE.print()
-    show_split(r["split"], f"a step of {r['batch_size']:,} images", r["seconds"])
+    show_split(r["split"], f"a step of {count_text(r['batch_size'], 'image')}", r["seconds"])
     if r["data"] == "noise":
         say("data: not measured with noise images; `vitctl bench data` measures a loader")
     if r["processes"] == 1:
@@ -252,7 +252,7 @@ def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
     machine, threads = r["machine"], r["machine"]["threads"]
     where = machine["device_name"]
     if machine["device"] == "cpu":
-        where += f", {threads} thread{'s' * (threads > 1)} of {machine['cores']} cores"
+        where += f", {count_text(threads, 'thread')} of {count_text(machine['cores'], 'core')}"
     each = f" in each of {r['processes']} processes" if r["processes"] > 1 else ""
     kernels = [r["precision"], f"attention {r['attention']}, linear {r['linear']}"]
     kernels += ["compiled"] * r["compile"] + ["blocks recomputed"] * r["checkpoint_blocks"]
@@ -261,8 +261,10 @@ def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = {
         "network": f"{r['parameters']:,} parameters, {r['image_size']} pixels, "
         f"{r['flops_per_image'] / 1e9:.4g} GFLOPs an image (with backward)",
-        "update": f"{r['batch_size']:,} images, {r['micro_batch']:,} in a pass{each}; {', '.join(kernels)}",
-        "images": f"{r['data']}, {r['workers']} loader worker(s)" if r["data"] != "noise" else "noise",
+        "update": f"{count_text(r['batch_size'], 'image')}, {r['micro_batch']:,} in a pass{each}; {', '.join(kernels)}",
+        "images": f"{r['data']}, {count_text(r['workers'], 'loader worker')}"
+        if r["data"] != "noise"
+        else "noise",
         "machine": f"{where}, load {machine.get('load', 0):.1f}",
         "speed": f"{rate_text(r['images_per_second'])} images/s (mean of {r['steps']} steps{spread})",
         "recipe batch": f"{rate_text(r['recipe_images_per_second'])} images/s with its "
@@ -276,7 +278,9 @@ def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
     if largest := r["largest_micro_batch"]:
         how = "tried" if largest["tried"] else "from the memory of smaller ones"
         size = f", {bytes_text(largest['image_bytes'])} each" if largest["image_bytes"] else ""
-        rows["largest pass"] = f"{largest['images']:,} images ({how}{size}; {_BOUNDS[largest['bound']]})"
+        rows["largest pass"] = (
+            f"{count_text(largest['images'], 'image')} ({how}{size}; {_BOUNDS[largest['bound']]})"
+        )
     return list(rows.items())
 
 
@@ -332,11 +336,14 @@ def show_data(r: Mapping[str, Any]) -> None:
     of_cpu = f", {rate_text(per_cpu)} of a CPU second" if per_cpu else ""
     size = f"{bytes_text(r['image_bytes'])} each, to {r['image_size']} pixels"
     rows = [
-        ("images", f"{r['data']}: {r['num_images']:,} images, {size}"),
-        ("loader", f"{rate_text(r['images_per_second'])} images/s with {r['workers']} worker(s)"),
+        ("images", f"{r['data']}: {count_text(r['num_images'], 'image')}, {size}"),
+        ("loader", f"{rate_text(r['images_per_second'])} images/s with {count_text(r['workers'], 'worker')}"),
         ("", f"{rate_text(r['images_per_worker'])} of a worker{of_cpu}"),
         ("the step", f"{rate_text(needs)} images/s ({r['step_source']})" if needs else "not measured"),
-        ("machine", f"{machine['cpu']}, {machine['cores']} cores, load {machine.get('load', 0):.1f}"),
+        (
+            "machine",
+            f"{machine['cpu']}, {count_text(machine['cores'], 'core')}, load {machine.get('load', 0):.1f}",
+        ),
     ]
     show_table(("", ""), rows, left=None, title=f"bench data: {r['recipe']}")
     CONSOLE.print()

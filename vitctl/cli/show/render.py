@@ -19,6 +19,7 @@ from vitctl.cli.show.console import CONSOLE, SHORT_NAME, say, show_table
 from vitctl.engine.journal import RESULT
 from vitctl.engine.metrics import verdict
 from vitctl.system.screen import raise_output_error
+from vitctl.system.text import count_text
 
 _OVERTAKEN_SECONDS = 5.0
 _SILENT_SECONDS = 30.0  # without a terminal: longest time between two lines of a running training
@@ -256,7 +257,7 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
 def _show_accuracy(result: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
     """Print the accuracy of a training, of the best checkpoint or the mean over seeds."""
     if "by_seed" in metrics:
-        about = f"mean of {len(metrics['by_seed'])} seeds, {metrics['total']:,} images each"
+        about = f"mean of {count_text(len(metrics['by_seed']), 'seed')}, {count_text(metrics['total'], 'image')} each"
         say(f"accuracy {metrics['accuracy']:.2%} ± {metrics['std']:.2%} ({about})")
     else:
         say(f"accuracy {metrics['accuracy']:.2%} ({metrics['correct']:,} of {metrics['total']:,})")

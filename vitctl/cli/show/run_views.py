@@ -28,7 +28,7 @@ from vitctl.report.charts import Unit, axis, points, tick_text
 from vitctl.report.sweep_table import Outcome, draw_sweep, groups, shared_words
 from vitctl.system.figures import NOT_INSTALLED, can_plot
 from vitctl.system.files import parsing
-from vitctl.system.text import bytes_text
+from vitctl.system.text import bytes_text, count_text
 from vitctl.verify.finding import FAILS, Finding
 
 _CURVE_LINES, _WIDEST = 9, 100
@@ -47,7 +47,7 @@ def show_list(lines: Sequence[RunLine], root: Path) -> None:
     header = ("run", "recipe", "state", "step", "result", "updated", "size")
     show_table(header, rows, left=("recipe", "state"))
     total = bytes_text(sum(line.num_bytes for line in lines))
-    say(f"{len(lines)} run{'s' * (len(lines) > 1)} in {root}, {total}")
+    say(f"{count_text(len(lines), 'run')} in {root}, {total}")
 
 
 def show_run(folder: Path) -> None:
@@ -154,7 +154,7 @@ def clean_runs(runs: Sequence[Path], *, yes: bool) -> None:
     show_table(("run", "checkpoints to delete", "frees", "steps that stay"), rows, left=("steps that stay",))
     total = sum(removal.num_bytes for removal in removals)
     number = sum(len(removal.folders) for removal in removals)
-    question = f"delete {number} checkpoint{'s' * (number > 1)}, {bytes_text(total)}?"
+    question = f"delete {count_text(number, 'checkpoint')}, {bytes_text(total)}?"
     if not yes:
         if not sys.stdin.isatty():
             raise CheckpointError(f"{question} there is no terminal to answer on; add --yes")
@@ -261,7 +261,10 @@ def run_and_show(sweep: Sweep, cells: Sequence[SweepCell], folder: Path, metric:
         VitctlError: runs failed, or none has the metric.
     """
     kept = sum(is_done(folder / cell.name) for cell in cells)
-    say(f"{len(cells)} runs in {folder}" + (f", {kept} of them already finished" if kept else ""))
+    say(
+        f"{count_text(len(cells), 'run')} in {folder}"
+        + (f", {kept} of them already finished" if kept else "")
+    )
     with ExitStack() as stack:
 
         def report(cell: SweepCell, number: int) -> Report:

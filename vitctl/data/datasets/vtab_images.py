@@ -30,7 +30,7 @@ from vitctl.data.writer.intake import Item, Originals
 from vitctl.data.writer.shard_writer import write_originals
 from vitctl.errors import DataError
 from vitctl.system.files import parsing, write_text
-from vitctl.system.text import escaped_json
+from vitctl.system.text import count_text, escaped_json
 
 COMMUNITY_LIST = "train800.txt"  # identifies a folder of a task
 COMMUNITY_SOURCE = "VTAB-1k, community copy (JPEG again, not the original bytes)"
@@ -215,7 +215,9 @@ def read_community_lists(folder: Path, num_classes: int, test_sizes: Collection[
         listed = folder / _KEYS / f"{split}.txt"
         keys = read_lines(listed) if listed.is_file() else names
         if len(keys) != len(names):
-            raise DataError(f"{listed}: {len(keys):,} names for {len(names):,} images")
+            raise DataError(
+                f"{listed}: {count_text(len(keys), 'name')} for {count_text(len(names), 'image')}"
+            )
         class_names = tuple(map(str, range(num_classes)))
         splits[split] = Originals(file_items(folder, names, labels, keys), class_names, source)
     return splits

@@ -21,7 +21,7 @@ from vitctl.data.source.views import check_labels, has_label, sample_key
 from vitctl.data.writer.intake import REPORT as INTAKE
 from vitctl.errors import DataError
 from vitctl.system.pool import Done, counted, run_tasks
-from vitctl.system.text import one_line
+from vitctl.system.text import count_text, one_line
 
 _SAMPLED_IMAGES = 1000
 _SHOWN_PROBLEMS, _SHOWN_SHARDS = 100, 3
@@ -228,7 +228,9 @@ def _shard_problems(own: Index, address: str) -> list[_Problem]:
         problems.append(problem("other class names", text))
     if len(rows) != shard.num_samples:
         problems.append(
-            problem("other samples", f"holds {len(rows)} samples, should hold {shard.num_samples}")
+            problem(
+                "other samples", f"holds {count_text(len(rows), 'sample')}, should hold {shard.num_samples}"
+            )
         )
         return problems
     differ = rows != own.rows
@@ -271,7 +273,8 @@ def unused_files(folder: Path) -> tuple[list[str], list[str]]:
             )
         elif shards or (path / SAMPLES).exists():
             problems.append(
-                f"{path}: {len(shards)} shard(s) and no index.json; write it with `vitctl data index {path}`"
+                f"{path}: {count_text(len(shards), 'shard')} and no index.json; "
+                f"write it with `vitctl data index {path}`"
             )
         elif path.name != INTAKE:
             notes.append(f"{path}: left over, of no split")
@@ -301,7 +304,7 @@ def _check_split_folder(folder: Path, problems: list[str], notes: list[str]) -> 
         return
     if changed:
         problems.append(
-            f"{folder / EXCLUDED}: {len(changed):,} image(s) have other bytes than when they were left out, "
+            f"{folder / EXCLUDED}: {count_text(len(changed), 'image')} with other bytes than when excluded, "
             f"first {one_line(changed[0])}; make the list again with `vitctl data dedup ... --apply`"
         )
     known = {INDEX_FILE, SAMPLES, EXCLUDED, *(shard.name for shard in index.shards)}

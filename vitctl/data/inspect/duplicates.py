@@ -22,6 +22,7 @@ from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import Source, sample_key
 from vitctl.system.files import write_csv
 from vitctl.system.pool import Done, run_each
+from vitctl.system.text import count_text
 
 MATCHES = "matches.csv"
 _PAIRS_ON_A_PAGE, _PAIRS_IN_A_ROW, _MAX_PAGES = 24, 3, 20
@@ -189,7 +190,7 @@ def _write_pages(found: Sequence[Found], folder: Path) -> list[Path]:
         cells = [picture for one, match in shown for picture in _pair(one, match)]
         files.append(folder / f"pairs_{number:03d}.png")
         subtitle = "right: of a test set, or the earlier of the two; the most doubtful first"
-        title = f"{len(pairs):,} pairs, page {number + 1}"
+        title = f"{count_text(len(pairs), 'pair')}, page {number + 1}"
         save(
             draw_sheet(cells, columns=min(2 * _PAIRS_IN_A_ROW, len(cells)), title=title, subtitle=subtitle),
             files[-1],

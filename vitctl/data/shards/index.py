@@ -39,7 +39,7 @@ from vitctl.system.files import (
     read_json,
     write_text,
 )
-from vitctl.system.text import breaks_line, escaped_json, one_line
+from vitctl.system.text import breaks_line, count_text, escaped_json, one_line
 
 FORMAT = "vitctl-index/1"
 INDEX_FILE, SAMPLES, LABELS = "index.json", "samples.npy", "labels.npy"
@@ -440,7 +440,8 @@ def index_addresses(
     names = [url.rpartition("/")[2] for url in urls]
     if not urls or len(set(names)) < len(names):
         raise DataError(
-            f"{len(urls)} addresses with {len(set(names))} file names; each shard needs a different one"
+            f"{count_text(len(urls), 'address', 'addresses')} with "
+            f"{count_text(len(set(names)), 'file name')}; each shard needs a different one"
         )
     out.mkdir(parents=True, exist_ok=True)
     scans, shards = [], []
@@ -582,7 +583,8 @@ def link_shards(paths: Sequence[Path], out: Path) -> list[Path]:
     name, count = names.most_common(1)[0]
     if count > 1:
         raise DataError(
-            f"{len(paths)} shards, two of them called {name}; give the shards of one split, each with a "
+            f"{count_text(len(paths), 'shard')}, two of them called {name}; give the shards of one "
+            f"split, each with a "
             f"different name"
         )
     missing = []

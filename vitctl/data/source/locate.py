@@ -47,7 +47,7 @@ from vitctl.system.files import (
     write_bytes,
     write_text,
 )
-from vitctl.system.text import nearest, one_line
+from vitctl.system.text import count_text, nearest, one_line
 
 INDEXED = "indexed by vitctl"  # the provenance of shards without an index, which is otherwise unknown
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -148,8 +148,8 @@ def locate_splits(text: str, split: str, *, makes_index: bool = True) -> dict[st
     folders = {shard.rpartition("/")[0] for shard in shards}
     if len(folders) != 1 or not all(shard.endswith(".tar") for shard in shards):
         raise DataError(
-            f"{text}: names {len(shards)} files in {len(folders)} folders, should be the .tar shards of one "
-            "split"
+            f"{text}: names {count_text(len(shards), 'file')} in {len(folders)} folders, "
+            "should be the .tar shards of one split"
         )
     (folder,) = folders
     found = locate_splits(folder or ".", split, makes_index=False)
@@ -288,7 +288,7 @@ def _check_none_added(folder: Path) -> None:
     added = sorted({path.name for path in folder.glob("*.tar")} - {shard.name for shard in index.shards})
     if index.source == INDEXED and added:
         raise DataError(
-            f"{folder}: {len(added):,} shard(s) were added after it was indexed (such as "
+            f"{folder}: {count_text(len(added), 'shard')} added after it was indexed (such as "
             f"{one_line(added[0])}); "
             f"remove {folder / INDEX_FILE} and run again to index all of them, or move the new ones away"
         )
@@ -368,12 +368,16 @@ def _index_once(folder: Path, paths: Sequence[Path]) -> None:
 def _index(folder: Path, paths: Sequence[Path]) -> None:
     size, began = sum(path.stat().st_size for path in paths) / 2**20, time.monotonic()
     place, end = one_line(str(paths[0].parent)), ""
-    _show(f"{place}: {len(paths):,} shard(s) without an index, {size:,.1f} MiB, are read once", end=" ... ")
+    _show(
+        f"{place}: reading {count_text(len(paths), 'shard')} without an index once, {size:,.1f} MiB",
+        end=" ... ",
+    )
     try:
         local = paths if paths[0].parent == folder else link_shards(paths, folder)
         index = index_shards(local, source=INDEXED)
         seconds = time.monotonic() - began
-        end = f"{index.num_samples:,} images of {len(index.class_names):,} classes, {seconds:.1f} s"
+        classes = count_text(len(index.class_names), "class", "classes")
+        end = f"{count_text(index.num_samples, 'image')} of {classes}, {seconds:.1f} s"
     except DataError as error:
         raise DataError(
             f"{error}; if these are not shards, make some: `vitctl data shards SOURCE OUT`"

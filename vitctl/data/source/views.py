@@ -19,7 +19,7 @@ from vitctl.data.shards.tar import padded
 from vitctl.data.source.order import Order
 from vitctl.data.source.stores import ShardSource, array_digest
 from vitctl.errors import DataError
-from vitctl.system.text import did_you_mean, nearest
+from vitctl.system.text import count_text, did_you_mean, nearest
 
 Use = Literal["training", "scoring", "draws", "pixels"]
 _CHUNK = 2**20
@@ -332,4 +332,5 @@ def _as_view(source: Source) -> View:
 
 def _names(source: Source) -> str:
     names = source.class_names
-    return f"{len(names)} classes ({', '.join(names[:3])}{' ...' if len(names) > 3 else ''})"
+    number = count_text(len(names), "class", "classes")
+    return f"{number} ({', '.join(names[:3])}{' ...' if len(names) > 3 else ''})"

@@ -15,6 +15,7 @@ from vitctl.data.source.views import no_class
 from vitctl.errors import DataError
 from vitctl.system.files import IMAGE_FILE, parsing, write_csv
 from vitctl.system.pool import Done, run_each
+from vitctl.system.text import count_text
 
 
 @dataclass(frozen=True)
@@ -247,7 +248,7 @@ def _sorted_out(
         else:
             dropped.append(LeftOut(name, "class dropped"))
     notes = [originals.source]
-    notes += [f"{len(wrong):,} bad image(s) left out"] if wrong else []
+    notes += [f"{count_text(len(wrong), 'bad image')} left out"] if wrong else []
     notes += [f"{num_converted:,} {CONVERSION}"] if num_converted else []
     rest = replace(
         originals,

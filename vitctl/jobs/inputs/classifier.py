@@ -27,7 +27,7 @@ from vitctl.models.weights.meta import Meta, assumed_line, require_meta
 from vitctl.recipe.schema import Evaluate
 from vitctl.recipe.sections import WeightsSource
 from vitctl.system.files import WEIGHTS, parse_json
-from vitctl.system.text import one_line
+from vitctl.system.text import count_text, one_line
 
 LOGITS, FEATURES = "logits", "features"
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
@@ -139,7 +139,8 @@ class OnnxNetwork:
         names, num_classes = self.meta.get("class_names"), outputs.get(LOGITS, [0])[-1]
         if names and self.has_head and num_classes != len(names):
             raise CheckpointError(
-                f"{path}: names {len(names)} classes and gives {num_classes} logits; export it again"
+                f"{path}: names {count_text(len(names), 'class', 'classes')} and gives {num_classes} "
+                f"logits; export it again"
             )
 
     def _check_input(self) -> tuple[str, int]:

@@ -29,6 +29,7 @@ from vitctl.jobs.record.result import data_used
 from vitctl.recipe.images import FewshotImages, Place, TrainImages
 from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Recipe, Vtab
 from vitctl.recipe.sections import Schedule
+from vitctl.system.text import count_text
 
 if TYPE_CHECKING:
     from vitctl.engine.mixing import Mixing
@@ -210,9 +211,11 @@ def sampling_notes(data: TrainImages, source: Source) -> list[str]:
             )
     for own in source.parts if data.mixture and isinstance(source, View) else (source,):
         if repeated := num_repeated(own):
-            notes.append(f"'{data.train_split}' takes {repeated:,} image(s) twice")
+            notes.append(f"'{data.train_split}' takes {count_text(repeated, 'image')} twice")
     if data.subset_images or data.subset_fraction < 1:
-        notes.append(f"a random subset of {len(source):,} images (data.subset_seed = {data.subset_seed})")
+        notes.append(
+            f"a random subset of {count_text(len(source), 'image')} (data.subset_seed = {data.subset_seed})"
+        )
     if any(split.index.is_remote for split in split_sources(source)):
         notes.append(f"remote shards, read {_READING[data.order, data.cache_gib > 0]}")
     return notes
@@ -257,7 +260,8 @@ def check_once(source: Source, split: str) -> None:
     """Raises DataError where a split expression takes an image twice: it cannot be scored."""
     if repeated := num_repeated(source):
         raise DataError(
-            f"'{split}' takes {repeated:,} image(s) twice, but a score counts every image once; choose parts "
+            f"'{split}' takes {count_text(repeated, 'image')} twice, but a score counts every image once; "
+            f"choose parts "
             f"that do not overlap"
         )
 

@@ -29,7 +29,7 @@ from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.recipe.images import Place
 from vitctl.system.address import without_queries
 from vitctl.system.files import SHARD_LIST
-from vitctl.system.text import nearest
+from vitctl.system.text import count_text, nearest
 
 STDIN = "-"
 # PLACE:SPLIT, where the expression of the split may hold colons, and a port is no split.
@@ -137,7 +137,7 @@ def _in_folder(text: str, place: Place, split: str, note: Note) -> Sequence[Sour
         return [_shards(text, split, place, note)]
     if others := [one.name for one in left_out if one.reason != SYSTEM_FILE]:
         shown = ", ".join(others[:_NAMED]) + (", ..." if len(others) > _NAMED else "")
-        note(f"{text}: skipped {len(others):,} file(s) that are not images: {shown}")
+        note(f"{text}: skipped {count_text(len(others), 'file')} that are not images: {shown}")
     if not names:
         raise DataError(f"{text}: holds no images")
     return [os.path.join(text, name) for name in names]
@@ -192,7 +192,7 @@ def _names_in(stdin: IO[bytes], note: Note) -> Iterator[str]:
         if name and not is_remote(name) and os.path.isdir(name):
             names, left_out, _ = sort_files(Path(name))
             if left_out:
-                note(f"{name}: skipped {len(left_out):,} file(s) that are not images")
+                note(f"{name}: skipped {count_text(len(left_out), 'file')} that are not images")
             yield from (os.path.join(name, one) for one in names)
         elif name:
             yield name

@@ -129,7 +129,7 @@ def _kind_of_zip(path: Path, size: int) -> Kind:
     if any(name.endswith("/data.pkl") for name in names):
         return "torch"
     raise CheckpointError(
-        f"{path}: an archive without weights, it holds {one_line(listed(names)) or 'nothing'}"
+        f"{path}: this archive contains no weights, only {one_line(listed(names)) or 'no files'}"
     )
 
 

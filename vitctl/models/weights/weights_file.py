@@ -40,7 +40,7 @@ from vitctl.models.weights.layouts import (
 )
 from vitctl.models.weights.meta import check_meta
 from vitctl.system.files import atomic_write
-from vitctl.system.text import one_line
+from vitctl.system.text import count_text, one_line
 
 # A file belongs to the first layout whose mark it has; the hybrid's tensors include a ViT's.
 LAYOUTS: dict[str, WeightsLayout] = {
@@ -143,7 +143,7 @@ def _of_vitctl(header: dict[str, Any], state: Tensors) -> Weights:
     """Build on the header, which is compared with the tensors before anything of the claimed size is made."""
     weights = Weights(from_dict(header["config"]), state, header["meta"])
     if (depth := getattr(weights.config, "depth", 0)) > len(state):
-        raise CheckpointError(f"{len(state)} tensors do not make a model of depth {depth}")
+        raise CheckpointError(f"{count_text(len(state), 'tensor')} cannot make a model of depth {depth}")
     check_state(state, build(weights.config, device="meta").state_dict())
     return weights
 
@@ -155,7 +155,9 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
             break
     else:
         known = ", ".join(sorted({row.title for row in LAYOUTS.values()}))
-        raise CheckpointError(f"tensors of no known model ({known}); it holds {listed(list(tensors))}")
+        raise CheckpointError(
+            f"unknown weights format; its tensors are {listed(list(tensors))}; supported: vitctl, {known}"
+        )
     beside = Beside(path.name, num_heads, *(read_json(path.parent / name) for name in BESIDE))
     try:
         config, meta = row.describe(row, row.view(tidy), tidy, beside)
