@@ -70,10 +70,13 @@ def predict(
 
     --from also takes an exported .onnx file. Preprocessing and class names come with the weights.
     """
-    from vitctl.jobs.inputs.given_images import find_images, some_names
-    from vitctl.jobs.predict import predict as predictions
-    from vitctl.recipe.load import load_recipe
-    from vitctl.recipe.schema import Evaluate
+    from vitctl.cli.show.console import PlainConsole, waiting
+
+    with waiting("starting", PlainConsole(stderr=True)):
+        from vitctl.jobs.inputs.given_images import find_images, some_names
+        from vitctl.jobs.predict import predict as predictions
+        from vitctl.recipe.load import load_recipe
+        from vitctl.recipe.schema import Evaluate
 
     def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -226,11 +229,13 @@ def inspect(
     For example: vitctl inspect --from RUN photo.jpg --out figures
     """
     from vitctl.cli.run_job import fitted
-    from vitctl.cli.show.console import fetch_weights, progress_bar
+    from vitctl.cli.show.console import fetch_weights, progress_bar, waiting
     from vitctl.errors import RecipeError, writing
-    from vitctl.jobs.inspection import inspect as draw
-    from vitctl.recipe.load import Override, load_recipe
-    from vitctl.recipe.schema import Evaluate
+
+    with waiting("starting"):
+        from vitctl.jobs.inspection import inspect as draw
+        from vitctl.recipe.load import Override, load_recipe
+        from vitctl.recipe.schema import Evaluate
 
     sources = from_ or []
     check_flags(

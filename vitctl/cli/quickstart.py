@@ -51,10 +51,12 @@ class Row(NamedTuple):
 
 def doctor() -> None:
     """Check this installation and this machine, and show what training would use."""
-    from vitctl.cli.show.console import say, show_table
-    from vitctl.launch.doctor import run_checks
+    from vitctl.cli.show.console import say, show_table, waiting
 
-    findings = run_checks()
+    with waiting("checking"):
+        from vitctl.launch.doctor import run_checks
+
+        findings = run_checks()
     show_table(("", "", ""), [("ok" if f.ok else "!!", f.what, f.said) for f in findings], left=None)
     bad = [f for f in findings if not f.ok]
     say(f"{len(bad)} of {len(findings)} need attention" if bad else "all is well")

@@ -41,9 +41,10 @@ def report(
     """
     from vitctl.cli.show.console import say, waiting
     from vitctl.errors import writing
-    from vitctl.report.html_report import write_report
 
     with waiting("reading the runs"), writing(out):
+        from vitctl.report.html_report import write_report
+
         size = write_report(runs, out, most_images=images, title=title, say=say)
     say(f"report: {out} ({bytes_text(size)}); open it in a browser")
 
@@ -62,9 +63,11 @@ def compare(
 
     For example: vitctl compare runs/a runs/b
     """
-    from vitctl.cli.show.console import say, show_table
+    from vitctl.cli.show.console import say, show_table, waiting
     from vitctl.errors import CheckpointError
-    from vitctl.report.compare import compare_runs
+
+    with waiting("starting"):
+        from vitctl.report.compare import compare_runs
 
     if len(runs) < 2:
         raise CheckpointError(f"{runs[0]}: give at least two runs to compare")
@@ -124,12 +127,14 @@ def verify(
     The run is only read. Exit codes: 0: everything that was compared is as recorded; 2: something differs or
     is not proven (the last line says which), or there is an error that you can fix; 1: a bug of vitctl.
     """
-    from vitctl.cli.show.console import progress_of_steps, say
+    from vitctl.cli.show.console import progress_of_steps, say, waiting
     from vitctl.cli.show.run_views import show_finding
     from vitctl.engine.journal import run_of
     from vitctl.errors import LaunchError
     from vitctl.launch.run_folder import is_running
-    from vitctl.verify.run_check import verify as check
+
+    with waiting("starting"):
+        from vitctl.verify.run_check import verify as check
 
     if is_running(run_of(run)):
         raise LaunchError(f"{run}: is still running; verify it after it has ended")

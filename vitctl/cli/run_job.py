@@ -47,8 +47,8 @@ def run_job(
         everything: also print default values in the plan.
         slurm, nodes, restarts: values of these flags.
     """
+    from vitctl.cli.show.console import waiting
     from vitctl.errors import RecipeError
-    from vitctl.recipe.load import load_recipe
 
     if everything and not dry_run:
         raise RecipeError("--all needs --dry-run: it adds default values to the plan")
@@ -56,11 +56,14 @@ def run_job(
     member = start_command()
     if not (dry_run or slurm):
         ignore_output_errors()
-    config = launch_config(member, nodes, restarts, out, slurm)
-    overrides = overrides_of(flags, sets)
-    overrides += processes_from_launcher(member) + processes_from_slurm(slurm, overrides)
-    is_alone = config.nodes == 1 and (member is None or member.num_processes == 1)
-    loaded = load_recipe(recipe, overrides, job=job)
+    with waiting("starting"):  # these imports take a second or more
+        from vitctl.recipe.load import load_recipe
+
+        config = launch_config(member, nodes, restarts, out, slurm)
+        overrides = overrides_of(flags, sets)
+        overrides += processes_from_launcher(member) + processes_from_slurm(slurm, overrides)
+        is_alone = config.nodes == 1 and (member is None or member.num_processes == 1)
+        loaded = load_recipe(recipe, overrides, job=job)
     loaded = with_shards(loaded, out.parent if out else Path("runs"), dry_run=dry_run, is_alone=is_alone)
     loaded = fitted(loaded, with_timeout=dry_run)
     from vitctl.launch.run_folder import new_run_dir
@@ -96,11 +99,12 @@ def run_loaded(
         allow: what may differ from the start of the run.
     """
     from vitctl.cli.show.console import say, waiting
-    from vitctl.launch.agent import check_processes
-    from vitctl.launch.prepare_run import prepare_run
 
-    check_processes(config, loaded.recipe.machine.processes)
     with waiting("checking data and weights"):
+        from vitctl.launch.agent import check_processes
+        from vitctl.launch.prepare_run import prepare_run
+
+        check_processes(config, loaded.recipe.machine.processes)
         prepared = prepare_run(loaded, run_dir, allow, config)
     if prepared.taken:
         say(prepared.taken, style="bold yellow")
