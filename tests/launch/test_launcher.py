@@ -511,11 +511,16 @@ def test_follower__reports_each_complete_record_once_whatever_file_and_clock_do(
     cut_after(path, 1)
     append_record(path, {"step": 2, "time": 6.0})
     follower.poll()
+    append_record(path, {"step": 0, "text": "restarted", "time": 6.5})
+    follower.poll()
+    cut_after(path, 1)  # the line after the removed one is linked again
+    follower.poll()
+    assert [r["step"] for r in seen] == [2, 3, 2, 0]
     aside = tmp_path / "new"
     append_record(aside, {"step": 4, "time": 7.0})
     aside.replace(path)
     follower.poll()
-    assert [r["step"] for r in seen] == [2, 3, 2, 4]
+    assert [r["step"] for r in seen] == [2, 3, 2, 0, 4]
 
 
 def test_follower__reports_each_current_state_once(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def test_stopped_process__is_named_and_the_run_ends_without_it(
     assert f"(pid {rank.pid}) did not answer" in last
     assert last.endswith(f"a resume starts at step {step}; resume with: vitctl resume {folder}")
     assert f"waiting for process {stopped} on " in out
+    assert "did not answer" not in out  # said once
     texts = [r["text"] for r in records(folder, "warning")]
     assert any(f"(pid {rank.pid}), which does not answer" in text for text in texts)
     assert json.loads((folder / "result.json").read_text())["status"] == "stopped"

@@ -406,7 +406,8 @@ def dedup(
         with writing(place):
             number = write_exclusion(source.index, samples, reason=reason)
         say(
-            f"excluded from now on: {count_text(number, 'image')}; to include them again, remove {place / FILE}"
+            f"excluded from now on: {count_text(number, 'image')}; "
+            f"to include them again, remove {place / FILE}"
         )
     elif samples:
         say("nothing was excluded; check the pairs, then run the same command with --apply")
@@ -420,8 +421,8 @@ def _no_test_set(folder: Path, splits: dict[str, Path], split: str) -> str:
     if tests := [str(place) for name, place in splits.items() if name != split and len(splits) > 1]:
         return f"--apply: give the test set: --against {typed(tests[0])}"
     return (
-        f"--apply: {folder} has one split, and excluding images would change which fifth of them is held out; "
-        f"move the test images to PHOTOS/test, write the shards again, and give --against FOLDER/test"
+        f"--apply: {folder} has one split, and excluding images would change which fifth of them is held "
+        f"out; move the test images to PHOTOS/test, write the shards again, and give --against FOLDER/test"
     )
 
 
@@ -469,7 +470,8 @@ def _dedup_within(
     with writing(target):
         files = write_report(compared, target)
     say(
-        f"{count_text(len(pairs), 'pair')}, {min(len(pairs), _SHOWN_PAIRS):,} shown; report: {files[0].parent}"
+        f"{count_text(len(pairs), 'pair')}, {min(len(pairs), _SHOWN_PAIRS):,} shown; "
+        f"report: {files[0].parent}"
     )
 
 

@@ -12,6 +12,7 @@ from itertools import count
 from types import FrameType
 
 from vitctl.system.process import HERE, SIGNALS, STOP_SIGNALS, handled_signals, is_repeated, signal_handler
+from vitctl.system.screen import above_view
 from vitctl.system.text import one_line
 
 RESUMABLE = 3
@@ -20,7 +21,7 @@ ECHO_SECONDS = 1.0
 AT_ONCE = "stopped at once; earlier checkpoints are complete"
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _END = b"\0"  # no signal has this number
-_NEW_LINE, _SHOW_CURSOR = "\n", "\x1b[?25h"  # a progress bar hides the cursor, and would overwrite the text
+_SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides the cursor
 
 
 class Stopped(Exception):  # noqa: N818 - not a failure
@@ -157,15 +158,15 @@ def interrupt_on_signals() -> Iterator[None]:
 
 
 def say(text: str, file: int = 2) -> None:
-    """Print a line from a signal handler, where Python's streams must not be used; on a terminal, on a new
-    line.
+    """Print a line from a signal handler, where Python's streams must not be used; see `above_view`.
 
     Args:
         text: the line.
         file: descriptor of standard error, or of its replacement.
     """
     with suppress(OSError):
-        os.write(file, f"{_NEW_LINE if os.isatty(file) else ''}vitctl: {one_line(text)}\n".encode())
+        line = f"vitctl: {one_line(text)}"
+        os.write(file, (above_view(line) if os.isatty(file) else f"{line}\n").encode())
 
 
 def _exit_on_first_signal(read: int) -> None:
@@ -183,7 +184,10 @@ def _exit(_number: int, _frame: FrameType | None) -> None:
 
 
 def _exit_with_message(text: str) -> None:
-    say(text + (_SHOW_CURSOR if os.isatty(2) else ""))
+    say(text)
+    if os.isatty(2):
+        with suppress(OSError):
+            os.write(2, _SHOW_CURSOR)
     os._exit(RESUMABLE)
 
 

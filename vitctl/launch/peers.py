@@ -317,5 +317,5 @@ class _Rank:
         why_not = save() if save is not None else "no training was in progress"
         saved = f"step {HERE.step} not saved: {why_not}" if why_not else f"step {HERE.step} saved without it"
         text = f"stopped; {self._who(ranks)} did not answer; {saved}; {resume_text(self.run_dir)}"
-        self.journal.write("warning", step=HERE.step, text=text)
+        self.journal.write("stopped", step=HERE.step, text=text)  # not shown: the result says the same
         self.end(text)

@@ -12,6 +12,21 @@ from vitctl.system.text import PlainStream
 _PERMANENT = (errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO)
 
 
+# Lines of a live view on the terminal; its cursor is at the end of the last one.
+VIEW = {"lines": 0}
+
+
+def above_view(text: str) -> str:
+    """Return a line of text with the control codes that put it above a live view, or on a new line.
+
+    For signal handlers and threads, which must not use Python's streams. The view draws itself again.
+    """
+    lines = VIEW["lines"]
+    if not lines:
+        return f"\n{text}\n"
+    return "\r\x1b[2K" + "\x1b[1A\x1b[2K" * (lines - 1) + text + "\n" * lines
+
+
 class TolerantStream:
     """A text stream whose writes never fail: text that the wrapped stream refuses is dropped, and the first
     error is recorded.

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from vitctl.cli.show.console import waiting
 from vitctl.cli.show.render import Screen, _line
+from vitctl.system.screen import above_view
 
 TRAIN = {
     "kind": "train",
@@ -155,6 +156,16 @@ def test_screen__a_pass_has_a_bar_until_its_result_comes(monkeypatch: pytest.Mon
     assert scoring.endswith("2,500/50,000  0:10  left 3:10")
     screen.report({"kind": "evaluate", "step": 5, "accuracy": 0.5, "correct": 1, "total": 2})
     assert [line.split()[0] for line in seen(screen)] == ["training", "loss"]
+
+
+def test_screen__a_line_of_a_signal_handler_goes_above_the_view() -> None:
+    """It left the two lines of the view on the screen, and was itself overwritten."""
+    assert above_view("stopping") == "\nstopping\n"
+    with Screen(Path("a"), terminal()) as screen:
+        screen.report(TRAIN)
+        screen.view()
+        assert above_view("stopping") == "\r\x1b[2K\x1b[1A\x1b[2Kstopping\n\n"
+    assert above_view("stopping") == "\nstopping\n"
 
 
 def test_waiting__is_a_line_that_goes_and_nothing_elsewhere() -> None:

@@ -55,7 +55,8 @@ def show_plan(
         ("training", f"{plan.training_flops / 1e18:,.4g} exaFLOPs: {_time(plan, processes)}"),
         (
             "micro-batch",
-            f"{count_text(plan.micro_batch, 'image')} in each of {count_text(processes, 'process', 'processes')}",
+            f"{count_text(plan.micro_batch, 'image')} in each of "
+            f"{count_text(processes, 'process', 'processes')}",
         ),
         ("memory", f"{bytes_text(plan.memory_bytes)} per process: {_fit(plan)}"),
         *(

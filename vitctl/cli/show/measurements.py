@@ -261,7 +261,8 @@ def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = {
         "network": f"{r['parameters']:,} parameters, {r['image_size']} pixels, "
         f"{r['flops_per_image'] / 1e9:.4g} GFLOPs an image (with backward)",
-        "update": f"{count_text(r['batch_size'], 'image')}, {r['micro_batch']:,} in a pass{each}; {', '.join(kernels)}",
+        "update": f"{count_text(r['batch_size'], 'image')}, {r['micro_batch']:,} in a pass{each}; "
+        f"{', '.join(kernels)}",
         "images": f"{r['data']}, {count_text(r['workers'], 'loader worker')}"
         if r["data"] != "noise"
         else "noise",

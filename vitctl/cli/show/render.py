@@ -18,7 +18,7 @@ from rich.text import Text
 from vitctl.cli.show.console import CONSOLE, SHORT_NAME, say, show_table
 from vitctl.engine.journal import RESULT
 from vitctl.engine.metrics import verdict
-from vitctl.system.screen import raise_output_error
+from vitctl.system.screen import VIEW, raise_output_error
 from vitctl.system.text import count_text
 
 _OVERTAKEN_SECONDS = 5.0
@@ -59,6 +59,7 @@ class Screen:
         if self.live is not None:
             with suppress(Exception):  # a display error must not lose the result of a finished job
                 self.live.stop()
+                VIEW["lines"] = 0
                 if self.has_unprinted:
                     self._print(self._last_line())
 
@@ -113,6 +114,7 @@ class Screen:
             lines.append(self._bar(self.image_pass["what"], done, total, left, since))
         elif self.waiting_for:
             lines.append(Text(f"{self.waiting_for}  {clock(time.monotonic() - self.began)}", no_wrap=True))
+        VIEW["lines"] = len(lines) if self.live is not None and self.live.is_started else 0
         return Group(*lines)
 
     def _print(self, text: str) -> None:
@@ -257,7 +259,8 @@ def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
 def _show_accuracy(result: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
     """Print the accuracy of a training, of the best checkpoint or the mean over seeds."""
     if "by_seed" in metrics:
-        about = f"mean of {count_text(len(metrics['by_seed']), 'seed')}, {count_text(metrics['total'], 'image')} each"
+        seeds, images = count_text(len(metrics["by_seed"]), "seed"), count_text(metrics["total"], "image")
+        about = f"mean of {seeds}, {images} each"
         say(f"accuracy {metrics['accuracy']:.2%} ± {metrics['std']:.2%} ({about})")
     else:
         say(f"accuracy {metrics['accuracy']:.2%} ({metrics['correct']:,} of {metrics['total']:,})")
