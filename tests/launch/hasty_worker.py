@@ -2,7 +2,7 @@
 answer.
 
 With `SUSPENDED=RANK` in the environment, that process suspends itself at the start of the update after step
-7.
+7; with `SUSPENDED_IN=record` too, in the record of that update.
 """
 
 import os
@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.launch.paced_worker import pace
 from vitctl.engine.step import TrainStep
+from vitctl.engine.trace import Recorder
 from vitctl.launch import peers
 
 
@@ -22,14 +23,16 @@ def hasten() -> None:
 
 def suspend() -> None:
     """Suspend the process that `SUSPENDED` names where no other process has begun the next update."""
-    update = TrainStep.update
+    in_record = os.environ.get("SUSPENDED_IN") == "record"
+    place, name = (Recorder, "add") if in_record else (TrainStep, "update")
+    call = getattr(place, name)
 
-    def suspended(trainer: Any, step: int, *given: Any) -> Any:
-        if step == 7 and os.environ.get("SUSPENDED") == os.environ.get("RANK"):
+    def suspended(trainer: Any, step: int, *given: Any, **named: Any) -> Any:
+        if step == 7 + in_record and os.environ.get("SUSPENDED") == os.environ.get("RANK"):
             os.kill(os.getpid(), signal.SIGSTOP)
-        return update(trainer, step, *given)
+        return call(trainer, step, *given, **named)
 
-    TrainStep.update = suspended  # type: ignore[method-assign]
+    setattr(place, name, suspended)
 
 
 if __name__ == "__main__":

@@ -266,7 +266,7 @@ class Trainer(TrainStep):
     def start_state(self) -> None:
         """Set what a training knows before its first step."""
         self.counts = Counts()
-        self.finished_step = self.saved_step = self.logged_step = -1
+        self.finished_step = self.saved_step = self.logged_step = self.counted_step = -1
         self.resumed_from = ""  # digest of the checkpoint
         self.scores: dict[int, Score] = {}
         self.probed: set[int] = set()
@@ -545,6 +545,9 @@ class Trainer(TrainStep):
             self.journal.append(self.folder / SKIPPED, record)
             self._warn(f"step {step} was not finite and is skipped: {in_words(result)}", step)
         is_logged = is_due(step, self.recipe.log.every_steps) or step == self.total_steps
+        # The record waits for the other processes. They have nothing else to log of a step like this one.
+        if not (result.num_bad or result.skipped or self.recipe.log.sample_keys):
+            self.counted_step = step
         if self.recorder is not None:
             with_weights = is_logged or is_due(step, self.recipe.checkpoint.every_steps)
             self.recorder.add(step, result, micro_batches, weights=with_weights)
@@ -771,6 +774,9 @@ class Trainer(TrainStep):
         # The others have logged a step before they take part in its record, which a process waits for.
         if several and self.recorder is None and step != self.saved_step:
             return "what the other processes logged is not known"
+        # The main thread may wait in the record of this step: the checkpoint then says that it has none.
+        if several and step == self.counted_step:
+            self.logged_step = step
         return self._inconsistent(step) or self._save_now(step)
 
     def _inconsistent(self, step: int) -> str:
