@@ -4,6 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,9 +71,7 @@ def predict(
 
     --from also takes an exported .onnx file. Preprocessing and class names come with the weights.
     """
-    from vitctl.cli.show.console import PlainConsole, waiting
-
-    with waiting("starting", PlainConsole(stderr=True)):
+    with _starting():
         from vitctl.jobs.inputs.given_images import find_images, some_names
         from vitctl.jobs.predict import predict as predictions
         from vitctl.recipe.load import load_recipe
@@ -104,6 +103,15 @@ def predict(
         note(f"vitctl: {text}")
     if missing or (strict and errors):
         raise typer.Exit(2)
+
+
+def _starting() -> AbstractContextManager[None]:
+    """Show on a terminal that imports take a while; standard output is for the predictions."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from vitctl.cli.show.console import PlainConsole, waiting
+
+    return waiting("starting", PlainConsole(stderr=True))
 
 
 def _print_predictions(
