@@ -292,6 +292,8 @@ def index(
     from vitctl.data.shards.remote import is_remote
     from vitctl.data.shards.tar import Fields
     from vitctl.data.source.locate import INDEXED, expand
+    from vitctl.data.source.stores import ShardSource
+    from vitctl.data.source.views import unlabelled_note
     from vitctl.errors import DataError, writing
 
     ignore_output_errors()
@@ -321,6 +323,8 @@ def index(
             made = index_shards(link_shards(paths, out) if out else paths, progress=progress, **options)
     classes_text = f"{len(made.class_names):,} classes in {len(made.shards)} shard(s)"
     say(f"{made.num_samples:,} images of {classes_text}: {made.folder / INDEX_FILE}")
+    if note := unlabelled_note(ShardSource(made)):
+        say(note)
 
 
 def _class_names(file: Path) -> list[str]:
