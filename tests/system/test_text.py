@@ -85,3 +85,7 @@ def test_typed_command__is_complete_however_vitctl_was_started(
     monkeypatch.setattr("sys.argv", [program, "finetune", "--data", "my photos"])
     expected = "vitctl" if program == "pytest" else "vitctl finetune --data 'my photos'"
     assert typed_command("vitctl") == expected
+
+
+def test_nearest__knows_swapped_letters() -> None:
+    assert nearest("ditigs", ["digits", "glyphs"]) == ["digits"]
