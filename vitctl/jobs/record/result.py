@@ -408,7 +408,7 @@ def _pinned_checkpoint(run: Path, pinned: str, by_size: bool) -> "tuple[SavedChe
 
     Raises CheckpointError.
     """
-    from vitctl.engine.checkpoint import read_checkpoint
+    from vitctl.engine.checkpoint import newest_checkpoint, read_checkpoint
 
     how, step, digest = pinned.split(":")
     folder = step_folder(run / CHECKPOINTS, int(step))
@@ -419,9 +419,10 @@ def _pinned_checkpoint(run: Path, pinned: str, by_size: bool) -> "tuple[SavedChe
             raise CheckpointError(f"{folder}: it was written again, by another training")
     except CheckpointError as error:
         why = str(error) if folder.exists() else f"{folder}: it is gone"
+        other, _ = newest_checkpoint(folder.parent, by_size=by_size)
+        named = f": --weights {other.step}" if other is not None else " with --from"
         raise CheckpointError(
-            f"{why}; the run started from this checkpoint: restore it, or start a new run with another one: "
-            f"--weights STEP"
+            f"{why}; the run started from this checkpoint: restore it, or start a new run with another one{named}"
         ) from None
     newer = [path for path in step_folders(folder.parent) if path.name > folder.name and how == "last"]
     for path in sorted(newer, reverse=True):
