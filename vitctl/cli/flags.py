@@ -378,8 +378,8 @@ def check_flags(flags: Mapping[str, Any]) -> None:
     for flag, length in (("--steps", steps), ("--epochs", epochs)):
         if length is not None and length <= 0:
             raise RecipeError(
-                f"{flag} {length:g}: a training needs a length above 0; give one, or leave {flag} out for the "
-                f"recipe's"
+                f"{flag} {length:g}: a training needs a length above 0; give one, or leave {flag} out "
+                f"for the recipe's"
             )
 
 

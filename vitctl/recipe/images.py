@@ -10,8 +10,8 @@ Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
 EvalResample = Literal["", "bilinear", "bilinear_antialias", "bicubic_antialias", "area"]
 EvalMethod = Literal["square", "shorter_side", "torchvision"]
 EVAL_METHOD = (
-    "squash to a square, or resize the shorter side and crop the centre; torchvision: so with the rounding of "
-    "torchvision and timm"
+    "squash to a square, or resize the shorter side and crop the centre; torchvision: so with the rounding "
+    "of torchvision and timm"
 )
 # BiT's pre-processing of ObjectNet: the shorter side, and the square in its centre.
 OBJECTNET_RESIZE, OBJECTNET_SIZE = 512, 480

@@ -125,8 +125,8 @@ class EvalTransform:
     Args:
         image_size: height and width of the result, in pixels.
         method: `square` resizes to a square, whatever the aspect ratio; `shorter_side` keeps the aspect ratio
-            and resizes the shorter side; `torchvision` is `shorter_side` with torchvision's rounding, which is
-            timm's too: the longer side is rounded down, a margin of half a pixel to the even number.
+            and resizes the shorter side; `torchvision` is `shorter_side` with torchvision's rounding, which
+            is timm's too: the longer side is rounded down, a margin of half a pixel to the even number.
         resize: size of the square, or of the shorter side, before the centre crop; 0 for image_size.
         resample: see `TrainTransform`; or `area`, TensorFlow's `ResizeMethod.AREA`, which the authors use in
             evaluation during pre-training: see `area_resized`.

@@ -422,7 +422,8 @@ def _pinned_checkpoint(run: Path, pinned: str, by_size: bool) -> "tuple[SavedChe
         other, _ = newest_checkpoint(folder.parent, by_size=by_size)
         named = f": --weights {other.step}" if other is not None else " with --from"
         raise CheckpointError(
-            f"{why}; the run started from this checkpoint: restore it, or start a new run with another one{named}"
+            f"{why}; the run started from this checkpoint: restore it, or start a new run with another "
+            f"one{named}"
         ) from None
     newer = [path for path in step_folders(folder.parent) if path.name > folder.name and how == "last"]
     for path in sorted(newer, reverse=True):
