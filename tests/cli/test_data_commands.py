@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import webdataset
 from PIL import Image
 
 from tests.cli.conftest import Vitctl
+from tests.conftest import TINY
 from tests.data.server import Faults, serving
 from vitctl.data.source.splits import open_shards, select
 from vitctl.data.writer.intake import Item
@@ -350,3 +352,17 @@ def test_dedup__within_a_set_and_across_its_automatic_split(vitctl: Vitctl, tmp_
         vitctl("data", "dedup", "out", "--apply").err
         == "vitctl: --apply: give the test set: --against out/test\n"
     )
+
+
+def test_index__names_the_samples_without_a_class(vitctl: Vitctl, tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    with webdataset.ShardWriter(f"{tmp_path}/train/theirs-%d.tar", verbose=0) as writer:
+        for number, label in enumerate((0, -1, 1, -1)):
+            writer.write({"__key__": f"k{number}", "png": np.zeros((8, 8, 3), np.uint8), "cls": label})
+    note = "2 of 4 images have label -1, which means no class; the first is k1 of "
+    assert note in vitctl("data", "index", "train").out
+    assert note in vitctl("data", "check", "train").out
+    (tmp_path / "train" / "index.json").unlink()
+    said = vitctl("pretrain", "-r", TINY, "--data", "train", "--set", "data.eval_split=''")
+    assert note in said.err
+    assert "and cannot be trained on (their label is -1), first k1 of " in said.err

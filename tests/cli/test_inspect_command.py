@@ -281,3 +281,15 @@ def test_errors__a_network_of_nan(vitctl: Vitctl, photos: Path, tmp_path: Path) 
     said = vitctl("inspect", "--from", "weights", photos)
     assert said.code == 2
     assert "the network gives NaN or infinite numbers; use other weights" in said.err
+
+
+def test_data__takes_photographs_in_class_folders(vitctl: Vitctl, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (20, 24, 24, 3), dtype=np.uint8)
+    for number, pixels in enumerate(noise):
+        folder = tmp_path / "sets" / ("cat", "dog")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    stored(TINY["vit"], tmp_path / "weights")
+    said = vitctl("inspect", "--from", "weights", "--data", "sets", "--num-images", 2, "--out", "pictures")
+    assert said.code == 0, said.err
+    assert numbers(tmp_path / "pictures")["images"]["num_images"] == 2

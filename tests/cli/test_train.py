@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.cli.conftest import Vitctl, words
 from tests.conftest import TINY
@@ -299,6 +300,41 @@ def test_finetune__takes_the_recipe_of_the_data_set(
     assert f"# {recipe}, resolved" in said.out
 
 
+@pytest.mark.parametrize(
+    ("line", "texts"),
+    [
+        (
+            ("evaluate", "--dataset", "shapes"),
+            ["test", "1,000 images", "note: images from shapes, published"],
+        ),
+        (("fewshot", "--dataset", "pets"), ["pets train", "3,680 images", "pets test", "3,669 images"]),
+        (("vtab", "--suite", "mini", "--task", "digits"), ["digits", "360 images", "1, 60 steps in all"]),
+    ],
+)
+def test_dry_run__of_jobs_that_score(
+    vitctl: Vitctl, pretrained: Path, tmp_path: Path, line: tuple[str, ...], texts: list[str]
+) -> None:
+    said = vitctl(*line, "--from", pretrained, "--dry-run")
+    assert (said.code, said.err) == (0, "")
+    for text in (*texts, "step_00000020/model.safetensors", "parameters", "exaFLOPs", "vitctl.launch.worker"):
+        assert text in said.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_finetune__says_what_is_missing_before_it_writes_shards(vitctl: Vitctl, tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "photos" / name / "1.png")
+    said = vitctl("finetune", "--data", "photos", "--from", "nowhere.safetensors")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("vitctl: nowhere.safetensors: no such weights")
+    said = vitctl("finetune", "--data", "photos")
+    assert said.err.startswith("vitctl: no finished pre-training run under ")
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+    said = vitctl("finetune", "--data", "photoz")
+    assert "; photoz: no such folder; did you mean photos? Type next:" in said.err
+
+
 def test_out__without_it_a_new_folder_under_runs(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
     assert vitctl("pretrain", "-r", TINY, "--data", tiny_data, *SHORT).code == 0
     assert vitctl("pretrain", "-r", TINY, "--data", tiny_data, *SHORT).code == 0
@@ -357,7 +393,8 @@ def test_slurm__of_the_other_jobs(vitctl: Vitctl, pretrained: Path, tiny_data: P
             ("-n", "4", "--slurm", "nodes=1,tasks=2,time=10"),
             "--processes says 4 processes, --slurm nodes=1,tasks=2,time=10 starts 2",
         ),
-        (("--steps", "0"), "vitctl: --steps: schedule: set exactly one of"),
+        (("--steps", "0"), "vitctl: --steps 0: a training needs a length above 0"),
+        (("--epochs", "-1"), "vitctl: --epochs -1: a training needs a length above 0"),
         (
             ("--restarts", "2", "--slurm", "time=10"),
             "--nodes and --restarts start processes, and so does --slurm",

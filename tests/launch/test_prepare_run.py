@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,10 @@ import pytest
 
 from tests.conftest import free_port
 from tests.launch.conftest import Load, lock_held
-from vitctl.errors import LaunchError, RecipeError
+from vitctl.engine.journal import json_digest, write_run_json
+from vitctl.errors import CheckpointError, LaunchError, RecipeError
+from vitctl.jobs.inputs.weights import weights_of
+from vitctl.jobs.record.result import choose_weights
 from vitctl.launch.agent import LaunchConfig
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
@@ -125,3 +129,42 @@ def test_prepare__waits_while_another_machine_writes_the_folder(load: Load, tmp_
                 second.result(timeout=1.0)
             (tmp_path / "recipe.toml").write_text(to_toml(loaded))
         assert second.result().recipe == loaded.recipe
+
+
+def rewrite_state(folder: Path, **values: object) -> None:
+    state = json.loads((folder / "state.json").read_text()) | values
+    del state["sha256"]
+    write_run_json(folder / "state.json", {**state, "sha256": json_digest(state)})
+
+
+def test_prepare__pins_the_checkpoint_that_a_run_starts_from(
+    pretrained: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    start, out = tmp_path / "start", tmp_path / "out"
+    shutil.copytree(pretrained, start)
+    (start / "result.json").unlink()  # it is under way
+    given = [Override("weights.source", str(start)), Override("data.path", str(tiny_data))]
+    loaded = load_recipe("finetune", given)
+    prepare_run(loaded, out)
+    before = weights_of(load_recipe(str(out / "recipe.toml")).recipe)  # type: ignore[arg-type]
+    [newest] = (start / "checkpoints").glob("step_00000020")
+    later = newest.with_name("step_00000021")
+    shutil.copytree(newest, later)
+    rewrite_state(later, step=21)
+    assert choose_weights(start)[1].step == 21
+
+    prepare_run(loaded, out)  # the same line again
+    recipe = prepare_run(load_recipe(str(out / "recipe.toml")), out).recipe  # `vitctl resume`
+    again = weights_of(recipe)  # type: ignore[arg-type]
+    assert (again.path, again.chosen.used()) == (before.path, before.chosen.used())
+    assert (again.chosen.how, again.chosen.step) == ("last", 20)
+    other = load_recipe(str(out / "recipe.toml"), [Override("weights.which", "21")])
+    assert prepare_run(other, out, allow=("weights",)).recipe.weights.pinned.startswith("step:21:")  # type: ignore[attr-defined]
+
+    prepare_run(loaded, tmp_path / "new")
+    rewrite_state(later, num_bad=1)
+    with pytest.raises(CheckpointError, match="it was written again, by another training; the run started"):
+        prepare_run(loaded, tmp_path / "new")
+    shutil.rmtree(later)
+    with pytest.raises(CheckpointError, match="step_00000021: it is gone; the run started from this"):
+        prepare_run(loaded, tmp_path / "new")

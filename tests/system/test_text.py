@@ -99,3 +99,7 @@ def test_typed_command__is_complete_however_vitctl_was_started(
 def test_count_text__one_is_singular() -> None:
     assert [count_text(number, "image") for number in (0, 1, 1200)] == ["0 images", "1 image", "1,200 images"]
     assert [count_text(number, "class", "classes") for number in (1, 2)] == ["1 class", "2 classes"]
+
+
+def test_nearest__knows_swapped_letters() -> None:
+    assert nearest("ditigs", ["digits", "glyphs"]) == ["digits"]

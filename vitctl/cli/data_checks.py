@@ -58,7 +58,8 @@ def check(
     from vitctl.data.shards.index import find_splits
     from vitctl.data.shards.remote import is_remote
     from vitctl.data.source.locate import locate_all_splits
-    from vitctl.data.source.stores import open_index
+    from vitctl.data.source.stores import ShardSource, open_index
+    from vitctl.data.source.views import unlabelled_note
     from vitctl.errors import DataError
 
     is_name = not is_remote(folder) and not Path(folder).exists()
@@ -84,6 +85,7 @@ def check(
             )
         _print_split(split, report, opened)
         problems += report.problems
+        notes += filter(None, [unlabelled_note(ShardSource(opened))])
         reports[split] = report, opened
     if is_name:
         missing, partial_splits = missing_images(

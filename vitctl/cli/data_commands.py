@@ -295,6 +295,8 @@ def index(
     from vitctl.data.shards.remote import is_remote
     from vitctl.data.shards.tar import Fields
     from vitctl.data.source.locate import INDEXED, expand
+    from vitctl.data.source.stores import ShardSource
+    from vitctl.data.source.views import unlabelled_note
     from vitctl.errors import DataError, writing
 
     ignore_output_errors()
@@ -326,6 +328,8 @@ def index(
         f"{count_text(len(made.class_names), 'class', 'classes')} in {count_text(len(made.shards), 'shard')}"
     )
     say(f"{count_text(made.num_samples, 'image')} of {classes_text}: {made.folder / INDEX_FILE}")
+    if note := unlabelled_note(ShardSource(made)):
+        say(note)
 
 
 def _class_names(file: Path) -> list[str]:

@@ -375,6 +375,12 @@ def check_flags(flags: Mapping[str, Any]) -> None:
     steps, epochs = flags.get("--steps"), flags.get("--epochs")
     if steps is not None and epochs is not None:
         raise RecipeError(f"--steps {steps} and --epochs {epochs:g} both set the length; give one of them")
+    for flag, length in (("--steps", steps), ("--epochs", epochs)):
+        if length is not None and length <= 0:
+            raise RecipeError(
+                f"{flag} {length:g}: a training needs a length above 0; give one, or leave {flag} out "
+                f"for the recipe's"
+            )
 
 
 # Options of several commands that set no key of the recipe.

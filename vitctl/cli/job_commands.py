@@ -173,6 +173,8 @@ def fewshot(
     recipe: RecipeName = "fewshot",
     out: Out = None,
     set_: Set = None,
+    dry_run: DryRun = False,
+    all_: All = False,
     slurm: Slurm = None,
 ) -> None:
     """Measure few-shot accuracy: a linear classifier on frozen features, solved in closed form.
@@ -191,7 +193,7 @@ def fewshot(
     dataset = value_of(flags, "--dataset")
     if dataset and "," in dataset:
         flags["--dataset"] = ("data.datasets", tuple(dataset.split(",")))
-    run_job("fewshot", recipe, flags, set_, out, slurm=slurm)
+    run_job("fewshot", recipe, flags, set_, out, dry_run=dry_run, everything=all_, slurm=slurm)
 
 
 @takes_flags
@@ -207,6 +209,8 @@ def vtab(
     recipe: RecipeName = "vtab",
     out: Out = None,
     set_: Set = None,
+    dry_run: DryRun = False,
+    all_: All = False,
     slurm: Slurm = None,
 ) -> None:
     """Run VTAB-1k: fine-tune on each of 19 tasks with one setting, and compare with Table 9.
@@ -221,11 +225,19 @@ def vtab(
         flags["--steps, --no-sweep"] = ("vtab.sweep_steps", ())
     of_suite = f"vtab_{value_of(flags, '--suite')}"
     name = of_suite if recipe == "vtab" and of_suite in recipe_names() else recipe
-    run_job("vtab", name, flags, set_, out, slurm=slurm)
+    run_job("vtab", name, flags, set_, out, dry_run=dry_run, everything=all_, slurm=slurm)
 
 
 @takes_flags
-def evaluate(*, flags: Flags, recipe: RecipeName = "evaluate", out: Out = None, set_: Set = None) -> None:
+def evaluate(
+    *,
+    flags: Flags,
+    recipe: RecipeName = "evaluate",
+    out: Out = None,
+    set_: Set = None,
+    dry_run: DryRun = False,
+    all_: All = False,
+) -> None:
     """Measure the accuracy on a split; every image counts once.
 
     For example: vitctl evaluate --from RUN --dataset pets
@@ -240,7 +252,7 @@ def evaluate(*, flags: Flags, recipe: RecipeName = "evaluate", out: Out = None, 
             flags["--split"] = ("data.eval_split", held_out)
         if row.name == "objectnet" and not value_of(flags, "--labels"):
             flags["--labels"] = ("evaluation.labels", "objectnet")
-    run_job("evaluate", recipe, flags, set_, out)
+    run_job("evaluate", recipe, flags, set_, out, dry_run=dry_run, everything=all_)
 
 
 @takes_flags

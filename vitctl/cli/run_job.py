@@ -74,12 +74,17 @@ def run_job(
 
         show_plan(loaded, run_dir, config, everything=everything)
         return
+    _fetch_weights(loaded)
+    run_loaded(loaded, run_dir, member, config, slurm, name=loaded.name)
+
+
+def _fetch_weights(loaded: "Loaded") -> None:
+    """Download the weights at an address, with progress on the screen, if they are not in the cache."""
     source = getattr(getattr(loaded.recipe, "weights", None), "source", "")
     if "://" in source:
         from vitctl.cli.show.console import fetch_weights
 
         fetch_weights(source)
-    run_loaded(loaded, run_dir, member, config, slurm, name=loaded.name)
 
 
 def run_loaded(
@@ -148,9 +153,16 @@ def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) 
 
     Raises:
         DataError: as `vitctl data shards`; or several processes would write the same shards.
+        CheckpointError: the weights are missing; no shards were written.
     """
     from vitctl.errors import DataError
-    from vitctl.jobs.inputs.checks import fingerprint, is_photographs, shards_folder
+    from vitctl.jobs.inputs.checks import (
+        check_not_missing,
+        check_weights,
+        fingerprint,
+        is_photographs,
+        shards_folder,
+    )
     from vitctl.recipe.images import Place
     from vitctl.recipe.load import Override, with_overrides
 
@@ -168,6 +180,11 @@ def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) 
         )
     from vitctl.cli.data_commands import shards_of
 
+    weights = getattr(loaded.recipe, "weights", None)
+    if weights is not None and weights.source == "newest":
+        check_not_missing(loaded.recipe)
+    _fetch_weights(loaded)
+    check_weights(loaded.recipe)
     shards = str(shards_of(data.path, runs))
     return with_overrides(loaded, [Override("data.path", shards, "shards of photographs")])
 

@@ -153,12 +153,15 @@ def _resizing_lines(meta: dict[str, Any]) -> list[str]:
     new_size = f"({side}, {side})"
     if transform.method == "shorter_side":
         new_size = f"[round(side * {side} / min(image.size)) for side in image.size]"
+    elif transform.method == "torchvision":
+        new_size = f"[int({side} * side / min(image.size)) for side in image.size]"
     resized = f"image = image.resize({new_size}, {rule})"
     if transform.method == "square" and side == size:
         return [resized]
+    margin = f"round((side - {size}) / 2)" if transform.method == "torchvision" else f"(side - {size}) // 2"
     return [
         resized,
-        f"left, top = ((side - {size}) // 2 for side in image.size)",
+        f"left, top = ({margin} for side in image.size)",
         f"image = image.crop((left, top, left + {size}, top + {size}))",
     ]
 

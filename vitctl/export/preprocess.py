@@ -33,7 +33,10 @@ class Preprocess(nn.Module):
         if t.method == "shorter_side":
             ratio = resize / torch.minimum(*old)
             new = [torch.round(side * ratio) for side in old]
-        first = [torch.floor((side - t.image_size) / 2) for side in new]
+        elif t.method == "torchvision":
+            new = [torch.floor(resize * side / torch.minimum(*old)) for side in old]
+        rounded = torch.round if t.method == "torchvision" else torch.floor
+        first = [rounded((side - t.image_size) / 2) for side in new]
         pixels = images.permute(0, 3, 1, 2).to(torch.float64)
         if t.resample == "area":
             for axis in (0, 1):

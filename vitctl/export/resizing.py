@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitctl.data.images.transforms import EvalTransform, TorchvisionTransform
+from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.views import Source, random_subset
 from vitctl.engine.journal import RECIPE
@@ -133,9 +133,9 @@ class ResizingCheck:
 
 def _in_words(transform: EvalTransform) -> str:
     size, resize = transform.image_size, transform.resize
-    is_shorter_side = transform.method == "shorter_side"
-    shape = f"{'shorter side' if is_shorter_side else 'square'} {resize}"
-    if is_shorter_side or resize > size:
-        rounding = ", torchvision's rounding" if isinstance(transform, TorchvisionTransform) else ""
+    is_square = transform.method == "square"
+    shape = f"{'square' if is_square else 'shorter side'} {resize}"
+    if not is_square or resize > size:
+        rounding = ", torchvision's rounding" if transform.method == "torchvision" else ""
         shape += f", centre {size}{rounding}"
     return f"{_WORDS[transform.resample]} ({shape})"

@@ -20,10 +20,12 @@ from vitctl.analysis.attention_maps import (
 )
 from vitctl.analysis.inspect_figures import Heading, Panel, RolledImage, draw_position_similarity
 from vitctl.analysis.observe import PARTS, Observed, missing_parts
+from vitctl.data.source.splits import select
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.journal import json_text
 from vitctl.engine.runtime import Runtime
 from vitctl.errors import CheckpointError, LaunchError
+from vitctl.jobs.inputs.checks import is_photographs, planned_splits
 from vitctl.jobs.inputs.data import open_images
 from vitctl.jobs.inputs.given_images import ChosenImages, choose_images, find_images
 from vitctl.jobs.inputs.weights import (
@@ -492,9 +494,11 @@ def _chosen_images(
     if not (data.path or data.dataset):
         return None
     name = Path(data.path.rstrip("/")).name if data.path else data.dataset
-    return choose_images(
-        [open_images(data, data.eval_split, folder)], num_images, seed, f"{name} {data.eval_split}"
-    )
+    if is_photographs(data.path):
+        source = select(data.eval_split, planned_splits(data.path))
+    else:
+        source = open_images(data, data.eval_split, folder)
+    return choose_images([source], num_images, seed, f"{name} {data.eval_split}")
 
 
 def _draw_all(subject: Subject, folder: Path) -> tuple[list[Row], dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -22,6 +22,9 @@ from vitctl.engine.schedule import (
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.checks import find_network, is_photographs, planned_splits
 from vitctl.jobs.inputs.data import (
+    chosen_tasks,
+    fewshot_places,
+    open_recipe_split,
     open_train,
     sampling_notes,
     subset_size,
@@ -34,11 +37,14 @@ from vitctl.models.flops import (
     training_memory_bytes,
 )
 from vitctl.models.variants import Config, ViTConfig, downstream, unseen_pixels
-from vitctl.recipe.images import TrainImages
+from vitctl.recipe.images import OBJECTNET_SIZE, Place, TrainImages
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import (
+    Evaluate,
+    Fewshot,
     Finetune,
     Pretrain,
+    Vtab,
     rates_in_words,
     rates_of,
 )
@@ -267,14 +273,20 @@ def _size(recipe: Pretrain | Finetune) -> _Size:
     """Return the size of the training split, which must be known where the length of the run follows from
     it.
     """
-    data = recipe.data
-    if not any(is_remote(place) for place in (data.path, *(part.path for part in data.mixture))):
-        return _counted(data)
-    answer = call_with_timeout(LOOKUP_SECONDS, lambda: _counted(data))
+    needed = not recipe.schedule.total_steps or needs_num_images(recipe)
+    return _looked_up(recipe.data, recipe.data.train_split, needed=needed)
+
+
+def _looked_up(data: Place, split: str, *, needed: bool) -> _Size:
+    """Return the size of a split; an address that does not answer is an error where the size is needed."""
+    parts = data.mixture if isinstance(data, TrainImages) else ()
+    if not any(is_remote(place) for place in (data.path, *(part.path for part in parts))):
+        return _counted(data, split)
+    answer = call_with_timeout(LOOKUP_SECONDS, lambda: _counted(data, split))
     if not isinstance(answer, str):
         return answer
     place = data.path or "data.mixture"
-    if not recipe.schedule.total_steps or needs_num_images(recipe):
+    if needed:
         raise RecipeError(
             f"{place}: could not be looked up: {answer}; the plan needs the number of images for the length "
             f"of the run: give "
@@ -282,6 +294,74 @@ def _size(recipe: Pretrain | Finetune) -> _Size:
         )
     note = f"{place} could not be looked up: {answer}; {ASSUMED_CLASSES:,} classes are assumed"
     return _Size(0, ASSUMED_CLASSES, place, [note])
+
+
+@dataclass(frozen=True)
+class ScoringPlan:
+    """The cost of a job that scores weights.
+
+    Args:
+        weights: their path or address.
+        config: the network, at the image size of the job.
+        images: what passes through it, and how many images; 0 where the number is unknown.
+        trainings, steps: how often it is fine-tuned first, and for how many steps in all; 0: not at all.
+        flops: of everything whose number of images is known.
+    """
+
+    weights: str
+    config: Config
+    images: tuple[tuple[str, int], ...]
+    trainings: int
+    steps: int
+    flops: int
+    notes: tuple[str, ...]
+
+
+def plan_scoring(recipe: Fewshot | Vtab | Evaluate) -> ScoringPlan:
+    """Return the cost of `recipe`, from the data if it is there, else from the known sizes of data sets.
+
+    Nothing is downloaded; a remote index has a timeout of a few seconds.
+
+    Raises:
+        VitctlError: the data is unknown, or the weights are not here, and their model is not named.
+    """
+    wanted = recipe.weights
+    found = find_network(wanted.source, which=wanted.which, model=wanted.model, job=recipe.job)
+    notes = [found.taken] if found.taken else []
+    side, trainings, steps, batch = recipe.data.image_size, 0, 0, 0
+    images: list[tuple[str, int]] = []
+    if isinstance(recipe, Vtab):
+        batch, tasks = recipe.schedule.batch_size, chosen_tasks(recipe)
+        if not recipe.vtab.light:
+            lengths = recipe.vtab.sweep_steps or (recipe.schedule.total_steps,)
+            tried = [length for length in lengths for _ in recipe.vtab.sweep_lrs or (recipe.optimizer.lr,)]
+            tried = tried if len(tried) > 1 else []
+            seeds = len(recipe.vtab.seeds)
+            trainings = len(tasks) * (len(tried) + seeds)
+            steps = len(tasks) * (sum(tried) + seeds * max(lengths))
+            if len(set(lengths)) > 1:
+                notes.append("the steps are counted as if the sweep chose the longest schedule")
+        images = [(task.name, (known_size(task.data_set, task.test) or (0, 0))[0]) for task in tasks]
+    elif isinstance(recipe, Fewshot):
+        for name, place, *splits in fewshot_places(recipe.data):
+            sizes = [_looked_up(place, split, needed=False) for split in splits]
+            images += [
+                (f"{name} {split}", size.num_images) for split, size in zip(splits, sizes, strict=True)
+            ]
+            notes += [note for size in sizes for note in size.notes]
+    else:
+        size = _looked_up(recipe.data, recipe.data.eval_split, needed=False)
+        images = [(recipe.data.eval_split, size.num_images)]
+        notes += [f"images from {size.place}", *size.notes]
+        if recipe.evaluation.labels.startswith("objectnet"):
+            side = side or OBJECTNET_SIZE
+    config = replace(found.config, image_size=side or found.config.image_size)
+    passed = sum(number for _, number in images)
+    flops = 2 * count_macs(config) * passed + training_flops(config, steps * batch)
+    notes += unseen_pixels(config)
+    return ScoringPlan(
+        found.path, config, tuple(images), trainings, steps, flops, tuple(dict.fromkeys(notes))
+    )
 
 
 def call_with_timeout(seconds: float, call: Callable[[], T]) -> T | str:
@@ -300,25 +380,25 @@ def call_with_timeout(seconds: float, call: Callable[[], T]) -> T | str:
     return answers[0] if answers else f"no answer within {seconds:g} s"
 
 
-def _counted(data: TrainImages) -> _Size:
-    if data.synthetic:
+def _counted(data: Place, split: str) -> _Size:
+    trained = data if isinstance(data, TrainImages) else None
+    if trained is not None and trained.synthetic:
         classes = find_data_set(data.dataset).num_classes if data.dataset else ASSUMED_CLASSES
-        return _Size(data.synthetic, classes, "synthetic images", [])
+        return _Size(trained.synthetic, classes, "synthetic images", [])
     if is_photographs(data.path):
-        source = select(data.train_split, planned_splits(data.path))
-        return _Size(subset_size(data, len(source)), len(source.class_names), f"{data.path}, photographs", [])
+        source = select(split, planned_splits(data.path))
+        size = subset_size(trained, len(source)) if trained else len(source)
+        return _Size(size, len(source.class_names), f"{data.path}, photographs", [])
     place = data.path or (str(Path(data.root) / find_data_set(data.dataset).name) if data.dataset else "")
-    if data.mixture or (place and locate_splits(place, data.train_split, makes_index=bool(data.path))):
-        source = open_train(data, None)
-        shown = f"a mixture of {len(data.mixture)} sources" if data.mixture else place
-        return _Size(len(source), len(source.class_names), shown, sampling_notes(data, source))
-    known = (
-        known_size(data.dataset, data.train_split)
-        if data.dataset and not (data.path or data.classes)
-        else None
-    )
+    parts = trained.mixture if trained else ()
+    if parts or (place and locate_splits(place, split, makes_index=bool(data.path))):
+        source = open_train(trained, None) if trained else open_recipe_split(data, split, None)
+        shown = f"a mixture of {len(parts)} sources" if parts else place
+        notes = sampling_notes(trained, source) if trained else []
+        return _Size(len(source), len(source.class_names), shown, notes)
+    known = known_size(data.dataset, split) if data.dataset and not (data.path or data.classes) else None
     if known is None and data.path:
-        raise DataError(no_index_message(data.path, data.train_split))
+        raise DataError(no_index_message(data.path, split))
     if known is None:
         raise RecipeError(
             f"the plan needs the number of images of {data.path or 'the data'}: no shards are there; "
@@ -326,7 +406,7 @@ def _counted(data: TrainImages) -> _Size:
         )
     num_images, num_classes = known
     return _Size(
-        subset_size(data, num_images),
+        subset_size(trained, num_images) if trained else num_images,
         num_classes,
         f"{data.dataset}, published size; the data was not read",
         [],

@@ -146,28 +146,43 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
 
 
 def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
-    """Replace "newest" by the run that it meant at the first start: a resumed run must use the same weights.
+    """Replace "newest" by the run, and a run by the checkpoint, that they meant at the first start: a resumed
+    run must use the same weights, however far the run that they are of has come since.
 
     Returns:
         the recipe with these weights, and a line that names them; "" if the recipe names its weights.
     """
-    weights = getattr(loaded.recipe, "weights", None)
-    if weights is None or weights.source != "newest":
+    weights, earlier = getattr(loaded.recipe, "weights", None), getattr(before, "weights", None)
+    if weights is None:
         return loaded, ""
     from vitctl.jobs.inputs.checks import check_not_missing
-    from vitctl.jobs.record.result import newest_run
+    from vitctl.jobs.record.result import choose_weights, newest_run, weights_place
 
-    earlier = getattr(before, "weights", None)
-    if earlier is not None:
-        source, taken = (
-            earlier.source,
-            f"no --from: using the weights that this run started from, {earlier.source}",
-        )
-    else:
+    source, taken = weights.source, ""
+    if source == "newest" and earlier is not None:
+        source = earlier.source
+        taken = f"no --from: using the weights that this run started from, {source}"
+    elif source == "newest":
         check_not_missing(loaded.recipe)
         newest = newest_run(loaded.recipe.job)
         source, taken = str(newest.folder), newest.text
-    return with_overrides(loaded, [Override("weights.source", source, "newest when the run started")]), taken
+    files = {loaded.origin(f"weights.{key}").rpartition(":")[0] for key in ("source", "which", "pinned")}
+    if earlier is not None and (source, weights.which) == (earlier.source, earlier.which):
+        pinned = earlier.pinned
+    elif weights.pinned and len(files) == 1:  # by the recipe.toml of another run
+        pinned = weights.pinned
+    else:
+        place, _ = weights_place(source, weights.which, loaded.recipe.job)
+        pinned = ""
+        if isinstance(place, Path):  # by the sizes of its files: the job, which reads them, verifies them
+            pinned = choose_weights(place, weights.which, by_size=True)[1].pin
+    values = {"source": source, "pinned": pinned}
+    overrides = [
+        Override(f"weights.{key}", value, "when the run started")
+        for key, value in values.items()
+        if value != getattr(weights, key)
+    ]
+    return with_overrides(loaded, overrides), taken
 
 
 _ALLOWED = ("data", "weights", "computation")

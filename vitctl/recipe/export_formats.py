@@ -157,10 +157,7 @@ def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable
 
 def readers_transform(row: ExportFormat, ours: "EvalTransform") -> "EvalTransform":
     """Return the pre-processing of the program that reads a format, where weights are scored with `ours`."""
-    from vitctl.data.images.transforms import TorchvisionTransform
-
     antialias: EvalResample = ours.resample if ours.resample.endswith("_antialias") else "bilinear_antialias"
-    crops = ours.method == "shorter_side" or ours.resize > ours.image_size
     square = replace(ours, method="square", resize=ours.image_size, resample=antialias)
     match row.resizing:
         case "as scored":
@@ -171,9 +168,7 @@ def readers_transform(row: ExportFormat, ours: "EvalTransform") -> "EvalTransfor
             return replace(square, resample="bilinear")
         case "timm" if ours.method == "square":
             return square
-        case "timm" | "torchvision" if crops:
-            return TorchvisionTransform(
-                ours.image_size, ours.method, ours.resize, antialias, exif_orientation=ours.exif_orientation
-            )
+        case "timm" | "torchvision" if ours.method != "square":
+            return replace(ours, method="torchvision", resample=antialias)
         case _:
             return replace(ours, resample=antialias)

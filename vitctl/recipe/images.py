@@ -8,7 +8,13 @@ from vitctl.recipe.sections import Names, Section, Triple, check_colours, knob
 
 Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
 EvalResample = Literal["", "bilinear", "bilinear_antialias", "bicubic_antialias", "area"]
-EvalMethod = Literal["square", "shorter_side"]
+EvalMethod = Literal["square", "shorter_side", "torchvision"]
+EVAL_METHOD = (
+    "squash to a square, or resize the shorter side and crop the centre; torchvision: so with the rounding "
+    "of torchvision and timm"
+)
+# BiT's pre-processing of ObjectNet: the shorter side, and the square in its centre.
+OBJECTNET_RESIZE, OBJECTNET_SIZE = 512, 480
 Orientation = Literal["auto", "apply", "ignore"]
 Truncated = Literal["refuse", "pad"]
 IMAGE_SIZE = "side of the square that the model sees; 0: as stored with the weights"
@@ -78,11 +84,9 @@ class Place(Section):
 class StoredTransform(Place):
     """[data] of the jobs whose default pre-processing is the one stored with the weights."""
 
-    eval_method: Literal["", "square", "shorter_side"] = knob(
+    eval_method: Literal["", EvalMethod] = knob(
         "",
-        "squash to a square, or resize the shorter side and crop the centre; '': as stored with the weights, "
-        "for ObjectNet's "
-        "labels shorter_side",
+        f"{EVAL_METHOD}; '': as stored with the weights, for ObjectNet's labels shorter_side",
         source="BiT App. B",
     )
     eval_resize: int = knob(
@@ -205,7 +209,7 @@ class TrainImages(Place):
     )
     eval_method: EvalMethod = knob(
         "square",
-        "evaluation: squash to a square, or resize the shorter side and crop the centre",
+        f"evaluation: {EVAL_METHOD}",
         source="authors' code",
     )
     eval_resize: int = knob(0, "evaluation: size before the centre crop; 0: image_size", unit="pixels", ge=0)

@@ -20,6 +20,7 @@ _NEUTRAL = (
     "machine.sharding",
     "evaluation.batch_size",
     "checkpoint.",
+    "weights.pinned",  # results record the digest of the weights themselves
     "data.root",
     "data.cache_gib",
     "fewshot_probe.root",

@@ -208,6 +208,12 @@ class WeightsSource(Section):
         "best of a run with evaluation.select_best, else the last, averaged where there is an average",
         source="4.1, 4.3",
     )
+    pinned: str = knob(
+        "",
+        "the checkpoint of a run that was taken when this run started: how it was chosen, its step and the "
+        "digest of its state; vitctl writes it, and resumes and replays with it",
+        pattern=r"^((last|best|step):[0-9]{1,18}:[0-9a-f]{64})?$",
+    )
     model: str = knob("", "name of the model, for what a foreign file's shapes cannot tell; '': as detected")
     mean: Triple | None = knob(None, f"mean of the colours, {_GIVEN}")
     std: Triple | None = knob(None, f"standard deviation of the colours, {_GIVEN}")

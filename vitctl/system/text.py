@@ -93,7 +93,7 @@ def nearest(word: str, known: Iterable[str], max_words: int = 3) -> list[str]:
     """Return the known words that are most similar to `word`, the closest first; none if all differ too much.
 
     Of words with dots and underscores first those that `word` abbreviates, or that abbreviate it, as wd
-    weight_decay.
+    weight_decay. Where none is similar, those of the same letters, as ditigs digits.
     """
     known = list(known)
     head, _, tail = word.rpartition(".")
@@ -102,7 +102,8 @@ def nearest(word: str, known: Iterable[str], max_words: int = 3) -> list[str]:
     ]:
         return short[:max_words]
     cutoff = _CUTOFF if len(word) > _SHORT else _CUTOFF_IF_SHORT
-    return difflib.get_close_matches(word, list(known), n=max_words, cutoff=cutoff)
+    close = difflib.get_close_matches(word, known, n=max_words, cutoff=cutoff)
+    return close or [one for one in known if sorted(one) == sorted(word)][:max_words]
 
 
 def _abbreviates(one: str, other: str) -> bool:

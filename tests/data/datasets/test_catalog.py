@@ -150,6 +150,18 @@ def test_torchvision__refuses_the_unknown_and_the_missing(tmp_path: Path) -> Non
         assert "\n" not in str(caught.value)
 
 
+def test_torchvision__a_download_that_fails_does_not_ask_for_a_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr("torchvision.datasets.CIFAR10", fail)
+    wanted = "cannot be downloaded to .*Name or service not known.*; type it again where the server can be"
+    with pytest.raises(DataError, match=wanted):
+        read_torchvision("CIFAR10", tmp_path, download=True)
+
+
 PROVEN = "match (train800)"
 
 

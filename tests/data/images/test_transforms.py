@@ -98,6 +98,20 @@ def test_eval_transform__shorter_side_keeps_the_aspect(height: int, width: int, 
     np.testing.assert_array_equal(found.permute(1, 2, 0).numpy(), image[top : top + 24, left : left + 24])
 
 
+@pytest.mark.parametrize(("height", "width"), [(37, 50), (51, 33), (100, 41), (41, 41), (67, 201), (33, 35)])
+def test_eval_transform__torchvisions_geometry_is_timms_too(height: int, width: int) -> None:
+    create_transform = pytest.importorskip("timm.data").create_transform
+    noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    image = np.array(Image.fromarray(noise).resize((width * 3, height * 3), Image.Resampling.BICUBIC))
+    found = EvalTransform(32, method="torchvision", resize=37, resample="bicubic_antialias")(image)
+    theirs = create_transform(32, interpolation="bicubic", crop_pct=32 / 37, mean=(0,) * 3, std=(1,) * 3)
+    expected = theirs(Image.fromarray(image)) * 255
+    assert (found - expected).abs().max() < 5  # Pillow rounds the weights otherwise; noise a pixel off is 50
+    resize = v2.Resize(37, v2.InterpolationMode.BICUBIC, antialias=True)
+    crop = v2.Compose([v2.PILToTensor(), resize, v2.CenterCrop(32)])
+    np.testing.assert_array_equal(found.numpy(), crop(Image.fromarray(image)).numpy())
+
+
 def test_eval_transform__a_hair_does_not_fill_the_memory() -> None:
     with pytest.raises(BadSample, match="too large: 40000x1 pixels would become 10240000x256"):
         EvalTransform(224, method="shorter_side", resize=256)(np.zeros((1, 40_000, 3), np.uint8))

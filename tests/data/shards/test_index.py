@@ -113,6 +113,8 @@ def test_read_index__reports_every_problem_at_once(make_split: MakeSplit) -> Non
         ({"shards": []}, "shards should be a list"),
         ({"tables": {}}, "tables should hold num_bytes and sha256 of samples.npy"),
         ({"tables": {"samples.npy": {"num_bytes": 1, "sha256": "x"}}}, "tables should hold num_bytes"),
+        ({"tables": {"samples.npy": {"num_bytes": -1, "sha256": "0" * 64}}}, "tables should hold num_bytes"),
+        ({"tables": {"samples.npy": {"num_bytes": 1, "sha256": "0" * 64}}}, "bytes, should have 1"),
         (
             {"shards": [{"name": "../x.tar", "num_samples": 20, "num_bytes": 1, "sha256": ""}]},
             "shards should be a list",

@@ -80,7 +80,7 @@ def test_read__a_bare_state_dict(published: ViTConfig, make_weights: Make, tmp_p
         "weights.norm_eps": 1e-6,
         "weights.position_resize": "bicubic_antialias",
         "classifier": "token",
-        "data.eval_method": "shorter_side",
+        "data.eval_method": "torchvision",
         "data.eval_resize": 35,
         "data.eval_resample": "bicubic_antialias",
     }

@@ -81,7 +81,7 @@ def test_read__their_presets(
         "image_size": image_size,
         "mean": [0.485, 0.456, 0.406],
         "std": [0.229, 0.224, 0.225],
-        "eval_method": "shorter_side",
+        "eval_method": "torchvision",
         "eval_resize": eval_resize,
         "resample": f"{resample}_antialias",
         "position_resize": "bicubic_aligned",

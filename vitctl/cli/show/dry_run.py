@@ -7,10 +7,10 @@ from rich.markup import escape
 
 from vitctl.cli.show.console import CONSOLE, show_table
 from vitctl.launch.agent import LaunchConfig, launch_line
-from vitctl.models.flops import PEAK_TFLOPS
+from vitctl.models.flops import PEAK_TFLOPS, count_macs, count_parameters
 from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.recipe.load import Loaded
-from vitctl.recipe.schema import Finetune, Pretrain
+from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Vtab
 from vitctl.recipe.write import to_toml
 from vitctl.system.text import bytes_text, count_text
 
@@ -27,11 +27,53 @@ def show_plan(
     """Print what a run does, its cost and memory, then the values that were set.
 
     Args:
-        loaded: a recipe that trains.
+        loaded: a recipe of any job but export.
         run_dir: where it would run.
         config: the machines and the restarts.
         everything: add the defaults.
     """
+    if isinstance(loaded.recipe, Pretrain | Finetune):
+        loaded = _show_training(loaded, run_dir)
+    else:
+        loaded = _show_scoring(loaded, run_dir)
+    CONSOLE.print(
+        "\nlaunch command [dim](works after this command has prepared the folder, without --dry-run; "
+        "also written to launch.txt there)[/dim]",
+        style="bold",
+    )
+    CONSOLE.print(escape(f"  {launch_line(run_dir, loaded.recipe, config)}"), soft_wrap=True)
+    CONSOLE.print()
+    CONSOLE.print(escape(to_toml(loaded, defaults=everything)), soft_wrap=True)
+    if not everything:
+        CONSOLE.print("# values that were not set are left out: --dry-run --all adds the defaults")
+
+
+def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
+    """Print the cost of a job that scores weights."""
+    from vitctl.engine.schedule import TASK_IMAGES, fit_schedule
+    from vitctl.jobs.plan import plan_scoring
+
+    loaded = fit_schedule(loaded, TASK_IMAGES) if isinstance(loaded.recipe, Vtab) else loaded
+    recipe = cast(Fewshot | Vtab | Evaluate, loaded.recipe)
+    plan = plan_scoring(recipe)
+    rows = [
+        ("weights", plan.weights),
+        ("model", f"{_model(plan.config)}: {count_parameters(plan.config):,} parameters"),
+        ("an image", f"{plan.config.image_size} pixels, forward {count_macs(plan.config) / 1e9:.3f} GMACs"),
+        *((name, f"{number:,} images" if number else "size unknown") for name, number in plan.images),
+    ]
+    if plan.trainings:
+        rows.append(("trainings", f"{plan.trainings:,}, {plan.steps:,} steps in all"))
+    work = f"{plan.flops / 1e18:,.4g} exaFLOPs: {_time(plan.flops, recipe.machine.processes)}"
+    rows += [("computation", work), ("run folder", str(run_dir))]
+    show_table((f"{recipe.job}", loaded.name), rows, left=None)
+    for note in plan.notes:
+        CONSOLE.print(escape(f"note: {note}"), soft_wrap=True)
+    return loaded
+
+
+def _show_training(loaded: Loaded, run_dir: Path) -> Loaded:
+    """Print the cost of a training and its learning rates. Returns the recipe with its length."""
     from vitctl.jobs.plan import plan_loaded
 
     loaded, plan = plan_loaded(loaded)
@@ -52,7 +94,7 @@ def show_plan(
             f"{plan.config.image_size} pixels{tokens}, forward {plan.macs_per_image / 1e9:.3f} GMACs",
         ),
         ("steps", f"{plan.steps:,} of {recipe.schedule.batch_size:,} images{per_epoch}"),
-        ("training", f"{plan.training_flops / 1e18:,.4g} exaFLOPs: {_time(plan, processes)}"),
+        ("training", f"{plan.training_flops / 1e18:,.4g} exaFLOPs: {_time(plan.training_flops, processes)}"),
         (
             "micro-batch",
             f"{count_text(plan.micro_batch, 'image')} in each of "
@@ -73,21 +115,12 @@ def show_plan(
     top = max(lr for _, lr in plan.curve) or 1.0
     for step, lr in plan.curve:
         CONSOLE.print(f"  step {step:>9,}  {lr:.3e}  {'#' * round(BAR * lr / top)}")
-    CONSOLE.print(
-        "\nlaunch command [dim](works after this command has prepared the folder, without --dry-run; "
-        "also written to launch.txt there)[/dim]",
-        style="bold",
-    )
-    CONSOLE.print(escape(f"  {launch_line(run_dir, recipe, config)}"), soft_wrap=True)
-    CONSOLE.print()
-    CONSOLE.print(escape(to_toml(loaded, defaults=everything)), soft_wrap=True)
-    if not everything:
-        CONSOLE.print("# values that were not set are left out: --dry-run --all adds the defaults")
+    return loaded
 
 
-def _time(plan: "TrainingPlan", processes: int) -> str:
-    """Return the training time on the GPU that `recipes table` uses."""
-    seconds = plan.training_flops / (MFU * PEAK_TFLOPS[GPU] * 1e12 * processes)
+def _time(flops: int, processes: int) -> str:
+    """Return the time on the GPU that `recipes table` uses."""
+    seconds = flops / (MFU * PEAK_TFLOPS[GPU] * 1e12 * processes)
     for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= length:
             return f"{seconds / length:,.1f} {unit} on {processes} {GPU} at {MFU:.0%} of the bf16 peak"

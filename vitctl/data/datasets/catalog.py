@@ -287,6 +287,9 @@ def _read_shards(place: Path) -> Originals:
     return Originals(items, source.class_names, source.index.source)
 
 
+_OFFLINE = "type it again where the server can be reached, or copy the files there and leave --download out"
+
+
 def read_torchvision(name: str, root: Path, *, download: bool) -> dict[str, Originals]:
     """Read the splits of a torchvision data set: torchvision checks its files, the known set's reader reads them.
 
@@ -310,7 +313,8 @@ def read_torchvision(name: str, root: Path, *, download: bool) -> dict[str, Orig
     except Exception as error:  # torchvision raises whatever damaged files make it trip over
         reason = " ".join(str(error).split())
         raise DataError(
-            f"torchvision:{name}: cannot be read from {root} ({reason}); or try --download"
+            f"torchvision:{name}: cannot be {f'downloaded to {root}' if download else f'read from {root}'} "
+            f"({reason}); {_OFFLINE if download else 'or try --download'}"
         ) from None
     # torchvision spells the breeds of the pets differently.
     spelled, source = tuple(getattr(opened, "classes", ())), f"torchvision {name}"

@@ -125,7 +125,8 @@ class EvalTransform:
     Args:
         image_size: height and width of the result, in pixels.
         method: `square` resizes to a square, whatever the aspect ratio; `shorter_side` keeps the aspect ratio
-            and resizes the shorter side.
+            and resizes the shorter side; `torchvision` is `shorter_side` with torchvision's rounding, which
+            is timm's too: the longer side is rounded down, a margin of half a pixel to the even number.
         resize: size of the square, or of the shorter side, before the centre crop; 0 for image_size.
         resample: see `TrainTransform`; or `area`, TensorFlow's `ResizeMethod.AREA`, which the authors use in
             evaluation during pre-training: see `area_resized`.
@@ -136,7 +137,7 @@ class EvalTransform:
     """
 
     image_size: int
-    method: Literal["square", "shorter_side"] = "square"
+    method: Literal["square", "shorter_side", "torchvision"] = "square"
     resize: int = 0
     resample: EvalResample = "bilinear"
     decode: Decode = "exact"
@@ -145,7 +146,7 @@ class EvalTransform:
 
     def __str__(self) -> str:
         """Return a description for the terminal."""
-        side = "shorter side" if self.method == "shorter_side" else "square"
+        side = "square" if self.method == "square" else "shorter side"
         resized = f", the centre of {side} {self.resize}" if self.resize > self.image_size else ""
         return f"images of {self.image_size} pixels{resized}"
 
@@ -163,7 +164,7 @@ class EvalTransform:
         """
         size, picture = self.image_size, image if isinstance(image, Picture) else Picture(image)
         height = width = self.resize or size
-        if self.method == "shorter_side":
+        if self.method != "square":
             height, width = self.scaled(picture.height, picture.width)
             if height * width > PIXELS.limit:
                 raise BadSample(
@@ -176,27 +177,16 @@ class EvalTransform:
 
     def scaled(self, height: int, width: int) -> tuple[int, int]:
         """Return the size of an image whose shorter side is scaled to `resize`."""
-        ratio = (self.resize or self.image_size) / min(height, width)
+        target, shorter = self.resize or self.image_size, min(height, width)
+        if self.method == "torchvision":
+            return int(target * height / shorter), int(target * width / shorter)
+        ratio = target / shorter
         return round(height * ratio), round(width * ratio)
 
     def margin(self, side: int) -> int:
         """Pixels before the centre crop, along a side."""
-        return (side - self.image_size) // 2
-
-
-class TorchvisionTransform(EvalTransform):
-    """`EvalTransform` with torchvision's rounding: the longer side is rounded down, a margin of half a pixel
-    to the even number.
-    """
-
-    def scaled(self, height: int, width: int) -> tuple[int, int]:
-        """Return the size of an image whose shorter side is scaled to `resize`."""
-        target, shorter = self.resize or self.image_size, min(height, width)
-        return int(target * height / shorter), int(target * width / shorter)
-
-    def margin(self, side: int) -> int:
-        """Pixels before the centre crop, along a side."""
-        return round((side - self.image_size) / 2)
+        spare = side - self.image_size
+        return round(spare / 2) if self.method == "torchvision" else spare // 2
 
 
 def augmentation_rng(seed: int, epoch: int, sample: int) -> np.random.Generator:

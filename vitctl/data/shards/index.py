@@ -81,7 +81,7 @@ class Shard:
 
 
 class _Table(BaseModel, extra="forbid"):
-    num_bytes: StrictInt
+    num_bytes: _Count
     sha256: Annotated[StrictStr, Field(pattern=_SHA256)]
 
 
@@ -330,7 +330,10 @@ def _table_problems(
         if rows.dtype != dtype or rows.shape != shape:
             held, wanted = rows.dtype.names or rows.dtype, dtype.names or dtype
             return [f"{path.name} holds {rows.shape} rows of {held}, should hold {shape} of {wanted}"]
-        if recorded is None or path.stat().st_size > VERIFIED_ON_OPEN:
+        num_bytes = path.stat().st_size
+        if recorded is not None and num_bytes != recorded.num_bytes:
+            return [f"{path.name} has {num_bytes} bytes, should have {recorded.num_bytes}"]
+        if recorded is None or num_bytes > VERIFIED_ON_OPEN:
             return []
         sha256 = table_sha256(path)
     except FileNotFoundError:

@@ -19,7 +19,7 @@ from vitctl.data.shards.tar import padded
 from vitctl.data.source.order import Order
 from vitctl.data.source.stores import ShardSource, array_digest
 from vitctl.errors import DataError
-from vitctl.system.text import count_text, did_you_mean, nearest
+from vitctl.system.text import count_text, did_you_mean, nearest, one_line
 
 Use = Literal["training", "scoring", "draws", "pixels"]
 _CHUNK = 2**20
@@ -289,9 +289,23 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
         first = int(np.concatenate(unlabelled)[0])
         raise DataError(
             f"'{name}': {num_unlabelled:,} of {len(source):,} images have no label and cannot be "
-            f"{'trained on' if use == 'training' else 'scored'}, first number {first} of "
-            f"{source.location(first)}; index the split with its labels"
+            f"{'trained on' if use == 'training' else 'scored'} (their label is -1), first "
+            f"{one_line(sample_key(source, first))} of {source.location(first)}; give them a class from 0 to "
+            f"{num_classes - 1}, or leave them out, and index the split again"
         )
+
+
+def unlabelled_note(source: Source) -> str:
+    """Return a line about the samples whose label is -1; "" if there are none."""
+    unlabelled = np.flatnonzero(~has_label(source.labels()))
+    if not len(unlabelled):
+        return ""
+    first = int(unlabelled[0])
+    return (
+        f"{len(unlabelled):,} of {len(source):,} images have label -1, which means no class; the first is "
+        f"{one_line(sample_key(source, first))} of {source.location(first)}; they cannot be trained on or "
+        f"scored: give them a class from 0 to {len(source.class_names) - 1} and index the shards again"
+    )
 
 
 def has_label(labels: np.ndarray) -> np.ndarray:

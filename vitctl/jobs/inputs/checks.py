@@ -16,7 +16,7 @@ import numpy as np
 from vitctl.data.datasets.catalog import find_data_set, missing_shards, open_originals
 from vitctl.data.shards.index import find_splits
 from vitctl.data.shards.remote import is_remote
-from vitctl.data.source.locate import locate_splits
+from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.splits import NOT_TRAINED, TEST, TRAIN, DefaultSplits, default_splits
 from vitctl.data.source.views import Source
 from vitctl.data.writer.intake import Originals, read_item
@@ -243,12 +243,18 @@ class StoredNetwork(NamedTuple):
 
 
 def find_network(
-    source: str, *, which: str = "", model: str = "", job: str = "finetune", fetch: Fetch = cached
+    source: str,
+    *,
+    which: str = "",
+    pinned: str = "",
+    model: str = "",
+    job: str = "finetune",
+    fetch: Fetch = cached,
 ) -> StoredNetwork:
     """Find the network that weights.source means; no tensor is read.
 
     Args:
-        source, which, model, job: as `find_weights` takes them.
+        source, which, pinned, model, job: as `find_weights` takes them.
         fetch: downloads the file of an address; by default only the cache is used.
 
     Raises:
@@ -257,9 +263,9 @@ def find_network(
     """
     place, taken = weights_place(source, which, job)
     if isinstance(place, Path):
-        path = None if which else _newest_file(place)
+        path = None if which or pinned else _newest_file(place)
         if path is None:
-            path, _ = choose_weights(place, which, by_size=True)
+            path, _ = choose_weights(place, which, by_size=True, pinned=pinned)
         path = locate(path, cached)
         return StoredNetwork(str(path), read_config(path, model=model), taken)
     try:
@@ -327,6 +333,8 @@ def check_not_missing(recipe: Recipe) -> None:
         lacking += [text.rstrip(".") for text in missing.values()]
         steps += [found[1] for text in missing.values() if (found := re.search("`(.+?)`", text))]
     command = typed_command(f"vitctl {recipe.job}")
+    if data.path and not locate_splits(data.path, split, makes_index=False) and not Path(data.path).exists():
+        lacking.append(no_index_message(data.path, split))
     own = f"--data {typed(data.path)}" if data.path else " ".join(f"--dataset {row.name}" for row in rows)
     if recipe.job == "evaluate" and own not in (
         "",
@@ -336,7 +344,8 @@ def check_not_missing(recipe: Recipe) -> None:
     else:
         steps.append(f"{command} --from {start_weights(recipe.job)}")
     lines = ", then ".join(f"`{step}`" for step in steps)
-    raise CheckpointError(f"{'; '.join(lacking)}. Type next: {lines}")
+    text = "; ".join(lacking)
+    raise CheckpointError(f"{text}{'' if text.endswith('?') else '.'} Type next: {lines}")
 
 
 def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None) -> Inputs:
@@ -347,12 +356,30 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None) ->
     Raises:
         VitctlError: data or weights are missing or invalid, or the model or the schedule is impossible.
     """
-    from vitctl.jobs.inputs.data import open_inputs
+    check_weights(recipe)
+    inputs = inputs or open_inputs(recipe, run_dir)
+    if isinstance(recipe, Pretrain | Finetune):
+        _check_training(recipe, inputs)
+    elif isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset):
+        open_scored(recipe.data, recipe.data.eval_split, run_dir)
+    return inputs
 
+
+def check_weights(recipe: Recipe) -> None:
+    """Check that the weights of a recipe are there, and that their network fits what the recipe does with it.
+
+    Raises:
+        VitctlError: they are missing or invalid, or the network is impossible.
+    """
     if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):
         chosen = recipe.weights
         found = find_network(
-            chosen.source, which=chosen.which, model=chosen.model, job=recipe.job, fetch=fetch
+            chosen.source,
+            which=chosen.which,
+            pinned=chosen.pinned,
+            model=chosen.model,
+            job=recipe.job,
+            fetch=fetch,
         )
         if isinstance(recipe, Finetune):
             at_size(recipe.data, found.config.image_size)
@@ -361,12 +388,6 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None) ->
             downstream(stored, num_classes=1, image_size=stored.image_size, **rates_of(recipe, stored))
     if isinstance(recipe, Vtab):
         lanes_of(recipe, recipe.machine.processes)
-    inputs = inputs or open_inputs(recipe, run_dir)
-    if isinstance(recipe, Pretrain | Finetune):
-        _check_training(recipe, inputs)
-    elif isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset):
-        open_scored(recipe.data, recipe.data.eval_split, run_dir)
-    return inputs
 
 
 def _check_training(recipe: Pretrain | Finetune, inputs: Inputs) -> None:

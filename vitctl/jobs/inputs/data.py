@@ -395,19 +395,28 @@ def open_sets(data: FewshotImages, shots: Sequence[int], run_dir: Path) -> list[
         DataError: data is missing, the splits have different classes, labels are invalid, an expression takes
             an image twice, or a class has fewer images than shots.
     """
-    places = [data.model_copy(update={"dataset": name, "path": ""}) for name in data.datasets] or [data]
     sets = []
-    for place in places:
-        name = (
-            find_data_set(place.dataset).name if place.dataset and not place.path else Path(place.path).name
-        )
-        default = SPLITS.get(name, ("train", "test"))
-        train_split, eval_split = place.train_split or default[0], place.eval_split or default[1]
+    for name, place, train_split, eval_split in fewshot_places(data):
         train, test = (open_whole(place, split, run_dir) for split in (train_split, eval_split))
         one = FewshotSet(name, train_split, eval_split, train, test)
         _check_set(one, max(shots))
         sets.append(one)
     return sets
+
+
+def fewshot_places(data: FewshotImages) -> list[tuple[str, FewshotImages, str, str]]:
+    """Return the name of each data set of a recipe's [data], its place, and the splits that shots are drawn
+    from and that are scored.
+    """
+    places = [data.model_copy(update={"dataset": name, "path": ""}) for name in data.datasets] or [data]
+    rows = []
+    for place in places:
+        name = (
+            find_data_set(place.dataset).name if place.dataset and not place.path else Path(place.path).name
+        )
+        train, test = SPLITS.get(name, ("train", "test"))
+        rows.append((name, place, place.train_split or train, place.eval_split or test))
+    return rows
 
 
 def _check_set(one: FewshotSet, shots: int) -> None:

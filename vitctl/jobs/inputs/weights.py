@@ -19,14 +19,12 @@ from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import downstream
 from vitctl.models.weights.meta import assumed_line, assumed_values, require_meta
 from vitctl.models.weights.weights_file import Weights, read_weights
-from vitctl.recipe.images import StoredTransform
+from vitctl.recipe.images import OBJECTNET_RESIZE, OBJECTNET_SIZE, StoredTransform
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Vtab
 from vitctl.recipe.sections import StartWeights
 
 OBJECTNET, RESTRICTED = "objectnet", "objectnet_restricted"
 OF_OBJECTNET = (OBJECTNET, RESTRICTED)
-# BiT's pre-processing of ObjectNet: the shorter side, and the square in its centre.
-OBJECTNET_RESIZE, OBJECTNET_SIZE = 512, 480
 WeightsRecipe = Evaluate | ExportRecipe | Fewshot | Finetune | Vtab
 
 
@@ -55,6 +53,7 @@ def find_weights(
     runs: Path = RUNS,
     *,
     which: str = "",
+    pinned: str = "",
     model: str = "",
     job: str = "",
     given: Mapping[str, Any] = MappingProxyType({}),
@@ -65,7 +64,7 @@ def find_weights(
         source: a weights file of any known format, a checkpoint folder, a run folder, an address, or
             "newest".
         runs: where "newest" looks for the newest finished run.
-        which: of the weights of a run or of a checkpoint, see `choose_weights`.
+        which, pinned: of the weights of a run or of a checkpoint, see `choose_weights`.
         model: name of the model, for what a foreign file's shapes cannot tell.
         job: that takes them, which decides what "newest" is, see `newest_run`.
         given: values that replace recorded or assumed ones, by the names of `assumed.KEYS`.
@@ -74,7 +73,9 @@ def find_weights(
         CheckpointError: there are none; the message says where vitctl looked.
     """
     place, _ = weights_place(source, which, job, runs)
-    path, chosen = choose_weights(place, which) if isinstance(place, Path) else (place, ChosenWeights())
+    path, chosen = place, ChosenWeights()
+    if isinstance(place, Path):
+        path, chosen = choose_weights(place, which, pinned=pinned)
     return _given(FoundWeights(str(path), read_weights(str(path), model=model or None), chosen), given, job)
 
 
@@ -134,7 +135,14 @@ def weights_of(recipe: WeightsRecipe) -> FoundWeights:
             "resample": data.eval_resample,
         }
     given = {name: value for name, value in given.items() if value}
-    return find_weights(wanted.source, which=wanted.which, model=wanted.model, job=recipe.job, given=given)
+    return find_weights(
+        wanted.source,
+        which=wanted.which,
+        pinned=wanted.pinned,
+        model=wanted.model,
+        job=recipe.job,
+        given=given,
+    )
 
 
 def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:

@@ -42,6 +42,7 @@ from vitctl.system.files import RUN_FILE, read_bytes, read_json, read_toml
 from vitctl.system.text import one_line
 
 if TYPE_CHECKING:
+    from vitctl.engine.checkpoint import SavedCheckpoint
     from vitctl.engine.evaluation import Score
 
 _MOST_BYTES = 256 * 2**20
@@ -252,6 +253,7 @@ class ChosenWeights:
         better: step and accuracy of another kept checkpoint of the run with a higher accuracy.
         damaged: newer checkpoints that were skipped, a line each.
         unfinished: the run has no result, was stopped or failed.
+        digest: of the checkpoint's state; "" where none of a run was chosen.
     """
 
     how: str = _GIVEN
@@ -261,6 +263,12 @@ class ChosenWeights:
     better: tuple[int, float] | None = None
     damaged: tuple[str, ...] = ()
     unfinished: bool = False
+    digest: str = ""
+
+    @property
+    def pin(self) -> str:
+        """Return the value of weights.pinned; "" where no checkpoint of a run was chosen."""
+        return f"{self.how}:{self.step}:{self.digest}" if self.digest else ""
 
     def used(self, prefix: str = "weights") -> dict[str, Any]:
         """Return the provenance."""
@@ -291,7 +299,9 @@ class ChosenWeights:
         return "; ".join([*said, *(f"skipped: {problem}" for problem in self.damaged)])
 
 
-def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tuple[Path, ChosenWeights]:
+def choose_weights(
+    place: Path, which: str = "", *, by_size: bool = False, pinned: str = ""
+) -> tuple[Path, ChosenWeights]:
     """Return the weights file of a run folder, a checkpoint folder, a folder of another program, or a file.
 
     Args:
@@ -302,6 +312,7 @@ def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tu
             evaluation.select_best, else the last. The Polyak average is used where the run kept one, unless
             "model" is given.
         by_size: as `read_checkpoint` takes it.
+        pinned: of a run: its checkpoint that was chosen before, see `ChosenWeights.pin`.
 
     Raises:
         CheckpointError: there are no such weights.
@@ -315,7 +326,7 @@ def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tu
     if (place / RECIPE).is_file() and not (place / CHECKPOINTS).is_dir():
         raise CheckpointError(f"{place}: has no checkpoints; give a trained run with --from")
     if (place / CHECKPOINTS).is_dir():
-        folder, chosen = _checkpoint(place, "" if which in (AVERAGE, MODEL) else which, by_size)
+        folder, chosen = _checkpoint(place, "" if which in (AVERAGE, MODEL) else which, by_size, pinned)
     else:
         folder, chosen = place, ChosenWeights()
         if which not in ("", AVERAGE, MODEL):
@@ -347,7 +358,7 @@ def choose_weights(place: Path, which: str = "", *, by_size: bool = False) -> tu
     return path, replace(chosen, step=step_of(folder), averaged=name == AVERAGE)
 
 
-def _checkpoint(run: Path, which: str, by_size: bool) -> tuple[Path, ChosenWeights]:
+def _checkpoint(run: Path, which: str, by_size: bool, pinned: str) -> tuple[Path, ChosenWeights]:
     """Return the folder of the requested checkpoint of a run, verified."""
     from vitctl.engine.checkpoint import newest_checkpoint, read_checkpoint
 
@@ -356,32 +367,71 @@ def _checkpoint(run: Path, which: str, by_size: bool) -> tuple[Path, ChosenWeigh
     scored = [step for step in kept if step in scores]
     best = max(scored, key=lambda step: (scores[step], step), default=None)
     how = which or ("best" if selects_best(run) else "last")
-    if how == "last":
+    saved: SavedCheckpoint | None
+    problems: list[str] = []
+    if pinned:
+        saved, problems = _pinned_checkpoint(run, pinned, by_size)
+        how = pinned.partition(":")[0]
+    elif how == "last":
         saved, problems = newest_checkpoint(root, by_size=by_size)
         if saved is None:
             raise CheckpointError(
                 f"{run}: holds no complete checkpoint{': ' + problems[0] if problems else ''}"
             )
         _check_recorded(run, how, saved.step, problems)
-        own = scores.get(saved.step)
-        better = (best, scores[best]) if best is not None and own is not None and scores[best] > own else None
-        if better and not _is_whole(step_folder(root, better[0]), by_size):
-            better = None
-        return saved.folder, ChosenWeights("last", accuracy=own, better=better, damaged=tuple(problems))
-    if how == "best" and best is None:
+    elif how == "best" and best is None:
         raise CheckpointError(
             f"{run}: none of its checkpoints was scored, so there is no best one; use the last: "
             f"--weights last"
         )
-    step = best if how == "best" else int(how)
-    if step not in kept or step is None:
+    else:
+        step = best if how == "best" else int(how)
+        if step not in kept or step is None:
+            raise CheckpointError(
+                f"{run}: has no checkpoint of step {how}; it has {', '.join(map(str, kept)) or 'none'}"
+            )
+        if how == "best":
+            _check_recorded(run, how, step, [])
+        saved = read_checkpoint(step_folder(root, step), by_size=by_size)
+    own = scores.get(saved.step)
+    better = None
+    if how == "last" and best is not None and own is not None and scores[best] > own:
+        better = (best, scores[best]) if _is_whole(step_folder(root, best), by_size) else None
+    how = how if how in ("last", "best") else "step"
+    return saved.folder, ChosenWeights(
+        how, accuracy=own, better=better, damaged=tuple(problems), digest=saved.digest
+    )
+
+
+def _pinned_checkpoint(run: Path, pinned: str, by_size: bool) -> "tuple[SavedCheckpoint, list[str]]":
+    """Return the pinned checkpoint of a run; one line for each newer one that is damaged, if it was the last.
+
+    Raises CheckpointError.
+    """
+    from vitctl.engine.checkpoint import newest_checkpoint, read_checkpoint
+
+    how, step, digest = pinned.split(":")
+    folder = step_folder(run / CHECKPOINTS, int(step))
+    problems: list[str] = []
+    try:
+        saved = read_checkpoint(folder, by_size=by_size)
+        if saved.digest != digest:
+            raise CheckpointError(f"{folder}: it was written again, by another training")
+    except CheckpointError as error:
+        why = str(error) if folder.exists() else f"{folder}: it is gone"
+        other, _ = newest_checkpoint(folder.parent, by_size=by_size)
+        named = f": --weights {other.step}" if other is not None else " with --from"
         raise CheckpointError(
-            f"{run}: has no checkpoint of step {how}; it has {', '.join(map(str, kept)) or 'none'}"
-        )
-    if how == "best":
-        _check_recorded(run, how, step, [])
-    folder = read_checkpoint(step_folder(root, step), by_size=by_size).folder
-    return folder, ChosenWeights("best" if how == "best" else "step", accuracy=scores.get(step))
+            f"{why}; the run started from this checkpoint: restore it, or start a new run with another "
+            f"one{named}"
+        ) from None
+    newer = [path for path in step_folders(folder.parent) if path.name > folder.name and how == "last"]
+    for path in sorted(newer, reverse=True):
+        try:
+            read_checkpoint(path, by_size=by_size)
+        except CheckpointError as error:
+            problems.append(str(error))
+    return saved, problems
 
 
 def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> None:

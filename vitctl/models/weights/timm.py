@@ -104,7 +104,7 @@ def _recorded(pretrained: Json) -> dict[str, Any]:
     return {
         "mean": pretrained.get("mean"),
         "std": pretrained.get("std"),
-        "eval_method": ("square" if squashed else "shorter_side") if pretrained else None,
+        "eval_method": ("square" if squashed else "torchvision") if pretrained else None,
         "eval_resize": SQUASH if squashed else share,
         "resample": _RESAMPLE.get(interpolation, interpolation) if interpolation else None,
     }
@@ -208,7 +208,7 @@ LAYOUT = WeightsLayout(
         "position_resize": "bicubic_antialias",
         "classifier": "token",
         "num_heads": "hidden size / 64",
-        "eval_method": "shorter_side",
+        "eval_method": "torchvision",  # timm's transforms are torchvision's
         "eval_resize": 0.9,
         "resample": "bicubic_antialias",
     },

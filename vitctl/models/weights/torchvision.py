@@ -99,7 +99,7 @@ LAYOUT = WeightsLayout(
         "gelu": "erf",
         "norm_eps": NORM_EPS,
         "position_resize": "bicubic_aligned",
-        "eval_method": "shorter_side",
+        "eval_method": "torchvision",
     },
     assumed={
         "num_heads": "hidden size / 64",
