@@ -1,4 +1,4 @@
-"""Scoring a classifier on a split, every image once, by the labels of the data, the ReaL labels or ObjectNet's rules."""
+"""Scoring a classifier on a split, every image once, by its labels, ReaL labels or ObjectNet's rules."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Fine-tuning (Section 3.2, Table 4): a pre-trained body under a new zero head, often at a higher resolution."""
+"""Fine-tuning (Section 3.2, Table 4): a pre-trained body, a new zero head, often a higher resolution."""
 
 import statistics
 from collections.abc import Sequence

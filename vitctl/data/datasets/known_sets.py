@@ -1,4 +1,4 @@
-"""The data sets that vitctl knows by name, one row each: what they hold, where to get them, how they are read.
+"""The data sets that vitctl knows by name, one row each: content, source and reader.
 
 To add a set, add a row to `DATA_SETS`. Sets of class folders and of text lists need no code, as `eurosat` and
 `dtd` show; other layouts need a reader in `readers/`.
@@ -106,8 +106,8 @@ _KITTI_SITE = "https://s3.eu-central-1.amazonaws.com/avg-kitti"
 _NORB_FILES = "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small"
 _COLORECTAL = ("tumor", "stroma", "complex", "lympho", "debris", "mucosa", "adipose", "empty")
 
-# Sets that are two questions about the same images. A digest is that of TensorFlow Datasets for the same file, or
-# that of torchvision for the CIFAR archives and EuroSAT.
+# Sets that are two questions about the same images. A digest is that of TensorFlow Datasets for the same
+# file, or that of torchvision for the CIFAR archives and EuroSAT.
 _CLEVR = partial(
     DataSet,
     sizes={"train": 70_000, "validation": 15_000},
@@ -138,7 +138,8 @@ _SMALLNORB = partial(
     DataSet,
     sizes={"train": 24_300, "test": 24_300},
     family="smallnorb",
-    archive="the six smallnorb-*.mat.gz from https://cs.nyu.edu/~ylclab/data/norb-v1.0-small, packed or unpacked",
+    archive="the six smallnorb-*.mat.gz from https://cs.nyu.edu/~ylclab/data/norb-v1.0-small, "
+    "packed or unpacked",
     downloads=(
         Archive(
             f"{_NORB_FILES}/{arrays.NORB_STEMS['test']}-dat.mat.gz",
@@ -554,8 +555,8 @@ _ROWS = (
             ),
         ),
     ),
-    # ImageNet and its kin. The 14,197,122 of ImageNet-21k and the 18,574 of ObjectNet are unverified: recalled, no
-    # source at hand shows them.
+    # ImageNet and its kin. The 14,197,122 of ImageNet-21k and the 18,574 of ObjectNet are unverified:
+    # recalled, no source at hand shows them.
     DataSet(
         "imagenet",
         1000,
