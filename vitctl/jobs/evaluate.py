@@ -211,11 +211,7 @@ def evaluate(
     weights.
 
     Args:
-        recipe: checked.
         run_dir: gets log.jsonl, per_class.csv, confusion.csv and, by the caller, result.json.
-        report: called with every log record of the main process.
-        stop: set by signals.
-        inputs: the images, if they are open already.
 
     Returns:
         the accuracies with their integers, under the data's labels and under those that evaluation.labels
