@@ -1,9 +1,9 @@
-"""What schedule.lanes and the record of every step cost: `python benchmarks/costs.py lanes` or `costs.py trace`.
+"""What schedule.lanes and each step's record cost: `python benchmarks/costs.py lanes` or `costs.py trace`.
 
-Each side is `vitctl bench model` on noise, with one thread in each process; the sides take turns. `lanes` adds
-leaves in a fixed tree, `plain` is DDP with the same leaves as micro-batches, `whole` is DDP with each share in
-one pass. `trace`: the part of a step that is its record, with log.trace and without; then a digest of the
-weights, and the checksums that a loader worker adds to an image of 256 pixels.
+Each side is `vitctl bench model` on noise, with one thread in each process; the sides take turns. `lanes`
+adds leaves in a fixed tree, `plain` is DDP with the same leaves as micro-batches, `whole` is DDP with each
+share in one pass. `trace`: the part of a step that is its record, with log.trace and without; then a digest
+of the weights, and the checksums that a loader worker adds to an image of 256 pixels.
 """
 
 import argparse
@@ -92,7 +92,10 @@ def records() -> str:
         made.append(decoded - began)
         check.append(time.perf_counter() - decoded)
     one, two = (1e3 * statistics.median(seconds) for seconds in (made, check))
-    return f"digest of the weights: {1e3 * digest:.1f} ms; in a loader worker {one:.2f} ms an image, {two:.3f} for checksums"
+    return (
+        f"digest of the weights: {1e3 * digest:.1f} ms; in a loader worker {one:.2f} ms an image, "
+        f"{two:.3f} for checksums"
+    )
 
 
 if __name__ == "__main__":

@@ -106,14 +106,15 @@ def rows(found: dict[str, list[Numbers]], workers: int) -> list[Row]:
         "vitctl-scaled": 'train_batches, decode = "scaled"',
     }
     return [
-        Row(what, "per CPU second", "more", Side(own[ours], found[ours]), Side(f"{peer}: {PEERS[peer]}", found[peer]),
+        Row(what, "per CPU second", "more", Side(own[ours], found[ours]),
+            Side(f"{peer}: {PEERS[peer]}", found[peer]),
             2.0 if peer == "timm" and ours == "vitctl-antialias" else None)
         for peer in PEERS for ours in OURS if ours in found and peer in found
     ]  # fmt: skip
 
 
 def measure(side: str, workers: int, folder: Path, images: int) -> Numbers:
-    """Run one side for a while; returns images/s by wall clock, per CPU second, and memory per worker in MiB."""
+    """Run one side for a while; returns images/s by wall clock and CPU second, and MiB per worker."""
     import torch
 
     warnings.simplefilter("ignore")

@@ -271,7 +271,10 @@ def peak_mib(*, reset: bool = False) -> float:
 
 
 def all_cpu_seconds() -> float:
-    """Seconds that the processors of the machine have computed since it started; 0 where Linux does not tell."""
+    """Seconds that the processors of the machine have computed since it started.
+
+    0 where Linux does not tell.
+    """
     try:
         fields = Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
     except OSError:
@@ -563,5 +566,6 @@ def machine_text(name: str, found: Mapping[str, Any]) -> str:
         f"- `{found['command']}`, {found['date']}, {len(found['rows'][0]['ours']['rounds'])} rounds: "
         f"{own['processor']}, {own['cores']} cores, {own['device']}, load {load}, "
         f"{own['cores_busy_with_other_work']} cores busy with other work, OMP_NUM_THREADS {own['threads']}; "
-        f"{versions}. Limits in the same run: {limits}. All numbers: [results/{name}.json](results/{name}.json)"
+        f"{versions}. Limits in the same run: {limits}. All numbers: "
+        f"[results/{name}.json](results/{name}.json)"
     )

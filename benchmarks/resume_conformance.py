@@ -121,7 +121,10 @@ def main() -> None:
         for peer in given.peers:
             print(f"{peer} ...", file=sys.stderr, flush=True)
             found[peer] = suite.run(peer)
-    machine = f"{platform.platform()}, {processor()}, {os.cpu_count()} CPUs, load {load:.1f} before and {os.getloadavg()[0]:.1f} after, "
+    machine = (
+        f"{platform.platform()}, {processor()}, {os.cpu_count()} CPUs, "
+        f"load {load:.1f} before and {os.getloadavg()[0]:.1f} after, "
+    )
     machine += f"Python {platform.python_version()}"
     used = {f"{name} {number}": None for names in suite.versions.values() for name, number in names.items()}
     print(machine, ", ".join(used), "", table(found), sep="\n")

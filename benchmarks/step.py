@@ -1,10 +1,10 @@
 """Training steps of ViTs at 224 beside timm's: `python benchmarks/step.py`, on a GPU `--device cuda`.
 
 Both sides begin with the same uint8 images in memory, random ones, and labels, and normalise the images
-themselves. Both take a step of AdamW with weight decay, at a clipped norm of 1. Ours is `TrainStep.update` of a
-prepared `vitctl pretrain`, with the settings of [machine]; a run also writes a record of each step, which
-`vitctl bench model` measures. timm's is that of its train.py. As they come, ours has a tanh-GELU and computes the
-last block for the class token alone, timm an erf-GELU and all tokens.
+themselves. Both take a step of AdamW with weight decay, at a clipped norm of 1. Ours is `TrainStep.update` of
+a prepared `vitctl pretrain`, with the settings of [machine]; a run also writes a record of each step, which
+`vitctl bench model` measures. timm's is that of its train.py. As they come, ours has a tanh-GELU and computes
+the last block for the class token alone, timm an erf-GELU and all tokens.
 
 Every setting of a side is a process of its own; the best one of each side, by a first step, and those that
 both come with take turns. Of the larger model only the settings are tried that were best for the smaller one,
@@ -242,7 +242,7 @@ def timm_step(work: Work, settings: Mapping[str, Any]) -> Step:
 
 
 def examples(work: Work) -> tuple[Any, Any]:
-    """Random images, uint8 `[B, 3, S, S]`, channels last in memory as loaders give them, and random labels."""
+    """Random images, uint8 `[B, 3, S, S]`, channels last as loaders give them, and random labels."""
     import torch
 
     generator = torch.Generator().manual_seed(1)

@@ -19,7 +19,8 @@ import pytest
 
 from tests import warm
 
-# Before torch is imported: tests run side by side, and the last bit of a sum depends on the number of threads.
+# Before torch is imported: tests run side by side, and the last bit of a sum depends on the number of
+# threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
@@ -45,7 +46,7 @@ hypothesis.settings.load_profile("busy")  # an example takes as long as a machin
 
 
 def pytest_configure() -> None:
-    """Reset signals that are ignored (nohup ignores SIGHUP, a shell's `&` SIGINT): jobs would keep ignoring them."""
+    """Reset signals that are ignored (nohup: SIGHUP, a shell's `&`: SIGINT): jobs would keep that."""
     for number in SIGNALS:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -89,7 +90,7 @@ def no_queries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(tiny_data: Path, tmp_path: Path) -> Run:
-    """run(name, recipe=TINY, **{"a.b": value}) runs a job in this process and returns its folder, tmp_path/name."""
+    """run(name, recipe=TINY, **{"a.b": value}) runs a job here and returns its folder, tmp_path/name."""
 
     def do(name: str, recipe: str | Path = TINY, **values: Any) -> Path:
         given = {"data.path": str(tiny_data), **values}

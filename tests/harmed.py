@@ -177,7 +177,7 @@ def blind_to_choices(run_dir: Path) -> dict[str, Any]:
     """The second process does not see the micro-batch, and sees another kernel than the run began with."""
     exists, read_text = Path.exists, Path.read_text
     if is_second():
-        Path.exists = lambda path, **given: path.name != "micro_batch.json" and exists(path, **given)  # type: ignore[method-assign]
+        Path.exists = lambda path, **given: path.name != "micro_batch.json" and exists(path, **given)
         Path.read_text = (  # type: ignore[method-assign]
             lambda path, *a, **given: "{}" if path.name == "kernels.json" else read_text(path, *a, **given)
         )

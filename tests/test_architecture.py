@@ -176,7 +176,8 @@ def calls(path: Path) -> str:
     ],
 )
 def test_safety__nothing_unpickles_evaluates_or_runs_a_shell(forbidden: str) -> None:
-    # The only place that loads pickled weights: tensors or nothing. It imports pickle for the name of an error.
+    # The only place that loads pickled weights: tensors or nothing. It imports pickle for the name of an
+    # error.
     door, opened = "models/weights/containers.py", "torch.load(path, map_location='', weights_only=True"
     for name, path in zip(NAMES, FILES, strict=True):
         source = calls(path)

@@ -98,7 +98,7 @@ def losses(
     return seen
 
 
-def adam(step: int, weight: np.ndarray, gradient: np.ndarray, slots: dict, name: str) -> np.ndarray:  # type: ignore[type-arg]
+def adam(step: int, weight: np.ndarray, gradient: np.ndarray, slots: dict, name: str) -> np.ndarray:
     """flax's Adam with weight decay; linear warm-up over 3 steps, then linear to 1e-5."""
     m, v = slots[name]
     m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2
@@ -112,7 +112,7 @@ def adam(step: int, weight: np.ndarray, gradient: np.ndarray, slots: dict, name:
     )
 
 
-def momentum(step: int, weight: np.ndarray, gradient: np.ndarray, slots: dict, name: str) -> np.ndarray:  # type: ignore[type-arg]
+def momentum(step: int, weight: np.ndarray, gradient: np.ndarray, slots: dict, name: str) -> np.ndarray:
     """SGD with momentum 0.9; linear warm-up over 3 steps, cosine to 0."""
     m = 0.9 * slots[name][0] + gradient
     slots[name] = m, m
@@ -131,7 +131,8 @@ def authors_layout(folder: Path, tmp_path: Path) -> tuple[Params, ViTConfig]:
 def the_same_batches(data: Path) -> list[tuple[Tensor, Tensor]]:
     source = open_split("train", path=str(data))
     stream = train_batches(
-        source, Order(len(source), 0), TrainTransform(16), seed=0, batch_size=BATCH, micro_batch=BATCH, rank=0,
+        source, Order(len(source), 0), TrainTransform(16), seed=0, batch_size=BATCH, micro_batch=BATCH,
+        rank=0,
         num_processes=1, first_step=0, num_workers=0,
     )  # fmt: skip
     batches = [next(stream) for _ in range(STEPS)]
@@ -145,7 +146,8 @@ def the_same_batches(data: Path) -> list[tuple[Tensor, Tensor]]:
 
 
 COMMON = {
-    "schedule.total_steps": STEPS, "schedule.warmup_steps": 3, "schedule.batch_size": BATCH, "averaging.decay": 0.0,
+    "schedule.total_steps": STEPS, "schedule.warmup_steps": 3, "schedule.batch_size": BATCH,
+    "averaging.decay": 0.0,
     "log.every_steps": 1, "evaluation.every_steps": 0, "checkpoint.every_steps": 0, "data.eval_split": "",
     "machine.precision": "float64", "machine.device": "cpu", "machine.workers": 0,
 }  # fmt: skip

@@ -35,7 +35,7 @@ def test_golden__straight(one_process: Path, request: pytest.FixtureRequest) -> 
     assert curve(folder)["lr"][0] == 0.0
 
 
-@pytest.mark.parametrize(("micro_batch", "workers"), [(16, 2), (5, 0), (4, 2)])
+@pytest.mark.parametrize(("micro_batch", "workers"), [(16, 2), (5, 0)])
 def test_golden__micro_batches_and_workers(run: Run, micro_batch: int, workers: int) -> None:
     assert_golden(run("other", **{"machine.micro_batch": micro_batch, "machine.workers": workers}))
 
@@ -47,16 +47,11 @@ def test_mixed__micro_batches_workers_and_processes(run: Run, tiny_data: Path, t
     one = run("one", **MIXED)
     golden = json.loads(GOLDEN.read_text())
     assert curve(one)["loss"] != pytest.approx(golden["loss"], rel=1e-3)
-    for micro_batch, workers, processes in ((5, 2, 1), (3, 1, 2)):
-        values = {**MIXED, "machine.micro_batch": micro_batch, "machine.workers": workers}
-        folder = tmp_path / f"micro_batch_{micro_batch}"
-        if processes == 1:
-            run(folder.name, **values)
-        else:
-            run_as_two(folder, tiny_data, **values)
-        for name, values in curve(folder).items():
-            assert values == pytest.approx(curve(one)[name], rel=1e-9, abs=0), (name, folder.name)
-        assert sample_keys(folder) == sample_keys(one)
+    folder = tmp_path / "two"
+    run_as_two(folder, tiny_data, **{**MIXED, "machine.micro_batch": 3, "machine.workers": 1})
+    for name, values in curve(folder).items():
+        assert values == pytest.approx(curve(one)[name], rel=1e-9, abs=0), name
+    assert sample_keys(folder) == sample_keys(one)
 
 
 def test_golden__two_processes(one_process: Path, tiny_data: Path, tmp_path: Path) -> None:

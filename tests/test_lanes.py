@@ -72,7 +72,8 @@ def three(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("num_processes", [2, 3, pytest.param(4, marks=SLOW), pytest.param(8, marks=SLOW)])
+# Chains and random recipes below also have two processes.
+@pytest.mark.parametrize("num_processes", [3, *(pytest.param(count, marks=SLOW) for count in (2, 4, 8))])
 def test_lanes__any_number_of_processes_gives_the_same_bytes(
     one: Path, data: Path, tmp_path: Path, num_processes: int, request: pytest.FixtureRequest
 ) -> None:

@@ -56,7 +56,7 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def pretrained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny recipe in one process without an interruption: 20 steps on six shapes, with averaged weights."""
+    """The tiny recipe in one process, uninterrupted: 20 steps on six shapes, with averaged weights."""
     values = {"data.path": str(tiny_data)}
     return made_once(tmp_path_factory, "pretrained", lambda folder: do(TINY, folder, **values))
 

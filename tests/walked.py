@@ -1,7 +1,7 @@
-"""python -m tests.walked OUT COMMAND...: run a vitctl command and write the files of the package that it enters.
+"""python -m tests.walked OUT COMMAND...: run a vitctl command and write which files it enters.
 
-A file is entered when one of its functions is called; calls at import do not count. A training ends before its
-first update. The result is JSON.
+A file is entered when one of its functions is called; calls at import do not count. A training ends before
+its first update. The result is JSON.
 """
 
 import json

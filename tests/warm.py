@@ -52,7 +52,7 @@ class Popen(subprocess.Popen[Any]):
     """
 
     def _execute_child(self, *given: Any) -> None:
-        call = inspect.signature(subprocess.Popen._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
+        call = inspect.signature(subprocess.Popen._execute_child).bind(self, *given).arguments
         line = call["args"]
         assert line[0] == sys.executable and line[1] in ("-m", "-c") and call["preexec_fn"] is None
         request = {

@@ -1,4 +1,4 @@
-"""mosaicml streaming: StreamingDataset in StreamingDataLoader, from shards converted to its own format (MDS)."""
+"""mosaicml streaming: StreamingDataset in StreamingDataLoader, from shards in its own format (MDS)."""
 
 from collections.abc import Iterator
 from pathlib import Path

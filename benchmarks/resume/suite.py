@@ -219,8 +219,10 @@ class Suite:
         """Of a `Job`, but for the rank."""
         plan = self.plan
         return {
-            "data": str(self.root / "data"), "world": world, "workers": plan.workers, "global_batch": plan.global_batch,
-            "num_samples": plan.num_samples, "epochs": plan.epochs, "seed": plan.seed, "saved_world": saved_world,
+            "data": str(self.root / "data"), "world": world, "workers": plan.workers,
+            "global_batch": plan.global_batch,
+            "num_samples": plan.num_samples, "epochs": plan.epochs, "seed": plan.seed,
+            "saved_world": saved_world,
         }  # fmt: skip
 
     def run(self, peer: str, layouts: Sequence[tuple[int, int]] = LAYOUTS) -> dict[str, Finding]:
@@ -384,8 +386,10 @@ def environment(rank: int, world: int, port: int) -> dict[str, str]:
         "MASTER_PORT": port,
     }
     return {
-        **os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", **{name: str(value) for name, value in ranks.items()},
+        **os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "true",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
+        **{name: str(value) for name, value in ranks.items()},
     }  # fmt: skip
 
 

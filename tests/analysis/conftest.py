@@ -24,7 +24,7 @@ TRANSFORMERS = {
 
 
 def noisy_model(config: Config) -> Model:
-    """A float64 model in evaluation mode with noise on every number, so that attention is far from uniform."""
+    """A float64 model in evaluation mode with noise on every number: attention is far from uniform."""
     model = build(config, dtype=torch.float64)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -63,7 +63,7 @@ def _numpy_attentions(model: Model, images: Tensor) -> Iterator[Array]:
     w = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
     pixels = images.numpy()
     if "backbone.root.conv.weight" in w:
-        pixels = reference.resnet_v1(config.stage_depths, config.num_groups, w, pixels)  # type: ignore[attr-defined]
+        pixels = reference.resnet_v1(config.stage_depths, config.num_groups, w, pixels)
     x = reference.embed(config, w, pixels)
     if config.classifier == "token":
         x = np.concatenate([np.repeat(w["class_token"], len(x), 0), x], 1)

@@ -29,8 +29,10 @@ from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Pretrain
 
 DECIDING = {
-    "network", "image_size", "data", "batch_size", "recipe_batch_size", "micro_batch", "optimizer", "averaging", "precision",
-    "attention", "compile", "checkpoint_blocks", "sharding", "processes", "workers", "lanes", "log_trace", "machine"
+    "network", "image_size", "data", "batch_size", "recipe_batch_size", "micro_batch", "optimizer",
+    "averaging", "precision",
+    "attention", "compile", "checkpoint_blocks", "sharding", "processes", "workers", "lanes", "log_trace",
+    "machine"
 }  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def test_clock__every_moment_belongs_to_one_part(monkeypatch: pytest.MonkeyPatch
 
 
 def test_steps__leave_the_weights_of_a_run(prepared: Callable[..., Any], one_process: Path) -> None:
-    """After as many measured steps as the run has, every weight has the run's bits, and every step a record."""
+    """After as many measured steps as the run has, weights have the run's bits, and every step a record."""
 
     def measure(one: Prepared) -> tuple[Steps, dict[str, np.ndarray], int]:
         steps = measure_steps(one, Budget(0.0), least=STEPS - WARM_UP)

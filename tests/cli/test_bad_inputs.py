@@ -23,7 +23,10 @@ from vitctl.recipe.load import Override, load_recipe
 
 
 class Slip(NamedTuple):
-    """A command, a piece of what it says, and the command as it was meant; "" where nothing is to be typed."""
+    """A command, a piece of what it says, and the command as it was meant.
+
+    "" where nothing is to be typed.
+    """
 
     typed: str
     said: str
@@ -39,7 +42,8 @@ SLIPS = [
     Slip("pretrain", "pretrain: missing option --recipe", "pretrain -r smoke --dry-run"),
     Slip("pretrain -r", "pretrain: -r: needs a value"),
     Slip("pretrain smoke", "pretrain: missing option --recipe", "pretrain -r smoke --dry-run"),
-    Slip("pretrain -r smoke --recipee tiny", "no such option --recipee; did you mean --recipe tiny?", "pretrain -r smoke --dry-run"),
+    Slip("pretrain -r smoke --recipee tiny", "no such option --recipee; did you mean --recipe tiny?",
+         "pretrain -r smoke --dry-run"),
     Slip("-r smoke pretrain", "no such option -r"),
     Slip("data shards photos", "missing argument OUT", "data shards photos new"),
     Slip("data shards my photos new", "unexpected argument: ", "data shards 'my photos' new"),
@@ -65,12 +69,14 @@ SLIPS = [
                                                                    f"--dry-run"),
     Slip(f"{PRETRAIN} --set optimizer.lr", "write it as section.key=value"),
     Slip(f"{PRETRAIN} --set optimizer.lr 0.1", "unexpected argument: "),
-    Slip(f"{PRETRAIN} --set optimizer.lr=-1 --out new", "optimizer.lr = -1 is not allowed", f"{PRETRAIN} --out new --dry-run"),
+    Slip(f"{PRETRAIN} --set optimizer.lr=-1 --out new", "optimizer.lr = -1 is not allowed",
+         f"{PRETRAIN} --out new --dry-run"),
     Slip(f"{PRETRAIN} --set optimizer.lr=1e-3x", "optimizer.lr = '1e-3x' is not allowed"),
     Slip(f"{PRETRAIN} --set optimizer.lr=nan", "should be a finite number"),
     Slip(f"{PRETRAIN} --set optimizer=adam", "optimizer is a section, not a value"),
     Slip(f"{PRETRAIN} --set schedule.total_steps=10k", "schedule.total_steps = '10k' is not allowed"),
-    Slip(f"{PRETRAIN} --set schedule.total_steps=1e4", "write 10000", f"{PRETRAIN} --set schedule.total_steps=10000 --dry-run"),
+    Slip(f"{PRETRAIN} --set schedule.total_steps=1e4", "write 10000",
+         f"{PRETRAIN} --set schedule.total_steps=10000 --dry-run"),
     Slip(f"{PRETRAIN} --set schedule.batch_size=16.5", "schedule.batch_size = 16.5 is not allowed"),
     Slip(f"{PRETRAIN} --set schedule.batch_size=0", "schedule.batch_size = 0 is not allowed"),
     Slip(f"{PRETRAIN} --set data.flip=yes", "data.flip = 'yes' is not allowed"),
@@ -82,7 +88,8 @@ SLIPS = [
     Slip(f"{PRETRAIN} --res 16px", "--res 16px: "),
     Slip(f"{PRETRAIN} --res -16", "is not allowed"),
     Slip(f"{PRETRAIN} --res 2", "patch_size 4 is larger than image_size 2"),
-    Slip(f"{PRETRAIN} --res 10000000 --out new", "image_size must be a whole number from 1 to 16,384", f"{PRETRAIN} --out new"),
+    Slip(f"{PRETRAIN} --res 10000000 --out new", "image_size must be a whole number from 1 to 16,384",
+         f"{PRETRAIN} --out new"),
     Slip(f"{PRETRAIN} --seed -1", "seed = -1 is not allowed"),
     Slip(f"{PRETRAIN} --processes 0", "machine.processes = 0 is not allowed"),
     Slip(f"{PRETRAIN} --restarts -1", "--restarts -1: should be 0 or more"),
@@ -101,7 +108,8 @@ SLIPS = [
     Slip("pretrain -r tiny.toml --data shard", "shard: "),
     Slip("pretrain -r tiny.toml --data htp://x/y", "htp://"),
     Slip("pretrain -r tiny.toml --data halved", "samples.npy"),
-    Slip(f"{PRETRAIN} --set data.train_split=trian --out new", "has no split 'trian'", f"{PRETRAIN} --out new --dry-run"),
+    Slip(f"{PRETRAIN} --set data.train_split=trian --out new", "has no split 'trian'",
+         f"{PRETRAIN} --out new --dry-run"),
     Slip("data shards missing new", "missing", "data shards photos new"),
     Slip("data shards empty new", "empty", "data shards photos new"),
     Slip("data shards notes.txt new", "notes.txt"),
@@ -130,7 +138,8 @@ SLIPS = [
     Slip("evaluate --from run --data shards --labels reel --out e", "evaluation.labels = 'reel'", EVALUATE),
     Slip("evaluate --from run --model B/16 --data shards --out e", "not a B/16, it has", EVALUATE),
     Slip("fewshot --from run --data shards --shots five", "write numbers with commas"),
-    Slip("fewshot --from run --data shards --shots 500", "training images, 500 shots were requested; use fewer"),
+    Slip("fewshot --from run --data shards --shots 500",
+         "training images, 500 shots were requested; use fewer"),
     Slip("finetune --from run --data shards --lr fast", "--lr fast: "),
     Slip("finetune --from run --data shards --steps -5", "is not allowed"),
     Slip("vtab --from run --suite mini --task digit", "digit"),

@@ -42,7 +42,8 @@ def test_model__of_a_finetuning_takes_its_weights_and_its_classes(
     weights = load_file(one_process / "checkpoints" / "step_00000020" / "model.safetensors")
     kept = sum(tensor.numel() for name, tensor in weights.items() if not name.startswith("pre_logits"))
     line = tuple(
-        f"--recipe finetune --data {tiny_data} --set weights.source={one_process} --batch-size 16 --res 16".split()
+        f"--recipe finetune --data {tiny_data} --set weights.source={one_process} "
+        "--batch-size 16 --res 16".split()
     )
     said = vitctl("bench", "model", *line, *QUICK, "--json", "f.json")
     assert (said.code, "finetune" in said.out) == (0, True), said.err
@@ -193,7 +194,9 @@ def test_ctrl_c__keeps_what_was_measured(tiny_data: Path, tmp_path: Path) -> Non
         "from vitctl.cli.app import main\n"
         "main()\n"
     )
-    line = f"bench model --recipe {TINY} --data {tiny_data} --seconds 1000000.0 --json {tmp_path / 'a.json'}".split()
+    line = (
+        f"bench model --recipe {TINY} --data {tiny_data} --seconds 1e6 --json {tmp_path / 'a.json'}".split()
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, line)],
         capture_output=True,
@@ -211,7 +214,10 @@ def test_ctrl_c__keeps_what_was_measured(tiny_data: Path, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_processes__communication_is_a_part_of_the_step(tiny_data: Path, tmp_path: Path) -> None:
     """Two processes: the parts, with what the exchange of gradients costs, still add up to the step."""
-    line = f"bench model --recipe {TINY} --data {tiny_data} --seconds 2 --processes 2 --json {tmp_path / 'a.json'}".split()
+    line = (
+        f"bench model --recipe {TINY} --data {tiny_data} --seconds 2 --processes 2 --json "
+        f"{tmp_path / 'a.json'}"
+    ).split()
     command = [sys.executable, "-m", "vitctl", *map(str, line)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr

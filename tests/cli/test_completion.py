@@ -77,5 +77,8 @@ def test_complete__runs_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_complete__imports_no_torch() -> None:
     """It is paid at every TAB."""
     calls = "c.recipes(x, ''); c.keys(x, ''); c.data_sets(''); c.models(''); c.tasks(''); c.runs('')"
-    code = f"import sys, types; from vitctl.cli import completion as c; x = types.SimpleNamespace(info_name='vtab'); {calls}"
+    code = (
+        "import sys, types; from vitctl.cli import completion as c; "
+        f"x = types.SimpleNamespace(info_name='vtab'); {calls}"
+    )
     subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], check=True)

@@ -11,15 +11,17 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.cli.conftest import Vitctl
+from tests.cli.conftest import Vitctl, words
 from tests.models.tiny_models import TINY
 from tests.models.weights import google_reference
 from tests.models.weights.conftest import META
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.inspect.overview import choose
+from vitctl.jobs import inspection
 from vitctl.models.build import build
 from vitctl.models.variants import Config
 from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
+from vitctl.system.figures import save_figure
 
 pytest.importorskip("matplotlib")
 
@@ -42,9 +44,26 @@ def drawn(folder: Path) -> list[str]:
     for name in names:
         with Image.open(folder / f"{name}.png") as picture:
             assert min(picture.size) > 250
-            assert len(picture.convert("RGB").getcolors(1 << 24)) > 50
+            assert (
+                len(picture.convert("RGB").resize((300, 300), Image.Resampling.NEAREST).getcolors(90_000))
+                > 50
+            )
         assert ElementTree.parse(folder / f"{name}.svg").getroot().tag.endswith("svg")
     return names
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Render each picture once, without a layout. `test_google` and `test_run` draw as users do."""
+
+    def save(figure: Any, path: Path) -> Path:
+        if path.suffix == ".svg":
+            path.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+            return path
+        figure.set_layout_engine("none")
+        return save_figure(figure, path)
+
+    monkeypatch.setattr(inspection, "save_figure", save)
 
 
 LEFT_OUT = "skipped 1 file that are not images: notes.txt\n"
@@ -113,7 +132,9 @@ def test_google__the_authors_layout_goes_the_whole_way(vitctl: Vitctl, photos: P
     assert 0 < np.sum(images[0]["mask"]) < 1
 
 
-def test_run__on_a_split(vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_run__on_a_split(
+    vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     line = ("inspect", "--from", pretrained, "--data", tiny_data, "--num-images", 9)
     said = vitctl(*line, "--split", "train", "--out", "one")
     assert (said.code, said.err) == (0, "")
@@ -129,12 +150,9 @@ def test_run__on_a_split(vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_
     assert vitctl(*line, "--split", "train", "--out", "again").code == 0
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
-    assert (
-        vitctl(
-            *line, "--num-images", 1, "--seed", 3, "--set", "machine.precision=float64", "--out", "scored"
-        ).code
-        == 0
-    )
+    request.getfixturevalue("quick")
+    other = words("--num-images 1 --seed 3 --set machine.precision=float64 --out scored")
+    assert vitctl(*line, *other).code == 0
     scored = numbers(tmp_path / "scored")
     assert scored["images"]["from"].endswith(" test")  # the split that evaluate scores
     source = open_split("test", path=tiny_data)
@@ -142,6 +160,7 @@ def test_run__on_a_split(vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_
     assert (scored["precision"], found["precision"]) == ("float64", "float32")
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("name", "pictures", "reasons"),
     [
@@ -197,6 +216,7 @@ def test_families__have_their_parts_and_say_why_not(
     assert set(pictures) < set(found)
 
 
+@pytest.mark.usefixtures("quick")
 def test_several__side_by_side(vitctl: Vitctl, tmp_path: Path) -> None:
     for name in ("vit", "2d", "no position", "relative"):
         stored(TINY[name], tmp_path / name)
@@ -217,6 +237,7 @@ def test_several__side_by_side(vitctl: Vitctl, tmp_path: Path) -> None:
     assert "needs images: name files or folders, or a split with --data" in " ".join(said.out.split())
 
 
+@pytest.mark.usefixtures("quick")
 def test_predictions__are_those_of_the_network(vitctl: Vitctl, photos: Path, tmp_path: Path) -> None:
     from vitctl.data.images.decode import open_picture
     from vitctl.data.images.transforms import EvalTransform
@@ -235,6 +256,7 @@ def test_predictions__are_those_of_the_network(vitctl: Vitctl, photos: Path, tmp
     assert one["prediction"] == META["class_names"][best]
 
 
+@pytest.mark.usefixtures("quick")
 def test_res__gives_a_finer_grid(vitctl: Vitctl, photos: Path, tmp_path: Path) -> None:
     stored(TINY["vit"], tmp_path / "weights")
     assert (

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from safetensors import safe_open
 
+from tests import warm
 from tests.cli.conftest import Vitctl
 from tests.data.server import Faults, serving
 from vitctl import open_split
@@ -242,7 +243,7 @@ def test_predict__ends_quietly_when_nobody_reads_on(pretrained: Path, photos: Pa
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     names = "\n".join(["a.png"] * 20_000).encode()
     line = command("-", "--from", pretrained, "--format", "csv", "--batch", 8)
-    process = subprocess.Popen(
+    process = warm.Popen(
         line, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdin and process.stdout and process.stderr

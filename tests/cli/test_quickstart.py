@@ -1,4 +1,4 @@
-"""The quickstart once, where pre-training must visibly help and every promised file must exist; the doctor."""
+"""The quickstart once, where pre-training must visibly help and every promised file exist; the doctor."""
 
 import json
 from pathlib import Path

@@ -70,8 +70,10 @@ def test_check__all_shipped_and_a_file_of_ones_own(vitctl: Vitctl, tmp_path: Pat
     (tmp_path / "b.toml").write_text('extends = "smok"\n')
     said = vitctl("recipes", "check", "a.toml", "b.toml")
     assert said.code == 2
-    assert said.err == "vitctl: a.toml:2: unknown key sead; did you mean seed?\nno recipe is called 'smok'; did you mean smoke? " \
-        "`vitctl recipes list` shows them all\n"  # fmt: skip
+    assert said.err == (
+        "vitctl: a.toml:2: unknown key sead; did you mean seed?\n"
+        "no recipe is called 'smok'; did you mean smoke? `vitctl recipes list` shows them all\n"
+    )
 
 
 def test_a_path_works_wherever_a_name_does(vitctl: Vitctl, tmp_path: Path) -> None:

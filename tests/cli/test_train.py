@@ -211,8 +211,10 @@ def test_dry_run__weights_far_away_are_not_fetched(
 
 
 def test_pretrain__synthetic_needs_no_data(vitctl: Vitctl) -> None:
-    small = ("model.depth=1", "model.hidden_size=12", "model.mlp_size=12", "model.num_heads=3", "data.image_size=32",
-             "schedule.total_epochs=0", "schedule.total_steps=2", "schedule.warmup_steps=1", "schedule.batch_size=4",
+    small = ("model.depth=1", "model.hidden_size=12", "model.mlp_size=12", "model.num_heads=3",
+             "data.image_size=32",
+             "schedule.total_epochs=0", "schedule.total_steps=2", "schedule.warmup_steps=1",
+             "schedule.batch_size=4",
              "machine.workers=0", "machine.device=cpu", "model.pre_logits=false")  # fmt: skip
     sets = [part for text in small for part in ("--set", text)]
     said = vitctl("pretrain", "--recipe", "jft_b16", "--synthetic", "--out", "run", *sets)

@@ -30,7 +30,7 @@ def tiny_png() -> Callable[[int], bytes]:
 
 @pytest.fixture
 def make_split(tmp_path: Path) -> MakeSplit:
-    """Writes `num_samples` pictures with keys k0, k1, ...; `bad` ones are cut short but keep their signature."""
+    """Writes `num_samples` pictures with keys k0, k1 ...; `bad` ones are cut short, with a signature."""
 
     def make(
         num_samples: int, name: str = "train", *, bad: tuple[int, ...] = (), max_samples: int = 7
@@ -63,7 +63,7 @@ def picture(number: int) -> bytes:
 
 
 def make_items(num: int) -> list[Item]:
-    return [Item(f"k{number}", number % 3, lambda number=number: picture(number)) for number in range(num)]  # type: ignore
+    return [Item(f"k{number}", number % 3, lambda number=number: picture(number)) for number in range(num)]
 
 
 def several(num: int) -> list[Item]:

@@ -131,7 +131,8 @@ def test_batches__pictures_in_flight_are_bounded(tmp_path: Path, monkeypatch: py
 
     def epoch() -> None:
         batches = train_batches(
-            ShardSource(read_index(index.folder)), Order(16, 0), TrainTransform(8), seed=0, batch_size=16, micro_batch=16,
+            ShardSource(read_index(index.folder)), Order(16, 0), TrainTransform(8), seed=0, batch_size=16,
+            micro_batch=16,
             rank=0, num_processes=1, first_step=0, num_workers=0,
         )  # fmt: skip
         assert next(batches).weights.sum() == 16
@@ -183,7 +184,8 @@ def test_rows_of_others__bad_samples(
     rows_of(folder)[field][3] = value
     forget_tables(folder)
     batches = train_batches(
-        ShardSource(read_index(folder)), Order(10, 0), TrainTransform(8), seed=0, batch_size=10, micro_batch=10,
+        ShardSource(read_index(folder)), Order(10, 0), TrainTransform(8), seed=0, batch_size=10,
+        micro_batch=10,
         rank=0, num_processes=1, first_step=0, num_workers=num_workers,
     )  # fmt: skip
     batch = next(batches)

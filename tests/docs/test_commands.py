@@ -1,4 +1,4 @@
-"""Every command of README.md and docs/ is run on a small folder, planned with --dry-run, or at least parsed."""
+"""Every command of README.md and docs/ is run on a small folder, planned with --dry-run, or parsed."""
 
 import re
 import shutil
@@ -23,7 +23,7 @@ PARSED = {
     r"resume .*--allow": "trains for hours",
     r"evaluate --from weights.bin": "needs weights of B/16",
     r".*,submit$": "needs Slurm",
-    r"export .*--to (timm|google)": "needs a model that fits these formats: tests/export/test_weights_folder.py",
+    r"export .*--to (timm|google)": "needs a model that fits them: tests/export/test_weights_folder.py",
     r"export .*(--to pt2|int8|--to onnx --to safetensors)": "tests/export/ runs them, README.md one of them",
     r"recipes table fig(2|3|13) ": "tests/report/test_paper_plot.py draws them, this page one of them",
     r"inspect .*quickstart": "needs a finished quickstart",

@@ -130,7 +130,10 @@ def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
 
 @situation("Another process runs in this folder")
 def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
-    hold = f"import fcntl, sys; f = open({str(home / 'RUN' / LOCK)!r}, 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(); sys.stdin.read()"
+    hold = (
+        f"import fcntl, sys; f = open({str(home / 'RUN' / LOCK)!r}, 'a'); fcntl.lockf(f, fcntl.LOCK_EX); "
+        "print(); sys.stdin.read()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
@@ -194,7 +197,7 @@ def _(_home: Path, vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @situation("No better than always predicting the majority class")
 def _(_home: Path, vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A network that always predicts the first class: what a short training reaches depends on the processor."""
+    """A network that always predicts the first class: what a short training reaches varies by processor."""
 
     def first_class(_self: object, images: torch.Tensor) -> torch.Tensor:
         return -torch.arange(6.0).repeat(len(images), 1)

@@ -143,7 +143,7 @@ def test_loss__softmax_refuses_several_labels() -> None:
 def test_masked_patches__are_not_drawn_from_the_stream_of_an_images_augmentation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Steps and epochs are both small numbers: the same words for both would tie what is hidden to the crop."""
+    """Steps and epochs are small numbers: the same words for both would tie what is hidden to the crop."""
     streams = []
 
     def drawn(num_patches: int, rng: np.random.Generator, rate: float) -> Corruption:

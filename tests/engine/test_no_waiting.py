@@ -23,7 +23,7 @@ from vitctl.models.variants import Config, MaskedPatchConfig, variant
 from vitctl.recipe.sections import Optimizer
 
 SIZE, CLASSES = 32, 5
-TINY: dict[str, dict[str, Any]] = {"hidden_size": 24, "depth": 2, "mlp_size": 48, "num_heads": 3}  # type: ignore[dict-item]
+TINY: dict[str, dict[str, Any]] = {"hidden_size": 24, "depth": 2, "mlp_size": 48, "num_heads": 3}
 LOSS = {"name": "softmax", "label_smoothing": 0.1}
 
 

@@ -45,7 +45,7 @@ def test_update__its_gradient_is_that_of_the_mean_loss(trainer: Make) -> None:
     before = weights(t)
     result = t.update(0, [whole]).result()
     assert result.loss == pytest.approx(float(mean.detach()), rel=1e-14)
-    assert result.grad_norm == pytest.approx(float(torch.sqrt(sum((g**2).sum() for g in grads))), rel=1e-13)  # type: ignore[arg-type]
+    assert result.grad_norm == pytest.approx(float(torch.sqrt(sum((g**2).sum() for g in grads))), rel=1e-13)
     assert close(weights(t), [w - g for w, g in zip(before, grads, strict=True)])
 
 

@@ -161,7 +161,8 @@ def test_fit__saves_before_the_last_evaluation_so_that_it_can_be_killed_there(ru
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     own = [(line["kind"], line["step"]) for line in lines if line["kind"] in ("evaluate", "checkpoint")]
     assert own == [
-        ("checkpoint", 2), ("evaluate", 4), ("checkpoint", 4), ("checkpoint", 6), ("checkpoint", 8), ("evaluate", 8)
+        ("checkpoint", 2), ("evaluate", 4), ("checkpoint", 4), ("checkpoint", 6), ("checkpoint", 8),
+        ("evaluate", 8)
     ]  # fmt: skip
 
 
@@ -310,7 +311,10 @@ def endless() -> Iterator[Batch]:
 def test_run_steps__evaluates_before_it_saves_and_both_at_the_end(trainer: Make) -> None:
     diary = Diary(trainer(LOSS), 5, evaluate=2, probe=3, save=4)
     diary.run_steps(endless(), 1)
-    expected = "log 2, evaluate 2, log 3, probe 3, log 4, evaluate 4, save 4, log 5, evaluate 5, probe 5, save 5 and wait"
+    expected = (
+        "log 2, evaluate 2, log 3, probe 3, log 4, evaluate 4, save 4, log 5, evaluate 5, probe 5, "
+        "save 5 and wait"
+    )
     assert ", ".join(diary.said) == expected
 
 

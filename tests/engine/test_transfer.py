@@ -1,4 +1,4 @@
-"""Batches reach the device ahead of their use, unchanged, in whatever order its streams come to their work."""
+"""Batches reach the device ahead of their use, unchanged, in whatever order its streams do their work."""
 
 import random
 from collections import deque

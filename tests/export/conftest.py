@@ -1,4 +1,4 @@
-"""Networks whose weights all matter, in files with pre-processing beside them, and photographs to show them."""
+"""Networks whose weights all matter, in files with their pre-processing, and photographs to show them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,7 +40,7 @@ def unchanged(model: Model) -> None:
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of 24 pictures of several sizes to score, and of 16 to calibrate on: smooth, as photographs are."""
+    """Shards of 24 pictures of several sizes to score, and of 16 to calibrate on: smooth like photographs."""
     out = tmp_path_factory.mktemp("photos")
     for split, first, count in (("train", 1000, 16), ("test", 0, NUM_IMAGES)):
         items = [

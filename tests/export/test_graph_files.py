@@ -218,7 +218,10 @@ def test_onnx__float16_that_overflows_is_refused_with_its_layer(
     saved: Saved, exported: Exported, tmp_path: Path, photos: Path, plant: Callable[[Model], None], named: str
 ) -> None:
     values = {"export.precision": "float16", "data.path": str(photos)}
-    message = rf"run/model\.onnx: float16 overflows in {named}.*, above its maximum of 65,504; the file was not kept"
+    message = (
+        rf"run/model\.onnx: float16 overflows in {named}.*, above its maximum of 65,504; "
+        r"the file was not kept"
+    )
     with pytest.raises(CheckpointError, match=message):
         exported(saved("vit", plant), "onnx", **values)
     assert [
@@ -241,7 +244,10 @@ def test_onnx__a_loss_of_accuracy_is_refused(
         model.head.weight.mul_(0.01)
         model.head.bias.copy_(torch.tensor([9.0, 0, 0, 0, 0]))
 
-    said = r"accuracy 16\.67%, of the float32 model 20\.83%; the same answer on 0 of 24 .*; a loss of 1\.00% is allowed"
+    said = (
+        r"accuracy 16\.67%, of the float32 model 20\.83%; the same answer on 0 of 24 .*; "
+        r"a loss of 1\.00% is allowed"
+    )
     with pytest.raises(CheckpointError, match=said):
         exported(saved("vit", always_zero), "onnx", **{"export.precision": "int8", "data.path": str(photos)})
     assert [file.name for file in (tmp_path / "run").iterdir() if "model" in file.name] == []

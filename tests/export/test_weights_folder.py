@@ -81,7 +81,10 @@ def test_folder__files_of_the_user_stay_beside_a_second_export(
 
 
 def test_card__says_what_is_known(exported: Exported, trained: Path, tiny_data: Path, tmp_path: Path) -> None:
-    """Results of the run and of the images given, digests, licence; Hugging Face's own reader reads its head."""
+    """Results of the run and of the images given, digests, licence.
+
+    Hugging Face's own reader reads its head.
+    """
     exported(trained, "timm", **{"export.data_licence": "CC BY 4.0", "data.path": str(tiny_data)})
     own = do(
         "evaluate", tmp_path / "score", **CPU, **{"weights.source": str(trained), "data.path": str(tiny_data)}
@@ -89,7 +92,10 @@ def test_card__says_what_is_known(exported: Exported, trained: Path, tiny_data: 
     text = (tmp_path / "run" / "timm" / "README.md").read_text()
     digest = find_weights(str(trained)).weights.digest
     metrics = own["metrics"]
-    row = f"{metrics['accuracy']:.2%} | {metrics['correct']} | {metrics['total']} | `{own['provenance']['data_sha256']}` |"
+    row = (
+        f"{metrics['accuracy']:.2%} | {metrics['correct']} | {metrics['total']} | "
+        f"`{own['provenance']['data_sha256']}` |"
+    )
     assert text.count(row) == 1  # the run scored the same images
     assert f"| test of {tiny_data} |" in text
     assert (

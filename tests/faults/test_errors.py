@@ -88,7 +88,10 @@ def test_standard_output__full_or_closed(to: str) -> None:
     if to == "closed":
         assert (done.returncode, done.stderr) == (0, "")
     else:
-        text = "vitctl: standard output: no space left on device; free some space there, or choose another path\n"
+        text = (
+            "vitctl: standard output: no space left on device; free some space there, "
+            "or choose another path\n"
+        )
         assert (done.returncode, done.stderr) == (2, text)
 
 
@@ -137,7 +140,8 @@ WHOLE = {
 
 @pytest.mark.parametrize(("owner", "name", "call", "error", "step"), WHOLE.values(), ids=WHOLE)
 def test_error__between_two_updates_is_saved(
-    tiny_data: Path, straight: Path, tmp_path: Path, broken: Broken, owner: Any, name: str, call: int, error: Exception, step: int
+    tiny_data: Path, straight: Path, tmp_path: Path, broken: Broken, owner: Any, name: str, call: int,
+    error: Exception, step: int
 ) -> None:  # fmt: skip
     folder = prepared(tmp_path / "run", tiny_data)
     broken(owner, name, call, error, after=owner is Trainer)

@@ -1,5 +1,5 @@
-"""Disks that are full, fail, lose what was written or forbid writing: nothing half written stays, nothing that
-was done is lost, and the user reads what to do.
+"""Disks that are full, fail, lose what was written or forbid writing: nothing half written stays, nothing
+that was done is lost, and the user reads what to do.
 """
 
 import errno
@@ -364,7 +364,10 @@ def test_read_only__data(bound: Bound, tiny_data: Path, tmp_path: Path) -> None:
 def test_read_only__data_and_the_place_of_kept_features(
     bound: Bound, tiny_data: Path, tmp_path: Path
 ) -> None:
-    """Few-shot needs no lock in the data either; features that cannot be cached are computed, with a warning."""
+    """Few-shot needs no lock in the data either.
+
+    Features that cannot be cached are computed, with a warning.
+    """
     data, folder = Path(shutil.copytree(tiny_data, tmp_path / "data")), tmp_path / "a"
     done = bound(command(folder, data))
     assert done.returncode == 0, done.stderr

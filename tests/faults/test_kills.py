@@ -1,5 +1,5 @@
-"""SIGKILL and second signals: nothing is left behind, nothing is torn, and the resumed run equals one that was
-never killed.
+"""SIGKILL and second signals: nothing is left behind, nothing is torn, and the resumed run equals one that
+was never killed.
 """
 
 import json
@@ -44,7 +44,7 @@ def soon(holds: Callable[[], object], seconds: float = 60.0) -> bool:
 def test_second_signal__in_the_middle_of_a_save_tears_nothing(
     tiny_data: Path, straight: Path, tmp_path: Path
 ) -> None:
-    """The save writes in the background and never ends: the first signal waits for it, the second does not."""
+    """The save writes in the background and never ends: the first signal waits, the second does not."""
     folder = prepared(tmp_path / "a", tiny_data, **EVERY_2)
     with warm.Popen(harmed("stuck_save", folder), **PIPED, cwd=ROOT) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -97,7 +97,10 @@ def test_compile__the_first_signal_waits_for_its_end_and_the_second_does_not(
 
 
 def zombies() -> set[int]:
-    """Children of this process that ended and were not waited for; tests before this one may have left some."""
+    """Children of this process that ended and were not waited for.
+
+    Tests before this one may have left some.
+    """
     return {p.pid for p in psutil.Process().children() if p.status() == psutil.STATUS_ZOMBIE}
 
 

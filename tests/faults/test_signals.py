@@ -297,10 +297,10 @@ def test_data__ends_at_once_and_leaves_nothing_half_written(
 
 
 def pictures(root: Path) -> Path:
-    """Forty pictures in class folders, and shards of twenty, five of which are in those of a test set, too."""
+    """Forty pictures in class folders, and shards of twenty, five of which are in a test set, too."""
     items = shapes.items("shape", "train", 40, seed=0, image_size=16)
     for item in items:
-        path = root / "photos" / "train" / shapes.SHAPES[item.label] / f"{item.key}.png"  # type: ignore[index]
+        path = root / "photos" / "train" / shapes.SHAPES[item.label] / f"{item.key}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(item.read())
     for name, chosen in (("own/train", items[:20]), ("other/test", items[15:30])):
@@ -379,8 +379,8 @@ def output_of(code: str, **given: Any) -> tuple[int, str]:
 
 
 def test_signals__of_the_system_repeat_and_never_cut_a_save_short() -> None:
-    """A shell sends SIGHUP a second time, the kernel SIGXCPU every second; a SIGTERM among them is the first request
-    to stop.
+    """A shell sends SIGHUP a second time, the kernel SIGXCPU every second; a SIGTERM among them is the first
+    request to stop.
     """
     code = (
         "import os, signal, time\nfrom vitctl.engine.preemption import stop_on_signals\n"

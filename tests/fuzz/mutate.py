@@ -13,7 +13,8 @@ Check = Callable[[bytes], str]
 
 # What hand-made JSON holds where something else should be.
 NASTY: tuple[Any, ...] = (
-    None, True, -1, 0, 10**9, 10**30, -(2**63), 0.5, 1e308, float("nan"), float("inf"), "", "1", "\x1b[2J", "a\nb", "\ud800",
+    None, True, -1, 0, 10**9, 10**30, -(2**63), 0.5, 1e308, float("nan"), float("inf"), "", "1", "\x1b[2J",
+    "a\nb", "\ud800",
     "../../etc/passwd", "x" * 5000, [], {}, [[]], [1] * 1000, {"a": {"a": {}}},
 )  # fmt: skip
 

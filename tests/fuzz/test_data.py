@@ -155,7 +155,7 @@ def corrupt(data: bytes, how: int, rng: np.random.Generator) -> bytes:
 def test_corruptions__are_counted_one_by_one(tmp_path: Path, num_workers: int) -> None:
     rng = np.random.default_rng(7)
     files = pictures()[:4]  # JPEG and PNG
-    items = [Item(f"k{n}", n % 3, lambda n=n: files[n % len(files)]) for n in range(250)]  # type: ignore[misc]
+    items = [Item(f"k{n}", n % 3, lambda n=n: files[n % len(files)]) for n in range(250)]
     index = write_split(items, tmp_path / "train", tuple("abc"), seed=0, source_text="", max_samples=40)
     source = ShardSource(index)
     chosen = sorted(rng.choice(250, 100, replace=False).tolist())

@@ -172,7 +172,8 @@ def test_readers(tmp_path: Path, kind: str, num_examples: int) -> None:
         return "refused" if said else "read"
 
     good = make(tmp_path)
-    others = (b"", b"\0" * 600, b"PK\x05\x06" + bytes(18), b"{" * 3000, b"[" * 100_000, b"9" * 6000, b"1e999", b"NaN",
+    others = (b"", b"\0" * 600, b"PK\x05\x06" + bytes(18), b"{" * 3000, b"[" * 100_000, b"9" * 6000, b"1e999",
+              b"NaN",
               bz2.compress(b"x"), lzma.compress(b"x"), gzip.compress(b"x")[:-3], _zipped(b"\xff" * 40),
               _encrypted(_zipped(b"x" * 100)), good[: len(good) // 2])  # fmt: skip
     for other in others:

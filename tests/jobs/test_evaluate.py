@@ -119,6 +119,6 @@ def test_evaluate__verifies_each_file_of_a_checkpoint_once(
     """Where it loads the weights; what is looked at before, and by a plan, are sizes."""
     read: list[str] = []
     sha256 = files._sha256
-    monkeypatch.setattr(files, "_sha256", lambda path: read.append(path.name) or sha256(path))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(files, "_sha256", lambda path: read.append(path.name) or sha256(path))
     job("evaluate", **{"weights.source": str(pretrained), "weights.which": which})
     assert sorted(read) == ["ema.safetensors", "model.safetensors", "optimizer.safetensors"]

@@ -11,7 +11,8 @@ from vitctl.errors import RecipeError
 
 HYBRID = {"model.stage_depths": [1, 1], "model.width": 8, "model.num_groups": 4, "model.patch_size": 1}
 RESNET: dict[str, Any] = {
-    "model.stage_depths": [1, 1], "model.width": 8, "model.num_groups": 4, "model.depth": None, "model.hidden_size": None,
+    "model.stage_depths": [1, 1], "model.width": 8, "model.num_groups": 4, "model.depth": None,
+    "model.hidden_size": None,
     "model.mlp_size": None, "model.pre_logits": False,
 }  # fmt: skip
 SMALL: dict[str, dict[str, Any]] = {

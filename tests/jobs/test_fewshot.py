@@ -23,7 +23,7 @@ from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
 
-def test_fewshot__equals_a_direct_computation(job: Job, pretrained, tiny_data) -> None:  # type: ignore[no-untyped-def]
+def test_fewshot__equals_a_direct_computation(job: Job, pretrained, tiny_data) -> None:
     result = job("fewshot", **{"fewshot.shots": (1, 3), "fewshot.seeds": (0, 1), "fewshot.float64": True})
     model, _ = loaded_model(find_weights(str(pretrained)), 0, torch.float64)
     model.eval()
@@ -227,5 +227,8 @@ def test_fewshot__features_that_cannot_be_kept_are_no_reason_to_stop(job: Job, t
     assert result["metrics"] == kept["metrics"]
     lines = [json.loads(line) for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines()]
     file = tmp_path / "file"
-    said = f"{file}: representations could not be cached for later runs (File exists); choose another folder with fewshot.cache"
+    said = (
+        f"{file}: representations could not be cached for later runs (File exists); "
+        "choose another folder with fewshot.cache"
+    )
     assert [line["text"] for line in lines if line["kind"] == "warning"] == [said, said]

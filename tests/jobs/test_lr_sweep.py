@@ -35,7 +35,8 @@ def test_best__most_correct_and_the_first_of_equals() -> None:
 def test_finetune__the_best_rate_of_the_kept_images_trains_on_all(job: Job, tmp_path: Path) -> None:
     swept = job("finetune", **SWEEP)
     alone = {
-        lr: job("finetune", f"alone_{lr:g}", **{"optimizer.lr": lr, "data.train_split": "train[:50]", "data.eval_split": "train[50:]"})
+        lr: job("finetune", f"alone_{lr:g}", **{"optimizer.lr": lr, "data.train_split": "train[:50]",
+                                                "data.eval_split": "train[50:]"})
         for lr in LRS
     }  # fmt: skip
     assert swept["metrics"]["sweep"] == {f"{lr:g}": alone[lr]["metrics"]["accuracy"] for lr in LRS}

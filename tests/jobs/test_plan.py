@@ -194,7 +194,10 @@ def test_within__says_why_there_is_nothing() -> None:
 
 
 def test_plan_training__archives_of_a_known_set_are_not_taken_for_shards(tmp_path: Path) -> None:
-    """ImageNet's own lie there as train/n01440764.tar; they were not given with --data, and are not indexed."""
+    """ImageNet's own lie there as train/n01440764.tar.
+
+    They were not given with --data, and are not indexed.
+    """
     (tmp_path / "imagenet/train").mkdir(parents=True)
     (tmp_path / "imagenet/train/n01440764.tar").write_bytes(bytes(10_240))
     plan = plan_training(recipe("in1k_b16", **{"data.root": str(tmp_path)}))

@@ -121,7 +121,10 @@ def test_prepare__the_web_is_away_or_not_wanted(tmp_path: Path) -> None:
 
     with pytest.raises(
         DataError,
-        match=r"no such file on the server; or download and unpack EuroSAT.zip yourself, then add --from FOLDER$",
+        match=(
+            r"no such file on the server; or download and unpack EuroSAT.zip yourself, "
+            r"then add --from FOLDER$"
+        ),
     ):
         prepare_data_set("eurosat", tmp_path, get=away)
     with pytest.raises(

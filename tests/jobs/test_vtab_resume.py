@@ -76,7 +76,7 @@ def straight(speck: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dic
 
 
 def interrupted(folder: Path, where: str, number: int) -> None:
-    """Do the job of a prepared folder, and get a signal in the training of task seven or in its evaluation."""
+    """Do the job of a prepared folder, and get a signal in task seven's training or in its evaluation."""
     armed, agree = [0], evaluation.stop_together
 
     def report(record: dict[str, Any]) -> None:
@@ -95,7 +95,7 @@ def interrupted(folder: Path, where: str, number: int) -> None:
         agree(*arguments)
 
     evaluation.stop_together = counted
-    open_split, vtab_images.open_split = vtab_images.open_split, Catalog(whole_tests=False).open_split  # type: ignore[assignment]
+    open_split, vtab_images.open_split = vtab_images.open_split, Catalog(whole_tests=False).open_split
     try:
         work(folder, report)
     finally:

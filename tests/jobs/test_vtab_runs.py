@@ -87,7 +87,7 @@ def test_vtab__light_equals_a_direct_computation(pretrained: Path, tmp_path: Pat
         transform = EvalTransform(16, resample="bilinear_antialias")
         images = torch.stack([transform(decode(source.read(i))) for i in range(len(source))])
         with torch.inference_mode():
-            x[name] = model.features((images.double() / 255 - 0.5) / 0.5).float().double().numpy()  # type: ignore[operator]
+            x[name] = model.features((images.double() / 255 - 0.5) / 0.5).float().double().numpy()
         y[name] = source.labels()
     chosen = max(L2S, key=lambda l2: (correct(x, y, "fit", "choose", l2), -l2))
     own = json.loads((folder / "light" / "digits" / "result.json").read_text())

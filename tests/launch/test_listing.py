@@ -1,5 +1,5 @@
-"""`vitctl runs` and `vitctl runs clean`: what a run is, how far it is, whether a process works on it, and which
-checkpoints may go.
+"""`vitctl runs` and `vitctl runs clean`: what a run is, how far it is, whether a process works on it, and
+which checkpoints may go.
 """
 
 import os

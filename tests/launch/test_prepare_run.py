@@ -119,7 +119,7 @@ def test_prepare__allowed_changes_are_made_and_said(load: Load, tmp_path: Path) 
 
 
 def test_prepare__waits_while_another_machine_writes_the_folder(load: Load, tmp_path: Path) -> None:
-    """It looked for files of others before it had the lock, and took the first files of its own run for them."""
+    """It looked for others' files before it had the lock, and took its own run's first files for them."""
     loaded, config = load(**{"machine.processes": 2}), LaunchConfig(2, "127.0.0.1", free_port())
     (tmp_path / "env.json").write_text("{}")
     with ThreadPoolExecutor() as pool:

@@ -1,4 +1,7 @@
-"""A refused command leaves nothing that refuses the corrected one; a folder of something else is not taken."""
+"""A refused command leaves nothing that refuses the corrected one.
+
+A folder of something else is not taken.
+"""
 
 from pathlib import Path
 

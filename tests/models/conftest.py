@@ -1,4 +1,4 @@
-"""What the model tests share: a small configuration of every family, and models whose every weight matters."""
+"""What the model tests share: a small configuration of each family, and models whose every weight matters."""
 
 from collections.abc import Callable, Iterator
 

@@ -203,7 +203,7 @@ def resnet_v1(stage_depths: tuple[int, ...], groups: int, w: Weights, x: Array) 
 
 
 def resnet_v2(stage_depths: tuple[int, ...], groups: int, w: Weights, x: Array) -> Array:
-    """The map after the last norm: pre-activation, symmetric padding, sqrt(var + 1e-10), GroupNorm eps 1e-5."""
+    """The map after the last norm: pre-activation, symmetric pads, sqrt(var + 1e-10), GroupNorm eps 1e-5."""
 
     def conv(x: Array, name: str, stride: int) -> Array:
         kernel = w[f"{name}.weight"]

@@ -238,7 +238,7 @@ def test_training_flops__fit_table_6(name: str, gmacs: float, epochs: int, print
 
 
 def saved_bytes(config: Config, micro_batch: int, precision: str, checkpoint_blocks: bool = False) -> int:
-    """Bytes that autograd really keeps for the backward pass, weights left out, shared storage counted once."""
+    """Bytes that autograd keeps for the backward pass, weights left out, shared storage counted once."""
     model = build(config, dtype=torch.float64 if precision == "float64" else torch.float32)
     model.checkpoint_blocks, model.every_token = checkpoint_blocks, True
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}

@@ -24,7 +24,7 @@ def drawn(config: Config, dtype: torch.dtype = torch.float32) -> nn.Module:
     model = build(config, dtype=dtype)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        model.head.weight.copy_(torch.randn(model.head.weight.shape, generator=generator) * 0.3)  # type: ignore[union-attr]
+        model.head.weight.copy_(torch.randn(model.head.weight.shape, generator=generator) * 0.3)
     return model
 
 
@@ -55,7 +55,7 @@ def test_head__is_computed_in_float32_under_autocast(name: str, compiled: bool) 
         logits = model(images)
     assert torch.bfloat16 in inside  # the body is not
     assert logits.dtype == torch.float32
-    assert torch.equal(logits, F.linear(seen[0].float(), model.head.weight, model.head.bias))  # type: ignore[union-attr]
+    assert torch.equal(logits, F.linear(seen[0].float(), model.head.weight, model.head.bias))
 
 
 def test_head__float64_stays_float64() -> None:

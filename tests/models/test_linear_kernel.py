@@ -37,7 +37,7 @@ def results(layer: nn.Module, inputs: Tensor, *, mixed: bool = False) -> list[Te
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
         outputs = layer(inputs)
     outputs.double().square().sum().backward()
-    return [outputs, inputs.grad, *(p.grad for p in layer.parameters() if p.grad is not None)]  # type: ignore[list-item]
+    return [outputs, inputs.grad, *(p.grad for p in layer.parameters() if p.grad is not None)]
 
 
 @needs_onednn

@@ -1,4 +1,4 @@
-"""Equality with torchvision's ViT, an implementation of other people, on the same random weights in float64."""
+"""Equality with torchvision's ViT, an independent implementation, on the same random weights in float64."""
 
 from collections.abc import Callable
 from dataclasses import replace

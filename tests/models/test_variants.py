@@ -247,7 +247,7 @@ def test_from_dict__a_field_younger_than_the_file_has_its_default() -> None:
     [("B/16", 224, 0), ("B/16", 384, 0), ("H/14", 224, 0), ("H/14", 384, 6), ("R50+B/16", 230, 0)],
 )
 def test_unseen_pixels__are_those_beyond_the_last_whole_patch(model: str, size: int, unseen: int) -> None:
-    """The paper's H/14 at 384 has 27 x 27 patches: six rows and columns are dropped by its VALID convolution."""
+    """The paper's H/14 at 384 has 27 x 27 patches: its VALID convolution drops six rows and columns."""
     warnings = unseen_pixels(variant(model, image_size=size))
     assert warnings == unseen_pixels(variant(model), size)
     assert len(warnings) == bool(unseen)

@@ -1,4 +1,4 @@
-"""The forward pass: against an independent NumPy model, by its invariances, and in every place it has to run."""
+"""The forward pass: against an independent NumPy model, by its invariances, and wherever it has to run."""
 
 import copy
 from collections.abc import Callable, Iterator

@@ -291,7 +291,8 @@ def test_load_recipe__refuses_what_is_no_text_and_what_is_too_large(tmp_path: Pa
 def test_parse_override__what_is_longer_than_a_line_of_a_recipe(value: str) -> None:
     with pytest.raises(
         RecipeError,
-        match=r"characters, should be at most 16,384 .VITCTL_MAX_RECIPE_LINE, in KiB.; write it into a recipe",
+        match=r"characters, should be at most 16,384 .VITCTL_MAX_RECIPE_LINE, in KiB.; "
+        "write it into a recipe",
     ):
         parse_override(value)
 

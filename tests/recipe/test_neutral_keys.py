@@ -1,4 +1,4 @@
-"""One list says what changes no number: for going on, for digests, and for what counts as a run of a recipe."""
+"""One list says what changes no number: for resuming, for digests, for what counts as a run of a recipe."""
 
 import json
 from pathlib import Path

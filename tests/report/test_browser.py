@@ -34,7 +34,8 @@ def pages(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     for rate, accuracy in ((0.1, 0.5), (0.01, 0.7), (0.001, 0.6)):
         name = f"lr_{rate}__seed_0"
         made_up(root / "sweep" / name, "smoke", RunResult("pretrain", "done", {"accuracy": accuracy}), 120)
-        rows.append({"run": name, "recipe": "smoke", "varied": {"optimizer.lr": rate}, "status": "done", "value": accuracy,
+        rows.append({"run": name, "recipe": "smoke", "varied": {"optimizer.lr": rate}, "status": "done",
+                     "value": accuracy,
                      "numbers": {}, "loss": 1.0, "seconds": 3.0, "error": ""})  # fmt: skip
     (root / "sweep" / "sweep.json").write_text(json.dumps({"runs": rows}))
     suite = made_up(root / "suite", "vtab", vtab_result())
@@ -103,7 +104,8 @@ def test_page__draws_asks_nothing_and_can_be_read(
 LONG = ("Miniature Pinscher dog", "Übergrößenträger 🐕 犬", "Rettungshubschrauberlandeplatz", "cat")
 # Pairs of texts that share pixels, and tables of classes that are wider than their place.
 OVERLAPS = """() => {
-  const texts = [...document.querySelectorAll('.classes th, .classes td')].filter((one) => one.textContent).map((one) => {
+  const cells = [...document.querySelectorAll('.classes th, .classes td')].filter((one) => one.textContent);
+  const texts = cells.map((one) => {
     const inside = one.querySelector('span') ?? one, range = document.createRange();
     range.selectNodeContents(inside);
     const text = range.getBoundingClientRect(), place = inside.getBoundingClientRect();
@@ -113,7 +115,8 @@ OVERLAPS = """() => {
   });
   const pairs = texts.flatMap(([a, b, c, d, one], i) => texts.slice(i + 1).filter(
     ([e, f, g, h]) => a + 1 < g && e + 1 < c && b + 1 < h && f + 1 < d).map((other) => [one, other[4]]));
-  const wide = [...document.querySelectorAll('.classes .wide')].filter((one) => one.scrollWidth > one.clientWidth + 1);
+  const wide = [...document.querySelectorAll('.classes .wide')]
+    .filter((one) => one.scrollWidth > one.clientWidth + 1);
   return [pairs, wide.map((one) => one.ariaLabel)];
 }"""
 

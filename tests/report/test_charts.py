@@ -1,4 +1,4 @@
-"""Axes hold their values, drawn points are the values, no spike is lost, and descriptions name the extremes."""
+"""Axes hold their values, drawn points are the values, no spike is lost, descriptions name the extremes."""
 
 import math
 

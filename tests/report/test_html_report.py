@@ -221,8 +221,10 @@ def test_page__vtab_stands_beside_table_9(tmp_path: Path) -> None:
 
 def test_page__curves_of_everything_that_was_logged(tmp_path: Path) -> None:
     shown = page_of(tmp_path, made_up(tmp_path / "a", "smoke", None, 120))
-    for title in ("Training loss", "Accuracy on the scored split", "Few-shot accuracy during training", "Learning rate",
-                  "Images per second", "MFU, share of the peak FLOP/s", "Data-wait, share of the time", "Bad samples so far",
+    for title in ("Training loss", "Accuracy on the scored split", "Few-shot accuracy during training",
+                  "Learning rate",
+                  "Images per second", "MFU, share of the peak FLOP/s", "Data-wait, share of the time",
+                  "Bad samples so far",
                   "Skipped updates so far"):  # fmt: skip
         assert title in shown.text
     assert "not finished" in shown.text
@@ -293,7 +295,8 @@ def test_page__of_a_sweep(tiny_data: Path, tmp_path: Path) -> None:
         name = f"lr_{rate}__seed_0"
         made_up(tmp_path / "sw" / name, str(TINY), RunResult("pretrain", "done", {"accuracy": accuracy}), 20,
                 **{"data.path": str(tiny_data)})  # fmt: skip
-        rows.append({"run": name, "recipe": "tiny", "varied": {"optimizer.lr": rate, "seed": 0}, "status": "done",
+        rows.append({"run": name, "recipe": "tiny", "varied": {"optimizer.lr": rate, "seed": 0},
+                     "status": "done",
                      "value": accuracy, "numbers": {}, "loss": 1.0, "seconds": 3.0, "error": ""})  # fmt: skip
     (tmp_path / "sw" / "sweep.json").write_text(json.dumps({"runs": rows}))
     shown = page_of(tmp_path, tmp_path / "sw")

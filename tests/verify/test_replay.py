@@ -1,4 +1,4 @@
-"""Steps computed again: equal if nothing was changed, otherwise the first thing that differs, in causal order."""
+"""Steps computed again: equal if nothing was changed, else the first thing that differs, in causal order."""
 
 import json
 import re
@@ -241,7 +241,10 @@ def test_two_processes__are_compared_within_a_tolerance(tiny_data: Path, tmp_pat
     run_as_two(folder, tiny_data, **SHORT)
     assert found(folder, steps="all", scores=True) == []
     [(_, text)] = said(folder, "environment", steps="all")
-    words = "the last bits of numbers may differ here: made by 2 processes, whose sum of gradients depends on their number"
+    words = (
+        "the last bits of numbers may differ here: made by 2 processes, "
+        "whose sum of gradients depends on their number"
+    )
     assert text.startswith(words)
     [(state, text)] = said(folder, "replay within a tolerance", steps="all") or said(
         folder, "replay", steps="all"
@@ -270,7 +273,10 @@ def test_one_process_that_saw_other_data__is_found(tiny_data: Path, tmp_path: Pa
 def test_steps_that_do_not_exist__are_one_line(finished: Path, text: str) -> None:
     with pytest.raises(
         RecipeError,
-        match=r"--replay .*: (should be a step such as 30|\S+ has records of steps 1 to 12|steps count|the first)",
+        match=(
+            r"--replay .*: (should be a step such as 30|\S+ has records of steps 1 to 12|steps count|the "
+            r"first)"
+        ),
     ):
         found(finished, steps=text)
 

@@ -6,8 +6,9 @@ kernel and its output stay the same.
 
 Mean attention distance is the receptive field of attention, as the size of a kernel is that of a convolution.
 Per head: for each patch that asks, the distance in pixels to every patch in the image, weighted by attention;
-then the mean over the patches that ask, and over images. A patch is 0 pixels away from itself. The class token
-has no place in the image: it neither asks nor is asked, and the weights over the patches are scaled to sum 1.
+then the mean over the patches that ask, and over images. A patch is 0 pixels away from itself. The class
+token has no place in the image: it neither asks nor is asked, and the weights over the patches are scaled to
+sum 1.
 Paper: Section 4.5, Figure 7 right; Appendix D.7, Figure 11
 
 Attention rollout is how much each patch contributes to the output over all layers. With A_l the weights of
@@ -99,7 +100,10 @@ def watch_attention(model: Model, seen: Watch) -> Iterator[None]:
 
 
 def pixels_per_patch(config: ViTConfig) -> int:
-    """Return the pixels between neighbouring patches; for a hybrid, its backbone's stride times its patch size."""
+    """Return the pixels between neighbouring patches.
+
+    For a hybrid, its backbone's stride times its patch size.
+    """
     if not isinstance(config, HybridConfig):
         return config.patch_size
     halvings = max(0, len(config.stage_depths) - 1)
@@ -231,7 +235,7 @@ def patch_mask(rolled: Tensor, layer: AttentionLayer) -> Tensor:
 
 
 def overlay(images: Tensor, masks: Tensor, stride: int) -> Tensor:
-    """Return the images multiplied by their interpolated mask over its maximum: bright where the network attends.
+    """Return the images multiplied by their interpolated mask over its maximum: bright where it attends.
 
     Args:
         images: uint8 `[B, 3, S, S]`.

@@ -88,7 +88,7 @@ def draw_filters(components: Components, heading: Heading) -> Any:
 
 
 def draw_position_similarity(panels: Sequence[Panel], heading: Heading) -> Any:
-    """Draw a small map for each patch: how similar its position is to every other, on one scale for all panels.
+    """Draw a small map for each patch: how similar its position is to every other, on one scale.
 
     Paper: Figure 7 centre, Figure 10
     """

@@ -115,7 +115,7 @@ def observe(model: Model, images: Tensor) -> Observed:
 
 @contextmanager
 def _encoder_kept(model: Model, found: list[Tensor]) -> Iterator[None]:
-    """Append the normalised output of a Transformer's encoder to a list, in each forward pass inside the block.
+    """Append the normalised output of the encoder to a list, in each forward pass inside the block.
     The last block then also computes the tokens that the classifier does not read.
     """
     if not isinstance(model, VisionTransformer):

@@ -1,4 +1,4 @@
-"""Observations of a network without images: the principal components of its colour filters, and the similarity
+"""Observations of a network, no images: the principal components of its colour filters, and the similarity
 of its position embeddings.
 
 Paper: Section 4.5, Figure 7 left and centre; Appendix D.4, Figure 10

@@ -108,8 +108,8 @@ class Attempt:
 class Largest:
     """The largest batch that fits.
 
-    `tried`: it was computed; else it follows from the memory of smaller batches. `bound`: the limit, "memory",
-    "batch" (no more images are wanted) or "time". `image_bytes`: memory of one more image.
+    `tried`: it was computed; else it follows from the memory of smaller batches. `bound`: the limit,
+    "memory", "batch" (no more images are wanted) or "time". `image_bytes`: memory of one more image.
     """
 
     images: int

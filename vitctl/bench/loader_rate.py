@@ -1,4 +1,4 @@
-"""`vitctl bench data`: a recipe's loader: images/s, where their time goes, and whether the training step waits."""
+"""`vitctl bench data`: a recipe's loader: images/s, where time goes, and whether the step waits."""
 
 import math
 import tempfile

@@ -1,4 +1,4 @@
-"""Shared by all measurements: the time budget, facts about the machine, and the rate of its matrix products."""
+"""Shared by all measurements: time budget, facts about the machine, and the rate of its matrix products."""
 
 import os
 import platform

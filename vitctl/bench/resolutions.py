@@ -1,7 +1,7 @@
 """Fig. 12: images/s of a forward pass at the best batch size, and the largest batch, at several resolutions.
 
-As in the paper only forward passes are measured: the ratio of forward to backward time is taken to be the same
-for all models. Paper: Appendix D.5, Figure 12; Figure 13 (right) for the axial models
+As in the paper only forward passes are measured: the ratio of forward to backward time is taken to be the
+same for all models. Paper: Appendix D.5, Figure 12; Figure 13 (right) for the axial models
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +36,8 @@ _ONE_PASS = "only single images were measured in this time, so the rate is not r
 _MATRIX_SECONDS, _LEAST = 1.0, 0.25  # share of a cell's time that is kept for its fastest batch
 # One network at one resolution. `images_per_second` is the rate at the best batch size, `batches` lists every
 # size tried. `largest_batch` is 0 if unknown; with `largest_tried` it was computed, else it follows from the
-# memory of smaller batches. `note` says why a number is missing or unreliable. `gflops` are those of a forward
-# pass as computed, `attention` and `linear` the kernels of every job.
+# memory of smaller batches. `note` says why a number is missing or unreliable. `gflops` are those of a
+# forward pass as computed, `attention` and `linear` the kernels of every job.
 _EMPTY_CELL: dict[str, Any] = {
     "model": "",
     "image_size": 0,

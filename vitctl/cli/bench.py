@@ -27,8 +27,8 @@ Seconds = Annotated[
     float | None,
     typer.Option(
         "--seconds",
-        help="Approximate measuring time, without building the network; Ctrl-C keeps what was measured; default: "
-        "60, with --resolutions 8 per network and size",
+        help="Approximate measuring time, without building the network; Ctrl-C keeps what was measured; "
+        "default: 60, with --resolutions 8 per network and size",
         min=1,
         max=10**7,
     ),
@@ -89,8 +89,8 @@ def bench_model(
 
     For example: vitctl bench model S/16
 
-    The step is that of pretrain or finetune: forward, backward, optimizer, records. Missing images are replaced
-    by noise. Larger micro-batches are tried too. --resolutions 64..512 draws Fig. 12.
+    The step is that of pretrain or finetune: forward, backward, optimizer, records. Missing images are
+    replaced by noise. Larger micro-batches are tried too. --resolutions 64..512 draws Fig. 12.
     """
     from vitctl.cli.show.measurements import BenchOptions, run_model, run_resolutions
 

@@ -349,8 +349,8 @@ def dedup(
         int,
         typer.Option(
             "--bits",
-            help="Near-duplicates: perceptual hashes that differ in at most N of 64 bits; -1: identical files "
-            "only",
+            help="Near-duplicates: perceptual hashes that differ in at most N of 64 bits; "
+            "-1: identical files only",
             min=-1,
             max=15,
         ),

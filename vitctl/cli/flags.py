@@ -6,11 +6,11 @@ add a row. Options that are no key of a recipe follow below the table.
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from keyword import iskeyword
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_type_hints
 
 import typer
 
@@ -307,12 +307,17 @@ FLAGS = (
 
 
 def takes_flags(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter `flags` by the flags of its rows; `flags` then gets those given."""
+    """Replace a command's parameter `flags` by the flags of its rows; `flags` then gets those given.
+
+    `**options` become the fields of `RunOptions`.
+    """
     rows = {row.name: row for row in FLAGS if function.__name__ in row.commands.split()}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name == "flags":
             parameters += [row.parameter() for row in rows.values()]
+        elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            parameters += _run_options()
         else:
             parameters.append(parameter)
 
@@ -435,3 +440,23 @@ Restarts = Annotated[
 Workers = Annotated[
     int, typer.Option("--workers", help="Number of processes; 0: this one; default: one per core", min=-1)
 ]
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of a command that trains, as `run_job` takes them."""
+
+    out: Out
+    set_: Set
+    dry_run: DryRun
+    all_: All
+    slurm: Slurm
+    nodes: Nodes
+    restarts: Restarts
+
+
+def _run_options() -> Iterator[inspect.Parameter]:
+    """Yield the fields of `RunOptions` as parameters. A switch defaults to False, a number to 0."""
+    defaults = {bool: False, int: 0}
+    for name, annotation in get_type_hints(RunOptions, include_extras=True).items():
+        default = defaults.get(annotation.__origin__)
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

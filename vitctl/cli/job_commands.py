@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import typer
 
@@ -16,6 +16,7 @@ from vitctl.cli.flags import (
     Out,
     RecipeName,
     Restarts,
+    RunOptions,
     Set,
     Slurm,
     check_flags,
@@ -39,34 +40,12 @@ from vitctl.system.text import typed
 
 
 @takes_flags
-def pretrain(
-    *,
-    recipe: RecipeName,
-    flags: Flags,
-    out: Out = None,
-    set_: Set = None,
-    dry_run: DryRun = False,
-    all_: All = False,
-    slurm: Slurm = None,
-    nodes: Nodes = None,
-    restarts: Restarts = 0,
-) -> None:
+def pretrain(*, recipe: RecipeName, flags: Flags, **options: Unpack[RunOptions]) -> None:
     """Pre-train a ViT from scratch (Table 3).
 
     For example: vitctl pretrain --recipe jft_h14 --data SHARDS
     """
-    run_job(
-        "pretrain",
-        recipe,
-        flags,
-        set_,
-        out,
-        dry_run=dry_run,
-        everything=all_,
-        slurm=slurm,
-        nodes=nodes,
-        restarts=restarts,
-    )
+    run_job("pretrain", recipe, flags, **options)
 
 
 @takes_flags
@@ -88,13 +67,7 @@ def finetune(
             "--seeds", min=1, help="Number of runs with different seeds; reports mean and standard deviation"
         ),
     ] = None,
-    out: Out = None,
-    set_: Set = None,
-    dry_run: DryRun = False,
-    all_: All = False,
-    slurm: Slurm = None,
-    nodes: Nodes = None,
-    restarts: Restarts = 0,
+    **options: Unpack[RunOptions],
 ) -> None:
     """Fine-tune on a data set (Table 4).
 
@@ -108,18 +81,8 @@ def finetune(
         flags["--seeds"] = ("finetune.seeds", tuple(range(first, first + seeds)))
     dataset = value_of(flags, "--dataset")
     default = f"finetune_{find_data_set(dataset).name}" if dataset else ""
-    run_job(
-        "finetune",
-        recipe or (default if default in recipe_names() else "finetune"),
-        flags,
-        set_,
-        out,
-        dry_run=dry_run,
-        everything=all_,
-        slurm=slurm,
-        nodes=nodes,
-        restarts=restarts,
-    )
+    name = recipe or (default if default in recipe_names() else "finetune")
+    run_job("finetune", name, flags, **options)
 
 
 @takes_flags
@@ -193,7 +156,7 @@ def fewshot(
     dataset = value_of(flags, "--dataset")
     if dataset and "," in dataset:
         flags["--dataset"] = ("data.datasets", tuple(dataset.split(",")))
-    run_job("fewshot", recipe, flags, set_, out, dry_run=dry_run, everything=all_, slurm=slurm)
+    run_job("fewshot", recipe, flags, set_=set_, out=out, dry_run=dry_run, all_=all_, slurm=slurm)
 
 
 @takes_flags
@@ -225,7 +188,7 @@ def vtab(
         flags["--steps, --no-sweep"] = ("vtab.sweep_steps", ())
     of_suite = f"vtab_{value_of(flags, '--suite')}"
     name = of_suite if recipe == "vtab" and of_suite in recipe_names() else recipe
-    run_job("vtab", name, flags, set_, out, dry_run=dry_run, everything=all_, slurm=slurm)
+    run_job("vtab", name, flags, set_=set_, out=out, dry_run=dry_run, all_=all_, slurm=slurm)
 
 
 @takes_flags
@@ -252,7 +215,7 @@ def evaluate(
             flags["--split"] = ("data.eval_split", held_out)
         if row.name == "objectnet" and not value_of(flags, "--labels"):
             flags["--labels"] = ("evaluation.labels", "objectnet")
-    run_job("evaluate", recipe, flags, set_, out, dry_run=dry_run, everything=all_)
+    run_job("evaluate", recipe, flags, set_=set_, out=out, dry_run=dry_run, all_=all_)
 
 
 @takes_flags
@@ -287,7 +250,7 @@ def export(
         raise RecipeError("--fp16 and --int8: a file has one precision; leave one of them out")
     if fp16 or int8:
         flags["--fp16, --int8"] = ("export.precision", "float16" if fp16 else "int8")
-    run_job("export", recipe, flags, set_, None if formats else out)
+    run_job("export", recipe, flags, set_=set_, out=None if formats else out)
 
 
 @takes_flags

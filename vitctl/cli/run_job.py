@@ -24,11 +24,11 @@ def run_job(
     job: str,
     recipe: str,
     flags: Mapping[str, tuple[str, Any]],
-    sets: Sequence[str] | None,
-    out: Path | None,
     *,
+    out: Path | None = None,
+    set_: Sequence[str] | None = None,
     dry_run: bool = False,
-    everything: bool = False,
+    all_: bool = False,
     slurm: str | None = None,
     nodes: str | None = None,
     restarts: int = 0,
@@ -41,16 +41,13 @@ def run_job(
         job: the command.
         recipe: name or path.
         flags: everyday flags that were given: flag -> (dotted key, value).
-        sets: values of --set.
         out: run folder; None makes a new one.
-        dry_run: print the plan only.
-        everything: also print default values in the plan.
-        slurm, nodes, restarts: values of these flags.
+        set_, dry_run, all_, slurm, nodes, restarts: values of these flags.
     """
     from vitctl.cli.show.console import waiting
     from vitctl.errors import RecipeError
 
-    if everything and not dry_run:
+    if all_ and not dry_run:
         raise RecipeError("--all needs --dry-run: it adds default values to the plan")
     check_flags({flag: value for flag, (_, value) in flags.items()})
     member = start_command()
@@ -60,7 +57,7 @@ def run_job(
         from vitctl.recipe.load import load_recipe
 
         config = launch_config(member, nodes, restarts, out, slurm)
-        overrides = overrides_of(flags, sets)
+        overrides = overrides_of(flags, set_)
         overrides += processes_from_launcher(member) + processes_from_slurm(slurm, overrides)
         is_alone = config.nodes == 1 and (member is None or member.num_processes == 1)
         loaded = load_recipe(recipe, overrides, job=job)
@@ -72,7 +69,7 @@ def run_job(
     if dry_run:
         from vitctl.cli.show.dry_run import show_plan
 
-        show_plan(loaded, run_dir, config, everything=everything)
+        show_plan(loaded, run_dir, config, everything=all_)
         return
     _fetch_weights(loaded)
     run_loaded(loaded, run_dir, member, config, slurm, name=loaded.name)

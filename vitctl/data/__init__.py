@@ -1,4 +1,4 @@
-"""Public, here and as `vitctl.as_webdataset`: it is imported when it is asked for, because it imports torch."""
+"""Public, here and as `vitctl.as_webdataset`: imported when asked for, because it imports torch."""
 
 from typing import TYPE_CHECKING, Any
 

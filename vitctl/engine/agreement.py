@@ -1,4 +1,4 @@
-"""All processes resume from one checkpoint of the same training, and have the same state before the first step."""
+"""All processes resume from one checkpoint of one training, and have the same state before the first step."""
 
 import hashlib
 import json
@@ -228,7 +228,7 @@ def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 @torch.no_grad()
 def _word_sum(tensor: Tensor) -> int:
-    """Return the sum of a tensor's words, each times an odd number that depends on its position, modulo 2^64."""
+    """Return the sum of a tensor's words, each times an odd number from its position, modulo 2^64."""
     words = tensor.detach().contiguous().flatten().view(_WORDS[tensor.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     chunk = _CPU_CHUNK if words.device.type == "cpu" else _CHUNK
@@ -313,7 +313,8 @@ class Identity:
         if refused:
             keys = " ".join(f"--allow {key}" for key in refused)
             raise CheckpointError(
-                f"{self.folder}: {name} was trained with other inputs: {words}; undo the change, choose another folder "
+                f"{self.folder}: {name} was trained with other inputs: {words}; undo the change, "
+                "choose another folder "
                 f"with --out, or resume "
                 f"anyway with: vitctl resume {typed(root)} {keys}"
             )

@@ -71,7 +71,10 @@ class SavedCheckpoint:
         return json_digest(self.state)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """Return the tensors of its model, average or optimizer, on the CPU; none when it has no such file."""
+        """Return the tensors of its model, average or optimizer, on the CPU.
+
+        Empty if there is no such file.
+        """
         path = self.folder / tensors_file(name)
         return (
             load_file(path) if path.is_file() else {}
@@ -307,7 +310,7 @@ def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float], comin
 
 
 def remove_folders(paths: Iterable[Path]) -> None:
-    """Delete folders of checkpoints: each is renamed first, so that half of one never looks like a whole one."""
+    """Delete folders of checkpoints: each is renamed first, so that half of one never looks whole."""
     for path in paths:
         to_delete = path if path.name.startswith(".") else path.rename(path.with_name(f".{path.name}.old"))
         shutil.rmtree(to_delete, ignore_errors=True)
@@ -400,7 +403,10 @@ class Saver:
         return problem
 
     def keep(self, scores: Mapping[int, float]) -> None:
-        """Delete old checkpoints beyond `last` and `best`; one that cannot be deleted does not stop the run."""
+        """Delete old checkpoints beyond `last` and `best`.
+
+        One that cannot be deleted does not stop the run.
+        """
         try:
             keep(self.root, last=self.last, best=self.best, scores=scores)
         except OSError as error:

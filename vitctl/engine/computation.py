@@ -277,7 +277,7 @@ VERSIONS = ("vitctl", "torch", "accelerate", "numpy", "pillow", "simplejpeg")
 
 
 def computed(runtime: Runtime) -> dict[str, Any]:
-    """Return how the numbers of a job are computed: resolved precision, device, threads, processes, versions."""
+    """Return how a job's numbers are computed: resolved precision, device, threads, processes, versions."""
     is_cuda = runtime.device.type == "cuda"
     own: dict[str, Any] = {
         "precision": runtime.precision,

@@ -88,7 +88,7 @@ _WINDOW = 2**14  # bytes from the end of a file that are searched first for the 
 
 
 class Line(NamedTuple):
-    """A complete line: its text without the link, the digest in its link ("" without one), its number from 1."""
+    """A complete line: its text without the link, the link's digest ("" without one), its number from 1."""
 
     body: bytes
     sha256: str
@@ -505,7 +505,10 @@ class Journal:
                     held.popleft()
             except OSError as error:
                 first, self._is_failing = not self._is_failing, True
-                text = f"{path}: cannot be written ({error.strerror}); the run continues, and keeps its records in memory until it can"
+                text = (
+                    f"{path}: cannot be written ({error.strerror}); the run continues, "
+                    "and keeps its records in memory until it can"
+                )
             else:
                 first, self._is_failing = False, any(self._held.values())
         if first:

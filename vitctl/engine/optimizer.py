@@ -35,7 +35,7 @@ def adam(parameters: Iterable[nn.Parameter], chosen: Section) -> Optimizer:
 
 
 def momentum_sgd(parameters: Iterable[nn.Parameter], chosen: Section) -> Optimizer:
-    """Return torch's SGD with its momentum buffers: torch leaves them undefined if the first update is skipped."""
+    """Return torch's SGD with momentum buffers: torch leaves them undefined if the first step is skipped."""
     optimizer = ShardableSGD(
         parameters, lr=0.0, momentum=chosen.momentum, weight_decay=chosen.weight_decay, fused=True
     )

@@ -1,4 +1,4 @@
-"""One process among its peers: joining, messages, device, precision, batches on their way to a GPU, and experiment
+"""One process among its peers: joining, messages, device, precision, batches sent to a GPU, and experiment
 trackers."""
 
 import hashlib
@@ -420,7 +420,10 @@ class Runtime(Computation):
 
     @property
     def peak_flops(self) -> float:
-        """Peak FLOP/s of this process's device in bf16; 0 where it is unknown, or another precision is used."""
+        """Peak FLOP/s of this process's device in bf16.
+
+        0 where it is unknown, or another precision is used.
+        """
         if self.device.type != "cuda" or self.precision != "bf16":
             return 0.0
         return 1e12 * bf16_tflops(torch.cuda.get_device_name(self.device))
@@ -585,7 +588,7 @@ def seed_step(seed: int, step: int, part: int) -> None:
 
 
 def num_workers(machine: Machine, runtime: Runtime) -> int:
-    """Return the loader processes of each process: machine.workers, up to 8 with a GPU, else half of the cores."""
+    """Return the loader processes per process: machine.workers, up to 8 with a GPU, else half the cores."""
     return loader_workers(machine, runtime.device, runtime.num_processes)
 
 

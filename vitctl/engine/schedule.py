@@ -1,4 +1,7 @@
-"""[schedule]: batch size, length, learning rate as a pure function of the step, and lanes. Imports no torch."""
+"""[schedule]: batch size, length, learning rate as a pure function of the step, and lanes.
+
+Imports no torch.
+"""
 
 import math
 from collections.abc import Callable

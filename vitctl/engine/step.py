@@ -1,4 +1,4 @@
-"""One optimizer update of the global batch: its gradient over all processes, the step, and updates that are skipped."""
+"""One optimizer update of the global batch: its gradient over all processes, the step, skipped updates."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -85,7 +85,7 @@ class LaneSum:
         return table
 
     def _exchanged(self, sums: Mapping[Tree, Tensors]) -> Tensors:
-        """Complete the tree: each process does it for one block of every bucket, and all gather the blocks."""
+        """Complete the tree: each process does one block of every bucket, and all gather the blocks."""
         mine = list(sums.values())
         for numbers in _buckets(mine[0]):
             flat = [_flat([tensors[i] for i in numbers], self.num_processes) for tensors in mine]

@@ -316,7 +316,7 @@ class StepLine(BaseModel):
 
 
 class StartLine(BaseModel):
-    """A start of a training as it was recorded: the machine, and how it computes. `weights` is their digest."""
+    """A start of a training as recorded: the machine, and how it computes. `weights` is their digest."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 

@@ -193,8 +193,8 @@ class Trainer(TrainStep):
         # Processes that read other files would train something that no recipe describes.
         check_inputs(runtime, model.state_dict(), model.config, meta, (images.train, images.scored))
 
-        # How it is computed. Weights are sharded before the micro-batch is measured, and it is measured on the
-        # loss itself.
+        # How it is computed. Weights are sharded before the micro-batch is measured, and it is measured on
+        # the loss itself.
         self.lanes = lanes_of(recipe, runtime.num_processes)
         share = -(-s.batch_size // runtime.num_processes)
         self.workers = num_workers(machine, runtime)
@@ -332,7 +332,10 @@ class Trainer(TrainStep):
         return self.scores.get(self.total_steps)
 
     def report_problems(self) -> None:
-        """Warn about skipped updates and unusable images of a finished run; fail if most updates were skipped."""
+        """Warn about skipped updates and unusable images of a finished run.
+
+        Fail if most updates were skipped.
+        """
         check_share(self.total_steps, self.counts, self.folder / SKIPPED)
         if self.counts.num_skipped:
             text = f"{self.counts.num_skipped} of {self.total_steps} updates were not finite and were skipped"
@@ -345,8 +348,8 @@ class Trainer(TrainStep):
         """Resume from the newest complete checkpoint that rank 0 sees; returns its step, 0 without any.
 
         Raises:
-            CheckpointError: a process could not read it, it belongs to another training, or the records beside
-                it belong to another state.
+            CheckpointError: a process could not read it, it belongs to another training, or the records
+                beside it belong to another state.
             LaunchError: the state is not the same on all processes.
         """
         saved, problems = agreed_checkpoint(self.runtime, self.folder / CHECKPOINTS)
@@ -435,7 +438,7 @@ class Trainer(TrainStep):
         self.run_steps(batches, step)
 
     def _compiled(self, batches: Iterator[Batch], step: int) -> Iterator[Batch]:
-        """Return the same batches, after a first pass over those of one update that triggers torch.compile."""
+        """Return the same batches, after a first pass over one update's that triggers torch.compile."""
         try:
             stop_together(self.runtime, self.stop)
         except Stopped:
@@ -514,7 +517,7 @@ class Trainer(TrainStep):
             self.probe(step)
 
     def before_update(self) -> None:
-        """Wait for a checkpoint that still copies weights, and let no other thread save until the step counts."""
+        """Wait for a checkpoint still copying weights, and let no other thread save until the step counts."""
         self.saver.wait_for_copy()
         self.changing.acquire()
 
@@ -690,7 +693,8 @@ class Trainer(TrainStep):
         """Save a checkpoint of this step, unless there is one; the `last` of a process is on disk on return.
 
         Raises:
-            CheckpointError: the last one could not be written; an earlier failure is retried by the next save.
+            CheckpointError: the last one could not be written; an earlier failure is retried by the next
+                save.
         """
         self._finish_save()
         if self.saved_step != step:

@@ -106,10 +106,8 @@ def export(
     names and pre-processing are in its metadata.
 
     Args:
-        recipe: checked.
         run_dir: gets single files such as model.onnx, and a folder for each format of another program.
-        report: called with every log record.
-        stop: set by signals, checked before each file and while images are scored.
+        stop: checked before each file and while images are scored.
 
     Returns:
         the files and, for each, the largest difference to the model's logits in units of their standard

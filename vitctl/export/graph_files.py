@@ -51,7 +51,10 @@ def write_onnx(request: ExportRequest, folder: Path) -> Written:
 
 
 def open_onnx(_request: ExportRequest, path: Path) -> Run:
-    """Return an ONNX file as onnxruntime runs it on the CPU. Raises CheckpointError if it cannot be opened."""
+    """Return an ONNX file as onnxruntime runs it on the CPU.
+
+    Raises CheckpointError if it cannot be opened.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     try:
@@ -119,7 +122,7 @@ def _metadata(request: ExportRequest) -> dict[str, str]:
 
 
 def sample_program(meta: dict[str, Any], model: Raw) -> str:
-    """Return ten lines of Python that print the five best classes of a photograph, for the user to start from.
+    """Return ten lines of Python that print a photograph's five best classes, for the user to start from.
 
     Args:
         meta: of the weights.

@@ -85,8 +85,8 @@ def _weights(
 
 
 def _area_means(values: Tensor, axis: int, old: Tensor, new: Tensor, first: Tensor, count: int) -> Tensor:
-    """Resize as `area_resized` does along one axis, in the same order of operations: differences of the running
-    sum at the edges of the new pixels.
+    """Resize as `area_resized` does along one axis, in the same order of operations: differences of the
+    running sum at the edges of the new pixels.
     """
     sums = values.cumsum(dim=axis)
     edges = (first + torch.arange(count + 1, dtype=torch.float64)) * (old / new)

@@ -152,7 +152,7 @@ class GivenImages:
 
 
 class Score(NamedTuple):
-    """Predictions on the user's images: the five best classes of each, int64 [N, 5], and how many are correct."""
+    """Predictions on the user's images: five best classes each, int64 [N, 5], and how many are correct."""
 
     best: np.ndarray
     hits: Hits

@@ -1,4 +1,4 @@
-"""Scoring a classifier on a split, every image once, by the labels of the data, the ReaL labels or ObjectNet's rules."""
+"""Scoring a classifier on a split, every image once, by its labels, ReaL labels or ObjectNet's rules."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -213,11 +213,7 @@ def evaluate(
     weights.
 
     Args:
-        recipe: checked.
         run_dir: gets log.jsonl, per_class.csv, confusion.csv and, by the caller, result.json.
-        report: called with every log record of the main process.
-        stop: set by signals.
-        inputs: the images, if they are open already.
 
     Returns:
         the accuracies with their integers, under the data's labels and under those that evaluation.labels

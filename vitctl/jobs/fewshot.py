@@ -68,11 +68,7 @@ def fewshot(
     runs.
 
     Args:
-        recipe: checked.
         run_dir: gets log.jsonl, fewshot.csv, chosen.csv (the images drawn) and, by the caller, result.json.
-        report: called with every log record of the main process.
-        stop: set by signals.
-        inputs: the images, if they are open already.
 
     Returns:
         accuracy per number of shots, the mean over data sets and seeds; and of each data set, with its

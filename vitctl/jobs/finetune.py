@@ -1,4 +1,4 @@
-"""Fine-tuning (Section 3.2, Table 4): a pre-trained body under a new zero head, often at a higher resolution."""
+"""Fine-tuning (Section 3.2, Table 4): a pre-trained body, a new zero head, often a higher resolution."""
 
 import statistics
 from collections.abc import Sequence
@@ -54,12 +54,8 @@ def finetune(
     embedding is resized when the image size changes.
 
     Args:
-        recipe: checked.
         run_dir: gets checkpoints, log.jsonl and, by the caller, result.json.
-        report: called with every log record of the main process.
-        stop: set by signals.
         act: done with each prepared training instead of it, see `RunContext`.
-        inputs: the images, if they are open already.
 
     Returns:
         accuracy on data.eval_split (with several seeds mean and deviation), its provenance, and the table of

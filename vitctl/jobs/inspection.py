@@ -1,4 +1,4 @@
-"""Figures and numbers of what is inside a network: Section 4.5 and Appendices D.3, D.4, D.7 and D.8 of the paper."""
+"""Figures and numbers of what is inside a network: the paper's Section 4.5, Appendices D.3, D.4, D.7, D.8."""
 
 import re
 import sys
@@ -146,7 +146,7 @@ def network_text(model: Model) -> str:
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """Return a short name for each weights file, no two alike: a run's folder and step, or the file's name."""
+    """Return a short, unique name for each weights file: a run's folder and step, or the file's name."""
     names = [_name(path) for path in paths]
     folders = [folder_name(name).lower() for name in names]
     return [
@@ -218,7 +218,10 @@ def _draw_positions(subject: Subject) -> Drawn:
             numbers["tables"].append(
                 {"title": panel.title, "by_difference_of_offset": _rounded(torch.tensor(by))}
             )
-            text = f"offsets that differ by 1 token: {by[1] if size > 1 else 1:.2f}, by half of all: {by[size // 2]:.2f}"
+            text = (
+                f"offsets that differ by 1 token: {by[1] if size > 1 else 1:.2f}, by half of all: "
+                f"{by[size // 2]:.2f}"
+            )
         else:
             by_offset = parameters.by_offset(panel.similarities, panel.grid)
             numbers["tables"].append({"title": panel.title, "by_row_and_column_offset": _rounded(by_offset)})
@@ -322,7 +325,10 @@ def _draw_rollout(subject: Subject) -> Drawn:
         heading = subject.heading(f"Attention rollout of the {of}, with identity", shown)
         figures["rollout_sheet"] = inspect_figures.draw_rollout_sheet(sheet, heading)
     peaks = [float((mask.amax(dim=(1, 2)) / mask.mean(dim=(1, 2))).mean()) for mask in masks]
-    text = f"the strongest patch has {peaks[0]:.1f} times the mean, and {peaks[1]:.1f} times if the residual is left out"
+    text = (
+        f"the strongest patch has {peaks[0]:.1f} times the mean, "
+        f"and {peaks[1]:.1f} times if the residual is left out"
+    )
     numbers = {
         "of": of,
         "peak_over_mean": round(peaks[0], 6),
@@ -375,7 +381,10 @@ def _draw_pooling(subject: Subject) -> Drawn:
             for name, one in separations.items()
         }
         titles = {name: f"{title}: {shares[name]:.0%} right" for name, title in titles.items()}
-        text += f"; nearest class mean: class token {shares['class_token']:.0%}, mean {shares['patch_mean']:.0%} right"
+        text += (
+            f"; nearest class mean: class token {shares['class_token']:.0%}, "
+            f"mean {shares['patch_mean']:.0%} right"
+        )
     else:
         numbers["nearest_class_mean"] = None
         text += "; nearest class mean: needs two classes, one with two labelled images"

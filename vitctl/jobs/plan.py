@@ -225,7 +225,7 @@ def _held_sums(recipe: Pretrain | Finetune) -> int:
 
 
 def _ways(config: Config, recipe: Pretrain | Finetune, memory: _Memory) -> list[tuple[str, int]]:
-    """Settings that make a run fit GPUs of 80 GiB, the least change first, and the memory of a process then."""
+    """Settings that make a run fit GPUs of 80 GiB, least change first, and the memory of a process then."""
     batch, m = recipe.schedule.batch_size, recipe.machine
     ways: list[tuple[str, int]] = []
     if recipe.schedule.lanes:

@@ -76,7 +76,10 @@ def prepare_data_set(
 
 
 def prepare_real(root: Path, progress: Progress, get: Fetch = fetch) -> Path:
-    """Download the ReaL labels of ImageNet to where `evaluate --labels real` finds them; returns their path."""
+    """Download the ReaL labels of ImageNet to where `evaluate --labels real` finds them.
+
+    Returns their path.
+    """
     place = root / REAL_PLACE
     if not place.exists():
         _fetch(Archive(REAL_URL, f"sha256:{REAL_SHA256}", packed=True), root, place.parent, progress, get)
@@ -149,7 +152,10 @@ def _open(row: DataSet, folder: Path, *, allow_partial: bool) -> dict[str, Origi
 def _checked(
     row: DataSet, splits: dict[str, Originals], folder: Path, *, allow_partial: bool
 ) -> dict[str, Originals]:
-    """Check classes and number of images of parquet files; their sample keys may differ from the originals'."""
+    """Check classes and number of images of parquet files.
+
+    Their sample keys may differ from the originals'.
+    """
     kept = {split: originals for split, originals in splits.items() if split in row.sizes}
     wrong = [
         f"{split} has {len(o.items):,} images of {len(o.class_names):,} classes, should have "

@@ -83,12 +83,8 @@ def pretrain(
     """Train [model] on data.train_split, resuming from run_dir's newest checkpoint.
 
     Args:
-        recipe: checked.
         run_dir: gets checkpoints, log.jsonl and, by the caller, result.json.
-        report: called with every log record of the main process.
-        stop: set by signals.
         act: done with the prepared training instead of it, see `RunContext`.
-        inputs: the images, if they are open already.
 
     Returns:
         accuracy on data.eval_split, and its provenance.

@@ -1,4 +1,4 @@
-"""State and steps that jobs share: runtime, verified shards, one pass over a split, one training, its provenance."""
+"""What jobs share: runtime, verified shards, one pass over a split, one training, its provenance."""
 
 import hashlib
 import json
@@ -83,7 +83,7 @@ def not_whole(found: Verified) -> str:
 
 
 def verified(run: RunContext, train_on: Source) -> dict[str, Any]:
-    """Return `data_verified` for the provenance of a training, and `data_damaged` if shards are or were damaged.
+    """Return `data_verified` for a training's provenance, and `data_damaged` if shards are or were damaged.
 
     Shards that are scored were verified by `check_whole`.
     """
@@ -95,7 +95,10 @@ def verified(run: RunContext, train_on: Source) -> dict[str, Any]:
         run.journal.write("warning", step=0, text=text)
         return {"data_verified": "damaged", "data_damaged": damaged}
     if found.state != "whole":
-        text = f"{found.share:.1%} of the bytes of the training shards were verified against their digests; the result records it"
+        text = (
+            f"{found.share:.1%} of the bytes of the training shards were verified against their digests; "
+            "the result records it"
+        )
         run.journal.write("data", step=0, text=text)
     return {"data_verified": found.state}
 
@@ -259,7 +262,7 @@ def trained(
 def training_result(
     recipe: TrainRecipe, run: RunContext, score: Score | None, used: dict[str, Any], scored: Source | None
 ) -> RunResult:
-    """Return the result of a finished training: of the checkpoint that represents it, with its step and digest.
+    """Return a finished training's result: of the checkpoint that represents it, with its step and digest.
 
     Args:
         recipe, run: of the training.
@@ -341,7 +344,7 @@ def within(run: RunContext, folder: Path, task: str) -> RunContext:
 def images_of(
     data: TrainImages, train_on: Source, score_on: Source | None, seed: int, schedule: Schedule
 ) -> Images:
-    """Return the images of [data] with augmentation and pre-processing, in the order of the seed and [schedule]."""
+    """Return the images of [data], augmented and pre-processed, in the order of the seed and [schedule]."""
     order = None if data.synthetic else training_order(data, train_on, seed, schedule)
     return Images(train_on, train_transform(data), score_on, eval_transform(data), order, mixing(data))
 

@@ -310,12 +310,8 @@ def vtab(
     is the same for any number of them.
 
     Args:
-        recipe: checked.
         run_dir: gets sweep/, tasks/ and light/ with a folder for each run, and table.csv.
-        report: called with every log record of the main process.
-        stop: set by signals.
         act: done with each prepared training instead of it, see `RunContext`.
-        inputs: the images, if they are open already.
 
     Returns:
         accuracy per task (mean and deviation over seeds), group means, the mean over tasks, and the paper's.

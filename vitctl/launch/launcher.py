@@ -70,7 +70,7 @@ class Follower:
         self.offset = 0
         self.inode = -1
         # Hashes of lines that were there before, or are reported, without their links: a restart cuts records
-        # out of the log, and links the lines after them again. Time stamps do not help: clocks can be set back.
+        # out of the log, and links later lines again. Time stamps do not help: clocks can be set back.
         self.seen = set[int]()
         with suppress(OSError):
             self._new_lines()

@@ -126,7 +126,7 @@ def _read_recipe(folder: Path) -> dict[str, Any]:
 
 
 def _last_step(folder: Path, records: Sequence[Record]) -> tuple[int, float | None]:
-    """Return the last finished step and its loss, from log.jsonl, which has some of the steps, or steps.jsonl,
+    """Return the last finished step and its loss, from log.jsonl, which has some steps, or steps.jsonl,
     which has all.
     """
     logged = next((r for r in reversed(records) if r.get("kind") == "train"), {})
@@ -181,8 +181,8 @@ def plan_removal(run: Path) -> Removal:
     result describes.
 
     A run whose lock is held is not touched, nor is a run without a complete checkpoint. Checkpoints that are
-    newer than the last complete one, and those that a resume set aside, stay too: they may be all that is left
-    of some steps.
+    newer than the last complete one, and those that a resume set aside, stay too: they may be all that is
+    left of some steps.
 
     Raises:
         CheckpointError: the folder is not a run folder.

@@ -83,7 +83,7 @@ def first_error(run_dir: Path) -> dict[str, Any] | None:
 
 
 def is_cause(error: Mapping[str, Any] | None) -> bool:
-    """Return whether a note says why the run failed, not only that the connection to another process was lost."""
+    """Return whether a note says why the run failed, not only that another process's connection was lost."""
     return error is not None and not error.get("lost_peer", False)
 
 

@@ -158,7 +158,10 @@ def locked_for_run(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def keeping_result(folder: Path) -> Iterator[None]:
-    """Remove RUN/result.json when a run starts; restore that of a finished training if the resume is refused."""
+    """Remove RUN/result.json when a run starts.
+
+    Restore that of a finished training if the resume is refused.
+    """
     path, steps, done = folder / RESULT, _checkpoints(folder), None
     with suppress(FileNotFoundError):  # another machine may do the same
         done = path.read_bytes() if steps and read_status(folder) == "done" else None

@@ -153,7 +153,11 @@ def _is_main() -> bool:
 
 
 def _job(name: str) -> Callable[..., Any]:
-    """Return the function of a job. The import takes seconds; signals are handled before."""
+    """Return the function of a job. The import takes seconds; signals are handled before.
+
+    Every job takes the checked recipe, the run folder, `report`, called with each log record of the main
+    process, and `stop`, set by signals; all but export also `inputs`, the images if they are open already.
+    """
     from vitctl.export.export import export
     from vitctl.jobs.evaluate import evaluate
     from vitctl.jobs.fewshot import fewshot

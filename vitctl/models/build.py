@@ -1,4 +1,4 @@
-"""From a configuration to a model with weights: fresh ones, stored ones, or a stored body under a new head."""
+"""From a configuration to a model with weights: fresh, stored, or a stored body under a new head."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields

@@ -1,4 +1,7 @@
-"""Parameters, operations and memory of a network, counted from its configuration; and what devices can do. Imports no torch."""
+"""Parameters, operations and memory of a network, from its configuration, and what devices can do.
+
+Imports no torch.
+"""
 
 import importlib.metadata
 import platform

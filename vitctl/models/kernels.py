@@ -183,7 +183,7 @@ def _weight_gradient(gradient: Tensor, inputs: Tensor) -> Tensor:
 
 
 @_outputs.register_fake
-def _(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ARG001 - the signature of the operator
+def _(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ARG001 - the signature
     return inputs.new_empty(*inputs.shape[:-1], weight.shape[0])
 
 

@@ -137,6 +137,6 @@ def initialise(model: MaskedPatchTransformer, generator: Generator) -> None:
 
 
 def _color_class(colors: Tensor) -> Tensor:
-    """Return red + 8 green + 64 blue of `colors` `[B, 3, h, w]` in [-1, 1], each in 8 levels, as `[B, h, w]`."""
+    """Return red + 8 green + 64 blue of `colors` `[B, 3, h, w]` in [-1, 1], in 8 levels, as `[B, h, w]`."""
     levels = ((colors + 1) * (_LEVELS / 2)).long().clamp(0, _LEVELS - 1)
     return levels[:, 0] + _LEVELS * levels[:, 1] + _LEVELS**2 * levels[:, 2]

@@ -232,7 +232,10 @@ class ResNet(nn.Module):
 
 @torch.no_grad()
 def initialise(model: ResNet, generator: Generator) -> None:
-    """Draw every weight of `model` in place, as the authors' code does; see `vit.initialise` for `generator`."""
+    """Draw every weight of `model` in place, as the authors' code does.
+
+    See `vit.initialise` for `generator`.
+    """
     initialise_backbone(model.backbone, generator)
     if model.norm is not None:
         plain_norm(model.norm)

@@ -13,7 +13,8 @@ from vitctl.system.text import nearest, one_line
 # hold. The most is some ten times what any published model has: a file that claims more is damaged or
 # hostile.
 BOUNDS = {
-    "patch_size": (1, 4096), "hidden_size": (1, 2**16), "depth": (1, 1000), "mlp_size": (1, 2**18), "num_heads": (1, 2**12),
+    "patch_size": (1, 4096), "hidden_size": (1, 2**16), "depth": (1, 1000), "mlp_size": (1, 2**18),
+    "num_heads": (1, 2**12),
     "image_size": (1, 2**14), "width": (1, 2**13), "num_groups": (1, 2**13), "num_classes": (0, 2**24),
     "representation_size": (0, 2**16),
 }  # fmt: skip
@@ -111,7 +112,10 @@ class ViTConfig:
         if not self.norm_eps > 0:
             yield f"norm_eps must be positive, not {self.norm_eps}"
         if self.position_embedding in ("none", "relative") and self.position_at != "stem":
-            yield f"position_embedding {self.position_embedding!r} adds nothing to the tokens: position_at must be stem"
+            yield (
+                f"position_embedding {self.position_embedding!r} adds nothing to the tokens: "
+                "position_at must be stem"
+            )
         if self.position_embedding == "2d" and self.hidden_size % 2:
             yield f"position_embedding '2d' halves hidden_size, and {self.hidden_size} is odd"
 
@@ -188,7 +192,10 @@ class MaskedPatchConfig(ViTConfig):
         if self.num_classes or self.representation_size:
             yield "masked patch prediction has no classes: num_classes and representation_size must be 0"
         if self.target == "downsized" and self.patch_size % 4:
-            yield f"target 'downsized' cuts patches 4x4, and patch_size {self.patch_size} is not a multiple of 4"
+            yield (
+                f"target 'downsized' cuts patches 4x4, and patch_size {self.patch_size} is not a multiple "
+                "of 4"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +283,7 @@ def skips_unused_tokens(config: "ViTConfig") -> bool:
 
 
 def unseen_pixels(config: "Config", image_size: int = 0) -> list[str]:
-    """Return a warning if the image size is not a multiple of the patch size, as in the paper's H/14 at 384."""
+    """Return a warning if the image size is not a multiple of the patch size, as in the paper's H/14/384."""
     if not isinstance(config, ViTConfig) or config.map_channels != 3:
         return []
     size, patch = image_size or config.image_size, config.patch_size
@@ -327,13 +334,19 @@ def _value_problems(config: Config) -> Iterator[str]:
     values: dict[str, Any] = vars(config)
     for name, value in values.items():
         if name in BOUNDS and not _is_within(value, *BOUNDS[name]):
-            yield f"{name} must be a whole number from {BOUNDS[name][0]} to {BOUNDS[name][1]:,}, not {_shown(value)}"
+            yield (
+                f"{name} must be a whole number from {BOUNDS[name][0]} to {BOUNDS[name][1]:,}, "
+                f"not {_shown(value)}"
+            )
         if name in _CHOICES and not (isinstance(value, str) and value in _CHOICES[name]):
             yield f"{name} must be one of {', '.join(_CHOICES[name])}, not {_shown(value)}"
         if name in _NUMBERS and (type(value) not in (int, float) or not math.isfinite(value)):
             yield f"{name} must be a finite number, not {_shown(value)}"
         if name == "stage_depths" and not _is_stages(value):
-            yield f"stage_depths must be a few whole numbers of at least 1, such as (3, 4, 6, 3), not {_shown(value)}"
+            yield (
+                "stage_depths must be a few whole numbers of at least 1, such as (3, 4, 6, 3), "
+                f"not {_shown(value)}"
+            )
 
 
 def _is_within(value: object, least: int, most: int) -> bool:

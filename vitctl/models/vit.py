@@ -37,7 +37,7 @@ class Attention(nn.Module):
         self.relative_position = nn.Parameter(offsets) if offsets is not None else None
 
     def project(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, each `[..., num_heads, N, D / num_heads]`, of `tokens` `[..., N, D]`."""
+        """Return query, key, value, each `[..., num_heads, N, D / num_heads]`, of `tokens` `[..., N, D]`."""
         heads = (
             self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).transpose(-4, -2)
         )  # [..., num_heads, 3, N, Dh]
@@ -45,7 +45,7 @@ class Attention(nn.Module):
         return query, key, value
 
     def bias(self, query: Tensor) -> Tensor | None:
-        """Return what relative positions add to the logits, `[B, num_heads, N, N]`, or nothing without them."""
+        """Return what relative positions add to the logits, `[B, num_heads, N, N]`; None without them."""
         if self.relative_position is None:
             return None
         scale: float = query.shape[-1] ** 0.5

@@ -23,7 +23,8 @@ class ExportFormat:
         name: as typed after --to.
         ending: of its weights file.
         what: what is written, for docs/weights.md.
-        writer: `module:function` that writes the file of an `ExportRequest` into a folder, and returns `Written`.
+        writer: `module:function` that writes the file of an `ExportRequest` into a folder, and returns
+            `Written`.
         prover: `module:function` that opens the written file and returns it as a `Run`.
         is_graph: the file computes, so pre-processing and features can be inside.
         precisions: number formats in which it can be written.

@@ -1,4 +1,4 @@
-"""The [data] tables of a recipe: where images come from, and what is done to them before a model sees them."""
+"""The [data] tables of a recipe: where images come from, and what is done before a model sees them."""
 
 from typing import Annotated, Literal
 

@@ -295,12 +295,18 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
         case "model_type":
             inside = _fields(schema, key.split("."))
             if not inside:  # an element of a list of tables
-                return f"{where}: {key} = {_shown(value)} should be a table; `vitctl recipes explain` shows what is in it"
+                return (
+                    f"{where}: {key} = {_shown(value)} should be a table; "
+                    "`vitctl recipes explain` shows what is in it"
+                )
             return f"{where}: {key} is a section, not a value; set what is in it, e.g. {key}.{inside[0]}"
         case "value_error":
             return f"{where}: {key + ': ' if key else ''}{detail['ctx']['error']!s}"
         case _:
-            return f"{where}: {key} = {_shown(value)} is not allowed: {detail['msg'][0].lower()}{detail['msg'][1:]}{_whole(detail)}"
+            return (
+                f"{where}: {key} = {_shown(value)} is not allowed: "
+                f"{detail['msg'][0].lower()}{detail['msg'][1:]}{_whole(detail)}"
+            )
 
 
 def _whole(detail: ErrorDetails) -> str:

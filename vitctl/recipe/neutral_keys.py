@@ -1,4 +1,4 @@
-"""Keys of a recipe that do not affect results, for resuming, for digests, and to match a run with its recipe."""
+"""Keys of a recipe that do not affect results, for resuming, digests, and to match a run with its recipe."""
 
 from vitctl.recipe.schema import RENAMED, Recipe
 from vitctl.recipe.write import flat, toml_value

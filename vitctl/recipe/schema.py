@@ -1,4 +1,4 @@
-"""The recipe of an experiment: one frozen schema for each job, and its tables but for [data], which images.py has."""
+"""The recipe of an experiment: one frozen schema for each job, and its tables. [data] is in images.py."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -269,7 +269,7 @@ class FewshotProbe(Place):
 
 
 class LrSweep(Section):
-    """[sweep] Learning rates tried on a part of the training images before `finetune` trains on all of them."""
+    """[sweep] Learning rates tried on a part of the training images before `finetune` trains on all."""
 
     lrs: Floats = knob(
         (), "base learning rates, tried in this order; []: optimizer.lr and no sweep", source="Table 4"
@@ -345,7 +345,10 @@ class Suite(Section):
 # Keys of earlier releases, which the recipes of their runs have. Digests of recipes keep these names.
 RENAMED = {"evaluation.early_stopping": "evaluation.select_best"}
 
-_DROPOUT = "dropout while fine-tuning, 0 to below 1; as_stored: the value stored with the weights, 0 where there is none"
+_DROPOUT = (
+    "dropout while fine-tuning, 0 to below 1; as_stored: the value stored with the weights, "
+    "0 where there is none"
+)
 _DROP_PATH = (
     "chance of dropping the last layer's branches while fine-tuning, 0 to below 1; as_stored: as for dropout"
 )

@@ -283,7 +283,7 @@ else:
 
 
 class Optimizer(Section):
-    """[optimizer] Adam in the AdamW form over every parameter, SGD with momentum, or another of `OPTIMIZERS`."""
+    """[optimizer] AdamW over every parameter, SGD with momentum, or another of `OPTIMIZERS`."""
 
     name: OptimizerName = knob(
         ..., "; ".join(f"{row.name}: {row.what}" for row in OPTIMIZERS.values()), source="4.1"

@@ -341,6 +341,9 @@ def _scores(name: str, trainings: Mapping[str, Sequence[Record]]) -> list[Block 
 
 
 def _if_curve(name: str, title: str, lines: Sequence[Line]) -> Block | None:
-    """Return a chart of accuracies if one was measured more than once; a single value stands in the tables."""
+    """Return a chart of accuracies if one was measured more than once.
+
+    A single value stands in the tables.
+    """
     is_curve = any(len(line.points) > 1 for line in lines)
     return line_chart(name, title, lines, unit="percent") if is_curve else None

@@ -180,7 +180,8 @@ def _thumbnail(answers: "Answers", sample: int, alt: str, budget: Budget) -> Blo
 def inspect_pictures(run: Path, budget: Budget) -> tuple[list[Block], list[str]]:
     """Return the PNG and SVG files under RUN/inspect, and a line for each that cannot be shown.
 
-    An SVG is shown as an image, in which browsers run no scripts. If both formats exist, the smaller is taken.
+    An SVG is shown as an image, in which browsers run no scripts. If both formats exist, the smaller is
+    taken.
     """
     files: dict[Path, Path] = {}
     for path in sorted((run / INSPECT).rglob("*")):

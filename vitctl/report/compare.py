@@ -261,7 +261,7 @@ def _odd_tasks(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
 
 
 def _is_of_classifier(result: RunResult) -> bool:
-    """Return whether a result is an accuracy of a classifier, which may be compared however it was trained."""
+    """Return whether a result is a classifier's accuracy, which may be compared however it was trained."""
     return result.job in ("evaluate", "finetune", "pretrain")
 
 
@@ -272,7 +272,7 @@ def _kind(result: RunResult) -> str:
 def _differences(
     results: Sequence[RunResult], recorded: Sequence[Mapping[str, Any]], folders: Sequence[Path]
 ) -> list[tuple[str, list[Any]]]:
-    """Return facts that differ or that some results lack, other common keys that differ, and recipe values."""
+    """Return facts that differ or that some results lack, common keys that differ, and recipe values."""
     expected = {fact.key: fact.rule for fact in (*_facts(results[0]), *_SOME_DEVICES)}
     shown = [key for key, rule in expected.items() if rule == "show" and any(key in one for one in recorded)]
     others = [

@@ -296,7 +296,10 @@ class Ours:
 
     @property
     def std(self) -> float | None:
-        """Return the standard deviation over the seeds, of the population as in `sweep`; None for one seed."""
+        """Return the standard deviation over the seeds, of the population as in `sweep`.
+
+        None for one seed.
+        """
         return statistics.pstdev(self.values) if len(self.values) > 1 else None
 
 

@@ -137,7 +137,7 @@ def draw_figure_5(ours: OurResults, path: Path) -> Path:
 
 
 def draw_figure_13(ours: OurResults, path: Path) -> Path:
-    """Draw axial networks: linear 5-shot against the FLOPs of the pre-training, and against measured images/s.
+    """Draw axial networks: linear 5-shot against the FLOPs of pre-training, and against measured images/s.
 
     The speeds are those of `bench model --resolutions` in the folder of our runs.
 

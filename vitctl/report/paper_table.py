@@ -1,4 +1,4 @@
-"""The paper's tables from the recipes: their settings, the paper's result and ours, and the cost of each run."""
+"""The paper's tables from the recipes: settings, the paper's result and ours, and the cost of each run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The numbers of a run as blocks of the HTML report: results by job, sweeps, and the provenance of the numbers.
+"""The numbers of a run as blocks of the HTML report: results by job, sweeps, and their provenance.
 
 A block is a dict of text and numbers; the macro of its `kind` in the templates writes it as HTML. Imports no
 torch, because `vitctl runs` takes its numbers from here.

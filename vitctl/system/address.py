@@ -162,7 +162,7 @@ def split(address: str, error: type[VitctlError]) -> tuple[str, str]:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """Return the pattern of addresses in a text. In prose, which begins with other words, an address ends at a
+    """Return the pattern of addresses in a text. In prose, which begins with words, an address ends at a
     space.
     """
     first = _IN_PROSE.search(text)

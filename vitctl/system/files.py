@@ -180,7 +180,7 @@ def inside(folder: Path, *names: str, error: type[VitctlError], where: object = 
 
 
 def leads_out(name: str) -> bool:
-    """Return whether a relative path, such as the name of an archive's member, is absolute or climbs by `..`."""
+    """Return whether a path, such as the name of an archive's member, is absolute or climbs by `..`."""
     return name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/")
 
 
@@ -343,7 +343,7 @@ def no_links(path: str, flags: int) -> int:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the values of TOML text. The length of a line is limited, because parsing time grows with its square.
+    """Return the values of TOML text. Lines are limited: parsing time grows with their square.
 
     Raises:
         ValueError: it is not TOML, has a line that is too long, is nested too deep, or holds numbers of

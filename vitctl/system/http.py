@@ -84,7 +84,7 @@ class _Response(http.client.HTTPResponse):
         self.fp = io.BufferedReader(self._socket)
 
     def begin(self) -> None:
-        """Read status and headers; interim responses (1xx) may come first, within the limit on header bytes."""
+        """Read status and headers; interim responses (1xx) may come first, within the header limit."""
         super().begin()
         self._socket.limit = WEIGHTS.limit
 
@@ -153,7 +153,8 @@ def open_url(
 ) -> Response:
     """Send a GET request; returns a response of status 200, 206, 304 (not modified) or 416 (no such range).
 
-    The headers of the response include the `X-Linked-ETag` of a redirect. No message holds a query or a token.
+    The headers of the response include the `X-Linked-ETag` of a redirect. No message holds a query or a
+    token.
 
     Args:
         url: http or https; its query is sent with it, see `with_query`.
@@ -234,7 +235,10 @@ def _connection_error(error: Exception, address: SplitResult) -> TransientError:
 
 
 class _Redirects(HTTPRedirectHandler):
-    """Follows a few redirects to addresses that may be requested; removes the token where the host changes."""
+    """Follows a few redirects to addresses that may be requested.
+
+    Removes the token where the host changes.
+    """
 
     max_redirections = 5
 
@@ -289,7 +293,10 @@ def content_range(response: Response) -> tuple[int, int | None] | None:
 
 
 def hub_address(repository: str, path: str, revision: str = "main") -> str:
-    """Return the URL of a file in a repository on Hugging Face; repositories of data sets begin with `datasets/`."""
+    """Return the URL of a file in a repository on Hugging Face.
+
+    Repositories of data sets begin with `datasets/`.
+    """
     return f"{HUB}/{quote(repository)}/resolve/{quote(revision)}/{quote(path)}"
 
 

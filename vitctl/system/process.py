@@ -65,8 +65,8 @@ def is_repeated(number: int, before: Iterable[int]) -> bool:
 
 
 def handles_signal(process: int, number: int) -> bool:
-    """Return whether a process has a handler for a signal. One that is starting or ending may have none: the signal
-    would kill it.
+    """Return whether a process has a handler for a signal. One that is starting or ending may have none: the
+    signal would kill it.
 
     Args:
         process: id of the process.
@@ -190,8 +190,8 @@ _IN_USE: list[MemoryLock] = []  # the lock that this process uses, where it is a
 
 
 def shared_lock() -> MemoryLock | None:
-    """Return the lock that the workers of this process share, created at the first call; None on systems other
-    than Linux.
+    """Return the lock that the workers of this process share, created at the first call; None on systems
+    other than Linux.
     """
     if not _FOR_CHILDREN and sys.platform == "linux":
         _FOR_CHILDREN.append(MemoryLock(os.memfd_create("vitctl-memory-lock")))

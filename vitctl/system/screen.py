@@ -80,7 +80,7 @@ _INSTALLED: dict[str, TolerantStream] = {}
 
 
 def ignore_output_errors() -> None:
-    """From now on a failed write to stdout or stderr does not end this process; `restore_output` undoes this."""
+    """Survive failed writes to stdout or stderr from now on; `restore_output` undoes this."""
     for name in {"stdout", "stderr"} - set(_INSTALLED):
         stream = getattr(sys, name)
         if stream is None:

@@ -50,8 +50,8 @@ def has_control(text: str) -> bool:
 
 
 def breaks_line(text: str) -> bool:
-    """Return whether a name holds a control character or a line break, which are refused in names of files, classes
-    and images.
+    """Return whether a name holds a control character or a line break, which are refused in names of files,
+    classes and images.
 
     Direction marks and bytes that are not UTF-8 occur in real names; they are allowed, and printed as
     escapes.

@@ -1,7 +1,8 @@
 """Check the files of a run against its records, without computing anything again.
 
-The chains say whether log.jsonl and steps.jsonl are complete. The digests in result.json say whether it, these
-two and the checkpoints are as they were written. Recipe and data are compared with their recorded digests.
+The chains say whether log.jsonl and steps.jsonl are complete. The digests in result.json say whether it,
+these two and the checkpoints are as they were written. Recipe and data are compared with their recorded
+digests.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -172,7 +173,10 @@ def _check_steps(training: Training, is_traced: bool) -> Finding:
     if not gaps:
         return ok("steps", text)
     first, last = gaps[0]
-    text += f"; steps {first} to {last} have no record: log.trace was false, the disk was full, or lines were removed"
+    text += (
+        f"; steps {first} to {last} have no record: log.trace was false, the disk was full, "
+        "or lines were removed"
+    )
     return (unproven if is_traced else unchecked)("steps", text)
 
 
@@ -188,9 +192,15 @@ def _check_log(training: Training) -> Finding:
 
 def _chain_problem(path: Path, chain: Chain, head: str) -> str:
     if chain.broken_at:
-        return f"{path}, line {chain.broken_at}: does not follow the line before; one of the two was changed, added or removed"
+        return (
+            f"{path}, line {chain.broken_at}: does not follow the line before; one of the two was changed, "
+            "added or removed"
+        )
     if head and head not in chain.links:
-        return f"{path}: has no line with the digest {head[:16]} that the result names; its end was removed or changed"
+        return (
+            f"{path}: has no line with the digest {head[:16]} that the result names; "
+            "its end was removed or changed"
+        )
     return ""
 
 

@@ -2,8 +2,8 @@
 and with the checkpoints.
 
 On the machine type and versions of the run every bit must agree. Elsewhere what was read must be equal, and
-losses and gradient norms must agree within a tolerance. If they do not, nothing is proven: rounding grows from
-step to step.
+losses and gradient norms must agree within a tolerance. If they do not, nothing is proven: rounding grows
+from step to step.
 """
 
 from collections.abc import Sequence
@@ -221,7 +221,10 @@ class _Replay:
     range: Range = (0, 0)
 
     def compare(self, first: int, last: int) -> Range:
-        """Repeat a range of steps from the newest checkpoint before it. Return the range that was compared."""
+        """Repeat a range of steps from the newest checkpoint before it.
+
+        Return the range that was compared.
+        """
         saved, is_first = newest_before(self.folder, first), self.range == (0, 0)
         begin = saved.step if saved is not None else 0
         self.range = begin + 1, last

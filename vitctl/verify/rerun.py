@@ -1,5 +1,6 @@
-"""Compute a part of a run again: start its job in a scratch folder and stop it at one training. The run is only
-read.
+"""Compute a part of a run again: its job starts in a scratch folder and stops at one training.
+
+The run is only read.
 """
 
 import shutil
@@ -146,7 +147,7 @@ class Rerun:
         return [Override(key, value) for key, value in values.items()]
 
     def _copy(self, place: Path) -> None:
-        """Copy the recipe, measured choices, and the other trainings' results, so that they are not repeated."""
+        """Copy the recipe, measured choices and other trainings' results, so that they are not repeated."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         (self.scratch / RECIPE).write_text(to_toml(self.loaded), encoding="utf-8")
         for name in (RESULT, KERNELS, MICRO_BATCH):

@@ -36,7 +36,8 @@ def verify(
 
     Args:
         folder: a run, or the folder of one of its trainings.
-        steps: to replay: "A:B", both included; "A"; "all"; "any", a few after random checkpoints; "" for none.
+        steps: to replay: "A:B", both included; "A"; "all"; "any", a few after random checkpoints; "" for
+            none.
         scores: score the weights that represent each training again.
         reads_bytes: read every shard.
         data: where the shards are on this machine; "" for the place in recipe.toml.

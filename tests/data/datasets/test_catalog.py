@@ -1,4 +1,7 @@
-"""Known sets, the reader of any source, and the inventory; DTD in its full size, verified, copied and read back."""
+"""Known sets, the reader of any source, and the inventory.
+
+DTD in its full size, verified, copied and read back.
+"""
 
 import hashlib
 import json

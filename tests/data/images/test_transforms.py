@@ -54,7 +54,7 @@ def test_eval_transform__bilinear_is_the_definition(height: int, width: int, siz
 @pytest.mark.parametrize(("height", "width", "size"), SHAPES)
 def test_eval_transform__antialias_is_pillow(height: int, width: int, size: int, kernel: str) -> None:
     image = picture(height, width)
-    found = EvalTransform(size, resample=f"{kernel}_antialias")(image).permute(1, 2, 0).numpy().astype(int)  # type: ignore[arg-type]
+    found = EvalTransform(size, resample=f"{kernel}_antialias")(image).permute(1, 2, 0).numpy().astype(int)
     pillow = np.array(Image.fromarray(image).resize((size, size), Image.Resampling[kernel.upper()]))
     assert np.abs(found - pillow).max() <= 1
 
@@ -65,7 +65,8 @@ AREA = {
              [150.9143, 72.8572, 136.2857, 165.6572]],
     (6, 5): [[60, 150.5714, 191.7142, 226.5714, 156.8572], [168.8, 75.8286, 62.5714, 189.3143, 228.6286],
              [196.1714, 139.0857, 49.4857, 136.4571, 175.0857], [186, 179.4286, 64.6857, 126.5143, 142.5143],
-             [160.2286, 145.6571, 64.2857, 159.4857, 167.4857], [118.8572, 96.2857, 48.2857, 176.8572, 176.8572]],
+             [160.2286, 145.6571, 64.2857, 159.4857, 167.4857],
+             [118.8572, 96.2857, 48.2857, 176.8572, 176.8572]],
 }  # fmt: skip
 
 
@@ -185,7 +186,10 @@ class Scripted:
 def drawn_boxes(
     height: int, width: int, aspect: float, area_range: tuple[float, float]
 ) -> list[tuple[int, int]]:
-    """Height and width of the box for every height that may be drawn; (0, 0) where another aspect is drawn."""
+    """Height and width of the box for every height that may be drawn.
+
+    (0, 0) where another aspect is drawn.
+    """
     found: list[tuple[int, int]] = []
     while True:
         rng: Any = Scripted(aspect, len(found))

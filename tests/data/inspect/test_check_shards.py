@@ -21,7 +21,7 @@ MakeSplit = Callable[..., Index]
 @pytest.mark.parametrize(("choice", "num_decoded"), [("all", 20), ("sample", 20), ("none", 0)])
 def test_verify_index__a_good_split(make_split: MakeSplit, choice: str, num_decoded: int) -> None:
     calls: list[tuple[int, int]] = []
-    report = verify_index(make_split(20), decode_images=choice, progress=lambda *call: calls.append(call))  # type: ignore
+    report = verify_index(make_split(20), decode_images=choice, progress=lambda *call: calls.append(call))
     assert report.problems == ()
     assert report.num_problems == 0
     assert (report.num_samples, report.num_decoded, report.num_unlabelled) == (20, num_decoded, 0)

@@ -225,7 +225,7 @@ def test_eval_batches__whole_ones_hold_the_same_images_for_any_number_of_process
     source = SyntheticSource(num_samples, 3, 12)
     how = {"batch_size": 4, "num_processes": num_processes, "num_workers": 0, "whole_batches": True}
     parts = [
-        [batch.samples.tolist() for batch in eval_batches(source, EVAL, rank=rank, **how)]  # type: ignore[arg-type]
+        [batch.samples.tolist() for batch in eval_batches(source, EVAL, rank=rank, **how)]
         for rank in range(num_processes)
     ]
     assert len({len(part) for part in parts}) == 1  # all take part in what comes after each batch
@@ -294,7 +294,7 @@ def test_batches__several_labels(tmp_path: Path, tiny_png: Callable[[int], bytes
 def test_concat__labels_of_any_width_are_padded(tmp_path: Path, tiny_png: Callable[[int], bytes]) -> None:
     sources = []
     for name, labels in (("one", [0, -1]), ("three", [(1,), (2, 1, 0)])):
-        items = [Item(f"k{n}", own, partial(tiny_png, n)) for n, own in enumerate(labels)]  # type: ignore[arg-type]
+        items = [Item(f"k{n}", own, partial(tiny_png, n)) for n, own in enumerate(labels)]
         sources.append(ShardSource(store(items, tmp_path / name, ("a", "b", "c"))))
     both = concat((sources[0], sources[1]))
     assert sorted(both.labels().tolist()) == [[-1, -1, -1], [0, -1, -1], [1, -1, -1], [2, 1, 0]]

@@ -66,7 +66,7 @@ def test_shard_writer__knows_where_everything_is(
     assert (len(written), hashlib.sha256(written).hexdigest()) == (writer.num_bytes, writer.sha256)
     assert len(written) % tarfile.RECORDSIZE == 0
     with tarfile.open(fileobj=io.BytesIO(written)) as tar:
-        found = {(one.offset, one.offset_data): (one.name, tar.extractfile(one).read()) for one in tar}  # type: ignore[union-attr]
+        found = {(one.offset, one.offset_data): (one.name, tar.extractfile(one).read()) for one in tar}
         assert stored_names(tar) == tuple(class_names)
     assert found == places
 

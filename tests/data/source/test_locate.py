@@ -327,7 +327,8 @@ def test_data__shards_without_an_index_are_indexed_once_and_that_is_said(
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1
     told = (
-        rf"{folder}: reading 3 shards without an index once, 0.1 MiB ... 20 images of 3 classes, \d+\.\d s\n"
+        rf"{folder}: reading 3 shards without an index once, 0.1 MiB ... 20 images of 3 classes, "
+        r"\d+\.\d s\n"
     )
     assert re.fullmatch(told, said.err)
     assert contents(open_split("train", path=str(folder.parent))) == inside
@@ -371,7 +372,10 @@ def test_data__a_folder_that_cannot_be_written_says_what_to_type(
         raise OSError(number, os.strerror(number), str(path))
 
     monkeypatch.setattr("vitctl.data.source.locate.open_lock", refused)
-    wanted = rf"no index, and none can be written there \(.*\); type `vitctl data index {folder} --out FOLDER`, then --data FOLDER$"
+    wanted = (
+        rf"no index, and none can be written there \(.*\); type `vitctl data index {folder} --out FOLDER`, "
+        r"then --data FOLDER$"
+    )
     with pytest.raises(DataError, match=wanted):
         open_split("train", path=str(folder))
 
@@ -394,7 +398,7 @@ def test_data__a_list_is_indexed_in_the_cache_for_these_files_as_they_are(
 
 
 def test_data__splits_side_by_side_are_not_made_one(make_split: MakeSplit) -> None:
-    """As in the usual WebDataset of ImageNet: imagenet1k-train-0000.tar beside imagenet1k-validation-00.tar."""
+    """As in ImageNet's usual WebDataset: imagenet1k-train-0000.tar beside imagenet1k-validation-00.tar."""
     folder, _, inside = without_index(make_split(20, max_samples=10))
     (folder / "shard-000000.tar").rename(folder / "imagenet1k-train-0000.tar")
     (folder / "shard-000001.tar").rename(folder / "imagenet1k-validation-00.tar")

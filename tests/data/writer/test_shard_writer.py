@@ -36,7 +36,7 @@ def test_write_split__same_items_and_seed_give_the_same_bytes(tmp_path: Path) ->
 
 def test_write_split__webdataset_reads_what_we_write(tmp_path: Path) -> None:
     names = ["plain", "a.b", "../up", "x/y.z/w", "100%", "%2E", "é ü", "x" * 120, "d" * 90 + "/" + "f" * 90]
-    items = [Item(name, label % 3, lambda label=label: picture(label)) for label, name in enumerate(names)]  # type: ignore
+    items = [Item(name, label % 3, lambda label=label: picture(label)) for label, name in enumerate(names)]
     index = store(items, tmp_path / "train")
     source = ShardSource(index)
     assert sorted(source.key(sample) for sample in range(len(source))) == sorted(names)
@@ -141,7 +141,7 @@ def test_write_split__a_changed_plan_starts_again_and_says_so(tmp_path: Path, ch
     names = (*CLASSES, "d") if change == "classes" else CLASSES
     options = usual | ({change: other[change]} if change in other else {})
     notes: list[str] = []
-    write_split(items(changed=True), tmp_path / "train", names, **options, note=notes.append)  # type: ignore[arg-type]
+    write_split(items(changed=True), tmp_path / "train", names, **options, note=notes.append)
     assert len(notes) == 1 and notes[0].startswith(
         "starting again: the images or the options are not those of the"
     )
@@ -258,7 +258,7 @@ def test_write_split__makes_large_photographs_smaller_and_no_others(tmp_path: Pa
         "inks": photo(92, "CMYK"),
         "png": picture(50),
     }
-    items = [Item(key, 0, lambda data=data: data, len(data)) for key, data in files.items()]  # type: ignore[misc]
+    items = [Item(key, 0, lambda data=data: data, len(data)) for key, data in files.items()]
     index = store(items, tmp_path / "train", source_text="here", reencode=Reencode(max_side=60))
     assert index.source.startswith("here; JPEG longer than 60 pixels shrunk to that, quality 90, Pillow ")
     source = ShardSource(index)
@@ -341,8 +341,10 @@ def test_write_split__several_labels(tmp_path: Path) -> None:
 
 _UP = [f"{'../' * depth}UP{end}" for depth in range(1, 9) for end in ("", "/x")]
 _HOSTILE = [
-    *_UP, *(name.replace("/", "\\") for name in _UP), "ABS", "ABS/deeper", "", ".", "..", "...", "./a", "a/", "a/b", "a/../../b",
-    "/", "//", "\\", "a\0b", "a\nb", "a\x1bb", "\u202eb", "\udcff", ".hidden", ".train.partial", "-rf", "--out", " ", " a", "a ",
+    *_UP, *(name.replace("/", "\\") for name in _UP), "ABS", "ABS/deeper", "", ".", "..", "...", "./a", "a/",
+    "a/b", "a/../../b",
+    "/", "//", "\\", "a\0b", "a\nb", "a\x1bb", "\u202eb", "\udcff", ".hidden", ".train.partial", "-rf",
+    "--out", " ", " a", "a ",
     "x" * 241, "é" * 130, "~/../x", "\t",
 ]  # fmt: skip
 

@@ -96,7 +96,7 @@ def test_plan__of_a_subset_of_a_known_set_needs_no_data(
         ({"data.subset_fraction": 0.1}, 30_300_000),
     ):
         overrides = [Override(key, value) for key, value in values.items()]
-        assert plan_training(load_recipe("jft_b16", overrides).recipe).num_images == size  # type: ignore[arg-type]
+        assert plan_training(load_recipe("jft_b16", overrides).recipe).num_images == size
 
 
 OFF = Schedule(batch_size=8, total_steps=1)
@@ -200,7 +200,10 @@ def test_check__shards_sorted_by_class_are_one_line(tmp_path: Path) -> None:
     rows["label"].sort()
     np.save(folder / "samples.npy", rows)
     forget_tables(folder)
-    expected = r"entropy of [012]\.\d\d bits, those of random ones [23]\.\d\d: the shards are sorted by class; write them"
+    expected = (
+        r"entropy of [012]\.\d\d bits, those of random ones [23]\.\d\d: the shards are sorted by class; "
+        r"write them"
+    )
     with pytest.raises(RecipeError, match=expected) as caught:
         check_recipe(recipe(folder, **values), tmp_path)
     assert "\n" not in str(caught.value)

@@ -19,7 +19,10 @@ from vitctl.system import http
 from vitctl.system.files import Bound
 
 CONTENT = bytes(range(256)) * 20_000  # several pieces
-AGAIN = "if the address needs a query (?...), which is never stored, give it again with the option, or in VITCTL_ADDRESSES"
+AGAIN = (
+    "if the address needs a query (?...), which is never stored, give it again with the option, "
+    "or in VITCTL_ADDRESSES"
+)
 
 
 @dataclass
@@ -270,7 +273,8 @@ def test_fetch__follows_few_redirects_and_only_to_https(server: Server, get: Get
 
 
 @pytest.mark.parametrize(
-    "url", ["http://example.org/x", "http://127.0.0.1.example.org/x", "ftp://example.org/x", "file:///etc/passwd", "pipe:ls",
+    "url", ["http://example.org/x", "http://127.0.0.1.example.org/x", "ftp://example.org/x",
+            "file:///etc/passwd", "pipe:ls",
             "https:///x", "x.npz", "hf://o/n", "s3://a/b"]
 )  # fmt: skip
 def test_fetch__refuses_what_is_not_https(tmp_path: Path, url: str) -> None:

@@ -155,17 +155,21 @@ def test_read__every_format_from_a_folder_without_a_word(
 @pytest.mark.parametrize(
     ("name", "config", "words"),
     [
-        ("Ti/8", ViTConfig(patch_size=8, hidden_size=192, depth=12, mlp_size=768, num_heads=3, image_size=16), ""),
-        ("Ti/16", ViTConfig(patch_size=8, hidden_size=192, depth=12, mlp_size=768, num_heads=3, image_size=16),
+        ("Ti/8", ViTConfig(patch_size=8, hidden_size=192, depth=12, mlp_size=768, num_heads=3, image_size=16),
+         ""),
+        ("Ti/16", ViTConfig(patch_size=8, hidden_size=192, depth=12, mlp_size=768, num_heads=3,
+                            image_size=16),
          "not a Ti/16, it has patch_size 8 instead of 16"),
         ("S/8", ViTConfig(patch_size=8, hidden_size=192, depth=12, mlp_size=768, num_heads=3, image_size=16),
          "not a S/8, it has hidden_size 192 instead of 384, mlp_size 768 instead of 1536, num_heads 3 "
          "instead of 6"),
         ("R50x1", ResNetConfig(stage_depths=(1, 1), version="v2", num_classes=3),
          "not a R50x1, it has stage_depths (1, 1) instead of (3, 4, 6, 3)"),
-        ("R+Ti/16", ViTConfig(patch_size=8, hidden_size=192, depth=12, mlp_size=768, num_heads=3, image_size=16),
+        ("R+Ti/16", ViTConfig(patch_size=8, hidden_size=192, depth=12, mlp_size=768, num_heads=3,
+                              image_size=16),
          "not a R+Ti/16, it has stage_depths none instead of (), width none instead of 64"),
-        ("R+Ti/16", HybridConfig(patch_size=8, hidden_size=192, depth=12, mlp_size=768, num_heads=3, image_size=64,
+        ("R+Ti/16", HybridConfig(patch_size=8, hidden_size=192, depth=12, mlp_size=768, num_heads=3,
+                                 image_size=64,
          stage_depths=()), ""),
     ],
 )  # fmt: skip

@@ -322,7 +322,10 @@ def show_resolutions(result: Mapping[str, Any]) -> None:
         if cell["note"]:
             remarks[f"note: {cell['note']}"].append(place)
     machine = result["machine"]
-    title = f"forward passes on {machine['device_name']}, {result['precision']}, load {machine.get('load', 0):.1f}"
+    title = (
+        f"forward passes on {machine['device_name']}, {result['precision']}, "
+        f"load {machine.get('load', 0):.1f}"
+    )
     header = ("model", "pixels", "GFLOPs", f"images/s of a {result['core']}", "at batch", "largest batch")
     show_table(header, rows, title=title)
     say("GFLOPs: of a forward pass, as computed")

@@ -1,4 +1,4 @@
-"""What `vitctl runs`, `verify` and `sweep` print: lists, a run with its curves, live records, findings, sweeps."""
+"""What `vitctl runs`, `verify` and `sweep` print: lists, a run's curves, live records, findings, sweeps."""
 
 import math
 import sys

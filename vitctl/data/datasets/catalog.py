@@ -137,7 +137,10 @@ def open_split(
 
 
 def write_data_set(row: DataSet, out: Path) -> None:
-    """Write the splits of a set that comes with vitctl; those that an earlier, killed process finished stay."""
+    """Write the splits of a set that comes with vitctl.
+
+    Those that an earlier, killed process finished stay.
+    """
     assert row.make is not None
     workers = default_workers() if sum(row.sizes.values()) >= _ENOUGH_FOR_WORKERS else 0
     if not find_splits(out).keys() >= row.sizes.keys():
@@ -175,7 +178,10 @@ def _folder(split: str, dataset: str, root: str, scratch: Path | None) -> Path:
 
 
 def missing_shards(row: DataSet, root: str, split: str) -> str:
-    """Return a message that a known data set has no shards below `root`, and how to make them; "" if it has."""
+    """Return a message that a known data set has no shards below `root`, and how to make them.
+
+    Return "" if it has them.
+    """
     folder = Path(root) / row.name
     if find_splits(folder):
         return ""
@@ -209,7 +215,8 @@ def _check_against_table(row: DataSet, sources: Mapping[str, Source], folder: Pa
 
 _TORCHVISION, _KNOWN = "torchvision:", "known:"
 _Arguments = tuple[dict[str, object], ...]
-# Sets of torchvision: the known set, the folder that torchvision keeps it in, and the arguments for its splits.
+# Sets of torchvision: the known set, the folder that torchvision keeps it in, and the arguments for its
+# splits.
 _TRAIN_TEST: _Arguments = ({"train": True}, {"train": False})
 _SPLITS: _Arguments = ({"split": "train"}, {"split": "val"}, {"split": "test"})
 TORCHVISION_SETS: dict[str, tuple[str, str, _Arguments]] = {
@@ -291,7 +298,7 @@ _OFFLINE = "type it again where the server can be reached, or copy the files the
 
 
 def read_torchvision(name: str, root: Path, *, download: bool) -> dict[str, Originals]:
-    """Read the splits of a torchvision data set: torchvision checks its files, the known set's reader reads them.
+    """Read the splits of a torchvision data set: torchvision checks the files, our reader reads them.
 
     Args:
         name: such as CIFAR10; see `TORCHVISION_SETS`.

@@ -1,4 +1,4 @@
-"""The data sets that vitctl knows by name, one row each: what they hold, where to get them, how they are read.
+"""The data sets that vitctl knows by name, one row each: content, source and reader.
 
 To add a set, add a row to `DATA_SETS`. Sets of class folders and of text lists need no code, as `eurosat` and
 `dtd` show; other layouts need a reader in `readers/`.
@@ -93,6 +93,13 @@ def _shapes(task: str) -> DataSet:
     return DataSet(name, len(class_names), sizes, make=make)
 
 
+def _archives(address: str, *rows: tuple[str, str, int], packed: bool = False) -> tuple[Archive, ...]:
+    """Return archives of one site from rows of name, SHA-256 and size; `{}` in the address is the name."""
+    return tuple(
+        Archive(address.format(name), f"sha256:{digest}", size, packed=packed) for name, digest, size in rows
+    )
+
+
 def _three(train: int, validation: int, test: int) -> dict[str, int]:
     return {"train": train, "validation": validation, "test": test}
 
@@ -106,8 +113,8 @@ _KITTI_SITE = "https://s3.eu-central-1.amazonaws.com/avg-kitti"
 _NORB_FILES = "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small"
 _COLORECTAL = ("tumor", "stroma", "complex", "lympho", "debris", "mucosa", "adipose", "empty")
 
-# Sets that are two questions about the same images. A digest is that of TensorFlow Datasets for the same file, or
-# that of torchvision for the CIFAR archives and EuroSAT.
+# Sets that are two questions about the same images. A digest is that of TensorFlow Datasets for the same
+# file, or that of torchvision for the CIFAR archives and EuroSAT.
 _CLEVR = partial(
     DataSet,
     sizes={"train": 70_000, "validation": 15_000},
@@ -138,32 +145,31 @@ _SMALLNORB = partial(
     DataSet,
     sizes={"train": 24_300, "test": 24_300},
     family="smallnorb",
-    archive="the six smallnorb-*.mat.gz from https://cs.nyu.edu/~ylclab/data/norb-v1.0-small, packed or unpacked",
-    downloads=(
-        Archive(
-            f"{_NORB_FILES}/{arrays.NORB_STEMS['test']}-dat.mat.gz",
-            "sha256:cf7104eed3e51174d2f65b66d1e5878b9da233b886f161b0d88f4510ba2c7474",
+    archive="the six smallnorb-*.mat.gz from https://cs.nyu.edu/~ylclab/data/norb-v1.0-small, "
+    "packed or unpacked",
+    downloads=_archives(
+        _NORB_FILES + "/{}.mat.gz",
+        (
+            f"{arrays.NORB_STEMS['test']}-dat",
+            "cf7104eed3e51174d2f65b66d1e5878b9da233b886f161b0d88f4510ba2c7474",
             130_799_817,
-            packed=True,
         ),
-        Archive(
-            f"{_NORB_FILES}/{arrays.NORB_STEMS['test']}-info.mat.gz",
-            "sha256:16adf314226327ee006d1a44db8cfef52773c06c829951d5653a9f6f310248a2",
+        (
+            f"{arrays.NORB_STEMS['test']}-info",
+            "16adf314226327ee006d1a44db8cfef52773c06c829951d5653a9f6f310248a2",
             10_428,
-            packed=True,
         ),
-        Archive(
-            f"{_NORB_FILES}/{arrays.NORB_STEMS['train']}-dat.mat.gz",
-            "sha256:5ffd6272a07d32695ee1082a26a41a93a37aab8c28da047f8c34ed348d214873",
+        (
+            f"{arrays.NORB_STEMS['train']}-dat",
+            "5ffd6272a07d32695ee1082a26a41a93a37aab8c28da047f8c34ed348d214873",
             131_896_188,
-            packed=True,
         ),
-        Archive(
-            f"{_NORB_FILES}/{arrays.NORB_STEMS['train']}-info.mat.gz",
-            "sha256:de7eb932ebe7a4ee16217fead60660d0eb3d23632c2f4d1c51f88c501c17bf32",
+        (
+            f"{arrays.NORB_STEMS['train']}-info",
+            "de7eb932ebe7a4ee16217fead60660d0eb3d23632c2f4d1c51f88c501c17bf32",
             71_052,
-            packed=True,
         ),
+        packed=True,
     ),
 )
 
@@ -295,17 +301,10 @@ _ROWS = (
         ),
         "images.tar.gz and annotations.tar.gz from https://www.robots.ox.ac.uk/~vgg/data/pets",
         ("oxford_iiit_pet",),
-        (
-            Archive(
-                f"{_PETS_SITE}/annotations.tar.gz",
-                "sha256:52425fb6de5c424942b7626b428656fcbd798db970a937df61750c0f1d358e91",
-                19_173_078,
-            ),
-            Archive(
-                f"{_PETS_SITE}/images.tar.gz",
-                "sha256:67195c5e1c01f1ab5f9b6a5d22b8c27a580d896ece458917e61d459337fa318d",
-                791_918_971,
-            ),
+        _archives(
+            _PETS_SITE + "/{}.tar.gz",
+            ("annotations", "52425fb6de5c424942b7626b428656fcbd798db970a937df61750c0f1d358e91", 19_173_078),
+            ("images", "67195c5e1c01f1ab5f9b6a5d22b8c27a580d896ece458917e61d459337fa318d", 791_918_971),
         ),
     ),
     DataSet(
@@ -322,19 +321,11 @@ _ROWS = (
         arrays.read_svhn,
         "train_32x32.mat and test_32x32.mat from http://ufldl.stanford.edu/housenumbers",
         ("svhn_cropped",),
-        (
-            Archive(
-                f"{_SVHN_SITE}/train_32x32.mat",
-                "sha256:435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
-                182_040_794,
-                packed=True,
-            ),
-            Archive(
-                f"{_SVHN_SITE}/test_32x32.mat",
-                "sha256:cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
-                64_275_384,
-                packed=True,
-            ),
+        _archives(
+            _SVHN_SITE + "/{}_32x32.mat",
+            ("train", "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8", 182_040_794),
+            ("test", "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b", 64_275_384),
+            packed=True,
         ),
     ),
     DataSet(
@@ -345,37 +336,14 @@ _ROWS = (
         "the six camelyonpatch_level_2_split_*.h5.gz from https://zenodo.org/records/2546921, unpacked with "
         "gunzip",
         ("pcam", "camelyon"),
-        (
-            Archive(
-                f"{_PCAM_FILES}_train_x.h5.gz",
-                "sha256:d619e741468a7ab35c7e4a75e6821b7e7e6c9411705d45708f2a0efc8960656c",
-                6_421_353_462,
-            ),
-            Archive(
-                f"{_PCAM_FILES}_train_y.h5.gz",
-                "sha256:b74126d2c01b20d3661f9b46765d29cf4e4fba6faba29c8e0d09d406331ab75a",
-                21_378,
-            ),
-            Archive(
-                f"{_PCAM_FILES}_valid_x.h5.gz",
-                "sha256:f82ee1670d027b4ec388048d9eabc2186b77c009655dae76d624c0ecb053ccb2",
-                805_965_320,
-            ),
-            Archive(
-                f"{_PCAM_FILES}_valid_y.h5.gz",
-                "sha256:ce1ae30f08feb468447971cfd0472e7becd0ad96d877c64120c72571439ae48c",
-                3_038,
-            ),
-            Archive(
-                f"{_PCAM_FILES}_test_x.h5.gz",
-                "sha256:79174c2201ad521602a5888be8f36ee10875f37403dd3f2086caf2182ef87245",
-                800_875_929,
-            ),
-            Archive(
-                f"{_PCAM_FILES}_test_y.h5.gz",
-                "sha256:0a522005fccc8bbd04c5a117bfaf81d8da2676f03a29d7499f71d0a0bd6068ef",
-                3_040,
-            ),
+        _archives(
+            _PCAM_FILES + "_{}.h5.gz",
+            ("train_x", "d619e741468a7ab35c7e4a75e6821b7e7e6c9411705d45708f2a0efc8960656c", 6_421_353_462),
+            ("train_y", "b74126d2c01b20d3661f9b46765d29cf4e4fba6faba29c8e0d09d406331ab75a", 21_378),
+            ("valid_x", "f82ee1670d027b4ec388048d9eabc2186b77c009655dae76d624c0ecb053ccb2", 805_965_320),
+            ("valid_y", "ce1ae30f08feb468447971cfd0472e7becd0ad96d877c64120c72571439ae48c", 3_038),
+            ("test_x", "79174c2201ad521602a5888be8f36ee10875f37403dd3f2086caf2182ef87245", 800_875_929),
+            ("test_y", "0a522005fccc8bbd04c5a117bfaf81d8da2676f03a29d7499f71d0a0bd6068ef", 3_040),
         ),
     ),
     DataSet(
@@ -554,8 +522,8 @@ _ROWS = (
             ),
         ),
     ),
-    # ImageNet and its kin. The 14,197,122 of ImageNet-21k and the 18,574 of ObjectNet are unverified: recalled, no
-    # source at hand shows them.
+    # ImageNet and its kin. The 14,197,122 of ImageNet-21k and the 18,574 of ObjectNet are unverified:
+    # recalled, no source at hand shows them.
     DataSet(
         "imagenet",
         1000,

@@ -127,8 +127,8 @@ SUITES: dict[str, tuple[VtabTask, ...]] = {"vtab": VTAB, "mini": MINI}
 
 
 def in_vtab1k(split: str, data_set: str) -> str:
-    """Translate a split expression of a task into the words of a VTAB-1k copy, which has the splits train800, val200 and
-    test.
+    """Translate a split expression of a task into the words of a VTAB-1k copy, which has the splits train800,
+    val200 and test.
 
     Raises:
         DataError: the copy does not have these images.
@@ -185,15 +185,15 @@ VAL200_AND_TEST_DIGESTS: dict[str, tuple[str, str]] = {
 
 
 def names_digest(names: Iterable[str]) -> str:
-    """Return the first 16 hexadecimal digits of the SHA-256 of the sorted names, one per line: the same for every
-    order.
+    """Return the first 16 hexadecimal digits of the SHA-256 of the sorted names, one per line: the same for
+    every order.
     """
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
 
 
 def is_published_train800(task: VtabTask, keys: Iterable[str]) -> bool | None:
-    """Return whether these are the keys of the benchmark's 800 images; None for the tasks of which no digest is
-    known.
+    """Return whether these are the keys of the benchmark's 800 images; None for the tasks of which no digest
+    is known.
     """
     if task.name not in TRAIN800_DIGESTS:
         return None

@@ -35,7 +35,10 @@ from vitctl.system.text import count_text, escaped_json
 COMMUNITY_LIST = "train800.txt"  # identifies a folder of a task
 COMMUNITY_SOURCE = "VTAB-1k, community copy (JPEG again, not the original bytes)"
 COMMUNITY_SIZES = {"train800": 800, "val200": 200, "train800val200": 1000}
-_ARCHIVE = "vtab-1k.zip, the layout with train800.txt, val200.txt, train800val200.txt and test.txt in a folder per task"
+_ARCHIVE = (
+    "vtab-1k.zip, the layout with train800.txt, val200.txt, "
+    "train800val200.txt and test.txt in a folder per task"
+)
 # What the export adds to the layout: where its images came from, and their original names.
 _NOTE, _KEYS, _FORMAT = "vitctl.json", "keys", "vitctl-vtab1k/1"
 _COMMUNITY = ("train800", "val200", "test")
@@ -129,7 +132,10 @@ def _written(task: VtabTask, root: Path, scratch: Path) -> dict[str, Path]:
 
 
 def _check(task: VtabTask, sources: Mapping[str, Source], root: Path, allow_partial: bool) -> None:
-    """Check classes, labels and numbers of images. Lists may hold any number; expressions check it themselves."""
+    """Check classes, labels and numbers of images. Lists may hold any number.
+
+    Expressions check it themselves.
+    """
     classes = {source.class_names for source in sources.values()}
     counts = {len(names) for names in classes}
     if counts != {task.num_classes} or len(classes) > 1:
@@ -240,10 +246,11 @@ def _note_source(folder: Path) -> str:
 def export_task(
     task: VtabTask, root: Path, out: Path, progress: Progress = lambda _done, _total: None
 ) -> Path:
-    """Write a task in the community's layout, which trainers of adapters read. The folder is written atomically.
+    """Write a task in the community's layout, which trainers of adapters read. The write is atomic.
 
     Images keep their bytes and their format. `train800val200.txt` names the files of the other two lists, so
-    no image is stored twice. The original names are in `keys/`, so that `vitctl data check` can verify a copy.
+    no image is stored twice. The original names are in `keys/`, so that `vitctl data check` can verify a
+    copy.
 
     Args:
         task: a row of `VTAB`.

@@ -1,4 +1,4 @@
-"""Decodes images to pixels, and converts files to JPEG before they are stored: HEIC, and large JPEGs on request.
+"""Decodes images to pixels, and converts files to JPEG before storage: HEIC, and large JPEGs on request.
 
 An image that cannot be decoded raises `BadSample`, whose reason is a category to count by. Nothing but the
 conversions changes the bytes of an image.
@@ -168,7 +168,7 @@ def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Trunc
 
 
 def from_pillow(image: Image.Image, *, exif_orientation: bool = True) -> Picture:
-    """Return an image opened with Pillow, with the pixels and the orientation that `decode` gives of its file.
+    """Return an image opened with Pillow, with the pixels and orientation that `decode` gives of its file.
 
     Args:
         image: in any mode, loaded or not.

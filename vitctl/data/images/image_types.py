@@ -50,8 +50,8 @@ _MAX_WEBP_CHUNKS = 64
 
 
 def is_system_file(name: str) -> bool:
-    """Return whether a part of a path is hidden, or a metadata file of an operating system (Thumbs.db, __MACOSX
-    ...).
+    """Return whether a part of a path is hidden, or a metadata file of an operating system (Thumbs.db,
+    __MACOSX ...).
     """
     return any(part.startswith(".") or part.lower() in _SYSTEM for part in name.split("/"))
 

@@ -104,8 +104,8 @@ def read_header(data: bytes) -> Jpeg | None:
 
 
 def orientation_of(jpeg: Jpeg) -> int:
-    """Return the Exif orientation in the metadata of a JPEG, 1 where it is missing; Exif takes precedence over
-    XMP, as in Pillow.
+    """Return the Exif orientation in the metadata of a JPEG, 1 where it is missing; Exif takes precedence
+    over XMP, as in Pillow.
     """
     exif = b"".join(one.removeprefix(_EXIF) for one in jpeg.metadata if one.startswith(_EXIF))
     order: Literal["little", "big"] = "little" if exif[:2] == b"II" else "big"
@@ -159,7 +159,7 @@ def decode_rows(
 
 
 class _Scratch(threading.local):
-    """A buffer that a thread reuses for decoding: allocating new pages takes a twelfth of the decoding time."""
+    """A buffer that a thread reuses for decoding: new pages would take a twelfth of the decoding time."""
 
     memory = np.empty(0, np.uint8)
 
@@ -178,7 +178,7 @@ _SCRATCH = _Scratch()
 
 
 def find_fault(data: bytes) -> Fault | None:
-    """Decode a whole JPEG that has an end marker, and return how its compressed data are truncated or damaged.
+    """Decode a whole JPEG with an end marker, and return how its compressed data are truncated or damaged.
 
     A few extraneous bytes after the last row are harmless and common, except where zeros stand in place of
     compressed data. None for an intact image, and for one whose header this decoder does not support, which
@@ -208,8 +208,8 @@ def find_fault(data: bytes) -> Fault | None:
 
 
 def lacks_scans(data: bytes, num_components: int) -> bool:
-    """Return whether a progressive JPEG ends before its scans hold every coefficient of every component to the last
-    bit.
+    """Return whether a progressive JPEG ends before its scans hold every coefficient of every component to
+    the last bit.
 
     Source: ITU-T T.81, sections B.2.3 and G.1.1.1
     """

@@ -300,7 +300,10 @@ def _area_means(values: np.ndarray, size: int) -> np.ndarray:
 def _resized(
     picture: Picture, box: Box, size: tuple[int, int], resample: EvalResample, decode: Decode
 ) -> "Tensor":
-    """Crop a box and resize it with half-pixel centres; returns uint8 `[3, *size]`, channels last in memory."""
+    """Crop a box and resize it with half-pixel centres.
+
+    Returns uint8 `[3, *size]`, channels last in memory.
+    """
     import torch  # here, because a plan names transforms and needs no torch
 
     reduce = 1

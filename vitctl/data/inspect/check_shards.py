@@ -1,4 +1,4 @@
-"""Checks of shards: their bytes, members and images, and that a folder holds what it should and nothing else."""
+"""Checks of shards: their bytes, members and images, and that a folder holds what it should, no more."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -337,6 +337,9 @@ def missing_images(name: str, indexes: Mapping[str, Index]) -> tuple[list[str], 
     for split, index in indexes.items():
         found = (index.num_samples, len(index.class_names))
         if (wanted := (sizes.get(split, found[0]), row.num_classes)) != found:
-            text = f"{row.name}: '{split}' has {found[0]:,} images of {found[1]:,} classes, should have {wanted[0]:,} of {wanted[1]:,}"
+            text = (
+                f"{row.name}: '{split}' has {found[0]:,} images of {found[1]:,} classes, "
+                f"should have {wanted[0]:,} of {wanted[1]:,}"
+            )
             (notes if "partial" in index.source else problems).append(text)
     return problems, notes

@@ -141,13 +141,16 @@ def compare_within(
 
 
 def label_text(source: Source, sample: int) -> str:
-    """Return the class names of an image, joined by `;` where there are several; empty for an image without a label."""
+    """Return the class names of an image, joined by `;` where there are several.
+
+    Empty for an image without a label.
+    """
     labels = source.labels(np.array([sample])).reshape(-1).tolist()
     return ";".join(sorted(source.class_names[label] for label in labels if label >= 0))
 
 
 def free_folder(wanted: Path) -> Path:
-    """Return the given folder, or the first of NAME-2, NAME-3 ... that holds no finished report or other files."""
+    """Return the first of NAME, NAME-2, NAME-3 ... without a finished report or other files."""
     for number in count(1):
         folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         if not folder.exists():
@@ -269,8 +272,8 @@ def near_pairs(a: np.ndarray, b: np.ndarray, max_bits: int) -> tuple[np.ndarray,
 def _near_in_buckets(
     a: np.ndarray, b: np.ndarray, buckets: np.ndarray, order: np.ndarray, starts: np.ndarray, max_bits: int
 ) -> np.ndarray:
-    """Find near pairs of the words of `a` and the words of `b` in the bucket of each; a pair (i, j) as `i * len(b)
-    + j`.
+    """Find near pairs of the words of `a` and the words of `b` in the bucket of each; a pair (i, j) as `i *
+    len(b) + j`.
     """
     counts = starts[buckets + 1] - starts[buckets]
     rows = np.flatnonzero(counts)
@@ -318,8 +321,7 @@ def hash_images(
 
 
 def perceptual_hash(data: bytes) -> int | None:
-    """Return the 64-bit perceptual hash (pHash): whether each of the 64 lowest DCT coefficients is above their
-    median.
+    """Return the 64-bit perceptual hash (pHash): which of the 64 lowest DCT coefficients exceed their median.
 
     The image is resized to 32 x 32 grey pixels, for JPEG partly while decoding. The mean (DC coefficient) is
     not used. Copies that differ in size, compression or brightness have a Hamming distance of a few bits;
@@ -346,7 +348,7 @@ def perceptual_hash(data: bytes) -> int | None:
 
 @cache
 def _transform() -> tuple[np.ndarray, np.ndarray]:
-    """Return the orthonormal DCT matrix `[11, 32]`, and the flat indices of the 64 lowest frequencies without DC."""
+    """Return the orthonormal DCT matrix `[11, 32]`, and flat indices of the 64 lowest frequencies, no DC."""
     frequency, pixel = np.arange(_FREQUENCIES)[:, None], np.arange(_SIDE)[None]
     rows = np.cos(np.pi * frequency * (2 * pixel + 1) / (2 * _SIDE)) * np.sqrt(2 / _SIDE)
     rows[0] /= np.sqrt(2)

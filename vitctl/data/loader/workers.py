@@ -1,5 +1,5 @@
-"""Loader worker processes: start, cleanup, and the cause of death of a worker; the shared memory in which they
-pass batches; and the thread that prefetches remote shards for them.
+"""Loader worker processes: start, cleanup, and the cause of death of a worker; the shared memory in which
+they pass batches; and the thread that prefetches remote shards for them.
 """
 
 import atexit
@@ -160,8 +160,8 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def original_message(text: str) -> str:
-    """Return the original message: torch wraps an exception of a worker into the text of its traceback, message
-    last.
+    """Return the original message: torch wraps an exception of a worker into the text of its traceback,
+    message last.
     """
     return text.strip().rpartition("\n")[2].partition(": ")[2] if text.startswith("Caught ") else text
 
@@ -218,8 +218,8 @@ def _attached(descriptor: Any, size: int) -> SharedMemory:
 
 
 def empty_images(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory | None]:
-    """Return zeros, uint8 `[num_images, 3, S, S]`, channels last; in a worker they are allocated in shared memory,
-    which is returned too.
+    """Return zeros, uint8 `[num_images, 3, S, S]`, channels last; in a worker they are allocated in shared
+    memory, which is returned too.
     """
     shape = (num_images, image_size, image_size, 3)
     if get_worker_info() is None or sys.platform != "linux":
@@ -287,8 +287,8 @@ class Prefetcher:
             recent.append(set(ours))
 
     def _probed(self, positions: np.ndarray) -> np.ndarray:
-        """Return the positions of a chunk at which shards are looked up: _PROBES of them in each window that is read
-        at a time.
+        """Return the positions of a chunk at which shards are looked up: _PROBES of them in each window that
+        is read at a time.
         """
         if self._slots is None or not isinstance(self._order, LaneOrder):
             return _spread(positions)

@@ -1,10 +1,10 @@
 """Tar files: shards are written with webdataset, and untrusted archives read within limits, in one pass.
 
-Python's tarfile alone accepts negative sizes and names of gigabytes, and takes a damaged header for the end of
-the archive.
+Python's tarfile alone accepts negative sizes and names of gigabytes, and takes a damaged header for the end
+of the archive.
 
-Source: IEEE Std 1003.1-2017, pax; CVE-2025-8194 (negative sizes) and CVE-2024-6232 (quadratic time), which the
-tarfile of older Pythons still has
+Source: IEEE Std 1003.1-2017, pax; CVE-2025-8194 (negative sizes) and CVE-2024-6232 (quadratic time), which
+the tarfile of older Pythons still has
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """The order of samples as a pure function of the position, so that a run resumes anywhere from one integer.
 
 `Order` shuffles all samples exactly, for local shards. `WindowedOrder` reads sequentially and shuffles within
-a window, for remote shards and hard disks. `MixtureOrder` mixes several orders with fixed weights. `Lanes` are
-fixed parts of the global batch, each with a separate stream of samples.
+a window, for remote shards and hard disks. `MixtureOrder` mixes several orders with fixed weights. `Lanes`
+are fixed parts of the global batch, each with a separate stream of samples.
 """
 
 from collections.abc import Sequence
@@ -151,7 +151,7 @@ class WindowedOrder:
 
 
 def quotas(weights: Sequence[float], block_size: int = BLOCK_SIZE) -> tuple[int, ...]:
-    """Return the samples of each source in a block: the weights scaled to the block size, rounded by the largest
+    """Return the samples of each source in a block: weights scaled to the block size, rounded by the largest
     remainder method.
 
     Args:
@@ -301,10 +301,10 @@ def mix_words(words: np.ndarray) -> np.ndarray:
     return mixed
 
 
-# Lanes, and leaves: the passes that a lane is cut into. Which process computes a leaf changes nothing: its images,
-# its random draws and its place in the sum of gradients follow from its number. So a run has the same bytes on any
-# number of processes (see vitctl/engine/step.py), and a machine that owns whole lanes reads their
-# samples alone.
+# Lanes, and leaves: the passes that a lane is cut into. Which process computes a leaf changes nothing: its
+# images, its random draws and its place in the sum of gradients follow from its number. So a run has the same
+# bytes on any number of processes (see vitctl/engine/step.py), and a machine that owns whole lanes reads
+# their samples alone.
 
 
 class Part(NamedTuple):
@@ -322,8 +322,8 @@ def share(batch_size: int, num_parts: int, part: int) -> range:
 
 
 def micro_batches(batch_size: int, num_processes: int, rank: int, size: int) -> tuple[Part, ...]:
-    """Cut a process's share of the global batch into parts of `size` images, without lanes; the partner of the
-    first image is the last.
+    """Cut a process's share of the global batch into parts of `size` images, without lanes; the partner of
+    the first image is the last.
     """
     own = share(batch_size, num_processes, rank)
     parts = (range(first, min(first + size, own.stop)) for first in range(own.start, own.stop, size))
@@ -334,8 +334,8 @@ Tree = int | tuple["Tree", "Tree"]  # the number of a leaf, or two subtrees
 
 
 def binary_tree(nodes: Sequence[Tree]) -> Tree:
-    """Build a binary tree over at least one node, in order; the left half is the largest power of two that leaves
-    something.
+    """Build a binary tree over at least one node, in order; the left half is the largest power of two that
+    leaves something.
     """
     if len(nodes) == 1:
         return nodes[0]

@@ -186,7 +186,7 @@ def check_originals(
 
 
 def check_image(data: bytes) -> str:
-    """Decode a whole image. Return "" if training can read it, `heic` if it is converted, else what is wrong."""
+    """Decode an image. Return "" if training can read it, `heic` if it is converted, else what is wrong."""
     if not data:
         return "empty file"
     if len(data) > IMAGE_FILE.limit:

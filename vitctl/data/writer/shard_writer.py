@@ -77,7 +77,7 @@ def write_split(
             none.
     """
     _check(items, out, class_names)
-    import webdataset  # noqa: F401 - `ShardWriter` needs it: once here, and not in every process that is forked
+    import webdataset  # noqa: F401 - `ShardWriter` needs it: once here, not in every forked process
 
     source = f"{source_text}; {reencode}" if reencode else source_text
     count = counted(progress, len(items) + sum(item.size is None for item in items))
@@ -329,7 +329,7 @@ def _check(items: Sequence[Item], out: Path, class_names: Sequence[str]) -> None
 
 @contextmanager
 def _own_folder(out: Path) -> Iterator[Path]:
-    """Lock and yield the folder that becomes `out`, which until then only this process and its children use."""
+    """Lock and yield the folder that becomes `out`; until then only this process and its children use it."""
     aside = out.with_name(f".{out.name}.partial")
     aside.mkdir(parents=True, exist_ok=True)
     descriptor = no_links(str(aside), os.O_RDONLY | os.O_DIRECTORY)
@@ -379,7 +379,7 @@ def _measure(items: Sequence[Item], workers: int, done: Done) -> tuple[np.ndarra
 
 
 def _prepare_folder(aside: Path, plan: ShardPlan, note: Callable[[str], None]) -> None:
-    """Prepare the folder for a plan: keep the finished shards of an earlier run of the same plan, or empty it."""
+    """Prepare the folder for a plan: keep finished shards of an earlier run of the same plan, or empty it."""
     file, finished = aside / _PLAN, len(list(aside.glob("shard-*.tar")))
     if file.is_file() and file.read_text() == plan.digest:
         for left in aside.glob(".*.partial"):  # of a process that was killed

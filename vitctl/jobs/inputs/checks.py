@@ -1,4 +1,4 @@
-"""Before the first process: a recipe is fitted to the user's data, and everything that can be checked is checked.
+"""Before the first process: a recipe is fitted to the user's data, and all that can be checked is checked.
 
 The user's data may be folders of photographs, or have other splits than those that a recipe names.
 """
@@ -79,7 +79,10 @@ def shards_folder(path: str, runs: Path, state: Mapping[str, Any]) -> Path:
 
 
 def fingerprint(path: str) -> dict[str, Any]:
-    """Return the number of files in a folder, and a digest of their names, sizes and times; no file is read."""
+    """Return the number of files in a folder, and a digest of their names, sizes and times.
+
+    No file is read.
+    """
     digest, count = hashlib.sha256(), 0
     for folder, folders, names in os.walk(path):
         folders.sort()
@@ -220,7 +223,10 @@ def _scored(loaded: Loaded, scored: str, found: list[str], fitting: DefaultSplit
     if len(found) == 1 and not found[0].startswith(TRAIN):
         (value, note) = found[0], f"'{found[0]}', the only split, is scored"
     elif len(found) == 1:
-        note = f"no test split: scoring the held-out '{value}'; --split {found[0]} also scores the training images"
+        note = (
+            f"no test split: scoring the held-out '{value}'; --split {found[0]} also scores the training "
+            "images"
+        )
     return FittedSplits([Override("data.eval_split", value, _FLAG)], note)
 
 

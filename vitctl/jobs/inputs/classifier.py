@@ -442,6 +442,6 @@ def _opened(
 
 
 def _transform(recipe: Evaluate, meta: dict[str, Any]) -> EvalTransform:
-    """Photographs are turned upright unless the weights or the recipe say otherwise, as those of --data are."""
+    """Photographs are turned upright unless the weights or the recipe say otherwise, like those of --data."""
     told = meta if meta.get("exif_orientation") is not None else {**meta, "exif_orientation": True}
     return stored_eval_transform(recipe, told)

@@ -1,4 +1,4 @@
-"""Results and finished runs: RUN/result.json, which weights represent a run, and which run is used by default."""
+"""Results and finished runs: RUN/result.json, which weights represent a run, which run is the default."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -104,8 +104,9 @@ class RunResult:
     """The outcome of a job.
 
     `status` is "done", "stopped" (by a signal, saved, can be resumed) or "failed"; `metrics` are the numbers,
-    `provenance` is what they depend on: digests of data and weights, split, resolution, recipe; `record` holds
-    the last digests of log.jsonl and steps.jsonl, those of the checkpoints, and that of the result itself.
+    `provenance` is what they depend on: digests of data and weights, split, resolution, recipe; `record`
+    holds the last digests of log.jsonl and steps.jsonl, those of the checkpoints, and that of the result
+    itself.
     """
 
     job: str
@@ -536,7 +537,7 @@ def newest_run(job: str, runs: Path = RUNS) -> NewestRun:
 
 
 def weights_place(source: str, which: str, job: str, runs: Path = RUNS) -> tuple[Path | str, str]:
-    """Return the path, or the address, that weights.source means, and a line that names the newest run if taken.
+    """Return the path or address that weights.source means, and a line that names the newest run if taken.
 
     Raises:
         CheckpointError: `which` chooses among the weights of an address, or there is no newest run.

@@ -214,7 +214,7 @@ def _download(url: str, target: Path, progress: Progress) -> None:
 
 
 def _receive(url: str, response: Response, part: Path, version: Path, progress: Progress) -> int:
-    """Append to `part`, or start it again, and return the size that the whole file should have (0: unknown)."""
+    """Append to `part`, or start it again, and return the size of the whole file (0: unknown)."""
     headers: Message = response.headers
     if headers.get_content_type() == "text/html":
         raise CheckpointError(

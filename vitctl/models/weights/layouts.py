@@ -157,8 +157,8 @@ Json = Mapping[str, Any]
 _HEAD_CHANNELS = 64
 # Published sizes whose heads have another number of channels, by hidden size and depth.
 _UNUSUAL_HEADS = {(1152, 27): 16, (1408, 40): 16, (1536, 40): 16, (1664, 48): 16}
-# The values of a layout have as eval_resize the share of the side that a centre crop keeps. With SQUASH images are
-# squashed to the image size, which metadata record as eval_resize 0.
+# The values of a layout have as eval_resize the share of the side that a centre crop keeps. With SQUASH
+# images are squashed to the image size, which metadata record as eval_resize 0.
 SQUASH = math.inf
 _STORED = ("mean", "std", "eval_method", "resample", "position_resize")
 

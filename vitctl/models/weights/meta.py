@@ -134,7 +134,10 @@ def assumed_values(meta: Mapping[str, Any], config: Config, *, scoring: bool) ->
 
 
 def assumed_line(values: Mapping[str, Any]) -> str:
-    """Return one line that names every assumed value and the key that sets it; "" where nothing is assumed."""
+    """Return one line that names every assumed value and the key that sets it.
+
+    "" where nothing is assumed.
+    """
     if not values:
         return ""
     shown = ", ".join(f"{key}={str(value).replace(', ', ',')}" for key, value in values.items())

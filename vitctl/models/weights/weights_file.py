@@ -134,7 +134,10 @@ def read_weights(
 
 
 def foreign_config(path: Path, model: str) -> Config:
-    """Return the configuration that another program's weights file fits, from its header alone; see `read_config`."""
+    """Return the configuration that another program's weights file fits, from its header alone.
+
+    See `read_config`.
+    """
     num_heads = getattr(variant(model), "num_heads", None) if model else None
     return _of_another(path, num_heads, read_shapes(path)).config
 
@@ -260,7 +263,8 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
     with atomic_write(file) as aside:
         if row.container == "npz":
             with aside.open("wb") as archive:  # given a path, NumPy would add its suffix
-                np.savez(archive, **{name: tensor.numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]
+                arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+                np.savez(archive, **arrays)
         else:
             save_tensors(tensors, aside, {"format": "pt"})
     beside = [write_json(file.parent / name, value) for name, value in sidecars.items()]

@@ -1,4 +1,4 @@
-"""Arrays and records: samples that are rows, labels that follow from row numbers, NORB's format, TFRecord files.
+"""Arrays and records: samples that are rows, labels from row numbers, NORB's format, TFRecord files.
 
 Records are written from the format's description, by a writer that shares nothing with the reader."""
 
@@ -72,7 +72,7 @@ def test_dsprites__labels_equal_the_factors_of_every_row() -> None:
 
 
 def test_dsprites__the_published_scores_of_guessing() -> None:
-    """One location has 4,541 of the 73,728 test images, one orientation 5,491: what a constant answer scores."""
+    """One location has 4,541 of the 73,728 test images, one orientation 5,491: a constant answer's score."""
     order = md5_order(range(737_280), "train")
     assert names_digest(map(str, order[:800].tolist())) == TRAIN800_DIGESTS["dsprites-ori"]
     assert SPRITE_LABELS["location"](order[:10]).tolist() == [0, 0, 7, 6, 7, 11, 7, 5, 6, 14]

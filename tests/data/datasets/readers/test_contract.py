@@ -1,4 +1,4 @@
-"""What every reader of a known set owes, on files made here: labels, order, bytes, and one line for any bad file."""
+"""What every reader of a known set owes, with files made here: labels, order, bytes, a line on bad files."""
 
 import gzip
 import hashlib
@@ -91,7 +91,8 @@ def pets(root: Path) -> None:
     write(
         root,
         {
-            "annotations/trainval.txt": "#Image CLASS-ID SPECIES BREED ID\nbeagle_2 5 2 4\nAbyssinian_1 1 1 1\n",
+            "annotations/trainval.txt": "#Image CLASS-ID SPECIES BREED ID\n"
+            "beagle_2 5 2 4\nAbyssinian_1 1 1 1\n",
             "annotations/test.txt": "Egyptian_Mau_3 12 1 5\n",
         },
     )
@@ -230,7 +231,8 @@ def retinopathy(root: Path) -> None:
         root,
         {
             "trainLabels.csv": "image,level\n10_right,4\n10_left,0\n",
-            "retinopathy_solution.csv": "image,level,Usage\n1_left,2,Public\n1_right,1,Private\n2_left,3,Private\n",
+            "retinopathy_solution.csv": "image,level,Usage\n1_left,2,Public\n"
+            "1_right,1,Private\n2_left,3,Private\n",
         },
     )
 

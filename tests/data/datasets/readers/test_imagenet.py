@@ -55,7 +55,10 @@ def test_read__flat_validation_with_the_table_of_kaggle(tmp_path: Path) -> None:
     for name in VALIDATION:
         plant(tmp_path / "ILSVRC/Data/CLS-LOC/val" / name)
     boxes = f"{LAST} 1 2 3 4 {LAST} 5 6 7 8"
-    table = f"ImageId,PredictionString\nILSVRC2012_val_00000002,{boxes}\nILSVRC2012_val_00000001,{FIRST} 1 2 3 4\n"
+    table = (
+        f"ImageId,PredictionString\nILSVRC2012_val_00000002,{boxes}\nILSVRC2012_val_00000001,{FIRST} 1 2 3 "
+        "4\n"
+    )
     (tmp_path / "LOC_val_solution.csv").write_text(table)
     splits = read_imagenet(tmp_path)
     assert set(splits) == {"validation"}

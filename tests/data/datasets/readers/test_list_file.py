@@ -45,7 +45,7 @@ def eye(height: int, width: int, radius: int) -> np.ndarray:
 
 
 def reference(image: np.ndarray) -> np.ndarray:
-    """The recipe once more for an eye that has the right radius already: no scaling, the blur as a plain sum."""
+    """The recipe once more for an eye of the right radius: no scaling, the blur as a plain sum."""
     kernel = np.exp(-(np.arange(-30, 31) ** 2) / 200)
     kernel /= kernel.sum()
     padded = np.pad(image.astype(float), ((30, 30), (30, 30), (0, 0)), "reflect")

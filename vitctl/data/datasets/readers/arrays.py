@@ -1,4 +1,4 @@
-"""Data sets that come as arrays, pickles or records: SVHN, PatchCamelyon, dSprites, smallNORB, digits, CIFAR, DMLab.
+"""Sets that are arrays, pickles or records: SVHN, PatchCamelyon, dSprites, smallNORB, digits, CIFAR, DMLab.
 
 Arrays become PNG, which loses nothing. Samples are made when they are requested: there may be a million.
 """
@@ -100,7 +100,10 @@ def _svhn_split(path: Path) -> Originals:
 
 
 def read_patch_camelyon(root: Path) -> dict[str, Originals]:
-    """Read the six unpacked `camelyonpatch_level_2_split_*.h5`; keys are `train_0`, `valid_0`, `test_0` ..."""
+    """Read the six unpacked `camelyonpatch_level_2_split_*.h5`.
+
+    Keys are `train_0`, `valid_0`, `test_0` ...
+    """
     words = {"train": "train", "validation": "valid", "test": "test"}  # in the names of files and keys
     return {split: _camelyon_split(root, word) for split, word in words.items()}
 
@@ -119,7 +122,7 @@ def _camelyon_split(root: Path, word: str) -> Originals:
 
 
 @lru_cache(maxsize=6)
-def open_hdf5(path: Path, name: str, process: int) -> Any:  # noqa: ARG001 - two processes must not share an open file
+def open_hdf5(path: Path, name: str, process: int) -> Any:  # noqa: ARG001 - one open file per process
     """Open an array of an HDF5 file, once for each process."""
     h5py = library("h5py")
     with parsing(path, DataError, f"not an HDF5 file with '{name}'"):
@@ -129,8 +132,8 @@ def open_hdf5(path: Path, name: str, process: int) -> Any:  # noqa: ARG001 - two
 DSPRITES_FILE = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 _SPRITE_SIDE = 64
 _SPRITES_AT_ONCE, _MAX_SPRITES = 4096, 737_280
-# Row numbers `[N]` to bins of two of the 32 places across, and of two and a half of the 40 orientations, so of
-# three and two in turn. The factors of a row number are shape, scale, orientation, x, y; y varies fastest.
+# Row numbers `[N]` to bins of two of the 32 places across, and of two and a half of the 40 orientations, so
+# of three and two in turn. The factors of a row number are shape, scale, orientation, x, y; y varies fastest.
 SPRITE_LABELS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "location": lambda rows: rows // 32 % 32 // 2,
     "orientation": lambda rows: rows // 1024 % 40 * 2 // 5,
@@ -155,7 +158,10 @@ def read_dsprites(root: Path, task: str) -> dict[str, Originals]:
 
 
 def read_sprites(path: Path) -> np.ndarray:
-    """Return the images, uint8 `[N, 512]`, eight pixels to a byte. They are 3 GB unpacked, so pass in pieces."""
+    """Return the images, uint8 `[N, 512]`, eight pixels to a byte.
+
+    They are 3 GB unpacked, so pass in pieces.
+    """
     with (
         parsing(path, DataError, "not the images of dSprites"),
         zipfile.ZipFile(path) as archive,
@@ -415,7 +421,7 @@ def _only(example: dict[str, list[Any]], name: str, path: Path) -> Any:
 
 
 def records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield offset and data of every record. The checksum of each length is compared, those of the data are not.
+    """Yield offset and data of every record. The lengths' checksums are compared, not those of the data.
 
     Raises:
         DataError: the file is damaged or cut short.

@@ -1,4 +1,4 @@
-"""Images in one folder per class: a user's tree on disk or in a tar file, and known sets with fixed classes."""
+"""Images in one folder per class: a user's tree or tar file, and known sets with fixed classes."""
 
 import os
 from collections.abc import Sequence

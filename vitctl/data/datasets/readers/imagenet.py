@@ -154,7 +154,7 @@ def _label_list(root: Path, images: list[Item]) -> Mapping[str, str]:
 
 
 def imagenet_validation_labels() -> np.ndarray:
-    """Return the labels of ILSVRC2012_val_00000001.JPEG to 00050000, as places of sorted wnids: int64 `[50000]`."""
+    """Return the labels of ILSVRC2012_val_00000001.JPEG to 00050000, in sorted wnids: int64 `[50000]`."""
     bits = np.unpackbits(np.fromfile(ASSETS / "imagenet_validation_labels.u10", np.uint8)).reshape(-1, 10)
     return bits @ (1 << np.arange(10, dtype=np.int64)[::-1])
 

@@ -1,4 +1,4 @@
-"""Images that a list names with their classes: text lists, MATLAB files, scenes, annotations, and tables of grades.
+"""Images that a list names with their classes: text lists, MATLAB, scenes, annotations, tables of grades.
 
 `read_lists` reads the usual layout, one text list per split; the other readers know one data set each.
 """
@@ -52,9 +52,11 @@ def read_lists(
         images: path of the folder that the listed paths are relative to.
         lists: split name to the path of its list. Lines that begin with `#` are left out.
         source: name of the set, for the index.
-        classes: name of a list of class names in `assets/`; if not given, the listed folders sorted by code point.
+        classes: name of a list of class names in `assets/`; if not given, the listed folders sorted by code
+            point.
         suffix: of the images, where the lists leave it out.
-        column: number of the word that is the class number, counted from 1; 0: the class is the image's folder.
+        column: number of the word that is the class number, counted from 1; 0: the class is the image's
+            folder.
 
     Raises:
         DataError: files are missing, or a list is malformed.
@@ -324,8 +326,8 @@ def _kitti_label(path: Path) -> int:
     return int(np.searchsorted(_KITTI_BORDERS, min(depths, default=_NO_VEHICLE), side="left"))
 
 
-# Diabetic Retinopathy: photographs of the retina in five grades, treated as in the benchmark's btgraham-300. The
-# treatment is Ben Graham's: equal radius, local contrast, a disc on grey.
+# Diabetic Retinopathy: photographs of the retina in five grades, treated as in the benchmark's btgraham-300.
+# The treatment is Ben Graham's: equal radius, local contrast, a disc on grey.
 
 _RETINOPATHY_CLASSES = ("no retinopathy", "mild", "moderate", "severe", "proliferative")
 EYE_RADIUS = 300

@@ -95,7 +95,8 @@ def file_items(
 def archive_items(path: Path) -> list[Item]:
     """Return the plain files of a tar file in its order, without labels. The archive stays packed.
 
-    The files of an inner tar file are named `<its name without .tar>/<name>`; deeper tar files are not opened.
+    The files of an inner tar file are named `<its name without .tar>/<name>`; deeper tar files are not
+    opened.
 
     Raises:
         DataError: an archive is damaged or compressed, or a member's name leads out of it.
@@ -234,7 +235,10 @@ def check_labels(labels: np.ndarray, num_classes: int, where: Path) -> np.ndarra
 
 
 def numbered_labels(words: Iterable[str], num_classes: int, where: Path, first: int = 1) -> list[int]:
-    """Return labels from class numbers in text that count from `first`. Raises DataError for any other text."""
+    """Return labels from class numbers in text that count from `first`.
+
+    Raises DataError for any other text.
+    """
     try:
         labels = [int(word) - first for word in words]
     except ValueError:

@@ -1,4 +1,4 @@
-"""Sets drawn by a formula: solid shapes over varied backgrounds, in the spirit of dSprites and CLEVR, and glyphs.
+"""Sets drawn by a formula: solid shapes over backgrounds, in the spirit of dSprites and CLEVR, and glyphs.
 
 A picture is a pure function of (seed, split, index), and every factor behind it is known, so one generator
 serves many tasks: which shape, how large, turned how far, where, in which colour, how many. Factors that a
@@ -18,9 +18,9 @@ import numpy as np
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.writer.intake import Item
 
-# Signed distance fields: how far a point lies outside a shape of radius about 1, negative inside. Each takes x (to
-# the right) and y (down), arrays of one shape, and returns distances in the same unit. Far from the edge they are
-# bounds rather than distances; near it they are exact, which is what smooth edges need.
+# Signed distance fields: how far a point lies outside a shape of radius about 1, negative inside. Each takes
+# x (to the right) and y (down), arrays of one shape, and returns distances in the same unit. Far from the
+# edge they are bounds rather than distances; near it they are exact, which is what smooth edges need.
 
 Array = np.ndarray
 
@@ -310,9 +310,10 @@ def _grid(image_size: int) -> tuple[np.ndarray, np.ndarray]:
     return line[:, None], line[None, :]
 
 
-# Glyphs: letters of an invented alphabet, in the spirit of Omniglot. A letter is two to four strokes between the
-# nine points of a 3 x 3 lattice, straight or bent. Every writing of it is turned, sheared, scaled, moved and
-# shaken a little, with a random width of pen and a random pair of tones. The label of a picture is its letter.
+# Glyphs: letters of an invented alphabet, in the spirit of Omniglot. A letter is two to four strokes between
+# the nine points of a 3 x 3 lattice, straight or bent. Every writing of it is turned, sheared, scaled, moved
+# and shaken a little, with a random width of pen and a random pair of tones. The label of a picture is its
+# letter.
 
 NUM_LETTERS = 60
 GLYPH_NAMES = tuple(f"letter {number:02d}" for number in range(NUM_LETTERS))
@@ -363,7 +364,8 @@ def glyph_picture(split: str, index: int, seed: int, image_size: int = 32) -> np
 def glyph_alphabet() -> tuple[np.ndarray, ...]:
     """Return the strokes of every letter as polylines, `[strokes, points, 2]`, (y, x).
 
-    They are centred, the longer side from -1 to 1. A letter that looks too much like an earlier one is skipped.
+    They are centred, the longer side from -1 to 1. A letter that looks too much like an earlier one is
+    skipped.
     """
     letters: list[np.ndarray] = []
     inks: list[np.ndarray] = []

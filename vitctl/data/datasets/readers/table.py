@@ -119,10 +119,10 @@ _WITH_WNID = re.compile(r"(.+)_n\d{8}(\.JPEG)")  # ImageNet's names there end wi
 
 
 def read_parquet(files: list[Path]) -> dict[str, Originals]:
-    """Read images and labels; `train-00000-of-00005.parquet` and its like belong to the split they begin with.
+    """Read images and labels. Files like `train-00000-of-00005.parquet` belong to the split they begin with.
 
-    A column of lists gives every image several labels. A file that has paths instead of images is a table like
-    any other.
+    A column of lists gives every image several labels. A file that has paths instead of images is a table
+    like any other.
 
     Rows can only be read by the group, so the images are written to a temporary file once, from which the
     shuffle reads. The key is the image's path if all are different, otherwise its number.
