@@ -88,7 +88,7 @@ def test_resolutions__draws_and_writes_both_files(vitctl: Vitctl) -> None:
         ("model --recipe evaluate", "bench needs a recipe of pretrain or finetune"),
         ("model S/16 --json a.txt", "should be the name of a .json file"),
         ("model S/16 --json /dev/null/a.json", "cannot write into the folder /dev/null"),
-        ("model S/16 --batch-size 1000000000000", "'--batch-size'"),
+        ("model S/16 --batch-size 1000000000000", "--batch-size 1000000000000: "),
         ("model S/16 --set model.fnord=1", "--set model.fnord"),
         ("model --recipe smoke --data nowhere", "nowhere"),
         ("data --recipe smoke --synthetic", "no such option"),

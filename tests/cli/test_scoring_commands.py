@@ -44,7 +44,7 @@ def test_the_whole_way(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
     assert named in said.out
     assert result(tmp_path / "part")["metrics"]["total"] == 5
     said = vitctl("compare", "score", "part")
-    assert (said.code, "must not be compared: part: split differs" in said.out) == (2, True)
+    assert (said.code, "must not be compared: part: split is " in said.out) == (2, True)
 
     said = vitctl("export", "--to", "safetensors", "--out", "file")
     assert (said.code, said.err) == (0, "")
@@ -55,7 +55,7 @@ def test_the_whole_way(vitctl: Vitctl, tiny_data: Path, tmp_path: Path) -> None:
     said = vitctl("vtab", "--suite", "mini", "--task", "digits", "--out", "table", *few_steps, *QUICK)
     assert (said.code, said.err) == (0, "")
     assert named in said.out
-    assert "mean of 1 tasks (partial)" in said.out
+    assert "mean of 1 task (partial)" in said.out
     assert result(tmp_path / "table")["metrics"]["partial"] is True
 
 

@@ -74,7 +74,7 @@ def test_vtab__a_quick_look_is_not_compared_with_the_protocol(
     folders = [tmp_path / "table", tmp_path / "other"]
     comparison = compare_runs(folders)
     assert comparison.reasons == [
-        f"{folders[1]}: protocol differs (fine-tuning, the first light): another protocol"
+        f"{folders[1]}: protocol is fine-tuning, but light in {folders[0]}: the protocols differ"
     ]
     names = [name for name, _ in comparison.numbers]
     assert {"mean", "tasks pets mean", "groups natural"} < set(names)

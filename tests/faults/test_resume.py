@@ -200,7 +200,7 @@ def test_resume__other_start_weights(stopped: Path, tmp_path: Path) -> None:
     do("finetune", tmp_path / "run", **values)
     shutil.rmtree(tmp_path / "one")
     (tmp_path / "two").rename(tmp_path / "one")
-    with pytest.raises(CheckpointError, match=r"start weights \w{12}, now \w{12}.* --allow weights$"):
+    with pytest.raises(CheckpointError, match="written again, by another training"):
         resume(tmp_path / "run")
 
 

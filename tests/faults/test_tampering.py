@@ -101,7 +101,7 @@ class Row(NamedTuple):
 CHANGED = r"samples\.npy changed since its index was written \(sha256 \w{12}\.\.\., should be \w{12}\.\.\.\)"
 SHARD = r"shard-000000\.tar: checksum mismatch: index has \w{12}\.\.\., file has \w{12}\.\.\."
 LIST = r"excluded\.json: made for other shards"
-OTHER = "data_sha256 differs"
+OTHER = "data_sha256 is "
 TABLE = [
     Row(labels_shifted, CHANGED, CHANGED, None),
     Row(two_images_exchanged, SHARD, None, None),

@@ -249,7 +249,7 @@ def test_export_task__is_lossless_and_comes_back_the_same(root: Path, tmp_path: 
 def test_read_community__a_note_or_names_that_do_not_fit(root: Path, tmp_path: Path) -> None:
     folder = export_task(TASK, root, tmp_path)
     (folder / "keys/val200.txt").write_text("one\n")
-    with pytest.raises(DataError, match=r"keys/val200.txt: 1 names for 200 images"):
+    with pytest.raises(DataError, match=r"keys/val200.txt: 1 name for 200 images"):
         read_community(TASK, tmp_path)
     (folder / "vitctl.json").write_text("{}")
     with pytest.raises(DataError, match=r"vitctl.json: should be a note of the format vitctl-vtab1k/1$"):
