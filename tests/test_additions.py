@@ -26,7 +26,7 @@ ROWS = {
     "optimizer": (
         "recipe/sections.py",
         "    row.name: row\n    for row in (\n",
-        'OptimizerRow(name="lion", what="signs of momentum", knobs=("beta1", "beta2"), slots=1, '
+        'OptimizerRow(name="lionx", what="signs of momentum", knobs=("beta1", "beta2"), slots=1, '
         'builder="tests.added:Lion.of"),',
     ),
     "data set": (
@@ -78,7 +78,7 @@ for name, line in json.loads(sys.stdin.read()).items():
 print(json.dumps(said))
 """
 SMALL = {
-    "optimizer.name": "lion",
+    "optimizer.name": "lionx",
     "model.name": "N/8",
     "model.depth": 1,
     "schedule.total_steps": 2,
@@ -103,7 +103,7 @@ LINES = {
     "export": "export --from run --to npy --out exported",
     "evaluate": "evaluate --from mirror --data {data} --set machine.device=cpu --out scored",
     "explain": "recipes explain optimizer.name",
-    "refuse": f"pretrain --recipe {TINY} --set optimizer.name=lion --set optimizer.momentum=0.5 --dry-run",
+    "refuse": f"pretrain --recipe {TINY} --set optimizer.name=lionx --set optimizer.momentum=0.5 --dry-run",
 }
 
 
@@ -154,8 +154,8 @@ def test_additions__all_lines_run(said: dict[str, Any]) -> None:
 def test_optimizer__trains_is_saved_and_explained(home: Path, said: dict[str, Any]) -> None:
     saved = load_file(home / "run" / "checkpoints" / "step_00000002" / "optimizer.safetensors")
     assert {name.partition("/")[0] for name in saved} == {"exp_avg"}
-    assert "lion: signs of momentum" in " ".join(said["explain"][1].split())
-    assert "momentum belongs to sgd and does nothing for lion" in " ".join(said["refuse"][1].split())
+    assert "lionx: signs of momentum" in " ".join(said["explain"][1].split())
+    assert "momentum belongs to sgd and does nothing for lionx" in " ".join(said["refuse"][1].split())
 
 
 def test_flag__sets_its_key(home: Path) -> None:

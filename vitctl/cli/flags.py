@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_type_hints
 import typer
 
 from vitctl.cli import completion
-from vitctl.recipe.export_formats import FORMATS, formats_in_words
+from vitctl.recipe.export_formats import FORMATS, GRAPHS, formats_in_words
 
 if TYPE_CHECKING:
     from vitctl.recipe.load import Override
@@ -147,14 +147,14 @@ FLAGS = (
         "--include-preprocess",
         "export.include_preprocess",
         bool,
-        "onnx, pt2: resize and crop inside the graph; the input is uint8 [B, H, W, 3]",
+        f"{GRAPHS}: resize and crop inside the graph; the input is uint8 [B, H, W, 3]",
         "export",
     ),
     Flag(
         "--features",
         "export.features",
         bool,
-        "onnx, pt2: also output the representation before the head",
+        f"{GRAPHS}: also output the representation before the head",
         "export",
     ),
     Flag(

@@ -6,6 +6,7 @@ what they know about a format from its row. A new format is one row here and the
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class ExportFormat:
         prover: `module:function` that opens the written file and returns it as a `Run`.
         is_graph: the file computes, so pre-processing and features can be inside.
         precisions: number formats in which it can be written.
+        requires: packages that writer and prover import and that vitctl does not bring.
         in_folder: written into a folder with a model card, not into the run folder.
         reader: the program that reads it, as the subject of "... resizes by ...".
         resizing: how that program resizes images, as far as the format can express it.
@@ -42,6 +44,7 @@ class ExportFormat:
     prover: str = f"{_WEIGHTS}:open_weights_file"
     is_graph: bool = False
     precisions: tuple[str, ...] = ("float32",)
+    requires: tuple[str, ...] = ()
     in_folder: bool = True
     reader: str = ""
     resizing: Literal["as scored", "pillow", "square", "square, no antialias", "timm", "torchvision"]
@@ -116,6 +119,7 @@ _ROWS = (
     ),
 )
 FORMATS: dict[str, ExportFormat] = {row.name: row for row in _ROWS}
+GRAPHS = ", ".join(row.name for row in _ROWS if row.is_graph)
 
 
 def formats_in_words(rows: Iterable[ExportFormat] = _ROWS) -> str:
@@ -145,6 +149,9 @@ def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable
     chosen = [FORMATS[name] for name in to]
     graphs = formats_in_words(row for row in _ROWS if row.is_graph)
     able = formats_in_words(row for row in _ROWS if precision in row.precisions)
+    for row in chosen:
+        if lacking := [package for package in row.requires if find_spec(package) is None]:
+            raise ValueError(f"to = '{row.name}' needs {lacking[0]}; pip install {' '.join(lacking)}")
     if file and len(chosen) > 1:
         raise ValueError(f"file = '{file}' takes one format; choose it with --to")
     for option in inside:

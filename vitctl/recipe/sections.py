@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from vitctl.models.weights.meta import HALF, LARGEST, SMALLEST
-from vitctl.recipe.export_formats import FORMATS, check_options, formats_in_words
+from vitctl.recipe.export_formats import FORMATS, GRAPHS, check_options, formats_in_words
 
 MOST_NUMBER = 10**12
 
@@ -246,7 +246,9 @@ class OptimizerRow:
         what: for `vitctl recipes explain`.
         knobs: keys of [optimizer] that not every optimizer has.
         slots: numbers that it keeps for each weight.
-        builder: `module:function` that takes parameters and [optimizer], and returns a torch optimizer.
+        builder: `module:function` that takes parameters and [optimizer], and returns a torch optimizer. It
+            makes its state before the first step, so that checkpoints can be loaded, and skips a step whose
+            `found_inf` is set.
     """
 
     name: str
@@ -381,7 +383,8 @@ class Schedule(Section):
         if self.total_steps and self.warmup_steps >= self.total_steps:
             raise ValueError(f"warmup_steps = {self.warmup_steps} leaves nothing of total_steps = "
                              f"{self.total_steps}; "
-                             f"set schedule.warmup_steps below it")  # fmt: skip
+                             f"set schedule.warmup_steps below it, or give --steps, which shortens "
+                             f"both")  # fmt: skip
         return self
 
     @model_validator(mode="after")
@@ -519,10 +522,10 @@ class Export(Section):
     batch_sizes: Ints = knob((1, 3, 8), "batch sizes at which the exported file must agree", unit="images")
     include_preprocess: bool = knob(
         False,
-        "onnx, pt2: pre-processing inside the graph; its input is then photographs of any size, uint8 [B, H, "
+        f"{GRAPHS}: pre-processing inside the graph; its input is then photographs of any size, uint8 [B, H, "
         "W, 3], one size per batch",
     )
-    features: bool = knob(False, "onnx, pt2: the representation before the head as a second output, [B, R]")
+    features: bool = knob(False, f"{GRAPHS}: the representation before the head as a second output, [B, R]")
     precision: Literal["float32", "float16", "int8"] = knob(
         "float32",
         "onnx: number format of weights and activations; below float32 proven by accuracy on [data]",
