@@ -59,6 +59,12 @@ SQUARE = {"image_size": 384, "eval_method": "square", "eval_resize": 0, "resampl
             {"data.eval_resample": "bicubic_antialias"},
             (224, "shorter_side", 256, "bicubic_antialias"),
         ),
+        # timm cuts 320 of 288 pixels for a share of 0.9; 248 of 224, its rounded size, would give 319.
+        (
+            {**CROPPED, "eval_method": "torchvision", "eval_resize": 248, "eval_share": 0.9},
+            {"data.image_size": 288},
+            (288, "torchvision", 320, "area"),
+        ),
         (SQUARE, {"data.image_size": 512}, (512, "square", 0, "bilinear")),
         (
             SQUARE,

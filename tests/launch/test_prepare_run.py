@@ -11,11 +11,13 @@ import pytest
 
 from tests.conftest import free_port
 from tests.launch.conftest import Load, lock_held
+from vitctl.engine.checkpoint import keep
 from vitctl.engine.journal import json_digest, write_run_json
 from vitctl.errors import CheckpointError, LaunchError, RecipeError
 from vitctl.jobs.inputs.weights import weights_of
 from vitctl.jobs.record.result import choose_weights
 from vitctl.launch.agent import LaunchConfig
+from vitctl.launch.listing import plan_removal
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.write import to_toml
@@ -151,6 +153,9 @@ def test_prepare__pins_the_checkpoint_that_a_run_starts_from(
     later = newest.with_name("step_00000021")
     shutil.copytree(newest, later)
     rewrite_state(later, step=21)
+    # Neither the training that goes on nor `vitctl runs clean` deletes what a run started from.
+    keep(newest.parent, last=1, best=0, scores={})
+    assert newest.is_dir() and newest not in plan_removal(start).folders
     assert choose_weights(start)[1].step == 21
 
     prepare_run(loaded, out)  # the same line again
@@ -163,8 +168,8 @@ def test_prepare__pins_the_checkpoint_that_a_run_starts_from(
 
     prepare_run(loaded, tmp_path / "new")
     rewrite_state(later, num_bad=1)
-    with pytest.raises(CheckpointError, match="it was written again, by another training; the run started"):
+    with pytest.raises(CheckpointError, match="it was written again, by another training; this run started"):
         prepare_run(loaded, tmp_path / "new")
     shutil.rmtree(later)
-    with pytest.raises(CheckpointError, match="step_00000021: it is gone; the run started from this"):
+    with pytest.raises(CheckpointError, match="step_00000021: it was deleted; this run started from that"):
         prepare_run(loaded, tmp_path / "new")

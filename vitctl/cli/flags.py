@@ -162,8 +162,9 @@ FLAGS = (
         "data.path",
         str,
         "Folder of photos (one folder per class), or folder or address of shards",
-        f"{_TRAIN} {_SCORE}",
+        f"{_TRAIN} fewshot evaluate",
     ),
+    Flag("--data", "data.path", str, "Folder that holds a folder of shards for each task", "vtab"),
     Flag(
         "--data",
         "data.path",

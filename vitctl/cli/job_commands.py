@@ -36,7 +36,6 @@ from vitctl.cli.run_job import (
 from vitctl.engine.journal import RECIPE
 from vitctl.recipe.export_formats import FORMATS
 from vitctl.system.screen import ignore_output_errors
-from vitctl.system.text import typed
 
 
 @takes_flags
@@ -120,8 +119,7 @@ def resume(
     config = launch_config(member, nodes, restarts, run, slurm)
     if not (run / RECIPE).is_file():
         raise CheckpointError(
-            f"{run}: not a run folder, it has no recipe.toml; `vitctl pretrain --out {typed(run)}` would "
-            f"start one"
+            f"{run}: not a run folder, it has no recipe.toml; `vitctl runs` lists the runs here"
         )
     overrides = overrides_of(flags, set_)
     overrides += processes_from_launcher(member) + processes_from_slurm(slurm, overrides)

@@ -46,7 +46,7 @@ from vitctl.engine.sharding import full
 from vitctl.errors import CheckpointError, VitctlError, os_code
 from vitctl.models.weights.containers import save_tensors
 from vitctl.models.weights.weights_file import save_weights
-from vitctl.system.files import RUN_FILE, flush, parse_json
+from vitctl.system.files import RUN_FILE, flush, parse_json, write_text
 from vitctl.system.text import bytes_text, one_line
 
 FORMAT = "vitctl-checkpoint/1"
@@ -287,8 +287,8 @@ def _matches_record(path: Path, recorded: Mapping[str, Any], by_size: bool) -> b
 
 
 def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float], coming: int | None = None) -> bool:
-    """Delete all checkpoints but the `last` newest and the `best` with the highest scores, and temporary
-    folders of crashes.
+    """Delete all checkpoints but the `last` newest, the `best` with the highest scores and those from which a
+    run started, and temporary folders of crashes.
 
     Args:
         root: the run's checkpoints folder.
@@ -303,10 +303,28 @@ def keep(root: Path, *, last: int, best: int, scores: Mapping[int, float], comin
     steps = sorted({*folders, *(() if coming is None else (coming,))})
     ranked = sorted((step for step in steps if step in scores), key=lambda step: (scores[step], step))
     kept = {*steps[-last:], *(ranked[-best:] if best else ()), *sorted(folders)[-1:]}
+    kept |= {step for step, path in folders.items() if has_started_a_run(path)}
     to_delete = [path for step, path in folders.items() if step not in kept]
     remove_folders(to_delete)
     remove_folders(path for path in root.glob(".step_*") if path.is_dir())
     return bool(to_delete)
+
+
+_STARTED = "start_of_a_run"
+
+
+def mark_start(folder: Path) -> None:
+    """Mark a checkpoint as the start of another run, which reads it again when it is resumed or replayed.
+
+    A folder that cannot be written, such as a shared archive, stays as it is.
+    """
+    with suppress(OSError):
+        write_text(folder / _STARTED, "")
+
+
+def has_started_a_run(folder: Path) -> bool:
+    """Return whether a run started from this checkpoint; training never deletes it."""
+    return (folder / _STARTED).exists()
 
 
 def remove_folders(paths: Iterable[Path]) -> None:

@@ -332,6 +332,10 @@ def plan_scoring(recipe: Fewshot | Vtab | Evaluate) -> ScoringPlan:
     images: list[tuple[str, int]] = []
     if isinstance(recipe, Vtab):
         batch, tasks = recipe.schedule.batch_size, chosen_tasks(recipe)
+        if recipe.data.path and not Path(recipe.data.path).is_dir():
+            raise DataError(
+                f"{recipe.data.path}: no such folder; it should hold a folder of shards for each task"
+            )
         if not recipe.vtab.light:
             lengths = recipe.vtab.sweep_steps or (recipe.schedule.total_steps,)
             tried = [length for length in lengths for _ in recipe.vtab.sweep_lrs or (recipe.optimizer.lr,)]

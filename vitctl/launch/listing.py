@@ -232,7 +232,7 @@ def _roots(run: Path) -> list[Path]:
 
 def _of_training(root: Path) -> tuple[list[Path], set[int]]:
     """Return the checkpoints of one training that may go, and the steps that stay."""
-    from vitctl.engine.checkpoint import is_set_aside, newest_checkpoint, read_checkpoint
+    from vitctl.engine.checkpoint import has_started_a_run, is_set_aside, newest_checkpoint, read_checkpoint
 
     training = root.parent
     last, _ = newest_checkpoint(root)
@@ -244,6 +244,7 @@ def _of_training(root: Path) -> tuple[list[Path], set[int]]:
         if (step := step_of(folder)) is not None and not is_set_aside(folder)
     }
     stay = {last.step, *(step for step in steps if step > last.step)}
+    stay |= {step for step in steps if has_started_a_run(step_folder(root, step))}
     result = _unless_damaged(read_result, training)
     weights_step = result.provenance.get("weights_step") if result is not None else None
     if isinstance(weights_step, int):

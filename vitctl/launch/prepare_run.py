@@ -155,6 +155,7 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
     weights, earlier = getattr(loaded.recipe, "weights", None), getattr(before, "weights", None)
     if weights is None:
         return loaded, ""
+    from vitctl.engine.checkpoint import mark_start
     from vitctl.jobs.inputs.checks import check_not_missing
     from vitctl.jobs.record.result import choose_weights, newest_run, weights_place
 
@@ -175,7 +176,10 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
         place, _ = weights_place(source, weights.which, loaded.recipe.job)
         pinned = ""
         if isinstance(place, Path):  # by the sizes of its files: the job, which reads them, verifies them
-            pinned = choose_weights(place, weights.which, by_size=True)[1].pin
+            path, chosen = choose_weights(place, weights.which, by_size=True)
+            pinned = chosen.pin
+            if pinned:
+                mark_start(path.parent)
     values = {"source": source, "pinned": pinned}
     overrides = [
         Override(f"weights.{key}", value, "when the run started")

@@ -491,6 +491,14 @@ class Vtab(TrainRecipe):
     vtab: Suite = Suite()
 
     @model_validator(mode="after")
+    def _mini_draws_its_images(self) -> "Vtab":
+        if self.vtab.suite == "mini" and self.data.path:
+            raise ValueError(
+                f"data.path = '{self.data.path}' is not read: suite 'mini' makes its own images; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_length_for_all_tasks(self) -> "Vtab":
         if not self.schedule.total_steps:
             raise ValueError(

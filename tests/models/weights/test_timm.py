@@ -192,6 +192,28 @@ def test_read__refuses_what_it_would_compute_otherwise(
 
 
 @pytest.mark.parametrize(
+    ("crop", "expected"),
+    [
+        ({"crop_pct": 0.9, "crop_mode": "center"}, ("torchvision", 35, 0.9)),
+        ({"crop_pct": 0.9, "crop_mode": "squash"}, ("square", 35, 0.9)),
+        ({"crop_pct": 1.0, "crop_mode": "squash"}, ("square", 0, 1.0)),
+    ],
+    ids=str,
+)
+def test_read__crops_as_timm(
+    plain: ViTConfig, make_weights: Make, tmp_path: Path, crop: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    path = write_weights(make_weights(plain), tmp_path, "timm").files[0]
+    pretrained = json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]
+    write_config(tmp_path, pretrained_cfg=pretrained | crop)
+    meta = read_weights(path).meta
+    assert (meta["eval_method"], meta["eval_resize"], meta["eval_share"]) == expected
+    write_config(tmp_path, pretrained_cfg=pretrained | {"crop_mode": "border"})
+    with pytest.raises(CheckpointError, match="crop_mode 'border' is not supported"):
+        read_weights(path)
+
+
+@pytest.mark.parametrize(
     "more",
     [{"global_pool": "avg"}, {"reg_tokens": 2}, {"init_values": 1e-5}, {"qk_norm": True}, {"pre_norm": True}],
     ids=str,

@@ -1,5 +1,6 @@
 """The weights that a job starts from or scores: found from a recipe, and loaded into a model."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -89,6 +90,8 @@ def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeig
     if odd := [name for name in in_config if not hasattr(weights.config, name)]:
         raise CheckpointError(f"{found.path}: weights.{odd[0]} is for Vision Transformers; leave it out")
     meta = weights.meta | {name: given[name] for name in given if name not in in_config}
+    if "eval_resize" in given:
+        meta.pop("eval_share", None)
     if left := [name for name in meta.pop("assumed", ()) if name not in given]:
         meta["assumed"] = left
     config = replace(weights.config, **in_config)
@@ -165,7 +168,13 @@ def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTran
     if recipe.evaluation.labels in OF_OBJECTNET:
         size, method, resize = OBJECTNET_SIZE, "shorter_side", OBJECTNET_RESIZE
     image_size = data.image_size or size
-    resize = data.eval_resize or round(resize * image_size / size)
+    share = meta.get("eval_share")
+    if data.eval_resize:
+        resize = data.eval_resize
+    elif share and resize and size == meta["image_size"]:
+        resize = math.floor(image_size / share)  # timm's rule
+    else:
+        resize = round(resize * image_size / size)
     if 0 < resize < image_size:
         raise RecipeError(
             f"data.eval_resize = {resize} is smaller than the crop of {image_size} pixels; set it to at "

@@ -255,6 +255,7 @@ class ChosenWeights:
         damaged: newer checkpoints that were skipped, a line each.
         unfinished: the run has no result, was stopped or failed.
         digest: of the checkpoint's state; "" where none of a run was chosen.
+        was_pinned: it was chosen when the run started, and found again.
     """
 
     how: str = _GIVEN
@@ -265,6 +266,7 @@ class ChosenWeights:
     damaged: tuple[str, ...] = ()
     unfinished: bool = False
     digest: str = ""
+    was_pinned: bool = False
 
     @property
     def pin(self) -> str:
@@ -289,7 +291,8 @@ class ChosenWeights:
             of = {"last": "the last checkpoint", "best": "the best checkpoint kept"}.get(
                 self.how, "the checkpoint"
             )
-            said.append(f"{of}, step {self.step}{scored}")
+            chosen = "the checkpoint chosen when the run started" if self.was_pinned else of
+            said.append(f"{chosen}, step {self.step}{scored}")
         if self.unfinished:
             said.append("of a run that is not finished")
         if self.better:
@@ -396,11 +399,16 @@ def _checkpoint(run: Path, which: str, by_size: bool, pinned: str) -> tuple[Path
         saved = read_checkpoint(step_folder(root, step), by_size=by_size)
     own = scores.get(saved.step)
     better = None
-    if how == "last" and best is not None and own is not None and scores[best] > own:
+    if how == "last" and not pinned and best is not None and own is not None and scores[best] > own:
         better = (best, scores[best]) if _is_whole(step_folder(root, best), by_size) else None
     how = how if how in ("last", "best") else "step"
     return saved.folder, ChosenWeights(
-        how, accuracy=own, better=better, damaged=tuple(problems), digest=saved.digest
+        how,
+        accuracy=own,
+        better=better,
+        damaged=tuple(problems),
+        digest=saved.digest,
+        was_pinned=bool(pinned),
     )
 
 
@@ -419,12 +427,11 @@ def _pinned_checkpoint(run: Path, pinned: str, by_size: bool) -> "tuple[SavedChe
         if saved.digest != digest:
             raise CheckpointError(f"{folder}: it was written again, by another training")
     except CheckpointError as error:
-        why = str(error) if folder.exists() else f"{folder}: it is gone"
+        why = str(error) if folder.exists() else f"{folder}: it was deleted"
         other, _ = newest_checkpoint(folder.parent, by_size=by_size)
         named = f": --weights {other.step}" if other is not None else " with --from"
         raise CheckpointError(
-            f"{why}; the run started from this checkpoint: restore it, or start a new run with another "
-            f"one{named}"
+            f"{why}; this run started from that checkpoint: restore it, or start a new run{named}"
         ) from None
     newer = [path for path in step_folders(folder.parent) if path.name > folder.name and how == "last"]
     for path in sorted(newer, reverse=True):

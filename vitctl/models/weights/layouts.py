@@ -258,6 +258,7 @@ def stored_meta(config: Config, values: Json, class_names: Iterable[str] = ()) -
         "mean": list(values["mean"]),
         "std": list(values["std"]),
         "eval_resize": math.floor(config.image_size / values["eval_resize"]),
+        **({"eval_share": values["eval_share"]} if values.get("eval_share") else {}),
         **({"class_names": names} if names else {}),
         **({"assumed": values["assumed"]} if values["assumed"] else {}),
     }

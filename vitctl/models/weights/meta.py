@@ -43,8 +43,9 @@ class Meta(BaseModel):
     """Metadata of weights. Every field may be missing, and other fields may be there.
 
     `mean` and `std` are of colours between 0 and 1, sizes are in pixels. `resample` may be a rule of another
-    program that vitctl does not have: it is refused where images are resized by it. `loss` is that of the
-    training: after "sigmoid" the probabilities of the classes are independent.
+    program that vitctl does not have: it is refused where images are resized by it. `eval_share` is the share
+    of the side that timm's crop keeps, at any image size. `loss` is that of the training: after "sigmoid" the
+    probabilities of the classes are independent.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -54,6 +55,7 @@ class Meta(BaseModel):
     image_size: Annotated[int, Field(ge=1, le=_MAX_PIXELS)] | None = None
     eval_method: Literal["square", "shorter_side", "torchvision"] | None = None
     eval_resize: Annotated[int, Field(ge=0, le=2 * _MAX_PIXELS)] | None = None
+    eval_share: Annotated[float, Field(gt=0, le=1)] | None = None
     resample: str | None = None
     exif_orientation: bool | None = None
     position_resize: str | None = None

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 from vitctl.errors import CheckpointError
@@ -45,6 +46,7 @@ _PECULIAR: dict[str, dict[str, Any]] = {
     "vit_giantopt_patch16_siglip_gap_256": {"act_layer": "gelu_tanh"},
     "vit_giantopt_patch16_siglip_gap_384": {"act_layer": "gelu_tanh"},
 }
+_WHOLE_FROM = 384  # pixels: timm's configurations of larger images keep the whole image
 _ANY_ARCHITECTURE = "vit_base_patch16_224"  # it takes every size as an argument
 
 TABLE: Table = {
@@ -85,6 +87,8 @@ def _describe(
         recorded["position_resize"] = "bicubic_antialias"  # timm's rule
     if config or shape["classifier"] == "gap":
         recorded["classifier"] = shape["classifier"]
+    if shape["image_size"] >= _WHOLE_FROM:
+        row = replace(row, assumed={**row.assumed, "eval_resize": 1})
     names = config.get("label_names") or pretrained.get("label_names") or ()
     return row.vit(shape, recorded, beside, names)
 
@@ -99,13 +103,16 @@ def _side(size: int | list[int]) -> int:
 
 def _recorded(pretrained: Json) -> dict[str, Any]:
     """Return what timm's pretrained_cfg records, by our names."""
-    squashed, share = pretrained.get("crop_mode") == "squash", pretrained.get("crop_pct")
-    interpolation = pretrained.get("interpolation")
+    mode, share = pretrained.get("crop_mode") or "center", pretrained.get("crop_pct")
+    if mode not in ("center", "squash"):
+        raise CheckpointError(f"config.json: crop_mode {mode!r} is not supported, known are center, squash")
+    squashed, interpolation = mode == "squash", pretrained.get("interpolation")
     return {
         "mean": pretrained.get("mean"),
         "std": pretrained.get("std"),
         "eval_method": ("square" if squashed else "torchvision") if pretrained else None,
-        "eval_resize": SQUASH if squashed else share,
+        "eval_resize": SQUASH if squashed and (share or 1) >= 1 else share,
+        "eval_share": share,
         "resample": _RESAMPLE.get(interpolation, interpolation) if interpolation else None,
     }
 

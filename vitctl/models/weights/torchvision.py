@@ -1,6 +1,7 @@
 """torchvision's Vision Transformers: a state dict and nothing else."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from vitctl.models.variants import Config, ViTConfig
@@ -50,6 +51,8 @@ def _describe(
 ) -> tuple[Config, dict[str, Any]]:
     shape = vit_shape(view, beside.num_heads, None)
     swag = {"eval_resize": 1, "resample": "bicubic_antialias"} if shape["image_size"] != 224 else {}
+    usual = {"eval_resize": 224 / 242} if (shape["hidden_size"], shape["patch_size"]) == (1024, 16) else {}
+    row = replace(row, assumed={**row.assumed, **usual})
     return row.vit(shape, {"num_heads": beside.num_heads, **swag}, beside)
 
 
