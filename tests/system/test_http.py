@@ -94,6 +94,22 @@ def test_endless_answers__end(name: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "\n" not in str(caught.value) + str(also.value)
 
 
+@pytest.mark.parametrize("length", [b"9" * 30, b"-5", b"ten"])
+def test_malformed_size__nothing_is_kept(
+    length: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A file cut short got its final name, and was taken from the cache from then on."""
+    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.01)
+
+    def answer(connection: socket.socket) -> None:
+        with connection:
+            connection.sendall(OK + b"Content-Length: " + length + b"\r\n\r\n0123456789")
+
+    with server(answer) as url, pytest.raises(CheckpointError, match="Content-Length is not a number"):
+        fetch(url, cache=tmp_path, attempts=2)
+    assert not list(tmp_path.rglob("*.json"))
+
+
 @pytest.mark.parametrize("read", [lambda url: read_file(url, 100), fetch], ids=["shards", "weights"])
 def test_refused__is_said_at_once_and_given_up_soon(
     read: Callable[[str], object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from vitctl.errors import CheckpointError, DataError
-from vitctl.system.pool import default_workers, run_tasks
+from vitctl.system.pool import _started_workers, default_workers, run_tasks
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3, 20])
@@ -49,6 +49,29 @@ def test_run_tasks__a_killed_process_is_told_and_none_is_left() -> None:
         run_tasks(work, 2, workers=2)
     assert time.monotonic() - began < 300
     assert {child.pid for child in psutil.Process().children()} <= earlier
+
+
+def test_run_tasks__a_worker_whose_reader_died_ends_too() -> None:
+    """It held the reading end of its own pipe, and waited for ever."""
+    reader, writer = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+
+        def work(_: int, __: object) -> bytes:
+            os.write(writer, f"{os.getpid()} ".encode())
+            return bytes(2**22)  # more than a pipe holds
+
+        with _started_workers(work, 2, 2):
+            time.sleep(600)
+        os._exit(0)
+    os.close(writer)
+    workers: list[int] = []
+    while len(workers) < 2:
+        workers += [int(word) for word in os.read(reader, 100).split()]
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)], 60)
+    assert not alive
 
 
 def test_default_workers__are_the_cores_of_this_process() -> None:

@@ -1,9 +1,7 @@
 """Signal handlers set a flag; the loop checks it together with the other processes, saves, and exits."""
 
-import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +17,6 @@ RESUMABLE = 3
 # Launchers forward a signal that the processes have already received.
 ECHO_SECONDS = 1.0
 AT_ONCE = "stopped at once; earlier checkpoints are complete"
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _END = b"\0"  # no signal has this number
 _SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides the cursor
 
@@ -189,9 +186,3 @@ def _exit_with_message(text: str) -> None:
         with suppress(OSError):
             os.write(2, _SHOW_CURSOR)
     os._exit(RESUMABLE)
-
-
-def die_with_parent() -> None:
-    """Kill this process when its parent ends, however it ends: no process may continue the run without it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)

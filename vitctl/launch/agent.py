@@ -16,20 +16,21 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
 import psutil
 
-from vitctl.engine.preemption import RESUMABLE, die_with_parent, say
+from vitctl.engine.preemption import RESUMABLE, say
 from vitctl.errors import LaunchError
 from vitctl.launch.cluster import UNUSED_SIGNAL, without_settings
 from vitctl.launch.peers import first_error, is_cause, note_killed
 from vitctl.launch.run_folder import LOGS
 from vitctl.recipe.schema import Recipe
 from vitctl.system.files import write_text
-from vitctl.system.process import SIGNALS, handles_signal, is_repeated, signal_handler
+from vitctl.system.process import SIGNALS, end_with_parent, handles_signal, is_repeated, signal_handler
 
 PORT = 29_400
 WORKER = "vitctl.launch.worker"
@@ -210,7 +211,7 @@ class Agent:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=partial(end_with_parent, os.getpid()),
         )
         self.announces = output is not None
         self.signals: list[int] = []

@@ -20,7 +20,6 @@ from vitctl.engine.preemption import (
     RESUMABLE,
     StopFlag,
     Stopped,
-    die_with_parent,
     say,
     stop_on_signals,
 )
@@ -45,6 +44,7 @@ from vitctl.launch.peers import (
 )
 from vitctl.launch.run_folder import LOGS, NOW, locked_for_run, read_status
 from vitctl.system.files import atomic_write, no_links
+from vitctl.system.process import end_with_parent
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import PlainStream, one_line, typed
 
@@ -247,7 +247,7 @@ def main() -> None:
     error; else 1.
     """
     if has_agent():
-        die_with_parent()
+        end_with_parent(os.getppid())
     try:
         find_member()
     except LaunchError as error:

@@ -193,6 +193,10 @@ def open_url(
     except (OSError, http.client.HTTPException) as problem:
         raise _connection_error(problem, redirects.address) from None
     _ANSWERED.add(redirects.address.netloc)
+    length = response.headers.get("Content-Length")
+    if length and parse_num_bytes(length) is None:
+        response.close()
+        raise TransientError("the server's Content-Length is not a number of bytes")
     if redirects.linked_etag and "X-Linked-ETag" not in response.headers:
         response.headers["X-Linked-ETag"] = redirects.linked_etag
     return cast(Response, response)

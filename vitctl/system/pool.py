@@ -4,6 +4,7 @@ They inherit their input, send results through a pipe, and end with their parent
 """
 
 import os
+import threading
 import time
 import traceback
 import warnings
@@ -15,7 +16,14 @@ from multiprocessing.context import ForkProcess
 from typing import Any, TypeVar
 
 from vitctl.errors import DataError, VitctlError
-from vitctl.system.process import blocked_signals, ignore_signals, release_lock, shared_lock, use_lock
+from vitctl.system.process import (
+    blocked_signals,
+    end_with_parent,
+    ignore_signals,
+    release_lock,
+    shared_lock,
+    use_lock,
+)
 
 Result = TypeVar("Result")
 Done = Callable[[int], None]
@@ -106,13 +114,17 @@ def _started_workers(
     work: Work[Any], num_tasks: int, workers: int
 ) -> Iterator[dict[Connection, ForkProcess]]:
     """Start the workers, by the pipe that each writes to; kill and join them at the end of the block."""
-    fork, readers = get_context("fork"), {}
+    fork, readers = get_context("fork"), dict[Connection, ForkProcess]()
+    tied = threading.current_thread() is threading.main_thread()
     shared_lock()
     try:
         for number in range(workers):
             reader, writer = fork.Pipe(duplex=False)
             tasks = range(number, num_tasks, workers)
-            process = fork.Process(target=_serve, args=(work, tasks, writer, os.getpid()), daemon=True)
+            inherited = (*readers, reader)
+            process = fork.Process(
+                target=_serve, args=(work, tasks, writer, inherited, os.getpid(), tied), daemon=True
+            )
             with warnings.catch_warnings():
                 # About fork in a process with threads: the workers take no lock that a thread may hold.
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -146,13 +158,24 @@ def _messages(readers: dict[Connection, ForkProcess]) -> Iterator[tuple[int, Any
                     ) from None
 
 
-def _serve(work: Work[Any], tasks: Sequence[int], writer: Connection, parent: int) -> None:
+def _serve(
+    work: Work[Any],
+    tasks: Sequence[int],
+    writer: Connection,
+    inherited: Sequence[Connection],
+    parent: int,
+    tied: bool,
+) -> None:
     """Do the tasks of a worker. It ignores signals that are sent to the process group: the parent stops it.
 
     It ends by `os._exit`: Python's own exit flushes streams, whose locks a thread of the parent may have held
     at the fork.
     """
     ignore_signals()
+    if tied:
+        end_with_parent(parent)
+    for reader in inherited:  # a writer that holds the reading end waits for ever when the parent is gone
+        reader.close()
     use_lock(shared_lock())
     count, reported = 0, time.monotonic()
 
@@ -170,6 +193,8 @@ def _serve(work: Work[Any], tasks: Sequence[int], writer: Connection, parent: in
         for task in tasks:
             writer.send((task, work(task, done)))
         writer.send((_DONE, count))
+    except BrokenPipeError:
+        os._exit(1)
     except VitctlError as error:
         writer.send((_USER_ERROR, str(error)))
     except OSError as error:

@@ -1,5 +1,6 @@
 """This process: signals, what it waits for, open files, memory."""
 
+import ctypes
 import fcntl
 import os
 import resource
@@ -28,6 +29,7 @@ SIGNALS = (*STOP_SIGNALS, *_SYSTEM_SIGNALS)
 _ALWAYS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 Handler = Callable[[int, FrameType | None], Any]
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 def handled_signals() -> tuple[signal.Signals, ...]:
@@ -89,6 +91,20 @@ def ignore_signals(numbers: Sequence[int] = SIGNALS) -> None:
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
+def end_with_parent(parent: int) -> None:
+    """Kill this process when its parent ends, however it ends.
+
+    On Linux the parent means the thread that started this process: start it from one that lives on.
+
+    Args:
+        parent: its process number; it may have ended before this call.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 @contextmanager

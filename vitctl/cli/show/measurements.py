@@ -14,7 +14,7 @@ import typer
 from vitctl.cli.flags import Flags, check_flags, value_of
 from vitctl.cli.run_job import processes_from_launcher, start_command
 from vitctl.cli.show.console import CONSOLE, say, show_table
-from vitctl.engine.preemption import die_with_parent, stop_on_signals
+from vitctl.engine.preemption import stop_on_signals
 from vitctl.errors import RecipeError, writing
 from vitctl.launch.cluster import Member
 from vitctl.models.variants import variant
@@ -23,6 +23,7 @@ from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sections import Model
 from vitctl.system.figures import NOT_INSTALLED, can_plot
 from vitctl.system.files import write_json
+from vitctl.system.process import end_with_parent
 from vitctl.system.text import bytes_text, count_text, rate_text
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None) ->
         )
     member = start_command()
     if member is not None:
-        die_with_parent()
+        end_with_parent(os.getppid())
     recipe, name = chosen_recipe(options, flags, member)
     if recipe.machine.processes > 1 and member is None:
         from vitctl.launch.agent import run_in_processes

@@ -3,7 +3,6 @@ they pass batches; and the thread that prefetches remote shards for them.
 """
 
 import atexit
-import ctypes
 import gc
 import math
 import mmap
@@ -39,7 +38,6 @@ from vitctl.system import process
 from vitctl.system.process import blocked_signals, ensure_descriptors, ignore_signals
 
 _WORKERS: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _GRACE_SECONDS = 2.0
 _LOST_BATCH = 74  # EX_IOERR of sysexits.h
 
@@ -128,10 +126,8 @@ def _init_worker(parent: int | None, lock: process.MemoryLock | None, _: int) ->
     Queue._on_queue_feeder_error = staticmethod(_lost_batch)  # type: ignore[attr-defined]
     torch.set_num_threads(1)
     gc.freeze()  # garbage collection skips existing objects, so that their shared pages are not copied
-    if parent is not None and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent died before PR_SET_PDEATHSIG was set
-            os._exit(1)
+    if parent is not None:
+        process.end_with_parent(parent)
 
 
 @atexit.register

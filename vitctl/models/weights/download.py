@@ -227,6 +227,8 @@ def _receive(url: str, response: Response, part: Path, version: Path, progress: 
             part.unlink()
             raise TransientError("the server resumed at the wrong place")
         total = span[1]
+    if total > WEIGHTS.limit:
+        raise CheckpointError(f"{url}: has {total} bytes, {WEIGHTS.limit} are allowed")
     etag = headers.get("ETag", "")
     if etag and not etag.startswith("W/"):
         write_text(version, etag)
