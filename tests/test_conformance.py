@@ -2,7 +2,6 @@
 wrong; vitctl's row.
 """
 
-import importlib.util
 import json
 import random
 import sys
@@ -12,6 +11,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.benchmarks.conftest import script
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANTED = '''
@@ -153,8 +154,11 @@ def test_suite__finds_what_is_planted(planted: Any, variant: str, expected: dict
 
 
 @pytest.mark.slow
-def test_suite__vitctl_is_exact_on_another_number_of_processes(suite: Any, tmp_path: Path) -> None:
-    module = imported_benchmark()
+def test_suite__vitctl_is_exact_on_another_number_of_processes(
+    suite: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    module = script("resume_conformance")
     plan = suite.Plan(num_samples=48, shard_samples=12, global_batch=12, workers=1, save_every=3, stop=7)
     module.write_data(tmp_path / "data", plan)
     found = suite.Suite(tmp_path, {}, plan).run("vitctl", [(2, 3)])["2 -> 3"]
@@ -162,13 +166,3 @@ def test_suite__vitctl_is_exact_on_another_number_of_processes(suite: Any, tmp_p
     assert found.state_bytes <= 16
     rows = module.table({"vitctl": {"2 -> 3": found}}).splitlines()
     assert rows[2].startswith("| vitctl |  |  |  | exact |")
-
-
-def imported_benchmark() -> ModuleType:
-    path = ROOT / "benchmarks" / "resume_conformance.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module, paths = importlib.util.module_from_spec(spec), list(sys.path)
-    spec.loader.exec_module(module)
-    sys.path[:] = paths
-    return module

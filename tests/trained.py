@@ -106,6 +106,5 @@ def table(folder: Path, pretrained: Path, **values: Any) -> dict[str, Any]:
         **TASKS,
         "machine.precision": "float32",
         "schedule.batch_size": 8,
-        "data.path": str(folder.parent / "none"),
     }
     return do("vtab_mini", folder, **{**given, "weights.source": str(pretrained), **values})

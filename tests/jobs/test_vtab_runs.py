@@ -152,7 +152,6 @@ def test_vtab__two_processes_make_the_same_table(pretrained: Path, tmp_path: Pat
     one = table(tmp_path / "one", pretrained, **{"machine.precision": "float64"})
     values = {**TASKS, "schedule.batch_size": 8, "weights.source": str(pretrained), "machine.device": "cpu"}
     values |= {"machine.workers": 0, "machine.precision": "float64", "machine.processes": 2}
-    values |= {"data.path": str(tmp_path / "none")}
     loaded = load_recipe("vtab_mini", [Override(key, value) for key, value in values.items()])
     prepare_run(loaded, tmp_path / "two")
     two = launch(tmp_path / "two", lambda _: None)
