@@ -288,7 +288,8 @@ def _differences(
                 rows += _recipe_rows(folders, list(map(_short, values)))
             else:
                 rows += _entry_rows(key, values) if key in _MISSING else [(key, list(map(_short, values)))]
-    return rows
+    used = {key for key, _ in rows}  # what was used replaces the recipe's value of the same name
+    return [row for row in rows if "." not in row[0] or row[0].rpartition(".")[2] not in used]
 
 
 def _recipe_rows(folders: Sequence[Path], digests: list[str]) -> list[tuple[str, list[Any]]]:
