@@ -323,6 +323,15 @@ def test_dry_run__of_jobs_that_score(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("job", ["evaluate", "fewshot"])
+def test_dry_run__without_data_suggests_flags_that_the_command_has(
+    vitctl: Vitctl, pretrained: Path, job: str
+) -> None:
+    said = vitctl(job, "--from", pretrained, "--dry-run", "--set", "data.dataset=")
+    assert said.code == 2 and said.err.startswith("vitctl: no data was given; use --data FOLDER")
+    assert "--synthetic" not in said.err
+
+
 def test_finetune__says_what_is_missing_before_it_writes_shards(vitctl: Vitctl, tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / "photos" / name).mkdir(parents=True)

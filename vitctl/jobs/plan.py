@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
-from vitctl.data.datasets.catalog import find_data_set, known_size
+from vitctl.data.datasets.catalog import find_data_set, known_size, no_data
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.splits import select
@@ -386,7 +386,7 @@ def _counted(data: Place, split: str) -> _Size:
         classes = find_data_set(data.dataset).num_classes if data.dataset else ASSUMED_CLASSES
         return _Size(trained.synthetic, classes, "synthetic images", [])
     if is_photographs(data.path):
-        source = select(split, planned_splits(data.path))
+        source = select(split, planned_splits(data.path), data.path)
         size = subset_size(trained, len(source)) if trained else len(source)
         return _Size(size, len(source.class_names), f"{data.path}, photographs", [])
     place = data.path or (str(Path(data.root) / find_data_set(data.dataset).name) if data.dataset else "")
@@ -399,10 +399,12 @@ def _counted(data: Place, split: str) -> _Size:
     known = known_size(data.dataset, split) if data.dataset and not (data.path or data.classes) else None
     if known is None and data.path:
         raise DataError(no_index_message(data.path, split))
+    if known is None and not data.dataset:
+        raise no_data()
     if known is None:
         raise RecipeError(
-            f"the plan needs the number of images of {data.path or 'the data'}: no shards are there; "
-            f"give shards with --data, a known set with --dataset, or --synthetic"
+            f"{place}: the plan needs the number of images of '{split}', and no shards are there; make them "
+            f"with `vitctl data prepare {data.dataset}`, or give shards with --data"
         )
     num_images, num_classes = known
     return _Size(

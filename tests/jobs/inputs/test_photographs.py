@@ -49,6 +49,12 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
     said = vitctl("evaluate", "--from", "runs/a", "--data", "PHOTOS", "--out", "runs/e")
     assert said.code == 0 and "unchanged; using their shards" in said.out
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
+    plan = vitctl("evaluate", "--from", "runs/a", "--data", "PHOTOS", "--dry-run")
+    assert (
+        plan.code == 0
+        and "unchanged; using their shards" in plan.out
+        and f'"{folder.relative_to(tmp_path)}"' in plan.out
+    )
     trained, scored = provenance(tmp_path / "runs/a"), provenance(tmp_path / "runs/e")
     assert trained["data_sha256"] == scored["data_sha256"]
     assert (trained["num_train"], trained["num_images"]) == (8, 2)
@@ -105,6 +111,8 @@ def test_finetune__dry_run_writes_nothing(vitctl: Vitctl, pretrained: Path, tmp_
     assert "their shards would be written to runs/shards/PHOTOS-" in said.out
     assert "8 images, 2 classes" in said.out
     assert sorted(tmp_path.rglob("*")) == before
+    said = vitctl("evaluate", "--from", pretrained, "--data", "PHOTOS", "--split", "val", "--dry-run")
+    assert (said.code, said.err) == (2, "vitctl: PHOTOS: has no split 'val'; found: train\n")
 
 
 @pytest.mark.usefixtures("photos")
