@@ -281,15 +281,15 @@ def _differences(
         if all(key in one for one in recorded) and key not in expected.keys() | _QUIET
     ]
     rows: list[tuple[str, list[Any]]] = []
-    for key in (*shown, *others):
-        values = [one.get(key, NOT_RECORDED) for one in recorded]
-        if any(value != values[0] for value in values):
-            if key == "recipe_sha256":
-                rows += _recipe_rows(folders, list(map(_short, values)))
-            else:
-                rows += _entry_rows(key, values) if key in _MISSING else [(key, list(map(_short, values)))]
-    used = {key for key, _ in rows}  # what was used replaces the recipe's value of the same name
-    return [row for row in rows if "." not in row[0] or row[0].rpartition(".")[2] not in used]
+    table = {key: [one.get(key, NOT_RECORDED) for one in recorded] for key in (*shown, *others)}
+    table = {key: values for key, values in table.items() if any(value != values[0] for value in values)}
+    for key, values in table.items():
+        if key == "recipe_sha256":  # without values of which the one that was used is shown
+            of_recipe = _recipe_rows(folders, list(map(_short, values)))
+            rows += [row for row in of_recipe if row[0].rpartition(".")[2] not in table]
+        else:
+            rows += _entry_rows(key, values) if key in _MISSING else [(key, list(map(_short, values)))]
+    return rows
 
 
 def _recipe_rows(folders: Sequence[Path], digests: list[str]) -> list[tuple[str, list[Any]]]:
