@@ -376,3 +376,5 @@ def test_index__names_the_samples_without_a_class(vitctl: Vitctl, tmp_path: Path
     said = vitctl("pretrain", "-r", TINY, "--data", "train", "--set", "data.eval_split=''")
     assert "4 images of 2 classes, 2 without a label" in said.err
     assert said.err.count(note) == 1
+    plan = vitctl("pretrain", "-r", TINY, "--data", "train", "--set", "data.eval_split=''", "--dry-run")
+    assert plan.code == 2 and note in plan.err

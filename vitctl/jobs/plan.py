@@ -10,7 +10,7 @@ from vitctl.data.datasets.catalog import find_data_set, known_size, no_data
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.splits import select
-from vitctl.data.source.views import Source
+from vitctl.data.source.views import Source, check_labels
 from vitctl.engine.schedule import (
     checked_steps,
     fit_schedule,
@@ -24,6 +24,7 @@ from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.checks import check_scored_head, find_network, is_photographs, planned_splits
 from vitctl.jobs.inputs.data import (
     FewshotSet,
+    check_scored,
     check_set,
     chosen_tasks,
     fewshot_places,
@@ -281,7 +282,10 @@ def _size(recipe: Pretrain | Finetune) -> _Size:
     it.
     """
     needed = not recipe.schedule.total_steps or needs_num_images(recipe)
-    return _looked_up(recipe.data, recipe.data.train_split, needed=needed)
+    size = _looked_up(recipe.data, recipe.data.train_split, needed=needed)
+    if size.source is not None:
+        check_labels(size.source, recipe.data.train_split, "training" if recipe.needs_labels else "pixels")
+    return size
 
 
 def _looked_up(data: Place, split: str, *, needed: bool) -> _Size:
@@ -368,6 +372,8 @@ def plan_scoring(recipe: Fewshot | Vtab | Evaluate) -> ScoringPlan:
         size = _looked_up(recipe.data, recipe.data.eval_split, needed=False)
         images = [(recipe.data.eval_split, size.num_images)]
         notes += [f"images from {size.place}", *size.notes]
+        if size.source is not None:
+            check_scored(size.source, recipe.data.eval_split)
         if size.num_images:
             check_scored_head(recipe, found, size.source.class_names if size.source else size.num_classes)
         if recipe.evaluation.labels.startswith("objectnet"):

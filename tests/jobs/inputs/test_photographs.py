@@ -7,7 +7,8 @@ import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.docs.conftest import photo
-from vitctl.jobs.inputs.checks import RECORD, is_photographs
+from vitctl.data.source.splits import select
+from vitctl.jobs.inputs.checks import RECORD, is_photographs, planned_splits
 
 QUICK = ("--steps", 2, "--batch-size", 4, "--set", "machine.device=cpu", "--set", "machine.workers=0")
 
@@ -140,6 +141,17 @@ def test_finetune__several_machines_do_not_make_the_same_shards(vitctl: Vitctl, 
     nodes = ("--nodes", "2@127.0.0.1:29400", "--out", "runs/a")
     said = vitctl("finetune", "--from", pretrained, "--data", "PHOTOS", *QUICK, *nodes)
     assert said.code == 2 and "`vitctl data shards PHOTOS FOLDER`" in said.err
+
+
+def test_planned_splits__parts_of_two_folders_in_one_process(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "OTHER" / "cat").mkdir(parents=True)
+    for number in range(2):
+        (tmp_path / "OTHER" / "cat" / f"{number}.jpg").write_bytes(photo("cat", number))
+    sizes = [
+        len(select("train[:50%]", planned_splits(str(folder)))) for folder in (photos, tmp_path / "OTHER")
+    ]
+    assert sizes == [5, 1]
+    assert len(select("train[:50% of each class]", planned_splits(str(tmp_path / "OTHER")))) == 1
 
 
 def test_is_photographs__class_folders_and_no_shards(photos: Path, tmp_path: Path) -> None:

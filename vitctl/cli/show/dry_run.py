@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vitctl.jobs.plan import TrainingPlan
 
 BAR = 40
-_UNITS = (("exaFLOPs", 1e18), ("PFLOPs", 1e15), ("TFLOPs", 1e12), ("GFLOPs", 1e9))
+_UNITS = (("exaFLOPs", 1e18), ("PFLOPs", 1e15), ("TFLOPs", 1e12), ("GFLOPs", 1e9), ("MFLOPs", 1e6))
 GPU, MFU, GPU_TEXT = "H100", 0.4, "80 GiB"
 
 
@@ -60,7 +60,7 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
     rows = [
         ("weights", plan.weights),
         ("model", f"{_model(plan.config)}: {count_parameters(plan.config):,} parameters"),
-        ("an image", f"{plan.config.image_size} pixels, forward {count_macs(plan.config) / 1e9:.3f} GMACs"),
+        ("an image", f"{plan.config.image_size} pixels, forward {_macs(count_macs(plan.config))}"),
         *((name, f"{number:,} images" if number else "size unknown") for name, number in plan.images),
     ]
     if plan.trainings:
@@ -95,7 +95,7 @@ def _show_training(loaded: Loaded, run_dir: Path) -> Loaded:
         ("model", f"{_model(plan.config)}: {plan.parameters:,} parameters"),
         (
             "an image",
-            f"{plan.config.image_size} pixels{tokens}, forward {plan.macs_per_image / 1e9:.3f} GMACs",
+            f"{plan.config.image_size} pixels{tokens}, forward {_macs(plan.macs_per_image)}",
         ),
         ("steps", f"{plan.steps:,} of {recipe.schedule.batch_size:,} images{per_epoch}"),
         ("training", _work(plan.training_flops, processes)),
@@ -120,6 +120,10 @@ def _show_training(loaded: Loaded, run_dir: Path) -> Loaded:
     for step, lr in plan.curve:
         CONSOLE.print(f"  step {step:>9,}  {lr:.3e}  {'#' * round(BAR * lr / top)}")
     return loaded
+
+
+def _macs(macs: int) -> str:
+    return f"{macs / 1e9:.3f} GMACs" if macs >= 1e8 else f"{macs / 1e6:.3f} MMACs"
 
 
 def _work(flops: int, processes: int) -> str:

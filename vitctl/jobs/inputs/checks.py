@@ -129,7 +129,11 @@ def planned_splits(path: str) -> dict[str, Source]:
 
     Raises DataError.
     """
-    return {name: _Unwritten(originals, digest=name) for name, originals in open_originals(path).items()}
+    splits = {}
+    for name, originals in open_originals(path).items():
+        names = repr((name, [item.key for item in originals.items]))  # the order of a part depends on them
+        splits[name] = _Unwritten(originals, digest=hashlib.sha256(names.encode()).hexdigest())
+    return dict(splits)
 
 
 _ASKED_FOR = "train+test+validation+val"  # an address cannot be listed

@@ -251,9 +251,14 @@ def open_scored(place: Place, split: str, run_dir: Path) -> Source:
         DataError: data is missing, a label does not fit, or the expression takes an image twice.
     """
     source = open_whole(place, split, run_dir)
+    check_scored(source, split)
+    return source
+
+
+def check_scored(source: Source, split: str) -> None:
+    """Raises DataError unless each image of a score has a valid label, and occurs once."""
     check_labels(source, split, "scoring")
     check_once(source, split)
-    return source
 
 
 def check_once(source: Source, split: str) -> None:
