@@ -354,15 +354,27 @@ def test_dedup__within_a_set_and_across_its_automatic_split(vitctl: Vitctl, tmp_
     )
 
 
+def test_index__says_that_no_image_has_a_label(vitctl: Vitctl, tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    with webdataset.ShardWriter(f"{tmp_path}/train/theirs-%d.tar", verbose=0) as writer:
+        for number in range(2):
+            writer.write({"__key__": f"k{number}", "png": np.zeros((8, 8, 3), np.uint8), "cls": -1})
+    said = vitctl("data", "index", "train").out
+    assert "no image has a label: all 2 are -1; the first is k0 of " in said and "from 0 to 0" not in said
+
+
 def test_index__names_the_samples_without_a_class(vitctl: Vitctl, tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     with webdataset.ShardWriter(f"{tmp_path}/train/theirs-%d.tar", verbose=0) as writer:
         for number, label in enumerate((0, -1, 1, -1)):
             writer.write({"__key__": f"k{number}", "png": np.zeros((8, 8, 3), np.uint8), "cls": label})
-    note = "2 of 4 images have label -1, which means no class; the first is k1 of "
+    note = "2 of 4 images have no label (-1); the first is k1 of "
     assert note in vitctl("data", "index", "train").out
-    assert note in vitctl("data", "check", "train").out
+    checked = vitctl("data", "check", "train", "--accept-labels").out
+    assert note in checked and "missing, but 'train' cannot be trained on or scored; " in checked
     (tmp_path / "train" / "index.json").unlink()
     said = vitctl("pretrain", "-r", TINY, "--data", "train", "--set", "data.eval_split=''")
-    assert note in said.err
-    assert "and cannot be trained on (their label is -1), first k1 of " in said.err
+    assert "4 images of 2 classes, 2 without a label" in said.err
+    assert said.err.count(note) == 1
+    plan = vitctl("pretrain", "-r", TINY, "--data", "train", "--set", "data.eval_split=''", "--dry-run")
+    assert plan.code == 2 and note in plan.err

@@ -306,10 +306,13 @@ def test_finetune__takes_the_recipe_of_the_data_set(
     ("line", "texts"),
     [
         (
-            ("evaluate", "--dataset", "shapes"),
-            ["test", "1,000 images", "note: images from shapes, published"],
+            ("evaluate", "--dataset", "shapes-shape"),
+            ["test", "1,000 images", "note: images from shapes-shape, published"],
         ),
-        (("fewshot", "--dataset", "pets"), ["pets train", "3,680 images", "pets test", "3,669 images"]),
+        (
+            ("fewshot", "--dataset", "pets", "--shots", "1,5"),
+            ["pets train", "3,680 images", "pets test", "3,669 images", "1, 5 of each class", "185 images"],
+        ),
         (("vtab", "--suite", "mini", "--task", "digits"), ["digits", "360 images", "1, 60 steps in all"]),
     ],
 )
@@ -318,9 +321,52 @@ def test_dry_run__of_jobs_that_score(
 ) -> None:
     said = vitctl(*line, "--from", pretrained, "--dry-run")
     assert (said.code, said.err) == (0, "")
-    for text in (*texts, "step_00000020/model.safetensors", "parameters", "exaFLOPs", "vitctl.launch.worker"):
+    for text in (
+        *texts,
+        "step_00000020/model.safetensors",
+        "parameters",
+        "FLOPs: less",
+        "vitctl.launch.worker",
+    ):
         assert text in said.out
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            ("evaluate", "--data", "photos"),
+            "its head has 6 classes (circle, square, triangle ...), the data has 2",
+        ),
+        (("evaluate", "--dataset", "pets"), "its head has 6 classes"),
+        (("fewshot", "--data", "photos", "--shots", 9), "class 'cat' has 3 training images, 9 shots"),
+        (("vtab", "--task", "pet"), "vtab.tasks: pet not in suite 'vtab'; did you mean pets?"),
+        (("vtab", "--suite", "mimi"), "should be 'vtab' or 'mini'; did you mean mini?"),
+    ],
+)
+def test_dry_run__refuses_what_the_run_refuses_and_neither_leaves_a_folder(
+    vitctl: Vitctl, pretrained: Path, tmp_path: Path, line: tuple[str, ...], said: str
+) -> None:
+    for name, number in (("cat", 4), ("dog", 12)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for n in range(number):
+            Image.new("RGB", (8, 8), (n, 0, 9)).save(tmp_path / "photos" / name / f"{n}.png")
+    plan = vitctl(*line, "--from", pretrained, "--dry-run")
+    assert plan.code == 2 and said in plan.err
+    if "pets" not in line:  # its images are not here
+        run = vitctl(*line, "--from", pretrained, "--out", "runs/a")
+        assert run.code == 2 and said in run.err
+        assert not (tmp_path / "runs" / "a").exists()
+
+
+@pytest.mark.parametrize("job", ["evaluate", "fewshot"])
+def test_dry_run__without_data_suggests_flags_that_the_command_has(
+    vitctl: Vitctl, pretrained: Path, job: str
+) -> None:
+    said = vitctl(job, "--from", pretrained, "--dry-run", "--set", "data.dataset=")
+    assert said.code == 2 and said.err.startswith("vitctl: no data was given; use --data FOLDER")
+    assert "--synthetic" not in said.err
 
 
 def test_finetune__says_what_is_missing_before_it_writes_shards(vitctl: Vitctl, tmp_path: Path) -> None:

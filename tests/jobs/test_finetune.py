@@ -49,7 +49,9 @@ def test_finetune__the_first_loss_is_that_of_the_zero_head(job: Job, tmp_path: P
 
 
 def test_finetune__at_a_higher_resolution(job: Job, tmp_path: Path) -> None:
-    job("finetune", **{"data.image_size": 24})
+    length = {"schedule.total_steps": 0, "schedule.total_epochs": 0.7}
+    result = job("finetune", **{"data.image_size": 24, **length})
+    assert result["provenance"]["total_steps"] == 6
     config = read_weights(tmp_path / "run" / "checkpoints" / "step_00000006").config
     assert (config.image_size, config.grid) == (24, (6, 6))
     assert "position embedding 4x4 -> 6x6" in (tmp_path / "run" / "log.jsonl").read_text()

@@ -44,9 +44,7 @@ def test_vtab__a_partial_table_and_again(pretrained: Path, tmp_path: Path) -> No
 
 
 def test_vtab__unknown_task(pretrained: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        RecipeError, match=r"vtab.tasks: digit not in suite 'mini'; it has digits, shapes-shape"
-    ):
+    with pytest.raises(RecipeError, match=r"vtab.tasks: digit not in suite 'mini'; did you mean digits\?"):
         table(tmp_path / "table", pretrained, **{"vtab.tasks": ("digit",)})
 
 

@@ -70,6 +70,19 @@ def test_compare__the_recipe_values_that_differ(tmp_path: Path) -> None:
     assert compare_runs([one, two]).differences == [("seed", ["0", "3"]), ("optimizer.lr", [lr, "0.5"])]
 
 
+def test_compare__the_steps_that_were_run_are_shown_once(tmp_path: Path) -> None:
+    one = put(tmp_path / "one", total_steps=240)
+    two = put(tmp_path / "two", total_steps=90, recipe_sha256="d" * 64)
+    for folder, length in ((one, {"total_steps": 240}), (two, {"total_epochs": 3.0})):
+        values = {"data.path": "x", "weights.source": "y", "schedule.batch_size": 8}
+        values |= {f"schedule.{key}": value for key, value in length.items()}
+        loaded = load_recipe("finetune", [Override(key, value) for key, value in values.items()])
+        (folder / "recipe.toml").write_text(to_toml(loaded))
+    shown = dict(compare_runs([one, two]).differences)
+    assert shown["total_steps"] == ["240", "90"]
+    assert "schedule.total_steps" not in shown
+
+
 def test_compare__a_data_set_that_an_address_overrides_is_not_shown(tmp_path: Path) -> None:
     one, two = put(tmp_path / "one"), put(tmp_path / "two", recipe_sha256="d" * 64)
     for folder, data in (

@@ -68,6 +68,7 @@ def check(
     if problems and not is_remote(text) and not find_splits(Path(text)):
         raise DataError("; ".join(problems))
     reports: dict[str, tuple[Report, Index]] = {}
+    untrainable: list[str] = []
     for split, place in locate_all_splits(text).items():
         if place.shards:
             raise DataError(
@@ -85,7 +86,9 @@ def check(
             )
         _print_split(split, report, opened)
         problems += report.problems
-        notes += filter(None, [unlabelled_note(ShardSource(opened))])
+        if note := unlabelled_note(ShardSource(opened)):
+            notes.append(note)
+            untrainable.append(f"'{split}'")
         reports[split] = report, opened
     if is_name:
         missing, partial_splits = missing_images(
@@ -109,16 +112,17 @@ def check(
             f"shards again, or accept them with --accept-labels"
         )
     num_notes = len(notes) + len(contradictions)
+    but = f", but {' and '.join(untrainable)} cannot be trained on or scored" if untrainable else ""
     if quick:
         num_decoded = sum(report.num_decoded for report, _ in reports.values())
         num_samples = sum(report.num_samples for report, _ in reports.values())
         say(
-            f"no problem found in {num_decoded:,} of {num_samples:,} images; without --quick every byte is "
-            f"read and every image decoded"
+            f"no problem found in {num_decoded:,} of {num_samples:,} images{but}; without --quick every byte "
+            f"is read and every image decoded"
         )
     else:
         say(
-            f"nothing is damaged or missing; {count_text(num_notes, 'note')}, see above"
+            f"nothing is damaged or missing{but}; {count_text(num_notes, 'note')}, see above"
             if num_notes
             else "all is well"
         )

@@ -410,7 +410,7 @@ Set = Annotated[
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the plan and its cost; needs no GPU and no data")
+    bool, typer.Option("--dry-run", help="Print the plan and its cost; runs nothing and needs no GPU")
 ]
 All = Annotated[bool, typer.Option("--all", help="With --dry-run: also print default values")]
 Slurm = Annotated[

@@ -145,7 +145,7 @@ def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) 
     Args:
         loaded: a recipe of any job.
         runs: folder of run folders, which gets the shards.
-        dry_run: only print what would be made.
+        dry_run: write nothing; print what would be made.
         is_alone: whether no other process runs the same command.
 
     Raises:
@@ -154,6 +154,7 @@ def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) 
     """
     from vitctl.errors import DataError
     from vitctl.jobs.inputs.checks import (
+        RECORD,
         check_not_missing,
         check_weights,
         fingerprint,
@@ -168,20 +169,22 @@ def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) 
         return loaded
     if dry_run:
         folder = shards_folder(data.path, runs, fingerprint(data.path))
-        print(f"{data.path}: photos; their shards would be written to {folder}")
-        return loaded
-    if not is_alone:
+        if not (folder / RECORD).exists():
+            print(f"{data.path}: photos; their shards would be written to {folder}")
+            return loaded
+    elif not is_alone:
         raise DataError(
             f"{data.path}: photos, and several processes would convert them to shards; convert them first "
             f"with `vitctl data shards {typed(data.path)} FOLDER`, and give --data FOLDER"
         )
     from vitctl.cli.data_commands import shards_of
 
-    weights = getattr(loaded.recipe, "weights", None)
-    if weights is not None and weights.source == "newest":
-        check_not_missing(loaded.recipe)
-    _fetch_weights(loaded)
-    check_weights(loaded.recipe)
+    if not dry_run:
+        weights = getattr(loaded.recipe, "weights", None)
+        if weights is not None and weights.source == "newest":
+            check_not_missing(loaded.recipe)
+        _fetch_weights(loaded)
+        check_weights(loaded.recipe)
     shards = str(shards_of(data.path, runs))
     return with_overrides(loaded, [Override("data.path", shards, "shards of photographs")])
 

@@ -20,7 +20,7 @@ from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import CheckpointError, DataError
 from vitctl.export.graph import Raw
 from vitctl.export.resizing import stored_transform
-from vitctl.jobs.evaluate import check_head_classes
+from vitctl.jobs.evaluate import check_found_classes
 from vitctl.jobs.inputs.data import open_images, open_scored
 from vitctl.jobs.inputs.weights import FoundWeights
 from vitctl.jobs.training import not_whole
@@ -96,7 +96,7 @@ class GivenImages:
             raise CheckpointError(
                 f"{found.path}: has no trained head, so no image can be scored; fine-tune it first"
             )
-        check_head_classes(found, self.source.class_names)
+        check_found_classes(found, self.source.class_names)
         self.calibration_split = data.calibration_split
         self.where = f"{data.eval_split} of {data.path or data.dataset}"
         self.transform = stored_transform(found.weights.meta)

@@ -26,6 +26,7 @@ from vitctl.engine.metrics import (
 )
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, DataError, RecipeError
+from vitctl.jobs.inputs.checks import check_head_classes
 from vitctl.jobs.inputs.data import Inputs, open_inputs
 from vitctl.jobs.inputs.weights import (
     OBJECTNET,
@@ -49,7 +50,6 @@ from vitctl.jobs.training import (
 from vitctl.models.variants import unseen_pixels
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.files import write_csv
-from vitctl.system.text import count_text
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
 ORIGINAL, REAL = "original", "real"
@@ -101,7 +101,7 @@ def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Pa
     classes = given.reshape(len(given), -1)[:, 0]
     if wanted in OF_OBJECTNET:
         return _objectnet(source, classes, found, restricted=wanted == RESTRICTED)
-    check_head_classes(found, source.class_names)
+    check_found_classes(found, source.class_names)
     labels = {ORIGINAL: given}
     if wanted == REAL or wanted.endswith(".json"):
         check_imagenet(source)
@@ -127,20 +127,10 @@ def check_imagenet(source: Source) -> None:
         )
 
 
-def check_head_classes(found: FoundWeights, names: tuple[str, ...]) -> None:
-    """Compare the classes of head and data: by name, or by number where the weights file has no names.
-
-    Raises CheckpointError.
-    """
+def check_found_classes(found: FoundWeights, names: Sequence[str]) -> None:
+    """Compare the classes of a read head with those of the data. Raises CheckpointError."""
     stored = found.weights.meta.get("class_names") or []
-    num_classes = len(stored) or found.weights.config.num_classes
-    if stored != list(names) if stored else num_classes != len(names):
-        said = f" ({', '.join(stored[:3])} ...)" if stored else ""
-        raise CheckpointError(
-            f"{found.path}: its head has {count_text(num_classes, 'class', 'classes')}{said}, the "
-            f"data has {len(names)} "
-            f"({', '.join(names[:3])} ...): the scores would be meaningless; fine-tune on this data first"
-        )
+    check_head_classes(found.path, found.weights.config, stored, names)
 
 
 def _objectnet(source: Source, classes: np.ndarray, found: FoundWeights, *, restricted: bool) -> LabelRule:
@@ -152,7 +142,7 @@ def _objectnet(source: Source, classes: np.ndarray, found: FoundWeights, *, rest
             f"objectnet`"
         )
     numbers = {wnid: number for number, wnid in enumerate(class_list("imagenet"))}
-    check_head_classes(found, tuple(numbers))
+    check_found_classes(found, tuple(numbers))
     sets = [[numbers[wnid] for wnid in of_class] for of_class in wnids]
     if restricted:
         return LabelRule(

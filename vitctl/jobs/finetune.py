@@ -12,7 +12,7 @@ from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.schedule import fitted_recipe
+from vitctl.engine.schedule import checked_steps, fitted_recipe
 from vitctl.engine.trainer import RunContext
 from vitctl.jobs.inputs.data import Inputs, at_size, open_inputs, open_training_images, sampling_notes
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_of
@@ -85,7 +85,7 @@ def finetune(
     score, used = _train(_with_seed(recipe, seeds[0]), start, run, (train_on, score_on))
     used |= weights_used(found, recipe.weights) | {
         "lr": recipe.optimizer.lr,
-        "total_steps": recipe.schedule.total_steps,
+        "total_steps": checked_steps(len(train_on), recipe.schedule, recipe.machine.processes),
         "seeds": list(seeds),
         **verified(run, train_on),
     }

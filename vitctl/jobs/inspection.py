@@ -504,7 +504,7 @@ def _chosen_images(
         return None
     name = Path(data.path.rstrip("/")).name if data.path else data.dataset
     if is_photographs(data.path):
-        source = select(data.eval_split, planned_splits(data.path))
+        source = select(data.eval_split, planned_splits(data.path), data.path)
     else:
         source = open_images(data, data.eval_split, folder)
     return choose_images([source], num_images, seed, f"{name} {data.eval_split}")

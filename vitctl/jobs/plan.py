@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
-from vitctl.data.datasets.catalog import find_data_set, known_size
+from vitctl.data.datasets.catalog import find_data_set, known_size, no_data
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.splits import select
+from vitctl.data.source.views import Source, check_labels
 from vitctl.engine.schedule import (
     checked_steps,
     fit_schedule,
@@ -20,8 +21,11 @@ from vitctl.engine.schedule import (
     needs_num_images,
 )
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.inputs.checks import find_network, is_photographs, planned_splits
+from vitctl.jobs.inputs.checks import check_scored_head, find_network, is_photographs, planned_splits
 from vitctl.jobs.inputs.data import (
+    FewshotSet,
+    check_scored,
+    check_set,
     chosen_tasks,
     fewshot_places,
     open_recipe_split,
@@ -150,7 +154,7 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         RecipeError: the length depends on data that cannot be read.
         CheckpointError: the weights are not here, and their model is not named.
     """
-    num_images, num_classes, data, size_notes = size or _size(recipe)
+    num_images, num_classes, data, size_notes, _ = size or _size(recipe)
     notes = list(size_notes)
     recipe = fitted_recipe(recipe, num_images)
     config: Config
@@ -261,12 +265,16 @@ def _ways(config: Config, recipe: Pretrain | Finetune, memory: _Memory) -> list[
 
 
 class _Size(NamedTuple):
-    """Numbers of images and classes, their source, and notes; 0 images where the number is unknown."""
+    """Numbers of images and classes, their place, and notes; 0 images where the number is unknown.
+
+    `source` holds the images where they were opened.
+    """
 
     num_images: int
     num_classes: int
     place: str
     notes: list[str]
+    source: Source | None = None
 
 
 def _size(recipe: Pretrain | Finetune) -> _Size:
@@ -274,7 +282,10 @@ def _size(recipe: Pretrain | Finetune) -> _Size:
     it.
     """
     needed = not recipe.schedule.total_steps or needs_num_images(recipe)
-    return _looked_up(recipe.data, recipe.data.train_split, needed=needed)
+    size = _looked_up(recipe.data, recipe.data.train_split, needed=needed)
+    if size.source is not None:
+        check_labels(size.source, recipe.data.train_split, "training" if recipe.needs_labels else "pixels")
+    return size
 
 
 def _looked_up(data: Place, split: str, *, needed: bool) -> _Size:
@@ -284,7 +295,7 @@ def _looked_up(data: Place, split: str, *, needed: bool) -> _Size:
         return _counted(data, split)
     answer = call_with_timeout(LOOKUP_SECONDS, lambda: _counted(data, split))
     if not isinstance(answer, str):
-        return answer
+        return answer._replace(source=None)  # its labels would be read without a time limit
     place = data.path or "data.mixture"
     if needed:
         raise RecipeError(
@@ -304,6 +315,7 @@ class ScoringPlan:
         weights: their path or address.
         config: the network, at the image size of the job.
         images: what passes through it, and how many images; 0 where the number is unknown.
+        drawn: few-shot data sets, and how many images a seed draws at most.
         trainings, steps: how often it is fine-tuned first, and for how many steps in all; 0: not at all.
         flops: of everything whose number of images is known.
     """
@@ -311,6 +323,7 @@ class ScoringPlan:
     weights: str
     config: Config
     images: tuple[tuple[str, int], ...]
+    drawn: tuple[tuple[str, int], ...]
     trainings: int
     steps: int
     flops: int
@@ -330,6 +343,7 @@ def plan_scoring(recipe: Fewshot | Vtab | Evaluate) -> ScoringPlan:
     notes = [found.taken] if found.taken else []
     side, trainings, steps, batch = recipe.data.image_size, 0, 0, 0
     images: list[tuple[str, int]] = []
+    drawn: list[tuple[str, int]] = []
     if isinstance(recipe, Vtab):
         batch, tasks = recipe.schedule.batch_size, chosen_tasks(recipe)
         if recipe.data.path and not Path(recipe.data.path).is_dir():
@@ -347,16 +361,25 @@ def plan_scoring(recipe: Fewshot | Vtab | Evaluate) -> ScoringPlan:
                 notes.append("the steps are counted as if the sweep chose the longest schedule")
         images = [(task.name, (known_size(task.data_set, task.test) or (0, 0))[0]) for task in tasks]
     elif isinstance(recipe, Fewshot):
-        for name, place, *splits in fewshot_places(recipe.data):
-            sizes = [_looked_up(place, split, needed=False) for split in splits]
+        for name, place, trained, scored in fewshot_places(recipe.data):
+            sizes = [_looked_up(place, split, needed=False) for split in (trained, scored)]
             images += [
-                (f"{name} {split}", size.num_images) for split, size in zip(splits, sizes, strict=True)
+                (f"{name} {split}", size.num_images)
+                for split, size in zip((trained, scored), sizes, strict=True)
             ]
             notes += [note for size in sizes for note in size.notes]
+            drawn.append((name, max(recipe.fewshot.shots) * sizes[0].num_classes))
+            train, test = (size.source for size in sizes)
+            if train is not None and test is not None:
+                check_set(FewshotSet(name, trained, scored, train, test), max(recipe.fewshot.shots))
     else:
         size = _looked_up(recipe.data, recipe.data.eval_split, needed=False)
         images = [(recipe.data.eval_split, size.num_images)]
         notes += [f"images from {size.place}", *size.notes]
+        if size.source is not None:
+            check_scored(size.source, recipe.data.eval_split)
+        if size.num_images:
+            check_scored_head(recipe, found, size.source.class_names if size.source else size.num_classes)
         if recipe.evaluation.labels.startswith("objectnet"):
             side = side or OBJECTNET_SIZE
     config = replace(found.config, image_size=side or found.config.image_size)
@@ -364,7 +387,14 @@ def plan_scoring(recipe: Fewshot | Vtab | Evaluate) -> ScoringPlan:
     flops = 2 * count_macs(config) * passed + training_flops(config, steps * batch)
     notes += unseen_pixels(config)
     return ScoringPlan(
-        found.path, config, tuple(images), trainings, steps, flops, tuple(dict.fromkeys(notes))
+        found.path,
+        config,
+        tuple(images),
+        tuple(drawn),
+        trainings,
+        steps,
+        flops,
+        tuple(dict.fromkeys(notes)),
     )
 
 
@@ -390,23 +420,25 @@ def _counted(data: Place, split: str) -> _Size:
         classes = find_data_set(data.dataset).num_classes if data.dataset else ASSUMED_CLASSES
         return _Size(trained.synthetic, classes, "synthetic images", [])
     if is_photographs(data.path):
-        source = select(split, planned_splits(data.path))
+        source = select(split, planned_splits(data.path), data.path)
         size = subset_size(trained, len(source)) if trained else len(source)
-        return _Size(size, len(source.class_names), f"{data.path}, photographs", [])
+        return _Size(size, len(source.class_names), f"{data.path}, photographs", [], source)
     place = data.path or (str(Path(data.root) / find_data_set(data.dataset).name) if data.dataset else "")
     parts = trained.mixture if trained else ()
     if parts or (place and locate_splits(place, split, makes_index=bool(data.path))):
         source = open_train(trained, None) if trained else open_recipe_split(data, split, None)
         shown = f"a mixture of {len(parts)} sources" if parts else place
         notes = sampling_notes(trained, source) if trained else []
-        return _Size(len(source), len(source.class_names), shown, notes)
+        return _Size(len(source), len(source.class_names), shown, notes, source)
     known = known_size(data.dataset, split) if data.dataset and not (data.path or data.classes) else None
     if known is None and data.path:
         raise DataError(no_index_message(data.path, split))
+    if known is None and not data.dataset:
+        raise no_data()
     if known is None:
         raise RecipeError(
-            f"the plan needs the number of images of {data.path or 'the data'}: no shards are there; "
-            f"give shards with --data, a known set with --dataset, or --synthetic"
+            f"{place}: the plan needs the number of images of '{split}', and no shards are there; make them "
+            f"with `vitctl data prepare {data.dataset}`, or give shards with --data"
         )
     num_images, num_classes = known
     return _Size(

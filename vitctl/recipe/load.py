@@ -305,13 +305,17 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
         case _:
             return (
                 f"{where}: {key} = {_shown(value)} is not allowed: "
-                f"{detail['msg'][0].lower()}{detail['msg'][1:]}{_whole(detail)}"
+                f"{detail['msg'][0].lower()}{detail['msg'][1:]}{_hint(detail)}"
             )
 
 
-def _whole(detail: ErrorDetails) -> str:
-    """Return how to write a whole number that was given as 1e4, which TOML reads as a float."""
+def _hint(detail: ErrorDetails) -> str:
+    """Return the nearest allowed word, or how to write a whole number that was given as 1e4, which TOML reads
+    as a float.
+    """
     value = detail.get("input")
+    if detail["type"] == "literal_error" and isinstance(value, str):
+        return _suggest(value, re.findall("'(.*?)'", detail["ctx"]["expected"]))
     whole = detail["type"].startswith("int") and isinstance(value, float) and value.is_integer()
     return f"; write {int(value)}" if whole else ""
 

@@ -281,13 +281,14 @@ def _differences(
         if all(key in one for one in recorded) and key not in expected.keys() | _QUIET
     ]
     rows: list[tuple[str, list[Any]]] = []
-    for key in (*shown, *others):
-        values = [one.get(key, NOT_RECORDED) for one in recorded]
-        if any(value != values[0] for value in values):
-            if key == "recipe_sha256":
-                rows += _recipe_rows(folders, list(map(_short, values)))
-            else:
-                rows += _entry_rows(key, values) if key in _MISSING else [(key, list(map(_short, values)))]
+    table = {key: [one.get(key, NOT_RECORDED) for one in recorded] for key in (*shown, *others)}
+    table = {key: values for key, values in table.items() if any(value != values[0] for value in values)}
+    for key, values in table.items():
+        if key == "recipe_sha256":  # without values of which the one that was used is shown
+            of_recipe = _recipe_rows(folders, list(map(_short, values)))
+            rows += [row for row in of_recipe if row[0].rpartition(".")[2] not in table]
+        else:
+            rows += _entry_rows(key, values) if key in _MISSING else [(key, list(map(_short, values)))]
     return rows
 
 

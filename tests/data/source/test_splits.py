@@ -75,7 +75,7 @@ def test_resolve__percentages_of_imagenet_as_published() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("dev", "there is no 'dev', should be one of: train, validation, test"),
+        ("dev", "the data: has no split 'dev'; found: train, validation, test"),
         ("train[:98", "should look like train"),
         ("train[0.5:]", "should look like train"),
         ("", "should look like train"),

@@ -7,7 +7,8 @@ import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.docs.conftest import photo
-from vitctl.jobs.inputs.checks import RECORD, is_photographs
+from vitctl.data.source.splits import select
+from vitctl.jobs.inputs.checks import RECORD, is_photographs, planned_splits
 
 QUICK = ("--steps", 2, "--batch-size", 4, "--set", "machine.device=cpu", "--set", "machine.workers=0")
 
@@ -49,6 +50,12 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
     said = vitctl("evaluate", "--from", "runs/a", "--data", "PHOTOS", "--out", "runs/e")
     assert said.code == 0 and "unchanged; using their shards" in said.out
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
+    plan = vitctl("evaluate", "--from", "runs/a", "--data", "PHOTOS", "--dry-run")
+    assert (
+        plan.code == 0
+        and "unchanged; using their shards" in plan.out
+        and f'"{folder.relative_to(tmp_path)}"' in plan.out
+    )
     trained, scored = provenance(tmp_path / "runs/a"), provenance(tmp_path / "runs/e")
     assert trained["data_sha256"] == scored["data_sha256"]
     assert (trained["num_train"], trained["num_images"]) == (8, 2)
@@ -105,6 +112,8 @@ def test_finetune__dry_run_writes_nothing(vitctl: Vitctl, pretrained: Path, tmp_
     assert "their shards would be written to runs/shards/PHOTOS-" in said.out
     assert "8 images, 2 classes" in said.out
     assert sorted(tmp_path.rglob("*")) == before
+    said = vitctl("evaluate", "--from", pretrained, "--data", "PHOTOS", "--split", "val", "--dry-run")
+    assert (said.code, said.err) == (2, "vitctl: PHOTOS: has no split 'val'; found: train\n")
 
 
 @pytest.mark.usefixtures("photos")
@@ -132,6 +141,17 @@ def test_finetune__several_machines_do_not_make_the_same_shards(vitctl: Vitctl, 
     nodes = ("--nodes", "2@127.0.0.1:29400", "--out", "runs/a")
     said = vitctl("finetune", "--from", pretrained, "--data", "PHOTOS", *QUICK, *nodes)
     assert said.code == 2 and "`vitctl data shards PHOTOS FOLDER`" in said.err
+
+
+def test_planned_splits__parts_of_two_folders_in_one_process(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "OTHER" / "cat").mkdir(parents=True)
+    for number in range(2):
+        (tmp_path / "OTHER" / "cat" / f"{number}.jpg").write_bytes(photo("cat", number))
+    sizes = [
+        len(select("train[:50%]", planned_splits(str(folder)))) for folder in (photos, tmp_path / "OTHER")
+    ]
+    assert sizes == [5, 1]
+    assert len(select("train[:50% of each class]", planned_splits(str(tmp_path / "OTHER")))) == 1
 
 
 def test_is_photographs__class_folders_and_no_shards(photos: Path, tmp_path: Path) -> None:

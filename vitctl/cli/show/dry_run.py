@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vitctl.jobs.plan import TrainingPlan
 
 BAR = 40
+_UNITS = (("exaFLOPs", 1e18), ("PFLOPs", 1e15), ("TFLOPs", 1e12), ("GFLOPs", 1e9), ("MFLOPs", 1e6))
 GPU, MFU, GPU_TEXT = "H100", 0.4, "80 GiB"
 
 
@@ -59,13 +60,16 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
     rows = [
         ("weights", plan.weights),
         ("model", f"{_model(plan.config)}: {count_parameters(plan.config):,} parameters"),
-        ("an image", f"{plan.config.image_size} pixels, forward {count_macs(plan.config) / 1e9:.3f} GMACs"),
+        ("an image", f"{plan.config.image_size} pixels, forward {_macs(count_macs(plan.config))}"),
         *((name, f"{number:,} images" if number else "size unknown") for name, number in plan.images),
     ]
     if plan.trainings:
         rows.append(("trainings", f"{plan.trainings:,}, {plan.steps:,} steps in all"))
-    work = f"{plan.flops / 1e18:,.4g} exaFLOPs: {_time(plan.flops, recipe.machine.processes)}"
-    rows += [("computation", work), ("run folder", str(run_dir))]
+    if isinstance(recipe, Fewshot):
+        shots, seeds = (", ".join(map(str, many)) for many in (recipe.fewshot.shots, recipe.fewshot.seeds))
+        rows.append(("shots", f"{shots} of each class; seeds {seeds}"))
+    rows += [(f"{name} drawn", f"{count_text(number, 'image')} for each seed") for name, number in plan.drawn]
+    rows += [("computation", _work(plan.flops, recipe.machine.processes)), ("run folder", str(run_dir))]
     show_table((f"{recipe.job}", loaded.name), rows, left=None)
     for note in plan.notes:
         CONSOLE.print(escape(f"note: {note}"), soft_wrap=True)
@@ -91,10 +95,10 @@ def _show_training(loaded: Loaded, run_dir: Path) -> Loaded:
         ("model", f"{_model(plan.config)}: {plan.parameters:,} parameters"),
         (
             "an image",
-            f"{plan.config.image_size} pixels{tokens}, forward {plan.macs_per_image / 1e9:.3f} GMACs",
+            f"{plan.config.image_size} pixels{tokens}, forward {_macs(plan.macs_per_image)}",
         ),
         ("steps", f"{plan.steps:,} of {recipe.schedule.batch_size:,} images{per_epoch}"),
-        ("training", f"{plan.training_flops / 1e18:,.4g} exaFLOPs: {_time(plan.training_flops, processes)}"),
+        ("training", _work(plan.training_flops, processes)),
         (
             "micro-batch",
             f"{count_text(plan.micro_batch, 'image')} in each of "
@@ -118,13 +122,23 @@ def _show_training(loaded: Loaded, run_dir: Path) -> Loaded:
     return loaded
 
 
+def _macs(macs: int) -> str:
+    return f"{macs / 1e9:.3f} GMACs" if macs >= 1e8 else f"{macs / 1e6:.3f} MMACs"
+
+
+def _work(flops: int, processes: int) -> str:
+    """Return an amount of computation, and its time on the GPU that `recipes table` uses."""
+    unit, size = next((row for row in _UNITS if flops >= row[1]), _UNITS[-1])
+    return f"{flops / size:,.4g} {unit}: {_time(flops, processes)}"
+
+
 def _time(flops: int, processes: int) -> str:
-    """Return the time on the GPU that `recipes table` uses."""
     seconds = flops / (MFU * PEAK_TFLOPS[GPU] * 1e12 * processes)
     for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= length:
             return f"{seconds / length:,.1f} {unit} on {processes} {GPU} at {MFU:.0%} of the bf16 peak"
-    return f"{seconds:.1f} s on {processes} {GPU} at {MFU:.0%} of the bf16 peak"
+    shown = f"{seconds:.1f} s" if seconds >= 0.1 else "less than 0.1 s"
+    return f"{shown} on {processes} {GPU} at {MFU:.0%} of the bf16 peak"
 
 
 def _fit(plan: "TrainingPlan") -> str:

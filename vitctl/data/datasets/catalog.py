@@ -126,7 +126,7 @@ def open_split(
         split = in_vtab1k(split, find_data_set(dataset).name)
     try:
         sources = {name: place.open(cache_bytes) for name, place in splits.items() if name in split}
-        chosen = select(split, sources)
+        chosen = select(split, sources, folder)
     except DataError as error:
         if any(name in split for name in splits):
             raise
@@ -155,9 +155,7 @@ def synthetic(num_images: int, *, dataset: str, image_size: int) -> Source:
 
 def _folder(split: str, dataset: str, root: str, scratch: Path | None) -> Path:
     if not dataset:
-        raise DataError(
-            "no data was given; use --data FOLDER (shards made by `vitctl data shards`) or --dataset NAME"
-        )
+        raise no_data()
     row = find_data_set(dataset)
     folder = Path(root) / row.name
     if row.make is not None and scratch is not None and not find_splits(folder):
@@ -175,6 +173,13 @@ def _folder(split: str, dataset: str, root: str, scratch: Path | None) -> Path:
             f"--dry-run and pretrain's --synthetic need no data"
         )
     return folder
+
+
+def no_data() -> DataError:
+    """Return the error for a recipe that names no data."""
+    return DataError(
+        "no data was given; use --data FOLDER (shards made by `vitctl data shards`) or --dataset NAME"
+    )
 
 
 def missing_shards(row: DataSet, root: str, split: str) -> str:

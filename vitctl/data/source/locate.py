@@ -33,7 +33,7 @@ from vitctl.data.shards.remote import (
 )
 from vitctl.data.source.splits import ROLES, read_exclusion, without_excluded
 from vitctl.data.source.stores import ShardSource, open_index
-from vitctl.data.source.views import Source, subset, unlabelled_note
+from vitctl.data.source.views import Source, subset, unlabelled_samples
 from vitctl.errors import DataError
 from vitctl.system.address import without_queries
 from vitctl.system.files import (
@@ -377,9 +377,9 @@ def _index(folder: Path, paths: Sequence[Path]) -> None:
         index = index_shards(local, source=INDEXED)
         seconds = time.monotonic() - began
         classes = count_text(len(index.class_names), "class", "classes")
-        end = f"{count_text(index.num_samples, 'image')} of {classes}, {seconds:.1f} s"
-        if note := unlabelled_note(ShardSource(index)):
-            end += f"\n{note}"
+        unlabelled = len(unlabelled_samples(ShardSource(index)))
+        without = f", {unlabelled:,} without a label" if unlabelled else ""
+        end = f"{count_text(index.num_samples, 'image')} of {classes}{without}, {seconds:.1f} s"
     except DataError as error:
         raise DataError(
             f"{error}; if these are not shards, make some: `vitctl data shards SOURCE OUT`"

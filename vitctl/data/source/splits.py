@@ -63,7 +63,7 @@ def md5_order(keys: Iterable[str | int], split: str) -> np.ndarray:
     return np.array(sorted(range(len(digests)), key=digests.__getitem__), np.int64)
 
 
-def resolve(spec: str, sizes: Mapping[str, int]) -> list[Part]:
+def resolve(spec: str, sizes: Mapping[str, int], place: str = "the data") -> list[Part]:
     """Convert a split expression to ranges of samples.
 
     Args:
@@ -71,17 +71,18 @@ def resolve(spec: str, sizes: Mapping[str, int]) -> list[Part]:
             which count from the end when negative. Percentages round to the nearest sample. Percentages of
             each class work in `select` only: their number of samples does not follow from the sizes.
         sizes: samples in each split.
+        place: of the splits, for messages.
 
     Raises:
         DataError: the expression is malformed, names an unknown split, or asks for more than there is.
     """
-    parts = _parts(spec, sizes)
+    parts = _parts(spec, sizes, place)
     if any(part.each for part in parts):
         raise DataError(f"split {spec!r}: how many samples that is depends on the classes")
     return parts
 
 
-def select(spec: str, sources: Mapping[str, Source]) -> Source:
+def select(spec: str, sources: Mapping[str, Source], place: str = "the data") -> Source:
     """Select the samples of a split expression.
 
     A whole split is in storage order; a range is selected, and ordered, in md5 order of the keys.
@@ -90,12 +91,13 @@ def select(spec: str, sources: Mapping[str, Source]) -> Source:
         spec: see `resolve`; a range may also be `[start%:stop% of each class]`, which applies to every class
             separately.
         sources: the splits of one data set, by name.
+        place: of the data set, for messages.
 
     Raises:
         DataError: as `resolve`; or nothing is selected.
     """
     sizes = {name: len(source) for name, source in sources.items()}
-    chosen = [_chosen(part, sources[part.split]) for part in _parts(spec, sizes)]
+    chosen = [_chosen(part, sources[part.split]) for part in _parts(spec, sizes, place)]
     if not all(len(source) for source in chosen):
         raise DataError(f"split {spec!r} selects no samples")
     return chosen[0] if len(chosen) == 1 else concat(chosen)
@@ -161,11 +163,11 @@ def _order_of(source: Source, split: str) -> np.ndarray:
     return _ORDERS[cache_key]
 
 
-def _parts(spec: str, sizes: Mapping[str, int]) -> list[Part]:
-    return [_part(text.strip(), sizes) for text in spec.split("+")]
+def _parts(spec: str, sizes: Mapping[str, int], place: str) -> list[Part]:
+    return [_part(text.strip(), sizes, place) for text in spec.split("+")]
 
 
-def _part(text: str, sizes: Mapping[str, int]) -> Part:
+def _part(text: str, sizes: Mapping[str, int], place: str) -> Part:
     match = _PART.fullmatch(text)
     if match is None:
         raise DataError(
@@ -173,7 +175,7 @@ def _part(text: str, sizes: Mapping[str, int]) -> Part:
         )
     split = match["split"]
     if split not in sizes:
-        raise DataError(f"split {text!r}: there is no {split!r}, should be one of: {', '.join(sizes)}")
+        raise DataError(f"{place}: has no split {split!r}; found: {', '.join(sizes)}")
     size = 100 if match["each"] else sizes[split]
     start, stop = (
         default if limit is None else _boundary(limit, size, text, each=bool(match["each"]))

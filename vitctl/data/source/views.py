@@ -286,25 +286,30 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
     num_unlabelled = sum(map(len, unlabelled))
     is_refused = use == "training" or not width or num_unlabelled == len(source)
     if num_unlabelled and is_refused:
-        first = int(np.concatenate(unlabelled)[0])
-        raise DataError(
-            f"'{name}': {num_unlabelled:,} of {len(source):,} images have no label and cannot be "
-            f"{'trained on' if use == 'training' else 'scored'} (their label is -1), first "
-            f"{one_line(sample_key(source, first))} of {source.location(first)}; give them a class from 0 to "
-            f"{num_classes - 1}, or leave them out, and index the split again"
-        )
+        raise DataError(f"'{name}': {_unlabelled_text(source, np.concatenate(unlabelled))}")
+
+
+def unlabelled_samples(source: Source) -> np.ndarray:
+    """Return the numbers of the samples whose label is -1."""
+    return np.flatnonzero(~has_label(source.labels()))
 
 
 def unlabelled_note(source: Source) -> str:
     """Return a line about the samples whose label is -1; "" if there are none."""
-    unlabelled = np.flatnonzero(~has_label(source.labels()))
-    if not len(unlabelled):
-        return ""
+    unlabelled = unlabelled_samples(source)
+    return _unlabelled_text(source, unlabelled) if len(unlabelled) else ""
+
+
+def _unlabelled_text(source: Source, unlabelled: np.ndarray) -> str:
     first = int(unlabelled[0])
+    if len(unlabelled) == len(source):
+        said, fix = f"no image has a label: all {len(source):,} are -1", "a class, 0 or more,"
+    else:
+        said = f"{len(unlabelled):,} of {len(source):,} images have no label (-1)"
+        fix = f"a class from 0 to {len(source.class_names) - 1}, or leave them out,"
     return (
-        f"{len(unlabelled):,} of {len(source):,} images have label -1, which means no class; the first is "
-        f"{one_line(sample_key(source, first))} of {source.location(first)}; they cannot be trained on or "
-        f"scored: give them a class from 0 to {len(source.class_names) - 1} and index the shards again"
+        f"{said}; the first is {one_line(sample_key(source, first))} of {source.location(first)}; they "
+        f"cannot be trained on or scored: give them {fix} and index the shards again"
     )
 
 

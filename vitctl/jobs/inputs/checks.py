@@ -6,7 +6,7 @@ The user's data may be folders of photographs, or have other splits than those t
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitctl.data.datasets.catalog import find_data_set, missing_shards, open_originals
+from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.shards.index import find_splits
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits, no_index_message
@@ -41,7 +42,7 @@ from vitctl.jobs.inputs.data import (
 from vitctl.jobs.record.result import choose_weights, newest_run, start_weights, weights_place
 from vitctl.models.variants import Config, downstream, variant
 from vitctl.models.weights.download import Fetch, cached, fetch, locate
-from vitctl.models.weights.header import read_config
+from vitctl.models.weights.header import own_header, read_config
 from vitctl.recipe.images import Place
 from vitctl.recipe.load import Loaded, Override
 from vitctl.recipe.schema import (
@@ -54,7 +55,7 @@ from vitctl.recipe.schema import (
     Vtab,
     rates_of,
 )
-from vitctl.system.text import typed, typed_command
+from vitctl.system.text import count_text, typed, typed_command
 
 _MOST_EXPLAINED = 3  # data sets whose missing files are named one by one
 RECORD = "photographs.json"  # in the folder of shards, written last: what they were made of
@@ -128,7 +129,11 @@ def planned_splits(path: str) -> dict[str, Source]:
 
     Raises DataError.
     """
-    return {name: _Unwritten(originals) for name, originals in open_originals(path).items()}
+    splits = {}
+    for name, originals in open_originals(path).items():
+        names = repr((name, [item.key for item in originals.items]))  # the order of a part depends on them
+        splits[name] = _Unwritten(originals, digest=hashlib.sha256(names.encode()).hexdigest())
+    return dict(splits)
 
 
 _ASKED_FOR = "train+test+validation+val"  # an address cannot be listed
@@ -362,8 +367,10 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None) ->
     Raises:
         VitctlError: data or weights are missing or invalid, or the model or the schedule is impossible.
     """
-    check_weights(recipe)
+    found = check_weights(recipe)
     inputs = inputs or open_inputs(recipe, run_dir)
+    if isinstance(recipe, Evaluate) and found is not None and inputs.scored is not None:
+        check_scored_head(recipe, found, inputs.scored.class_names)
     if isinstance(recipe, Pretrain | Finetune):
         _check_training(recipe, inputs)
     elif isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset):
@@ -371,12 +378,15 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None) ->
     return inputs
 
 
-def check_weights(recipe: Recipe) -> None:
+def check_weights(recipe: Recipe) -> StoredNetwork | None:
     """Check that the weights of a recipe are there, and that their network fits what the recipe does with it.
+
+    Returns their network; None where the recipe uses no weights.
 
     Raises:
         VitctlError: they are missing or invalid, or the network is impossible.
     """
+    found = None
     if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):
         chosen = recipe.weights
         found = find_network(
@@ -394,6 +404,48 @@ def check_weights(recipe: Recipe) -> None:
             downstream(stored, num_classes=1, image_size=stored.image_size, **rates_of(recipe, stored))
     if isinstance(recipe, Vtab):
         lanes_of(recipe, recipe.machine.processes)
+    return found
+
+
+def check_scored_head(recipe: Evaluate, found: StoredNetwork, classes: Sequence[str] | int) -> None:
+    """Check the classes of the head that `evaluate` scores; no tensor is read.
+
+    Args:
+        recipe: its labels say which classes the head should have.
+        found: the network, whose head may have no classes: the job refuses it.
+        classes: names of the data's, or their number where they were not read.
+
+    Raises CheckpointError.
+    """
+    if not found.config.num_classes:
+        return
+    if recipe.evaluation.labels.startswith("objectnet"):
+        classes = class_list("imagenet")
+    path = Path(found.path)
+    ours = own_header(path) if path.is_file() else None
+    meta = ours["meta"] if ours else {}
+    check_head_classes(found.path, found.config, meta.get("class_names") or [], classes)
+
+
+def check_head_classes(
+    path: str, config: Config, stored: Sequence[str], classes: Sequence[str] | int
+) -> None:
+    """Compare the classes of head and data: by name, or by number where one of them has no names.
+
+    Args:
+        path, config, stored: of the weights: their file, their network and its class names.
+        classes: names of the data's, or their number.
+
+    Raises CheckpointError.
+    """
+    names = [] if isinstance(classes, int) else list(classes)
+    num_classes, wanted = len(stored) or config.num_classes, len(names) or classes
+    if num_classes != wanted or (stored and names and list(stored) != names):
+        head, data = (f" ({', '.join(some[:3])} ...)" if some else "" for some in (stored, names))
+        raise CheckpointError(
+            f"{path}: its head has {count_text(num_classes, 'class', 'classes')}{head}, the data has "
+            f"{wanted}{data}: the scores would be meaningless; fine-tune on this data first"
+        )
 
 
 def _check_training(recipe: Pretrain | Finetune, inputs: Inputs) -> None:

@@ -29,7 +29,7 @@ from vitctl.jobs.record.result import data_used
 from vitctl.recipe.images import FewshotImages, Place, TrainImages
 from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Recipe, Vtab
 from vitctl.recipe.sections import Schedule
-from vitctl.system.text import count_text
+from vitctl.system.text import count_text, did_you_mean, nearest
 
 if TYPE_CHECKING:
     from vitctl.engine.mixing import Mixing
@@ -251,9 +251,14 @@ def open_scored(place: Place, split: str, run_dir: Path) -> Source:
         DataError: data is missing, a label does not fit, or the expression takes an image twice.
     """
     source = open_whole(place, split, run_dir)
+    check_scored(source, split)
+    return source
+
+
+def check_scored(source: Source, split: str) -> None:
+    """Raises DataError unless each image of a score has a valid label, and occurs once."""
     check_labels(source, split, "scoring")
     check_once(source, split)
-    return source
 
 
 def check_once(source: Source, split: str) -> None:
@@ -399,7 +404,7 @@ def open_sets(data: FewshotImages, shots: Sequence[int], run_dir: Path) -> list[
     for name, place, train_split, eval_split in fewshot_places(data):
         train, test = (open_whole(place, split, run_dir) for split in (train_split, eval_split))
         one = FewshotSet(name, train_split, eval_split, train, test)
-        _check_set(one, max(shots))
+        check_set(one, max(shots))
         sets.append(one)
     return sets
 
@@ -419,7 +424,11 @@ def fewshot_places(data: FewshotImages) -> list[tuple[str, FewshotImages, str, s
     return rows
 
 
-def _check_set(one: FewshotSet, shots: int) -> None:
+def check_set(one: FewshotSet, shots: int) -> None:
+    """Check that both splits have the same classes and valid labels, and each class enough images.
+
+    Raises DataError.
+    """
     from vitctl.engine.fewshot_ridge import choose_shots
 
     if one.train.class_names != one.test.class_names:
@@ -504,9 +513,10 @@ def chosen_tasks(recipe: Vtab) -> list[VtabTask]:
     by_name = {task.name: task for task in SUITES[recipe.vtab.suite]}
     unknown = [name for name in recipe.vtab.tasks if name not in by_name]
     if unknown:
+        hint = did_you_mean(nearest(unknown[0], by_name))
         raise RecipeError(
-            f"vtab.tasks: {', '.join(unknown)} not in suite '{recipe.vtab.suite}'; it has "
-            f"{', '.join(by_name)}"
+            f"vtab.tasks: {', '.join(unknown)} not in suite '{recipe.vtab.suite}'; "
+            f"{hint or 'it has ' + ', '.join(by_name)}"
         )
     return [task for name, task in by_name.items() if name in (recipe.vtab.tasks or by_name)]
 

@@ -239,7 +239,8 @@ _INSTEAD = {
     "--weights model",
     MODEL: "the checkpoint was copied in part; copy it again, or use another one with --weights STEP",
 }
-_QUICKSTARTED = "; `vitctl quickstart` left some here: --from quickstart/pretrain"
+_QUICKSTART = Path("quickstart/pretrain")
+_QUICKSTARTED = f"; `vitctl quickstart` left some here: --from {_QUICKSTART}"
 
 
 @dataclass(frozen=True)
@@ -532,9 +533,10 @@ def newest_run(job: str, runs: Path = RUNS) -> NewestRun:
     ]
     wanted = "training" if jobs == TRAINING else "pre-training"
     if not done:
+        quick = read_result(_QUICKSTART)
         raise CheckpointError(
             f"no finished {wanted} run under "
-            f"{runs.resolve()}{_QUICKSTARTED * Path('quickstart/pretrain').is_dir()}; "
+            f"{runs.resolve()}{_QUICKSTARTED * (quick is not None and quick.status == 'done')}; "
             f"give weights with --from, for example the published --from {start_weights(job)}"
         )
     when, folder, result = max(done, key=lambda one: one[:2])
