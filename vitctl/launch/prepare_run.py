@@ -18,6 +18,7 @@ from vitctl.engine.journal import (
     STATE,
     Journal,
     no_permission,
+    step_folder,
     step_folders,
     step_of,
     write_run_json,
@@ -30,7 +31,7 @@ from vitctl.launch.run_folder import check_not_foreign, clear, failed_without_ou
 from vitctl.launch.worker import on_cpu
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
 from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
-from vitctl.recipe.schema import Recipe, TrainRecipe
+from vitctl.recipe.schema import Finetune, Recipe, TrainRecipe, Vtab
 from vitctl.recipe.write import differences, to_toml, toml_value
 from vitctl.system.files import write_text
 from vitctl.system.text import has_control, one_line, printable, typed
@@ -142,7 +143,17 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
         write_accelerate_config(run_dir, loaded.recipe, config)
         write_text(run_dir / "launch.txt", printable(launch_line(run_dir, loaded.recipe, config)) + "\n")
         write_run_json(run_dir / "env.json", environment())
+    _keep_start(loaded.recipe)
     return Prepared(loaded.recipe, taken, inputs)
+
+
+def _keep_start(recipe: Recipe) -> None:
+    """Mark the checkpoint that a training starts from: a resume and a replay read it again."""
+    from vitctl.engine.checkpoint import mark_start
+
+    if isinstance(recipe, Finetune | Vtab) and recipe.weights.pinned:
+        step = int(recipe.weights.pinned.split(":")[1])
+        mark_start(step_folder(Path(recipe.weights.source) / CHECKPOINTS, step))
 
 
 def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
@@ -155,7 +166,6 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
     weights, earlier = getattr(loaded.recipe, "weights", None), getattr(before, "weights", None)
     if weights is None:
         return loaded, ""
-    from vitctl.engine.checkpoint import mark_start
     from vitctl.jobs.inputs.checks import check_not_missing
     from vitctl.jobs.record.result import choose_weights, newest_run, weights_place
 
@@ -176,10 +186,7 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
         place, _ = weights_place(source, weights.which, loaded.recipe.job)
         pinned = ""
         if isinstance(place, Path):  # by the sizes of its files: the job, which reads them, verifies them
-            path, chosen = choose_weights(place, weights.which, by_size=True)
-            pinned = chosen.pin
-            if pinned:
-                mark_start(path.parent)
+            pinned = choose_weights(place, weights.which, by_size=True)[1].pin
     values = {"source": source, "pinned": pinned}
     overrides = [
         Override(f"weights.{key}", value, "when the run started")
