@@ -141,7 +141,7 @@ SLIPS = [
     Slip("fewshot --from run --data shards --shots 500",
          "training images, 500 shots were requested; use fewer"),
     Slip("finetune --from run --data shards --lr fast", "--lr fast: "),
-    Slip("finetune --from run --data shards --steps -5", "a training needs a length above 0"),
+    Slip("finetune --from run --data shards --steps -5", "should be above 0"),
     Slip("vtab --from run --suite mini --task digit", "digit"),
     Slip("export --from run --to onx --out e", "onx", "export --from run --to safetensors --out e"),
     Slip("export --from run --to google --out x.onnx", "a .onnx file is for --to onnx, not for --to google"),

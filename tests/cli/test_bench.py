@@ -82,7 +82,7 @@ def test_resolutions__draws_and_writes_both_files(vitctl: Vitctl) -> None:
         ("model --resolutions 64 --recipe smoke", "--recipe: --resolutions takes model names"),
         ("model --resolutions 64 --res 32", "--res: --resolutions takes model names"),
         ("model --resolutions 64 --plot a.jpg", "should be the name of a .png or .svg file"),
-        ("model --recipe finetune_cifar10 Ti/16", "is that of its weights: --set weights.source=RUN"),
+        ("model --recipe finetune_cifar10 Ti/16", "takes its model from the weights; give --from RUN"),
         ("model --resolutions 64 --plot /dev/null/a.png", "cannot write into the folder /dev/null"),
         ("model --resolutions 64 --plot .png/a.png --json .", "should be the name of a .json file"),
         ("model --recipe evaluate", "bench needs a recipe of pretrain or finetune"),

@@ -119,7 +119,7 @@ def test_table__every_table_and_the_asked_column(vitctl: Vitctl) -> None:
             "no table is called '10'; choose one of 1, 2, 3, 4, 5, 6, 7, 8, 9, fig2, fig3, fig4, fig5, "
             "fig13, 4.6, figures",
         ),
-        (("6", "--plot", "a.png"), "--plot a.png: there are plots of fig2, fig3, fig5, fig13"),
+        (("6", "--plot", "a.png"), "--plot a.png: only fig2, fig3, fig5, fig13 can be plotted"),
         (("fig5", "--plot", "a.pdf"), "--plot a.pdf: should be the name of a .png file"),
         (("fig5", "--plot", "no/a.png"), "--plot no/a.png: there is no folder no"),
         (("8", "--target", "Pets"), "--target Pets: no such column; known: 5-shot"),

@@ -441,8 +441,8 @@ def test_slurm__of_the_other_jobs(vitctl: Vitctl, pretrained: Path, tiny_data: P
             ("-n", "4", "--slurm", "nodes=1,tasks=2,time=10"),
             "--processes says 4 processes, --slurm nodes=1,tasks=2,time=10 starts 2",
         ),
-        (("--steps", "0"), "vitctl: --steps 0: a training needs a length above 0"),
-        (("--epochs", "-1"), "vitctl: --epochs -1: a training needs a length above 0"),
+        (("--steps", "0"), "vitctl: --steps 0: should be above 0"),
+        (("--epochs", "-1"), "vitctl: --epochs -1: should be above 0"),
         (
             ("--restarts", "2", "--slurm", "time=10"),
             "--nodes and --restarts start processes, and so does --slurm",

@@ -112,16 +112,14 @@ def test_newest__a_harmed_one_is_passed_over_and_said(
     saved, problems = newest_checkpoint(tmp_path)
     assert saved is not None
     assert saved.step == 5
-    assert problems == [
-        f"{newest}: not a whole checkpoint: {name} is missing or changed since it was written"
-    ]
+    assert problems == [f"{newest}: damaged checkpoint: {name} is missing or changed since it was written"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "vitctl-checkpoint/1"}'])
 def test_read__a_torn_state(tmp_path: Path, text: str) -> None:
     path = save(tmp_path, 1)
     (path / STATE).write_text(text)
-    with pytest.raises(CheckpointError, match=r"not a whole checkpoint: state\.json is missing or truncated"):
+    with pytest.raises(CheckpointError, match=r"damaged checkpoint: state\.json is missing or truncated"):
         read_checkpoint(path)
 
 
@@ -166,7 +164,7 @@ def test_read__a_state_of_other_numbers(tmp_path: Path) -> None:
     assert text.count('"samples": 96,') == 1
     (path / STATE).write_text(text.replace('"samples": 96,', '"samples": 97,'))
     with pytest.raises(
-        CheckpointError, match=r"not a whole checkpoint: state\.json changed since it was written"
+        CheckpointError, match=r"damaged checkpoint: state\.json changed since it was written"
     ):
         read_checkpoint(path)
 

@@ -35,7 +35,7 @@ def start(rank: int, port: int, mode: str) -> warm.Popen:
 def test_join__the_other_never_comes() -> None:
     port = free_port()
     said = start(0, port, "alone").communicate(timeout=60)[0]
-    assert f"the 2 processes did not all meet at 127.0.0.1:{port} within 1 s (" in said
+    assert f"the 2 processes did not all connect to 127.0.0.1:{port} within 1 s (" in said
     assert said.strip().endswith("check that all were started and that every node can reach that address")
     assert said.count("\n") == 1
 
@@ -45,7 +45,8 @@ def test_check_all_reduce__the_other_hangs() -> None:
     waiting, hanging = (start(rank, port, "hangs") for rank in (0, 1))
     said = waiting.communicate(timeout=60)[0]
     assert said.startswith(
-        f"process 0 on {socket.gethostname()}: 2 processes met, but could not add a number within 1 s"
+        f"process 0 on {socket.gethostname()}: 2 processes met, "
+        "but a test all-reduce failed or took more than 1 s"
     )
     assert said.count("\n") == 1
     assert hanging.poll() is None

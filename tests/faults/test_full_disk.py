@@ -290,7 +290,7 @@ def test_power_cut__the_newest_complete_checkpoint_is_used(
     harm(torn / name)
     work(folder)
     [text] = warnings(folder)
-    assert text.startswith(f"{torn}: not a whole checkpoint: {name} ")
+    assert text.startswith(f"{torn}: damaged checkpoint: {name} ")
     assert [r["step"] for r in records(folder, "resume")] == [9]
     assert_same(folder, straight)
     assert names(folder) == ["step_00000009", "step_00000012", "torn_step_00000012"]

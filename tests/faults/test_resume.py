@@ -200,7 +200,7 @@ def test_resume__other_start_weights(stopped: Path, tmp_path: Path) -> None:
     do("finetune", tmp_path / "run", **values)
     shutil.rmtree(tmp_path / "one")
     (tmp_path / "two").rename(tmp_path / "one")
-    with pytest.raises(CheckpointError, match="written again, by another training"):
+    with pytest.raises(CheckpointError, match="overwritten by another training"):
         resume(tmp_path / "run")
 
 
@@ -219,13 +219,13 @@ def test_prepare__a_finished_run_cannot_end_earlier(stopped: Path) -> None:
     resume(stopped)
     before = content(stopped)
     with pytest.raises(
-        RecipeError, match=r"has a checkpoint of step 4, and schedule\.total_steps = 2 would end before it"
+        RecipeError, match=r"has a checkpoint of step 4, but schedule\.total_steps = 2; set it to 4"
     ):
         resume(stopped, "schedule.total_steps", **{"schedule.total_steps": 2})
     edit(stopped, "total_steps = 4", "total_steps = 2")
-    with pytest.raises(RecipeError, match="would end before it"):
+    with pytest.raises(RecipeError, match=r"but schedule\.total_steps = "):
         resume(stopped)
-    with pytest.raises(CheckpointError, match="is of step 4, and this run would end at step 2, before it"):
+    with pytest.raises(CheckpointError, match="checkpoint of step 4, but this run ends at step 2; set"):
         launch(stopped, lambda _: None)  # as the line in launch.txt does
     edit(stopped, "total_steps = 2", "total_steps = 4")
     after = content(stopped)

@@ -89,9 +89,7 @@ def test_family__a_resnet_has_no_dropout_to_fine_tune_with(run: Run, tmp_path: P
         "schedule.warmup_steps": 0,
         "schedule.batch_size": 8,
     }
-    with pytest.raises(
-        RecipeError, match=r"a ResNet has no dropout, and 0\.1 is asked for; set dropout to 0"
-    ):
+    with pytest.raises(RecipeError, match=r"a ResNet has no dropout; set dropout = 0 \(now 0\.1\)"):
         run("refused", "finetune", **fine, dropout=0.1)
     assert not (tmp_path / "refused").exists()
     tuned = run(

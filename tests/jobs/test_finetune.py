@@ -80,7 +80,7 @@ def test_finetune__a_resumed_run_keeps_the_weights_that_were_newest(
         ({"data.crop": "random"}, "set data.train_resize to at least 16"),  # the size of the weights
         (
             {"schedule.total_steps": 0, "schedule.total_epochs": 0.1},
-            "leave nothing after schedule.warmup_steps = 1",
+            "end within schedule.warmup_steps = 1",
         ),
         ({"checkpoint.keep_best": 1}, "checkpoint.keep_best needs evaluation.every_steps"),
         (

@@ -71,7 +71,7 @@ def test_plan_training__finetune_takes_the_architecture_of_the_weights(pretraine
         ),
         (
             {"schedule.total_steps": 0, "schedule.total_epochs": 1.0},
-            "4 steps (1 epochs of 70 images in batches of 16) leave nothing",
+            "4 steps (1 epochs of 70 images in batches of 16) end within",
         ),
         ({"data.eval_split": "tset"}, "has no split 'tset'"),
     ],

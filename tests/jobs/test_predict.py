@@ -423,7 +423,7 @@ def test_features__need_no_head(trained: Path, extracted: list[Path], tmp_path: 
     body = {name: tensor for name, tensor in weights.state.items() if not name.startswith("head.")}
     meta = {key: value for key, value in weights.meta.items() if key != "class_names"}
     headless = save_weights(tmp_path / "body.safetensors", body, replace(weights.config, num_classes=0), meta)
-    with pytest.raises(CheckpointError, match=r"has no head, so it predicts no classes; .* --features"):
+    with pytest.raises(CheckpointError, match=r"has no head, so it cannot predict classes; .* --features"):
         predicted(headless, extracted)
     told = predicted(headless, extracted, features=tmp_path / "out.safetensors")
     assert {(*one.classes, one.error) for one in told} == {("",)}
@@ -491,7 +491,7 @@ def test_load_classifier__answers_as_predict(
     assert classify.logits(images[0]).shape == (1, 6)
     if kind == "onnx":
         with pytest.raises(
-            VitctlError, match=r"model\.onnx: gives no features; use the run that it was exported from"
+            VitctlError, match=r"model\.onnx: has no features output; use the run that it was exported from"
         ):
             classify.features(images)
     else:
@@ -503,7 +503,7 @@ def test_load_classifier__answers_as_predict(
     ("values", "said"),
     [
         ({"top": 0}, "top = 0: should be at least 1"),
-        ({"device": "cuda"}, "machine.device = 'cuda': PyTorch finds no GPU here"),
+        ({"device": "cuda"}, "machine.device = 'cuda': PyTorch finds no GPU"),
         ({"batch_size": 0}, "batch_size = 0: should be at least 1"),
         ({"weights": "worst"}, "weights.which"),
     ],
@@ -566,5 +566,5 @@ def test_onnx__what_it_does_not_take(onnx_file: Path, extracted: list[Path], tmp
     ):
         with pytest.raises(VitctlError, match=said):
             predicted(path, extracted, **values)
-    with pytest.raises(CheckpointError, match="gives no features"):
+    with pytest.raises(CheckpointError, match="has no features output"):
         predicted(onnx_file, extracted, features=tmp_path / "out.safetensors")

@@ -63,9 +63,7 @@ def tiny_eurosat(tmp_path: Path) -> Path:
 
 
 def test_prepare__a_part_is_refused_or_labelled(tmp_path: Path, tiny_eurosat: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"not the whole of eurosat: train has 10 images, should have 27,000$"
-    ):
+    with pytest.raises(DataError, match=r"eurosat is incomplete: train has 10 images, should have 27,000$"):
         prepare_data_set("eurosat", tmp_path, source=tiny_eurosat)
     prepare_data_set("eurosat", tmp_path, source=tiny_eurosat, allow_partial=True)
     index = read_index(find_splits(tmp_path / "eurosat")["train"])

@@ -130,7 +130,7 @@ def test_launch__of_an_agent_that_starts_nothing(
     monkeypatch.delenv("RANK", raising=False)
     before = {number: signal.getsignal(number) for number in SIGNALS}
     expected = RuntimeError if nodes == 1 else LaunchError
-    with pytest.raises(expected, match=r"without an error|before all processes had met") as caught:
+    with pytest.raises(expected, match=r"without an error|before all processes reached") as caught:
         launch(tmp_path, lambda _: None, config)
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "failed"
@@ -182,7 +182,7 @@ def test_two_processes__a_killed_launcher_is_named(tiny_data: Path, tmp_path: Pa
     agent.kill()
     [(code, _, text)] = ended([one])
     assert (code, text.count("Traceback")) == (2, 0)
-    assert "accelerate launch was ended by SIGKILL" in text.splitlines()[-1]
+    assert "accelerate launch and its processes were killed by SIGKILL" in text.splitlines()[-1]
     assert f"vitctl resume {tmp_path}" in text.splitlines()[-1]
     assert_gone(family)
 

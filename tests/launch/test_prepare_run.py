@@ -168,7 +168,7 @@ def test_prepare__pins_the_checkpoint_that_a_run_starts_from(
 
     prepare_run(loaded, tmp_path / "new")
     rewrite_state(later, num_bad=1)
-    with pytest.raises(CheckpointError, match="it was written again, by another training; this run started"):
+    with pytest.raises(CheckpointError, match="overwritten by another training; this run started"):
         prepare_run(loaded, tmp_path / "new")
     shutil.rmtree(later)
     with pytest.raises(CheckpointError, match="step_00000021: it was deleted; this run started from that"):

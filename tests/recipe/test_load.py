@@ -101,7 +101,7 @@ def test_load_recipe__names_every_problem_at_once(tmp_path: Path) -> None:
         (("total_steps = 4", ""), "set exactly one of schedule.total_steps and schedule.total_epochs"),
         (
             ("total_steps = 4", "total_steps = 4\nwarmup_steps = 4"),
-            "warmup_steps = 4 leaves nothing of total_steps = 4",
+            "warmup_steps = 4 must be below total_steps = 4",
         ),
         (
             ("lr = 0.1", "lr = 0.1\nmomentum = 0.5"),

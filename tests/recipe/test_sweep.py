@@ -136,7 +136,7 @@ def test_spread__refuses(axes: dict[str, tuple[object, ...]], sets: list[Overrid
             "mine.toml: unknown key steps; a sweep has note, recipes, set, grid, cells",
         ),
         ("recipes = ['smoke']\ngrid = 3", "mine.toml: set and grid are tables, cells is a list of tables"),
-        ("recipes = ['smoke']\n[grid]\nseed = [1, 1]", "mine.toml: grid.seed: has a value twice"),
+        ("recipes = ['smoke']\n[grid]\nseed = [1, 1]", "mine.toml: grid.seed: has duplicate values"),
         ("recipes = [", "mine.toml: not valid TOML"),
     ],
 )

@@ -127,7 +127,7 @@ HARMS: list[tuple[str, Harm, str, str]] = [
     for how, change, text in CHAINED
 ]
 HARMS += [
-    (name, flip(f"{LAST}/{name}"), "checkpoint", f"step_00000012: not a whole checkpoint: {name}")
+    (name, flip(f"{LAST}/{name}"), "checkpoint", f"step_00000012: damaged checkpoint: {name}")
     for name in ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "state.json")
 ]
 HARMS += [

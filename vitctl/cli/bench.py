@@ -10,7 +10,7 @@ from vitctl.cli.flags import Flags, Set, takes_flags
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Measure the speed of training and loading on this machine, and where the time goes.",
+    help="Measure the speed of training and data loading on this machine.",
 )
 _SECONDS = 60.0
 
@@ -27,8 +27,8 @@ Seconds = Annotated[
     float | None,
     typer.Option(
         "--seconds",
-        help="Approximate measuring time, without building the network; Ctrl-C keeps what was measured; "
-        "default: 60, with --resolutions 8 per network and size",
+        help="Approximate measuring time, without setup; Ctrl-C keeps the measurements; default: 60 "
+        "(bench model --resolutions: 8 per model and size)",
         min=1,
         max=10**7,
     ),
@@ -51,7 +51,7 @@ def bench_model(
         list[str] | None,
         typer.Argument(
             metavar="NAME",
-            help="Model such as S/16 instead of the recipe's; with --resolutions several",
+            help="Model such as S/16 instead of the recipe's; several with --resolutions",
             autocompletion=completion.models,
         ),
     ] = None,
@@ -61,7 +61,7 @@ def bench_model(
         int | None,
         typer.Option(
             "--batch-size",
-            help="Images per update; default: the recipe's, or as many as time allows",
+            help="Images per update; default: the recipe's, or fewer if it is too slow",
             min=1,
             max=2**30 - 1,
         ),
@@ -85,12 +85,12 @@ def bench_model(
     json: Json = None,
     set_: Set = None,
 ) -> None:
-    """Measure a recipe's training step: images/s, MFU, memory, where its time goes.
+    """Measure a recipe's training step: images/s, MFU, memory, time of each part.
 
     For example: vitctl bench model S/16
 
-    The step is that of pretrain or finetune: forward, backward, optimizer, records. Missing images are
-    replaced by noise. Larger micro-batches are tried too. --resolutions 64..512 draws Fig. 12.
+    Runs the training step of pretrain or finetune: forward, backward, optimizer, logging. Noise replaces
+    missing images. Also tries larger micro-batches. --resolutions 64..512 draws Fig. 12.
     """
     from vitctl.cli.show.measurements import BenchOptions, run_model, run_resolutions
 
@@ -119,7 +119,7 @@ def bench_data(
         float | None,
         typer.Option(
             "--step-rate",
-            help="Images/s of the training step; 0: leave it out; default: measured here",
+            help="Images/s of the training step; 0: omit it; default: measured here",
             min=0,
         ),
     ] = None,
@@ -128,7 +128,7 @@ def bench_data(
     json: Json = None,
     set_: Set = None,
 ) -> None:
-    """Measure a recipe's loader: images/s, CPU time of decoding and augmenting, and what the step needs.
+    """Measure a recipe's data loader: images/s, CPU time, and the rate that the training step needs.
 
     For example: vitctl bench data --recipe in1k_b16 --data SHARDS
     """

@@ -46,10 +46,10 @@ def check(
     root: Root = DATA,
     workers: Workers = -1,
     accept_labels: Annotated[
-        bool, typer.Option("--accept-labels", help="Accept that the same image has different labels")
+        bool, typer.Option("--accept-labels", help="Accept different labels for the same image")
     ] = False,
 ) -> None:
-    """Check shards: all bytes and members, every image decoded; missing and extra files; duplicate images.
+    """Check shards: decode every image; find damaged, missing, extra and duplicate data.
 
     The same image with different labels is an error, except in a known data set or with --accept-labels.
     """
@@ -301,14 +301,14 @@ def show(
             "--num-images", help="Number of images; 0: 40, or 6 rows with --augmented", min=0, max=1000
         ),
     ] = 0,
-    seed: Annotated[int, typer.Option("--seed", help="Random seed of the choice, and of --augmented")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the sample and of --augmented")] = 0,
     augmented: Annotated[
         bool,
-        typer.Option("--augmented", help="Draw beside each image its random crops and flips, as in training"),
+        typer.Option("--augmented", help="Show training crops and flips beside each image"),
     ] = False,
     res: Annotated[int, typer.Option("--res", help="--augmented: image size in pixels", min=1)] = 224,
 ) -> None:
-    """Draw a sample of images with their classes on one page.
+    """Draw a contact sheet of sample images with their classes.
 
     For example: vitctl data show shards/ sheet.png
     """
@@ -369,7 +369,7 @@ def dedup(
     ] = False,
     workers: Workers = -1,
 ) -> None:
-    """Find test images, and near-duplicates of them, in training data.
+    """Find duplicates and near-duplicates of test images in training data.
 
     Without --against, find near-duplicates within a data set: inside each split and across splits.
 

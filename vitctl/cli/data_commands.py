@@ -67,7 +67,7 @@ def shards(
         ),
     ] = "stop",
     drop_class: Annotated[
-        list[str] | None, typer.Option("--drop-class", help="Leave out a class; repeatable")
+        list[str] | None, typer.Option("--drop-class", help="Omit this class; repeatable")
     ] = None,
     keep_class: Annotated[
         list[str] | None,
@@ -349,7 +349,7 @@ def list_sets(
     root: Root = DATA,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
-    """List every known data set: use, classes, sizes, and whether it is here.
+    """List all known data sets: use, classes, sizes, available or not.
 
     For example: vitctl data list --root data
     """
@@ -396,7 +396,7 @@ def prepare(
         typer.Option("--allow-partial", help="Accept incomplete splits; every result then says so"),
     ] = False,
 ) -> None:
-    """Download a known data set, if its licence allows that, and write its shards.
+    """Download a known data set, if its licence allows it, and write its shards.
 
     For example: vitctl data prepare pets
     """
@@ -458,7 +458,7 @@ def export_vtab1k(
         typer.Option("--task", help="Only this task; repeatable", autocompletion=completion.tasks),
     ] = None,
 ) -> None:
-    """Copy VTAB-1k without loss to the layout that other programs read.
+    """Copy VTAB-1k losslessly to the layout that other programs read.
 
     For example: vitctl data export-vtab1k vtab-1k
     """

@@ -96,7 +96,7 @@ FLAGS = (
         "--from",
         "weights.source",
         str,
-        "Run folder, checkpoint, weights file or address (https, hf, gs); default: newest finished run",
+        "Run folder, checkpoint, weights file or address (https, hf, gs); default: newest suitable run",
         f"finetune {_SCORE} export predict bench_model",
         panel=WEIGHTS,
         complete=completion.runs,
@@ -105,8 +105,8 @@ FLAGS = (
         "--weights",
         "weights.which",
         str,
-        "Checkpoint of a run: last, best or a step; also ema or model: averaged or not; default: last, or "
-        "best with evaluation.select_best; averaged if the run has an average",
+        "Weights of a run: last, best or a step; ema (averaged) or model (not averaged); default: last (best "
+        "with evaluation.select_best), averaged if available",
         f"finetune {_SCORE} export predict inspect",
         panel=WEIGHTS,
     ),
@@ -114,7 +114,7 @@ FLAGS = (
         "--model",
         "weights.model",
         str,
-        "Model name such as B/16, if a weights file from another program does not record it",
+        "Model name such as B/16, if the weights file does not record it",
         "finetune fewshot evaluate export predict inspect",
         panel=WEIGHTS,
         complete=completion.models,
@@ -164,7 +164,7 @@ FLAGS = (
         "Folder of photos (one folder per class), or folder or address of shards",
         f"{_TRAIN} fewshot evaluate",
     ),
-    Flag("--data", "data.path", str, "Folder that holds a folder of shards for each task", "vtab"),
+    Flag("--data", "data.path", str, "Folder with a folder of shards per task", "vtab"),
     Flag(
         "--data",
         "data.path",
@@ -176,7 +176,7 @@ FLAGS = (
         "--check-data",
         "data.path",
         str,
-        "Shards of images on which an exported file must keep the model's accuracy",
+        "Shards for verifying the accuracy of exported files",
         "export",
     ),
     Flag(
@@ -191,7 +191,7 @@ FLAGS = (
         "--dataset",
         "data.dataset",
         str,
-        "Known data set, or several scored together: pets,dtd,uc_merced",
+        "Known data sets, comma-separated: pets,dtd,uc_merced",
         "fewshot",
         complete=completion.data_sets,
     ),
@@ -207,7 +207,7 @@ FLAGS = (
         "--split",
         "data.eval_split",
         str,
-        "Split to take images from",
+        "Split to draw images from",
         "inspect",
         complete=completion.one_of(completion.SPLITS),
     ),
@@ -247,7 +247,7 @@ FLAGS = (
         "--steps",
         "schedule.total_steps",
         int,
-        f"Length in updates instead of the recipe's{_LENGTH}",
+        f"Number of updates{_LENGTH}",
         _TRAIN,
         also=("schedule.total_epochs", 0.0),
     ),
@@ -255,7 +255,7 @@ FLAGS = (
         "--steps",
         "schedule.total_steps",
         int,
-        "Length of each run in updates, without a sweep over schedules",
+        "Number of updates per run; disables the schedule sweep",
         "vtab",
         also=("schedule.total_epochs", 0.0),
     ),
@@ -263,7 +263,7 @@ FLAGS = (
         "--epochs",
         "schedule.total_epochs",
         float,
-        f"Length in passes over the images{_LENGTH}",
+        f"Number of epochs{_LENGTH}",
         _TRAIN,
         also=("schedule.total_steps", 0),
     ),
@@ -281,7 +281,7 @@ FLAGS = (
         "--synthetic",
         "data.synthetic",
         bool,
-        "Train on generated noise images: needs no data, measures speed",
+        "Train on random noise, to measure speed without data",
         "pretrain bench_model",
         switch=SYNTHETIC_IMAGES,
     ),
@@ -291,7 +291,7 @@ FLAGS = (
         "--processes",
         "machine.processes",
         int,
-        "Number of processes over all machines, one per GPU",
+        "Total number of processes on all machines, one per GPU",
         f"{_TRAIN} resume {_SCORE} sweep bench_model",
         panel=MACHINE,
         short="-n",
@@ -383,10 +383,7 @@ def check_flags(flags: Mapping[str, Any]) -> None:
         raise RecipeError(f"--steps {steps} and --epochs {epochs:g} both set the length; give one of them")
     for flag, length in (("--steps", steps), ("--epochs", epochs)):
         if length is not None and length <= 0:
-            raise RecipeError(
-                f"{flag} {length:g}: a training needs a length above 0; give one, or leave {flag} out "
-                f"for the recipe's"
-            )
+            raise RecipeError(f"{flag} {length:g}: should be above 0; omit {flag} to use the recipe's length")
 
 
 # Options of several commands that set no key of the recipe.
@@ -410,14 +407,14 @@ Set = Annotated[
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the plan and its cost; runs nothing and needs no GPU")
+    bool, typer.Option("--dry-run", help="Print the plan and its cost without running it; needs no GPU")
 ]
 All = Annotated[bool, typer.Option("--all", help="With --dry-run: also print default values")]
 Slurm = Annotated[
     str | None,
     typer.Option(
         "--slurm",
-        help="Write a Slurm job instead of running: nodes=4,gpus=8,time=24:00:00; add ,submit to submit it",
+        help="Write a Slurm job instead of running: nodes=4,gpus=8,time=24:00:00; ,submit also submits it",
         rich_help_panel=MACHINE,
     ),
 ]
@@ -434,7 +431,7 @@ Restarts = Annotated[
     int,
     typer.Option(
         "--restarts",
-        help="How often to restart the processes after one is lost",
+        help="Number of restarts after a lost process",
         rich_help_panel=MACHINE,
     ),
 ]

@@ -60,7 +60,7 @@ def predict(
     ] = "",
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="Exit with code 2 if an image cannot be used, instead of reporting it"),
+        typer.Option("--strict", help="Exit with code 2 if any image cannot be used"),
     ] = False,
     flags: Flags,
     set_: Set = None,
@@ -223,7 +223,7 @@ def inspect(
     num_images: Annotated[
         int, typer.Option("--num-images", help="Number of images, chosen at random", min=1, max=10_000)
     ] = 128,
-    seed: Annotated[int, typer.Option("--seed", help="Random seed of the choice", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the sample", min=0)] = 0,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for figures and numbers")] = Path(
         "inspect"
     ),

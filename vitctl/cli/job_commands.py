@@ -97,7 +97,7 @@ def resume(
         list[str] | None,
         typer.Option(
             "--allow",
-            help="What may differ from the start of the run: a recipe key, data, weights or computation; "
+            help="Accept a change since the start of the run: a recipe key, data, weights or computation; "
             "repeatable",
             autocompletion=completion.bare_keys,
         ),
@@ -199,7 +199,7 @@ def evaluate(
     dry_run: DryRun = False,
     all_: All = False,
 ) -> None:
-    """Measure the accuracy on a split; every image counts once.
+    """Measure the accuracy on a split, counting every image once.
 
     For example: vitctl evaluate --from RUN --dataset pets
     """

@@ -54,12 +54,12 @@ def compare(
         list[Path],
         typer.Argument(
             metavar="RUNS",
-            help="Folders of finished runs; the first is compared with each of the others",
+            help="Folders of finished runs; each is compared with the first",
             autocompletion=completion.runs,
         ),
     ],
 ) -> None:
-    """Show results side by side, and whether they are comparable.
+    """Show results side by side and check whether they are comparable.
 
     For example: vitctl compare runs/a runs/b
     """
@@ -100,7 +100,7 @@ def verify(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="Run folder, or the folder of a training in it",
+            help="Run folder, or the folder of a training run in it",
             autocompletion=completion.runs,
         ),
     ],
@@ -124,7 +124,7 @@ def verify(
 
     For example: vitctl verify runs/NAME --replay any
 
-    The run is only read. Exit codes: 0: everything that was compared is as recorded; 2: something differs or
+    The run is not changed. Exit codes: 0: everything compared is as recorded; 2: something differs or
     is not proven (the last line says which), or there is an error that you can fix; 1: a bug of vitctl.
     """
     from vitctl.cli.show.console import progress_of_steps, say, waiting

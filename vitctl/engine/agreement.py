@@ -115,9 +115,9 @@ def check_resumable(
     with raised_on_all():
         if saved.step > total_steps:
             raise CheckpointError(
-                f"{saved.folder}: is of step {saved.step}, and this run would end at step {total_steps}, "
-                f"before it; set schedule.total_steps to {saved.step} or more, or choose another folder with "
-                f"--out"
+                f"{saved.folder}: checkpoint of step {saved.step}, but this run ends at step "
+                f"{total_steps}; set schedule.total_steps to {saved.step} or more, or choose another folder "
+                f"with --out"
             )
         if own is not None and runtime.is_main:
             return own.check(saved.folder.name, saved.state)
@@ -436,5 +436,5 @@ def _read_allowed(run_dir: Path) -> dict[str, list[str]]:
     if not isinstance(fields, dict) or not all(
         isinstance(fields.get(name), list) for name in ("now", "before")
     ):
-        raise CheckpointError(f"{run_dir / ALLOWED}: not written by --allow; remove it")
+        raise CheckpointError(f"{run_dir / ALLOWED}: damaged, or not written by --allow; remove it")
     return {"said": [], **fields}

@@ -204,11 +204,11 @@ def read_checkpoint(folder: Path, *, by_size: bool = False) -> SavedCheckpoint:
     """
     state = read_state(folder)
     if state.pop("sha256", None) != json_digest(state):
-        raise CheckpointError(f"{folder}: not a whole checkpoint: {STATE} changed since it was written")
+        raise CheckpointError(f"{folder}: damaged checkpoint: {STATE} changed since it was written")
     for name, recorded in state["files"].items():
         if not _matches_record(folder / name, recorded, by_size):
             raise CheckpointError(
-                f"{folder}: not a whole checkpoint: {name} is missing or changed since it was written"
+                f"{folder}: damaged checkpoint: {name} is missing or changed since it was written"
             )
     return SavedCheckpoint(folder, state)
 
@@ -245,7 +245,7 @@ def read_state(folder: Path) -> dict[str, Any]:
         PermissionError: there is no permission to read it.
     """
     path = folder / STATE
-    torn = CheckpointError(f"{folder}: not a whole checkpoint: {STATE} is missing or truncated")
+    torn = CheckpointError(f"{folder}: damaged checkpoint: {STATE} is missing or truncated")
     try:
         if not path.is_file():
             raise torn

@@ -195,7 +195,7 @@ def join(*, cpu: bool, seconds: float = JOIN_SECONDS) -> None:
         raise LaunchError(
             f"process {os.environ.get('RANK')} on {socket.gethostname()}: the {os.environ.get('WORLD_SIZE')} "
             f"processes did not "
-            f"all meet at {place} within {seconds:.0f} s ({str(error).splitlines()[0][:200]}); check that "
+            f"all connect to {place} within {seconds:.0f} s ({str(error).splitlines()[0][:200]}); check that "
             f"all were started and "
             "that every node can reach that address"
         ) from error
@@ -229,8 +229,8 @@ def check_all_reduce(*, cpu: bool, seconds: float = CHECK_SECONDS) -> None:
     if not done or int(total) != dist.get_world_size():
         raise LaunchError(
             f"process {dist.get_rank()} on {socket.gethostname()}: {dist.get_world_size()} processes met, "
-            f"but could not add "
-            f"a number within {limit:.0f} s; a process hangs, or the network between the nodes is blocked: "
+            f"but a test all-reduce failed or took "
+            f"more than {limit:.0f} s; a process hangs, or the network between the nodes is blocked: "
             f"check firewalls and "
             "GLOO_SOCKET_IFNAME / NCCL_SOCKET_IFNAME"
         )
@@ -530,8 +530,8 @@ def start(
     )
     if accelerator.num_processes != processes:
         raise LaunchError(
-            f"the recipe asks for {processes} processes (machine.processes), {accelerator.num_processes} "
-            f"were started"
+            f"machine.processes = {processes}: {accelerator.num_processes} processes were started; start "
+            f"{processes}, or set machine.processes to {accelerator.num_processes}"
         )
     return Runtime(torch.device(accelerator.device), chosen, accelerator)
 
@@ -549,7 +549,7 @@ def _device_and_precision(device: str, precision: str) -> tuple[bool, str]:
     """Return whether the CPU computes, and the precision."""
     if device == "cuda" and not torch.cuda.is_available():
         raise LaunchError(
-            "machine.device = 'cuda': PyTorch finds no GPU here (`vitctl doctor` tells why); use 'auto'"
+            "machine.device = 'cuda': PyTorch finds no GPU (`vitctl doctor` shows why); use 'auto'"
         )
     cpu = device == "cpu" or not torch.cuda.is_available()
     chosen = best_precision(cpu) if precision == "auto" else precision

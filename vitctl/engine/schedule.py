@@ -41,8 +41,7 @@ def checked_steps(num_images: int, schedule: Schedule, processes: int) -> int:
     if steps <= s.warmup_steps:
         raise RecipeError(
             f"{steps} steps ({s.total_epochs:g} epochs of {num_images:,} images in batches of "
-            f"{s.batch_size}) leave nothing after schedule.warmup_steps = {s.warmup_steps}; lower it, or "
-            f"train "
+            f"{s.batch_size}) end within schedule.warmup_steps = {s.warmup_steps}; lower it, or train "
             f"longer"
         )
     return steps
@@ -128,8 +127,7 @@ def lanes_of(recipe: TrainRecipe, num_processes: int) -> Lanes | None:
             )
     if isinstance(machine, ShardedMachine) and machine.sharding == "fsdp":
         raise RecipeError(
-            "machine.sharding = 'fsdp' adds gradients in its own order, which schedule.lanes cannot "
-            "control; set "
+            "machine.sharding = 'fsdp' sums gradients in an order that schedule.lanes cannot control; set "
             "machine.sharding = 'none' or schedule.lanes = 0"
         )
     lanes = Lanes(s.batch_size, s.lanes, s.leaf_images)

@@ -36,9 +36,8 @@ def shard_as(machine: TrainMachine, runtime: "Runtime", model: nn.Module, *, pro
         return
     if probed:
         raise LaunchError(
-            "fewshot_probe.every_steps calls the model for its features only, which machine.sharding = "
-            "'fsdp' "
-            "does not support; set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
+            "fewshot_probe.every_steps needs model features, which machine.sharding = 'fsdp' does not "
+            "support; set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
         )
     gathers_bf16 = machine.sharding_dtype == "bf16"
     if gathers_bf16 and runtime.precision != "bf16":

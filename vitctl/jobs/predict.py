@@ -83,7 +83,7 @@ def predict(
     """
     opened = open_classifier(recipe, needs_head=features is None, note=note)
     if features is not None and not opened.network.has_features:
-        raise CheckpointError(f"{opened.path}: gives no features; use the run that it was exported from")
+        raise CheckpointError(f"{opened.path}: has no features output; use the run that it was exported from")
     note(f"weights: {opened.path} ({opened.text})")
     for text in opened.warnings:
         note(f"warning: {text}")
@@ -225,7 +225,7 @@ class Classifier:
         """
         if not self._opened.network.has_features:
             raise CheckpointError(
-                f"{self._opened.path}: gives no features; use the run that it was exported from"
+                f"{self._opened.path}: has no features output; use the run that it was exported from"
             )
         return torch.cat([_told(outputs.features) for outputs in self._outputs(images, with_features=True)])
 

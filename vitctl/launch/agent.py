@@ -85,7 +85,7 @@ def check_processes(config: LaunchConfig, processes: int) -> None:
     if processes % config.nodes:
         raise LaunchError(
             f"--nodes {config.nodes}: {processes} process{'es' * (processes > 1)} cannot be spread evenly "
-            f"over the machines; --processes counts those of all machines: give a multiple of {config.nodes}"
+            f"over the machines; --processes is the total: give a multiple of {config.nodes}"
         )
     if config.restarts < 0:
         raise LaunchError(f"--restarts {config.restarts}: should be 0 or more")

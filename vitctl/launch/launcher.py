@@ -245,13 +245,13 @@ def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, watcher:
     raise_first_error(run_dir, recipe.machine.processes)
     if config.nodes > 1:
         raise LaunchError(
-            f"accelerate launch ended before all processes had met at {config.host}:{config.port}: every "
-            f"machine has to run this command; {log} says why; resume with the same command"
+            f"accelerate launch ended before all processes reached {config.host}:{config.port}: run "
+            f"this command on every machine; see {log}; resume with the same command"
         )
     code = watcher.agent.process.returncode
     if code is not None and code < 0:
         raise LaunchError(
-            f"accelerate launch was ended by {signal.Signals(-code).name}, and its processes with it; "
+            f"accelerate launch and its processes were killed by {signal.Signals(-code).name}; "
             f"{resume_text(run_dir)}: vitctl resume {typed(run_dir)}"
         )
     raise RuntimeError(

@@ -250,9 +250,8 @@ def _not_shorter(recipe: Recipe, run_dir: Path) -> None:
     done = max(saved, default=0)
     if 0 < steps < done:
         raise RecipeError(
-            f"{run_dir}: has a checkpoint of step {done}, and schedule.total_steps = {steps} would end "
-            f"before it; set it to {done} "
-            "or more, or choose another folder with --out"
+            f"{run_dir}: has a checkpoint of step {done}, but schedule.total_steps = {steps}; set it to "
+            f"{done} or more, or choose another folder with --out"
         )
 
 

@@ -479,7 +479,7 @@ def downstream(
     if isinstance(config, ResNetConfig):
         for name, rate in {"dropout": dropout, "drop_path": drop_path}.items():
             if rate:
-                raise RecipeError(f"model: a ResNet has no {name}, and {rate} is asked for; set {name} to 0")
+                raise RecipeError(f"model: a ResNet has no {name}; set {name} = 0 (now {rate})")
         return replace(config, **changes)
     changes |= {"representation_size": 0, "dropout": dropout, "drop_path": drop_path}
     if isinstance(config, MaskedPatchConfig):

@@ -381,9 +381,9 @@ class Schedule(Section):
                 "set exactly one of schedule.total_steps and schedule.total_epochs (0 switches one off)"
             )
         if self.total_steps and self.warmup_steps >= self.total_steps:
-            raise ValueError(f"warmup_steps = {self.warmup_steps} leaves nothing of total_steps = "
+            raise ValueError(f"warmup_steps = {self.warmup_steps} must be below total_steps = "
                              f"{self.total_steps}; "
-                             f"set schedule.warmup_steps below it, or give --steps, which shortens "
+                             f"lower schedule.warmup_steps, or give --steps, which shortens "
                              f"both")  # fmt: skip
         return self
 

@@ -180,7 +180,7 @@ def _from_table(path: Path, values: Mapping[str, Any]) -> Sweep:
 
 def _axis(where: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
     if len({repr(value) for value in values}) < len(values):
-        raise RecipeError(f"{where}: has a value twice")
+        raise RecipeError(f"{where}: has duplicate values; remove one")
     return values
 
 

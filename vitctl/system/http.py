@@ -172,7 +172,7 @@ def open_url(
     common = {"User-Agent": "vitctl", "Accept-Encoding": "identity"}
     if (token := os.environ.get("HF_TOKEN")) and _is_hub(url):
         if not (token.isascii() and token.isprintable()):
-            raise error(f"{name}: HF_TOKEN has a character that no token has; set it again")
+            raise error(f"{name}: HF_TOKEN has an invalid character; set it again")
         common["Authorization"] = f"Bearer {token}"
     try:
         request = Request(with_query(url), headers={**common, **headers})

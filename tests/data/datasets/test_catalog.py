@@ -46,9 +46,7 @@ def eurosat(tmp_path: Path) -> Path:
 
 
 def test_read_originals__asks_for_every_image_unless_told_otherwise(eurosat: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"not the whole of eurosat: train has 10 images, should have 27,000$"
-    ):
+    with pytest.raises(DataError, match=r"eurosat is incomplete: train has 10 images, should have 27,000$"):
         read_originals("eurosat", eurosat)
     assert len(read_originals("EuroSAT", eurosat, allow_partial=True)["train"].items) == 10
 

@@ -101,7 +101,7 @@ def test_open_task__the_communitys_folder_is_labelled(tmp_path: Path) -> None:
 def test_open_task__shards_of_the_communitys_splits(tmp_path: Path) -> None:
     for split, size in {"train800": 800, "val200": 200, "test": 700}.items():
         write(tmp_path / "kitti-dist" / split, [f"{split}_{n}" for n in range(size)], text=COMMUNITY_SOURCE)
-    with pytest.raises(DataError, match="not the whole of kitti-dist: test has 700 images"):
+    with pytest.raises(DataError, match="kitti-dist is incomplete: test has 700 images"):
         open_task(KITTI, tmp_path, scratch=None)
     data = open_task(KITTI, tmp_path, scratch=None, allow_partial=True)
     assert "community's copy" in data.copy

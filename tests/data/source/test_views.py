@@ -135,7 +135,7 @@ def test_of_classes__leaves_out_what_has_no_label() -> None:
             return np.where(labels == 2, -1, labels)
 
     assert set(of_classes(Unlabelled(30, 3, 8), ("0", "1")).labels().tolist()) == {0, 1}
-    with pytest.raises(DataError, match="no image is of the classes 2"):
+    with pytest.raises(DataError, match="there are no images of the classes 2"):
         of_classes(Unlabelled(30, 3, 8), ("2",))
 
 

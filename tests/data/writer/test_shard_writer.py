@@ -238,7 +238,7 @@ def test_write_split__an_image_of_unknown_size_is_made_once(tmp_path: Path, work
 def test_write_split__a_size_that_is_not_true_is_refused(tmp_path: Path) -> None:
     items = [Item("a", 0, lambda: picture(1), 5)]
     with pytest.raises(
-        DataError, match=rf"a: has {len(picture(1))} bytes and had 5 before; it changed meanwhile"
+        DataError, match=rf"a: changed while shards were written: 5 bytes, now {len(picture(1))}"
     ):
         store(items, tmp_path / "train", workers=2)
 

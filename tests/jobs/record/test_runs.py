@@ -82,7 +82,7 @@ def test_last__stands_for_any_other_run_and_says_that_a_better_one_is_kept(falli
         choose_weights(folder, "6")
     with pytest.raises(CheckpointError, match="--weights best chooses among the checkpoints of a run"):
         choose_weights(folder / "checkpoints" / "step_00000008", "best")
-    with pytest.raises(CheckpointError, match="--weights ema: it holds one set of weights"):
+    with pytest.raises(CheckpointError, match="--weights ema: there is only one set of weights"):
         choose_weights(path, "ema")
 
 
@@ -90,7 +90,7 @@ def test_best__that_is_damaged_is_not_replaced_in_silence(falling: Run) -> None:
     folder = falling("a", **{"evaluation.select_best": True})
     file = folder / "checkpoints" / "step_00000004" / "ema.safetensors"
     file.write_bytes(file.read_bytes()[:-3])
-    with pytest.raises(CheckpointError, match=r"step_00000004: not a whole checkpoint: ema\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"step_00000004: damaged checkpoint: ema\.safetensors"):
         choose_weights(folder)
 
 
@@ -148,7 +148,7 @@ def test_passed_over__stands_in_the_provenance(falling: Run) -> None:
     (folder / "result.json").unlink()
     (folder / "checkpoints" / "step_00000008" / "ema.safetensors").write_bytes(b"damaged")
     [told] = choose_weights(folder)[1].used()["weights_passed_over"]
-    assert "step_00000008: not a whole checkpoint" in told
+    assert "step_00000008: damaged checkpoint" in told
 
 
 def finished(

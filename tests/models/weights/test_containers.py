@@ -73,7 +73,7 @@ def test_read__never_runs_what_a_pickle_holds(tmp_path: Path, legacy: bool) -> N
     torch.save({"model": STATE, "hook": RunsCode(mark)}, path, _use_new_zipfile_serialization=not legacy)
     assert_refused(
         path,
-        "a pickle that holds more than plain tensors, or is cut short; never opened because it can run code",
+        "a pickle that is truncated or holds more than tensors; never opened because it can run code",
     )
     assert_refused(
         path, "convert it to safetensors with the library that wrote it (safetensors.torch.save_file"
@@ -147,7 +147,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "half a pth": (good("torch")[:10000], "damaged or truncated archive"),
     "half a pickle": (
         pickle.dumps(list(range(1000)))[:500],
-        "or is cut short; never opened because it can run code",
+        "a pickle that is truncated or holds more than tensors; never opened because it can run code",
     ),
     "a boast": (boastful_npz(), "damaged or truncated .npz archive"),
     "objects": (npz_of_objects(), "holds Python objects, never opened because they can run code"),
@@ -174,7 +174,7 @@ def test_read__refuses_archives_larger_than_any_model(
     monkeypatch.setattr("vitctl.models.weights.containers.WEIGHTS", Bound("weights", 30000, "B", ""))
     assert_refused(path, "40,256 bytes, should be at most 30,000")
     np.savez_compressed(path, a=np.zeros(10000))
-    assert_refused(path, "claims to hold 80,128 bytes, more than a model of its size; not opened")
+    assert_refused(path, "declares 80,128 bytes, too many for its size; not opened")
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_fetch__says_at_once_what_does_not_pass(server: Server, get: Get, status
 def test_fetch__recognises_a_web_page(server: Server, get: Get, tmp_path: Path) -> None:
     server.content, server.headers = b"<html>Sign in</html>", {"Content-Type": "text/html; charset=utf-8"}
     with pytest.raises(
-        CheckpointError, match="answered with a web page, not weights; the link is wrong or needs a login"
+        CheckpointError, match="returned a web page, not weights; correct the link, or log in"
     ):
         get()
     assert [file for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".lock"] == []
@@ -242,7 +242,7 @@ def test_fetch__bounds_what_tells_no_size(server: Server, get: Get, monkeypatch:
     assert path.read_bytes() == CONTENT
     path.unlink()
     monkeypatch.setattr("vitctl.models.weights.download.WEIGHTS", Bound("weights", len(CONTENT) - 1, "B", ""))
-    with pytest.raises(CheckpointError, match=f"sends more than the {len(CONTENT) - 1} bytes allowed"):
+    with pytest.raises(CheckpointError, match=f"sent more than the limit of {len(CONTENT) - 1} bytes"):
         get()
 
 

@@ -25,7 +25,7 @@ def test_rules_for__names_what_has_no_place() -> None:
     with pytest.raises(CheckpointError) as error:
         rules_for(TABLE, names)
     assert str(error.value) == (
-        "there is no place for adapter.0.weight, adapter.1.weight, adapter.2.weight, adapter.3.weight, "
+        "unexpected tensors: adapter.0.weight, adapter.1.weight, adapter.2.weight, adapter.3.weight, "
         "and 5 more"
     )
 

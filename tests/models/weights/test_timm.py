@@ -279,7 +279,7 @@ def test_heads__are_asked_for_when_nothing_tells(
     with pytest.raises(CheckpointError) as error:
         read_weights(path)
     assert str(error.value) == (
-        f"{path}: the file does not tell the number of attention heads, and hidden size 120 is not a "
+        f"{path}: the file does not record the number of attention heads, and hidden size 120 is not a "
         f"multiple of 64; "
-        f"put the model's config.json beside it, or name the model"
+        f"add the model's config.json, or name the model with --model"
     )

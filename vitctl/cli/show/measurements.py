@@ -111,8 +111,8 @@ def chosen_recipe(
     if model and not is_plain:
         if load_recipe(name).recipe.job == "finetune":
             raise RecipeError(
-                f"{model}: the network of recipe '{name}' is that of its weights: --set weights.source=RUN, "
-                f"and no name"
+                f"{model}: recipe '{name}' takes its model from the weights; give --from RUN instead of a "
+                f"name"
             )
         overrides.append(Override("model.name", model, model))
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items()]

@@ -80,7 +80,7 @@ def show_paper_tables(
 def _check_plot(number: str | None, plot: Path) -> None:
     if number not in PLOTS:
         raise RecipeError(
-            f"--plot {plot}: there are plots of {', '.join(PLOTS)}, e.g. `vitctl recipes table fig5 "
+            f"--plot {plot}: only {', '.join(PLOTS)} can be plotted, e.g. `vitctl recipes table fig5 "
             f"--plot {plot}`"
         )
     if plot.suffix.lower() != ".png":

@@ -76,7 +76,7 @@ def read_originals(name: str, root: Path, *, allow_partial: bool = False) -> dic
         if len(originals.items) != row.sizes[split]
     ]
     if wrong and not allow_partial:
-        raise DataError(f"{root}: not the whole of {row.name}: {'; '.join(wrong)}")
+        raise DataError(f"{root}: {row.name} is incomplete: {'; '.join(wrong)}")
     return splits
 
 

@@ -153,7 +153,7 @@ def _check(task: VtabTask, sources: Mapping[str, Source], root: Path, allow_part
     ]
     if wrong and not allow_partial:
         raise DataError(
-            f"{root}: not the whole of {task.name}: {', '.join(wrong)} images; data.allow_partial takes it"
+            f"{root}: {task.name} is incomplete: {', '.join(wrong)} images; accept it with data.allow_partial"
         )
 
 

@@ -190,7 +190,7 @@ def _from_http(url: str, start: int, stop: int | None, etag: str = "") -> _Respo
     if response.status == 304:
         raise _NotModifiedError
     if response.status == 416:
-        raise DataError(f"{url}: is shorter than its index says")
+        raise DataError(f"{url}: is shorter than the index says; index it again")
     if response.status == 206:
         span = content_range(response)
         if span is None or span[0] != start:
@@ -200,7 +200,7 @@ def _from_http(url: str, start: int, stop: int | None, etag: str = "") -> _Respo
     if stop is not None and start:
         response.close()
         raise DataError(
-            f"{url}: the server supports no byte ranges; read whole shards with data.cache_gib above 0"
+            f"{url}: the server does not support byte ranges; set data.cache_gib above 0 to read whole shards"
         )
     new_etag, length = response.headers.get("ETag", ""), response.headers.get("Content-Length")
     new_etag = new_etag if _ETAG.fullmatch(new_etag) else ""
@@ -306,9 +306,7 @@ class ShardCache:
                 f"{error.filename or self.folder}: cannot be written ({error.strerror}); set "
                 f"VITCTL_CACHE to a disk with free space"
             ) from None
-        raise DataError(
-            f"{self.folder}: shards are evicted before they are read; make the cache larger (data.cache_gib)"
-        )
+        raise DataError(f"{self.folder}: the cache evicts shards before they are read; raise data.cache_gib")
 
     def _fetch(self, url: str, target: Path, num_bytes: int, sha256: str) -> None:
         for left in self.folder.glob(f".{target.name}.*.partial"):  # of a killed process: we hold the lock

@@ -211,7 +211,7 @@ def expand(text: str) -> list[str]:
             if len(names) > _MAX_NAMES:
                 raise DataError(f"{text[:80]}: more than {_MAX_NAMES:,} names")
     if not names:
-        raise DataError(f"{text}: names nothing")
+        raise DataError(f"{text}: is empty; give shards")
     return names
 
 

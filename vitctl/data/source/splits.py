@@ -78,7 +78,7 @@ def resolve(spec: str, sizes: Mapping[str, int], place: str = "the data") -> lis
     """
     parts = _parts(spec, sizes, place)
     if any(part.each for part in parts):
-        raise DataError(f"split {spec!r}: how many samples that is depends on the classes")
+        raise DataError(f"split {spec!r}: its number of samples depends on the classes")
     return parts
 
 

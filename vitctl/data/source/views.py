@@ -231,7 +231,7 @@ def of_classes(source: Source, names: tuple[str, ...]) -> View:
     rows = np.flatnonzero(has_label(labels))
     if not len(rows):
         more = " ..." if len(names) > 3 else ""
-        raise DataError(f"no image is of the classes {', '.join(names[:3])}{more}")
+        raise DataError(f"there are no images of the classes {', '.join(names[:3])}{more}")
     chosen, labels = subset(source, rows), labels[rows]
     if labels.ndim == 2:
         labels = -np.sort(-labels, axis=1)  # -1 comes last

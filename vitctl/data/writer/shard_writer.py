@@ -263,7 +263,7 @@ class _Job:
         data = self.held[number] if number in self.held else read_item(item)
         if len(data) != self.sizes[number]:
             raise DataError(
-                f"{item.key}: has {len(data)} bytes and had {self.sizes[number]} before; it changed meanwhile"
+                f"{item.key}: changed while shards were written: {self.sizes[number]} bytes, now {len(data)}"
             )
         extension = image_extension(data)
         if extension is None:
@@ -277,7 +277,7 @@ class _Job:
                 data = self.reencode(data)
             except BadSample as error:
                 raise DataError(
-                    f"{item.key}: cannot be made smaller ({error}); fix it or leave it out"
+                    f"{item.key}: cannot be resized or recompressed ({error}); fix or remove it"
                 ) from None
         return extension, data
 

@@ -456,7 +456,7 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs) -> None:
     recipe.machine.shards(recipe.machine.processes)  # raises where the processes cannot be divided so
     if recipe.checkpoint.keep_best and not (recipe.evaluation.every_steps and test is not None):
         raise RecipeError(
-            "checkpoint.keep_best needs evaluation.every_steps and a data.eval_split to tell which is best"
+            "checkpoint.keep_best needs evaluation.every_steps and data.eval_split to find the best one"
         )
     if recipe.evaluation.select_best:
         _check_select_best(recipe)

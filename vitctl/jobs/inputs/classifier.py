@@ -133,13 +133,15 @@ class OnnxNetwork:
         outputs = {str(output.name): list(output.shape) for output in self._session.get_outputs()}
         self.has_head, self.has_features = LOGITS in outputs, FEATURES in outputs
         if not (self.has_head or self.has_features):
-            raise CheckpointError(f"{path}: gives {', '.join(map(one_line, outputs))}, should give {LOGITS}")
+            raise CheckpointError(
+                f"{path}: outputs are {', '.join(map(one_line, outputs))}, expected {LOGITS}"
+            )
         self.meta = self._read_meta()
         self.image_size = size or int(self.meta["image_size"])
         names, num_classes = self.meta.get("class_names"), outputs.get(LOGITS, [0])[-1]
         if names and self.has_head and num_classes != len(names):
             raise CheckpointError(
-                f"{path}: names {count_text(len(names), 'class', 'classes')} and gives {num_classes} "
+                f"{path}: names {count_text(len(names), 'class', 'classes')} but has {num_classes} "
                 f"logits; export it again"
             )
 
@@ -155,8 +157,8 @@ class OnnxNetwork:
         if not is_ours or not isinstance(shape[2], int) or shape[2] != shape[3] or isinstance(shape[0], int):
             found = ", ".join(f"{one.name} {one.type} {list(one.shape)}" for one in inputs) or "nothing"
             raise CheckpointError(
-                f"{self.path}: takes {one_line(found)}, should take uint8 [batch, 3, S, S], as `vitctl "
-                f"export --to onnx` writes it"
+                f"{self.path}: input is {one_line(found)}, expected uint8 [batch, 3, S, S]; use a file of "
+                "`vitctl export --to onnx`"
             )
         return str(inputs[0].name), int(shape[2])
 
@@ -362,7 +364,7 @@ def open_classifier(
     opened = _from_onnx(recipe) if recipe.weights.source.endswith(ONNX) else _from_weights(recipe, needs_head)
     if needs_head and not opened.network.has_head:
         raise CheckpointError(
-            f"{opened.path}: gives no logits, so it predicts no classes; write its features with --features"
+            f"{opened.path}: has no logits, so it cannot predict classes; write features with --features"
         )
     return opened
 
@@ -372,9 +374,8 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
     if needs_head and not found.weights.has_head:
         zero = found.weights.meta.get("head") == "zero"
         raise CheckpointError(
-            f"{found.path}: {'its head is all zeros' if zero else 'it has no head'}, so it predicts no "
-            f"classes; fine-tune it "
-            "first, or write its features with --features"
+            f"{found.path}: {'its head is all zeros' if zero else 'it has no head'}, so it cannot "
+            "predict classes; fine-tune it first, or write features with --features"
         )
     machine, meta = recipe.machine, found.weights.meta
     computation = alone(precision=machine.precision, device=machine.device)

@@ -539,6 +539,6 @@ def open_tasks(recipe: Vtab, tasks: Sequence[VtabTask], run_dir: Path) -> dict[s
         raise DataError(
             f"{len(problems)} of {len(tasks)} tasks have no usable shards under {root}: {missing}{reason}; "
             f"each needs a folder "
-            f"{root}/NAME made by `vitctl data shards`; --task takes some of the tasks{mini}"
+            f"{root}/NAME made by `vitctl data shards`; select available tasks with --task{mini}"
         )
     return opened

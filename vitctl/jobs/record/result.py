@@ -342,7 +342,7 @@ def choose_weights(
     if not is_ours:
         if which:
             raise CheckpointError(
-                f"{place}: --weights {which}: it holds one set of weights; leave --weights out"
+                f"{place}: --weights {which}: there is only one set of weights; omit --weights"
             )
         if not folder.exists():
             raise CheckpointError(
@@ -426,7 +426,7 @@ def _pinned_checkpoint(run: Path, pinned: str, by_size: bool) -> "tuple[SavedChe
     try:
         saved = read_checkpoint(folder, by_size=by_size)
         if saved.digest != digest:
-            raise CheckpointError(f"{folder}: it was written again, by another training")
+            raise CheckpointError(f"{folder}: the checkpoint was overwritten by another training")
     except CheckpointError as error:
         why = str(error) if folder.exists() else f"{folder}: it was deleted"
         other, _ = newest_checkpoint(folder.parent, by_size=by_size)
@@ -558,7 +558,7 @@ def weights_place(source: str, which: str, job: str, runs: Path = RUNS) -> tuple
         return Path(source), ""
     if which:
         raise CheckpointError(
-            f"{source}: --weights {which}: it holds one set of weights; leave --weights out"
+            f"{source}: --weights {which}: there is only one set of weights; omit --weights"
         )
     return source, ""
 

@@ -120,9 +120,7 @@ def _kind_of_zip(path: Path, size: int) -> Kind:
         members = archive.infolist()
     claimed = sum(member.file_size for member in members)
     if claimed > min(WEIGHTS.limit, size * WEIGHTS_GROWTH.limit + _ZEROS_BYTES):
-        raise CheckpointError(
-            f"{path}: claims to hold {claimed:,} bytes, more than a model of its size; not opened"
-        )
+        raise CheckpointError(f"{path}: declares {claimed:,} bytes, too many for its size; not opened")
     names = [member.filename for member in members]
     if names and all(name.endswith(".npy") for name in names):
         return "npz"
@@ -229,7 +227,7 @@ def _read_torch(path: Path) -> Tensors:
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path}: a pickle that holds more than plain tensors, or is cut short; never opened because it "
+            f"{path}: a pickle that is truncated or holds more than tensors; never opened because it "
             f"can run code; convert it to safetensors with the library that wrote it "
             f"(safetensors.torch.save_file of its state_dict)"
         ) from error

@@ -218,7 +218,7 @@ def _receive(url: str, response: Response, part: Path, version: Path, progress: 
     headers: Message = response.headers
     if headers.get_content_type() == "text/html":
         raise CheckpointError(
-            f"{url}: answered with a web page, not weights; the link is wrong or needs a login"
+            f"{url}: returned a web page, not weights; correct the link, or log in and download the file"
         )
     done, total = 0, parse_num_bytes(headers.get("Content-Length")) or 0
     if response.status == 206:
@@ -228,7 +228,7 @@ def _receive(url: str, response: Response, part: Path, version: Path, progress: 
             raise TransientError("the server resumed at the wrong place")
         total = span[1]
     if total > WEIGHTS.limit:
-        raise CheckpointError(f"{url}: has {total} bytes, {WEIGHTS.limit} are allowed")
+        raise CheckpointError(f"{url}: {total} bytes exceed the limit of {WEIGHTS.limit}")
     etag = headers.get("ETag", "")
     if etag and not etag.startswith("W/"):
         write_text(version, etag)
@@ -239,7 +239,7 @@ def _receive(url: str, response: Response, part: Path, version: Path, progress: 
             done += len(chunk)
             if done > (total or WEIGHTS.limit):
                 part.unlink()
-                raise CheckpointError(f"{url}: sends more than the {total or WEIGHTS.limit} bytes allowed")
+                raise CheckpointError(f"{url}: sent more than the limit of {total or WEIGHTS.limit} bytes")
             file.write(chunk)
             progress(done, total)
     return total

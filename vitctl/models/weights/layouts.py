@@ -96,7 +96,7 @@ def rules_for(table: Table, names: Iterable[str]) -> Table:
     """Return the rules for all our tensors `names`. Raises CheckpointError naming those without a place."""
     rules = {name: rule_for(table, name) for name in names}
     if lost := [name for name, rule in rules.items() if rule is None]:
-        raise CheckpointError(f"there is no place for {listed(lost)}")
+        raise CheckpointError(f"unexpected tensors: {listed(lost)}")
     return {name: rule for name, rule in rules.items() if rule is not None}
 
 
@@ -321,8 +321,8 @@ def known_heads(hidden_size: int, depth: int) -> int:
         return heads
     if hidden_size % _HEAD_CHANNELS:
         raise CheckpointError(
-            f"the file does not tell the number of attention heads, and hidden size {hidden_size} is not a "
-            f"multiple of {_HEAD_CHANNELS}; put the model's config.json beside it, or name the model"
+            f"the file does not record the number of attention heads, and hidden size {hidden_size} is not a "
+            f"multiple of {_HEAD_CHANNELS}; add the model's config.json, or name the model with --model"
         )
     return hidden_size // _HEAD_CHANNELS
 

@@ -53,7 +53,7 @@ def test_file_items__are_lazy_and_name_the_first_that_is_missing(tmp_path: Path)
 def test_read_part__refuses_to_run_over_the_end(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"abcdef")
     assert read_part(tmp_path / "x", 2, 3) == b"cde"
-    with pytest.raises(DataError, match="ends within the 9 bytes from 2 on"):
+    with pytest.raises(DataError, match="truncated within the 9 bytes at offset 2"):
         read_part(tmp_path / "x", 2, 9)
 
 
@@ -217,7 +217,7 @@ def test_an_archive_that_claims_too_much_is_refused(
 ) -> None:
     monkeypatch.setenv("VITCTL_MAX_UNPACKED", "1")
     make(tmp_path / name)
-    with pytest.raises(DataError, match="more than 100 times its size"):
+    with pytest.raises(DataError, match=r"(more than|over) 100 times its packed size"):
         _unpack(tmp_path, name)
     assert sum(path.stat().st_size for path in (tmp_path / "originals").rglob("*") if path.is_file()) == 0
 

@@ -80,7 +80,7 @@ def sort_files(folder: Path) -> tuple[list[str], list[LeftOut], list[str]]:
 
     def refuse(error: OSError) -> None:
         raise DataError(
-            f"{error.filename}: cannot be read ({error.strerror}); its images would be lost"
+            f"{error.filename}: cannot be read ({error.strerror}); make it readable, or move it away"
         ) from None
 
     names, left_out, folders = list[str](), list[LeftOut](), list[str]()
@@ -141,7 +141,7 @@ def arrange(
     others = [top for top in tops if top not in splits]
     if splits and others:
         raise DataError(
-            f"{source}: {splits[0]}/ looks like a split but {others[0]} beside it does not; keep one kind"
+            f"{source}: {splits[0]}/ looks like a split, {others[0]} does not; keep splits or classes"
         )
     members: dict[str, list[Item]] = {}
     prefixes: dict[str, str] = {}

@@ -166,7 +166,7 @@ def read_part(path: Path, offset: int, size: int) -> bytes:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     if len(data) != size:
-        raise DataError(f"{path}: ends within the {size} bytes from {offset} on; copy it again")
+        raise DataError(f"{path}: truncated within the {size} bytes at offset {offset}; copy it again")
     return data
 
 
@@ -385,7 +385,7 @@ def _check_member(path: Path, name: str, num_bytes: int, most: int, *, is_plain:
             f"{path}: {one_line(name)} points outside the archive, or is not a plain name; not unpacked"
         )
     if not 0 <= num_bytes <= most:
-        raise DataError(f"{path}: claims to hold more than {_MAX_RATIO} times its size; not unpacked")
+        raise DataError(f"{path}: declares more than {_MAX_RATIO} times its packed size; not unpacked")
     return most - num_bytes
 
 
@@ -394,5 +394,5 @@ def _gunzip(path: Path, target: Path, most: int) -> None:
         while piece := source.read(2**20):
             most -= len(piece)
             if most < 0:
-                raise DataError(f"{path}: holds more than {_MAX_RATIO} times its size; not unpacked")
+                raise DataError(f"{path}: over {_MAX_RATIO} times its packed size; not unpacked")
             file.write(piece)
