@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import free_port
 from tests.launch.conftest import Load, lock_held
+from vitctl.engine import runtime
 from vitctl.engine.checkpoint import keep
 from vitctl.engine.journal import json_digest, write_run_json
 from vitctl.errors import CheckpointError, LaunchError, RecipeError
@@ -173,3 +174,19 @@ def test_prepare__pins_the_checkpoint_that_a_run_starts_from(
     shutil.rmtree(later)
     with pytest.raises(CheckpointError, match="step_00000021: it was deleted; this run started from that"):
         prepare_run(loaded, tmp_path / "new")
+
+
+def test_prepare__a_process_that_hangs_is_noticed_before_the_work(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*, cpu: bool) -> None:
+        assert cpu
+        raise LaunchError("a process hangs")
+
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(runtime, "join", lambda **_: None)
+    monkeypatch.setattr(runtime, "check_all_reduce", fail)
+    with pytest.raises(LaunchError, match="a process hangs"):
+        prepare_run(load(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -95,10 +95,11 @@ def prepare_run(
 
 
 def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member: Member) -> Prepared:
-    from vitctl.engine.runtime import broadcast_text, join
+    from vitctl.engine.runtime import broadcast_text, check_all_reduce, join
 
     if member.num_processes > 1:
         join(cpu=on_cpu(loaded.recipe))
+        check_all_reduce(cpu=on_cpu(loaded.recipe))
     said, prepared = "", None
     if member.rank == 0:
         try:
