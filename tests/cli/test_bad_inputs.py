@@ -151,6 +151,9 @@ SLIPS = [
     Slip("resume shards", "shards: not a run folder"),
     Slip("resume run/recipe.toml", "run/recipe.toml: not a run folder"),
     Slip("resume orphan", "gone"),
+    Slip("resume run --steps 9", "did you mean --set schedule.total_steps=9 --allow schedule.total_steps?"),
+    Slip("resume run --compile true", "did you mean --set machine.compile=true?"),
+    Slip("resume run -s schedule.total_steps=4 -s schedule.warmup_steps=1", "has a checkpoint of step 6"),
     Slip(f"{PRETRAIN} --out run --set optimizer.lr=0.5", "holds a run of another recipe"),
     Slip(f"{PRETRAIN} --out photos", "photos: holds cat and 1 more, but not a run", f"{PRETRAIN} --out new "
                                                                                     f"--dry-run"),

@@ -280,6 +280,7 @@ def usage_line(error: Any, arguments: Sequence[str]) -> str:
 
 def instead(error: Any, arguments: Sequence[str]) -> str:
     """Suggest the flag, or the `--set section.key=value`, that does what an unknown option was meant to do.
+    `resume` also needs `--allow` for keys that decide the result.
 
     Args:
         error: of the command line; only the error of an unknown option has `option_name`.
@@ -319,7 +320,14 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
         if near and near[0] in flags:
             return flagged(flags[near[0]])
         keys = [key for key in known if key.rpartition(".")[2] in near]
-    return " or ".join(f"--set {shlex.quote(f'{key}={value}')}" for key in keys[:MOST])
+    from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
+
+    resumes = any(parameter.name == "allow" for parameter in context.command.params)
+    return " or ".join(
+        f"--set {shlex.quote(f'{key}={value}')}"
+        + f" --allow {key}" * (resumes and not key.startswith(FREE_TO_CHANGE))
+        for key in keys[:MOST]
+    )
 
 
 def _known_keys(context: Any) -> list[str]:

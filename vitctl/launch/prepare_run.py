@@ -130,8 +130,8 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
         )
         loaded, taken = _pinned(loaded, before)
         loaded, inputs = fit_to_data(loaded, run_dir)
+        _not_shorter(loaded.recipe, run_dir)  # first: the other error would advise this length
         changed = _changes(before, loaded.recipe, run_dir, allow) if before is not None else ""
-        _not_shorter(loaded.recipe, run_dir)
         inputs = check_recipe(loaded.recipe, run_dir, inputs)
         if before is None:
             clear(run_dir)
