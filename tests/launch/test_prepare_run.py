@@ -21,7 +21,7 @@ from vitctl.launch.agent import LaunchConfig
 from vitctl.launch.listing import plan_removal
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.recipe.write import to_toml
+from vitctl.recipe.write import to_toml, written_name
 
 
 def test_prepare__writes_what_the_processes_need(load: Load, tmp_path: Path) -> None:
@@ -119,6 +119,17 @@ def test_prepare__allowed_changes_are_made_and_said(load: Load, tmp_path: Path) 
     )
     prepare_run(longer, tmp_path)
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
+
+
+def test_prepare__a_resumed_recipe_keeps_its_name(load: Load, tmp_path: Path) -> None:
+    prepare_run(load(), tmp_path)
+    file = tmp_path / "recipe.toml"
+    name = written_name(file)
+    prepare_run(
+        load_recipe(str(file), [Override("schedule.total_steps", 30)]), tmp_path, ["schedule.total_steps"]
+    )
+    assert "total_steps = 30" in file.read_text()
+    assert written_name(file) == name != str(file)
 
 
 def test_prepare__waits_while_another_machine_writes_the_folder(load: Load, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import platform
 import socket
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +33,7 @@ from vitctl.launch.worker import on_cpu
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
 from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
 from vitctl.recipe.schema import Finetune, Recipe, TrainRecipe, Vtab
-from vitctl.recipe.write import differences, to_toml, toml_value
+from vitctl.recipe.write import differences, to_toml, toml_value, written_name
 from vitctl.system.files import write_text
 from vitctl.system.text import has_control, one_line, printable, typed
 
@@ -136,7 +137,8 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
         if before is None:
             clear(run_dir)
         if before != loaded.recipe:
-            write_text(file, to_toml(loaded))
+            name = written_name(file) if loaded.name == str(file) else ""  # `resume` keeps the recipe's name
+            write_text(file, to_toml(replace(loaded, name=name or loaded.name)))
         if allow:
             note_allowed(run_dir, allow)
         if changed:
