@@ -46,6 +46,7 @@ SLIPS = [
          "pretrain -r smoke --dry-run"),
     Slip("-r smoke pretrain", "no such option -r"),
     Slip("data shards photos", "missing argument OUT", "data shards photos new"),
+    Slip("data shards photos new --workers 2 --workers x", "--workers x: should be a valid integer"),
     Slip("data shards my photos new", "unexpected argument: ", "data shards 'my photos' new"),
     Slip("resume", "missing argument RUN"),
     Slip("compare run", "give at least two runs to compare"),

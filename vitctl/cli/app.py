@@ -263,9 +263,9 @@ def usage_line(error: Any, arguments: Sequence[str]) -> str:
         if changed:
             message = re.sub(r"'(\S*?)'", r"\1", message)
             break
-    for option in getattr(getattr(error, "param", None), "opts", ()):
-        if (value := _value(option, arguments)) != NO_VALUE:
-            message = message.replace(":", f" {value}:", 1)
+    options = getattr(getattr(error, "param", None), "opts", ())
+    if (value := _value(options, arguments)) != NO_VALUE:
+        message = message.replace(":", f" {value}:", 1)
     context = error.ctx
     words = [word for word in arguments[: 1 + (arguments[0] in GROUPS)] if not word.startswith("-")]
     command = context.command_path if context else " ".join(["vitctl", *words])
@@ -299,7 +299,7 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
         for flag in parameter.opts
         if flag.startswith("--")
     }
-    value = _value(option, arguments)
+    value = _value([option], arguments)
 
     def flagged(flag: str) -> str:
         return flag if switches[flag] else f"{flag} {shlex.quote(value)}"
@@ -351,12 +351,13 @@ def _same_keys(word: str, known: Sequence[str]) -> list[str]:
     return [OTHER_NAMES[word]] if OTHER_NAMES.get(word) in known else []
 
 
-def _value(option: str, arguments: Sequence[str]) -> str:
-    """Return the value of the option, after a space or `=`; NO_VALUE if it is not there."""
+def _value(options: Sequence[str], arguments: Sequence[str]) -> str:
+    """Return the value of an option, after a space or `=`: the last one, which counts, if it is typed twice.
+    NO_VALUE if it is not there.
+    """
+    found = NO_VALUE
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, value = argument.partition("=")
-        if name == option:
-            if equals:
-                return value
-            return following if following and not following.startswith("--") else "true"
-    return NO_VALUE
+        if name in options:
+            found = value if equals else following if following and not following.startswith("--") else "true"
+    return found
