@@ -104,7 +104,7 @@ def run_loaded(
     """
     from vitctl.cli.show.console import say, waiting
 
-    with waiting("checking data and weights"):
+    with waiting("checking data and weights", prints=not slurm):
         from vitctl.launch.agent import check_spread, own_address
         from vitctl.launch.prepare_run import prepare_run
 
