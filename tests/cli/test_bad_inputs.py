@@ -46,6 +46,7 @@ SLIPS = [
          "pretrain -r smoke --dry-run"),
     Slip("-r smoke pretrain", "no such option -r"),
     Slip("data shards photos", "missing argument OUT", "data shards photos new"),
+    Slip("data shards photos new --workers 2 --workers x", "--workers x: should be a valid integer"),
     Slip("data shards my photos new", "unexpected argument: ", "data shards 'my photos' new"),
     Slip("resume", "missing argument RUN"),
     Slip("compare run", "give at least two runs to compare"),
@@ -93,6 +94,8 @@ SLIPS = [
     Slip(f"{PRETRAIN} --seed -1", "seed = -1 is not allowed"),
     Slip(f"{PRETRAIN} --processes 0", "machine.processes = 0 is not allowed"),
     Slip(f"{PRETRAIN} --restarts -1", "--restarts -1: should be 0 or more"),
+    Slip(f"{PRETRAIN} --restarts -1 --dry-run", "--restarts -1: should be 0 or more"),
+    Slip(f"{PRETRAIN} --nodes 3@gpu01:29400 --processes 2 --out new --dry-run", "give a multiple of 3"),
     Slip(f"{PRETRAIN} --precision fp16", "machine.precision = 'fp16' is not allowed"),
     # Data
     Slip("pretrain -r tiny.toml --data ''", "--data '': is empty"),
@@ -149,6 +152,9 @@ SLIPS = [
     Slip("resume shards", "shards: not a run folder"),
     Slip("resume run/recipe.toml", "run/recipe.toml: not a run folder"),
     Slip("resume orphan", "gone"),
+    Slip("resume run --steps 9", "did you mean --set schedule.total_steps=9 --allow schedule.total_steps?"),
+    Slip("resume run --compile true", "did you mean --set machine.compile=true?"),
+    Slip("resume run -s schedule.total_steps=4 -s schedule.warmup_steps=1", "has a checkpoint of step 6"),
     Slip(f"{PRETRAIN} --out run --set optimizer.lr=0.5", "holds a run of another recipe"),
     Slip(f"{PRETRAIN} --out photos", "photos: holds cat and 1 more, but not a run", f"{PRETRAIN} --out new "
                                                                                     f"--dry-run"),

@@ -231,7 +231,7 @@ def test_predict__weights_from_an_address(
         [c["class"] for c in one["classes"]] for one in own
     ]
     assert f"https://example.org/model.onnx: {Path('out/model.onnx').resolve()}" in said.err
-    assert "weights: https://example.org/model.onnx (images of 16 pixels)" in said.err
+    assert "weights: https://example.org/model.onnx (images of 16 pixels, squashed)" in said.err
 
 
 def command(*arguments: object) -> list[str]:

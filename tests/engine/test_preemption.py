@@ -24,6 +24,17 @@ with stop_on_signals(float(sys.argv[1])):
 """
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_main__a_signal_at_the_very_end_keeps_the_exit_code(number: signal.Signals) -> None:
+    code = (
+        "import os, sys\nclass Late:\n    def __del__(self, kill=os.kill, pid=os.getpid()):\n"
+        f"        kill(pid, {number:d})\n"
+        "late, sys.argv = Late(), ['vitctl', '--version']\nfrom vitctl.__main__ import main\nmain()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_stop_on_signals__raises_the_flag_and_restores_handlers(number: signal.Signals) -> None:
     before = {n: signal.getsignal(n) for n in SIGNALS}

@@ -44,7 +44,8 @@ def test_head__ends_no_run(tiny_data: Path, straight: Path, tmp_path: Path) -> N
         ) as process,
     ):
         assert process.stdout is not None
-        assert [process.stdout.readline().split()[0] for _ in range(3)] == ["run", "step", "step"]
+        first = [process.stdout.readline().split()[0] for _ in range(4)]
+        assert first == ["checking", "run", "reading", "step"]
         process.stdout.close()
         assert process.wait(60) == 0
     assert status(folder) == "done"

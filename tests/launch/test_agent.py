@@ -12,7 +12,7 @@ from vitctl.errors import LaunchError
 from vitctl.launch.agent import (
     LaunchConfig,
     accelerate_arguments,
-    check_processes,
+    check_spread,
     launch_line,
     own_address,
     parse_nodes,
@@ -46,17 +46,16 @@ def test_parse_nodes__refuses(text: str) -> None:
     [
         (LaunchConfig(2, "a"), 1, "--nodes 2: 1 process cannot.*give a multiple of 2"),
         (LaunchConfig(4, "a"), 6, "--nodes 4: 6 processes cannot"),
-        (LaunchConfig(restarts=-1), 2, "--restarts -1"),
-        (LaunchConfig(2, "nowhere.invalid"), 2, r"--nodes: nowhere\.invalid cannot be reached"),
     ],
 )
-def test_check_processes__refuses(config: LaunchConfig, processes: int, key: str) -> None:
+def test_check_spread__refuses(config: LaunchConfig, processes: int, key: str) -> None:
     with pytest.raises(LaunchError, match=key):
-        check_processes(config, processes)
+        check_spread(config, processes)
 
 
 def test_own_address() -> None:
-    check_processes(LaunchConfig(2, "127.0.0.1", restarts=3), 4)
+    with pytest.raises(LaunchError, match=r"--nodes: nowhere\.invalid cannot be reached"):
+        own_address(LaunchConfig(2, "nowhere.invalid"))
     assert own_address(LaunchConfig()) == own_address(LaunchConfig(2, "127.0.0.1")) == "127.0.0.1"
     assert own_address(LaunchConfig(2, "localhost")) == "localhost"
 

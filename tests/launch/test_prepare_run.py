@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import free_port
 from tests.launch.conftest import Load, lock_held
+from vitctl.engine import runtime
 from vitctl.engine.checkpoint import keep
 from vitctl.engine.journal import json_digest, write_run_json
 from vitctl.errors import CheckpointError, LaunchError, RecipeError
@@ -20,7 +21,7 @@ from vitctl.launch.agent import LaunchConfig
 from vitctl.launch.listing import plan_removal
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.recipe.write import to_toml
+from vitctl.recipe.write import to_toml, written_name
 
 
 def test_prepare__writes_what_the_processes_need(load: Load, tmp_path: Path) -> None:
@@ -120,6 +121,17 @@ def test_prepare__allowed_changes_are_made_and_said(load: Load, tmp_path: Path) 
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
 
 
+def test_prepare__a_resumed_recipe_keeps_its_name(load: Load, tmp_path: Path) -> None:
+    prepare_run(load(), tmp_path)
+    file = tmp_path / "recipe.toml"
+    name = written_name(file)
+    prepare_run(
+        load_recipe(str(file), [Override("schedule.total_steps", 30)]), tmp_path, ["schedule.total_steps"]
+    )
+    assert "total_steps = 30" in file.read_text()
+    assert written_name(file) == name != str(file)
+
+
 def test_prepare__waits_while_another_machine_writes_the_folder(load: Load, tmp_path: Path) -> None:
     """It looked for others' files before it had the lock, and took its own run's first files for them."""
     loaded, config = load(**{"machine.processes": 2}), LaunchConfig(2, "127.0.0.1", free_port())
@@ -173,3 +185,19 @@ def test_prepare__pins_the_checkpoint_that_a_run_starts_from(
     shutil.rmtree(later)
     with pytest.raises(CheckpointError, match="step_00000021: it was deleted; this run started from that"):
         prepare_run(loaded, tmp_path / "new")
+
+
+def test_prepare__a_process_that_hangs_is_noticed_before_the_work(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*, cpu: bool) -> None:
+        assert cpu
+        raise LaunchError("a process hangs")
+
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(runtime, "join", lambda **_: None)
+    monkeypatch.setattr(runtime, "check_all_reduce", fail)
+    with pytest.raises(LaunchError, match="a process hangs"):
+        prepare_run(load(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -263,9 +263,9 @@ def usage_line(error: Any, arguments: Sequence[str]) -> str:
         if changed:
             message = re.sub(r"'(\S*?)'", r"\1", message)
             break
-    for option in getattr(getattr(error, "param", None), "opts", ()):
-        if (value := _value(option, arguments)) != NO_VALUE:
-            message = message.replace(":", f" {value}:", 1)
+    options = getattr(getattr(error, "param", None), "opts", ())
+    if (value := _value(options, arguments)) != NO_VALUE:
+        message = message.replace(":", f" {value}:", 1)
     context = error.ctx
     words = [word for word in arguments[: 1 + (arguments[0] in GROUPS)] if not word.startswith("-")]
     command = context.command_path if context else " ".join(["vitctl", *words])
@@ -280,6 +280,7 @@ def usage_line(error: Any, arguments: Sequence[str]) -> str:
 
 def instead(error: Any, arguments: Sequence[str]) -> str:
     """Suggest the flag, or the `--set section.key=value`, that does what an unknown option was meant to do.
+    `resume` also needs `--allow` for keys that decide the result.
 
     Args:
         error: of the command line; only the error of an unknown option has `option_name`.
@@ -298,7 +299,7 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
         for flag in parameter.opts
         if flag.startswith("--")
     }
-    value = _value(option, arguments)
+    value = _value([option], arguments)
 
     def flagged(flag: str) -> str:
         return flag if switches[flag] else f"{flag} {shlex.quote(value)}"
@@ -319,7 +320,14 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
         if near and near[0] in flags:
             return flagged(flags[near[0]])
         keys = [key for key in known if key.rpartition(".")[2] in near]
-    return " or ".join(f"--set {shlex.quote(f'{key}={value}')}" for key in keys[:MOST])
+    from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
+
+    resumes = any(parameter.name == "allow" for parameter in context.command.params)
+    return " or ".join(
+        f"--set {shlex.quote(f'{key}={value}')}"
+        + f" --allow {key}" * (resumes and not key.startswith(FREE_TO_CHANGE))
+        for key in keys[:MOST]
+    )
 
 
 def _known_keys(context: Any) -> list[str]:
@@ -343,12 +351,13 @@ def _same_keys(word: str, known: Sequence[str]) -> list[str]:
     return [OTHER_NAMES[word]] if OTHER_NAMES.get(word) in known else []
 
 
-def _value(option: str, arguments: Sequence[str]) -> str:
-    """Return the value of the option, after a space or `=`; NO_VALUE if it is not there."""
+def _value(options: Sequence[str], arguments: Sequence[str]) -> str:
+    """Return the value of an option, after a space or `=`: the last one, which counts, if it is typed twice.
+    NO_VALUE if it is not there.
+    """
+    found = NO_VALUE
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, value = argument.partition("=")
-        if name == option:
-            if equals:
-                return value
-            return following if following and not following.startswith("--") else "true"
-    return NO_VALUE
+        if name in options:
+            found = value if equals else following if following and not following.startswith("--") else "true"
+    return found

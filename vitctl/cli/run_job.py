@@ -68,7 +68,9 @@ def run_job(
     run_dir = out or (member.run_dir(loaded.name) if member else new_run_dir(loaded.name))
     if dry_run:
         from vitctl.cli.show.dry_run import show_plan
+        from vitctl.launch.agent import check_spread
 
+        check_spread(config, loaded.recipe.machine.processes)
         show_plan(loaded, run_dir, config, everything=all_)
         return
     _fetch_weights(loaded)
@@ -102,11 +104,12 @@ def run_loaded(
     """
     from vitctl.cli.show.console import say, waiting
 
-    with waiting("checking data and weights"):
-        from vitctl.launch.agent import check_processes
+    with waiting("checking data and weights", prints=not slurm):
+        from vitctl.launch.agent import check_spread, own_address
         from vitctl.launch.prepare_run import prepare_run
 
-        check_processes(config, loaded.recipe.machine.processes)
+        check_spread(config, loaded.recipe.machine.processes)
+        own_address(config)
         prepared = prepare_run(loaded, run_dir, allow, config)
     if prepared.taken:
         say(prepared.taken, style="bold yellow")

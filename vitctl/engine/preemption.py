@@ -136,6 +136,12 @@ def exit_on_signals(*, while_waiting: bool = False) -> None:
         signal.signal(number, _ignore if while_waiting else _exit)
 
 
+def ignore_signals() -> None:
+    """Ignore all handled signals from here on: the exit code is decided."""
+    for number in handled_signals():
+        signal.signal(number, signal.SIG_IGN)
+
+
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
     """Within the block the first signal raises KeyboardInterrupt, as Ctrl-C does; a second one ends the

@@ -220,9 +220,12 @@ def check_all_reduce(*, cpu: bool, seconds: float = CHECK_SECONDS) -> None:
     total = torch.ones(1, device="cpu" if cpu else "cuda")
     limit = seconds if cpu else FIRST_NCCL_SECONDS
     try:
-        work = dist.all_reduce(total, async_op=True)
+        options = dist.AllreduceOptions()
+        # gloo's thread then gives up, too; at exit the process waits for it
+        options.timeout = timedelta(seconds=limit)
+        work = dist.distributed_c10d._get_default_group().allreduce([total], options)
         if cpu:
-            work.wait(timedelta(seconds=limit))
+            work.wait()
         done = cpu or _completes(work, limit)
     except RuntimeError:
         done = False

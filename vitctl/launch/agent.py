@@ -60,8 +60,10 @@ def parse_nodes(text: str, restarts: int = 0) -> LaunchConfig:
     """Read --nodes, such as "2@gpu01:29400"; "1" needs no address.
 
     Raises:
-        LaunchError: the text has another form.
+        LaunchError: the text has another form, or the number of restarts is negative.
     """
+    if restarts < 0:
+        raise LaunchError(f"--restarts {restarts}: should be 0 or more")
     match = re.fullmatch(r"(\d+)(?:@([\w.-]+|\[[\da-fA-F:]+\])(?::(\d+))?)?", text)
     if match is None or int(match[1]) < 1 or int(match[3] or PORT) not in range(1, 65_536):
         raise LaunchError(
@@ -75,21 +77,17 @@ def parse_nodes(text: str, restarts: int = 0) -> LaunchConfig:
     return config
 
 
-def check_processes(config: LaunchConfig, processes: int) -> None:
-    """Check that the processes spread evenly over the machines, and that this machine reaches the rendezvous
-    address.
+def check_spread(config: LaunchConfig, processes: int) -> None:
+    """Check that the processes spread evenly over the machines.
 
     Raises:
-        LaunchError: one of these does not hold, or the number of restarts is negative.
+        LaunchError: they do not.
     """
     if processes % config.nodes:
         raise LaunchError(
             f"--nodes {config.nodes}: {processes} process{'es' * (processes > 1)} cannot be spread evenly "
             f"over the machines; --processes is the total: give a multiple of {config.nodes}"
         )
-    if config.restarts < 0:
-        raise LaunchError(f"--restarts {config.restarts}: should be 0 or more")
-    own_address(config)
 
 
 def own_address(config: LaunchConfig) -> str:

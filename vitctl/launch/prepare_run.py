@@ -7,6 +7,7 @@ import platform
 import socket
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +33,7 @@ from vitctl.launch.worker import on_cpu
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
 from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
 from vitctl.recipe.schema import Finetune, Recipe, TrainRecipe, Vtab
-from vitctl.recipe.write import differences, to_toml, toml_value
+from vitctl.recipe.write import differences, to_toml, toml_value, written_name
 from vitctl.system.files import write_text
 from vitctl.system.text import has_control, one_line, printable, typed
 
@@ -95,10 +96,11 @@ def prepare_run(
 
 
 def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member: Member) -> Prepared:
-    from vitctl.engine.runtime import broadcast_text, join
+    from vitctl.engine.runtime import broadcast_text, check_all_reduce, join
 
     if member.num_processes > 1:
         join(cpu=on_cpu(loaded.recipe))
+        check_all_reduce(cpu=on_cpu(loaded.recipe))
     said, prepared = "", None
     if member.rank == 0:
         try:
@@ -129,13 +131,14 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
         )
         loaded, taken = _pinned(loaded, before)
         loaded, inputs = fit_to_data(loaded, run_dir)
+        _not_shorter(loaded.recipe, run_dir)  # first: the other error would advise this length
         changed = _changes(before, loaded.recipe, run_dir, allow) if before is not None else ""
-        _not_shorter(loaded.recipe, run_dir)
         inputs = check_recipe(loaded.recipe, run_dir, inputs)
         if before is None:
             clear(run_dir)
         if before != loaded.recipe:
-            write_text(file, to_toml(loaded))
+            name = written_name(file) if loaded.name == str(file) else ""  # `resume` keeps the recipe's name
+            write_text(file, to_toml(replace(loaded, name=name or loaded.name)))
         if allow:
             note_allowed(run_dir, allow)
         if changed:

@@ -208,6 +208,8 @@ def _status_text(problem: HTTPError, url: str) -> str:
     """
     phrase = next((one.phrase for one in HTTPStatus if one == problem.code), "")
     text = f"the server answers {problem.code} {phrase}".rstrip()
+    if 300 <= problem.code < 400:
+        return f"{text}, which leads in a circle or nowhere; check the address, or give the file's final one"
     if problem.code not in (400, 401, 403):
         return text
     if _is_hub(url):

@@ -37,11 +37,13 @@ def test_line__of_a_record_that_nobody_needs_to_see() -> None:
 def test_screen__elsewhere_is_lines() -> None:
     out = io.StringIO()
     with Screen(Path("runs/[b16]"), Console(file=out, width=80, highlight=False)) as screen:
-        screen.report({"kind": "now", "text": "reading weights and data"})
+        for text in ("starting", "reading weights and data", "reading weights and data"):
+            screen.report({"kind": "now", "text": text})
         screen.report({"kind": "now", "step": 0, "total_steps": 20})
         screen.report(TRAIN)
         screen.report({"kind": "warning", "text": "[float] torn"})
-    assert out.getvalue().splitlines() == ["run folder: runs/[b16]", _line(TRAIN), "warning: [float] torn"]
+    first = ["run folder: runs/[b16]", "reading weights and data ..."]
+    assert out.getvalue().splitlines() == [*first, _line(TRAIN), "warning: [float] torn"]
 
 
 def terminal() -> Console:

@@ -282,3 +282,16 @@ def test_train_transform__randaugment_comes_last_and_off_draws_nothing() -> None
         one, other = augmentation_rng(0, 0, sample), augmentation_rng(0, 0, sample)
         expected = rand_augment(plain(pixels, one), one, layers=2, magnitude=20)
         assert torch.equal(full(pixels, other), expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "resize", "words"),
+    [
+        ("square", 0, "squashed"),
+        ("square", 18, "the centre of square 18"),
+        ("shorter_side", 16, "the centre of shorter side 16"),
+        ("torchvision", 18, "the centre of shorter side 18"),
+    ],
+)
+def test_eval_transform__says_how_images_become_square(method: Any, resize: int, words: str) -> None:
+    assert str(EvalTransform(16, method=method, resize=resize)) == f"images of 16 pixels, {words}"

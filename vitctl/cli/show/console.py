@@ -91,9 +91,14 @@ def show_table(
 
 
 @contextmanager
-def waiting(text: str, console: Console = CONSOLE) -> Iterator[None]:
-    """Show a line on a terminal during work; the cursor stays visible, also after an error."""
+def waiting(text: str, console: Console = CONSOLE, *, prints: bool = False) -> Iterator[None]:
+    """Show a line on a terminal during work; the cursor stays visible, also after an error.
+
+    Without a terminal, `prints` prints it.
+    """
     if not console.is_terminal:
+        if prints:
+            console.print(escape(f"{text} ..."), soft_wrap=True)
         yield
         return
     console.print(escape(f"{text} ..."), end="\r")

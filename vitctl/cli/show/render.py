@@ -95,6 +95,9 @@ class Screen:
             if record["kind"] == "now" and time.monotonic() - self.printed < _SILENT_SECONDS:
                 return
             self.printed = time.monotonic()
+        if record["kind"] == "now" and record.get("text", self.waiting_for) != self.waiting_for:
+            self.waiting_for = record["text"]
+            self._print(f"{self.waiting_for} ...")
         if text := _line(record):
             task = f"{record['task']}: " if "task" in record and record["kind"] != "task" else ""
             self._print(task + text)

@@ -146,9 +146,12 @@ class EvalTransform:
 
     def __str__(self) -> str:
         """Return a description for the terminal."""
-        side = "square" if self.method == "square" else "shorter side"
-        resized = f", the centre of {side} {self.resize}" if self.resize > self.image_size else ""
-        return f"images of {self.image_size} pixels{resized}"
+        resize = self.resize or self.image_size
+        if self.method != "square":
+            how = f"the centre of shorter side {resize}"
+        else:
+            how = f"the centre of square {resize}" if resize > self.image_size else "squashed"
+        return f"images of {self.image_size} pixels, {how}"
 
     def __call__(self, image: Picture | np.ndarray) -> "Tensor":
         """Transform one image.

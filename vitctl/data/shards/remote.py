@@ -41,6 +41,10 @@ class MissingError(DataError):
     """The file does not exist."""
 
 
+class GaveUpError(DataError):
+    """All attempts failed; another call would repeat them."""
+
+
 class UnreachableError(DataError):
     """The server does not respond, or the response is broken."""
 
@@ -176,7 +180,7 @@ def stream(url: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]
         except TransientError as error:
             failures += 1
             if not error.retried(url, failures, http.ATTEMPTS):
-                raise DataError(
+                raise GaveUpError(
                     f"{url}: {error}; gave up after {failures} attempts, run again to continue"
                 ) from None
 

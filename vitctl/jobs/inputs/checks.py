@@ -16,7 +16,7 @@ import numpy as np
 from vitctl.data.datasets.catalog import find_data_set, missing_shards, open_originals
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.shards.index import find_splits
-from vitctl.data.shards.remote import is_remote
+from vitctl.data.shards.remote import GaveUpError, is_remote
 from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.splits import NOT_TRAINED, TEST, TRAIN, DefaultSplits, default_splits
 from vitctl.data.source.views import Source
@@ -156,6 +156,9 @@ def fit_splits(loaded: Loaded) -> FittedSplits:
 
     Args:
         loaded: a recipe of any job.
+
+    Raises:
+        DataError: data.path cannot be read; of an address, only if its server fails each attempt.
     """
     recipe = loaded.recipe
     data = getattr(recipe, "data", None)
@@ -169,8 +172,8 @@ def fit_splits(loaded: Loaded) -> FittedSplits:
     try:
         photographs = is_photographs(data.path)
         found = list(planned_splits(data.path) if photographs else locate_splits(data.path, _ASKED_FOR))
-    except DataError:
-        if not is_remote(data.path):
+    except DataError as error:
+        if isinstance(error, GaveUpError) or not is_remote(data.path):
             raise
         return FittedSplits([], "")  # opening the data later raises the error
     fitting = default_splits(found)
