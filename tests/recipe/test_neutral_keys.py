@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run, train_records
+from vitctl.engine.journal import json_digest
 from vitctl.jobs.record.result import RunResult, with_recipe
-from vitctl.recipe.load import Override, every_key, load_recipe
-from vitctl.recipe.neutral_keys import FREE_TO_CHANGE, deciding_values, result_neutral
+from vitctl.recipe.load import Override, every_key, load_recipe, recipe_names
+from vitctl.recipe.neutral_keys import FREE_TO_CHANGE, deciding_values, result_neutral, with_added
 from vitctl.recipe.schema import JOBS
+from vitctl.recipe.write import flat, toml_value
 from vitctl.report.our_results import FinishedRun, recipe_misfit
 
 OTHERS: dict[str, Any] = {
@@ -67,3 +69,19 @@ def test_deciding_values__coupled_decay_is_not_the_decoupled_one_of_before() -> 
     assert deciding_values(load_recipe("smoke", sgd).recipe)["optimizer.weight_decay"] == "0.1 (coupled)"
     assert deciding_values(load_recipe("smoke", sgd[1:]).recipe)["optimizer.weight_decay"] == "0.1"
     assert deciding_values(load_recipe("finetune").recipe)["optimizer.weight_decay"] in ("0.0", "0")
+
+
+def test_deciding_values__digests_of_shipped_recipes_are_those_of_earlier_runs() -> None:
+    """Keys that are younger than a run are in no digest while they are off: it resumes and verifies."""
+    golden = json.loads((Path(__file__).parents[1] / "golden" / "recipe_digests.json").read_text())
+    now = {name: json_digest(deciding_values(load_recipe(name).recipe)) for name in golden}
+    assert now == golden
+
+
+def test_added__every_entry_is_of_a_key_and_its_default() -> None:
+    defaults: dict[str, Any] = {}
+    for name in recipe_names():
+        loaded = load_recipe(name)
+        values = {key: toml_value(value) for key, value in flat(loaded.recipe).items()}
+        defaults |= {key: value for key, value in values.items() if loaded.origin(key) == "default"}
+    assert {key: defaults[key] for key in with_added({})} == with_added({})

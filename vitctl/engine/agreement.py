@@ -19,7 +19,7 @@ from vitctl.engine.journal import AVERAGE, MODEL, OPTIMIZER, json_digest, run_of
 from vitctl.engine.runtime import Runtime, check_same, raised_on_all
 from vitctl.engine.sharding import is_sharded
 from vitctl.errors import CheckpointError
-from vitctl.recipe.neutral_keys import deciding_values
+from vitctl.recipe.neutral_keys import deciding_values, with_added
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.system.files import read_json, write_json
 from vitctl.system.text import typed
@@ -400,7 +400,8 @@ def identity_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
         for name in was
         if name in made_by and was[name] != made_by[name]
     ]
-    recipes = before["recipe"], now["recipe"]  # another release may have other keys
+    # another release may have other keys
+    recipes = with_added(before["recipe"]), with_added(now["recipe"])
     common = [key for key in recipes[0] if key in recipes[1]]
     return found + [
         (key, f"{key} was {recipes[0][key] or 'unset'}, now {recipes[1][key] or 'unset'}")

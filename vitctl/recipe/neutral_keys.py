@@ -1,5 +1,8 @@
 """Keys of a recipe that do not affect results, for resuming, digests, and to match a run with its recipe."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from vitctl.recipe.schema import RENAMED, Recipe
 from vitctl.recipe.write import flat, toml_value
 
@@ -30,6 +33,10 @@ _NEUTRAL = (
     "export.file",
 )
 
+# Keys that are younger than the first runs, with the value that changes nothing. A recipe that leaves them
+# there has the digest that it had before they existed: earlier runs resume, verify and compare as before.
+_ADDED: dict[str, Any] = {}
+
 
 def result_neutral() -> tuple[str, ...]:
     """Prefixes of the dotted keys that change no number of a result beyond rounding."""
@@ -49,10 +56,17 @@ def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> d
     values = {
         names.get(key, key): toml_value(value)
         for key, value in flat(recipe).items()
-        if not key.startswith(free)
+        if not key.startswith(free) and not (key in _ADDED and value == _ADDED[key])
     }
     # SGD's decay was decoupled once: the same number is then another training, and must not resume as this
     # one.
     if values.get("optimizer.name") == toml_value("sgd") and float(values["optimizer.weight_decay"]):
         values["optimizer.weight_decay"] += " (coupled)"
     return values
+
+
+def with_added(values: Mapping[str, str]) -> dict[str, str]:
+    """Return what `deciding_values` gave, with the younger keys that it leaves out: for a comparison key by
+    key.
+    """
+    return {key: toml_value(value) for key, value in _ADDED.items()} | dict(values)

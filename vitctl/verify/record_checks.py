@@ -50,7 +50,7 @@ from vitctl.jobs.record.result import (
 )
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.load import Loaded, load_recipe
-from vitctl.recipe.neutral_keys import deciding_values
+from vitctl.recipe.neutral_keys import deciding_values, with_added
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Recipe, Vtab
 from vitctl.system.text import count_text
 from vitctl.verify.finding import Finding, differs, ok, unchecked, unproven
@@ -297,10 +297,10 @@ def check_recipe(loaded: Loaded, trainings: Sequence[Training]) -> Finding:
 
 def _changed_keys(recipe: Recipe, starts: Sequence[StartLine]) -> str:
     """Name the differences between recipe.toml and the last of these starts."""
-    recorded = starts[-1].made_of.recipe if starts else {}
+    recorded = with_added(starts[-1].made_of.recipe) if starts else {}
     changed = [
         f"{key} was {recorded[key] or 'unset'}, is {value or 'unset'}"
-        for key, value in deciding_values(recipe).items()
+        for key, value in with_added(deciding_values(recipe)).items()
         if recorded.get(key, value) != value
     ]
     more = [f"{len(changed) - _MOST_KEYS} more"] if len(changed) > _MOST_KEYS else []
