@@ -84,7 +84,7 @@ def test_axial_variants__are_those_of_the_paper() -> None:
             {"classifier": "token"},
             "model: an axial model has no class token: classifier must be gap",
         ),
-        ("Axial-B/32", {"position_embedding": "relative"}, "position_embedding cannot be relative"),
+        ("Axial-B/32", {"position_embedding": "relative"}, "no relative positions"),
         ("AxialR50", {"version": "v2"}, "model: an axial ResNet is v1, not v2"),
         ("AxialR50", {"num_heads": 5}, "model: width 64 is not a multiple of twice num_heads 5"),
     ],

@@ -116,15 +116,17 @@ def _tell(
 ) -> None:
     tokens: Tensor = inputs[0]
     with torch.autocast(tokens.device.type, enabled=False):
-        seen(number, layer, _weights(module, tokens.to(next(module.parameters()).dtype), layer))
+        turns = inputs[2] if len(inputs) > 2 else None
+        tokens = tokens.to(next(module.parameters()).dtype)
+        seen(number, layer, _weights(module, tokens, turns, layer))
 
 
-def _weights(module: nn.Module, tokens: Tensor, layer: AttentionLayer) -> Tensor:
+def _weights(module: nn.Module, tokens: Tensor, turns: Tensor | None, layer: AttentionLayer) -> Tensor:
     if isinstance(module, AxialAttention):  # its sequences are the rows, or the columns, of all images
         weights, _, _ = module.attention(tokens)
         return torch.unflatten(weights, 0, (-1, layer.grid[0]))
     assert isinstance(module, Attention)
-    query, key, _ = module.project(tokens)
+    query, key, _ = module.project(tokens, turns)
     return attention_weights(query, key, module.bias(query))
 
 

@@ -42,10 +42,10 @@ def missing_parts(config: Config) -> dict[str, str]:
             "pooling": "a ResNet has no class token: the map is averaged",
         }
     missing = {}
-    if config.position_embedding == "none":
-        missing["position_similarity"] = "the network was built without position embedding"
-    if not config.prefix_tokens:
-        missing["pooling"] = "the network has no class token: its classifier averages the patches"
+    if config.position_embedding in ("none", "relative_bias"):
+        missing["position_similarity"] = "the network was built without an embedding of positions"
+    if not config.has_class_token:
+        missing["pooling"] = "the network has no class token: its classifier reads the patches"
     return missing
 
 
@@ -102,14 +102,15 @@ def observe(model: Model, images: Tensor) -> Observed:
     masks = [
         patch_mask(rolled[identity], layers[0][0]).cpu() if rolled else none for identity in (True, False)
     ]
-    has_token = isinstance(model.config, ViTConfig) and model.config.prefix_tokens > 0
+    has_token = isinstance(model.config, ViTConfig) and model.config.has_class_token
+    prefix = model.config.prefix_tokens if isinstance(model.config, ViTConfig) else 0
     return Observed(
         logits=outputs.float().cpu() if model.config.num_classes else none,
         distances=torch.stack(distances, dim=1) if distances else none,
         mask=masks[0],
         mask_without_identity=masks[1],
         class_token=encoded[0][:, 0].float().cpu() if has_token else none,
-        patch_mean=encoded[0][:, 1:].mean(dim=1).float().cpu() if has_token else none,
+        patch_mean=encoded[0][:, prefix:].mean(dim=1).float().cpu() if has_token else none,
     )
 
 
@@ -121,7 +122,7 @@ def _encoder_kept(model: Model, found: list[Tensor]) -> Iterator[None]:
     if not isinstance(model, VisionTransformer):
         yield
         return
-    handle = model.norm.register_forward_hook(lambda _module, _inputs, output: found.append(output))
+    handle = model.blocks[-1].register_forward_hook(lambda *seen: found.append(model.norm(seen[-1])))
     model.every_token = True
     try:
         yield

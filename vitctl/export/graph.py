@@ -125,14 +125,19 @@ def folded(raw: Raw) -> Raw:
     if not isinstance(model, VisionTransformer) or isinstance(model.config, MaskedPatchConfig):
         return raw
     blocks = nn.ModuleList(
-        # Relative positions add to the logits a term that depends on the query, so they cannot be folded.
-        FoldedBlock(block)
-        if type(block) is EncoderBlock and block.attention.relative_position is None
-        else block
+        # Positions inside the attention add to the logits what depends on the query: it cannot be folded.
+        FoldedBlock(block) if type(block) is EncoderBlock and _is_plain(block) else block
         for block in model.blocks
     )
     network = _with(raw.network, "model", _with(model, "blocks", blocks))
     return _with(raw, "network", network).eval()
+
+
+def _is_plain(block: EncoderBlock) -> bool:
+    """Return whether a block has nothing but the paper's layers, with all biases."""
+    attention = block.attention
+    more = (attention.relative_position, attention.relative_bias, block.scale1)
+    return attention.qkv.bias is not None and attention.rotary == "none" and more == (None, None, None)
 
 
 class FoldedBlock(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitctl.errors import CheckpointError
 from vitctl.models import axial, masked_patch, resnet, vit
-from vitctl.models.blocks import resize_axis, resize_position_embedding, say_method
+from vitctl.models.positions import resize_axis, resize_offset_bias, resize_position_embedding, say_method
 from vitctl.models.resnet import ResNet
 from vitctl.models.variants import (
     AxialConfig,
@@ -39,7 +39,10 @@ _FAMILIES: dict[type[Config], tuple[Callable[[Any], Model], Callable[[Any, np.ra
 }
 
 # What fine-tuning may change. A different value of any other field gives the same weights another meaning.
-_FREE_IN_TRANSFER = {"image_size", "num_classes", "representation_size", "dropout", "drop_path", "head_bias"}
+_FREE_IN_TRANSFER = {
+    "image_size", "num_classes", "representation_size", "dropout", "drop_path", "head_bias", "layer_scale",
+    "rotary_rescale",
+}  # fmt: skip
 
 
 @overload
@@ -149,8 +152,12 @@ def _resized_grid(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Move the positions of a Transformer to the grid of `target`."""
     old, new = ("x".join(map(str, config.grid)) for config in (source, target))
-    if source.position_embedding == "none":
+    if source.position_embedding in ("none", "sincos"):
         return state, []
+    if source.position_embedding == "relative_bias":
+        for name in [name for name in state if name.endswith(".relative_bias")]:
+            state[name] = resize_offset_bias(state[name], source.grid, target.grid)
+        return state, [f"relative position biases {old} " + ("kept" if old == new else f"-> {new} (bicubic)")]
     if source.position_embedding == "relative":
         if old != new:
             raise CheckpointError(
@@ -164,7 +171,7 @@ def _resized_grid(
     elif "position_embedding" in state:
         table = state["position_embedding"]
         state["position_embedding"] = resize_position_embedding(
-            table, source.grid, target.grid, source.prefix_tokens, method
+            table, source.grid, target.grid, source.prefix_rows, method
         )
     said = "linear along each axis" if source.position_embedding == "2d" else say_method(method)
     return state, [f"position embedding {old} " + ("kept" if old == new else f"-> {new} ({said})")]

@@ -154,8 +154,9 @@ def computed_flops(config: Config) -> int:
     if not isinstance(config, ViTConfig) or not skips_unused_tokens(config):
         return training_flops(config, 1)
     width, spared = config.hidden_size, config.num_tokens - 1
+    layers = 3 if config.mlp == "swiglu" else 2
     each = (
-        width * width + 2 * width * config.mlp_size + 2 * config.num_tokens * width
+        width * width + layers * width * config.mlp_size + 2 * config.num_tokens * width
     )  # the output, the MLP, the attention
     return training_flops(config, 1) - _FLOPS_PER_MAC * FORWARD_AND_BACKWARD * spared * each
 
@@ -239,12 +240,16 @@ def _transformer(config: ViTConfig) -> tuple[Cost, list[Cost]]:
     count, width = config.num_tokens, config.hidden_size
     patches, patch = config.grid[0] * config.grid[1], config.map_channels * config.patch_size**2
     embedding = add(
-        product(patches * patch * width), Cost(parameters=patch * width + width, weight_casts=patch * width)
+        product(patches * patch * width),
+        Cost(parameters=(patch + config.patch_bias) * width, weight_casts=patch * width),
     )
     map_values = Cost(narrow=config.map_channels * config.map_size**2)
+    normed = count if config.norm_at == "tokens" else 1
     final_norm = add(
-        norm(count, width, groups=count), Cost(wide=count * width)
+        norm(normed, width, groups=normed), Cost(wide=count * width)
     )  # of which the head reads one token
+    if config.norm_pre:
+        final_norm = add(final_norm, norm(count, width, groups=count))
     before, units = _backbone(config) if isinstance(config, HybridConfig) else (Cost(), [])
     if isinstance(config, MaskedPatchConfig):
         loss = Cost(wide=patches * config.patch_outputs)
@@ -253,6 +258,7 @@ def _transformer(config: ViTConfig) -> tuple[Cost, list[Cost]]:
         )  # the mask embedding
     else:
         head = add(
+            _attention_pool(config),
             linear(1, width, config.representation_size, is_head=True),
             _head(config.feature_size, config.num_classes),
         )
@@ -268,7 +274,8 @@ def _head(inputs: int, outputs: int) -> Cost:
 def _positions(config: ViTConfig) -> Cost:
     """The class token and the tables that are added to tokens, with the dropout after them."""
     width, tables = config.hidden_size, config.depth if config.position_at == "every_layer" else 1
-    sizes = {"learned": config.num_tokens * width, "2d": sum(config.grid) * (width // 2)}
+    learned = config.num_tokens - config.prefix_tokens + config.prefix_rows
+    sizes = {"learned": learned * width, "2d": sum(config.grid) * (width // 2)}
     parameters = config.prefix_tokens * width + tables * sizes.get(config.position_embedding, 0)
     return Cost(parameters=parameters, masks=config.num_tokens * width * (config.dropout > 0))
 
@@ -286,23 +293,57 @@ def _encoder_block(config: ViTConfig, length: int) -> Cost:
     count, width, mlp = config.num_tokens, config.hidden_size, config.mlp_size
     return add(
         norm(count, width, groups=count),
-        linear(count, width, 3 * width),
+        linear(count, width, 3 * width, bias=False),
+        Cost(parameters=width * {"qkv": 3, "qv": 2, "none": 0}[config.qkv_bias]),
         product(2 * count * length * width),
-        Cost(
-            narrow=3 * count * width, wide=count * config.num_heads
-        ),  # query, key, value; the log-sum of each head
+        # query, key, value, and before they were turned; the log-sum of each head
+        Cost(narrow=(3 + 2 * (config.rotary != "none")) * count * width, wide=count * config.num_heads),
         _relative(config),
         linear(count, width, width),
         norm(count, width, groups=count),
-        linear(count, width, mlp),
-        Cost(narrow=count * mlp),  # GELU keeps its input
-        linear(count, mlp, width),
+        _mlp(config, count),
         Cost(masks=(config.dropout > 0) * count * (2 * width + mlp)),
+        # a scale keeps what it scales
+        Cost(parameters=2 * width, wide=2 * count * width) if config.layer_scale else Cost(),
+    )
+
+
+def _mlp(config: ViTConfig, count: int) -> Cost:
+    """The MLP of a block, or of an attention pooling, for `count` tokens."""
+    width, mlp, gated = config.hidden_size, config.mlp_size, config.mlp == "swiglu"
+    return add(
+        linear(count, width, mlp * (1 + gated)),
+        # GELU keeps its input; SwiGLU also the SiLU of its gate; the sigmoid of a quick GELU is kept
+        Cost(narrow=count * mlp * (3 if gated else 2 if config.gelu == "quick" else 1)),
+        norm(count, mlp, groups=count) if config.mlp_norm else Cost(),
+        linear(count, mlp, width),
+    )
+
+
+def _attention_pool(config: ViTConfig) -> Cost:
+    """One query that attends to all tokens, and the MLP behind it."""
+    if config.classifier != "attention":
+        return Cost()
+    count, width = config.num_tokens, config.hidden_size
+    return add(
+        Cost(parameters=width, narrow=2 * count * width),  # the probe; keys and values
+        linear(1, width, width),
+        linear(count, width, 2 * width),
+        product(2 * count * width),
+        linear(1, width, width),
+        norm(1, width, groups=1),
+        _mlp(config, 1),
     )
 
 
 def _relative(config: ViTConfig) -> Cost:
     """Relative positions: one more product for the query. Attention is plain then, and keeps its matrices."""
+    if config.position_embedding == "relative_bias":
+        rows, columns = config.grid
+        offsets = (2 * rows - 1) * (2 * columns - 1) + 3
+        matrices = 2 * config.num_heads * config.num_tokens**2
+        copied = 4 * config.num_tokens * config.hidden_size
+        return Cost(parameters=offsets * config.num_heads, narrow=matrices + copied)
     if config.position_embedding != "relative":
         return Cost()
     count, offsets, heads = config.num_tokens, 2 * config.num_tokens - 1, config.num_heads

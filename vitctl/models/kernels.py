@@ -101,14 +101,34 @@ class Linear(nn.Linear):
     """A linear layer, `[..., in_features]` to `[..., out_features]`."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        device = inputs.device.type
+        device, bias = inputs.device.type, self.added()
         if _linear_kernel == "torch" or device != "cpu" or self.weight.dtype == torch.float64:
-            return F.linear(inputs, self.weight, self.bias)
+            return F.linear(inputs, self.weight, bias)
         is_mixed = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if is_mixed else inputs.dtype
-        bias = None if self.bias is None else self.bias.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
         outputs: Tensor = _OneDNN.apply(inputs.to(dtype), self.weight.to(dtype), bias)
         return outputs
+
+    def added(self) -> Tensor | None:
+        """Return what is added to each output, `[out_features]`."""
+        return self.bias
+
+
+class QKV(Linear):
+    """Query, key and value `[..., 3 D]` of tokens `[..., D]`, of which queries and values alone have a bias.
+
+    A bias of the keys changes no attention, so that weights without one must not train one.
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__(hidden_size, 3 * hidden_size, bias=False)
+        self.query_bias = nn.Parameter(torch.empty(hidden_size))
+        self.value_bias = nn.Parameter(torch.empty(hidden_size))
+
+    def added(self) -> Tensor | None:
+        """Return the biases, with zeros for the keys."""
+        return torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
 
 
 class Head(Linear):

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Literal
 
 from vitctl.errors import CheckpointError, RecipeError
@@ -16,18 +16,24 @@ BOUNDS = {
     "patch_size": (1, 4096), "hidden_size": (1, 2**16), "depth": (1, 1000), "mlp_size": (1, 2**18),
     "num_heads": (1, 2**12),
     "image_size": (1, 2**14), "width": (1, 2**13), "num_groups": (1, 2**13), "num_classes": (0, 2**24),
-    "representation_size": (0, 2**16),
+    "representation_size": (0, 2**16), "registers": (0, 256),
 }  # fmt: skip
 _MAX_UNITS = 1000  # of a stage
 _CHOICES = {
-    "classifier": ("token", "gap"),
-    "position_embedding": ("learned", "none", "2d", "relative"),
+    "classifier": ("token", "gap", "patches", "token_patches", "attention"),
+    "position_embedding": ("learned", "none", "2d", "relative", "relative_bias", "sincos"),
     "position_at": ("stem", "every_layer", "every_layer_shared"),
-    "gelu": ("tanh", "erf"),
+    "gelu": ("tanh", "erf", "quick"),
+    "mlp": ("gelu", "swiglu"),
+    "qkv_bias": ("qkv", "qv", "none"),
+    "rotary": ("none", "dinov3", "eva"),
+    "norm_at": ("tokens", "pooled"),
     "version": ("v1", "v2"),
     "target": ("mean_color", "downsized", "pixels"),
 }
-_NUMBERS = ("dropout", "drop_path", "head_bias", "norm_eps")
+_NUMBERS = ("dropout", "drop_path", "head_bias", "norm_eps", "layer_scale", "rotary_rescale")
+_SWITCHES = ("position_class_row", "mlp_norm", "norm_pre", "patch_bias")
+_WITH_CLASS_TOKEN = ("token", "patches", "token_patches")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +46,15 @@ class ViTConfig:
     `drop_path` is the chance of dropping the last block's branches, and grows linearly from 0 at the first.
     `gelu` is `tanh` in the authors' code and `erf` in torchvision's and timm's weights.
 
+    The fields after `norm_eps` are later networks'; their defaults are the paper's. `classifier`: `patches`
+    averages the patches beside a class token, `token_patches` joins both, `attention` is SigLIP's pooling
+    head. `norm_at`: the last norm comes before the pooling or after it. `registers` are tokens without a
+    position. `layer_scale` is the initial scale of each branch, 0 for none. `mlp_size` of a `swiglu` is that
+    of its gate. `rotary` turns queries and keys of patches, by DINOv3's rule or EVA-02's; in training all
+    coordinates are multiplied by one number from [1 / `rotary_rescale`, `rotary_rescale`].
+
     Raises RecipeError, naming every problem in one line.
-    Paper: Section 3.1, Table 1, Appendix D.4
+    Paper: Section 3.1, Table 1, Appendix D.4. Source: DINOv2, DINOv3, SigLIP, CLIP, DeiT III, BEiT v2, EVA-02
     """
 
     patch_size: int
@@ -51,15 +64,26 @@ class ViTConfig:
     num_heads: int
     image_size: int = 224
     num_classes: int = 1000
-    classifier: Literal["token", "gap"] = "token"
+    classifier: Literal["token", "gap", "patches", "token_patches", "attention"] = "token"
     representation_size: int = 0
-    position_embedding: Literal["learned", "none", "2d", "relative"] = "learned"
+    position_embedding: Literal["learned", "none", "2d", "relative", "relative_bias", "sincos"] = "learned"
     position_at: Literal["stem", "every_layer", "every_layer_shared"] = "stem"
     dropout: float = 0.0
     drop_path: float = 0.0
     head_bias: float = 0.0
-    gelu: Literal["tanh", "erf"] = "tanh"
+    gelu: Literal["tanh", "erf", "quick"] = "tanh"
     norm_eps: float = 1e-6
+    norm_at: Literal["tokens", "pooled"] = "tokens"
+    norm_pre: bool = False
+    patch_bias: bool = True
+    position_class_row: bool = True
+    registers: int = 0
+    layer_scale: float = 0.0
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    mlp_norm: bool = False
+    qkv_bias: Literal["qkv", "qv", "none"] = "qkv"
+    rotary: Literal["none", "dinov3", "eva"] = "none"
+    rotary_rescale: float = 1.0
 
     def __post_init__(self) -> None:
         _check(self)
@@ -84,9 +108,19 @@ class ViTConfig:
         return side, side
 
     @property
+    def has_class_token(self) -> bool:
+        """Whether a class token stands before all others."""
+        return self.classifier in _WITH_CLASS_TOKEN
+
+    @property
     def prefix_tokens(self) -> int:
-        """Tokens before the patches: 1 class token, or 0 when the classifier averages the patches."""
-        return 1 if self.classifier == "token" else 0
+        """Tokens before the patches: the class token, if there is one, and the registers."""
+        return self.has_class_token + self.registers
+
+    @property
+    def prefix_rows(self) -> int:
+        """Rows of the position table before those of the patches: 1 where the class token has a position."""
+        return int(self.has_class_token and self.position_class_row)
 
     @property
     def num_tokens(self) -> int:
@@ -97,7 +131,7 @@ class ViTConfig:
     @property
     def feature_size(self) -> int:
         """Width of the representation that feeds the head."""
-        return self.representation_size or self.hidden_size
+        return self.representation_size or self.hidden_size * (1 + (self.classifier == "token_patches"))
 
     def misfits(self) -> Iterator[str]:
         """Fields that do not fit together, or lie out of range."""
@@ -111,13 +145,27 @@ class ViTConfig:
                 yield f"{name} must lie in [0, 1), not {getattr(self, name)}"
         if not self.norm_eps > 0:
             yield f"norm_eps must be positive, not {self.norm_eps}"
-        if self.position_embedding in ("none", "relative") and self.position_at != "stem":
+        if self.position_embedding not in ("learned", "2d") and self.position_at != "stem":
             yield (
-                f"position_embedding {self.position_embedding!r} adds nothing to the tokens: "
+                f"position_embedding {self.position_embedding!r} has no table to add in every layer: "
                 "position_at must be stem"
             )
         if self.position_embedding == "2d" and self.hidden_size % 2:
             yield f"position_embedding '2d' halves hidden_size, and {self.hidden_size} is odd"
+        if self.position_embedding == "sincos" and self.hidden_size % 4:
+            yield f"position_embedding 'sincos' needs a hidden_size that 4 divides, not {self.hidden_size}"
+        if self.position_embedding == "relative_bias" and self.registers:
+            yield "position_embedding 'relative_bias' has no rows for registers"
+        if self.rotary != "none" and self.hidden_size // self.num_heads % 4:
+            yield f"rotary {self.rotary!r} needs heads whose width 4 divides"
+        if self.rotary_rescale < 1 or (self.rotary_rescale > 1 and self.rotary == "none"):
+            yield f"rotary_rescale {self.rotary_rescale:g} must be 1 or, with rotary, more"
+        if self.layer_scale < 0:
+            yield f"layer_scale must be 0 or more, not {self.layer_scale}"
+        if self.mlp_norm and self.mlp == "gelu":
+            yield "mlp_norm is of mlp 'swiglu'"
+        if self.norm_at == "pooled" and self.classifier in ("token_patches", "attention"):
+            yield f"norm_at 'pooled' does not go with classifier {self.classifier!r}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,15 +207,17 @@ class AxialConfig(ViTConfig):
     Paper: Appendix D.6
     """
 
-    classifier: Literal["token", "gap"] = "gap"
+    classifier: Literal["token", "gap", "patches", "token_patches", "attention"] = "gap"
 
     def misfits(self) -> Iterator[str]:
         """Fields that do not fit together, or lie out of range."""
         yield from super().misfits()
         if self.classifier != "gap":
             yield "an axial model has no class token: classifier must be gap"
-        if self.position_embedding == "relative":
-            yield "an axial model has no single sequence of tokens: position_embedding cannot be relative"
+        if self.position_embedding.startswith("relative") or self.rotary != "none" or self.registers:
+            yield (
+                "an axial model has no single sequence of tokens: no relative positions, rotary or registers"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +241,8 @@ class MaskedPatchConfig(ViTConfig):
         yield from super().misfits()
         if self.num_classes or self.representation_size:
             yield "masked patch prediction has no classes: num_classes and representation_size must be 0"
+        if self.norm_at == "pooled" or self.classifier == "attention":
+            yield "masked patch prediction pools nothing: norm_at must be tokens, and classifier token or gap"
         if self.target == "downsized" and self.patch_size % 4:
             yield (
                 f"target 'downsized' cuts patches 4x4, and patch_size {self.patch_size} is not a multiple "
@@ -253,6 +305,12 @@ class AxialResNetConfig(ResNetConfig):
 
 Config = ViTConfig | ResNetConfig
 
+# Younger than the first weights files.
+LATER_FIELDS = (
+    "norm_at", "norm_pre", "patch_bias", "position_class_row", "registers", "layer_scale", "mlp", "mlp_norm",
+    "qkv_bias", "rotary", "rotary_rescale",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class UnitShape:
@@ -279,7 +337,7 @@ class UnitShape:
 def skips_unused_tokens(config: "ViTConfig") -> bool:
     """Return whether the last block computes the class token alone, because nothing else is read."""
     reads_all = isinstance(config, MaskedPatchConfig) or config.classifier != "token"
-    return not reads_all and config.position_embedding != "relative"
+    return not reads_all and not config.position_embedding.startswith("relative")
 
 
 def unseen_pixels(config: "Config", image_size: int = 0) -> list[str]:
@@ -340,6 +398,8 @@ def _value_problems(config: Config) -> Iterator[str]:
             )
         if name in _CHOICES and not (isinstance(value, str) and value in _CHOICES[name]):
             yield f"{name} must be one of {', '.join(_CHOICES[name])}, not {_shown(value)}"
+        if name in _SWITCHES and type(value) is not bool:
+            yield f"{name} must be true or false, not {_shown(value)}"
         if name in _NUMBERS and (type(value) not in (int, float) or not math.isfinite(value)):
             yield f"{name} must be a finite number, not {_shown(value)}"
         if name == "stage_depths" and not _is_stages(value):
@@ -489,9 +549,14 @@ def downstream(
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Return `config` as a JSON-able dictionary whose `family` says what kind of model it describes."""
+    """Return `config` as a JSON-able dictionary whose `family` says what kind of model it describes.
+
+    A later field at its default is left out: files and digests of earlier networks stay as they were.
+    """
     values = {
-        key: list(value) if isinstance(value, tuple) else value for key, value in asdict(config).items()
+        field.name: list(value) if isinstance(value, tuple) else value
+        for field in fields(config)
+        if (value := getattr(config, field.name)) != field.default or field.name not in LATER_FIELDS
     }
     return {"family": family(config), **values}
 

@@ -2,25 +2,34 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitctl.models.blocks import (
     Block,
     Generator,
     draw,
-    grid_table,
     lecun_normal,
     normal,
     plain_norm,
-    relative_logits,
     run,
     xavier_uniform,
     zero,
 )
-from vitctl.models.kernels import Head, Linear, attend
+from vitctl.models.kernels import QKV, Head, Linear, attend
+from vitctl.models.positions import (
+    grid_table,
+    num_offsets,
+    offset_bias,
+    relative_logits,
+    rotary_turns,
+    sincos_table,
+    turned,
+)
 from vitctl.models.resnet import backbone_v1, initialise_backbone
 from vitctl.models.variants import HybridConfig, ViTConfig, skips_unused_tokens
 
@@ -28,34 +37,49 @@ from vitctl.models.variants import HybridConfig, ViTConfig, skips_unused_tokens
 class Attention(nn.Module):
     """Multi-head self-attention, `[..., N, D]` to `[..., N, D]`. Paper: Appendix A."""
 
-    def __init__(self, hidden_size: int, num_heads: int, relative_tokens: int = 0) -> None:
+    def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.qkv = Linear(hidden_size, 3 * hidden_size)  # rows: query, key, value; within each, head by head
-        self.out = Linear(hidden_size, hidden_size)
-        offsets = torch.empty(2 * relative_tokens - 1, hidden_size) if relative_tokens else None
+        width, self.num_heads = config.hidden_size, config.num_heads
+        # rows: query, key, value; within each, head by head
+        only_keys_lack_one = config.qkv_bias == "qv"
+        self.qkv = QKV(width) if only_keys_lack_one else Linear(width, 3 * width, config.qkv_bias == "qkv")
+        self.out = Linear(width, width)
+        self.rotary, self.grid, self.has_token = config.rotary, config.grid, config.has_class_token
+        relative = config.position_embedding == "relative"
+        offsets = torch.empty(2 * config.num_tokens - 1, width) if relative else None
         self.relative_position = nn.Parameter(offsets) if offsets is not None else None
+        by_offset = config.position_embedding == "relative_bias"
+        table = torch.empty(num_offsets(config.grid), self.num_heads) if by_offset else None
+        self.relative_bias = nn.Parameter(table) if table is not None else None
 
-    def project(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key, value, each `[..., num_heads, N, D / num_heads]`, of `tokens` `[..., N, D]`."""
+    def project(self, tokens: Tensor, turns: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key, value, each `[..., num_heads, N, D / num_heads]`, of `tokens` `[..., N, D]`.
+
+        `turns` are those of `rotary_turns`, for a network with rotary positions.
+        """
         heads = (
             self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).transpose(-4, -2)
         )  # [..., num_heads, 3, N, Dh]
         query, key, value = heads.unbind(-3)
+        if turns is not None:
+            query, key = (turned(one, turns, self.rotary) for one in (query, key))
         return query, key, value
 
     def bias(self, query: Tensor) -> Tensor | None:
         """Return what relative positions add to the logits, `[B, num_heads, N, N]`; None without them."""
+        if self.relative_bias is not None:
+            by_pair = offset_bias(self.relative_bias, self.grid, self.has_token).to(query.dtype)
+            return by_pair.expand(*query.shape[:-3], -1, -1, -1)
         if self.relative_position is None:
             return None
         scale: float = query.shape[-1] ** 0.5
         return relative_logits(query, self.relative_position) / scale
 
-    def forward(self, tokens: Tensor, first: int | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, first: int | None = None, turns: Tensor | None = None) -> Tensor:
         """Return the outputs of the tokens, or of the `first` of them alone, which relative positions do not
         allow.
         """
-        query, key, value = self.project(tokens)
+        query, key, value = self.project(tokens, turns)
         mixed = attend(query[..., :first, :], key, value, self.bias(query))
         outputs: Tensor = self.out(mixed.transpose(-3, -2).flatten(-2))
         return outputs
@@ -76,19 +100,40 @@ class GELU(nn.GELU):
         return super().forward(inputs)
 
 
-class MLP(nn.Module):
-    """Two linear layers with a GELU between them, `[..., N, D]` to `[..., N, D]`."""
+class QuickGELU(nn.Module):
+    """x sigmoid(1.702 x), the activation of OpenAI's CLIP."""
 
-    def __init__(self, hidden_size: int, mlp_size: int, dropout: float, gelu: str) -> None:
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * torch.sigmoid(1.702 * inputs)
+
+
+class SwiGLU(nn.Module):
+    """SiLU of the first half of the features, times the second half, `[..., 2 M]` to `[..., M]`."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        gate, hidden = inputs.chunk(2, dim=-1)
+        return F.silu(gate) * hidden
+
+
+class MLP(nn.Module):
+    """Two linear layers with a GELU or SwiGLU between them, `[..., N, D]` to `[..., N, D]`.
+
+    The first layer of a SwiGLU has the rows of the gate, then those of what it multiplies.
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.fc1 = Linear(hidden_size, mlp_size)
-        self.gelu = GELU(approximate="tanh" if gelu == "tanh" else "none")
-        self.dropout1 = nn.Dropout(dropout)
-        self.fc2 = Linear(mlp_size, hidden_size)
-        self.dropout2 = nn.Dropout(dropout)
+        width, inner, gated = config.hidden_size, config.mlp_size, config.mlp == "swiglu"
+        self.fc1 = Linear(width, inner * (1 + gated))
+        plain = QuickGELU() if config.gelu == "quick" else GELU("tanh" if config.gelu == "tanh" else "none")
+        self.gelu = SwiGLU() if gated else plain
+        self.dropout1 = nn.Dropout(config.dropout)
+        self.norm = nn.LayerNorm(inner, eps=config.norm_eps) if config.mlp_norm else nn.Identity()
+        self.fc2 = Linear(inner, width)
+        self.dropout2 = nn.Dropout(config.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.dropout1(self.gelu(self.fc1(tokens)))
+        hidden = self.norm(self.dropout1(self.gelu(self.fc1(tokens))))
         outputs: Tensor = self.dropout2(self.fc2(hidden))
         return outputs
 
@@ -129,19 +174,48 @@ class EncoderBlock(Block):
 
     def __init__(self, config: ViTConfig, drop_path: float = 0.0) -> None:
         super().__init__()
-        relative_tokens = config.num_tokens if config.position_embedding == "relative" else 0
         self.norm1 = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
-        self.attention = Attention(config.hidden_size, config.num_heads, relative_tokens)
+        self.attention = Attention(config)
         self.dropout = nn.Dropout(config.dropout)
         self.norm2 = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
-        self.mlp = MLP(config.hidden_size, config.mlp_size, config.dropout, config.gelu)
+        self.mlp = MLP(config)
         self.drop_path = DropPath(drop_path)
+        scaled = config.layer_scale > 0
+        self.scale1 = nn.Parameter(torch.empty(config.hidden_size)) if scaled else None
+        self.scale2 = nn.Parameter(torch.empty(config.hidden_size)) if scaled else None
 
-    def forward(self, tokens: Tensor, first: int | None = None) -> Tensor:
-        """Return all tokens, or the `first` of them alone."""
-        mixed = self.attention(self.norm1(tokens), first)
-        tokens = tokens[..., :first, :] + self.drop_path(self.dropout(mixed))
-        outputs: Tensor = tokens + self.drop_path(self.mlp(self.norm2(tokens)))
+    def forward(self, tokens: Tensor, first: int | None = None, turns: Tensor | None = None) -> Tensor:
+        """Return all tokens, or the `first` of them alone; `turns` as in `Attention.project`."""
+        mixed = self.dropout(self.attention(self.norm1(tokens), first, turns))
+        mixed = mixed if self.scale1 is None else mixed * self.scale1
+        tokens = tokens[..., :first, :] + self.drop_path(mixed)
+        changed = self.mlp(self.norm2(tokens))
+        changed = changed if self.scale2 is None else changed * self.scale2
+        outputs: Tensor = tokens + self.drop_path(changed)
+        return outputs
+
+
+class AttentionPool(nn.Module):
+    """One learned query attends to all tokens; then an MLP: `[B, N, D]` to `[B, D]`. Source: SigLIP's MAP."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        width, self.num_heads = config.hidden_size, config.num_heads
+        self.probe = nn.Parameter(torch.empty(1, 1, width))
+        self.qkv = Linear(width, 3 * width)  # rows: query, key, value
+        self.out = Linear(width, width)
+        self.norm = nn.LayerNorm(width, eps=config.norm_eps)
+        self.mlp = MLP(replace(config, dropout=0.0))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        probe = self.probe.expand(len(tokens), -1, -1)
+        weights, biases = self.qkv.weight.chunk(3), self.qkv.bias.chunk(3)
+        query, key, value = (
+            torch.unflatten(F.linear(one, weight, bias), -1, (self.num_heads, -1)).transpose(-3, -2)
+            for one, weight, bias in zip((probe, tokens, tokens), weights, biases, strict=True)
+        )
+        pooled = self.out(attend(query, key, value).transpose(-3, -2).flatten(-2))[:, 0]
+        outputs: Tensor = pooled + self.mlp(self.norm(pooled))
         return outputs
 
 
@@ -161,13 +235,15 @@ class VisionTransformer(nn.Module):
         width, patch = config.hidden_size, config.patch_size
         self.config = config
         self.checkpoint_blocks = self.every_token = False
-        self.patch_embedding = nn.Conv2d(config.map_channels, width, kernel_size=patch, stride=patch)
-        self.class_token = nn.Parameter(torch.empty(1, 1, width)) if config.prefix_tokens else None
+        self.patch_embedding = nn.Conv2d(
+            config.map_channels, width, kernel_size=patch, stride=patch, bias=config.patch_bias
+        )
+        self.class_token = nn.Parameter(torch.empty(1, 1, width)) if config.has_class_token else None
+        self.registers = nn.Parameter(torch.empty(1, config.registers, width)) if config.registers else None
         tables = config.depth if config.position_at == "every_layer" else 1
         learned = config.position_embedding == "learned"
-        self.position_embedding = (
-            nn.Parameter(torch.empty(tables, config.num_tokens, width)) if learned else None
-        )
+        positions = config.num_tokens - config.prefix_tokens + config.prefix_rows
+        self.position_embedding = nn.Parameter(torch.empty(tables, positions, width)) if learned else None
         if config.position_embedding == "2d":
             rows, columns = config.grid
             self.position_rows = nn.Parameter(torch.empty(tables, rows, width // 2))
@@ -177,7 +253,9 @@ class VisionTransformer(nn.Module):
         self.blocks = nn.ModuleList(
             block(config, config.drop_path * index / last) for index in range(config.depth)
         )
+        self.norm_pre = nn.LayerNorm(width, eps=config.norm_eps) if config.norm_pre else nn.Identity()
         self.norm = nn.LayerNorm(width, eps=config.norm_eps)
+        self.pool = AttentionPool(config) if config.classifier == "attention" else None
         self.pre_logits = Head(width, config.representation_size) if config.representation_size else None
         self.head = Head(config.feature_size, config.num_classes) if config.num_classes else None
 
@@ -189,10 +267,31 @@ class VisionTransformer(nn.Module):
         return patches.flatten(2).transpose(1, 2)
 
     def positions(self) -> Tensor | None:
-        """Return the tables that are added to the tokens, `[1, N, D]` or one for each layer, or nothing."""
-        if self.config.position_embedding == "2d":
-            return grid_table(self.position_rows, self.position_columns, self.config.prefix_tokens)
-        return self.position_embedding
+        """Return the tables that are added to the tokens, `[1, N, D]` or one for each layer, or nothing.
+
+        Tokens without a position have rows of zeros.
+        """
+        config = self.config
+        if config.position_embedding == "2d":
+            return grid_table(self.position_rows, self.position_columns, config.prefix_tokens)
+        if config.position_embedding == "sincos":
+            fixed = sincos_table(config.grid, config.hidden_size, self.norm.weight.device)
+            return F.pad(fixed[None], (0, 0, config.prefix_tokens, 0)).to(self.norm.weight.dtype)
+        table, rows = self.position_embedding, config.prefix_rows
+        if table is None or rows == config.prefix_tokens:
+            return table
+        none = table.new_zeros(len(table), config.prefix_tokens - rows, config.hidden_size)
+        return torch.cat([table[:, :rows], none, table[:, rows:]], dim=1)
+
+    def turns(self) -> Tensor | None:
+        """Return the turns of queries and keys in this pass, `[2, N, Dh]`, see `rotary_turns`."""
+        config, scale = self.config, None
+        if config.rotary == "none":
+            return None
+        if self.training and config.rotary_rescale > 1:  # one number for all images, as the authors draw it
+            drawn = 2 * torch.rand((), dtype=torch.float64, device=self.norm.weight.device) - 1
+            scale = torch.exp(drawn * math.log(config.rotary_rescale))
+        return rotary_turns(config, self.norm.weight, scale)
 
     def encode(self, patches: Tensor, first: int | None = None) -> Tensor:
         """Return the normalised output `[B, N, D]`, class token first, for `patches` `[B, rows * columns,
@@ -200,27 +299,39 @@ class VisionTransformer(nn.Module):
 
         `first`: of so many tokens alone, `[B, first, D]`.
         """
-        tokens, positions = patches, self.positions()
-        if self.class_token is not None:
-            tokens = torch.cat([self.class_token.expand(patches.shape[0], -1, -1), patches], dim=1)
+        tokens, positions, turns = patches, self.positions(), self.turns()
+        prefix = [one for one in (self.class_token, self.registers) if one is not None]
+        if prefix:
+            tokens = torch.cat([*(one.expand(len(patches), -1, -1) for one in prefix), patches], dim=1)
         if positions is not None:
             tokens = tokens + positions[:1]
         # Under autocast the patches arrive rounded; the residual stream keeps the precision of the weights.
-        tokens = self.dropout(tokens.to(self.norm.weight.dtype))
+        tokens = self.norm_pre(self.dropout(tokens.to(self.norm.weight.dtype)))
         for index, block in enumerate(self.blocks):
             if index and positions is not None and self.config.position_at != "stem":
                 tokens = tokens + positions[index % len(positions)]
-            last = () if first is None or index + 1 < len(self.blocks) else (first,)
-            tokens = run(block, (tokens, *last), self.checkpoint_blocks)
-        encoded: Tensor = self.norm(tokens)
+            only = None if index + 1 < len(self.blocks) else first
+            more = (only, turns) if turns is not None else () if only is None else (only,)
+            tokens = run(block, (tokens, *more), self.checkpoint_blocks)
+        encoded: Tensor = self.norm(tokens) if self.config.norm_at == "tokens" else tokens
         return encoded
 
     def features(self, images: Tensor) -> Tensor:
         """Return the representation `[B, R]` that feeds the head, of `images` `[B, 3, H, W]` in [-1, 1]."""
         reads_one = skips_unused_tokens(self.config) and not self.every_token
         encoded = self.encode(self.embed(images), 1 if reads_one else None)
-        pooled = encoded[:, 0] if self.config.classifier == "token" else encoded.mean(dim=1)  # [B, D]
+        pooled = self.pooled(encoded)
+        pooled = self.norm(pooled) if self.config.norm_at == "pooled" else pooled
         return pooled if self.pre_logits is None else torch.tanh(self.pre_logits(pooled))
+
+    def pooled(self, encoded: Tensor) -> Tensor:
+        """Return one vector `[B, D]` for each image, or `[B, 2 D]`, of the encoder's output `[B, N, D]`."""
+        if self.config.classifier == "token":
+            return encoded[:, 0]
+        if self.pool is not None:
+            return cast(Tensor, self.pool(encoded))
+        mean = encoded[:, self.config.prefix_tokens :].mean(dim=1)
+        return torch.cat([encoded[:, 0], mean], -1) if self.config.classifier == "token_patches" else mean
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits `[B, K]` of `images` `[B, 3, H, W]` in [-1, 1]; without a head, their
@@ -256,6 +367,8 @@ def initialise(model: VisionTransformer, generator: Generator) -> None:
         initialise_backbone(model.backbone, generator)
     draw(model.patch_embedding.weight, lecun_normal, generator)
     zero(model.patch_embedding.bias, model.class_token)
+    if model.registers is not None:
+        draw(model.registers, normal, generator, std=0.02)
     if model.position_embedding is not None:
         draw(model.position_embedding, normal, generator, std=0.02)
     if model.config.position_embedding == "2d":
@@ -263,8 +376,14 @@ def initialise(model: VisionTransformer, generator: Generator) -> None:
             draw(table, normal, generator, std=0.02)
     for block in model.blocks.modules():
         if isinstance(block, EncoderBlock):
-            _initialise_block(block, generator)
-    plain_norm(model.norm)
+            _initialise_block(block, generator, model.config.layer_scale)
+    plain_norm(*(one for one in (model.norm_pre, model.norm) if isinstance(one, nn.LayerNorm)))
+    if model.pool is not None:
+        for weight in (model.pool.probe[0], *model.pool.qkv.weight.chunk(3), model.pool.out.weight):
+            draw(weight, xavier_uniform, generator)
+        zero(model.pool.qkv.bias, model.pool.out.bias)
+        plain_norm(model.pool.norm)
+        _initialise_mlp(model.pool.mlp, generator)
     if model.pre_logits is not None:
         draw(model.pre_logits.weight, lecun_normal, generator)
         zero(model.pre_logits.bias)
@@ -273,15 +392,36 @@ def initialise(model: VisionTransformer, generator: Generator) -> None:
         model.head.bias.fill_(model.config.head_bias)
 
 
-def _initialise_block(block: EncoderBlock, generator: Generator) -> None:
+def _initialise_block(block: EncoderBlock, generator: Generator, layer_scale: float) -> None:
     attention = block.attention
     # Fused in one matrix, but query, key and value are drawn as three: the fan-out is that of each alone.
     for weight in (*attention.qkv.weight.chunk(3), attention.out.weight):
         draw(weight, xavier_uniform, generator)
-    zero(attention.qkv.bias, attention.out.bias)
+    zero(attention.qkv.bias, attention.out.bias, attention.relative_bias)
+    if isinstance(attention.qkv, QKV):
+        zero(attention.qkv.query_bias, attention.qkv.value_bias)
     if attention.relative_position is not None:
         draw(attention.relative_position, normal, generator, std=0.02)
-    for dense in (block.mlp.fc1, block.mlp.fc2):
-        draw(dense.weight, xavier_uniform, generator)
-        draw(dense.bias, normal, generator, std=1e-6)
+    _initialise_mlp(block.mlp, generator)
     plain_norm(block.norm1, block.norm2)
+    for scale in (block.scale1, block.scale2):
+        if scale is not None:
+            scale.fill_(layer_scale)
+
+
+def _initialise_mlp(mlp: MLP, generator: Generator) -> None:
+    # Gate and hidden are fused in one matrix as query, key and value are.
+    for weight, bias in (
+        *zip(
+            *(
+                one.chunk(mlp.fc1.out_features // mlp.fc2.in_features)
+                for one in (mlp.fc1.weight, mlp.fc1.bias)
+            ),
+            strict=True,
+        ),
+        (mlp.fc2.weight, mlp.fc2.bias),
+    ):
+        draw(weight, xavier_uniform, generator)
+        draw(bias, normal, generator, std=1e-6)
+    if isinstance(mlp.norm, nn.LayerNorm):
+        plain_norm(mlp.norm)

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vitctl.errors import CheckpointError
-from vitctl.models.blocks import resize_position_embedding
 from vitctl.models.build import build
+from vitctl.models.positions import resize_position_embedding
 from vitctl.models.variants import ViTConfig, variant
 from vitctl.models.weights.layouts import Beside, known_heads, rules_for, to_ours
 from vitctl.models.weights.timm import LAYOUT, TABLE

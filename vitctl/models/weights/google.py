@@ -24,8 +24,8 @@ from vitctl.models.weights.layouts import (
     classes,
     entry,
     needed,
-    position_misfits,
     stored_meta,
+    vit_misfits,
     vit_shape,
 )
 from vitctl.models.weights.meta import HALF
@@ -204,14 +204,14 @@ def _named_size(beside: Beside) -> int | None:
     return int(match[1]) if match else None
 
 
-def _misfits(config: Config) -> Iterator[str]:
+def _misfits(row: WeightsLayout, config: Config) -> Iterator[str]:
     if isinstance(config, ViTConfig):
         if (config.gelu, config.norm_eps) != (NUMERICS["gelu"], NUMERICS["norm_eps"]):
             yield (
                 f"the authors' code has a {NUMERICS['gelu']} GELU and norm_eps {NUMERICS['norm_eps']:g}, "
                 f"these weights were trained with {config.gelu} and {config.norm_eps:g}"
             )
-        yield from position_misfits(config)
+        yield from vit_misfits(row, config)
     if isinstance(config, HybridConfig | ResNetConfig) and config.num_groups != NUM_GROUPS:
         yield f"num_groups is {NUM_GROUPS} there, not {config.num_groups}"
     if isinstance(config, ResNetConfig) and config.version != "v2":
@@ -249,11 +249,13 @@ VIT = WeightsLayout(
     tidy=tidy,
     documented={"mean": HALF, "std": HALF, "resample": "bilinear", "position_resize": "zoom"},
     misfits=_misfits,
+    holds={"classifier": ("gap",), "position_embedding": ("none",), "gelu": ("erf",)},
     notes=_notes,
 )
 HYBRID = replace(
     VIT,
     name="google-hybrid",
+    of=HybridConfig,
     title="Google hybrid",
     mark="conv_root/kernel",
     table=hybrid_table,
@@ -262,6 +264,7 @@ HYBRID = replace(
 BIT = replace(
     VIT,
     name="google-bit",
+    of=ResNetConfig,
     title="Google BiT",
     mark="resnet/root_block/standardized_conv2d/kernel",
     table=bit_table,

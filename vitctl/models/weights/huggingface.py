@@ -124,8 +124,8 @@ def _class_names(id2label: Json) -> list[str]:
     return [] if invented else [name for _, name in numbered]
 
 
-def _misfits(config: Config) -> Iterator[str]:
-    yield from vit_misfits(config, only_token=True)
+def _misfits(row: WeightsLayout, config: Config) -> Iterator[str]:
+    yield from vit_misfits(row, config)
     if type(config) is ViTConfig and config.representation_size and config.num_classes:
         yield "its classifier has no pre-logits layer, only the model without a head has one (the pooler)"
 
@@ -199,6 +199,7 @@ LAYOUT = WeightsLayout(
         "resample": "bilinear_antialias",
     },
     misfits=_misfits,
+    holds={"gelu": ("erf",)},
     notes=_notes,
     sidecars=_sidecars,
 )

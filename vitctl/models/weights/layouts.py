@@ -9,7 +9,7 @@ recognised, name rules for both directions, and what is documented or assumed wh
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from typing import Any, Literal
 
@@ -44,11 +44,13 @@ CONV = MemoryLayout(lambda theirs: theirs.permute(3, 2, 0, 1), lambda ours: ours
 class Rule:
     """The tensors of theirs that hold one tensor of ours, stacked along its rows if there are several.
 
-    In a table, `{i}` and `{j}` in their names stand for indices.
+    In a table, `{i}` and `{j}` in their names stand for indices. `shares`: how many parts each of theirs has
+    of the rows, one without it.
     """
 
     theirs: tuple[str, ...]
     layout: MemoryLayout = SAME
+    shares: tuple[int, ...] = ()
 
     def read(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return our tensor, contiguous."""
@@ -57,7 +59,8 @@ class Rule:
 
     def write(self, tensor: Tensor) -> Tensors:
         """Return their tensors, contiguous; each in its own memory, as safetensors requires."""
-        parts = tensor.chunk(len(self.theirs))
+        shares = self.shares or (1,) * len(self.theirs)
+        parts = torch.split(tensor, [len(tensor) * share // sum(shares) for share in shares])
         return {
             name: self.layout.write(part).clone(memory_format=torch.contiguous_format)
             for name, part in zip(self.theirs, parts, strict=True)
@@ -67,14 +70,17 @@ class Rule:
 Table = dict[str, Rule]
 
 
-def entry(*theirs: str, layout: MemoryLayout = SAME) -> Rule:
+def entry(*theirs: str, layout: MemoryLayout = SAME, shares: tuple[int, ...] = ()) -> Rule:
     """Return a row of a table."""
-    return Rule(theirs, layout)
+    return Rule(theirs, layout, shares)
 
 
-def pair(ours: str, *theirs: str) -> Table:
+def pair(ours: str, *theirs: str, shares: tuple[int, ...] = ()) -> Table:
     """Return the rows of one module whose weight and bias have the same layout on both sides."""
-    return {f"{ours}.{kind}": entry(*(f"{name}.{kind}" for name in theirs)) for kind in ("weight", "bias")}
+    return {
+        f"{ours}.{kind}": entry(*(f"{name}.{kind}" for name in theirs), shares=shares)
+        for kind in ("weight", "bias")
+    }
 
 
 def rule_for(table: Table, ours: str) -> Rule | None:
@@ -89,7 +95,7 @@ def rule_for(table: Table, ours: str) -> Rule | None:
     if row is None:
         return None
     from_one = {f"{letter}1": number + 1 for letter, number in indices.items()}
-    return Rule(tuple(name.format(**indices, **from_one) for name in row.theirs), row.layout)
+    return replace(row, theirs=tuple(name.format(**indices, **from_one) for name in row.theirs))
 
 
 def rules_for(table: Table, names: Iterable[str]) -> Table:
@@ -155,6 +161,12 @@ def listed(names: list[str]) -> str:
 View = Callable[[str], Tensor | None]
 Json = Mapping[str, Any]
 _HEAD_CHANNELS = 64
+_LAYER_SCALE = 1e-5  # where a network begins; trained scales replace it
+# The fields of a ViT that not every program has. `bool` in `holds` stands for any value.
+_DECIDING = (
+    "classifier", "norm_at", "position_embedding", "position_at", "gelu", "norm_pre", "patch_bias",
+    "position_class_row", "registers", "layer_scale", "mlp", "mlp_norm", "qkv_bias", "rotary",
+)  # fmt: skip
 # Published sizes whose heads have another number of channels, by hidden size and depth.
 _UNUSUAL_HEADS = {(1152, 27): 16, (1408, 40): 16, (1536, 40): 16, (1664, 48): 16}
 # The values of a layout have as eval_resize the share of the side that a centre crop keeps. With SQUASH
@@ -183,13 +195,16 @@ class WeightsLayout:
         name: as `meta["format"]` and --to call it.
         title: for messages.
         container: kind of file.
-        mark: a tensor that each such file has and no other.
+        mark: a tensor that each such file has; the first layout whose mark a file has is its layout.
+        absent: a tensor that no such file has.
         table: name rules; depends on the number of heads where the layout does.
         describe: configuration and metadata of a file.
         tidy: brings every spelling of the names to the one that `table` writes.
         documented: values that hold for every such file, which records none of them.
         assumed: values that may not hold, for what a file does not record.
         misfits: what of a configuration the layout cannot hold.
+        of: the family of its models.
+        holds: the values of a ViT's fields that it can hold beside the paper's, by field.
         notes: what a reader has to know.
         sidecars: JSON files that belong beside the weights.
     """
@@ -198,14 +213,21 @@ class WeightsLayout:
     title: str
     container: Literal["safetensors", "npz"] = "safetensors"
     mark: str
+    absent: str = ""
     table: Callable[[int], Table]
     describe: Callable[["WeightsLayout", View, Tensors, Beside], tuple[Config, dict[str, Any]]]
     tidy: Callable[[Tensors], Tensors] = lambda tensors: tensors
     documented: Json
     assumed: Json = field(default_factory=dict)
-    misfits: Callable[[Any], Iterator[str]]
+    misfits: Callable[["WeightsLayout", Any], Iterator[str]]
+    of: type[Config] = ViTConfig
+    holds: Json = field(default_factory=dict)
     notes: Callable[[Any, Json], Iterator[str]]
     sidecars: Callable[[Any, Json], dict[str, dict[str, Any]]] = lambda _config, _meta: {}
+
+    def is_of(self, tensors: Mapping[str, Any]) -> bool:
+        """Return whether tidy tensors have this layout."""
+        return self.mark in tensors and self.absent not in tensors
 
     def view(self, tensors: Tensors) -> View:
         """Return the tidy `tensors` as seen by our names."""
@@ -271,22 +293,46 @@ def vit_shape(view: View, num_heads: int | None, image_size: int | None) -> dict
     the position table tells the second only up to the pixels that a grid of patches drops.
     """
     hidden_size, _, patch_size, _ = needed(view, "patch_embedding.weight", 4).shape
-    mlp_size, _ = needed(view, "blocks.0.mlp.fc1.weight", 2).shape
+    inner, gated = (needed(view, f"blocks.0.mlp.{name}.weight", 2) for name in ("fc2", "fc1"))
+    mlp_size = inner.shape[1]
     depth = next(index for index in count() if view(f"blocks.{index}.norm1.weight") is None)
-    pre_logits, class_token = view("pre_logits.weight"), view("class_token")
-    table = view("position_embedding")
-    return {
+
+    def has(ours: str) -> bool:
+        return view(ours) is not None
+
+    pre_logits, registers = view("pre_logits.weight"), view("registers")
+    table, by_offset = view("position_embedding"), view("blocks.0.attention.relative_bias")
+    prefix = int(has("class_token"))
+    biases = {"qkv": has("blocks.0.attention.qkv.bias"), "qv": has("blocks.0.attention.qkv.query_bias")}
+    found: dict[str, Any] = {
         "patch_size": patch_size,
         "hidden_size": hidden_size,
         "depth": depth,
         "mlp_size": mlp_size,
         "num_heads": num_heads or known_heads(hidden_size, depth),
         "num_classes": classes(view),
-        "classifier": "gap" if class_token is None else "token",
+        "classifier": "attention" if has("pool.probe") else "token" if prefix else "gap",
         "representation_size": 0 if pre_logits is None else len(pre_logits),
         "position_embedding": "none" if table is None else "learned",
-        "image_size": _image_size(table, 0 if class_token is None else 1, patch_size, image_size),
+        "patch_bias": has("patch_embedding.bias"),
+        "norm_pre": has("norm_pre.weight"),
+        "registers": 0 if registers is None else registers.shape[1],
+        "layer_scale": _LAYER_SCALE if has("blocks.0.scale1") else 0.0,
+        "mlp": "swiglu" if len(gated) == 2 * mlp_size else "gelu",
+        "mlp_norm": has("blocks.0.mlp.norm.weight"),
+        "qkv_bias": next((kind for kind, there in biases.items() if there), "none"),
     }
+    if by_offset is not None:
+        side = (math.isqrt(max(0, len(by_offset) - 3)) + 1) // 2
+        return found | {"position_embedding": "relative_bias", "image_size": side * patch_size}
+    if (
+        prefix
+        and table is not None
+        and table.dim() == 3
+        and math.isqrt(table.shape[1]) ** 2 == table.shape[1]
+    ):
+        prefix, found["position_class_row"] = 0, False  # a square is a grid without a row for the class token
+    return found | {"image_size": _image_size(table, prefix, patch_size, image_size)}
 
 
 def needed(view: View, name: str, dimensions: int) -> Tensor:
@@ -341,22 +387,14 @@ def _image_size(table: Tensor | None, prefix: int, patch_size: int, hint: int | 
     return hint if hint and hint // patch_size == side else side * patch_size
 
 
-def vit_misfits(config: Config, *, only_token: bool = False) -> Iterator[str]:
-    """Return what other programs' Vision Transformers cannot hold, whichever program it is.
-
-    Args:
-        config: of the model.
-        only_token: whether the program knows models with class token and learned positions only.
+def vit_misfits(row: WeightsLayout, config: Config) -> Iterator[str]:
+    """Return what a layout of Vision Transformers cannot hold: all that is not the paper's, but for
+    `row.holds`.
     """
-    if type(config) is not ViTConfig:
+    if type(config) is not row.of:
         yield f"it has no place for a {type(config).__name__.removesuffix('Config')} model"
         return
-    yield from position_misfits(config)
-    if only_token and (config.classifier != "token" or config.position_embedding != "learned"):
-        yield "it always has a class token and a learned position embedding"
-
-
-def position_misfits(config: ViTConfig) -> Iterator[str]:
-    """Return the position embeddings of Table 8 that have no name outside."""
-    if config.position_embedding not in ("learned", "none") or config.position_at != "stem":
-        yield f"it has no position_embedding {config.position_embedding!r} at {config.position_at!r}"
+    for one in fields(ViTConfig):
+        value, known = getattr(config, one.name), (*row.holds.get(one.name, ()), one.default)
+        if one.name in _DECIDING and value not in known and bool not in known:
+            yield f"it has no {one.name} {value!r}"

@@ -117,8 +117,8 @@ def _recorded(pretrained: Json) -> dict[str, Any]:
     }
 
 
-def _misfits(config: Config) -> Iterator[str]:
-    yield from vit_misfits(config)
+def _misfits(row: WeightsLayout, config: Config) -> Iterator[str]:
+    yield from vit_misfits(row, config)
     if isinstance(config, ViTConfig) and config.representation_size:
         yield "it has no pre-logits layer; fine-tune first, or write with no pre-logits"
 
@@ -220,6 +220,7 @@ LAYOUT = WeightsLayout(
         "resample": "bicubic_antialias",
     },
     misfits=_misfits,
+    holds={"classifier": ("gap",), "position_embedding": ("none",), "gelu": ("erf",)},
     notes=_notes,
     sidecars=_sidecars,
 )

@@ -56,8 +56,8 @@ def _describe(
     return row.vit(shape, {"num_heads": beside.num_heads, **swag}, beside)
 
 
-def _misfits(config: Config) -> Iterator[str]:
-    yield from vit_misfits(config, only_token=True)
+def _misfits(row: WeightsLayout, config: Config) -> Iterator[str]:
+    yield from vit_misfits(row, config)
     if type(config) is not ViTConfig:
         return
     if config.gelu != "erf":
@@ -110,5 +110,6 @@ LAYOUT = WeightsLayout(
         "resample": "bilinear_antialias",
     },
     misfits=_misfits,
+    holds={"gelu": ("erf",)},
     notes=_notes,
 )

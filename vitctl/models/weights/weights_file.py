@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.models.build import build, check_state
-from vitctl.models.variants import Config, HybridConfig, ResNetConfig, from_dict, to_dict, variant
+from vitctl.models.variants import Config, from_dict, to_dict, variant
 from vitctl.models.weights import google, huggingface, timm, torchvision
 from vitctl.models.weights.containers import (
     kind_of,
@@ -43,10 +43,14 @@ from vitctl.system.files import atomic_write
 from vitctl.system.text import count_text, one_line
 
 # A file belongs to the first layout whose mark it has; the hybrid's tensors include a ViT's.
-LAYOUTS: dict[str, WeightsLayout] = {
-    row.name: row
-    for row in (google.HYBRID, google.BIT, google.VIT, timm.LAYOUT, huggingface.LAYOUT, torchvision.LAYOUT)
-}
+LAYOUTS: tuple[WeightsLayout, ...] = (
+    google.HYBRID,
+    google.BIT,
+    google.VIT,
+    timm.LAYOUT,
+    huggingface.LAYOUT,
+    torchvision.LAYOUT,
+)
 TARGETS = ("safetensors", "google", "timm", "hf", "torchvision")
 _FILE_NAMES = {"safetensors": FILE_NAMES[0], "npz": "model.npz"}
 # The sizes that a model's name stands for.
@@ -152,12 +156,12 @@ def _of_vitctl(header: dict[str, Any], state: Tensors) -> Weights:
 
 
 def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
-    for row in LAYOUTS.values():
+    for row in LAYOUTS:
         tidy = row.tidy(tensors)
-        if row.mark in tidy:
+        if row.is_of(tidy):
             break
     else:
-        known = ", ".join(sorted({row.title for row in LAYOUTS.values()}))
+        known = ", ".join(sorted({row.title for row in LAYOUTS}))
         raise CheckpointError(
             f"unknown weights format; its tensors are {listed(list(tensors))}; supported: vitctl, {known}"
         )
@@ -239,9 +243,9 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
     if to == "safetensors":
         file = _target(path, "safetensors")
         return WrittenWeights((save_weights(file, weights.state, weights.config, weights.meta),), ())
-    row = _google(weights.config) if to == "google" else LAYOUTS[to]
+    row = _row(to, weights.config)
     suffix = f".{row.container}"
-    problems = list(row.misfits(weights.config))
+    problems = list(row.misfits(row, weights.config))
     if row.container == "npz" and any(tensor.dtype == torch.bfloat16 for tensor in weights.state.values()):
         problems.append("NumPy has no bfloat16; convert the weights to float32 first")
     tensors: Tensors = {}
@@ -271,10 +275,11 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
     return WrittenWeights((file, *beside), tuple(row.notes(weights.config, weights.meta)))
 
 
-def _google(config: Config) -> WeightsLayout:
-    if isinstance(config, ResNetConfig):
-        return google.BIT
-    return google.HYBRID if isinstance(config, HybridConfig) else google.VIT
+def _row(to: str, config: Config) -> WeightsLayout:
+    """Return the first layout of a program that can hold the model, else the first for its family."""
+    rows = [row for row in LAYOUTS if row.name.split("-")[0] == to]
+    of_family = [row for row in rows if row.of is type(config)] or rows
+    return next((row for row in of_family if not list(row.misfits(row, config))), of_family[0])
 
 
 def _target(path: Path, container: str) -> Path:
