@@ -23,14 +23,15 @@ def test_config__has_the_eight_cells_of_table_8_and_no_other(tiny: ViTConfig) ->
                 continue
             with pytest.raises(RecipeError) as error:
                 replace(tiny, position_embedding=kind, position_at=at)
-            words = f"model: position_embedding {kind!r} adds nothing to the tokens: position_at must be stem"
+            words = f"model: position_embedding {kind!r} has no table to add in every layer: "
+            words += "position_at must be stem"
             assert str(error.value) == words
 
 
 @pytest.mark.parametrize(
     ("name", "wrong", "words"),
     [
-        ("vit", {"position_embedding": "rotary"}, "one of learned, none, 2d, relative, not 'rotary'"),
+        ("vit", {"position_embedding": "rotary"}, "2d, relative, relative_bias, sincos, not 'rotary'"),
         (
             "vit",
             {"position_at": "end"},

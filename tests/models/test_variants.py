@@ -111,9 +111,15 @@ def test_config__grid_drops_the_remainder(size: int, patch: int, grid: int) -> N
         ({"depth": True}, "model: depth must be a whole number from 1 to 1,000, not True"),
         ({"num_classes": -1}, "model: num_classes must be a whole number from 0 to 16,777,216, not -1"),
         ({"patch_size": "16"}, "model: patch_size must be a whole number from 1 to 4,096, not '16'"),
-        ({"classifier": "map"}, "model: classifier must be one of token, gap, not 'map'"),
+        (
+            {"classifier": "map"},
+            "model: classifier must be one of token, gap, patches, token_patches, attention, not 'map'",
+        ),
         ({"head_bias": "low"}, "model: head_bias must be a finite number, not 'low'"),
-        ({"gelu": "x", "depth": 1.5}, "from 1 to 1,000, not 1.5; gelu must be one of tanh, erf, not 'x'"),
+        (
+            {"gelu": "x", "depth": 1.5},
+            "from 1 to 1,000, not 1.5; gelu must be one of tanh, erf, quick, not 'x'",
+        ),
     ],
 )
 def test_config__wrong_value_is_refused_in_one_line(wrong: dict[str, object], words: str) -> None:

@@ -208,7 +208,7 @@ class AttentionPool(nn.Module):
         self.mlp = MLP(replace(config, dropout=0.0))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        probe = self.probe.expand(len(tokens), -1, -1)
+        probe = self.probe.expand(tokens.shape[0], -1, -1)
         weights, biases = self.qkv.weight.chunk(3), self.qkv.bias.chunk(3)
         query, key, value = (
             torch.unflatten(F.linear(one, weight, bias), -1, (self.num_heads, -1)).transpose(-3, -2)
@@ -302,7 +302,7 @@ class VisionTransformer(nn.Module):
         tokens, positions, turns = patches, self.positions(), self.turns()
         prefix = [one for one in (self.class_token, self.registers) if one is not None]
         if prefix:
-            tokens = torch.cat([*(one.expand(len(patches), -1, -1) for one in prefix), patches], dim=1)
+            tokens = torch.cat([*(one.expand(patches.shape[0], -1, -1) for one in prefix), patches], dim=1)
         if positions is not None:
             tokens = tokens + positions[:1]
         # Under autocast the patches arrive rounded; the residual stream keeps the precision of the weights.

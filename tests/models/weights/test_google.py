@@ -241,8 +241,8 @@ WRONG: dict[str, tuple[str, tuple[int, ...], str]] = {
     ),
     "oblong grid": (
         "Transformer/posembed_input/pos_embedding",
-        (1, 16, 24),
-        "the position embedding of shape [1, 16, 24] is not a square grid of patches and 1 class token",
+        (1, 18, 24),
+        "the position embedding of shape [1, 18, 24] is not a square grid of patches and 1 class token",
     ),
     "lost heads": (
         "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel",
@@ -285,7 +285,7 @@ def test_write__refuses_what_the_authors_code_computes_otherwise(
             "tanh GELU and norm_eps 1e-06, these weights were trained with erf and 1e-06",
         ),
         (replace(tiny, norm_eps=1e-12), "these weights were trained with tanh and 1e-12"),
-        (replace(tiny, position_embedding="2d"), "it has no position_embedding '2d' at 'stem'"),
+        (replace(tiny, position_embedding="2d"), "it has no position_embedding '2d'"),
         (resnet, "Google BiT cannot hold this model: ResNets were published as v2 only"),
         (replace(resnet, version="v2", num_groups=16), "num_groups is 32 there, not 16"),
     ]

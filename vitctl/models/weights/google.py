@@ -138,7 +138,7 @@ def _describe_vit(
     row: WeightsLayout, view: View, tensors: Tensors, beside: Beside
 ) -> tuple[Config, dict[str, Any]]:
     shape = vit_shape(view, _num_heads(tensors), _named_size(beside) or _FINE_TUNED_SIZE)
-    return _with_meta(row, ViTConfig(**shape, **NUMERICS))
+    return _with_meta(row, ViTConfig(**row.held(shape), **NUMERICS))
 
 
 def _describe_hybrid(
@@ -149,7 +149,7 @@ def _describe_hybrid(
     stride = 4 * 2 ** max(0, len(stage_depths) - 1)  # of the backbone: the first stage keeps the root's size
     map_size = shape.pop("image_size")
     config = HybridConfig(
-        **shape,
+        **row.held(shape),
         **NUMERICS,
         stage_depths=stage_depths,
         width=len(needed(view, "backbone.root.conv.weight", 4)),
