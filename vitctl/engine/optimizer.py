@@ -12,19 +12,21 @@ from torch.optim.sgd import sgd
 
 from vitctl.engine.sharding import full, is_part, like, local
 from vitctl.errors import CheckpointError
+from vitctl.models.parts import trainable
 from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.recipe.sections import Optimizer as Section
 
 
 def build_optimizer(model: nn.Module, chosen: Section) -> Optimizer:
-    """Build the optimizer of [optimizer] over every parameter, biases and norms too, as the authors did.
+    """Build the optimizer of [optimizer] over every trained parameter, biases and norms too, as the authors
+    did.
 
     The learning rate is set before each step. Adam's decay is decoupled: p -= lr * weight_decay * p. SGD's is
     coupled: gradient += weight_decay * p, before the momentum.
 
     Paper: Section 4.1, Tables 3 and 4; D.1 with BiT, Sections 3.3 and 4.2
     """
-    optimizer: Optimizer = resolve_name(OPTIMIZERS[chosen.name].builder)(model.parameters(), chosen)
+    optimizer: Optimizer = resolve_name(OPTIMIZERS[chosen.name].builder)(trainable(model).values(), chosen)
     return optimizer
 
 
@@ -162,7 +164,7 @@ def _names(optimizer: Optimizer, model: nn.Module) -> dict[nn.Parameter, str]:
 
 
 class Average:
-    """ema = decay * ema + (1 - decay) * weights, after each step, for every parameter.
+    """ema = decay * ema + (1 - decay) * weights, after each step, for every trained parameter.
 
     The start weights keep a share of decay ** steps. With `debias` they are left out, and the other shares
     are rescaled to sum to 1: the weights after the first step are the first average.
@@ -179,7 +181,7 @@ class Average:
         self.decay, self.debias = decay, debias
         # whether `averaged` has exchanged the weights of the model and the averages, or some of them
         self.is_swapped = False
-        self.tensors = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self.tensors = {name: p.detach().clone() for name, p in trainable(model).items()}
         first = local(next(iter(self.tensors.values())))
         self.updates = torch.zeros((), dtype=torch.float64, device=first.device)
 
@@ -196,7 +198,7 @@ class Average:
         if self.debias:
             share = share / (1.0 - self.decay**self.updates)
         own = [local(tensor) for tensor in self.tensors.values()]
-        weights = [local(p.detach()) for p in model.parameters()]
+        weights = [local(p.detach()) for p in trainable(model).values()]
         taken = torch.where(is_finite, share, 0.0).to(own[0].dtype)
         torch._foreach_lerp_(own, weights, [taken] * len(own))
 
@@ -225,7 +227,7 @@ def averaged(model: nn.Module, average: Average | None) -> Iterator[None]:
 @torch.no_grad()
 def _swap(model: nn.Module, average: Average | None) -> None:
     """In place, because sharded parameters are views of memory that FSDP refers to as well."""
-    for name, parameter in model.named_parameters() if average is not None else ():
+    for name, parameter in trainable(model).items() if average is not None else ():
         assert average is not None
         own, other = local(parameter.data), local(average.tensors[name])
         kept = own.clone()
