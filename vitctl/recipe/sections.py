@@ -356,7 +356,7 @@ class LayerRates(Optimizer):
     head_lr_multiplier: float = knob(
         1.0,
         "the rate of the new head is this times that of the rest",
-        source="BiT-style; not in the paper",
+        source="not in the paper",
         gt=0,
     )
 
