@@ -44,6 +44,7 @@ from vitctl.engine.journal import (
 from vitctl.engine.optimizer import Average, optimizer_tensors
 from vitctl.engine.sharding import full
 from vitctl.errors import CheckpointError, VitctlError, os_code
+from vitctl.models.parts import trainable
 from vitctl.models.weights.containers import save_tensors
 from vitctl.models.weights.weights_file import save_weights
 from vitctl.system.files import RUN_FILE, flush, parse_json, write_text
@@ -585,7 +586,7 @@ def check_space(root: Path, model: nn.Module, average: Average | None, *, slots:
         CheckpointError: there is not enough space.
     """
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    of_optimizer = slots * sum(p.numel() * p.element_size() for p in model.parameters())
+    of_optimizer = slots * sum(p.numel() * p.element_size() for p in trainable(model).values())
     one = weights * (1 if average is None else 2) + of_optimizer
     existing = next(path for path in (root, *root.absolute().parents) if path.exists())
     there = sum(

@@ -27,6 +27,7 @@ from vitctl.models.kernels import (
     used_attention,
     used_linear,
 )
+from vitctl.models.parts import train_mode, trainable
 from vitctl.models.variants import Config, ViTConfig
 from vitctl.recipe.schema import NetworkMachine, TrainMachine, TrainRecipe
 from vitctl.recipe.sections import OPTIMIZERS
@@ -85,12 +86,12 @@ def fits_everywhere(
         adds_up: the pass adds to gradients that are there before it: sums of earlier micro-batches, or DDP's
             buckets.
     """
-    model.train()
+    train_mode(model)
     fitted = True
     try:
         kept = torch.empty(reserve, dtype=torch.uint8, device=runtime.device)
         if adds_up:
-            for parameter in model.parameters():
+            for parameter in trainable(model).values():
                 parameter.grad = torch.zeros_like(parameter)
         with runtime.autocast():
             loss = objective(model, batch, 0)
@@ -236,7 +237,7 @@ def choose_micro_batch(
     if {name: known.get(name) for name in setting} == setting:
         return int(known["micro_batch"])
     copies = OPTIMIZERS[recipe.optimizer.name].slots + (recipe.averaging.decay > 0)
-    reserve = copies * sum(p.numel() * p.element_size() for p in model.parameters())
+    reserve = copies * sum(p.numel() * p.element_size() for p in trainable(model).values())
 
     def fits(images: int) -> bool:
         adds_up = runtime.num_processes > 1 or images < share

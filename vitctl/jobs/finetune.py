@@ -30,9 +30,10 @@ from vitctl.jobs.training import (
     weights_used,
     within,
 )
+from vitctl.models.parts import freeze, trainable
 from vitctl.models.variants import unseen_pixels
 from vitctl.recipe.images import TrainImages
-from vitctl.recipe.schema import Finetune, rates_in_words, rates_of
+from vitctl.recipe.schema import Finetune, frozen_places, rates_in_words, rates_of
 
 
 def finetune(
@@ -171,6 +172,7 @@ def _score_identity(recipe: Finetune, start: _Start, train_on: Source, score_on:
         "train_sha256": train_on.digest,
         "data_sha256": score_on.digest,
         "initialise": recipe.weights.initialise,
+        **({} if recipe.finetune.freeze == "none" else {"freeze": recipe.finetune.freeze}),
         **rates_of(recipe, start.found.weights.config),
     }
 
@@ -199,6 +201,11 @@ def _train(
         seed=recipe.seed,
         dtype=run.runtime.dtype,
     )
+    freeze(model, frozen_places(recipe, model.config))
+    counts = [sum(p.numel() for p in some) for some in (trainable(model).values(), model.parameters())]
+    if counts[0] < counts[1]:
+        lines.append(f"{counts[0]:,} of {counts[1]:,} parameters trained, the others frozen: those layers "
+                     f"compute as in evaluation")  # fmt: skip
     found.log(run.journal, *lines, rates_in_words(recipe, rates))
     for text in unseen_pixels(model.config):
         run.journal.write("warning", step=0, text=text)
@@ -207,4 +214,5 @@ def _train(
     digest = found.weights.digest
     score = train(recipe, run, model, images, found.weights.meta, start_weights_sha256=digest)
     used = trained(recipe, data, run, images, found.weights.meta)
+    used |= {"trained_parameters": counts[0]} if counts[0] < counts[1] else {}
     return score, used | rates | dropout_draws(recipe, model.config, run.folder)

@@ -40,6 +40,7 @@ from vitctl.engine.trace import (
 )
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import CheckpointError, VitctlError
+from vitctl.models.parts import trainable
 from vitctl.verify.finding import Finding, Progress, differs, ok, unchecked, unproven
 from vitctl.verify.rerun import Rerun
 
@@ -342,7 +343,7 @@ class _Replay:
         return far
 
     def _gradient_in_words(self, recorded: StepLine, here: StepRecord) -> str:
-        names = [name for name, _ in self.trainer.unwrapped.named_parameters()]
+        names = list(trainable(self.trainer.unwrapped))
         size = self.trainer.batch_size
         differing = self._differing_marks(recorded, here, slice(size, None))
         if not len(differing) or len(here.marks) - size != len(names):

@@ -53,6 +53,7 @@ from vitctl.recipe.schema import (
     Pretrain,
     Recipe,
     Vtab,
+    frozen_places,
     rates_of,
 )
 from vitctl.system.text import count_text, typed, typed_command
@@ -405,6 +406,7 @@ def check_weights(recipe: Recipe) -> StoredNetwork | None:
         if isinstance(recipe, Finetune | Vtab):
             stored = found.config
             downstream(stored, num_classes=1, image_size=stored.image_size, **rates_of(recipe, stored))
+            frozen_places(recipe, stored)
     if isinstance(recipe, Vtab):
         lanes_of(recipe, recipe.machine.processes)
     return found
