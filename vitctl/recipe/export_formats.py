@@ -56,8 +56,8 @@ _ROWS = (
     ExportFormat(
         name="onnx",
         ending=".onnx",
-        what="a graph from uint8 images to logits; value range inside; class names, pre-processing and the "
-        "digest of the weights in its metadata; any batch size; beside it a short program that runs it",
+        what="a graph from uint8 images to logits, any batch size, normalisation included; metadata; a short "
+        "program that runs it",
         writer=f"{_GRAPH}:write_onnx",
         prover=f"{_GRAPH}:open_onnx",
         is_graph=True,
@@ -69,7 +69,7 @@ _ROWS = (
     ExportFormat(
         name="pt2",
         ending=".pt2",
-        what="the same graph as a program of `torch.export`",
+        what="the same graph as a `torch.export` program",
         writer=f"{_GRAPH}:write_program",
         prover=f"{_GRAPH}:open_program",
         is_graph=True,
@@ -113,7 +113,7 @@ _ROWS = (
     ExportFormat(
         name="google",
         ending=".npz",
-        what="a folder with the `.npz` of the paper's authors and a README.md",
+        what="a folder with a `.npz` in the paper authors' format and a README.md",
         reader="the authors' code",
         resizing="square, no antialias",
     ),
