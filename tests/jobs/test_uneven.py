@@ -176,7 +176,7 @@ def stopped_result(folder: Path) -> dict[str, Any]:
 def check_stopped(folder: Path) -> None:
     result = stopped_result(folder)
     assert result["status"] == "done"
-    assert result["metrics"]["stopped_early"] == {"step": 8, "total_steps": 12, "best": 6}
+    assert result["metrics"]["stopped_early"] == {"step": 8, "total_steps": 12, "best": 4}
     assert (result["metrics"]["metric"], result["metrics"]["f1"]) == ("f1", 0.5)
     assert (result["metrics"]["last"]["step"], result["metrics"]["last"]["f1"]) == (8, 0.4)
     assert (result["provenance"]["weights_chosen"], result["provenance"]["weights_step"]) == ("best", 6)

@@ -532,7 +532,7 @@ class Trainer(TrainStep):
         if not e.patience or step >= self.total_steps or not is_due(step, e.every_steps):
             return
         if self._main_has(Score.since_best(self.scores) >= e.patience):
-            best = max(self.scores, key=lambda at: (self.scores[at].deciding, at), default=0)
+            best = max(self.scores, key=lambda at: (self.scores[at].deciding, -at), default=0)
             self.journal.write(
                 "early_stop", step=step, total_steps=self.total_steps, best=best, patience=e.patience
             )

@@ -455,12 +455,12 @@ class Loss(Section):
     )
     class_weights: ClassWeights = knob(
         "none",
-        "weight of an image in the loss, by its label: balanced: images / (classes * images of the class); "
-        "sqrt: the square root of that; or a table {name = number}, 1 for other classes. sqrt and table are "
-        "scaled to a mean of 1 over the training images, which balanced has. The loss is the mean over the "
-        "global batch of weight * loss, not divided by the weights of the batch as torch's CrossEntropyLoss "
-        "does, so that it does not depend on how the batch is divided. MixUp and CutMix blend the two "
-        "weighted losses; label smoothing changes no weight",
+        "weight of an image in the loss, by its label. balanced: images / (classes * images of the class); "
+        "sqrt: its square root; {name = number}: a table, 1 for other classes. Weights have a mean of 1 over "
+        "the training images; sqrt and tables are scaled to it. The loss is the mean of weight * loss over "
+        "the global batch. It is not divided by the batch's weights as in torch's CrossEntropyLoss, so it "
+        "is the same however the batch is divided. MixUp and CutMix blend two weighted losses; label "
+        "smoothing changes no weight",
         source="scikit-learn's compute_class_weight('balanced'); not in the paper",
     )
 

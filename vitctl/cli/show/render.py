@@ -201,8 +201,8 @@ def clock(seconds: float) -> str:
 _LINES = {
     "progress": "{what}: {done:,} of {total:,} images",
     "evaluate": "step {step}  accuracy {accuracy:.2%} ({correct:,} of {total:,})",
-    "early_stop": "stopped early at step {step} of {total_steps}: none of the last {patience} scores is "
-    "above that of step {best}",
+    "early_stop": "stopped early at step {step} of {total_steps}: no score since step {best} is "
+    "better ({patience} in a row)",
     "weights": "weights: {path} ({text})",
     "resume": "resuming from step {step} of {total_steps}",
     "node": "{text}",
