@@ -202,8 +202,10 @@ class Trainer(TrainStep):
         self.workers = num_workers(machine, runtime)
         self.own = own_slots(s.batch_size, self.lanes, runtime.rank, runtime.num_processes)
         self.needs_labels = objective is None
-        uneven = correction(recipe.loss.class_weights, "shuffle", images.train)
-        weights = torch.from_numpy(uneven.factors).to(runtime.device) if uneven else None
+        weights = None
+        if recipe.loss.class_weights != "none":
+            found = correction(recipe.loss.class_weights, "shuffle", images.train)
+            weights = torch.from_numpy(found.factors).to(runtime.device)
         objective = partial(
             objective or classification(recipe.loss, images.mixing, recipe.seed, weights),
             normalise=runtime.normaliser(tuple(meta["mean"]), tuple(meta["std"])),

@@ -60,23 +60,21 @@ class Correction:
         return {self.key.partition(".")[2]: {"name": self.name, **rows}}
 
 
-def correction(weights: ClassWeights, sampling: str, source: Source) -> Correction | None:
-    """Return what a training on `source` does about uneven classes; None where both are off.
+def correction(weights: ClassWeights, sampling: str, source: Source) -> Correction:
+    """Return what a training on `source` does about uneven classes.
 
     balanced: n / (K n_c) for class c with n_c of the n images of K classes, as scikit-learn's
     compute_class_weight; also the draws of each image in an epoch with balanced sampling. sqrt: the square
     root of it, and table: the given numbers, 1 for other classes, both scaled to a mean of 1 over the images.
 
     Args:
-        weights: loss.class_weights.
+        weights: loss.class_weights; "none" where the next is "balanced".
         sampling: data.sampling.
         source: training images.
 
     Raises:
         RecipeError: images may have several labels, a class has no image, or the table has an unknown class.
     """
-    if weights == "none" and sampling == "shuffle":
-        return None
     key = "data.sampling" if weights == "none" else "loss.class_weights"
     name = sampling if weights == "none" else weights if isinstance(weights, str) else "table"
     if source.labels(np.zeros(0, np.int64)).ndim > 1:

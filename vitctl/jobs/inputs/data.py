@@ -247,7 +247,9 @@ def corrected(recipe: Pretrain | Finetune, source: Source) -> Correction | None:
     Raises:
         RecipeError: it cannot be done with these images.
     """
-    return correction(recipe.loss.class_weights, recipe.data.sampling, source)
+    weights, sampling = recipe.loss.class_weights, recipe.data.sampling
+    is_off = weights == "none" and sampling == "shuffle"
+    return None if is_off else correction(weights, sampling, source)
 
 
 def open_images(place: Place, split: str, run_dir: Path) -> Source:
