@@ -14,7 +14,14 @@ from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.schedule import checked_steps, fitted_recipe
 from vitctl.engine.trainer import RunContext
-from vitctl.jobs.inputs.data import Inputs, at_size, open_inputs, open_training_images, sampling_notes
+from vitctl.jobs.inputs.data import (
+    Inputs,
+    at_size,
+    corrected,
+    open_inputs,
+    open_training_images,
+    sampling_notes,
+)
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_of
 from vitctl.jobs.lr_sweep import SEEDS, Trial, best, broadcast_score, run_trials
 from vitctl.jobs.record.result import RunResult
@@ -76,7 +83,8 @@ def finetune(
     assert train_on is not None
     recipe = fitted_recipe(recipe, len(train_on))
     run = start_run(recipe, run_dir, report, stop, score_on, train_on, act=act)
-    for text in sampling_notes(data, train_on):
+    uneven = corrected(recipe, train_on)
+    for text in (*sampling_notes(data, train_on), *([uneven.note] if uneven else ())):
         run.journal.write("data", step=0, text=text)
 
     start = _Start(found, data)
@@ -97,7 +105,7 @@ def finetune(
         result = replace(result, metrics=over_seeds(repeated) | beside)
     if not tried:
         return result
-    table = {f"{one.value:g}": one.score.accuracy for one in tried}
+    table = {f"{one.value:g}": one.score.deciding for one in tried}
     splits = {
         "train_split": recipe.sweep.train_split,
         "split": recipe.sweep.eval_split,
@@ -126,7 +134,7 @@ def _sweep(recipe: Finetune, start: _Start, run: RunContext, images: tuple[Sourc
 
     must_match = _score_identity(recipe, start, *images)
     tried = run_trials(recipe.sweep.lrs, attempt, run.folder, run.runtime, knob="lr", must_match=must_match)
-    table = {f"{one.value:g}": one.score.accuracy for one in tried}
+    table = {f"{one.value:g}": one.score.deciding for one in tried}
     run.journal.write("sweep", step=0, split=recipe.sweep.eval_split, accuracies=table, lr=best(tried).value)
     return tried
 
@@ -162,7 +170,15 @@ def over_seeds(repeated: Sequence[Trial]) -> dict[str, Any]:
         "std": statistics.pstdev(accuracies),
         "total": repeated[0].score.total,
         "by_seed": by_seed,
+        **_deciding([one.score for one in repeated]),
     }
+
+
+def _deciding(scores: Sequence[Score]) -> dict[str, Any]:
+    """Return the mean of another evaluation.metric than accuracy, and its name."""
+    metric = scores[0].metric
+    mean = statistics.fmean(score.deciding for score in scores)
+    return {} if metric == "accuracy" else {metric: mean, "metric": metric}
 
 
 def _score_identity(recipe: Finetune, start: _Start, train_on: Source, score_on: Source) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from vitctl.jobs.inputs.data import (
     check_scored,
     check_set,
     chosen_tasks,
+    corrected,
     fewshot_places,
     open_recipe_split,
     open_train,
@@ -158,8 +159,10 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         RecipeError: the length depends on data that cannot be read.
         CheckpointError: the weights are not here, and their model is not named.
     """
-    num_images, num_classes, data, size_notes, _ = size or _size(recipe)
+    num_images, num_classes, data, size_notes, source = size or _size(recipe)
     notes = list(size_notes)
+    if source is not None and (uneven := corrected(recipe, source)):
+        notes.append(uneven.note)
     recipe = fitted_recipe(recipe, num_images)
     config: Config
     if isinstance(recipe, Pretrain):

@@ -19,13 +19,21 @@ from vitctl.engine.agreement import changed_on_purpose
 from vitctl.engine.checkpoint import SavedCheckpoint, read_state
 from vitctl.engine.computation import computed_training, exact, kernels_used
 from vitctl.engine.evaluation import Score, cached_features, evaluate_model, representations
-from vitctl.engine.journal import LOG, Journal, Record, Report, json_digest, tensors_file
+from vitctl.engine.journal import (
+    LOG,
+    Journal,
+    Record,
+    Report,
+    json_digest,
+    read_records,
+    tensors_file,
+)
 from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime, num_workers, start, tracking
 from vitctl.engine.trainer import Images, RunContext, Trainer
 from vitctl.errors import DataError
-from vitctl.jobs.inputs.data import eval_transform, mixing, train_transform, training_order
+from vitctl.jobs.inputs.data import corrected, eval_transform, mixing, train_transform, training_order
 from vitctl.jobs.inputs.weights import FoundWeights
 from vitctl.jobs.record.result import RunResult, choose_weights, data_used, logged_probes, logged_scores
 from vitctl.models.blocks import compile_errors
@@ -253,6 +261,8 @@ def trained(
         "train_source": source_text(images.train),
         "num_train": len(images.train),
     }
+    if isinstance(recipe, Pretrain | Finetune) and (uneven := corrected(recipe, images.train)):
+        used |= uneven.used
     if images.scored is None:
         return used
     used |= {**data_used(images.scored, data.eval_split), "labels": "original"}
@@ -284,6 +294,9 @@ def training_result(
     if recipe.evaluation.select_best:
         step, last = max(logged_scores(run_dir).items())
         metrics["last"] = {"step": step, **last.numbers}
+        stops = [r for r in read_records(run_dir / LOG) if r.get("kind") == "early_stop"]
+        if stops and stops[-1]["step"] == step:  # of an earlier end that a longer patience undid: not
+            metrics["stopped_early"] = {name: stops[-1][name] for name in ("step", "total_steps", "best")}
     state = read_state(path.parent)
     weights = {
         **chosen.used(),

@@ -156,6 +156,13 @@ class TrainImages(Place):
         source="4.3",
         ge=0,
     )
+    sampling: Literal["shuffle", "balanced"] = knob(
+        "shuffle",
+        "shuffle: every image once in an epoch; balanced: every class equally often, its images in turn. An "
+        "epoch is still as many images as there are: those of small classes are drawn several times in it, "
+        "not all of large ones are drawn",
+        source="not in the paper",
+    )
     order: Literal["exact", "windowed"] = knob(
         "exact",
         "exact: any image next; windowed: shards are read in one go, images shuffled within windows of them",
@@ -236,6 +243,11 @@ class TrainImages(Place):
             raise ValueError(
                 "order_window_shards does nothing for order = 'exact'; set data.order = 'windowed', or "
                 "leave it out"
+            )
+        if self.sampling == "balanced" and (self.order == "windowed" or self.mixture or self.synthetic):
+            raise ValueError(
+                "sampling = 'balanced' draws any image next, by its class; set data.order = 'exact', and "
+                "leave out data.mixture and data.synthetic"
             )
         if self.mixture and self.synthetic:
             raise ValueError(

@@ -41,6 +41,10 @@ _ADDED: dict[str, Any] = {
     "optimizer.layer_decay_numbering": "timm",
     "optimizer.head_lr_multiplier": 1.0,
     "optimizer.decay_on": "all",
+    "loss.class_weights": "none",
+    "data.sampling": "shuffle",
+    "evaluation.metric": "accuracy",
+    "evaluation.patience": 0,
 }
 
 

@@ -355,6 +355,27 @@ class Suite(Section):
 # Keys of earlier releases, which the recipes of their runs have. Digests of recipes keep these names.
 RENAMED = {"evaluation.early_stopping": "evaluation.select_best"}
 
+
+def _check_uneven(loss: Loss, data: TrainImages) -> None:
+    """Raise ValueError where class weights or balanced sampling make no sense."""
+    if loss.class_weights == "none":
+        if data.sampling == "balanced" and loss.name == "masked_patch":
+            raise ValueError(
+                "data.sampling = 'balanced' draws by label, and masked_patch uses none; leave it out"
+            )
+    elif loss.name == "masked_patch" or data.mixture:
+        other = "data.mixture" if data.mixture else "loss.name = 'masked_patch'"
+        raise ValueError(
+            f"loss.class_weights weighs images by the labels of one source, which {other} does not have; "
+            f"leave one of them out"
+        )
+    elif data.sampling == "balanced":
+        raise ValueError(
+            "loss.class_weights and data.sampling = 'balanced' correct uneven classes twice; leave one of "
+            "them out"
+        )
+
+
 _DROPOUT = (
     "dropout while fine-tuning, 0 to below 1; as_stored: the value stored with the weights, "
     "0 where there is none"
@@ -416,6 +437,7 @@ class Pretrain(TrainRecipe):
                 "loss.name = 'masked_patch' has no targets to blend; leave out data.mixup_alpha and "
                 "data.cutmix_alpha"
             )
+        _check_uneven(self.loss, self.data)
         return self
 
     def network(self, num_classes: int) -> Config:
@@ -484,6 +506,7 @@ class Finetune(TrainRecipe):
                 "finetune.seeds gives a mean of accuracies, and there is nothing to score; set "
                 "data.eval_split"
             )
+        _check_uneven(self.loss, self.data)
         return self
 
 
@@ -534,6 +557,10 @@ class Vtab(TrainRecipe):
             raise ValueError(
                 "evaluation.select_best would choose a checkpoint by the test images, the only ones that a "
                 "task of vtab scores"
+            )
+        if self.loss.class_weights != "none" or self.evaluation.metric != "accuracy":
+            raise ValueError(
+                "loss.class_weights and evaluation.metric would leave the protocol of vtab; leave them out"
             )
         return self
 

@@ -72,7 +72,9 @@ class Section(BaseModel):
         A learning rate may be far larger: nothing is counted by it, and a training that diverges stops.
         """
         most = 1e200 if info.field_name == "lr" else MOST_NUMBER
-        numbers = value if isinstance(value, tuple) else (value,)
+        numbers = (
+            value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
+        )
         if any(isinstance(number, int | float) and abs(number) > most for number in numbers):
             raise ValueError(f"should be at most {most:,}")
         return value
@@ -459,6 +461,26 @@ class FittedSchedule(Schedule):
     _needs_length: ClassVar[bool] = False
 
 
+def _class_weights(value: Any) -> Any:
+    """Check class weights, with one error message for both forms, word and table."""
+    numbers = value.values() if isinstance(value, dict) else ()
+    is_table = numbers and all(
+        isinstance(one, int | float) and not isinstance(one, bool) and 0 < one < MOST_NUMBER
+        for one in numbers
+    )
+    if value not in ("none", "balanced", "sqrt") and not is_table:
+        raise ValueError(
+            f"{value!r} should be 'none', 'balanced', 'sqrt', or a table of numbers above 0, such as "
+            f"{{cat = 2, dog = 0.5}}"
+        )
+    return value
+
+
+ClassWeights = Annotated[
+    Literal["none", "balanced", "sqrt"] | dict[str, float], BeforeValidator(_class_weights)
+]
+
+
 class Loss(Section):
     """[loss] The loss, computed in float32; `pretrain` can also do without labels."""
 
@@ -476,6 +498,16 @@ class Loss(Section):
         "for the sigmoid "
         "loss: the target is 1 - label_smoothing for each label, label_smoothing for every other class",
         source="authors' configurations: per_class",
+    )
+    class_weights: ClassWeights = knob(
+        "none",
+        "weight of an image in the loss, by its label. balanced: images / (classes * images of the class); "
+        "sqrt: its square root; {name = number}: a table, 1 for other classes. Weights have a mean of 1 over "
+        "the training images; sqrt and tables are scaled to it. The loss is the mean of weight * loss over "
+        "the global batch. It is not divided by the batch's weights as in torch's CrossEntropyLoss, so it "
+        "is the same however the batch is divided. MixUp and CutMix blend two weighted losses; label "
+        "smoothing changes no weight",
+        source="scikit-learn's compute_class_weight('balanced'); not in the paper",
     )
 
     @model_validator(mode="after")
@@ -555,6 +587,29 @@ class Evaluation(Scoring):
         "a checkpoint at every score)",
         source="4.3",
     )
+    metric: Literal["accuracy", "mean_per_class", "f1"] = knob(
+        "accuracy",
+        "number on data.eval_split that chooses the best checkpoint and learning rate, and sums up the run: "
+        "accuracy; mean_per_class: mean of the accuracies of the classes with images; f1: mean of the F1 "
+        "scores of the classes that occur as labels or predictions, as scikit-learn's macro average",
+    )
+    patience: int = knob(
+        0,
+        "stop after so many scores in a row without a better evaluation.metric; 0: off. Needs every_steps "
+        "and select_best",
+        unit="scores",
+        ge=0,
+    )
+
+    @model_validator(mode="after")
+    def _patience_keeps_the_best(self) -> "Evaluation":
+        if self.patience and not (self.every_steps and self.select_best):
+            raise ValueError(
+                f"patience = {self.patience} stops when scores get no better, and the best checkpoint then "
+                f"represents the run: set evaluation.select_best = true, checkpoint.keep_best = 1, and "
+                f"evaluation.every_steps and checkpoint.every_steps to the same number"
+            )
+        return self
 
 
 class Export(Section):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitctl.data.source.order import (
+    BalancedOrder,
     LaneOrder,
     Lanes,
     MixtureOrder,
@@ -23,11 +24,20 @@ from vitctl.data.source.order import (
 )
 from vitctl.errors import DataError
 
+LABELS = np.array([2, 0, 1, 0, 0, 1, 0, 0, 0, 1])  # 6, 3 and 1 samples of three classes
 WALKS: tuple[SampleOrder, ...] = (Order(100, 1), WindowedOrder(51, 2, 5, 3), Order(3, 3))
 
 
 @given(
-    st.sampled_from([*WALKS, Order(500, 3), WindowedOrder(500, 3, 60, 4), MixtureOrder(WALKS, (5, 3, 2), 3)]),
+    st.sampled_from(
+        [
+            *WALKS,
+            Order(500, 3),
+            WindowedOrder(500, 3, 60, 4),
+            MixtureOrder(WALKS, (5, 3, 2), 3),
+            BalancedOrder.of(LABELS, 3, 3),
+        ]
+    ),
     st.lists(st.integers(0, 10**12), min_size=1, max_size=40),
 )
 def test_orders__a_position_does_not_depend_on_its_company(order: SampleOrder, positions: list[int]) -> None:
@@ -318,3 +328,31 @@ def test_lane_order__is_for_good() -> None:
         LaneOrder(WindowedOrder(303_000_000, 1, 3030, 32), 4096, 8).at(np.array([0, 512, 10**12]))[1].tolist()
     )
     assert far == [223805029, 126351153, 97135882]
+
+
+@given(st.lists(st.integers(0, 4), max_size=60), st.integers(0, 2**40), st.integers(0, 10**9))
+def test_balanced_order__every_class_in_every_block_and_its_samples_in_turn(
+    labels: list[int], seed: int, first: int
+) -> None:
+    of = np.array([*range(5), *labels])
+    order = BalancedOrder.of(of, 5, seed)
+    assert (order.num_samples, order.window_size) == (len(of), 0)
+    epochs, samples = order.at(np.arange(5 * first, 5 * (first + len(of))))
+    drawn = of[samples].reshape(-1, 5)
+    assert (np.sort(drawn, axis=1) == np.arange(5)).all()
+    for label in range(5):
+        mine, size = of[samples] == label, int((of == label).sum())
+        assert epochs[mine].tolist() == [(first + block) // size for block in range(len(of))]
+        for epoch in np.unique(epochs[mine]):
+            passed = samples[mine & (epochs == epoch)]
+            assert len(set(passed.tolist())) == len(passed)
+
+
+def test_balanced_order__is_pinned_and_its_blocks_are_shuffled() -> None:
+    order = BalancedOrder.of(LABELS, 3, 0)
+    assert order.at(np.arange(12))[1].tolist() == [0, 3, 5, 0, 2, 7, 1, 9, 0, 0, 8, 9]
+    assert order.at(np.array([10**12]))[1].tolist() == [5]
+    drawn = BalancedOrder.of(LABELS, 3, 1).at(np.arange(18_000))[1]
+    first = np.bincount(LABELS[drawn[::3]], minlength=3)
+    assert (abs(first - 2000) < 200).all()
+    assert np.bincount(drawn, minlength=10).tolist() == [1000 * 6 // int((x == LABELS).sum()) for x in LABELS]

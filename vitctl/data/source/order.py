@@ -1,8 +1,9 @@
 """The order of samples as a pure function of the position, so that a run resumes anywhere from one integer.
 
 `Order` shuffles all samples exactly, for local shards. `WindowedOrder` reads sequentially and shuffles within
-a window, for remote shards and hard disks. `MixtureOrder` mixes several orders with fixed weights. `Lanes`
-are fixed parts of the global batch, each with a separate stream of samples.
+a window, for remote shards and hard disks. `MixtureOrder` mixes several orders with fixed weights.
+`BalancedOrder` draws every class equally often. `Lanes` are fixed parts of the global batch, each with a
+separate stream of samples.
 """
 
 from collections.abc import Sequence
@@ -233,6 +234,56 @@ class MixtureOrder:
             epochs[chosen], inside = order.at(positions_of_order)
             samples[chosen] = inside + begin
             begin += order.num_samples
+        return epochs, samples
+
+
+@dataclass(frozen=True, eq=False)
+class BalancedOrder:
+    """An infinite sequence in which every class is drawn equally often.
+
+    The sequence is divided into blocks of K positions. Each block holds every class once, in an order
+    shuffled for that block. The samples of a class come in an order of its own, which visits each of them
+    once before any again, and is shuffled anew each time. So an epoch, n positions, draws n / K samples of
+    each class. Any position is computed without the positions before it; the only table is of the samples by
+    class.
+
+    Args:
+        samples: sorted by class, int64 `[n]`.
+        counts: samples of each class, int64 `[K]`, each at least 1.
+        seed: any integer.
+    """
+
+    samples: np.ndarray
+    counts: np.ndarray
+    seed: int
+
+    @staticmethod
+    def of(labels: np.ndarray, num_classes: int, seed: int) -> "BalancedOrder":
+        """Return the order over samples with these labels, int64 `[n]`, 0 to K - 1."""
+        by_class = np.argsort(labels, kind="stable")
+        return BalancedOrder(by_class, np.bincount(labels, minlength=num_classes), seed)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the data set, and positions in an epoch."""
+        return len(self.samples)
+
+    @property
+    def window_size(self) -> int:
+        """0: there are no windows."""
+        return 0
+
+    def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return epoch (of its class) and sample at the given positions; see `SampleOrder`."""
+        blocks, offsets = np.divmod(np.asarray(positions, np.int64), len(self.counts))
+        classes = shuffle_blocks(self.seed, blocks, offsets, len(self.counts))
+        epochs, samples = np.empty_like(classes), np.empty_like(classes)
+        begins = np.cumsum(self.counts) - self.counts
+        for label in np.unique(classes).tolist():
+            chosen = np.flatnonzero(classes == label)
+            order = Order(int(self.counts[label]), self.seed + (label + 1) * _GOLDEN)
+            epochs[chosen], inside = order.at(blocks[chosen])
+            samples[chosen] = self.samples[begins[label] + inside]
         return epochs, samples
 
 

@@ -36,6 +36,7 @@ from vitctl.jobs.inputs.data import (
     at_size,
     check_order,
     chosen_tasks,
+    corrected,
     open_inputs,
     open_scored,
 )
@@ -465,16 +466,28 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs) -> None:
         )
     if recipe.evaluation.select_best:
         _check_select_best(recipe)
-    if train.labels(np.zeros(0, np.int64)).ndim > 1 and recipe.loss.name == "softmax":
+    if _may_have_several(train) and recipe.loss.name == "softmax":
         raise RecipeError(
             f"loss.name = 'softmax' needs one label per image, but those of '{recipe.data.train_split}' "
             f"may have several; "
             "set loss.name = 'sigmoid'"
         )
+    for source in (train, *(inputs.tried or ())[:1]):
+        corrected(recipe, source)  # raises where these classes cannot be weighted or balanced
+    if recipe.evaluation.metric == "f1" and test is not None and _may_have_several(test):
+        raise RecipeError(
+            f"evaluation.metric = 'f1' needs one label per image, but those of '{recipe.data.eval_split}' "
+            f"may have several; set evaluation.metric = 'accuracy'"
+        )
     if not recipe.data.synthetic:
         check_order(recipe.data, train, recipe.seed, s)
     if isinstance(recipe, Pretrain):
         recipe.network(len(train.class_names))
+
+
+def _may_have_several(source: Source) -> bool:
+    """Return whether images of a source may have several labels."""
+    return source.labels(np.zeros(0, np.int64)).ndim > 1
 
 
 def _check_select_best(recipe: Pretrain | Finetune) -> None:

@@ -12,8 +12,17 @@ from vitctl.data.datasets.catalog import find_data_set, open_split, synthetic
 from vitctl.data.datasets.vtab import SUITES, VtabTask
 from vitctl.data.datasets.vtab_images import TaskData, open_task
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
-from vitctl.data.source.order import LaneOrder, MixtureOrder, Order, SampleOrder, WindowedOrder, quotas
+from vitctl.data.source.order import (
+    BalancedOrder,
+    LaneOrder,
+    MixtureOrder,
+    Order,
+    SampleOrder,
+    WindowedOrder,
+    quotas,
+)
 from vitctl.data.source.splits import num_repeated
+from vitctl.data.source.uneven import Correction, correction
 from vitctl.data.source.views import (
     Source,
     View,
@@ -88,7 +97,10 @@ def training_order(data: TrainImages, source: Source, seed: int, schedule: Sched
     With schedule.lanes each lane walks through its own part of a windowed order. The exact order needs none:
     every sample has the same chance in every lane.
     """
-    if not data.mixture:
+    order: SampleOrder
+    if data.sampling == "balanced":
+        order = BalancedOrder.of(source.labels(), len(source.class_names), seed)
+    elif not data.mixture:
         order = _walk(data, source, seed)
     else:
         assert isinstance(source, View)
@@ -227,6 +239,17 @@ _READING = {
     ("exact", False): "image by image, one request for each; data.order = 'windowed' reads each shard once",
     ("windowed", False): "image by image",
 }
+
+
+def corrected(recipe: Pretrain | Finetune, source: Source) -> Correction | None:
+    """Return what a recipe does about uneven classes of its training images; None: nothing.
+
+    Raises:
+        RecipeError: it cannot be done with these images.
+    """
+    weights, sampling = recipe.loss.class_weights, recipe.data.sampling
+    is_off = weights == "none" and sampling == "shuffle"
+    return None if is_off else correction(weights, sampling, source)
 
 
 def open_images(place: Place, split: str, run_dir: Path) -> Source:
