@@ -14,10 +14,12 @@ from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.schedule import checked_steps, fitted_recipe
 from vitctl.engine.trainer import RunContext
+from vitctl.jobs.inputs.checks import check_kept_head
 from vitctl.jobs.inputs.data import Inputs, at_size, open_inputs, open_training_images, sampling_notes
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_of
 from vitctl.jobs.lr_sweep import SEEDS, Trial, best, broadcast_score, run_trials
 from vitctl.jobs.record.result import RunResult
+from vitctl.jobs.start_head import head_used, start_head
 from vitctl.jobs.training import (
     Act,
     images_of,
@@ -50,8 +52,8 @@ def finetune(
     seed trains in run_dir, whose weights represent the run, and each other one in seeds/seed_VALUE/, of which
     the result and the log are kept.
 
-    Both pre-training head layers are dropped; the new head is one zero-initialised linear layer. The position
-    embedding is resized when the image size changes.
+    Both pre-training head layers are dropped; the new head is one zero-initialised linear layer, unless
+    finetune.head says otherwise. The position embedding is resized when the image size changes.
 
     Args:
         run_dir: gets checkpoints, log.jsonl and, by the caller, result.json.
@@ -73,6 +75,8 @@ def finetune(
     if data.synthetic:  # their size may be that of the weights
         train_on, score_on = open_training_images(data, run_dir)
     assert train_on is not None
+    names = found.weights.meta.get("class_names") or []
+    check_kept_head(recipe, found.path, found.weights.config, names, train_on.class_names)
     recipe = fitted_recipe(recipe, len(train_on))
     run = start_run(recipe, run_dir, report, stop, score_on, train_on, act=act)
     for text in sampling_notes(data, train_on):
@@ -198,13 +202,16 @@ def _train(
         **rates,
         seed=recipe.seed,
         dtype=run.runtime.dtype,
+        keeps_head=recipe.finetune.head == "as_stored",
     )
     found.log(run.journal, *lines, rates_in_words(recipe, rates))
     for text in unseen_pixels(model.config):
         run.journal.write("warning", step=0, text=text)
     images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule)
     model = on_device(model, run.runtime)
+    if recipe.finetune.head == "fewshot":
+        start_head(recipe, run, model, images, found.weights.meta)
     digest = found.weights.digest
     score = train(recipe, run, model, images, found.weights.meta, start_weights_sha256=digest)
     used = trained(recipe, data, run, images, found.weights.meta)
-    return score, used | rates | dropout_draws(recipe, model.config, run.folder)
+    return score, used | rates | dropout_draws(recipe, model.config, run.folder) | head_used(recipe, run)
