@@ -205,3 +205,14 @@ def test_head__refuses_before_it_writes_anything(
     with pytest.raises(VitctlError, match=text):
         job("finetune", **values)
     assert not (tmp_path / "run").exists()
+
+
+def test_fewshot__refuses_an_image_that_cannot_be_decoded(job: Job, tiny_data: Path, tmp_path: Path) -> None:
+    """A training may leave a few out; the solution is of all of its images."""
+    damaged = Path(shutil.copytree(tiny_data, tmp_path / "damaged"))
+    shard = min((damaged / "train").glob("*.tar"))
+    stored = shard.read_bytes()
+    shard.write_bytes(stored.replace(b"\x89PNG", b"none", 1))
+    with pytest.raises(VitctlError, match=r"damaged/train/\S+") as error:
+        job("finetune", **FEWSHOT, **{"data.path": str(damaged), "data.max_bad_fraction": 0.5})
+    assert len(str(error.value).splitlines()) == 1

@@ -9,7 +9,7 @@ from vitctl.data.source.views import random_subset
 from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.computation import choose_kernels, exact, kept_kernels, use_kernels
 from vitctl.engine.evaluation import representations
-from vitctl.engine.fewshot_ridge import decompose, fitted_scale
+from vitctl.engine.fewshot_ridge import count_correct, decompose, fitted_scale
 from vitctl.engine.journal import CHECKPOINTS, LOG, read_records
 from vitctl.engine.trainer import Images, RunContext
 from vitctl.errors import DataError
@@ -65,21 +65,18 @@ def start_head(
         if runtime.is_main:
             labels = torch.from_numpy(source.labels())
             ridge = decompose(features, labels, num_classes=classes)
-            few = slice(max(1, _MOST_SCORES // classes))
-            unseen = ridge.left_out(features[few], labels[few], asked.head_l2)
-            scale = fitted_scale(unseen, labels[few], recipe.loss.name)
+            some = slice(None, None, -(-len(source) * classes // _MOST_SCORES))
+            unseen = ridge.left_out(features[some], labels[some], asked.head_l2)
+            scale = fitted_scale(unseen, labels[some], recipe.loss.name)
             weight, bias = ridge.layer(asked.head_l2)
             solved = scale * torch.cat([weight, bias.unsqueeze(1)], dim=1) + 0.0  # no -0.0: sums have none
-            seen = ridge.scores(ridge.project(features), asked.head_l2)
-            right, alone = (
-                float((scores.argmax(dim=1) == labels[: len(scores)]).double().mean())
-                for scores in (seen, unseen)
-            )
+            right = count_correct(ridge, features, labels, [asked.head_l2])[0].sum() / len(source)
+            alone = float((unseen.argmax(dim=1) == labels[some]).double().mean())
             text = (
                 f"from the few-shot solution of {len(source):,} images times {scale:.4g}, accuracy on them "
                 f"{right:.2%}, on each by the others {alone:.2%}"
             )
-            used = {"num_images": len(source), "scale": scale, "accuracy": right, "left_out": alone}
+            used = {"num_images": len(source), "scale": scale, "accuracy": float(right), "left_out": alone}
             run.journal.write("head", step=0, text=text, used=used)
     solved = runtime.add(solved)
     with torch.no_grad():
