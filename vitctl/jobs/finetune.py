@@ -14,6 +14,7 @@ from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.schedule import checked_steps, fitted_recipe
 from vitctl.engine.trainer import RunContext
+from vitctl.jobs.inputs.checks import check_kept_head
 from vitctl.jobs.inputs.data import (
     Inputs,
     at_size,
@@ -25,6 +26,7 @@ from vitctl.jobs.inputs.data import (
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_of
 from vitctl.jobs.lr_sweep import SEEDS, Trial, best, broadcast_score, run_trials
 from vitctl.jobs.record.result import RunResult
+from vitctl.jobs.start_head import head_used, start_head
 from vitctl.jobs.training import (
     Act,
     images_of,
@@ -58,8 +60,8 @@ def finetune(
     seed trains in run_dir, whose weights represent the run, and each other one in seeds/seed_VALUE/, of which
     the result and the log are kept.
 
-    Both pre-training head layers are dropped; the new head is one zero-initialised linear layer. The position
-    embedding is resized when the image size changes.
+    Both pre-training head layers are dropped; the new head is one zero-initialised linear layer, unless
+    finetune.head says otherwise. The position embedding is resized when the image size changes.
 
     Args:
         run_dir: gets checkpoints, log.jsonl and, by the caller, result.json.
@@ -81,6 +83,8 @@ def finetune(
     if data.synthetic:  # their size may be that of the weights
         train_on, score_on = open_training_images(data, run_dir)
     assert train_on is not None
+    names = found.weights.meta.get("class_names") or []
+    check_kept_head(recipe, found.path, found.weights.config, names, train_on.class_names)
     recipe = fitted_recipe(recipe, len(train_on))
     run = start_run(recipe, run_dir, report, stop, score_on, train_on, act=act)
     uneven = corrected(recipe, train_on)
@@ -216,6 +220,7 @@ def _train(
         **rates,
         seed=recipe.seed,
         dtype=run.runtime.dtype,
+        keeps_head=recipe.finetune.head == "as_stored",
     )
     freeze(model, frozen_places(recipe, model.config))
     counts = [sum(p.numel() for p in some) for some in (trainable(model).values(), model.parameters())]
@@ -227,8 +232,10 @@ def _train(
         run.journal.write("warning", step=0, text=text)
     images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule)
     model = on_device(model, run.runtime)
+    if recipe.finetune.head == "fewshot":
+        start_head(recipe, run, model, images, found.weights.meta)
     digest = found.weights.digest
     score = train(recipe, run, model, images, found.weights.meta, start_weights_sha256=digest)
     used = trained(recipe, data, run, images, found.weights.meta)
     used |= {"trained_parameters": counts[0]} if counts[0] < counts[1] else {}
-    return score, used | rates | dropout_draws(recipe, model.config, run.folder)
+    return score, used | rates | dropout_draws(recipe, model.config, run.folder) | head_used(recipe, run)

@@ -140,14 +140,25 @@ class ImagePass:
         """
         return self.through(representations, "features", model, source)
 
-    def through(self, function: Callable[..., T], what: str, model: Model, source: Source, **more: Any) -> T:
+    def through(
+        self,
+        function: Callable[..., T],
+        what: str,
+        model: Model,
+        source: Source,
+        *,
+        verifies: bool = True,
+        **more: Any,
+    ) -> T:
         """Apply a function of `vitctl.engine.evaluation` to a split; `what` names it on the screen.
 
         Raises:
-            DataError: not every byte of its shards could be verified.
+            DataError: not every byte of its shards could be verified; not without `verifies`, for training
+                images, of which the result says whether they were.
         """
         run, runtime = self.run, self.run.runtime
-        run.shards.add(source)
+        if verifies:
+            run.shards.add(source)
         batches = eval_batches(
             source,
             self.transform,
@@ -163,7 +174,8 @@ class ImagePass:
         found = function(
             runtime, model, batches, num_images=len(source), normalise=normalise, stop=run.stop, **more
         )
-        check_whole(run.shards, runtime, source)
+        if verifies:
+            check_whole(run.shards, runtime, source)
         return found
 
     def cached(

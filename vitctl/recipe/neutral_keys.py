@@ -45,6 +45,9 @@ _ADDED: dict[str, Any] = {
     "data.sampling": "shuffle",
     "evaluation.metric": "accuracy",
     "evaluation.patience": 0,
+    "finetune.head": "zero",
+    "finetune.head_l2": 1024.0,
+    "finetune.head_images": 50_000,
 }
 
 

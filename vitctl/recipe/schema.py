@@ -286,7 +286,7 @@ class LrSweep(Section):
 
 
 class Repeats(Section):
-    """[finetune] What `finetune` trains, and how often, after one sweep of learning rates."""
+    """[finetune] What `finetune` trains, from which head, how often, after one sweep of learning rates."""
 
     freeze: str = knob(
         "none",
@@ -304,6 +304,34 @@ class Repeats(Section):
         "[]: one run, with `seed`",
         source="Table 2, caption",
     )
+    head: Literal["zero", "fewshot", "as_stored"] = knob(
+        "zero",
+        "what the classification layer starts from. zero: zeros; fewshot: the closed-form few-shot solution "
+        "on the training images without augmentation, times the factor that gives its leave-one-out scores "
+        "the least loss; as_stored: the layer stored with the weights, if its classes are those of the data",
+        source="zero: Section 3.2; fewshot: linear probing, then fine-tuning (Kumar et al. 2022)",
+    )
+    head_l2: float = knob(
+        1024.0,
+        "head = 'fewshot': the regulariser, not divided by the number of images",
+        source="as fewshot.l2",
+        gt=0,
+    )
+    head_images: int = knob(
+        50_000,
+        "head = 'fewshot': most training images it is solved on; of more, a random subset",
+        unit="images",
+        ge=1,
+    )
+
+    @model_validator(mode="after")
+    def _head_keys_do_something(self) -> "Repeats":
+        if self.head != "fewshot" and (self.head_l2, self.head_images) != (1024.0, 50_000):
+            raise ValueError(
+                f"head_l2 and head_images do nothing for head = '{self.head}'; leave them out, or set "
+                f"finetune.head = 'fewshot'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sound(self) -> "Repeats":
@@ -507,6 +535,17 @@ class Finetune(TrainRecipe):
                 "data.eval_split"
             )
         _check_uneven(self.loss, self.data)
+        return self
+
+    @model_validator(mode="after")
+    def _head_has_what_it_starts_from(self) -> "Finetune":
+        if self.finetune.head != "zero" and self.weights.initialise == "random":
+            raise ValueError(
+                f"finetune.head = '{self.finetune.head}' needs trained features, and weights.initialise = "
+                f"'random' has none; set finetune.head = 'zero'"
+            )
+        if self.finetune.head == "fewshot" and self.data.synthetic:
+            raise ValueError("data.synthetic has no labels to solve a head for; set finetune.head = 'zero'")
         return self
 
 

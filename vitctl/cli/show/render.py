@@ -208,6 +208,7 @@ _LINES = {
     "node": "{text}",
     "compile": "compiled in {seconds:.1f} s",
     "data": "data: {text}",
+    "head": "head {text}",
     "warning": "warning: {text}",
     "fewshot": "{shots}-shot accuracy {accuracy:.2%}",
     "setting": "lr {lr:g}, {total_steps:,} steps: mean on the validation images {accuracy:.2%}",

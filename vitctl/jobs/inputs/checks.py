@@ -376,6 +376,8 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None) ->
     inputs = inputs or open_inputs(recipe, run_dir)
     if isinstance(recipe, Evaluate) and found is not None and inputs.scored is not None:
         check_scored_head(recipe, found, inputs.scored.class_names)
+    if isinstance(recipe, Finetune) and found is not None and inputs.train is not None:
+        check_kept_head(recipe, found.path, found.config, _stored_names(found), inputs.train.class_names)
     if isinstance(recipe, Pretrain | Finetune):
         _check_training(recipe, inputs)
     elif isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset):
@@ -427,30 +429,66 @@ def check_scored_head(recipe: Evaluate, found: StoredNetwork, classes: Sequence[
         return
     if recipe.evaluation.labels.startswith("objectnet"):
         classes = class_list("imagenet")
+    check_head_classes(found.path, found.config, _stored_names(found), classes)
+
+
+def _stored_names(found: StoredNetwork) -> Sequence[str]:
+    """Return the class names in the header of a file of ours; none of another file."""
     path = Path(found.path)
     ours = own_header(path) if path.is_file() else None
-    meta = ours["meta"] if ours else {}
-    check_head_classes(found.path, found.config, meta.get("class_names") or [], classes)
+    names: Sequence[str] = (ours["meta"] if ours else {}).get("class_names") or []
+    return names
+
+
+def check_kept_head(
+    recipe: Finetune, path: str, config: Config, stored: Sequence[str], classes: Sequence[str]
+) -> None:
+    """Check that the stored head fits the data, if finetune.head keeps it.
+
+    Args:
+        recipe: its finetune.head.
+        path, config, stored: of the weights: their file, their network and its class names, if it has any.
+        classes: names of the data's.
+
+    Raises CheckpointError.
+    """
+    if recipe.finetune.head != "as_stored":
+        return
+    fix = "finetune.head = 'zero' starts a new one"
+    if not config.num_classes or getattr(config, "representation_size", False):
+        why = "hidden layer before its head, which fine-tuning drops" if config.num_classes else "head"
+        raise CheckpointError(f"{path}: has {'a' if config.num_classes else 'no'} {why}; {fix}")
+    check_head_classes(path, config, stored, classes, f"finetune.head = 'as_stored' cannot keep it; {fix}")
 
 
 def check_head_classes(
-    path: str, config: Config, stored: Sequence[str], classes: Sequence[str] | int
+    path: str,
+    config: Config,
+    stored: Sequence[str],
+    classes: Sequence[str] | int,
+    fix: str = "the scores would be meaningless; fine-tune on this data first",
 ) -> None:
     """Compare the classes of head and data: by name, or by number where one of them has no names.
 
     Args:
         path, config, stored: of the weights: their file, their network and its class names.
         classes: names of the data's, or their number.
+        fix: end of the message.
 
     Raises CheckpointError.
     """
     names = [] if isinstance(classes, int) else list(classes)
     num_classes, wanted = len(stored) or config.num_classes, len(names) or classes
     if num_classes != wanted or (stored and names and list(stored) != names):
-        head, data = (f" ({', '.join(some[:3])} ...)" if some else "" for some in (stored, names))
+        first = next((n for n, pair in enumerate(zip(stored, names, strict=False)) if len({*pair}) > 1), 0)
+        some = slice(first, first + 3)
+        head, data = (
+            f" ({'... ' if first else ''}{', '.join(each[some])} ...)" if each else ""
+            for each in (stored, names)
+        )
         raise CheckpointError(
             f"{path}: its head has {count_text(num_classes, 'class', 'classes')}{head}, the data has "
-            f"{wanted}{data}: the scores would be meaningless; fine-tune on this data first"
+            f"{wanted}{data}: {fix}"
         )
 
 
@@ -466,7 +504,13 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs) -> None:
         )
     if recipe.evaluation.select_best:
         _check_select_best(recipe)
-    if _may_have_several(train) and recipe.loss.name == "softmax":
+    may_have_several = _may_have_several(train)
+    if may_have_several and isinstance(recipe, Finetune) and recipe.finetune.head == "fewshot":
+        raise RecipeError(
+            f"finetune.head = 'fewshot' needs one label per image, but those of '{recipe.data.train_split}' "
+            f"may have several; set finetune.head = 'zero'"
+        )
+    if may_have_several and recipe.loss.name == "softmax":
         raise RecipeError(
             f"loss.name = 'softmax' needs one label per image, but those of '{recipe.data.train_split}' "
             f"may have several; "

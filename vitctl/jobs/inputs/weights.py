@@ -275,9 +275,10 @@ def transferred_model(
     drop_path: float,
     seed: int,
     dtype: torch.dtype,
+    keeps_head: bool = False,
 ) -> tuple[Model, list[str]]:
-    """Return the stored body under a new zero head for `num_classes`, or only its architecture with fresh
-    weights.
+    """Return the stored body under a new zero head for `num_classes` (under its own if it `keeps_head`), or
+    only its architecture with fresh weights.
 
     Returns:
         the model, and lines that say what was done.
@@ -289,7 +290,8 @@ def transferred_model(
     if text := random_in_words(wanted, seed):
         return model, [text]
     method = weights.meta.get("position_resize", "zoom")
-    return model, transfer(model, weights.config, weights.state, method=method)
+    state = weights.state
+    return model, transfer(model, weights.config, state, method=method, keeps_head=keeps_head)
 
 
 def check_found(runtime: Runtime, found: FoundWeights, sources: Iterable[Source]) -> None:
