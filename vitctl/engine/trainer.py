@@ -36,12 +36,14 @@ from vitctl.engine.computation import (
     choose_micro_batch,
     computation,
     computed,
+    draws_noise,
     kept_kernels,
     use_kernels,
     versions,
 )
 from vitctl.engine.evaluation import Score, stop_together
 from vitctl.engine.journal import (
+    ADAPTERS,
     AVERAGE,
     CHECKPOINTS,
     LOG,
@@ -235,7 +237,7 @@ class Trainer(TrainStep):
             **how,
             "checkpoint_blocks": machine.checkpoint_blocks,
             "lanes": s.lanes,
-            "draws": bool(getattr(model.config, "dropout", 0.0) or getattr(model.config, "drop_path", 0.0)),
+            "draws": draws_noise(recipe, model.config),
         }
         self.flops_per_image = computed_flops(model.config)
         self.steps_behind = int(runtime.device.type == "cuda")  # that numbers are read late
@@ -381,11 +383,12 @@ class Trainer(TrainStep):
     def load(self, saved: SavedCheckpoint) -> CheckpointTensors:
         """Load a checkpoint; returns the tensors that were read. All processes call this together."""
         read = agreed_tensors(self.runtime, saved)
-        load_full_state(self.unwrapped, read[MODEL])
+        load_full_state(self.unwrapped, read[MODEL] | read[ADAPTERS[MODEL]])
         load_optimizer_tensors(self.optimizer, self.unwrapped, read[OPTIMIZER])
         self.counts = Counts(**{name: int(saved.state.get(name, 0)) for name in asdict(Counts())})
         if self.average is not None:
-            self.average.load(read[AVERAGE], saved.step - self.counts.num_skipped)
+            averages = read[AVERAGE] | read[ADAPTERS[AVERAGE]]
+            self.average.load(averages, saved.step - self.counts.num_skipped)
         self.saved_step = saved.step
         return read
 

@@ -30,7 +30,9 @@ from vitctl.jobs.training import (
     weights_used,
     within,
 )
-from vitctl.models.variants import unseen_pixels
+from vitctl.models.build import Model
+from vitctl.models.lora import adapt
+from vitctl.models.variants import check_lora, unseen_pixels
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import Finetune, rates_in_words, rates_of
 
@@ -203,8 +205,38 @@ def _train(
     for text in unseen_pixels(model.config):
         run.journal.write("warning", step=0, text=text)
     images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule)
-    model = on_device(model, run.runtime)
     digest = found.weights.digest
-    score = train(recipe, run, model, images, found.weights.meta, start_weights_sha256=digest)
+    adapted = _adapted(model, recipe, found)
+    model = on_device(model, run.runtime)
+    score = train(recipe, run, model, images, found.weights.meta, start_weights_sha256=digest, stored=adapted)
     used = trained(recipe, data, run, images, found.weights.meta)
-    return score, used | rates | dropout_draws(recipe, model.config, run.folder)
+    return score, used | adapted | rates | dropout_draws(recipe, model.config, run.folder)
+
+
+def _adapted(model: Model, recipe: Finetune, found: FoundWeights) -> dict[str, Any]:
+    """Put the adapters of [lora] beside a model's layers.
+
+    Returns:
+        what results and files of weights say of them; empty without adapters.
+    """
+    lora = recipe.lora
+    if not lora.rank:
+        return {}
+    check_lora(model.config, lora.blocks)
+    parameters = adapt(
+        model,
+        lora.targets,
+        lora.blocks,
+        rank=lora.rank,
+        alpha=lora.alpha,
+        dropout=lora.dropout,
+        seed=recipe.seed,
+    )
+    return {
+        "lora": {
+            **lora.model_dump(mode="json"),
+            "trainable_parameters": parameters,
+            "from_sha256": found.weights.digest,
+            "from_image_size": found.weights.config.image_size,
+        }
+    }

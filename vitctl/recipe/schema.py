@@ -26,6 +26,7 @@ from vitctl.recipe.sections import (
     FittedSchedule,
     Floats,
     Ints,
+    LoRA,
     Loss,
     MaskedPatch,
     Model,
@@ -447,8 +448,23 @@ class Finetune(TrainRecipe):
     loss: FinetuneLoss
     sweep: LrSweep = LrSweep()
     finetune: Repeats = Repeats()
+    lora: LoRA = LoRA()
     dropout: Rate = knob(0.0, _DROPOUT, source=_DIVIDED)
     drop_path: Rate = knob(0.0, _DROP_PATH, source="AugReg; not in the paper")
+
+    @model_validator(mode="after")
+    def _adapters_have_a_body(self) -> "Finetune":
+        if self.lora.rank and self.weights.initialise == "random":
+            raise ValueError(
+                "[lora] freezes the body, and weights.initialise = 'random' leaves nothing worth freezing; "
+                "leave one of them out"
+            )
+        if self.lora.rank and self.machine.sharding_dtype == "bf16":
+            raise ValueError(
+                "machine.sharding_dtype = 'bf16' gathers weights that adapters are merged into in float32; "
+                "leave it out with [lora]"
+            )
+        return self
 
     @model_validator(mode="after")
     def _noise_tells_no_rate(self) -> "Finetune":

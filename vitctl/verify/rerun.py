@@ -76,8 +76,11 @@ class Rerun:
         try:
             self._start(act)
         except CheckpointError:
-            if self.reached or instead is None or not isinstance(self.loaded.recipe, Finetune | Vtab):
+            recipe = self.loaded.recipe
+            if self.reached or instead is None or not isinstance(recipe, Finetune | Vtab):
                 raise
+            if isinstance(recipe, Finetune) and recipe.lora.rank:
+                raise  # a checkpoint has its adapters merged, not the frozen weights beside them
             self.built_from = instead
             self.scratch = self.scratch.with_name(f"{self.scratch.name}_built")
             self._start(act)
