@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitctl.errors import CheckpointError
 from vitctl.models.blocks import Generator, Values, draw, zero
 from vitctl.models.kernels import Linear
 from vitctl.models.variants import LORA_TARGETS
@@ -66,7 +65,9 @@ class Adapted(Linear):
 
 def factors(adapters: nn.ModuleDict) -> Factors:
     """Return A and B by target."""
-    return {target: (adapter.a, adapter.b) for target, adapter in adapters.items()}
+    return {
+        target: (adapter.a, adapter.b) for target, adapter in adapters.items() if isinstance(adapter, Adapter)
+    }
 
 
 def stacked(targets: Iterable[str]) -> int:
@@ -168,32 +169,20 @@ def stored(
     Yields:
         whether it is of an adapter, its name, the tensor.
     """
-    layers = adapted_layers(model)
+    layers, pairs = adapted_layers(model), factors_of(state)
     for name, tensor in state.items():
         whole = full(tensor)
         if name in layers:
-            owner = f"{name.removesuffix('weight')}{ADAPTERS}"
-            pairs = {
-                target: (full(state[f"{owner}.{target}.a"]), full(state[f"{owner}.{target}.b"]))
-                for target in layers[name].adapters
-            }
-            whole = merged(whole, pairs, layers[name].scale)
+            gathered = {target: (full(a), full(b)) for target, (a, b) in pairs[name].items()}
+            whole = merged(whole, gathered, layers[name].scale)
         yield f".{ADAPTERS}." in name, name, whole
 
 
-def factors_of(adapters: Mapping[str, Tensor]) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
-    """Return stored adapters by the name of their layer's weight, then by target.
-
-    Raises CheckpointError where names are not those of adapters.
-    """
+def factors_of(state: Mapping[str, Tensor]) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
+    """Return the A and B in a state by the name of their layer's weight, then by target."""
     found: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
-    try:
-        for name in sorted(adapters):
-            layer, rest = name.split(f".{ADAPTERS}.")
-            target, kind = rest.split(".")
-            if kind == "a" and target in LORA_TARGETS:
-                pair = adapters[name], adapters[f"{name[:-1]}b"]
-                found.setdefault(f"{layer}.weight", {})[target] = pair
-    except (KeyError, ValueError):
-        raise CheckpointError(f"{name} is no tensor of an adapter, or it is one of a pair") from None
+    for name, a in state.items():
+        layer, _, rest = name.partition(f".{ADAPTERS}.")
+        if rest.endswith(".a"):
+            found.setdefault(f"{layer}.weight", {})[rest.removesuffix(".a")] = a, state[f"{name[:-1]}b"]
     return found

@@ -479,7 +479,7 @@ LORA_TARGETS: dict[str, tuple[str, int]] = {
 
 def check_lora(config: Config, blocks: Iterable[int]) -> None:
     """Raise RecipeError where a network has no layers, or not the `blocks`, that adapters are put beside."""
-    if type(config) not in (ViTConfig, HybridConfig):
+    if not isinstance(config, ViTConfig) or type(config) not in (ViTConfig, HybridConfig):
         raise RecipeError(
             f"[lora] is for Vision Transformers and hybrids, these weights are of the family "
             f"{family(config)!r}; leave it out"
