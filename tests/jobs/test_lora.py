@@ -72,9 +72,9 @@ def test_lora__weights_are_those_of_a_plain_network(tuned: Path, body: Path) -> 
     trained = 2 * (2 * 3 * (24 + 24) + 3 * (48 + 24)) + 6 * 24 + 6
     optimizer = load_file(folder / "optimizer.safetensors")
     assert sum(t.numel() for name, t in optimizer.items() if "momentum" in name) == trained
+    assert used["trained_parameters"] == trained
     assert used["lora"] == {
         **{"rank": 3, "alpha": 6.0, "dropout": 0.2, "targets": ["q", "v", "fc2"], "blocks": []},
-        "trainable_parameters": trained,
         "from_sha256": start.digest,
         "from_image_size": 16,
     }

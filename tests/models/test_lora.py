@@ -92,14 +92,13 @@ def test_merged__parts_of_the_fused_matrix_in_numpy() -> None:
 def test_adapt__starts_as_the_network_without_adapters_and_trains_nothing_else() -> None:
     before = build(VIT, seed=4)
     model = build(VIT, seed=4)
-    count = adapt(model, ("q", "fc1"), (1,), rank=2, alpha=0.0, dropout=0.0, seed=3)
+    adapt(model, ("q", "fc1"), (1,), rank=2, alpha=0.0, dropout=0.0, seed=3)
     assert torch.equal(model(IMAGES.float()), before(IMAGES.float()))
     assert set(trainable(model)) == {"head.weight", "head.bias"} | {
         f"blocks.1.{layer}.adapters.{target}.{kind}"
         for layer, target in (("attention.qkv", "q"), ("mlp.fc1", "fc1"))
         for kind in "ab"
     }
-    assert count == 24 * 5 + 5 + 2 * (24 + 24) + 2 * (24 + 40)
 
 
 def test_adapt__draws_depend_on_seed_block_and_target_alone() -> None:

@@ -234,6 +234,14 @@ FLAGS = (
         "Image size in pixels",
         f"{_TRAIN} {_SCORE} predict inspect {_BENCH}",
     ),
+    Flag(
+        "--freeze",
+        "finetune.freeze",
+        str,
+        "Keep the start weights of: embedding, '6 blocks' (with the embedding), backbone (all but the head)",
+        "finetune",
+        complete=completion.one_of(("none", "embedding", "6 blocks", "backbone")),
+    ),
     Flag("--lr", "optimizer.lr", float, "Base learning rate", "pretrain"),
     Flag(
         "--lr",

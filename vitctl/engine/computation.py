@@ -29,7 +29,7 @@ from vitctl.models.kernels import (
 )
 from vitctl.models.parts import train_mode, trainable
 from vitctl.models.variants import Config, ViTConfig
-from vitctl.recipe.schema import Finetune, NetworkMachine, TrainMachine, TrainRecipe
+from vitctl.recipe.schema import NetworkMachine, TrainMachine, TrainRecipe, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.files import read_json
 
@@ -259,7 +259,7 @@ def most_images(micro_batch: int, share: int) -> int:
 def draws_noise(recipe: TrainRecipe, config: Any) -> bool:
     """Return whether a training has dropout or stochastic depth."""
     rates = [getattr(config, name, 0.0) for name in ("dropout", "drop_path")]
-    return any([*rates, isinstance(recipe, Finetune) and recipe.lora.dropout])
+    return any([*rates, lora_of(recipe).dropout])
 
 
 def dropout_draws(recipe: TrainRecipe, config: Any, folder: Path) -> dict[str, Any]:

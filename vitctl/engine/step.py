@@ -385,7 +385,7 @@ class TrainStep:
 
     def _step(self, lr: float, is_finite: Tensor) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("scale", 1.0)
         take_step(self.optimizer, is_finite)
         if self.average is not None:
             self.average.update(self.unwrapped, is_finite)

@@ -93,7 +93,7 @@ from vitctl.errors import CheckpointError, DataError, VitctlError, is_lost_peer
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
 from vitctl.models.flops import computed_flops
-from vitctl.recipe.schema import Finetune, Pretrain, Vtab
+from vitctl.recipe.schema import Finetune, Pretrain, Vtab, frozen_places, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.process import HERE
 from vitctl.system.text import typed
@@ -239,7 +239,9 @@ class Trainer(TrainStep):
             "lanes": s.lanes,
             "draws": draws_noise(recipe, model.config),
         }
-        self.flops_per_image = computed_flops(model.config)
+        self.flops_per_image = computed_flops(
+            model.config, frozen_places(recipe, model.config), adapters=lora_of(recipe).rank > 0
+        )
         self.steps_behind = int(runtime.device.type == "cuda")  # that numbers are read late
 
         wrapped = runtime.wrap(model, ddp=self.lanes is None, always_synced=self.micro_batch >= share)

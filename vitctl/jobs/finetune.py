@@ -32,9 +32,10 @@ from vitctl.jobs.training import (
 )
 from vitctl.models.build import Model
 from vitctl.models.lora import adapt
+from vitctl.models.parts import freeze, trainable
 from vitctl.models.variants import check_lora, unseen_pixels
 from vitctl.recipe.images import TrainImages
-from vitctl.recipe.schema import Finetune, rates_in_words, rates_of
+from vitctl.recipe.schema import Finetune, frozen_places, rates_in_words, rates_of
 
 
 def finetune(
@@ -173,6 +174,7 @@ def _score_identity(recipe: Finetune, start: _Start, train_on: Source, score_on:
         "train_sha256": train_on.digest,
         "data_sha256": score_on.digest,
         "initialise": recipe.weights.initialise,
+        **({} if recipe.finetune.freeze == "none" else {"freeze": recipe.finetune.freeze}),
         **rates_of(recipe, start.found.weights.config),
     }
 
@@ -201,15 +203,21 @@ def _train(
         seed=recipe.seed,
         dtype=run.runtime.dtype,
     )
+    freeze(model, frozen_places(recipe, model.config))
+    adapted = _adapted(model, recipe, found)
+    counts = [sum(p.numel() for p in some) for some in (trainable(model).values(), model.parameters())]
+    if counts[0] < counts[1]:
+        lines.append(f"{counts[0]:,} of {counts[1]:,} parameters trained, the others frozen: those layers "
+                     f"compute as in evaluation")  # fmt: skip
     found.log(run.journal, *lines, rates_in_words(recipe, rates))
     for text in unseen_pixels(model.config):
         run.journal.write("warning", step=0, text=text)
     images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule)
     digest = found.weights.digest
-    adapted = _adapted(model, recipe, found)
     model = on_device(model, run.runtime)
     score = train(recipe, run, model, images, found.weights.meta, start_weights_sha256=digest, stored=adapted)
     used = trained(recipe, data, run, images, found.weights.meta)
+    used |= {"trained_parameters": counts[0]} if counts[0] < counts[1] else {}
     return score, used | adapted | rates | dropout_draws(recipe, model.config, run.folder)
 
 
@@ -223,7 +231,7 @@ def _adapted(model: Model, recipe: Finetune, found: FoundWeights) -> dict[str, A
     if not lora.rank:
         return {}
     check_lora(model.config, lora.blocks)
-    parameters = adapt(
+    adapt(
         model,
         lora.targets,
         lora.blocks,
@@ -235,7 +243,6 @@ def _adapted(model: Model, recipe: Finetune, found: FoundWeights) -> dict[str, A
     return {
         "lora": {
             **lora.model_dump(mode="json"),
-            "trainable_parameters": parameters,
             "from_sha256": found.weights.digest,
             "from_image_size": found.weights.config.image_size,
         }

@@ -101,7 +101,7 @@ def adapt(
     alpha: float,
     dropout: float,
     seed: int,
-) -> int:
+) -> None:
     """Freeze every weight of a Transformer but the head, and put adapters beside layers of its blocks.
 
     A is drawn as torch draws a linear layer, uniform within 1 / sqrt(in), and B is 0: the network computes
@@ -115,9 +115,6 @@ def adapt(
         alpha: scale times rank; 0: the rank.
         dropout: of the inputs of adapters, in training.
         seed: of the draws.
-
-    Returns:
-        the number of weights that are trained, those of the head among them.
 
     Source: LoRA, Section 4.1
     """
@@ -139,7 +136,6 @@ def adapt(
                 draw(adapter.a, _uniform, np.random.default_rng(stream))
                 zero(adapter.b)
             Adapted.made_of(layer, adapters, (alpha or rank) / rank)
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def _uniform(shape: Sequence[int], generator: Generator) -> Values:

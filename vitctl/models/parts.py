@@ -1,13 +1,22 @@
-"""The parts of a network by the names of their parameters: embedding, blocks, last norm, head."""
+"""The parts of a network that are trained, and those that are frozen."""
 
 from torch import nn
 
 from vitctl.models.blocks import Block
+from vitctl.models.places import num_blocks, place
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that are trained, by name, in the order of the model."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def freeze(model: nn.Module, frozen: int) -> None:
+    """Train no parameter up to this `place`; none is before 0."""
+    depth = num_blocks([name for name, _ in model.named_parameters()])
+    for name, parameter in model.named_parameters():
+        if place(name, depth) <= frozen:
+            parameter.requires_grad_(False)
 
 
 def train_mode(model: nn.Module) -> None:

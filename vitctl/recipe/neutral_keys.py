@@ -36,6 +36,11 @@ _NEUTRAL = (
 # Keys that are younger than the first runs, with the value that changes nothing. A recipe that leaves them
 # there has the digest that it had before they existed: earlier runs resume, verify and compare as before.
 _ADDED: dict[str, Any] = {
+    "finetune.freeze": "none",
+    "optimizer.layer_decay": 1.0,
+    "optimizer.layer_decay_numbering": "timm",
+    "optimizer.head_lr_multiplier": 1.0,
+    "optimizer.decay_on": "all",
     "lora.rank": 0,
     "lora.alpha": 0.0,
     "lora.dropout": 0.0,

@@ -26,6 +26,7 @@ from vitctl.recipe.sections import (
     FittedSchedule,
     Floats,
     Ints,
+    LayerRates,
     LoRA,
     Loss,
     MaskedPatch,
@@ -286,7 +287,16 @@ class LrSweep(Section):
 
 
 class Repeats(Section):
-    """[finetune] How often `finetune` trains, after one sweep of learning rates."""
+    """[finetune] What `finetune` trains, and how often, after one sweep of learning rates."""
+
+    freeze: str = knob(
+        "none",
+        "what keeps its start weights: embedding (patches, class token, positions); '6 blocks', with the "
+        "embedding; backbone, all but the head; none. Frozen layers compute as in evaluation, without "
+        "dropout and drop_path",
+        source="not in the paper",
+        pattern=r"^(none|embedding|backbone|[1-9][0-9]{0,3} blocks?)$",
+    )
 
     seeds: Ints = knob(
         (),
@@ -444,6 +454,7 @@ class Finetune(TrainRecipe):
     data: TrainImages = TrainImages()
     weights: StartWeights = StartWeights()
     machine: ShardedMachine = ShardedMachine()
+    optimizer: LayerRates
     schedule: FittedSchedule = FittedSchedule()
     loss: FinetuneLoss
     sweep: LrSweep = LrSweep()
@@ -463,6 +474,25 @@ class Finetune(TrainRecipe):
             raise ValueError(
                 "machine.sharding_dtype = 'bf16' gathers weights that adapters are merged into in float32; "
                 "leave it out with [lora]"
+            )
+        if self.lora.rank and self.finetune.freeze != "none":
+            raise ValueError(
+                f"finetune.freeze = '{self.finetune.freeze}': [lora] freezes all but adapters and head; "
+                f"leave it out, and choose their blocks with lora.blocks"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_what_was_trained(self) -> "Finetune":
+        if self.finetune.freeze != "none" and self.weights.initialise == "random":
+            raise ValueError(
+                f"finetune.freeze = '{self.finetune.freeze}' would keep random weights; set finetune.freeze "
+                f"= 'none' or weights.initialise = 'pretrained'"
+            )
+        if self.finetune.freeze == "backbone" and self.optimizer.layer_decay != 1:
+            raise ValueError(
+                "optimizer.layer_decay does nothing for the head, all that finetune.freeze = 'backbone' "
+                "trains; leave it out"
             )
         return self
 
@@ -501,6 +531,7 @@ class Vtab(TrainRecipe):
     job: Literal["vtab"]
     data: VtabImages = VtabImages()
     weights: StartWeights = StartWeights()
+    optimizer: LayerRates
     loss: FinetuneLoss
     dropout: Rate = knob(0.0, _DROPOUT, source=_DIVIDED)
     drop_path: Rate = knob(0.0, _DROP_PATH, source="AugReg; not in the paper")
@@ -537,6 +568,36 @@ def rates_of(recipe: Finetune | Vtab, stored: Config) -> dict[str, float]:
         name: float(getattr(stored, name, 0.0) if rate == "as_stored" else rate)
         for name, rate in wanted.items()
     }
+
+
+def lora_of(recipe: Recipe) -> LoRA:
+    """Return [lora] of a recipe; rank 0 where it has none."""
+    return recipe.lora if isinstance(recipe, Finetune) else LoRA()
+
+
+def frozen_places(recipe: Pretrain | Finetune | Vtab, config: Config) -> int:
+    """Return the last `place` of a network that the recipe freezes; -1: none.
+
+    Raises:
+        RecipeError: the network has no such part, or no layers to decay the learning rate over.
+    """
+    of_transformer = isinstance(config, ViTConfig)
+    if not isinstance(recipe, Pretrain) and recipe.optimizer.layer_decay != 1 and not of_transformer:
+        raise RecipeError("optimizer.layer_decay numbers the blocks of a Transformer, and a ResNet has none; "
+                          "leave it out")  # fmt: skip
+    if lora_of(recipe).rank:  # the blocks before the first adapter need no backward pass
+        return min(lora_of(recipe).blocks, default=0)
+    freeze = recipe.finetune.freeze if isinstance(recipe, Finetune) else "none"
+    if freeze in ("none", "backbone"):
+        return -1 if freeze == "none" else (config.depth if isinstance(config, ViTConfig) else 0) + 2
+    if not isinstance(config, ViTConfig):
+        raise RecipeError(f"finetune.freeze = '{freeze}' is for a Transformer, and this is a ResNet; set "
+                          f"finetune.freeze = 'backbone'")  # fmt: skip
+    count = 0 if freeze == "embedding" else int(freeze.split()[0])
+    if count > config.depth:
+        raise RecipeError(f"finetune.freeze = '{freeze}': the network has {config.depth} blocks; freeze so "
+                          f"many or fewer")  # fmt: skip
+    return count
 
 
 def rates_in_words(recipe: Finetune | Vtab, rates: Mapping[str, float]) -> str:

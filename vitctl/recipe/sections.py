@@ -277,12 +277,21 @@ OPTIMIZERS = {
             slots=1,
             builder=f"{_OPTIMIZER}:momentum_sgd",
         ),
+        OptimizerRow(
+            name="lamb",
+            what="Adam whose update of each tensor has the norm of that tensor (You et al. 2020; DeiT III)",
+            knobs=("beta1", "beta2", "eps"),
+            slots=2,
+            builder=f"{_OPTIMIZER}:lamb",
+        ),
     )
 }
 if TYPE_CHECKING:
     OptimizerName = str
 else:
-    OptimizerName = Literal[tuple(OPTIMIZERS)]
+    OptimizerName = Annotated[
+        Literal[tuple(OPTIMIZERS)], BeforeValidator(lambda name: "adam" if name == "adamw" else name)
+    ]
 
 
 class Optimizer(Section):
@@ -296,14 +305,20 @@ class Optimizer(Section):
         0.0,
         "on every parameter; adam: decoupled, p -= lr_t * weight_decay * p; sgd: coupled, gradient += "
         "weight_decay * p before "
-        "the momentum, as torch.optim.SGD and BiT",
+        "the momentum, as torch.optim.SGD and BiT; lamb: update += weight_decay * p before the trust ratio",
         source="Table 3; D.1; BiT",
         ge=0,
     )
-    beta1: float = knob(0.9, "adam: decay of the first moment", source="Section 4.1", ge=0, lt=1)
-    beta2: float = knob(0.999, "adam: decay of the second moment", source="Section 4.1", ge=0, lt=1)
+    decay_on: Literal["all", "matrices"] = knob(
+        "all",
+        "what weight_decay is on. matrices: not on biases, norms and other vectors, class token, registers, "
+        "tables of positions",
+        source="authors' code: all; timm, MAE: matrices",
+    )
+    beta1: float = knob(0.9, "adam, lamb: decay of the first moment", source="Section 4.1", ge=0, lt=1)
+    beta2: float = knob(0.999, "adam, lamb: decay of the second moment", source="Section 4.1", ge=0, lt=1)
     eps: float = knob(
-        1e-8, "adam: added to the square root of the second moment", source="authors' code (flax)", gt=0
+        1e-8, "adam, lamb: added to the square root of the second moment", source="authors' code (flax)", gt=0
     )
     momentum: float = knob(0.9, "sgd: momentum, not Nesterov", source="Section 4.1", ge=0, lt=1)
     clip_norm: float = knob(
@@ -321,6 +336,37 @@ class Optimizer(Section):
                 raise ValueError(
                     f"{', '.join(idle)} belongs to {row.name} and does nothing for {self.name}; leave it out"
                 )
+        if self.decay_on != "all" and not self.weight_decay:
+            raise ValueError("decay_on does nothing without optimizer.weight_decay; set it, or leave it out")
+        return self
+
+
+class LayerRates(Optimizer):
+    """[optimizer] of `finetune` and `vtab`, where layers may learn at different rates."""
+
+    layer_decay: float = knob(
+        1.0,
+        "the rate of a layer is this times that of the next one, from the head down to the embedding; 1: off",
+        source="BEiT, MAE; not in the paper",
+        gt=0,
+        le=1,
+    )
+    layer_decay_numbering: Literal["timm", "mae"] = knob(
+        "timm", "the last norm has the rate of the last block (timm) or of the head (mae)", source="timm; MAE"
+    )
+    head_lr_multiplier: float = knob(
+        1.0,
+        "the rate of the new head is this times that of the rest",
+        source="not in the paper",
+        gt=0,
+    )
+
+    @model_validator(mode="after")
+    def _numbers_layers(self) -> "LayerRates":
+        if self.layer_decay_numbering != "timm" and self.layer_decay == 1:
+            raise ValueError(
+                "layer_decay_numbering does nothing without optimizer.layer_decay; set it, or leave it out"
+            )
         return self
 
 

@@ -53,6 +53,8 @@ from vitctl.recipe.schema import (
     Pretrain,
     Recipe,
     Vtab,
+    frozen_places,
+    lora_of,
     rates_of,
 )
 from vitctl.system.text import count_text, typed, typed_command
@@ -407,8 +409,9 @@ def check_weights(recipe: Recipe) -> StoredNetwork | None:
             config = downstream(
                 stored, num_classes=1, image_size=stored.image_size, **rates_of(recipe, stored)
             )
-            if isinstance(recipe, Finetune) and recipe.lora.rank:
-                check_lora(config, recipe.lora.blocks)
+            if lora_of(recipe).rank:
+                check_lora(config, lora_of(recipe).blocks)
+            frozen_places(recipe, stored)
     if isinstance(recipe, Vtab):
         lanes_of(recipe, recipe.machine.processes)
     return found

@@ -49,7 +49,6 @@ class LoRAMeta(BaseModel):
     dropout: float = Field(ge=0, lt=1)
     targets: list[Literal["q", "k", "v", "out", "fc1", "fc2"]] = Field(min_length=1, max_length=6)
     blocks: list[Annotated[int, Field(ge=0)]] = Field(max_length=1000)
-    trainable_parameters: int
     from_sha256: str = Field(max_length=100)
     from_image_size: int
 
