@@ -103,20 +103,36 @@ def test_lora__verify_needs_the_start_weights_for_a_score(job: Job, body: Path, 
     assert (found.state, found.text.endswith("; --from START names another place")) == ("not proven", True)
 
 
-@pytest.mark.parametrize("num_processes", [2, 3])
+def several(folder: Path, data: Path, body: Path, num_processes: int, **more: Any) -> None:
+    """Run it in several processes."""
+    values = {**LORA, "data.path": data, "weights.source": body, "machine.processes": num_processes}
+    values |= {"lora.targets": '["q", "v", "fc2"]', **more}
+    sets = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    line = [sys.executable, "-m", "vitctl", "finetune", "--out", str(folder), *sets]
+    shown = folder.with_suffix(".txt")
+    codes = [process.wait(timeout=240) for process in started(line, shown, num_processes)]
+    assert set(codes) == {0}, shown.read_text()
+
+
+@pytest.mark.parametrize("num_processes", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_lanes__any_number_of_processes_gives_the_same_bytes(
     tuned: Path, body: Path, tiny_data: Path, tmp_path: Path, num_processes: int
 ) -> None:
-    values = {**LORA, **LANES, "data.path": tiny_data, "weights.source": body}
-    values |= {"machine.processes": num_processes, "lora.targets": '["q", "v", "fc2"]'}
-    sets = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-    line = [sys.executable, "-m", "vitctl", "finetune", "--out", str(tmp_path / "several"), *sets]
-    shown = tmp_path / "several.txt"
-    codes = [process.wait(timeout=240) for process in started(line, shown, num_processes)]
-    assert set(codes) == {0}, shown.read_text()
+    several(tmp_path / "several", tiny_data, body, num_processes, **LANES)
     assert checkpoint(tmp_path / "several", 6) == checkpoint(tuned, 6)
     assert {"lora.safetensors", "lora_ema.safetensors"} < set(checkpoint(tuned, 6))
     assert result(tmp_path / "several")["metrics"] == result(tuned)["metrics"]
+
+
+@pytest.mark.slow
+def test_sharded__merges_and_trains_the_same_weights(
+    body: Path, tiny_data: Path, job: Job, tmp_path: Path
+) -> None:
+    job("finetune", "one", **{**LORA, "weights.source": str(body), "lora.dropout": 0.0})
+    several(tmp_path / "two", tiny_data, body, 2, **{"lora.dropout": 0.0, "machine.sharding": "fsdp"})
+    for file in (tmp_path / "one" / "checkpoints" / "step_00000006").glob("*.safetensors"):
+        sharded = load_file(tmp_path / "two" / "checkpoints" / "step_00000006" / file.name)
+        torch.testing.assert_close(sharded, load_file(file), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("more", [{}, LANES], ids=["", "lanes"])

@@ -133,7 +133,7 @@ def test_compiled__computes_the_same() -> None:
     model, compiled = adapted(), adapted()
     assert compile_blocks(compiled, backend="aot_eager") == 2
     torch.testing.assert_close(train_mode_logits(compiled), train_mode_logits(model), rtol=1e-12, atol=1e-12)
-    assert torch.equal(compiled.eval()(IMAGES), model.eval()(IMAGES))
+    torch.testing.assert_close(compiled.eval()(IMAGES), model.eval()(IMAGES), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks for it

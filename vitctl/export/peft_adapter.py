@@ -36,34 +36,32 @@ def write_peft(request: ExportRequest, folder: Path) -> Written:
             what was trained.
     """
     found = request.found
-    lora, adapters = found.weights.meta.get("lora"), _adapters(found)
-    problems = list(huggingface.LAYOUT.misfits(found.weights.config))
-    size = found.weights.config.image_size
-    if lora and lora["from_image_size"] != size:
-        problems.append(
-            f"its positions were resized from {lora['from_image_size']} to {size} pixels, and peft stores "
-            f"adapters and head alone; export the merged weights with --to hf"
-        )
+    config, lora, adapters = found.weights.config, found.weights.meta.get("lora"), _adapters(found)
     if not lora or not adapters:
-        problems = [
-            "has no adapters beside it, which a run of `vitctl finetune --set lora.rank=8` keeps; export "
-            "weights with --to hf"
-        ]
-    if problems:
-        raise CheckpointError(f"{found.path}: {'; '.join(problems)}")
-    assert lora is not None
+        raise CheckpointError(
+            f"{found.path}: has no adapters beside it, which a run of `vitctl finetune --set lora.rank=8` "
+            f"keeps; export weights with --to hf"
+        )
+    if lora["from_image_size"] != config.image_size:
+        raise CheckpointError(
+            f"{found.path}: its positions were resized from {lora['from_image_size']} to "
+            f"{config.image_size} pixels, and peft stores adapters and head alone; export the merged weights "
+            f"with --to hf"
+        )
+    if problems := "; ".join(huggingface.LAYOUT.misfits(config)):
+        raise CheckpointError(f"{found.path}: Hugging Face ViT cannot hold this model: {problems}")
+    whole = build(config, device="meta")
+    adapt(whole, lora["targets"], lora["blocks"], rank=lora["rank"], alpha=0.0, dropout=0.0, seed=0)
+    check_state(adapters, {name: one for name, one in whole.state_dict().items() if ".adapters." in name})
     tensors = {
         f"{_PREFIX}.{_HEAD}.{kind}": found.weights.state[f"head.{kind}"] for kind in ("weight", "bias")
     }
-    whole = build(found.weights.config, device="meta")
-    adapt(whole, lora["targets"], lora["blocks"], rank=lora["rank"], alpha=0.0, dropout=0.0, seed=0)
-    check_state(adapters, {name: one for name, one in whole.state_dict().items() if ".adapters." in name})
     for name, _, pair in _modules(adapters):
         for letter, tensor in zip("AB", pair, strict=True):
             tensors[f"{_PREFIX}.{name}.lora_{letter}.weight"] = tensor.clone()
     file = folder / _WEIGHTS
     save_tensors(tensors, file, {"format": "pt"})
-    config = {
+    settings = {
         "peft_type": "LORA",
         "r": lora["rank"],
         "lora_alpha": lora["alpha"] or lora["rank"],
@@ -73,10 +71,10 @@ def write_peft(request: ExportRequest, folder: Path) -> Written:
         "bias": "none",
         "inference_mode": True,
     }
-    write_json(folder / _CONFIG, config)
+    write_json(folder / _CONFIG, settings)
     notes = (
         f"the start weights, SHA-256 {lora['from_sha256']}, are not in it: write them with `vitctl export "
-        f"--to hf`, and open them with num_labels={found.weights.config.num_classes}, "
+        f"--to hf`, and open them with num_labels={config.num_classes}, "
         f"ignore_mismatched_sizes=True",
         *request.resizing_note,
     )

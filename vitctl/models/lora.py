@@ -50,7 +50,12 @@ class Adapted(Linear):
 
     def multiplied(self) -> Tensor:
         weight = super().multiplied()
-        return weight if self.training else merged(weight, factors(self.adapters), self.scale)
+        pairs = {
+            target: (adapter.a, adapter.b)
+            for target, adapter in self.adapters.items()
+            if isinstance(adapter, Adapter)
+        }
+        return weight if self.training else merged(weight, pairs, self.scale)
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = super().forward(inputs)
@@ -61,13 +66,6 @@ class Adapted(Linear):
             part = LORA_TARGETS[target][1]
             parts[part] = parts[part] + self.scale * adapter(inputs)
         return torch.cat(parts, dim=-1)
-
-
-def factors(adapters: nn.ModuleDict) -> Factors:
-    """Return A and B by target."""
-    return {
-        target: (adapter.a, adapter.b) for target, adapter in adapters.items() if isinstance(adapter, Adapter)
-    }
 
 
 def stacked(targets: Iterable[str]) -> int:
