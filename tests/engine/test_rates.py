@@ -16,9 +16,9 @@ from vitctl.engine.optimizer import (
     parameter_groups,
     take_step,
 )
+from vitctl.models.blocks import freeze, train_mode, trainable
 from vitctl.models.build import build
 from vitctl.models.flops import count_trained
-from vitctl.models.parts import freeze, train_mode, trainable
 from vitctl.models.places import decay_exponent, is_matrix, place
 from vitctl.models.variants import Config
 from vitctl.models.weights.layouts import rule_for

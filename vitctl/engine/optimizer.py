@@ -12,7 +12,7 @@ from torch.optim.sgd import sgd
 
 from vitctl.engine.sharding import full, is_part, like, local
 from vitctl.errors import CheckpointError
-from vitctl.models.parts import trainable
+from vitctl.models.blocks import trainable
 from vitctl.models.places import decay_exponent, is_head, is_matrix, num_blocks
 from vitctl.recipe.sections import OPTIMIZERS, LayerRates
 from vitctl.recipe.sections import Optimizer as Section
@@ -42,6 +42,10 @@ def parameter_groups(model: nn.Module, chosen: Section) -> Groups:
 
     Source: BEiT and MAE (layer_decay), timm's param_groups_layer_decay
     """
+    scaled = isinstance(chosen, LayerRates) and (chosen.layer_decay, chosen.head_lr_multiplier) != (1, 1)
+    if not scaled and chosen.decay_on == "all":
+        every = list(trainable(model).values())
+        return [{"params": every, "scale": 1.0, "weight_decay": chosen.weight_decay}]
     depth = num_blocks([name for name, _ in model.named_parameters()])
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in trainable(model).items():

@@ -19,8 +19,8 @@ from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Fetched, Runtime, seed_step, sent
 from vitctl.engine.sharding import local, synced
 from vitctl.errors import VitctlError
+from vitctl.models.blocks import train_mode, trainable
 from vitctl.models.build import Model
-from vitctl.models.parts import train_mode, trainable
 from vitctl.system.process import HERE
 
 Tensors = list[Tensor]

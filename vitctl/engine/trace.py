@@ -45,7 +45,7 @@ from vitctl.engine.runtime import Runtime
 from vitctl.engine.sharding import is_sharded
 from vitctl.engine.step import Result
 from vitctl.errors import CheckpointError
-from vitctl.models.parts import trainable
+from vitctl.models.blocks import trainable
 from vitctl.system.files import no_links, open_regular
 
 FORMAT = "vitctl-steps/1"

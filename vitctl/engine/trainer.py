@@ -38,12 +38,14 @@ from vitctl.engine.computation import (
     choose_micro_batch,
     computation,
     computed,
+    draws_noise,
     kept_kernels,
     use_kernels,
     versions,
 )
 from vitctl.engine.evaluation import Score, stop_together
 from vitctl.engine.journal import (
+    ADAPTERS,
     AVERAGE,
     CHECKPOINTS,
     LOG,
@@ -93,7 +95,7 @@ from vitctl.errors import CheckpointError, DataError, VitctlError, is_lost_peer
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
 from vitctl.models.flops import computed_flops
-from vitctl.recipe.schema import Finetune, Pretrain, Vtab, frozen_places
+from vitctl.recipe.schema import Finetune, Pretrain, Vtab, frozen_places, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.process import HERE
 from vitctl.system.text import typed
@@ -241,9 +243,11 @@ class Trainer(TrainStep):
             **how,
             "checkpoint_blocks": machine.checkpoint_blocks,
             "lanes": s.lanes,
-            "draws": bool(getattr(model.config, "dropout", 0.0) or getattr(model.config, "drop_path", 0.0)),
+            "draws": draws_noise(recipe, model.config),
         }
-        self.flops_per_image = computed_flops(model.config, frozen_places(recipe, model.config))
+        self.flops_per_image = computed_flops(
+            model.config, frozen_places(recipe, model.config), adapters=lora_of(recipe).rank > 0
+        )
         self.steps_behind = int(runtime.device.type == "cuda")  # that numbers are read late
 
         wrapped = runtime.wrap(model, ddp=self.lanes is None, always_synced=self.micro_batch >= share)
@@ -389,11 +393,12 @@ class Trainer(TrainStep):
     def load(self, saved: SavedCheckpoint) -> CheckpointTensors:
         """Load a checkpoint; returns the tensors that were read. All processes call this together."""
         read = agreed_tensors(self.runtime, saved)
-        load_full_state(self.unwrapped, read[MODEL])
+        load_full_state(self.unwrapped, read[MODEL] | read[ADAPTERS[MODEL]])
         load_optimizer_tensors(self.optimizer, self.unwrapped, read[OPTIMIZER])
         self.counts = Counts(**{name: int(saved.state.get(name, 0)) for name in asdict(Counts())})
         if self.average is not None:
-            self.average.load(read[AVERAGE], saved.step - self.counts.num_skipped)
+            averages = read[AVERAGE] | read[ADAPTERS[AVERAGE]]
+            self.average.load(averages, saved.step - self.counts.num_skipped)
         self.saved_step = saved.step
         return read
 

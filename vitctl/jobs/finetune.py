@@ -39,8 +39,10 @@ from vitctl.jobs.training import (
     weights_used,
     within,
 )
-from vitctl.models.parts import freeze, trainable
-from vitctl.models.variants import unseen_pixels
+from vitctl.models.blocks import freeze, trainable
+from vitctl.models.build import Model
+from vitctl.models.lora import adapt
+from vitctl.models.variants import check_lora, unseen_pixels
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import Finetune, frozen_places, rates_in_words, rates_of
 
@@ -223,6 +225,7 @@ def _train(
         keeps_head=recipe.finetune.head == "as_stored",
     )
     freeze(model, frozen_places(recipe, model.config))
+    adapted = _adapted(model, recipe, found)
     counts = [sum(p.numel() for p in some) for some in (trainable(model).values(), model.parameters())]
     if counts[0] < counts[1]:
         lines.append(f"{counts[0]:,} of {counts[1]:,} parameters trained, the others frozen: those layers "
@@ -235,7 +238,36 @@ def _train(
     if recipe.finetune.head == "fewshot":
         start_head(recipe, run, model, images, found.weights.meta)
     digest = found.weights.digest
-    score = train(recipe, run, model, images, found.weights.meta, start_weights_sha256=digest)
+    score = train(recipe, run, model, images, found.weights.meta, start_weights_sha256=digest, stored=adapted)
     used = trained(recipe, data, run, images, found.weights.meta)
     used |= {"trained_parameters": counts[0]} if counts[0] < counts[1] else {}
-    return score, used | rates | dropout_draws(recipe, model.config, run.folder) | head_used(recipe, run)
+    used |= adapted | rates | dropout_draws(recipe, model.config, run.folder) | head_used(recipe, run)
+    return score, used
+
+
+def _adapted(model: Model, recipe: Finetune, found: FoundWeights) -> dict[str, Any]:
+    """Put the adapters of [lora] beside a model's layers.
+
+    Returns:
+        what results and files of weights say of them; empty without adapters.
+    """
+    lora = recipe.lora
+    if not lora.rank:
+        return {}
+    check_lora(model.config, lora.blocks)
+    adapt(
+        model,
+        lora.targets,
+        lora.blocks,
+        rank=lora.rank,
+        alpha=lora.alpha,
+        dropout=lora.dropout,
+        seed=recipe.seed,
+    )
+    return {
+        "lora": {
+            **lora.model_dump(mode="json"),
+            "from_sha256": found.weights.digest,
+            "from_image_size": found.weights.config.image_size,
+        }
+    }

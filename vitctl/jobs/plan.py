@@ -36,13 +36,14 @@ from vitctl.jobs.inputs.data import (
 )
 from vitctl.models.flops import (
     converted_bytes,
+    count_adapted,
     count_macs,
     count_parameters,
     count_trained,
     training_flops,
     training_memory_bytes,
 )
-from vitctl.models.variants import Config, ViTConfig, downstream, unseen_pixels
+from vitctl.models.variants import Config, ViTConfig, check_lora, downstream, unseen_pixels
 from vitctl.recipe.images import OBJECTNET_SIZE, Place, TrainImages
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import (
@@ -52,6 +53,7 @@ from vitctl.recipe.schema import (
     Pretrain,
     Vtab,
     frozen_places,
+    lora_of,
     rates_in_words,
     rates_of,
 )
@@ -126,7 +128,9 @@ class _Memory:
             converted_bytes(config, precision, checkpoint_blocks, gathers_bf16=in_bf16, frozen=frozen)
             for in_bf16 in (False, recipe.machine.sharding_dtype == "bf16")
         )
-        sharded = weights - converted + 4 * count_trained(config, frozen) * _held_sums(recipe)
+        trained = _trained(recipe, config)
+        spared = (8 if precision == "float64" else 4) * (count_trained(config, frozen) - trained)
+        sharded = weights - converted - (1 + slots + averaging) * spared + 4 * trained * _held_sums(recipe)
         return cls(sharded, converted, gathered, one - weights)
 
     def at(self, micro_batch: int, shards: int = 1) -> int:
@@ -198,8 +202,8 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         micro_batch, notes = lanes.largest_leaf, [*notes, lanes_note(lanes)]
     parameters = count_parameters(config)
     frozen = frozen_places(recipe, config)
-    trained = count_trained(config, frozen)
-    checkpoint = 4 * (parameters * (1 + averaging) + trained * slots)
+    trained, adapters = _trained(recipe, config), lora_of(recipe).rank > 0
+    checkpoint = 4 * (parameters * (1 + averaging) + trained * (slots + adapters * (1 + averaging)))
     kept = recipe.checkpoint.keep_last + recipe.checkpoint.keep_best + 1
     points = sorted(
         {round(i * (steps - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)}
@@ -218,7 +222,7 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         trained_parameters=trained,
         tokens=config.num_tokens if isinstance(config, ViTConfig) else 0,
         macs_per_image=count_macs(config),
-        training_flops=training_flops(config, steps * s.batch_size, frozen),
+        training_flops=training_flops(config, steps * s.batch_size, frozen, adapters=adapters),
         micro_batch=micro_batch,
         memory_bytes=memory.at(micro_batch, shards),
         fitting_micro_batch=min(fitting, share),
@@ -228,6 +232,15 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         notes=tuple(notes),
         ways=tuple(_ways(config, recipe, memory)) if micro_batch > fitting else (),
     )
+
+
+def _trained(recipe: Pretrain | Finetune, config: Config) -> int:
+    """Return the number of parameters that are trained."""
+    lora = lora_of(recipe)
+    if lora.rank:
+        check_lora(config, lora.blocks)
+        return count_adapted(config, lora.rank, lora.targets, lora.blocks)
+    return count_trained(config, frozen_places(recipe, config))
 
 
 def _held_sums(recipe: Pretrain | Finetune) -> int:

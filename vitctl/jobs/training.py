@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -384,15 +385,17 @@ def train(
     objective: Callable[..., Tensor] | None = None,
     probe: Probe | None = None,
     start_weights_sha256: str = "",
+    stored: Mapping[str, Any] = MappingProxyType({}),
 ) -> Score | None:
-    """Train `model` in run.folder; see `Trainer` for the arguments. `colours` has the weights' mean and std.
+    """Train `model` in run.folder; see `Trainer` for the arguments. `colours` has the weights' mean and std,
+    `stored` is written into the files of weights.
 
     Returns:
         the score after the last step, or with select_best that of the best checkpoint; None without images to
         score, and possibly on processes other than the main one.
     """
     runtime, lanes = run.runtime, recipe.schedule.lanes > 0
-    meta = images.meta(colours["mean"], colours["std"], recipe.loss.name)
+    meta = images.meta(colours["mean"], colours["std"], recipe.loss.name) | dict(stored)
     score = None
     if images.scored is not None:
         look = ImagePass(run, recipe, images.pre_processing, colours, whole_batches=lanes)

@@ -6,7 +6,7 @@ Imports no torch.
 import importlib.metadata
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -138,17 +138,32 @@ def count_macs(config: Config, *, padded: bool = False) -> int:
     return total.padded_macs if padded else total.macs
 
 
-def training_flops(config: Config, num_images: int, frozen: int = -1) -> int:
+def count_adapted(config: Config, rank: int, targets: Sequence[str], blocks: Sequence[int]) -> int:
+    """Return the number of parameters of adapters (see `lora.adapt`) and of the head, exactly."""
+    assert isinstance(config, ViTConfig)
+    wide = {"fc1": config.mlp_size, "fc2": config.mlp_size}
+    sizes = sum(config.hidden_size + wide.get(target, config.hidden_size) for target in targets)
+    return (
+        rank * sizes * (len(blocks) or config.depth)
+        + _head(config.feature_size, config.num_classes).parameters
+    )
+
+
+def training_flops(config: Config, num_images: int, frozen: int = -1, *, adapters: bool = False) -> int:
     """Return the FLOPs of training on `num_images` images, repeats counted: 2 per multiply-accumulate, times
-    3; layers up to the `place` called `frozen` have no backward pass.
+    3; layers up to the `place` called `frozen` have no backward pass. With `adapters` the matrices of blocks
+    have no gradient; those of the adapters themselves, about a hundredth, are not counted.
 
     Paper: Table 6
     """
-    trained = add(*_trained(config, frozen)).macs
-    return _FLOPS_PER_MAC * (count_macs(config) + _BACKWARD * trained) * num_images
+    parts = _trained(config, frozen)
+    backward = _BACKWARD * add(*parts).macs
+    if adapters and isinstance(config, ViTConfig):
+        backward -= config.num_tokens * sum(block.weight_casts for block in parts[1:])
+    return _FLOPS_PER_MAC * (count_macs(config) + backward) * num_images
 
 
-def computed_flops(config: Config, frozen: int = -1) -> int:
+def computed_flops(config: Config, frozen: int = -1, *, adapters: bool = False) -> int:
     """Return the FLOPs of a training step for each image, as they are computed: without those that nothing
     depends on.
 
@@ -159,13 +174,12 @@ def computed_flops(config: Config, frozen: int = -1) -> int:
     is its border, up to 1.12.
     """
     if not isinstance(config, ViTConfig) or not skips_unused_tokens(config):
-        return training_flops(config, 1, frozen)
+        return training_flops(config, 1, frozen, adapters=adapters)
     width, spared = config.hidden_size, config.num_tokens - 1
-    each = (
-        width * width + 2 * width * config.mlp_size + 2 * config.num_tokens * width
-    )  # the output, the MLP, the attention
+    linear = width * width + 2 * width * config.mlp_size  # the output, the MLP
     passes = 1 + _BACKWARD * (frozen < config.depth)
-    return training_flops(config, 1, frozen) - _FLOPS_PER_MAC * passes * spared * each
+    each = passes * (linear + 2 * config.num_tokens * width) - adapters * linear  # and the attention
+    return training_flops(config, 1, frozen, adapters=adapters) - _FLOPS_PER_MAC * spared * each
 
 
 def training_memory_bytes(

@@ -104,6 +104,18 @@ _ROWS = (
         usage="transformers.pipeline('image-classification', FOLDER)",
     ),
     ExportFormat(
+        name="peft",
+        ending=".safetensors",
+        what="of a run with `[lora]`: a folder with adapters and head, `adapter_config.json` and a README.md",
+        writer="vitctl.export.peft_adapter:write_peft",
+        prover="vitctl.export.peft_adapter:open_peft",
+        reader="transformers' image processor",
+        resizing="square",
+        library="peft",
+        usage="peft.PeftModel.from_pretrained(MODEL, FOLDER), where MODEL is transformers' "
+        "ViTForImageClassification with the start weights",
+    ),
+    ExportFormat(
         name="torchvision",
         ending=".safetensors",
         what="a folder with a state dict and a README.md",

@@ -48,6 +48,11 @@ _ADDED: dict[str, Any] = {
     "finetune.head": "zero",
     "finetune.head_l2": 1024.0,
     "finetune.head_images": 50_000,
+    "lora.rank": 0,
+    "lora.alpha": 0.0,
+    "lora.dropout": 0.0,
+    "lora.targets": ("q", "v"),
+    "lora.blocks": (),
 }
 
 

@@ -27,6 +27,7 @@ from vitctl.recipe.sections import (
     Floats,
     Ints,
     LayerRates,
+    LoRA,
     Loss,
     MaskedPatch,
     Model,
@@ -508,8 +509,28 @@ class Finetune(TrainRecipe):
     loss: FinetuneLoss
     sweep: LrSweep = LrSweep()
     finetune: Repeats = Repeats()
+    lora: LoRA = LoRA()
     dropout: Rate = knob(0.0, _DROPOUT, source=_DIVIDED)
     drop_path: Rate = knob(0.0, _DROP_PATH, source="AugReg; not in the paper")
+
+    @model_validator(mode="after")
+    def _adapters_have_a_body(self) -> "Finetune":
+        if self.lora.rank and self.weights.initialise == "random":
+            raise ValueError(
+                "[lora] freezes the body, and weights.initialise = 'random' leaves nothing worth freezing; "
+                "leave one of them out"
+            )
+        if self.lora.rank and self.machine.sharding_dtype == "bf16":
+            raise ValueError(
+                "machine.sharding_dtype = 'bf16' gathers weights that adapters are merged into in float32; "
+                "leave it out with [lora]"
+            )
+        if self.lora.rank and self.finetune.freeze != "none":
+            raise ValueError(
+                f"finetune.freeze = '{self.finetune.freeze}': [lora] freezes all but adapters and head; "
+                f"leave it out, and choose their blocks with lora.blocks"
+            )
+        return self
 
     @model_validator(mode="after")
     def _keeps_what_was_trained(self) -> "Finetune":
@@ -615,6 +636,11 @@ def rates_of(recipe: Finetune | Vtab, stored: Config) -> dict[str, float]:
     }
 
 
+def lora_of(recipe: Recipe) -> LoRA:
+    """Return [lora] of a recipe; rank 0 where it has none."""
+    return recipe.lora if isinstance(recipe, Finetune) else LoRA()
+
+
 def frozen_places(recipe: Pretrain | Finetune | Vtab, config: Config) -> int:
     """Return the last `place` of a network that the recipe freezes; -1: none.
 
@@ -625,6 +651,8 @@ def frozen_places(recipe: Pretrain | Finetune | Vtab, config: Config) -> int:
     if not isinstance(recipe, Pretrain) and recipe.optimizer.layer_decay != 1 and not of_transformer:
         raise RecipeError("optimizer.layer_decay numbers the blocks of a Transformer, and a ResNet has none; "
                           "leave it out")  # fmt: skip
+    if lora_of(recipe).rank:  # the blocks before the first adapter need no backward pass
+        return min(lora_of(recipe).blocks, default=0)
     freeze = recipe.finetune.freeze if isinstance(recipe, Finetune) else "none"
     if freeze in ("none", "backbone"):
         return -1 if freeze == "none" else (config.depth if isinstance(config, ViTConfig) else 0) + 2

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from vitctl.models.variants import LORA_TARGETS
 from vitctl.models.weights.meta import HALF, LARGEST, SMALLEST
 from vitctl.recipe.export_formats import FORMATS, GRAPHS, check_options, formats_in_words
 
@@ -553,6 +554,39 @@ class Averaging(Section):
             raise ValueError(
                 "debias does nothing without an average; set averaging.decay, e.g. to 0.9999, or leave it out"
             )
+        return self
+
+
+class LoRA(Section):
+    """[lora] Low-rank adapters: weights stay frozen, and products of two small matrices beside linear layers
+    are trained, with the head.
+    """
+
+    rank: int = knob(
+        0, "rank r of the adapters; 0: off, every weight is trained", source="LoRA, 4.1", ge=0, le=4096
+    )
+    alpha: float = knob(
+        0.0, "outputs of adapters are multiplied by alpha / rank; 0: by 1", source="LoRA, 4.1", ge=0
+    )
+    dropout: float = knob(0.0, "dropout of the inputs of adapters in training", source="peft", ge=0, lt=1)
+    targets: Names = knob(
+        ("q", "v"), f"layers that have adapters: {', '.join(LORA_TARGETS)}", source="LoRA, 4.2"
+    )
+    blocks: Ints = knob((), "blocks whose layers have adapters, from 0; []: all")
+
+    @model_validator(mode="after")
+    def _sound(self) -> "LoRA":
+        fields = type(self).model_fields.items()
+        if not self.rank and any(getattr(self, name) != field.default for name, field in fields):
+            raise ValueError(
+                "[lora] does nothing without lora.rank; set it, e.g. to 8, or leave the table out"
+            )
+        if odd := sorted(set(self.targets) - set(LORA_TARGETS)):
+            raise ValueError(f"targets names {odd[0]!r}; choose from {', '.join(LORA_TARGETS)}")
+        if not self.targets or len(set(self.targets)) < len(self.targets):
+            raise ValueError(f"targets = {list(self.targets)} should name each layer once")
+        if any(number < 0 for number in self.blocks) or len(set(self.blocks)) < len(self.blocks):
+            raise ValueError(f"blocks = {list(self.blocks)} should be distinct numbers, 0 or more")
         return self
 
 

@@ -41,7 +41,7 @@ from vitctl.jobs.inputs.data import (
     open_scored,
 )
 from vitctl.jobs.record.result import choose_weights, newest_run, start_weights, weights_place
-from vitctl.models.variants import Config, downstream, variant
+from vitctl.models.variants import Config, check_lora, downstream, variant
 from vitctl.models.weights.download import Fetch, cached, fetch, locate
 from vitctl.models.weights.header import own_header, read_config
 from vitctl.recipe.images import Place
@@ -55,6 +55,7 @@ from vitctl.recipe.schema import (
     Recipe,
     Vtab,
     frozen_places,
+    lora_of,
     rates_of,
 )
 from vitctl.system.text import count_text, typed, typed_command
@@ -408,7 +409,11 @@ def check_weights(recipe: Recipe) -> StoredNetwork | None:
             at_size(recipe.data, found.config.image_size)
         if isinstance(recipe, Finetune | Vtab):
             stored = found.config
-            downstream(stored, num_classes=1, image_size=stored.image_size, **rates_of(recipe, stored))
+            config = downstream(
+                stored, num_classes=1, image_size=stored.image_size, **rates_of(recipe, stored)
+            )
+            if lora_of(recipe).rank:
+                check_lora(config, lora_of(recipe).blocks)
             frozen_places(recipe, stored)
     if isinstance(recipe, Vtab):
         lanes_of(recipe, recipe.machine.processes)
