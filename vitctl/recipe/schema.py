@@ -406,6 +406,10 @@ class Pretrain(TrainRecipe):
                 "loss.name = 'masked_patch' has no targets to blend; leave out data.mixup_alpha and "
                 "data.cutmix_alpha"
             )
+        if self.loss.name == "masked_patch" and self.data.random_erasing:
+            raise ValueError(
+                "loss.name = 'masked_patch' would predict the noise of data.random_erasing; leave it out"
+            )
         return self
 
     def network(self, num_classes: int) -> Config:
