@@ -28,19 +28,20 @@ class Preprocess(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         t = self.transform
         old = [torch.scalar_tensor(images.shape[side], dtype=torch.float64) for side in (1, 2)]
-        resize = torch.scalar_tensor(t.resize or t.image_size, dtype=torch.float64)
+        whole = t.method == "letterbox"
+        resize = torch.scalar_tensor((not whole and t.resize) or t.image_size, dtype=torch.float64)
         new = [resize, resize]
         if t.method == "shorter_side":
             ratio = resize / torch.minimum(*old)
             new = [torch.round(side * ratio) for side in old]
         elif t.method == "torchvision":
             new = [torch.floor(resize * side / torch.minimum(*old)) for side in old]
-        elif t.method == "letterbox":
+        elif whole:
             ratio = torch.maximum(*old) / resize
             new = [torch.round(side / ratio).clamp(min=1) for side in old]
         rounded = torch.round if t.method == "torchvision" else torch.floor
         first = [rounded((side - t.image_size) / 2) for side in new]
-        if t.method == "letterbox":
+        if whole:
             first = [-torch.floor((t.image_size - side) / 2) for side in new]
         pixels = images.permute(0, 3, 1, 2).to(torch.float64)
         if t.resample == "area":
@@ -61,7 +62,7 @@ class Preprocess(nn.Module):
             )
             pixels = _rounded(pixels @ columns[0].T, columns[1])  # as torch: rows of whole numbers first
             pixels = _rounded(rows[0] @ pixels, rows[1])
-        return self._filled(pixels, first, new) if t.method == "letterbox" else pixels
+        return self._filled(pixels, first, new) if whole else pixels
 
     def _numbers(self, first: Tensor, count: int, last: Tensor) -> Tensor:
         """Return `count` numbers of new pixels, or of their edges; beside a letterboxed image that of the
