@@ -34,6 +34,7 @@ from vitctl.data.source.views import (
 )
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.record.result import data_used
+from vitctl.models.weights.meta import HALF
 from vitctl.recipe.images import FewshotImages, Place, TrainImages
 from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Recipe, Vtab
 from vitctl.recipe.sections import Schedule
@@ -344,7 +345,7 @@ def at_size(data: TrainImages, stored: int) -> TrainImages:
         raise RecipeError("; ".join(str(detail["ctx"]["error"]) for detail in error.errors())) from None
 
 
-def train_transform(data: TrainImages, mean: Sequence[float]) -> TrainTransform:
+def train_transform(data: TrainImages, mean: Sequence[float] = HALF) -> TrainTransform:
     """Augmentation of a recipe's [data], for weights of this mean colour."""
     return TrainTransform(
         data.image_size,
@@ -372,7 +373,7 @@ def mixing(data: TrainImages) -> "Mixing":
     return Mixing(data.mixup_alpha, data.cutmix_alpha, data.random_erasing)
 
 
-def eval_transform(data: TrainImages, mean: Sequence[float]) -> EvalTransform:
+def eval_transform(data: TrainImages, mean: Sequence[float] = HALF) -> EvalTransform:
     """Return the evaluation pre-processing of a recipe's [data], for weights of this mean colour."""
     return EvalTransform(
         data.image_size,
