@@ -220,13 +220,13 @@ def color_jitter(image: Image.Image, strengths: tuple[float, ...], rng: np.rando
 
     Source: the rules of torchvision's ColorJitter
     """
-    from torchvision.transforms.functional import adjust_hue
-
     for number in rng.permutation(len(strengths)).tolist():
         strength = strengths[number]
         if not strength:
             continue
         if number == _HUE:
+            from torchvision.transforms.functional import adjust_hue
+
             image = adjust_hue(image, float(rng.uniform(-strength, strength)))
         else:
             factor = float(rng.uniform(max(0.0, 1 - strength), 1 + strength))
