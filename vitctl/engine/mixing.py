@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
+from vitctl.engine.erasing import classify_erased
 from vitctl.engine.losses import Normalise, Smoothing, classification_loss, classify
 from vitctl.engine.runtime import given, sent
 from vitctl.recipe.sections import Loss
@@ -31,12 +32,14 @@ class Mixing:
     Args:
         mixup_alpha: MixUp's share of an image is drawn from Beta(alpha, alpha); 0 switches it off.
         cutmix_alpha: CutMix's share of the area likewise; 0 switches it off.
+        random_erasing: probability of erasing a rectangle of each image before, see `erased`.
 
     Source: MixUp (arXiv 1710.09412), CutMix (arXiv 1905.04899)
     """
 
     mixup_alpha: float = 0.0
     cutmix_alpha: float = 0.0
+    random_erasing: float = 0.0
 
     @property
     def is_on(self) -> bool:
@@ -139,6 +142,10 @@ def classification(
 ) -> Callable[..., Tensor]:
     """Return the objective of [loss] with labels: without `normalise`, see `classify`."""
     objective = partial(classify_mixed, mixing=mixing, seed=seed) if mixing.is_on else classify
+    if mixing.random_erasing:
+        objective = partial(
+            classify_erased, objective=objective, probability=mixing.random_erasing, erasing_seed=seed
+        )
     return partial(
         objective,
         name=loss.name,

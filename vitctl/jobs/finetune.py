@@ -233,7 +233,8 @@ def _train(
     found.log(run.journal, *lines, rates_in_words(recipe, rates))
     for text in unseen_pixels(model.config):
         run.journal.write("warning", step=0, text=text)
-    images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule)
+    mean = found.weights.meta["mean"]
+    images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule, mean)
     model = on_device(model, run.runtime)
     if recipe.finetune.head == "fewshot":
         start_head(recipe, run, model, images, found.weights.meta)

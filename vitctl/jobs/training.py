@@ -40,6 +40,7 @@ from vitctl.jobs.record.result import RunResult, choose_weights, data_used, logg
 from vitctl.models.blocks import compile_errors
 from vitctl.models.build import Model
 from vitctl.models.kernels import set_attention, set_linear
+from vitctl.models.weights.meta import HALF
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.neutral_keys import deciding_values
@@ -368,11 +369,20 @@ def within(run: RunContext, folder: Path, task: str) -> RunContext:
 
 
 def images_of(
-    data: TrainImages, train_on: Source, score_on: Source | None, seed: int, schedule: Schedule
+    data: TrainImages,
+    train_on: Source,
+    score_on: Source | None,
+    seed: int,
+    schedule: Schedule,
+    mean: Sequence[float] = HALF,
 ) -> Images:
-    """Return the images of [data], augmented and pre-processed, in the order of the seed and [schedule]."""
+    """Return the images of [data], augmented and pre-processed, in the order of the seed and [schedule].
+
+    `mean` is the mean colour of the weights, which a letterbox is filled with.
+    """
     order = None if data.synthetic else training_order(data, train_on, seed, schedule)
-    return Images(train_on, train_transform(data), score_on, eval_transform(data), order, mixing(data))
+    augmentation, scoring = train_transform(data, mean), eval_transform(data, mean)
+    return Images(train_on, augmentation, score_on, scoring, order, mixing(data))
 
 
 def train(

@@ -188,6 +188,8 @@ def readers_transform(row: ExportFormat, ours: "EvalTransform") -> "EvalTransfor
             return replace(square, resample="bilinear")
         case "timm" if ours.method == "square":
             return square
+        case "timm" if ours.method == "letterbox":
+            return replace(ours, resample=antialias)
         case "timm" | "torchvision" if ours.method != "square":
             return replace(ours, method="torchvision", resample=antialias)
         case _:

@@ -53,6 +53,12 @@ _ADDED: dict[str, Any] = {
     "lora.dropout": 0.0,
     "lora.targets": ("q", "v"),
     "lora.blocks": (),
+    "data.randaugment_rules": "torchvision",
+    "data.vertical_flip": False,
+    "data.augment3": False,
+    "data.color_jitter": (),
+    "data.random_erasing": 0.0,
+    "data.repeats": 1,
 }
 
 

@@ -467,6 +467,10 @@ class Pretrain(TrainRecipe):
                 "data.cutmix_alpha"
             )
         _check_uneven(self.loss, self.data)
+        if self.loss.name == "masked_patch" and self.data.random_erasing:
+            raise ValueError(
+                "loss.name = 'masked_patch' would predict the noise of data.random_erasing; leave it out"
+            )
         return self
 
     def network(self, num_classes: int) -> Config:

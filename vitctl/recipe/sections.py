@@ -46,9 +46,18 @@ def _numbers(value: Any) -> Any:
         return value
 
 
+def _strengths(values: tuple[float, ...]) -> tuple[float, ...]:
+    """Check the strengths of a colour jitter; one number is that of brightness, contrast and saturation."""
+    values = values * 3 if len(values) == 1 else values
+    if len(values) not in (0, 3, 4) or any(value < 0 for value in values) or max(values[3:], default=0) > 0.5:
+        raise ValueError("should be one strength, three or four of 0 or more, the fourth (hue) at most 0.5")
+    return values if any(values) else ()
+
+
 Ints = Annotated[tuple[int, ...], BeforeValidator(_numbers)]
 Floats = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_several)]
+Jitter = Annotated[tuple[float, ...], AfterValidator(_strengths), BeforeValidator(_numbers)]
 Triple = Annotated[tuple[float, float, float], BeforeValidator(_tuple)]
 
 

@@ -15,6 +15,7 @@ from vitctl.data.source.order import (
     Lanes,
     MixtureOrder,
     Order,
+    RepeatedOrder,
     SampleOrder,
     WindowedOrder,
     micro_batches,
@@ -356,3 +357,26 @@ def test_balanced_order__is_pinned_and_its_blocks_are_shuffled() -> None:
     first = np.bincount(LABELS[drawn[::3]], minlength=3)
     assert (abs(first - 2000) < 200).all()
     assert np.bincount(drawn, minlength=10).tolist() == [1000 * 6 // int((x == LABELS).sum()) for x in LABELS]
+
+
+@pytest.mark.parametrize(("num_samples", "repeats", "batch_size"), [(70, 3, 21), (64, 2, 16), (50, 4, 9)])
+def test_repeated_order__an_epoch_is_that_of_deits_sampler(
+    num_samples: int, repeats: int, batch_size: int
+) -> None:
+    """Its rule: the shuffled images, each so many times in a row, cut off after the number of images."""
+    inside = Order(num_samples, 3)
+    order = RepeatedOrder(inside, repeats, batch_size)
+    epochs, samples = order.at(np.arange(2 * num_samples * batch_size))
+    drawn = list(zip(epochs.tolist(), samples.tolist(), strict=True))
+    assert len(set(drawn)) == len(drawn)  # so every copy is augmented otherwise
+    for first in range(0, len(drawn), batch_size):
+        at = np.arange(first, first + batch_size)
+        shuffled = [
+            inside.at(np.arange(num_samples) + epoch * num_samples)[1].repeat(repeats)[:num_samples]
+            for epoch in np.unique(at // num_samples)
+        ]
+        expected = np.concatenate(shuffled)[at - at[0] // num_samples * num_samples]
+        assert sorted(samples[at]) == sorted(expected)
+        if not first % num_samples:  # dealt out: first copies first, and no neighbour is the same image
+            assert (samples[at] != np.roll(samples[at], 1)).all()
+            assert len(set(samples[at][: batch_size // repeats])) == batch_size // repeats

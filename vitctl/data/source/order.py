@@ -2,8 +2,8 @@
 
 `Order` shuffles all samples exactly, for local shards. `WindowedOrder` reads sequentially and shuffles within
 a window, for remote shards and hard disks. `MixtureOrder` mixes several orders with fixed weights.
-`BalancedOrder` draws every class equally often. `Lanes` are fixed parts of the global batch, each with a
-separate stream of samples.
+`BalancedOrder` draws every class equally often, `RepeatedOrder` repeats each image within the global batch.
+`Lanes` are fixed parts of the global batch, each with a separate stream of samples.
 """
 
 from collections.abc import Sequence
@@ -285,6 +285,49 @@ class BalancedOrder:
             epochs[chosen], inside = order.at(blocks[chosen])
             samples[chosen] = self.samples[begins[label] + inside]
         return epochs, samples
+
+
+@dataclass(frozen=True)
+class RepeatedOrder:
+    """Another order with repeated augmentation: every image comes `repeats` times in a row, and an epoch ends
+    after as many images as before, so it has fewer different ones.
+
+    Within each global batch the copies are dealt out: the first of every image, then the second, ... So the
+    partner of MixUp is another image, and different processes have the copies.
+
+    Args:
+        order: of all samples; its next epoch draws other images.
+        repeats: copies of an image, each augmented otherwise.
+        batch_size: images of the global batch.
+
+    Source: DeiT's RASampler (arXiv 2012.12877), after Hoffer et al. 2020 (arXiv 1901.09335)
+    """
+
+    order: SampleOrder
+    repeats: int
+    batch_size: int
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the data set."""
+        return self.order.num_samples
+
+    @property
+    def window_size(self) -> int:
+        """0: there are no windows."""
+        return 0
+
+    @cached_property
+    def _dealt(self) -> np.ndarray:
+        return np.argsort(np.arange(self.batch_size) % self.repeats, kind="stable")
+
+    def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return a number of its own for each epoch and copy, and the sample; see `SampleOrder`."""
+        steps, slots = np.divmod(np.asarray(positions, np.int64), self.batch_size)
+        epochs, offsets = np.divmod(steps * self.batch_size + self._dealt[slots], self.num_samples)
+        groups, copies = np.divmod(offsets, self.repeats)
+        own, samples = self.order.at(epochs * self.num_samples + groups)
+        return own * self.repeats + copies, samples
 
 
 def shuffle_blocks(seed: int, blocks: np.ndarray, offsets: np.ndarray, block_size: int) -> np.ndarray:

@@ -143,10 +143,9 @@ def _notes(config: ViTConfig, meta: Json) -> Iterator[str]:
         pooler = "" if config.representation_size else ", add_pooling_layer=False"
         yield f"transformers.ViTModel.from_pretrained(folder{pooler})"
     if meta.get("eval_method", "square") != "square":
-        yield (
-            "its image processor squashes images to a square, "
-            "these weights expect the shorter side and a centre crop"
-        )
+        whole = meta["eval_method"] == "letterbox"
+        expected = "the whole image padded to a square" if whole else "the shorter side and a centre crop"
+        yield f"its image processor squashes images to a square, these weights expect {expected}"
 
 
 def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
