@@ -28,6 +28,7 @@ from vitctl.engine.journal import CHECKPOINTS
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.write import toml_value
 from vitctl.system.address import VARIABLE
 from vitctl.system.process import SIGNALS
 
@@ -224,7 +225,7 @@ def assert_golden(folder: Path) -> None:
 
 
 def command(folder: Path, data: Path, **values: Any) -> list[str]:
-    sets = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    sets = [part for key, value in values.items() for part in ("--set", f"{key}={toml_value(value)}")]
     return [
         sys.executable,
         "-m",

@@ -21,7 +21,16 @@ import vitctl
 from tests.conftest import README, ROOT, TINY
 from vitctl import VitctlError, as_webdataset, load_model, load_recipe, open_split
 
-NAMES = ("VitctlError", "as_webdataset", "load_classifier", "load_model", "load_recipe", "open_split")
+NAMES = (
+    "VitctlError",
+    "as_webdataset",
+    "finetune",
+    "load_classifier",
+    "load_model",
+    "load_recipe",
+    "open_split",
+    "predict",
+)
 
 
 @pytest.fixture
@@ -168,6 +177,9 @@ def test_docs__from_python_names_all_and_its_code_runs() -> None:
     names: dict[str, object] = {}
     exec(compile(first, "python.md", "exec"), names)
     assert {"load_classifier", "load_model", "load_recipe", "open_split"} <= {*names}
+    second = page.split("```python\n")[2].partition("```")[0]
+    exec(compile(second, "python.md", "exec"), names)
+    assert names["run"].metrics["total"] == 23  # type: ignore[attr-defined]
 
 
 def test_wheel__has_the_whole_package_the_marker_of_types_and_the_recipes() -> None:

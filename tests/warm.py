@@ -195,6 +195,7 @@ if __name__ == "__main__":
     gc.freeze()  # or every collection of garbage in a process would look through the imports, too
     request = serve(socket.socket(fileno=int(sys.argv[1])))
     if request is not None:
+        atexit.register(gc.unfreeze)  # or triton says at the end of a process that its objects leak
         become(request)
         how, what, *arguments = request["line"]
         sys.argv = [what if how == "-m" else how, *arguments]

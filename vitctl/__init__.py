@@ -15,13 +15,17 @@ __all__ = (
     "VitctlError",
     "__version__",
     "as_webdataset",
+    "finetune",
     "load_classifier",
     "load_model",
     "load_recipe",
     "open_split",
+    "predict",
 )
 
 if TYPE_CHECKING:
+    from vitctl.cli.from_python import finetune as finetune
+    from vitctl.cli.from_python import predict as predict
     from vitctl.data.datasets.catalog import open_split as open_split
     from vitctl.data.pipeline import as_webdataset as as_webdataset
     from vitctl.errors import VitctlError as VitctlError
@@ -32,10 +36,12 @@ else:
     _MODULES = {
         "VitctlError": "vitctl.errors",
         "as_webdataset": "vitctl.data.pipeline",
+        "finetune": "vitctl.cli.from_python",
         "load_classifier": "vitctl.jobs.predict",
         "load_model": "vitctl.jobs.inputs.weights",
         "load_recipe": "vitctl.recipe.load",
         "open_split": "vitctl.data.datasets.catalog",
+        "predict": "vitctl.cli.from_python",
     }
 
     def __getattr__(name: str) -> Any:

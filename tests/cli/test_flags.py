@@ -47,8 +47,11 @@ def test_flags__a_row_sets_a_key_of_every_command_that_takes_it(row: Flag) -> No
         ("predict a.jpg --batch-size 7", "--batch 7"),
         ("inspect --batch-size 3", "--set evaluation.batch_size=3"),
         ("export --batch-sizes 4", "--set export.batch_sizes=4"),
-        ("resume runs/x --label-smoothing 0.1", "--set loss.label_smoothing=0.1"),
-        ("resume runs/x --steps 20", "--set schedule.total_steps=20"),
+        (
+            "resume runs/x --label-smoothing 0.1",
+            "--set loss.label_smoothing=0.1 --allow loss.label_smoothing",
+        ),
+        ("resume runs/x --steps 20", "--set schedule.total_steps=20 --allow schedule.total_steps"),
         ("pretrain --model B/16", "--set model.name=B/16"),
         ("bench model --model B/16", "--set model.name=B/16"),
         ("bench data --crop none", "--set data.crop=none"),

@@ -14,6 +14,7 @@ from vitctl.engine.fewshot_ridge import (
     count_correct,
     decompose,
     fit_and_score,
+    fitted_scale,
 )
 from vitctl.errors import DataError
 
@@ -158,3 +159,52 @@ def test_choose_shots__too_few_images() -> None:
     labels = np.array([0, 0, 1])
     with pytest.raises(DataError, match=r"class 1 has 1 training images, 2 shots were requested; use fewer"):
         choose_shots(labels, 2, num_classes=2, seed=0)
+
+
+@pytest.mark.parametrize("num", [4, WIDTH, WIDTH + 1, WIDTH + 2, 40])
+@pytest.mark.parametrize("l2", [1e-3, 1.0, 1024.0])
+def test_left_out__equals_a_solve_without_each_image(num: int, l2: float) -> None:
+    train, labels, test = draw(num)
+    ridge = decompose(torch.from_numpy(train), torch.from_numpy(labels), num_classes=CLASSES)
+    x, z = (
+        np.concatenate([(t - train.mean(0)) / (train.std(0) + 1e-5), np.full((len(t), 1), 100.0)], axis=1)
+        for t in (train, test)
+    )
+    y = 2 * np.eye(CLASSES)[labels] - 1
+
+    def weights(kept: np.ndarray) -> np.ndarray:
+        found: np.ndarray = np.linalg.solve(
+            x[kept].T @ x[kept] + l2 * np.eye(x.shape[1]), x[kept].T @ y[kept]
+        )
+        return found
+
+    expected = np.stack([x[n] @ weights(np.arange(num) != n) for n in range(num)])
+    seen = ridge.left_out(torch.from_numpy(train), torch.from_numpy(labels), l2)
+    np.testing.assert_allclose(seen, expected, rtol=1e-5, atol=1e-6)
+    weight, bias = ridge.layer(l2)
+    np.testing.assert_allclose(
+        torch.from_numpy(test) @ weight.T + bias, z @ weights(np.arange(num) >= 0), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_fitted_scale__is_where_the_loss_is_least(loss: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(40) % CLASSES
+    noise = torch.randn(40, CLASSES, generator=generator, dtype=torch.float64)
+    hot = torch.nn.functional.one_hot(labels, CLASSES).double()
+    targets = (1 - 1 / 41) * hot + 1 / 41 / CLASSES
+
+    def loss_at(scale: float, scores: torch.Tensor) -> float:
+        if loss == "softmax":
+            return float(torch.nn.functional.cross_entropy(scale * scores, targets, reduction="sum"))
+        return float(
+            torch.nn.functional.binary_cross_entropy_with_logits(scale * scores, targets, reduction="sum")
+        )
+
+    for scores in (2 * hot - 1 + noise, 2 * hot - 1):  # the second are all right: still a finite factor
+        best = fitted_scale(scores, labels, loss)
+        assert 0.1 < best < 20
+        at_best = loss_at(best, scores)
+        assert at_best <= min(loss_at(best * (1 + change), scores) for change in (-1e-3, 1e-3))
+    assert fitted_scale(1 - 2 * hot, labels, loss) == 0.0

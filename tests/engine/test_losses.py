@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from tests.engine.conftest import batch, rows
@@ -224,3 +225,29 @@ def test_objectives__never_make_the_host_wait_for_the_device(name: str, checkpoi
                 assert (loss.device.type, loss.shape) == ("cuda", ())
                 loss.backward()
         assert {p.grad.device.type for p in model.parameters() if p.grad is not None} == {"cuda"}
+
+
+CLASS_WEIGHTS = np.array([0.5, 2.0, 1.0, 0.1, 3.0])
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_class_weights__weigh_each_image_by_its_label(name: str, smoothing: float) -> None:
+    got = classification_loss(
+        torch.tensor(LOGITS),
+        torch.tensor(LABELS),
+        torch.tensor(WEIGHTS),
+        name=name,
+        label_smoothing=smoothing,
+        class_weights=torch.tensor(CLASS_WEIGHTS),
+    )
+    expected = sum(
+        reference(name, smoothing, np.eye(7, dtype=np.float32)[image] * WEIGHTS[image]) * CLASS_WEIGHTS[label]
+        for image, label in enumerate(LABELS)
+    )
+    assert float(got) == pytest.approx(expected, rel=1e-12)
+    if name == "softmax" and not smoothing:
+        torchs = F.cross_entropy(
+            torch.tensor(LOGITS), torch.tensor(LABELS), torch.tensor(CLASS_WEIGHTS), reduction="none"
+        )
+        assert float(got) == pytest.approx(float((torchs * torch.tensor(WEIGHTS)).sum()), rel=1e-12)

@@ -1,8 +1,10 @@
 """Counts against plain loops over the images."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import f1_score
 
 from vitctl.engine.metrics import (
     Hits,
@@ -10,6 +12,7 @@ from vitctl.engine.metrics import (
     count_by_class,
     count_confusions,
     count_hits,
+    macro_f1,
     padded_sets,
     verdict,
 )
@@ -68,3 +71,13 @@ def test_verdict__of_an_accuracy_that_a_constant_prediction_reaches() -> None:
         assert bool(verdict({"accuracy": accuracy, "majority_class": majority})) == warns
     assert verdict({"accuracy": 0.0}) == verdict({}) == ""
     assert verdict({"accuracy": {"5": 0.1}, "majority_class": 0.2}) == ""
+
+
+@given(st.lists(st.tuples(st.integers(0, K - 1), st.integers(0, K - 1)), min_size=1, max_size=40))
+def test_macro_f1__is_scikit_learns(pairs: list[tuple[int, int]]) -> None:
+    labels, answers = np.array(pairs).T
+    by_class = np.stack(
+        [np.bincount(which, minlength=K) for which in (labels, labels[labels == answers], answers)], axis=1
+    )
+    expected = f1_score(labels, answers, average="macro", zero_division=0.0)
+    assert macro_f1(by_class) == pytest.approx(expected, rel=1e-14)

@@ -13,7 +13,8 @@ from torchvision.transforms import v2
 from tests.engine.conftest import NUM_CLASSES, Tiny, batch, rows
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.losses import classify
-from vitctl.engine.mixing import Blend, Mixing, blended, classify_mixed, draw_blend
+from vitctl.engine.mixing import Blend, Mixing, blended, classification, classify_mixed, draw_blend
+from vitctl.recipe.sections import Loss
 
 SIZE, SEED = 8, 3
 BOTH = Mixing(mixup_alpha=0.4, cutmix_alpha=0.7)
@@ -150,3 +151,17 @@ def test_draw_blend__cutmixs_box_is_its_share_and_stays_inside() -> None:
         assert blend.own == 1 - np.prod([bottom - top, right - left]) / 32**2
         sizes.append(bottom - top)
     assert min(sizes) < 4 and max(sizes) > 24
+
+
+@pytest.mark.parametrize("mixing", [Mixing(mixup_alpha=0.5), Mixing(cutmix_alpha=1.0)])
+def test_classify_mixed__class_weights_are_torchs_of_soft_targets(mixing: Mixing) -> None:
+    whole = with_neighbour(batch(SIZE), slice(0, SIZE))
+    class_weights = torch.arange(1, NUM_CLASSES + 1, dtype=torch.float64) / 2
+    for step in range(4):
+        blend = draw_blend(mixing, seed=SEED, step=step, image_size=4)
+        images, targets = torchvisions(batch(SIZE), blend, 4)
+        logits = Tiny()(images).detach()
+        expected = F.cross_entropy(logits, targets.to(logits.dtype), class_weights, reduction="sum")
+        objective = classification(Loss(name="softmax"), mixing, SEED, class_weights)
+        found = float(objective(Tiny(), whole, step, normalise=normalise).detach())
+        assert found == pytest.approx(float(expected), rel=1e-6)  # torchvision's targets are float32

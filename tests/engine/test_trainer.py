@@ -276,7 +276,9 @@ class Diary(Trainer):
         self.total_steps, self.steps_behind, self.own, self.probe_every = total_steps, behind, range(8), probe
         self.saver: Any = Mock()
         every = {"log": log, "evaluation": evaluate, "checkpoint": save}
-        self.recipe: Any = SimpleNamespace(**{k: SimpleNamespace(every_steps=v) for k, v in every.items()})
+        self.recipe: Any = SimpleNamespace(
+            **{k: SimpleNamespace(every_steps=v, patience=0) for k, v in every.items()}
+        )
         self.said: list[str] = []
 
     def log(self, step: int, *_: Any) -> None:

@@ -18,8 +18,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.export.conftest import NUM_IMAGES, Saved, network, normalised, pixels
-from vitctl.data.images.transforms import EvalTransform
+from tests.export.conftest import NUM_IMAGES, PREPROCESSING, Saved, network, normalised, pixels
+from vitctl.data.images.transforms import EvalTransform, fill_colour
 from vitctl.errors import CheckpointError, RecipeError, VitctlError
 from vitctl.export import graph_files
 from vitctl.export.resizing import stored_transform
@@ -103,13 +103,14 @@ def test_out__nothing_is_replaced_before_all_is_written(
     assert {path.name: path.read_text() for path in target.parent.iterdir()} == {"new.onnx": "old"}
 
 
+@pytest.mark.parametrize("method", ["shorter_side", "letterbox"])
 def test_onnx__pre_processing_inside_gives_vitctls_answers(
-    saved: Saved, exported: Exported, tmp_path: Path, photos: Path
+    saved: Saved, exported: Exported, tmp_path: Path, photos: Path, method: str
 ) -> None:
     """Photographs of any size, one by one and in batches; the accuracy is that of the model, no note on
     resizing is left.
     """
-    weights = saved(resample="bicubic_antialias")
+    weights = saved(resample="bicubic_antialias", eval_method=method)
     result = exported(weights, "onnx", **{"export.include_preprocess": True, "data.path": str(photos)})
     own = result["metrics"]["scores"]["onnx"]
     assert (own["same_answers"], own["num_images"], own["correct"]) == (
@@ -299,6 +300,8 @@ def test_program__runs_elsewhere(saved: Saved, exported: Exported, tmp_path: Pat
         ({"eval_method": "shorter_side", "eval_resize": 36, "resample": "bicubic_antialias"}, False, False),
         # Weights that do not say are turned upright, as `predict` does.
         ({"eval_method": "shorter_side", "eval_resize": 36, "resample": "bilinear"}, True, None),
+        ({"eval_method": "letterbox", "eval_resize": 0, "resample": "bicubic_antialias"}, False, True),
+        ({"eval_method": "letterbox", "eval_resize": 0, "resample": "area"}, True, True),
     ],
 )
 def test_sample__prints_our_five_best(
@@ -313,7 +316,7 @@ def test_sample__prints_our_five_best(
 ) -> None:
     exported(saved(**rule, exif_orientation=turned), "onnx", **{"export.include_preprocess": inside})
     program = tmp_path / "run" / "model.py"
-    assert len(program.read_text().splitlines()) <= 13
+    assert len(program.read_text().splitlines()) <= 14
     coarse = np.random.default_rng(1).integers(0, 256, (9, 12, 3))
     pixels = np.kron(coarse, np.ones((9, 9, 1))).astype(np.uint8)
     exif = Image.Exif()
@@ -324,7 +327,11 @@ def test_sample__prints_our_five_best(
     runpy.run_path(str(program), run_name="__main__")
     shown = np.ascontiguousarray(np.rot90(pixels, -1)) if turned is not False else pixels
     transform = EvalTransform(
-        32, method=rule["eval_method"], resize=rule["eval_resize"], resample=rule["resample"]
+        32,
+        method=rule["eval_method"],
+        resize=rule["eval_resize"],
+        resample=rule["resample"],
+        fill=fill_colour(PREPROCESSING["mean"]),
     )
     with torch.inference_mode():
         logits = network("vit")(normalised(transform(shown)[None]))[0]

@@ -231,5 +231,10 @@ def test_their_transform__of_what_each_format_can_say() -> None:
     assert all(
         readers_transform(FORMATS[to], square) == square for to in ("hf", "timm", "onnx", "torchvision")
     )
+    whole = EvalTransform(32, method="letterbox", resize=32, resample="bicubic_antialias")
+    theirs = {
+        to: readers_transform(FORMATS[to], whole).method for to in ("onnx", "timm", "hf", "torchvision")
+    }
+    assert list(theirs.values()) == ["letterbox", "letterbox", "square", "torchvision"]
     plain = EvalTransform(32, resize=32)
     assert readers_transform(FORMATS["google"], plain) == plain

@@ -131,6 +131,8 @@ def test_masked_patches__idle_sections_are_refused(run: Run) -> None:
         RecipeError, match=r"loss.name = 'masked_patch' has no targets to blend; leave out data.mixup"
     ):
         run("mixed", **{"loss.name": "masked_patch", "data.mixup_alpha": 0.2})
+    with pytest.raises(RecipeError, match=r"would predict the noise of data.random_erasing; leave it out"):
+        run("erased", **{"loss.name": "masked_patch", "data.random_erasing": 0.2})
     with pytest.raises(RecipeError, match=r"\[masked_patch\] does nothing for loss.name = 'sigmoid'"):
         run("idle", **{"masked_patch.corrupted": 0.15})
     with pytest.raises(RecipeError, match="plain ViT"):

@@ -210,3 +210,14 @@ def test_plan_training__replicas_that_the_processes_cannot_hold() -> None:
     values = {"machine.sharding": "fsdp", "machine.sharding_replicas": 3, "machine.processes": 2}
     with pytest.raises(LaunchError, match="2 processes cannot hold so many copies"):
         plan_training(recipe("smoke", **values))
+
+
+def test_plan_training__adapters_are_all_that_is_trained(tiny_data: Path, pretrained: Path) -> None:
+    given = {"data.path": str(tiny_data), "weights.source": str(pretrained)}
+    whole = plan_training(recipe("finetune", **given))
+    given |= {"lora.rank": 3, "lora.targets": ("q", "fc1"), "lora.blocks": (1,)}
+    some = plan_training(recipe("finetune", **given))
+    assert some.trained_parameters == 3 * (24 + 24 + 24 + 48) + 24 * 6 + 6
+    assert some.parameters == whole.parameters == whole.trained_parameters
+    assert some.memory_bytes < whole.memory_bytes
+    assert whole.training_flops / 3 < some.training_flops < whole.training_flops * 2 / 3

@@ -515,11 +515,36 @@ def test_load_classifier__senseless_values(trained: Path, values: dict[str, Any]
         load_classifier(trained, **values)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ([], "images should be an image, or a list of images that is not empty"),
+        ("gone.jpg", "image 0 of 1: "),
+        ([np.zeros((4, 4, 3))], r"image 0 of 1: .* uint8 \[H, W, 3\].* is float64 \[4, 4, 3\]"),
+        ([np.zeros((4, 4), np.uint8)], r"is uint8 \[4, 4\]"),
+        ([3], "image 0 of 1: .* is int"),
+    ],
+)
+def test_load_classifier__what_is_no_image(trained: Path, wrong: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        load_classifier(trained)(wrong)
+
+
+def test_load_classifier__paths_and_arrays_answer_as_images_do(
+    trained: Path, extracted: list[Path], photographs: dict[str, Path]
+) -> None:
+    files = [*extracted[:3], *(path for name, path in photographs.items() if name not in BAD)]
+    classify = load_classifier(trained, device="cpu", precision="float32", batch_size=len(files))
+    told = predicted(trained, files)
+    assert classify(files) == classify([*map(str, files)]) == [one.classes for one in told]
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 19, 23, 3), dtype=np.uint8)
+    assert classify([*pixels]) == classify([*map(Image.fromarray, pixels)])
+    assert [name for name, _ in classify(pixels[0])] == [name for name, _ in classify([pixels[0]])[0]]
+    assert [name for name, _ in classify(files[0])] == [name for name, _ in told[0].classes]
+
+
 def test_load_classifier__images_that_are_none(trained: Path, photographs: dict[str, Path]) -> None:
     classify = load_classifier(trained)
-    for wrong in ([], "photo.jpg", [np.zeros((4, 4, 3))]):
-        with pytest.raises(DataError, match=r"images should be a PIL\.Image\.Image, or a list of them"):
-            classify(wrong)  # type: ignore[call-overload]
     with (
         pytest.raises(DataError, match="image 1 of 2: truncated"),
         Image.open(photographs["corrupt.jpg"]) as corrupt,

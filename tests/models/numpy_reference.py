@@ -4,6 +4,7 @@ ours.
 Maps are `[B, C, H, W]` and tokens `[B, N, D]`, as in the package; weights go by the package's names.
 """
 
+import math
 from collections.abc import Mapping
 from itertools import product
 
@@ -47,7 +48,14 @@ def transformer(
     if isinstance(config, HybridConfig):
         images = resnet_v1(config.stage_depths, config.num_groups, w, images)
     x = encode(config, w, embed(config, w, images), factors)
-    x = x[:, 0] if config.classifier == "token" else x.mean(1)
+    first, patches = x[:, 0], x[:, config.registers + has_token(config) :].mean(1)
+    if config.classifier == "attention":
+        x = attention_pool(config, w, x)
+    elif config.classifier == "token_patches":
+        x = np.concatenate([first, patches], -1)
+    else:
+        x = first if config.classifier == "token" else patches
+    x = norm(x, w, "norm", config.norm_eps) if config.norm_at == "pooled" else x
     return np.tanh(dense(x, w, "pre_logits")) if config.representation_size else x
 
 
@@ -57,29 +65,45 @@ def embed(config: ViTConfig, w: Weights, images: Array) -> Array:
     for row, column in product(range(rows), range(columns)):
         pixels = images[:, :, row * patch : (row + 1) * patch, column * patch : (column + 1) * patch]
         x[:, row * columns + column] = np.einsum("bchw,dchw->bd", pixels, w["patch_embedding.weight"])
-    return x + w["patch_embedding.bias"]
+    return x + w["patch_embedding.bias"] if config.patch_bias else x
+
+
+def has_token(config: ViTConfig) -> bool:
+    return config.classifier in ("token", "patches", "token_patches")
 
 
 def encode(config: ViTConfig, w: Weights, x: Array, factors: tuple[float, ...] = NO_DROPOUT) -> Array:
-    if config.classifier == "token":
-        x = np.concatenate([np.repeat(w["class_token"], len(x), 0), x], 1)
+    prefix = [w[name] for name in ("class_token", "registers") if name in w]
+    x = np.concatenate([*(np.repeat(one, len(x), 0) for one in prefix), x], 1)
     for layer in range(config.depth):
         if layer == 0 or config.position_at != "stem":
             x = x + position(config, w, layer if config.position_at == "every_layer" else 0)
         if layer == 0:
             x = x * factors[0]
+            x = norm(x, w, "norm_pre", config.norm_eps) if config.norm_pre else x
         if isinstance(config, AxialConfig):
             x = axial_block(config, w, f"blocks.{layer}", x, factors)
         else:
             x = block(config, w, f"blocks.{layer}", x, factors)
-    return norm(x, w, "norm")
+    return norm(x, w, "norm", config.norm_eps) if config.norm_at == "tokens" else x
 
 
 def position(config: ViTConfig, w: Weights, layer: int) -> Array:
     """What is added to every token: `[N, D]`."""
     table = np.zeros((config.num_tokens, config.hidden_size))
     if config.position_embedding == "learned":
-        table += w["position_embedding"][layer]
+        stored = w["position_embedding"][layer]
+        table[config.prefix_tokens :] = stored[-len(table) + config.prefix_tokens :]
+        if config.position_class_row and has_token(config):
+            table[0] = stored[0]
+    if config.position_embedding == "sincos":
+        quarter = config.hidden_size // 4
+        for token in range(config.prefix_tokens, config.num_tokens):
+            for axis, place in enumerate(reversed(divmod(token - config.prefix_tokens, config.grid[1]))):
+                for i in range(quarter):
+                    angle = place / 10_000 ** (i / (quarter - 1))
+                    table[token, 2 * axis * quarter + i] = np.sin(angle)
+                    table[token, (2 * axis + 1) * quarter + i] = np.cos(angle)
     if config.position_embedding == "2d":
         half, columns = config.hidden_size // 2, config.grid[1]
         for token in range(config.prefix_tokens, config.num_tokens):
@@ -91,9 +115,40 @@ def position(config: ViTConfig, w: Weights, layer: int) -> Array:
 
 def block(config: ViTConfig, w: Weights, name: str, x: Array, factors: tuple[float, ...]) -> Array:
     _, after_attention, after_gelu, after_mlp = factors
-    x = x + after_attention * attention(norm(x, w, f"{name}.norm1"), w, f"{name}.attention", config.num_heads)
-    hidden = after_gelu * gelu_tanh(dense(norm(x, w, f"{name}.norm2"), w, f"{name}.mlp.fc1"))
-    return x + after_mlp * dense(hidden, w, f"{name}.mlp.fc2")
+    mixed = attention(config, norm(x, w, f"{name}.norm1", config.norm_eps), w, f"{name}.attention")
+    x = x + after_attention * mixed * w.get(f"{name}.scale1", 1.0)
+    changed = mlp(config, norm(x, w, f"{name}.norm2", config.norm_eps), w, f"{name}.mlp", after_gelu)
+    return x + after_mlp * changed * w.get(f"{name}.scale2", 1.0)
+
+
+def mlp(config: ViTConfig, x: Array, w: Weights, name: str, after_gelu: float = 1.0) -> Array:
+    hidden = dense(x, w, f"{name}.fc1")
+    if config.mlp == "swiglu":
+        gate, hidden = hidden[..., : config.mlp_size], hidden[..., config.mlp_size :]
+        hidden = gate / (1 + np.exp(-gate)) * hidden
+    elif config.gelu == "quick":
+        hidden = hidden / (1 + np.exp(-1.702 * hidden))
+    else:
+        hidden = gelu_tanh(hidden) if config.gelu == "tanh" else hidden * normal_cdf(hidden)
+    hidden = hidden * after_gelu
+    hidden = norm(hidden, w, f"{name}.norm", config.norm_eps) if config.mlp_norm else hidden
+    return dense(hidden, w, f"{name}.fc2")
+
+
+def attention_pool(config: ViTConfig, w: Weights, x: Array) -> Array:
+    """One query that no token gave."""
+    width, size = config.hidden_size, config.hidden_size // config.num_heads
+    matrix, bias = w["pool.qkv.weight"], w["pool.qkv.bias"]
+    query = w["pool.probe"][0, 0] @ matrix[:width].T + bias[:width]
+    key = x @ matrix[width : 2 * width].T + bias[width : 2 * width]
+    value = x @ matrix[2 * width :].T + bias[2 * width :]
+    heads = []
+    for head in range(config.num_heads):
+        of = slice(head * size, (head + 1) * size)
+        shares = softmax(key[..., of] @ query[of] / np.sqrt(size))
+        heads.append(np.einsum("bn,bnd->bd", shares, value[..., of]))
+    pooled = dense(np.concatenate(heads, -1), w, "pool.out")
+    return pooled + mlp(config, norm(pooled, w, "pool.norm", config.norm_eps), w, "pool.mlp")
 
 
 def axial_block(config: ViTConfig, w: Weights, name: str, x: Array, factors: tuple[float, ...]) -> Array:
@@ -109,19 +164,27 @@ def axial_block(config: ViTConfig, w: Weights, name: str, x: Array, factors: tup
     return x
 
 
-def norm(x: Array, w: Weights, name: str) -> Array:
+def norm(x: Array, w: Weights, name: str, eps: float = 1e-6) -> Array:
     mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-    return (x - mean) / np.sqrt(variance + 1e-6) * w[f"{name}.weight"] + w[f"{name}.bias"]
+    return (x - mean) / np.sqrt(variance + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
 
 
 def dense(x: Array, w: Weights, name: str) -> Array:
     return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
 
 
-def attention(x: Array, w: Weights, name: str, num_heads: int) -> Array:
-    width, count = x.shape[-1], x.shape[-2]
+def attention(config: ViTConfig, x: Array, w: Weights, name: str) -> Array:
+    width, count, num_heads = x.shape[-1], x.shape[-2], config.num_heads
     size = width // num_heads
-    query, key, value = (dense(x, w, f"{name}.qkv")[..., i * width : (i + 1) * width] for i in range(3))
+    parts = x @ w[f"{name}.qkv.weight"].T
+    if config.qkv_bias == "qkv":
+        parts = parts + w[f"{name}.qkv.bias"]
+    if config.qkv_bias == "qv":
+        parts[..., :width] += w[f"{name}.qkv.query_bias"]
+        parts[..., 2 * width :] += w[f"{name}.qkv.value_bias"]
+    query, key, value = (parts[..., i * width : (i + 1) * width] for i in range(3))
+    if config.rotary != "none":
+        query, key = (turned(config, part) for part in (query, key))
     offsets = w.get(f"{name}.relative_position", np.zeros((2 * count - 1, width)))
     heads = []
     for head in range(num_heads):
@@ -129,8 +192,47 @@ def attention(x: Array, w: Weights, name: str, num_heads: int) -> Array:
         scores = query[..., of_head] @ key[..., of_head].swapaxes(1, 2)
         for q, k in product(range(count), range(count)):
             scores[:, q, k] += query[:, q, of_head] @ offsets[q - k + count - 1, of_head]
-        heads.append(softmax(scores / np.sqrt(size)) @ value[..., of_head])
+        scores = scores / np.sqrt(size)
+        if f"{name}.relative_bias" in w:
+            for q, k in product(range(count), range(count)):
+                scores[:, q, k] += w[f"{name}.relative_bias"][offset_row(config, q, k), head]
+        heads.append(softmax(scores) @ value[..., of_head])
     return dense(np.concatenate(heads, -1), w, f"{name}.out")
+
+
+def offset_row(config: ViTConfig, query: int, key: int) -> int:
+    """The row of BEiT's table for a pair of tokens, of which token 0 is the class token."""
+    rows, columns = config.grid
+    num_rows = (2 * rows - 1) * (2 * columns - 1) + 3
+    if query == 0 or key == 0:
+        return num_rows - (1 if query == key else 3 if query == 0 else 2)
+    (down, right), (key_down, key_right) = divmod(query - 1, columns), divmod(key - 1, columns)
+    return (down - key_down + rows - 1) * (2 * columns - 1) + right - key_right + columns - 1
+
+
+def turned(config: ViTConfig, x: Array) -> Array:
+    """Queries or keys of all heads, those of each patch turned by its row and its column."""
+    size, (rows, columns) = config.hidden_size // config.num_heads, config.grid
+    x = x.copy()
+    for token, head in product(range(config.prefix_tokens, config.num_tokens), range(config.num_heads)):
+        row, column = divmod(token - config.prefix_tokens, columns)
+        for i in range(size // 2):
+            axis, step = divmod(i, size // 4)
+            place, count = (row, rows) if axis == 0 else (column, columns)
+            if config.rotary == "dinov3":
+                angle = 2 * np.pi * (2 * (place + 0.5) / count - 1) / 100 ** (step / (size // 4))
+                pair = [head * size + i, head * size + i + size // 2]
+            else:
+                angle = place / count * 16 / 10_000 ** (step / (size // 4))
+                pair = [head * size + 2 * i, head * size + 2 * i + 1]
+            one, two = x[..., token, pair].T
+            x[..., token, pair[0]] = one * np.cos(angle) - two * np.sin(angle)
+            x[..., token, pair[1]] = one * np.sin(angle) + two * np.cos(angle)
+    return x
+
+
+def normal_cdf(x: Array) -> Array:
+    return (1 + np.vectorize(math.erf)(x / np.sqrt(2))) / 2
 
 
 def softmax(scores: Array) -> Array:

@@ -23,7 +23,7 @@ def test_explain__type_unit_default_source() -> None:
         "optimizer.weight_decay",
         "  on every parameter; adam: decoupled, p -= lr_t * weight_decay * p; sgd: coupled, gradient += "
         "weight_decay * p before the "
-        "momentum, as torch.optim.SGD and BiT",
+        "momentum, as torch.optim.SGD and BiT; lamb: update += weight_decay * p before the trust ratio",
         "  type     number, at least 0",
         "  default  0.0",
         "  source   Table 3; D.1; BiT",

@@ -361,5 +361,7 @@ def largest_micro_batch(
 def enlarged(batch: Batch, num_images: int) -> Batch:
     """Return n images by repeating those of a batch."""
     rows = torch.arange(num_images) % len(batch)
-    repeated = {name: getattr(batch, name)[rows] for name in ("images", "labels", "weights", "samples")}
+    repeated = {
+        name: getattr(batch, name)[rows] for name in ("images", "labels", "weights", "samples", "positions")
+    }
     return replace(batch, **repeated, bad=(), memory=None, checksums=None)

@@ -234,6 +234,14 @@ FLAGS = (
         "Image size in pixels",
         f"{_TRAIN} {_SCORE} predict inspect {_BENCH}",
     ),
+    Flag(
+        "--freeze",
+        "finetune.freeze",
+        str,
+        "Keep the start weights of: embedding, '6 blocks' (with the embedding), backbone (all but the head)",
+        "finetune",
+        complete=completion.one_of(("none", "embedding", "6 blocks", "backbone")),
+    ),
     Flag("--lr", "optimizer.lr", float, "Base learning rate", "pretrain"),
     Flag(
         "--lr",
@@ -339,15 +347,38 @@ def value_of(flags: Flags, flag: str) -> Any:
     return flags[flag][1] if flag in flags else None
 
 
-def overrides_of(flags: Mapping[str, tuple[str, Any]], sets: Sequence[str] | None) -> "list[Override]":
-    """Return the overrides of --set and of the flags.
+def flags_of(command: str, given: Mapping[str, Any]) -> Flags:
+    """Return the flags that keyword arguments of a command's function in Python mean.
+
+    Raises:
+        RecipeError: the command has no such flag.
+    """
+    from vitctl.errors import RecipeError
+    from vitctl.system.text import did_you_mean, nearest
+
+    rows = {row.name: row for row in FLAGS if command in row.commands.split()}
+    flags: Flags = {}
+    for name, value in given.items():
+        if name not in rows:
+            near = nearest(name, rows)
+            hint = did_you_mean(near) if near else f"it takes {', '.join(rows)}"
+            raise RecipeError(f"{command}({name}=...): unknown; {hint}; recipe keys go into overrides")
+        flags |= rows[name].values(str(value) if isinstance(value, Path) else value)
+    check_flags({flag: value for flag, (_, value) in flags.items()})
+    return flags
+
+
+def overrides_of(
+    flags: Mapping[str, tuple[str, Any]], sets: "Sequence[str | Override] | None"
+) -> "list[Override]":
+    """Return the overrides of --set, as typed or parsed, and of the flags.
 
     With --steps or --epochs the warm-up is scaled with the length, unless --set gives it.
     """
     from vitctl.engine.schedule import IN_PROPORTION
     from vitctl.recipe.load import Override, parse_override
 
-    overrides = [parse_override(text) for text in sets or ()]
+    overrides = [parse_override(given) if isinstance(given, str) else given for given in sets or ()]
     warmup_is_set = any(override.key == "schedule.warmup_steps" for override in overrides)
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
     if not warmup_is_set:

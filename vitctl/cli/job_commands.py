@@ -25,6 +25,7 @@ from vitctl.cli.flags import (
     value_of,
 )
 from vitctl.cli.run_job import (
+    finetune_recipe,
     launch_config,
     processes_from_launcher,
     processes_from_slurm,
@@ -72,16 +73,10 @@ def finetune(
 
     For example: vitctl finetune --dataset pets --res 384
     """
-    from vitctl.data.datasets.catalog import find_data_set
-    from vitctl.recipe.load import recipe_names
-
     if seeds:
         first = value_of(flags, "--seed") or 0
         flags["--seeds"] = ("finetune.seeds", tuple(range(first, first + seeds)))
-    dataset = value_of(flags, "--dataset")
-    default = f"finetune_{find_data_set(dataset).name}" if dataset else ""
-    name = recipe or (default if default in recipe_names() else "finetune")
-    run_job("finetune", name, flags, **options)
+    run_job("finetune", recipe or finetune_recipe(value_of(flags, "--dataset")), flags, **options)
 
 
 @takes_flags

@@ -73,11 +73,20 @@ def run_job(
         check_spread(config, loaded.recipe.machine.processes)
         show_plan(loaded, run_dir, config, everything=all_)
         return
-    _fetch_weights(loaded)
+    fetch_weights_of(loaded)
     run_loaded(loaded, run_dir, member, config, slurm, name=loaded.name)
 
 
-def _fetch_weights(loaded: "Loaded") -> None:
+def finetune_recipe(dataset: str | None) -> str:
+    """Return the name of the recipe that `finetune` takes for a data set if none is given."""
+    from vitctl.data.datasets.catalog import find_data_set
+    from vitctl.recipe.load import recipe_names
+
+    name = f"finetune_{find_data_set(dataset).name}" if dataset else ""
+    return name if name in recipe_names() else "finetune"
+
+
+def fetch_weights_of(loaded: "Loaded") -> None:
     """Download the weights at an address, with progress on the screen, if they are not in the cache."""
     source = getattr(getattr(loaded.recipe, "weights", None), "source", "")
     if "://" in source:
@@ -186,7 +195,7 @@ def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) 
         weights = getattr(loaded.recipe, "weights", None)
         if weights is not None and weights.source == "newest":
             check_not_missing(loaded.recipe)
-        _fetch_weights(loaded)
+        fetch_weights_of(loaded)
         check_weights(loaded.recipe)
     shards = str(shards_of(data.path, runs))
     return with_overrides(loaded, [Override("data.path", shards, "shards of photographs")])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitctl.data.source.views import Source
 from vitctl.engine.checkpoint import SavedCheckpoint, newest_checkpoint, newest_name, read_checkpoint
-from vitctl.engine.journal import AVERAGE, MODEL, OPTIMIZER, json_digest, run_of
+from vitctl.engine.journal import TENSOR_FILES, json_digest, run_of
 from vitctl.engine.runtime import Runtime, check_same, raised_on_all
 from vitctl.engine.sharding import is_sharded
 from vitctl.errors import CheckpointError
@@ -170,7 +170,7 @@ def agreed_tensors(runtime: Runtime, saved: SavedCheckpoint) -> CheckpointTensor
     read: CheckpointTensors = {}
     with raised_on_all():
         try:
-            read = {name: saved.tensors(name) for name in (MODEL, OPTIMIZER, AVERAGE)}
+            read = {name: saved.tensors(name) for name in TENSOR_FILES}
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"{saved.folder}: process {runtime.rank} on {socket.gethostname()} could not read it "

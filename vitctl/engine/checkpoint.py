@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitctl.engine.journal import (
+    ADAPTERS,
     AVERAGE,
     CHAINED,
     MODEL,
@@ -44,6 +45,8 @@ from vitctl.engine.journal import (
 from vitctl.engine.optimizer import Average, optimizer_tensors
 from vitctl.engine.sharding import full
 from vitctl.errors import CheckpointError, VitctlError, os_code
+from vitctl.models.blocks import trainable
+from vitctl.models.lora import stored
 from vitctl.models.weights.containers import save_tensors
 from vitctl.models.weights.weights_file import save_weights
 from vitctl.system.files import RUN_FILE, flush, parse_json, write_text
@@ -115,11 +118,12 @@ def save_checkpoint(
     aside = root / f".{final.name}.{os.getpid()}"
     with _removed_on_error(aside):
         aside.mkdir(parents=True)
-        for name in (part for part in tensors if part != OPTIMIZER):
+        for name in (part for part in tensors if part in (MODEL, AVERAGE)):
             save_weights(aside / tensors_file(name), tensors[name], config, meta)
-        file, state_of = aside / tensors_file(OPTIMIZER), tensors.get(OPTIMIZER, {})
-        save_tensors({k: v.detach().cpu().contiguous() for k, v in state_of.items()}, file)
-        flush(file)
+        for name in sorted({OPTIMIZER, *tensors} - {MODEL, AVERAGE}):
+            file, state_of = aside / tensors_file(name), tensors.get(name, {})
+            save_tensors({k: v.detach().cpu().contiguous() for k, v in state_of.items()}, file)
+            flush(file)
         files = {
             path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
             for path in sorted(aside.iterdir())
@@ -559,13 +563,13 @@ def parts(
     model: nn.Module, average: Average | None, optimizer: Optimizer
 ) -> Iterable[tuple[str, str, Tensor]]:
     """Yield all tensors of a training by file and name, unsharded, one at a time; with a sharded model all
-    processes must iterate.
+    processes must iterate. Adapters are merged into the weights, and yielded by themselves too.
     """
-    averages = {} if average is None else average.tensors
-    for name, tensor in model.state_dict().items():
-        yield MODEL, name, full(tensor)
-    for name, tensor in model.state_dict().items() if averages else ():
-        yield AVERAGE, name, full(averages.get(name, tensor))
+    states = {MODEL: model.state_dict()}
+    states |= {} if average is None else {AVERAGE: states[MODEL] | average.tensors}
+    for part, state in states.items():
+        for is_adapter, name, tensor in stored(model, state, full):
+            yield ADAPTERS[part] if is_adapter else part, name, tensor
     for name, tensor in optimizer_tensors(optimizer, model).items():
         yield OPTIMIZER, name, full(tensor)
 
@@ -585,7 +589,7 @@ def check_space(root: Path, model: nn.Module, average: Average | None, *, slots:
         CheckpointError: there is not enough space.
     """
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    of_optimizer = slots * sum(p.numel() * p.element_size() for p in model.parameters())
+    of_optimizer = slots * sum(p.numel() * p.element_size() for p in trainable(model).values())
     one = weights * (1 if average is None else 2) + of_optimizer
     existing = next(path for path in (root, *root.absolute().parents) if path.exists())
     there = sum(

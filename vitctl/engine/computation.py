@@ -18,6 +18,7 @@ from vitctl.engine.journal import write_run_json
 from vitctl.engine.runtime import Computation, Runtime, check_same
 from vitctl.engine.sharding import is_sharded
 from vitctl.errors import CheckpointError, LaunchError
+from vitctl.models.blocks import train_mode, trainable
 from vitctl.models.flops import cpu_name, installed
 from vitctl.models.kernels import (
     attention_rule,
@@ -28,7 +29,7 @@ from vitctl.models.kernels import (
     used_linear,
 )
 from vitctl.models.variants import Config, ViTConfig
-from vitctl.recipe.schema import NetworkMachine, TrainMachine, TrainRecipe
+from vitctl.recipe.schema import NetworkMachine, TrainMachine, TrainRecipe, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.files import read_json
 
@@ -85,12 +86,12 @@ def fits_everywhere(
         adds_up: the pass adds to gradients that are there before it: sums of earlier micro-batches, or DDP's
             buckets.
     """
-    model.train()
+    train_mode(model)
     fitted = True
     try:
         kept = torch.empty(reserve, dtype=torch.uint8, device=runtime.device)
         if adds_up:
-            for parameter in model.parameters():
+            for parameter in trainable(model).values():
                 parameter.grad = torch.zeros_like(parameter)
         with runtime.autocast():
             loss = objective(model, batch, 0)
@@ -236,7 +237,7 @@ def choose_micro_batch(
     if {name: known.get(name) for name in setting} == setting:
         return int(known["micro_batch"])
     copies = OPTIMIZERS[recipe.optimizer.name].slots + (recipe.averaging.decay > 0)
-    reserve = copies * sum(p.numel() * p.element_size() for p in model.parameters())
+    reserve = copies * sum(p.numel() * p.element_size() for p in trainable(model).values())
 
     def fits(images: int) -> bool:
         adds_up = runtime.num_processes > 1 or images < share
@@ -255,6 +256,12 @@ def most_images(micro_batch: int, share: int) -> int:
     return min(micro_batch, share) if micro_batch > 0 else share
 
 
+def draws_noise(recipe: TrainRecipe, config: Any) -> bool:
+    """Return whether a training has dropout or stochastic depth."""
+    rates = [getattr(config, name, 0.0) for name in ("dropout", "drop_path")]
+    return any([*rates, lora_of(recipe).dropout])
+
+
 def dropout_draws(recipe: TrainRecipe, config: Any, folder: Path) -> dict[str, Any]:
     """Return what the random draws of dropout and stochastic depth depend on, besides seed and step; empty
     without dropout.
@@ -262,7 +269,7 @@ def dropout_draws(recipe: TrainRecipe, config: Any, folder: Path) -> dict[str, A
     They are drawn for each forward pass of each process, so that the split of a batch changes the result.
     With lanes it does not.
     """
-    if recipe.schedule.lanes or not (getattr(config, "dropout", 0.0) or getattr(config, "drop_path", 0.0)):
+    if recipe.schedule.lanes or not draws_noise(recipe, config):
         return {}
     machine, file = recipe.machine, folder / MICRO_BATCH
     most = read_kept(file, MicroBatch).micro_batch if file.exists() else machine.micro_batch

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.metrics import (
+    METRICS,
     TOP_K,
     correct_predictions,
     count_by_class,
     count_hits,
     label_sets,
+    macro_f1,
     mean_per_class,
 )
 from vitctl.engine.preemption import StopFlag, Stopped
@@ -37,18 +39,26 @@ NOT_FINITE = "the model's logits are NaN or infinite, so that its predictions me
 class Score:
     """Top-1 as integers, so that it is the same for any number of processes.
 
-    `mean_per_class` is the mean accuracy over the classes that have images; None of runs that did not count
-    it yet.
+    `mean_per_class` is the mean accuracy over the classes that have images, `f1` the macro F1; None where
+    they were not counted, as `f1` of images with several labels. `metric` names the number that decides.
     """
 
     correct: int
     total: int
     mean_per_class: float | None = field(default=None, compare=False)
+    f1: float | None = field(default=None, compare=False)
+    metric: str = field(default="accuracy", compare=False)
 
     @staticmethod
     def of(numbers: Mapping[str, Any]) -> "Score":
         """Return the score from the fields that `numbers` wrote."""
-        return Score(int(numbers["correct"]), int(numbers["total"]), numbers.get("mean_per_class"))
+        return Score(
+            int(numbers["correct"]),
+            int(numbers["total"]),
+            numbers.get("mean_per_class"),
+            numbers.get("f1"),
+            str(numbers.get("metric", "accuracy")),
+        )
 
     @staticmethod
     def by_step(records: Iterable[Mapping[str, Any]]) -> "dict[int, Score]":
@@ -58,15 +68,33 @@ class Score:
             if record.get("kind") == "evaluate":
                 with suppress(KeyError, TypeError, ValueError, OverflowError):
                     score = Score.of(record)
-                    if 0 <= score.correct <= score.total > 0:
+                    if (
+                        0 <= score.correct <= score.total > 0
+                        and score.metric in METRICS
+                        and score.deciding >= 0
+                    ):
                         scores[int(record["step"])] = score
-        return scores
+        metric = scores[max(scores)].metric if scores else ""  # a resume may have changed it
+        return {step: replace(score, metric=metric) for step, score in scores.items()}
+
+    @staticmethod
+    def since_best(scores: "Mapping[int, Score]") -> int:
+        """Return how many of the last scores have not improved the deciding number; `scores` by step."""
+        numbers = [scores[step].deciding for step in sorted(scores)]
+        return len(numbers) - 1 - numbers.index(max(numbers)) if numbers else 0
 
     @property
     def numbers(self) -> dict[str, Any]:
         """For results and logs."""
         own = {"accuracy": self.accuracy, "correct": self.correct, "total": self.total}
-        return own | ({} if self.mean_per_class is None else {"mean_per_class": self.mean_per_class})
+        means = {"mean_per_class": self.mean_per_class, "f1": self.f1}
+        own |= {name: value for name, value in means.items() if value is not None}
+        return own | ({} if self.metric == "accuracy" else {"metric": self.metric})
+
+    @property
+    def deciding(self) -> float:
+        """The number that evaluation.metric chooses, 0..1; 0 where an earlier release did not count it."""
+        return float(getattr(self, self.metric) or 0.0)
 
     @property
     def accuracy(self) -> float:
@@ -126,7 +154,8 @@ def evaluate_model(
         raise DataError(f"{seen - total} of the {num_images} images have no label; no score is given")
     if not total:
         raise DataError(f"none of the {num_images} images has a label; there is nothing to score")
-    return Score(correct, total, mean_per_class(by_class))
+    f1 = None if may_lack_labels else macro_f1(by_class)
+    return Score(correct, total, mean_per_class(by_class), f1)
 
 
 def _sent(runtime: Runtime, batches: Iterable[Batch], stop: StopFlag) -> Iterator[Batch]:
@@ -141,12 +170,14 @@ def _sent(runtime: Runtime, batches: Iterable[Batch], stop: StopFlag) -> Iterato
 
 
 def _by_class(best: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Counts of each class [K, 3]; an image with several labels counts for the first, one without any for
-    none.
+    """Images, correct predictions and predictions of each class [K, 3]; an image with several labels counts
+    for the first, one without any for none.
     """
     classes = label_sets(labels)[:, 0]
     counted = classes >= 0
-    return count_by_class(correct_predictions(best, labels)[counted], classes[counted], num_classes)
+    by_class = count_by_class(correct_predictions(best, labels)[counted], classes[counted], num_classes)
+    by_class[:, 2] = np.bincount(best[counted, 0], minlength=num_classes)
+    return by_class
 
 
 @torch.inference_mode()

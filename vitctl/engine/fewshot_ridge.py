@@ -23,6 +23,7 @@ from vitctl.errors import DataError
 BIAS = 100.0
 STD_EPS = 1e-5
 _CHUNK = 2**14  # images at a time
+_MOST_SCALE, _HALVINGS = 2.0**20, 40
 L2_GRID = tuple(2.0**power for power in range(-10, 20))  # of the authors' earlier evaluator
 
 
@@ -90,6 +91,32 @@ class Ridge:
         """Return scores [M, K] of projected images [M, E]."""
         return projected @ self._shrunk(l2)
 
+    def layer(self, l2: float) -> tuple[Tensor, Tensor]:
+        """Return weight [K, R] and bias [K] of the linear layer that gives the scores of representations
+        that are not standardised.
+        """
+        *_, constant = weights = self.weights(l2)
+        weight = (weights[:-1] / self.std.unsqueeze(1)).T
+        return weight, BIAS * constant - weight @ self.mean
+
+    def left_out(self, train: Tensor, labels: Tensor, l2: float) -> Tensor:
+        """Return the score [M, K] that each of M of the training images gets from the solution of all others.
+
+        In closed form, (f - h y) / (1 - h) for a score f with target y and leverage h; mean and std stay
+        those of all images.
+
+        Args:
+            train: [M, R] of the images that were decomposed.
+            labels: [M] integers.
+            l2: regulariser.
+        """
+        projected = self.project(train)
+        norms = self.basis.square().sum(dim=0)
+        scale = (norms * (self.values + l2)).clamp_min(torch.finfo(norms.dtype).tiny)
+        leverage = (projected.square() / scale).sum(dim=1, keepdim=True)
+        targets = 2.0 * torch.nn.functional.one_hot(labels, self.targets.shape[1]) - 1
+        return (self.scores(projected, l2) - leverage * targets) / (1 - leverage)
+
     def _shrunk(self, l2: float) -> Tensor:
         return self.targets / (self.values + l2).unsqueeze(1)
 
@@ -137,6 +164,36 @@ def fit_and_score(
     """
     ridge = decompose(train, train_labels, num_classes=num_classes)
     return ridge.scores(ridge.project(test), l2)
+
+
+def fitted_scale(scores: Tensor, labels: Tensor, loss: str) -> float:
+    """Return the factor of scores [N, K] at which their cross-entropy is least; 0 where they help nothing.
+
+    The loss is convex in the factor, and its derivative is bisected. The target is 1 - 1 / (N + 1) for the
+    label and the rest spread over all classes, as if one more image had no class: the factor stays finite
+    where every image is right.
+
+    Args:
+        scores: float64, of images that the classifier has not seen.
+        labels: [N] integers.
+        loss: softmax, or sigmoid for the sum over classes of binary cross-entropies.
+    """
+    num, classes = scores.shape
+    blank = 1 / (num + 1)
+    targets = (1 - blank) * torch.nn.functional.one_hot(labels, classes) + blank / classes
+
+    def falls(scale: float) -> bool:
+        scaled = scale * scores
+        likely = scaled.softmax(dim=1) if loss == "softmax" else scaled.sigmoid()
+        return bool(((likely - targets) * scores).sum() < 0)
+
+    low, high = 0.0, 1.0
+    while high < _MOST_SCALE and falls(high):
+        low, high = high, 2 * high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falls(middle) else (low, middle)
+    return low
 
 
 def count_correct(

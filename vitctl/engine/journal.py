@@ -39,8 +39,10 @@ STEP_RECORDS, TRACE = (
     "steps.jsonl",
     "trace.bin",
 )  # a chained line of each step, and digests of its samples and gradients
-# A checkpoint's files of tensors, each NAME.safetensors; no average where there is none.
+# A checkpoint's files of tensors, each NAME.safetensors; no average, and no adapters, where there are none.
 MODEL, AVERAGE, OPTIMIZER = "model", "ema", "optimizer"
+ADAPTERS = {MODEL: "lora", AVERAGE: "lora_ema"}  # of the weights that the file beside them has merged
+TENSOR_FILES = (MODEL, OPTIMIZER, AVERAGE, *ADAPTERS.values())
 STATE = "state.json"
 # In state.json: digests of the last lines of steps.jsonl and log.jsonl, and the steps before it that have no
 # record.

@@ -29,13 +29,20 @@ def classify(
     name: str,
     label_smoothing: float,
     smoothing: Smoothing = "spread",
+    class_weights: Tensor | None = None,
 ) -> Tensor:
     """Return the summed classification loss of a batch: the objective of supervised training."""
     own = given(batch)
     logits = model(normalise(own.images))
     labels, weights = sent(own.labels, logits.device), sent(own.weights, logits.device)
     return classification_loss(
-        logits, labels, weights, name=name, label_smoothing=label_smoothing, smoothing=smoothing
+        logits,
+        labels,
+        weights,
+        name=name,
+        label_smoothing=label_smoothing,
+        smoothing=smoothing,
+        class_weights=class_weights,
     )
 
 
@@ -74,6 +81,7 @@ def classification_loss(
     name: str,
     label_smoothing: float,
     smoothing: Smoothing = "spread",
+    class_weights: Tensor | None = None,
 ) -> Tensor:
     """Return the sum over the batch of the weighted loss of each image, in float32 or wider.
 
@@ -86,6 +94,9 @@ def classification_loss(
         smoothing: "spread": that share of the target is spread evenly over the K classes; "per_class", for
             "sigmoid": 1 at a label becomes 1 - label_smoothing, 0 elsewhere label_smoothing, as in the
             authors' configurations.
+        class_weights: [K] on the device of the logits: the loss of an image counts with the weight of its
+            label, which label smoothing does not change. The sum is not divided by the weights of the batch,
+            so that it does not depend on how a batch is divided. None: 1 each.
 
     Returns:
         a scalar.
@@ -113,6 +124,8 @@ def classification_loss(
         each = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=-1)
     else:
         each = -(targets * F.log_softmax(logits, dim=-1)).sum(dim=-1)
+    if class_weights is not None:
+        weights = weights * class_weights[labels]
     return (each * weights.to(each.dtype)).sum()
 
 

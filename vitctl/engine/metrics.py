@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 TOP_K = 5
+# What evaluation.metric can choose, in words.
+METRICS = {"accuracy": "accuracy", "mean_per_class": "mean accuracy per class", "f1": "macro F1"}
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,18 @@ def mean_per_class(by_class: np.ndarray) -> float:
     """
     there = by_class[by_class[:, 0] > 0]
     return float(np.mean(there[:, 1] / there[:, 0])) if len(there) else 0.0
+
+
+def macro_f1(by_class: np.ndarray) -> float:
+    """Mean of the F1 scores of the classes that occur, as labels or predictions, 0..1.
+
+    F1 of a class is 2 * correct / (images + predictions), as scikit-learn's f1_score(average="macro").
+
+    Args:
+        by_class: int64 `[K, 3]`, images, correct predictions and predictions of each class.
+    """
+    images, correct, predicted = by_class[by_class[:, 0] + by_class[:, 2] > 0].T
+    return float(np.mean(2 * correct / (images + predicted))) if len(images) else 0.0
 
 
 def baselines(labels: np.ndarray, num_answers: int) -> dict[str, float]:

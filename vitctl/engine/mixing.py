@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
+from vitctl.engine.erasing import classify_erased
 from vitctl.engine.losses import Normalise, Smoothing, classification_loss, classify
 from vitctl.engine.runtime import given, sent
 from vitctl.recipe.sections import Loss
@@ -31,12 +32,14 @@ class Mixing:
     Args:
         mixup_alpha: MixUp's share of an image is drawn from Beta(alpha, alpha); 0 switches it off.
         cutmix_alpha: CutMix's share of the area likewise; 0 switches it off.
+        random_erasing: probability of erasing a rectangle of each image before, see `erased`.
 
     Source: MixUp (arXiv 1710.09412), CutMix (arXiv 1905.04899)
     """
 
     mixup_alpha: float = 0.0
     cutmix_alpha: float = 0.0
+    random_erasing: float = 0.0
 
     @property
     def is_on(self) -> bool:
@@ -81,6 +84,7 @@ def classify_mixed(
     name: str,
     label_smoothing: float,
     smoothing: Smoothing = "spread",
+    class_weights: Tensor | None = None,
     mixing: Mixing,
     seed: int,
 ) -> Tensor:
@@ -89,7 +93,7 @@ def classify_mixed(
 
     An image whose partner cannot be used stays as it is; one that cannot be used itself has weight 0. Both
     losses are affine in the target, and so are both forms of smoothing: the loss of a blended target is the
-    blend of the two losses.
+    blend of the two losses. Each of the two counts with the class weight of its own label.
     """
     own = given(batch)
     before = own.neighbour
@@ -101,7 +105,13 @@ def classify_mixed(
     usable = weights[:-1] > 0
     logits = model(blended(images, torch.cat((first, images[:-1])), usable, blend))
     lent = usable.to(weights) * (1 - blend.own)
-    loss = partial(classification_loss, name=name, label_smoothing=label_smoothing, smoothing=smoothing)
+    loss = partial(
+        classification_loss,
+        name=name,
+        label_smoothing=label_smoothing,
+        smoothing=smoothing,
+        class_weights=class_weights,
+    )
     return loss(logits, labels[1:], weights[1:] * (1 - lent)) + loss(logits, labels[:-1], weights[1:] * lent)
 
 
@@ -127,7 +137,19 @@ def blended(images: Tensor, partners: Tensor, usable: Tensor, blend: Blend) -> T
     return result
 
 
-def classification(loss: Loss, mixing: Mixing, seed: int) -> Callable[..., Tensor]:
+def classification(
+    loss: Loss, mixing: Mixing, seed: int, class_weights: Tensor | None = None
+) -> Callable[..., Tensor]:
     """Return the objective of [loss] with labels: without `normalise`, see `classify`."""
     objective = partial(classify_mixed, mixing=mixing, seed=seed) if mixing.is_on else classify
-    return partial(objective, name=loss.name, label_smoothing=loss.label_smoothing, smoothing=loss.smoothing)
+    if mixing.random_erasing:
+        objective = partial(
+            classify_erased, objective=objective, probability=mixing.random_erasing, erasing_seed=seed
+        )
+    return partial(
+        objective,
+        name=loss.name,
+        label_smoothing=loss.label_smoothing,
+        smoothing=loss.smoothing,
+        class_weights=class_weights,
+    )

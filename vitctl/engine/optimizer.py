@@ -1,4 +1,4 @@
-"""The paper's two optimizers, exact clipping, optimizer state as named tensors, and averaged weights."""
+"""Optimizers, their groups of parameters and named state, exact clipping, and averaged weights."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,36 +12,131 @@ from torch.optim.sgd import sgd
 
 from vitctl.engine.sharding import full, is_part, like, local
 from vitctl.errors import CheckpointError
-from vitctl.recipe.sections import OPTIMIZERS
+from vitctl.models.blocks import trainable
+from vitctl.models.places import decay_exponent, is_head, is_matrix, num_blocks
+from vitctl.recipe.sections import OPTIMIZERS, LayerRates
 from vitctl.recipe.sections import Optimizer as Section
+
+Groups = list[dict[str, Any]]
 
 
 def build_optimizer(model: nn.Module, chosen: Section) -> Optimizer:
-    """Build the optimizer of [optimizer] over every parameter, biases and norms too, as the authors did.
+    """Build the optimizer of [optimizer] over every trained parameter, biases and norms too, as the authors
+    did.
 
     The learning rate is set before each step. Adam's decay is decoupled: p -= lr * weight_decay * p. SGD's is
     coupled: gradient += weight_decay * p, before the momentum.
 
     Paper: Section 4.1, Tables 3 and 4; D.1 with BiT, Sections 3.3 and 4.2
     """
-    optimizer: Optimizer = resolve_name(OPTIMIZERS[chosen.name].builder)(model.parameters(), chosen)
+    optimizer: Optimizer = resolve_name(OPTIMIZERS[chosen.name].builder)(
+        parameter_groups(model, chosen), chosen
+    )
     return optimizer
 
 
-def adam(parameters: Iterable[nn.Parameter], chosen: Section) -> Optimizer:
+def parameter_groups(model: nn.Module, chosen: Section) -> Groups:
+    """Return a group for each pair of `scale`, which the learning rate is multiplied by, and `weight_decay`.
+
+    With [optimizer] as the paper has it, that is one group of all trained parameters in their order.
+
+    Source: BEiT and MAE (layer_decay), timm's param_groups_layer_decay
+    """
+    scaled = isinstance(chosen, LayerRates) and (chosen.layer_decay, chosen.head_lr_multiplier) != (1, 1)
+    if not scaled and chosen.decay_on == "all":
+        every = list(trainable(model).values())
+        return [{"params": every, "scale": 1.0, "weight_decay": chosen.weight_decay}]
+    depth = num_blocks([name for name, _ in model.named_parameters()])
+    # A norm behind the pooling counts to the head by either numbering.
+    pooled = getattr(getattr(model, "config", None), "norm_at", "") == "pooled"
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    for name, parameter in trainable(model).items():
+        is_decayed = chosen.decay_on == "all" or is_matrix(name, parameter.dim())
+        decay, scale = chosen.weight_decay if is_decayed else 0.0, 1.0
+        if isinstance(chosen, LayerRates):
+            exponent = decay_exponent(name, depth, "mae" if pooled else chosen.layer_decay_numbering)
+            scale = chosen.layer_decay**exponent * (chosen.head_lr_multiplier if is_head(name) else 1.0)
+        group = groups.setdefault((scale, decay), {"params": [], "scale": scale, "weight_decay": decay})
+        group["params"].append(parameter)
+    return list(groups.values())
+
+
+def adam(groups: Groups, chosen: Section) -> Optimizer:
     """Return torch's AdamW."""
     betas, decay = (chosen.beta1, chosen.beta2), chosen.weight_decay
-    return AdamW(parameters, lr=0.0, betas=betas, eps=chosen.eps, weight_decay=decay, fused=True)
+    return AdamW(groups, lr=0.0, betas=betas, eps=chosen.eps, weight_decay=decay, fused=True)
 
 
-def momentum_sgd(parameters: Iterable[nn.Parameter], chosen: Section) -> Optimizer:
+def momentum_sgd(groups: Groups, chosen: Section) -> Optimizer:
     """Return torch's SGD with momentum buffers: torch leaves them undefined if the first step is skipped."""
     optimizer = ShardableSGD(
-        parameters, lr=0.0, momentum=chosen.momentum, weight_decay=chosen.weight_decay, fused=True
+        groups, lr=0.0, momentum=chosen.momentum, weight_decay=chosen.weight_decay, fused=True
     )
-    for parameter in optimizer.param_groups[0]["params"]:
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
+
+
+def lamb(groups: Groups, chosen: Section) -> Optimizer:
+    """Return LAMB."""
+    return Lamb(groups, {"lr": 0.0, "betas": (chosen.beta1, chosen.beta2), "eps": chosen.eps})
+
+
+class Lamb(Optimizer):
+    """Adam whose update of each tensor, weight decay included, is scaled to the norm of that tensor.
+
+    The norms are of whole tensors, also where they are sharded. Without weight decay a tensor is updated as
+    by Adam. The gradient is clipped by optimizer.clip_norm alone; the update takes the gradient's memory.
+
+    Source: You et al. 2020, Algorithm 2; timm's Lamb, which DeiT III uses
+    """
+
+    found_inf = torch.zeros(())  # above 0: skip the step
+
+    def __init__(self, groups: Groups, defaults: dict[str, Any]) -> None:
+        super().__init__(groups, defaults)
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            self.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float64, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:  # noqa: ARG002 - there is none
+        """Step with the learning rate of each group, or change nothing; see `take_step`."""
+        for group in self.param_groups:
+            held = [p for p in group["params"] if p.grad is not None]
+            for parameter in held:
+                self._to_update(parameter, group)
+            updates = [p.grad for p in held]
+            ratios = torch.ones(len(held))
+            if held and group["weight_decay"]:
+                ours, theirs = (full(torch.stack(_norms(some, None))) for some in (held, updates))
+                ratios = torch.where((ours > 0) & (theirs > 0), ours / theirs, 1.0)
+            for parameter, update, ratio in zip(held, updates, ratios, strict=True):
+                if group["weight_decay"]:
+                    local(update).mul_(ratio)
+                local(parameter).add_(local(update), alpha=-group["lr"])
+
+    def _to_update(self, parameter: Any, group: dict[str, Any]) -> None:
+        """Replace a gradient by Adam's update plus weight decay, or by zeros where the step is skipped."""
+        state, gradient = self.state[parameter], local(parameter.grad)
+        first, second = local(state["exp_avg"]), local(state["exp_avg_sq"])
+        skipped = self.found_inf.bool()
+        state["step"] += ~skipped
+        first_decay, second_decay = (
+            torch.where(skipped, 1.0, torch.full_like(state["step"], beta)) for beta in group["betas"]
+        )
+        gradient.masked_fill_(skipped, 0.0)
+        first.lerp_(gradient, (1 - first_decay).to(first.dtype))
+        second.mul_(second_decay.to(second.dtype))
+        second.addcmul_(gradient, gradient, value=1 - group["betas"][1])
+        first_sum, second_sum = (1 - beta ** state["step"] for beta in group["betas"])
+        gradient.copy_(first / first_sum).div_((second.sqrt() / second_sum.sqrt()).add_(group["eps"]))
+        if group["weight_decay"]:
+            gradient.add_(local(parameter), alpha=group["weight_decay"])
+        gradient.masked_fill_(skipped, 0.0)
 
 
 class ShardableSGD(SGD):
@@ -162,7 +257,7 @@ def _names(optimizer: Optimizer, model: nn.Module) -> dict[nn.Parameter, str]:
 
 
 class Average:
-    """ema = decay * ema + (1 - decay) * weights, after each step, for every parameter.
+    """ema = decay * ema + (1 - decay) * weights, after each step, for every trained parameter.
 
     The start weights keep a share of decay ** steps. With `debias` they are left out, and the other shares
     are rescaled to sum to 1: the weights after the first step are the first average.
@@ -179,7 +274,7 @@ class Average:
         self.decay, self.debias = decay, debias
         # whether `averaged` has exchanged the weights of the model and the averages, or some of them
         self.is_swapped = False
-        self.tensors = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self.tensors = {name: p.detach().clone() for name, p in trainable(model).items()}
         first = local(next(iter(self.tensors.values())))
         self.updates = torch.zeros((), dtype=torch.float64, device=first.device)
 
@@ -196,7 +291,7 @@ class Average:
         if self.debias:
             share = share / (1.0 - self.decay**self.updates)
         own = [local(tensor) for tensor in self.tensors.values()]
-        weights = [local(p.detach()) for p in model.parameters()]
+        weights = [local(p.detach()) for p in trainable(model).values()]
         taken = torch.where(is_finite, share, 0.0).to(own[0].dtype)
         torch._foreach_lerp_(own, weights, [taken] * len(own))
 
@@ -225,7 +320,7 @@ def averaged(model: nn.Module, average: Average | None) -> Iterator[None]:
 @torch.no_grad()
 def _swap(model: nn.Module, average: Average | None) -> None:
     """In place, because sharded parameters are views of memory that FSDP refers to as well."""
-    for name, parameter in model.named_parameters() if average is not None else ():
+    for name, parameter in trainable(model).items() if average is not None else ():
         assert average is not None
         own, other = local(parameter.data), local(average.tensors[name])
         kept = own.clone()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vitctl.errors import LaunchError
 from vitctl.models.blocks import Block
 from vitctl.models.kernels import Head, Linear
+from vitctl.models.lora import adapted_layers
 from vitctl.recipe.schema import ShardedMachine, TrainMachine
 
 if TYPE_CHECKING:
@@ -161,8 +162,10 @@ def like(whole: Tensor, reference: Tensor) -> Tensor:
 
 
 def load_full_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Give a model a whole state, of which each process takes its part."""
+    """Give a model a whole state, of which each process takes its part.
+
+    Weights with adapters stay: they are frozen, and a checkpoint has them merged.
+    """
     own = model.state_dict()
-    model.load_state_dict(
-        {name: like(value, own[name]) if name in own else value for name, value in state.items()}
-    )
+    given = {name: like(value, own[name]) if name in own else value for name, value in state.items()}
+    model.load_state_dict(given | {name: own[name] for name in adapted_layers(model)})

@@ -19,6 +19,7 @@ from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Fetched, Runtime, seed_step, sent
 from vitctl.engine.sharding import local, synced
 from vitctl.errors import VitctlError
+from vitctl.models.blocks import train_mode, trainable
 from vitctl.models.build import Model
 from vitctl.system.process import HERE
 
@@ -222,13 +223,13 @@ class ByLanes:
     def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
         """See `Gradients`; the micro-batches are the leaves of this process, in order."""
         losses: list[Tensor] = []
-        parameters = list(self.model.parameters())
+        parameters = list(trainable(self.model).values())
 
         def leaf(number: int) -> Tensors:
             seed_step(self.seed, step, number)
             losses.append(backward(next(coming), step, 1))
             taken = [parameter.grad for parameter in parameters if parameter.grad is not None]
-            assert len(taken) == len(parameters), "every parameter has a gradient in every leaf"
+            assert len(taken) == len(parameters), "every trained parameter has a gradient in every leaf"
             self.model.zero_grad(set_to_none=True)
             return taken
 
@@ -356,7 +357,7 @@ class TrainStep:
         No device synchronisation: a GPU computes on while the next batch is prepared.
         """
         HERE.arrive()
-        self.model.train()
+        train_mode(self.model)
         sums = self.gradients(self._backward, step, micro_batches, self.stop.raised)
         readable = torch.where(sums.num_images > 0, self.batch_size / sums.num_images, 1.0)
         parameters, lr = list(self.unwrapped.parameters()), self.lr(step)
@@ -373,7 +374,7 @@ class TrainStep:
 
     def warm_up(self, micro_batches: list[Batch]) -> None:
         """Compute the gradients of one update and discard them, so that torch.compile compiles now."""
-        self.model.train()
+        train_mode(self.model)
         self.gradients(self._backward, 0, micro_batches, False)
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -384,7 +385,7 @@ class TrainStep:
 
     def _step(self, lr: float, is_finite: Tensor) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("scale", 1.0)
         take_step(self.optimizer, is_finite)
         if self.average is not None:
             self.average.update(self.unwrapped, is_finite)

@@ -45,6 +45,7 @@ from vitctl.engine.runtime import Runtime
 from vitctl.engine.sharding import is_sharded
 from vitctl.engine.step import Result
 from vitctl.errors import CheckpointError
+from vitctl.models.blocks import trainable
 from vitctl.system.files import no_links, open_regular
 
 FORMAT = "vitctl-steps/1"
@@ -225,7 +226,7 @@ class Recorder:
             self.journal.append(self.folder / STEP_RECORDS, record.fields | lost)
 
     def _cut_marks(self, step: int) -> None:
-        path, size = self.folder / TRACE, 2 * (self.batch_size + sum(1 for _ in self.model.parameters()))
+        path, size = self.folder / TRACE, 2 * (self.batch_size + len(trainable(self.model)))
         header = read_marks_header(path)
         with os.fdopen(no_links(str(path), os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as file:
             if header is None or header.size != size or header.first > step:

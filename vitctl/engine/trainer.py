@@ -8,17 +8,19 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitctl.data.images.transforms import EvalTransform, TrainTransform
 from vitctl.data.loader.batches import Batch, train_batches
 from vitctl.data.source.order import Order, SampleOrder, own_slots
+from vitctl.data.source.uneven import correction
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source, sample_key
 from vitctl.engine.agreement import (
@@ -36,12 +38,14 @@ from vitctl.engine.computation import (
     choose_micro_batch,
     computation,
     computed,
+    draws_noise,
     kept_kernels,
     use_kernels,
     versions,
 )
 from vitctl.engine.evaluation import Score, stop_together
 from vitctl.engine.journal import (
+    ADAPTERS,
     AVERAGE,
     CHECKPOINTS,
     LOG,
@@ -91,7 +95,7 @@ from vitctl.errors import CheckpointError, DataError, VitctlError, is_lost_peer
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
 from vitctl.models.flops import computed_flops
-from vitctl.recipe.schema import Finetune, Pretrain, Vtab
+from vitctl.recipe.schema import Finetune, Pretrain, Vtab, frozen_places, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.process import HERE
 from vitctl.system.text import typed
@@ -200,8 +204,12 @@ class Trainer(TrainStep):
         self.workers = num_workers(machine, runtime)
         self.own = own_slots(s.batch_size, self.lanes, runtime.rank, runtime.num_processes)
         self.needs_labels = objective is None
+        weights = None
+        if recipe.loss.class_weights != "none":
+            found = correction(recipe.loss.class_weights, "shuffle", images.train)
+            weights = torch.from_numpy(found.factors).to(runtime.device)
         objective = partial(
-            objective or classification(recipe.loss, images.mixing, recipe.seed),
+            objective or classification(recipe.loss, images.mixing, recipe.seed, weights),
             normalise=runtime.normaliser(tuple(meta["mean"]), tuple(meta["std"])),
         )
         kernels = choose_kernels(
@@ -235,9 +243,11 @@ class Trainer(TrainStep):
             **how,
             "checkpoint_blocks": machine.checkpoint_blocks,
             "lanes": s.lanes,
-            "draws": bool(getattr(model.config, "dropout", 0.0) or getattr(model.config, "drop_path", 0.0)),
+            "draws": draws_noise(recipe, model.config),
         }
-        self.flops_per_image = computed_flops(model.config)
+        self.flops_per_image = computed_flops(
+            model.config, frozen_places(recipe, model.config), adapters=lora_of(recipe).rank > 0
+        )
         self.steps_behind = int(runtime.device.type == "cuda")  # that numbers are read late
 
         wrapped = runtime.wrap(model, ddp=self.lanes is None, always_synced=self.micro_batch >= share)
@@ -320,6 +330,7 @@ class Trainer(TrainStep):
             # 2. A run that stopped between a step and its score has none of that step yet.
             if step:
                 self.evaluate_if_due(step)
+                self.stop_if_stale(step)
             # 3. Train. A finished run only gives its score again.
             if step < self.total_steps:
                 self.train_from(step)
@@ -372,7 +383,8 @@ class Trainer(TrainStep):
             for path in (*logs, *(self.folder / SAMPLES).glob("rank_*.jsonl")):
                 cut_after(path, step)
             records = read_records(self.folder / LOG)
-            self.scores |= Score.by_step(records)
+            metric = self.recipe.evaluation.metric
+            self.scores |= {at: replace(score, metric=metric) for at, score in Score.by_step(records).items()}
             self.probed |= {r["step"] for r in records if r.get("kind") == "fewshot" and "step" in r}
             if step:
                 self.journal.write("resume", step=step, total_steps=self.total_steps)
@@ -381,11 +393,12 @@ class Trainer(TrainStep):
     def load(self, saved: SavedCheckpoint) -> CheckpointTensors:
         """Load a checkpoint; returns the tensors that were read. All processes call this together."""
         read = agreed_tensors(self.runtime, saved)
-        load_full_state(self.unwrapped, read[MODEL])
+        load_full_state(self.unwrapped, read[MODEL] | read[ADAPTERS[MODEL]])
         load_optimizer_tensors(self.optimizer, self.unwrapped, read[OPTIMIZER])
         self.counts = Counts(**{name: int(saved.state.get(name, 0)) for name in asdict(Counts())})
         if self.average is not None:
-            self.average.load(read[AVERAGE], saved.step - self.counts.num_skipped)
+            averages = read[AVERAGE] | read[ADAPTERS[AVERAGE]]
+            self.average.load(averages, saved.step - self.counts.num_skipped)
         self.saved_step = saved.step
         return read
 
@@ -485,6 +498,7 @@ class Trainer(TrainStep):
                     raise Stopped
                 # Score first: it decides which checkpoints are the best. Then save.
                 self.evaluate_if_due(step)
+                self.stop_if_stale(step)
                 if step == self.total_steps or is_due(step, self.recipe.checkpoint.every_steps):
                     self.save(step, step == self.total_steps)
         except Stopped:
@@ -515,6 +529,21 @@ class Trainer(TrainStep):
             self.evaluate(step)
         if is_due(step, self.probe_every) or (is_last and self.probe_every):
             self.probe(step)
+
+    def stop_if_stale(self, step: int) -> None:
+        """End the training at this step if the last evaluation.patience scores have not improved the best.
+
+        The scores are those of the log, which only the main process has read after a resume: it decides.
+        """
+        e = self.recipe.evaluation
+        if not e.patience or step >= self.total_steps or not is_due(step, e.every_steps):
+            return
+        if self._main_has(Score.since_best(self.scores) >= e.patience):
+            best = max(self.scores, key=lambda at: (self.scores[at].deciding, -at), default=0)
+            self.journal.write(
+                "early_stop", step=step, total_steps=self.total_steps, best=best, patience=e.patience
+            )
+            self.total_steps = step  # the learning rate stays that of the planned length
 
     def before_update(self) -> None:
         """Wait for a checkpoint still copying weights, and let no other thread save until the step counts."""
@@ -650,11 +679,11 @@ class Trainer(TrainStep):
             self.save(step, last=True)  # if the process ends during the last evaluation, no step is lost
         began = time.perf_counter()
         with self._averaged():
-            score = self.score(self.unwrapped)
+            score = replace(self.score(self.unwrapped), metric=self.recipe.evaluation.metric)
         self.scores[step] = score
         seconds = round(time.perf_counter() - began, 3)
         self.journal.write("evaluate", step=step, **score.numbers, seconds=seconds)
-        self.runtime.accelerator.log({"accuracy": score.accuracy}, step=step)
+        self.runtime.accelerator.log({"accuracy": score.accuracy, score.metric: score.deciding}, step=step)
         self._exclude_time(seconds)
 
     def probe(self, step: int) -> None:
@@ -710,7 +739,7 @@ class Trainer(TrainStep):
                 f"{typed(self.folder)}"
             )
         if self.runtime.is_main:
-            self.saver.keep(self._accuracies)
+            self.saver.keep(self._deciding)
 
     def start_saving(self, step: int) -> None:
         """Start to write a checkpoint of this step; with a sharded model all processes take part."""
@@ -720,7 +749,7 @@ class Trainer(TrainStep):
             steps_head, unrecorded = end_of_steps(self.folder, step)
             state |= {STEPS_HEAD: steps_head, UNRECORDED: unrecorded, LOG_HEAD: head(self.folder / LOG)}
             live = not is_sharded(self.unwrapped)
-            self.saver.start(step, everything, state, self._accuracies, live=live)
+            self.saver.start(step, everything, state, self._deciding, live=live)
         elif is_sharded(self.unwrapped):
             for _ in everything:
                 pass
@@ -736,8 +765,8 @@ class Trainer(TrainStep):
         return problem
 
     @property
-    def _accuracies(self) -> dict[int, float]:
-        return {at: score.accuracy for at, score in self.scores.items()}
+    def _deciding(self) -> dict[int, float]:
+        return {at: score.deciding for at, score in self.scores.items()}
 
     def rescue(self, step: int, error: Exception) -> None:
         """After an error: save the state of `step` if it is consistent, and log what the run can resume from.

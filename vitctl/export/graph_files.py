@@ -153,6 +153,13 @@ def _resizing_lines(meta: dict[str, Any]) -> list[str]:
     transform = stored_transform(meta)
     size, side = transform.image_size, transform.resize
     rule = f"Image.Resampling.{_PILLOW.get(transform.resample, 'BILINEAR')}"
+    if transform.method == "letterbox":
+        return [
+            f"scale = max(image.size) / {size}",
+            f"whole = image.resize([max(1, round(side / scale)) for side in image.size], {rule})",
+            f'image = Image.new("RGB", ({size}, {size}), {transform.fill})',
+            f"image.paste(whole, tuple(({size} - side) // 2 for side in whole.size))",
+        ]
     new_size = f"({side}, {side})"
     if transform.method == "shorter_side":
         new_size = f"[round(side * {side} / min(image.size)) for side in image.size]"

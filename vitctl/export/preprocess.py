@@ -28,26 +28,56 @@ class Preprocess(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         t = self.transform
         old = [torch.scalar_tensor(images.shape[side], dtype=torch.float64) for side in (1, 2)]
-        resize = torch.scalar_tensor(t.resize or t.image_size, dtype=torch.float64)
+        whole = t.method == "letterbox"
+        resize = torch.scalar_tensor((not whole and t.resize) or t.image_size, dtype=torch.float64)
         new = [resize, resize]
         if t.method == "shorter_side":
             ratio = resize / torch.minimum(*old)
             new = [torch.round(side * ratio) for side in old]
         elif t.method == "torchvision":
             new = [torch.floor(resize * side / torch.minimum(*old)) for side in old]
+        elif whole:
+            ratio = torch.maximum(*old) / resize
+            new = [torch.round(side / ratio).clamp(min=1) for side in old]
         rounded = torch.round if t.method == "torchvision" else torch.floor
         first = [rounded((side - t.image_size) / 2) for side in new]
+        if whole:
+            first = [-torch.floor((t.image_size - side) / 2) for side in new]
         pixels = images.permute(0, 3, 1, 2).to(torch.float64)
         if t.resample == "area":
             for axis in (0, 1):
-                pixels = _area_means(pixels, 2 + axis, old[axis], new[axis], first[axis], t.image_size)
-            return torch.floor(pixels + 0.5)
-        rows, columns = (
-            _weights(t.resample, images.shape[1 + axis], old[axis], new[axis], first[axis], t.image_size)
-            for axis in (0, 1)
-        )
-        pixels = _rounded(pixels @ columns[0].T, columns[1])  # as torch: rows of whole numbers first
-        return _rounded(rows[0] @ pixels, rows[1])
+                edges = self._numbers(first[axis], t.image_size + 1, new[axis])
+                pixels = _area_means(pixels, 2 + axis, old[axis], new[axis], edges)
+            pixels = torch.floor(pixels + 0.5)
+        else:
+            rows, columns = (
+                _weights(
+                    t.resample,
+                    images.shape[1 + axis],
+                    old[axis],
+                    new[axis],
+                    self._numbers(first[axis], t.image_size, new[axis] - 1),
+                )
+                for axis in (0, 1)
+            )
+            pixels = _rounded(pixels @ columns[0].T, columns[1])  # as torch: rows of whole numbers first
+            pixels = _rounded(rows[0] @ pixels, rows[1])
+        return self._filled(pixels, first, new) if whole else pixels
+
+    def _numbers(self, first: Tensor, count: int, last: Tensor) -> Tensor:
+        """Return `count` numbers of new pixels, or of their edges; beside a letterboxed image that of the
+        nearest.
+        """
+        numbers = first + torch.arange(count, dtype=torch.float64)
+        letterbox = self.transform.method == "letterbox"
+        return torch.minimum(numbers.clamp(min=0), last) if letterbox else numbers
+
+    def _filled(self, pixels: Tensor, first: list[Tensor], new: list[Tensor]) -> Tensor:
+        """Return the letterboxed image, with the colour of the transform beside it."""
+        numbers = [start + torch.arange(self.transform.image_size, dtype=torch.float64) for start in first]
+        rows, columns = ((at >= 0) & (at < side) for at, side in zip(numbers, new, strict=True))
+        colour = torch.tensor(self.transform.fill, dtype=torch.float64).view(3, 1, 1)
+        return torch.where(rows[:, None] & columns[None], pixels, colour)
 
 
 def _rounded(sums: Tensor, one: Tensor) -> Tensor:
@@ -55,10 +85,10 @@ def _rounded(sums: Tensor, one: Tensor) -> Tensor:
 
 
 def _weights(
-    resample: EvalResample, num_old: int, old: Tensor, new: Tensor, first: Tensor, count: int
+    resample: EvalResample, num_old: int, old: Tensor, new: Tensor, wanted: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the weights `[count, num_old]` of the old pixels for `count` new ones from the `first` on, and
-    the weight that counts as 1.
+    """Return the weights `[count, num_old]` of the old pixels for the `wanted` new ones, and the weight that
+    counts as 1.
 
     Args:
         resample: the rule.
@@ -67,9 +97,7 @@ def _weights(
     """
     # The first row of all comes along: the largest weight, which sets the rounding of all of them, is often
     # there.
-    numbers = torch.cat(
-        [torch.zeros(1, dtype=torch.float64), first + torch.arange(count, dtype=torch.float64)]
-    )[:, None]
+    numbers = torch.cat([torch.zeros(1, dtype=torch.float64), wanted])[:, None]
     pixels = torch.arange(num_old, dtype=torch.float64)[None]
     scale = old / new
     if resample == "bilinear":
@@ -84,12 +112,13 @@ def _weights(
     return _as_integers(weights / weights.sum(dim=1, keepdim=True))
 
 
-def _area_means(values: Tensor, axis: int, old: Tensor, new: Tensor, first: Tensor, count: int) -> Tensor:
+def _area_means(values: Tensor, axis: int, old: Tensor, new: Tensor, wanted: Tensor) -> Tensor:
     """Resize as `area_resized` does along one axis, in the same order of operations: differences of the
-    running sum at the edges of the new pixels.
+    running sum at the `wanted` edges of the new pixels.
     """
     sums = values.cumsum(dim=axis)
-    edges = (first + torch.arange(count + 1, dtype=torch.float64)) * (old / new)
+    edges = wanted * (old / new)
+    count = len(wanted) - 1
     whole = torch.minimum(torch.floor(edges), old - 1)
     part = (edges - whole).view([-1 if axis == dim else 1 for dim in range(4)])
     own = values.index_select(axis, whole.to(torch.int64))

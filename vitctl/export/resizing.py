@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitctl.data.images.transforms import EvalTransform
+from vitctl.data.images.transforms import EvalTransform, fill_colour
 from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.views import Source, random_subset
 from vitctl.engine.journal import RECIPE
 from vitctl.errors import DataError, VitctlError
 from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.jobs.inputs.weights import FoundWeights, run_of
+from vitctl.models.weights.meta import HALF
 from vitctl.recipe.export_formats import ExportFormat, readers_transform
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.load import load_recipe
@@ -39,12 +40,14 @@ class Resizing(NamedTuple):
 
 def stored_transform(meta: dict[str, Any]) -> EvalTransform:
     """Return the pre-processing that is stored with weights."""
+    is_whole = meta["eval_method"] == "letterbox"
     return EvalTransform(
         meta["image_size"],
         method=meta["eval_method"],
-        resize=meta["eval_resize"] or meta["image_size"],
+        resize=meta["image_size"] if is_whole else meta["eval_resize"] or meta["image_size"],
         resample=meta["resample"],
         exif_orientation=bool(meta.get("exif_orientation", False)),
+        fill=fill_colour(meta.get("mean") or HALF),
     )
 
 
@@ -134,6 +137,8 @@ class ResizingCheck:
 def _in_words(transform: EvalTransform) -> str:
     size, resize = transform.image_size, transform.resize
     is_square = transform.method == "square"
+    if transform.method == "letterbox":
+        return f"{_WORDS[transform.resample]} (longer side {size}, letterbox)"
     shape = f"{'square' if is_square else 'shorter side'} {resize}"
     if not is_square or resize > size:
         rounding = ", torchvision's rounding" if transform.method == "torchvision" else ""

@@ -21,6 +21,7 @@ from vitctl.engine.metrics import (
     count_by_class,
     count_confusions,
     count_hits,
+    macro_f1,
     mean_per_class,
     padded_sets,
 )
@@ -248,7 +249,11 @@ def evaluate(
         numbers |= {"top5_accuracy": hits.top5, "top5_correct": hits.correct_top5}
         metrics[name] = numbers | baselines(labels, len(rule.prediction_names))
         if len(metrics) == 1:
-            metrics[name]["mean_per_class"] = mean_per_class(rule.count_by_class(best))
+            by_class = rule.count_by_class(best)
+            metrics[name]["mean_per_class"] = mean_per_class(by_class)
+            if labels.ndim == 1 and rule.prediction_names == rule.class_names:
+                by_class[:, 2] = np.bincount(best[:, 0], minlength=len(by_class))
+                metrics[name]["f1"] = macro_f1(by_class)
         journal.write("evaluate", step=0, labels=name, **metrics[name])
     first, *others = metrics
     return RunResult(

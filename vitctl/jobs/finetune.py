@@ -14,10 +14,19 @@ from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.schedule import checked_steps, fitted_recipe
 from vitctl.engine.trainer import RunContext
-from vitctl.jobs.inputs.data import Inputs, at_size, open_inputs, open_training_images, sampling_notes
+from vitctl.jobs.inputs.checks import check_kept_head
+from vitctl.jobs.inputs.data import (
+    Inputs,
+    at_size,
+    corrected,
+    open_inputs,
+    open_training_images,
+    sampling_notes,
+)
 from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_of
 from vitctl.jobs.lr_sweep import SEEDS, Trial, best, broadcast_score, run_trials
 from vitctl.jobs.record.result import RunResult
+from vitctl.jobs.start_head import head_used, start_head
 from vitctl.jobs.training import (
     Act,
     images_of,
@@ -30,9 +39,12 @@ from vitctl.jobs.training import (
     weights_used,
     within,
 )
-from vitctl.models.variants import unseen_pixels
+from vitctl.models.blocks import freeze, trainable
+from vitctl.models.build import Model
+from vitctl.models.lora import adapt
+from vitctl.models.variants import check_lora, unseen_pixels
 from vitctl.recipe.images import TrainImages
-from vitctl.recipe.schema import Finetune, rates_in_words, rates_of
+from vitctl.recipe.schema import Finetune, frozen_places, rates_in_words, rates_of
 
 
 def finetune(
@@ -50,8 +62,8 @@ def finetune(
     seed trains in run_dir, whose weights represent the run, and each other one in seeds/seed_VALUE/, of which
     the result and the log are kept.
 
-    Both pre-training head layers are dropped; the new head is one zero-initialised linear layer. The position
-    embedding is resized when the image size changes.
+    Both pre-training head layers are dropped; the new head is one zero-initialised linear layer, unless
+    finetune.head says otherwise. The position embedding is resized when the image size changes.
 
     Args:
         run_dir: gets checkpoints, log.jsonl and, by the caller, result.json.
@@ -73,9 +85,12 @@ def finetune(
     if data.synthetic:  # their size may be that of the weights
         train_on, score_on = open_training_images(data, run_dir)
     assert train_on is not None
+    names = found.weights.meta.get("class_names") or []
+    check_kept_head(recipe, found.path, found.weights.config, names, train_on.class_names)
     recipe = fitted_recipe(recipe, len(train_on))
     run = start_run(recipe, run_dir, report, stop, score_on, train_on, act=act)
-    for text in sampling_notes(data, train_on):
+    uneven = corrected(recipe, train_on)
+    for text in (*sampling_notes(data, train_on), *([uneven.note] if uneven else ())):
         run.journal.write("data", step=0, text=text)
 
     start = _Start(found, data)
@@ -96,7 +111,7 @@ def finetune(
         result = replace(result, metrics=over_seeds(repeated) | beside)
     if not tried:
         return result
-    table = {f"{one.value:g}": one.score.accuracy for one in tried}
+    table = {f"{one.value:g}": one.score.deciding for one in tried}
     splits = {
         "train_split": recipe.sweep.train_split,
         "split": recipe.sweep.eval_split,
@@ -125,7 +140,7 @@ def _sweep(recipe: Finetune, start: _Start, run: RunContext, images: tuple[Sourc
 
     must_match = _score_identity(recipe, start, *images)
     tried = run_trials(recipe.sweep.lrs, attempt, run.folder, run.runtime, knob="lr", must_match=must_match)
-    table = {f"{one.value:g}": one.score.accuracy for one in tried}
+    table = {f"{one.value:g}": one.score.deciding for one in tried}
     run.journal.write("sweep", step=0, split=recipe.sweep.eval_split, accuracies=table, lr=best(tried).value)
     return tried
 
@@ -161,7 +176,15 @@ def over_seeds(repeated: Sequence[Trial]) -> dict[str, Any]:
         "std": statistics.pstdev(accuracies),
         "total": repeated[0].score.total,
         "by_seed": by_seed,
+        **_deciding([one.score for one in repeated]),
     }
+
+
+def _deciding(scores: Sequence[Score]) -> dict[str, Any]:
+    """Return the mean of another evaluation.metric than accuracy, and its name."""
+    metric = scores[0].metric
+    mean = statistics.fmean(score.deciding for score in scores)
+    return {} if metric == "accuracy" else {metric: mean, "metric": metric}
 
 
 def _score_identity(recipe: Finetune, start: _Start, train_on: Source, score_on: Source) -> dict[str, Any]:
@@ -171,6 +194,7 @@ def _score_identity(recipe: Finetune, start: _Start, train_on: Source, score_on:
         "train_sha256": train_on.digest,
         "data_sha256": score_on.digest,
         "initialise": recipe.weights.initialise,
+        **({} if recipe.finetune.freeze == "none" else {"freeze": recipe.finetune.freeze}),
         **rates_of(recipe, start.found.weights.config),
     }
 
@@ -198,13 +222,53 @@ def _train(
         **rates,
         seed=recipe.seed,
         dtype=run.runtime.dtype,
+        keeps_head=recipe.finetune.head == "as_stored",
     )
+    freeze(model, frozen_places(recipe, model.config))
+    adapted = _adapted(model, recipe, found)
+    counts = [sum(p.numel() for p in some) for some in (trainable(model).values(), model.parameters())]
+    if counts[0] < counts[1]:
+        lines.append(f"{counts[0]:,} of {counts[1]:,} parameters trained, the others frozen: those layers "
+                     f"compute as in evaluation")  # fmt: skip
     found.log(run.journal, *lines, rates_in_words(recipe, rates))
     for text in unseen_pixels(model.config):
         run.journal.write("warning", step=0, text=text)
-    images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule)
+    mean = found.weights.meta["mean"]
+    images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule, mean)
     model = on_device(model, run.runtime)
+    if recipe.finetune.head == "fewshot":
+        start_head(recipe, run, model, images, found.weights.meta)
     digest = found.weights.digest
-    score = train(recipe, run, model, images, found.weights.meta, start_weights_sha256=digest)
+    score = train(recipe, run, model, images, found.weights.meta, start_weights_sha256=digest, stored=adapted)
     used = trained(recipe, data, run, images, found.weights.meta)
-    return score, used | rates | dropout_draws(recipe, model.config, run.folder)
+    used |= {"trained_parameters": counts[0]} if counts[0] < counts[1] else {}
+    used |= adapted | rates | dropout_draws(recipe, model.config, run.folder) | head_used(recipe, run)
+    return score, used
+
+
+def _adapted(model: Model, recipe: Finetune, found: FoundWeights) -> dict[str, Any]:
+    """Put the adapters of [lora] beside a model's layers.
+
+    Returns:
+        what results and files of weights say of them; empty without adapters.
+    """
+    lora = recipe.lora
+    if not lora.rank:
+        return {}
+    check_lora(model.config, lora.blocks)
+    adapt(
+        model,
+        lora.targets,
+        lora.blocks,
+        rank=lora.rank,
+        alpha=lora.alpha,
+        dropout=lora.dropout,
+        seed=recipe.seed,
+    )
+    return {
+        "lora": {
+            **lora.model_dump(mode="json"),
+            "from_sha256": found.weights.digest,
+            "from_image_size": found.weights.config.image_size,
+        }
+    }

@@ -109,8 +109,8 @@ def read_or_train(
 
 
 def best(tried: Sequence[Trial]) -> Trial:
-    """Return the one with the most correct images; the first of equals."""
-    return max(tried, key=lambda one: one.score.correct)
+    """Return the one with the highest score by evaluation.metric; the first of equals."""
+    return max(tried, key=lambda one: one.score.deciding)
 
 
 def broadcast_score(score: Score | None, runtime: Runtime) -> Score:
@@ -118,9 +118,10 @@ def broadcast_score(score: Score | None, runtime: Runtime) -> Score:
     one knows it.
     """
     known = score if score is not None and runtime.is_main else Score(0, 0)
-    mean = known.mean_per_class if known.mean_per_class is not None else -1.0 * runtime.is_main
-    correct, total, mean = runtime.sum([float(known.correct), float(known.total), mean])
-    return Score(int(correct), int(total), mean if mean >= 0 else None)
+    means = [-1.0 * runtime.is_main if mean is None else mean for mean in (known.mean_per_class, known.f1)]
+    correct, total, *sums = runtime.sum([float(known.correct), float(known.total), *means])
+    by_class, f1 = (mean if mean >= 0 else None for mean in sums)
+    return Score(int(correct), int(total), by_class, f1, runtime.broadcast(known.metric))
 
 
 def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ from vitctl.jobs.inputs.data import (
     check_scored,
     check_set,
     chosen_tasks,
+    corrected,
     fewshot_places,
     open_recipe_split,
     open_train,
@@ -35,12 +36,14 @@ from vitctl.jobs.inputs.data import (
 )
 from vitctl.models.flops import (
     converted_bytes,
+    count_adapted,
     count_macs,
     count_parameters,
+    count_trained,
     training_flops,
     training_memory_bytes,
 )
-from vitctl.models.variants import Config, ViTConfig, downstream, unseen_pixels
+from vitctl.models.variants import Config, ViTConfig, check_lora, downstream, unseen_pixels
 from vitctl.recipe.images import OBJECTNET_SIZE, Place, TrainImages
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import (
@@ -49,6 +52,8 @@ from vitctl.recipe.schema import (
     Finetune,
     Pretrain,
     Vtab,
+    frozen_places,
+    lora_of,
     rates_in_words,
     rates_of,
 )
@@ -79,6 +84,7 @@ class TrainingPlan:
     steps: int
     epochs: float
     parameters: int
+    trained_parameters: int
     tokens: int
     macs_per_image: int
     training_flops: int
@@ -113,15 +119,18 @@ class _Memory:
         precision: Literal["float32", "tf32", "bf16", "float64"] = (
             "bf16" if recipe.machine.precision == "auto" else recipe.machine.precision
         )
+        frozen = frozen_places(recipe, config)
         weights, one = (
-            training_memory_bytes(config, images, precision, slots, averaging, checkpoint_blocks)
+            training_memory_bytes(config, images, precision, slots, averaging, checkpoint_blocks, frozen)
             for images in (0, 1)
         )
         converted, gathered = (
-            converted_bytes(config, precision, checkpoint_blocks, gathers_bf16=in_bf16)
+            converted_bytes(config, precision, checkpoint_blocks, gathers_bf16=in_bf16, frozen=frozen)
             for in_bf16 in (False, recipe.machine.sharding_dtype == "bf16")
         )
-        sharded = weights - converted + 4 * count_parameters(config) * _held_sums(recipe)
+        trained = _trained(recipe, config)
+        spared = (8 if precision == "float64" else 4) * (count_trained(config, frozen) - trained)
+        sharded = weights - converted - (1 + slots + averaging) * spared + 4 * trained * _held_sums(recipe)
         return cls(sharded, converted, gathered, one - weights)
 
     def at(self, micro_batch: int, shards: int = 1) -> int:
@@ -154,8 +163,10 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         RecipeError: the length depends on data that cannot be read.
         CheckpointError: the weights are not here, and their model is not named.
     """
-    num_images, num_classes, data, size_notes, _ = size or _size(recipe)
+    num_images, num_classes, data, size_notes, source = size or _size(recipe)
     notes = list(size_notes)
+    if source is not None and (uneven := corrected(recipe, source)):
+        notes.append(uneven.note)
     recipe = fitted_recipe(recipe, num_images)
     config: Config
     if isinstance(recipe, Pretrain):
@@ -190,7 +201,9 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
     if lanes := lanes_of(recipe, m.processes):
         micro_batch, notes = lanes.largest_leaf, [*notes, lanes_note(lanes)]
     parameters = count_parameters(config)
-    checkpoint = 4 * parameters * (1 + slots + averaging)
+    frozen = frozen_places(recipe, config)
+    trained, adapters = _trained(recipe, config), lora_of(recipe).rank > 0
+    checkpoint = 4 * (parameters * (1 + averaging) + trained * (slots + adapters * (1 + averaging)))
     kept = recipe.checkpoint.keep_last + recipe.checkpoint.keep_best + 1
     points = sorted(
         {round(i * (steps - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)}
@@ -206,9 +219,10 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         steps=steps,
         epochs=steps * s.batch_size / num_images if num_images else 0.0,
         parameters=parameters,
+        trained_parameters=trained,
         tokens=config.num_tokens if isinstance(config, ViTConfig) else 0,
         macs_per_image=count_macs(config),
-        training_flops=training_flops(config, steps * s.batch_size),
+        training_flops=training_flops(config, steps * s.batch_size, frozen, adapters=adapters),
         micro_batch=micro_batch,
         memory_bytes=memory.at(micro_batch, shards),
         fitting_micro_batch=min(fitting, share),
@@ -218,6 +232,15 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         notes=tuple(notes),
         ways=tuple(_ways(config, recipe, memory)) if micro_batch > fitting else (),
     )
+
+
+def _trained(recipe: Pretrain | Finetune, config: Config) -> int:
+    """Return the number of parameters that are trained."""
+    lora = lora_of(recipe)
+    if lora.rank:
+        check_lora(config, lora.blocks)
+        return count_adapted(config, lora.rank, lora.targets, lora.blocks)
+    return count_trained(config, frozen_places(recipe, config))
 
 
 def _held_sums(recipe: Pretrain | Finetune) -> int:

@@ -9,12 +9,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitctl.data.images.decode import BadSample, from_pillow
+from vitctl.data.images.decode import BadSample, from_pillow, open_picture
+from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source
 from vitctl.engine.runtime import loader_workers
 from vitctl.errors import CheckpointError, DataError, RecipeError, explaining
@@ -34,6 +37,7 @@ from vitctl.system.text import printable
 
 FORMAT = "vitctl-embeddings/1"
 _DIGEST_BYTES = 32
+GivenImage = str | Path | Image.Image | NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -189,27 +193,27 @@ class Classifier:
         return self._opened.class_names
 
     @overload
-    def __call__(self, images: Image.Image) -> Ranking: ...
+    def __call__(self, images: GivenImage) -> Ranking: ...  # type: ignore[overload-overlap]
 
     @overload
-    def __call__(self, images: Sequence[Image.Image]) -> list[Ranking]: ...
+    def __call__(self, images: Sequence[GivenImage]) -> list[Ranking]: ...
 
-    def __call__(self, images: Image.Image | Sequence[Image.Image]) -> Ranking | list[Ranking]:
+    def __call__(self, images: GivenImage | Sequence[GivenImage]) -> Ranking | list[Ranking]:
         """The most likely classes of an image, or of each of several: (name, probability), the most likely
         first.
 
         Args:
-            images: as Pillow opens them, of any size and mode. Photographs are turned upright as the weights
-                say.
+            images: paths or addresses of files, images as Pillow opens them, of any size and mode, or arrays,
+                uint8 `[H, W, 3]`. Photographs are turned upright as the weights say.
 
         Raises:
             VitctlError: an image cannot be decoded, or the weights have no head.
         """
         rankings = self._opened.rankings(self.logits(images), self._top)
-        return rankings[0] if isinstance(images, Image.Image) else rankings
+        return rankings[0] if _is_one(images) else rankings
 
     @explaining()
-    def logits(self, images: Image.Image | Sequence[Image.Image]) -> Tensor:
+    def logits(self, images: GivenImage | Sequence[GivenImage]) -> Tensor:
         """The logits `[N, K]` of an image (N is 1) or of several, on the CPU. Raises as a call does."""
         if not self._opened.network.has_head:
             raise CheckpointError(
@@ -218,7 +222,7 @@ class Classifier:
         return torch.cat([_told(outputs.logits) for outputs in self._outputs(images, with_features=False)])
 
     @explaining()
-    def features(self, images: Image.Image | Sequence[Image.Image]) -> Tensor:
+    def features(self, images: GivenImage | Sequence[GivenImage]) -> Tensor:
         """The input of the classification layer, float32 `[N, R]`, of an image or of several, on the CPU.
 
         Raises as a call does.
@@ -230,11 +234,12 @@ class Classifier:
         return torch.cat([_told(outputs.features) for outputs in self._outputs(images, with_features=True)])
 
     def _outputs(
-        self, images: Image.Image | Sequence[Image.Image], *, with_features: bool
+        self, images: GivenImage | Sequence[GivenImage], *, with_features: bool
     ) -> Iterator[Outputs]:
-        several = [images] if isinstance(images, Image.Image) else list(images)
-        if not several or not all(isinstance(image, Image.Image) for image in several):
-            raise DataError("images should be a PIL.Image.Image, or a list of them that is not empty")
+        given: Any = images
+        several: list[GivenImage] = [given] if _is_one(given) else list(given)
+        if not several:
+            raise DataError("images should be an image, or a list of images that is not empty")
         for begin in range(0, len(several), self._batch_size):
             batch = [
                 self._shown(several, number)
@@ -247,15 +252,35 @@ class Classifier:
             check_finite(outputs)
             yield outputs
 
-    def _shown(self, images: Sequence[Image.Image], number: int) -> Tensor:
+    def _shown(self, images: Sequence[GivenImage], number: int) -> Tensor:
         """Return an image as the network is shown it."""
-        transform = self._opened.transform
+        transform, image = self._opened.transform, images[number]
+        upright = transform.exif_orientation
         try:
-            return self._opened.shown(
-                from_pillow(images[number], exif_orientation=transform.exif_orientation)
-            )
+            if isinstance(image, str | Path):
+                data = ImageFiles([str(image)]).read(0)
+                picture = open_picture(data, exif_orientation=upright, truncated=transform.truncated)
+            else:
+                picture = from_pillow(_pillow(image), exif_orientation=upright)
+            return self._opened.shown(picture)
         except BadSample as error:
             raise DataError(f"image {number} of {len(images)}: {error}") from None
+
+
+def _is_one(images: Any) -> bool:
+    return isinstance(images, str | Path | Image.Image) or (
+        isinstance(images, np.ndarray) and images.ndim < 4
+    )
+
+
+def _pillow(image: Any) -> Image.Image:
+    if isinstance(image, Image.Image):
+        return image
+    if not (isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] == (3,)):
+        is_array = isinstance(image, np.ndarray)
+        what = f"{image.dtype} {list(image.shape)}" if is_array else type(image).__name__
+        raise BadSample("should be a path, a PIL.Image.Image or a NumPy array, uint8 [H, W, 3]", f"is {what}")
+    return Image.fromarray(image)
 
 
 def _told(tensor: Tensor | None) -> Tensor:
@@ -275,10 +300,11 @@ def load_classifier(
     top: int = 5,
     batch_size: int = 32,
 ) -> Classifier:
-    """A trained classifier with its own pre-processing and class names, as a function of PIL images.
+    """A trained classifier with its own pre-processing and class names, as a function of images: paths, PIL
+    images, or uint8 NumPy arrays `[H, W, 3]`.
 
-    Its answers are those of `vitctl predict`, but for damaged files: Pillow has decoded an image before it
-    comes here.
+    Its answers are those of `vitctl predict`, but for damaged images that Pillow has decoded before they come
+    here.
 
     Example:
         from vitctl import load_classifier
@@ -287,8 +313,8 @@ def load_classifier(
         classify = load_classifier("runs/mine")
         for name, probability in classify(Image.open("photo.jpg")):
             print(f"{probability:.1%} {name}")
-        both = classify([Image.open("photo.jpg"), Image.new("RGB", (640, 480))])  # a list for each
-        logits = classify.logits(Image.open("photo.jpg"))
+        both = classify(["photo.jpg", Image.new("RGB", (640, 480))])  # a list for each; paths, arrays too
+        logits = classify.logits("photo.jpg")
         features = classify.features(Image.open("photo.jpg"))
 
     Args:

@@ -16,7 +16,7 @@ from vitctl.engine.preemption import StopFlag
 from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.trainer import RunContext
 from vitctl.jobs.fewshot import score_draw
-from vitctl.jobs.inputs.data import FewshotSet, Inputs, open_inputs, sampling_notes
+from vitctl.jobs.inputs.data import FewshotSet, Inputs, corrected, open_inputs, sampling_notes
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import (
     Act,
@@ -100,7 +100,8 @@ def pretrain(
     recipe = fitted_recipe(recipe, len(train_on))
     in_order = [score_on, *((probed.train, probed.test) if probed else ()), train_on]
     run = start_run(recipe, run_dir, report, stop, *in_order, act=act)
-    for text in sampling_notes(recipe.data, train_on):
+    uneven = corrected(recipe, train_on)
+    for text in (*sampling_notes(recipe.data, train_on), *([uneven.note] if uneven else ())):
         run.journal.write("data", step=0, text=text)
 
     config = recipe.network(len(train_on.class_names))
@@ -113,7 +114,7 @@ def pretrain(
         score_on = None  # there are no classes to score
         rate = recipe.masked_patch.corrupted  # Appendix B.1.2
         objective = partial(predict_masked_patches, config=config, rate=rate, seed=recipe.seed)
-    images = images_of(recipe.data, train_on, score_on, recipe.seed, recipe.schedule)
+    images = images_of(recipe.data, train_on, score_on, recipe.seed, recipe.schedule, recipe.data.mean)
     colours = {"mean": recipe.data.mean, "std": recipe.data.std}
     probe = make_probe(recipe, probed, run) if probed else None
     score = train(recipe, run, model, images, colours, objective=objective, probe=probe)

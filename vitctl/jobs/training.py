@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -19,18 +20,27 @@ from vitctl.engine.agreement import changed_on_purpose
 from vitctl.engine.checkpoint import SavedCheckpoint, read_state
 from vitctl.engine.computation import computed_training, exact, kernels_used
 from vitctl.engine.evaluation import Score, cached_features, evaluate_model, representations
-from vitctl.engine.journal import LOG, Journal, Record, Report, json_digest, tensors_file
+from vitctl.engine.journal import (
+    LOG,
+    Journal,
+    Record,
+    Report,
+    json_digest,
+    read_records,
+    tensors_file,
+)
 from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime, num_workers, start, tracking
 from vitctl.engine.trainer import Images, RunContext, Trainer
 from vitctl.errors import DataError
-from vitctl.jobs.inputs.data import eval_transform, mixing, train_transform, training_order
+from vitctl.jobs.inputs.data import corrected, eval_transform, mixing, train_transform, training_order
 from vitctl.jobs.inputs.weights import FoundWeights
 from vitctl.jobs.record.result import RunResult, choose_weights, data_used, logged_probes, logged_scores
 from vitctl.models.blocks import compile_errors
 from vitctl.models.build import Model
 from vitctl.models.kernels import set_attention, set_linear
+from vitctl.models.weights.meta import HALF
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.neutral_keys import deciding_values
@@ -132,14 +142,25 @@ class ImagePass:
         """
         return self.through(representations, "features", model, source)
 
-    def through(self, function: Callable[..., T], what: str, model: Model, source: Source, **more: Any) -> T:
+    def through(
+        self,
+        function: Callable[..., T],
+        what: str,
+        model: Model,
+        source: Source,
+        *,
+        verifies: bool = True,
+        **more: Any,
+    ) -> T:
         """Apply a function of `vitctl.engine.evaluation` to a split; `what` names it on the screen.
 
         Raises:
-            DataError: not every byte of its shards could be verified.
+            DataError: not every byte of its shards could be verified; not without `verifies`, for training
+                images, of which the result says whether they were.
         """
         run, runtime = self.run, self.run.runtime
-        run.shards.add(source)
+        if verifies:
+            run.shards.add(source)
         batches = eval_batches(
             source,
             self.transform,
@@ -155,7 +176,8 @@ class ImagePass:
         found = function(
             runtime, model, batches, num_images=len(source), normalise=normalise, stop=run.stop, **more
         )
-        check_whole(run.shards, runtime, source)
+        if verifies:
+            check_whole(run.shards, runtime, source)
         return found
 
     def cached(
@@ -253,6 +275,8 @@ def trained(
         "train_source": source_text(images.train),
         "num_train": len(images.train),
     }
+    if isinstance(recipe, Pretrain | Finetune) and (uneven := corrected(recipe, images.train)):
+        used |= uneven.used
     if images.scored is None:
         return used
     used |= {**data_used(images.scored, data.eval_split), "labels": "original"}
@@ -284,6 +308,9 @@ def training_result(
     if recipe.evaluation.select_best:
         step, last = max(logged_scores(run_dir).items())
         metrics["last"] = {"step": step, **last.numbers}
+        stops = [r for r in read_records(run_dir / LOG) if r.get("kind") == "early_stop"]
+        if stops and stops[-1]["step"] == step:  # of an earlier end that a longer patience undid: not
+            metrics["stopped_early"] = {name: stops[-1][name] for name in ("step", "total_steps", "best")}
     state = read_state(path.parent)
     weights = {
         **chosen.used(),
@@ -342,11 +369,20 @@ def within(run: RunContext, folder: Path, task: str) -> RunContext:
 
 
 def images_of(
-    data: TrainImages, train_on: Source, score_on: Source | None, seed: int, schedule: Schedule
+    data: TrainImages,
+    train_on: Source,
+    score_on: Source | None,
+    seed: int,
+    schedule: Schedule,
+    mean: Sequence[float] = HALF,
 ) -> Images:
-    """Return the images of [data], augmented and pre-processed, in the order of the seed and [schedule]."""
+    """Return the images of [data], augmented and pre-processed, in the order of the seed and [schedule].
+
+    `mean` is the mean colour of the weights, which a letterbox is filled with.
+    """
     order = None if data.synthetic else training_order(data, train_on, seed, schedule)
-    return Images(train_on, train_transform(data), score_on, eval_transform(data), order, mixing(data))
+    augmentation, scoring = train_transform(data, mean), eval_transform(data, mean)
+    return Images(train_on, augmentation, score_on, scoring, order, mixing(data))
 
 
 def train(
@@ -359,15 +395,17 @@ def train(
     objective: Callable[..., Tensor] | None = None,
     probe: Probe | None = None,
     start_weights_sha256: str = "",
+    stored: Mapping[str, Any] = MappingProxyType({}),
 ) -> Score | None:
-    """Train `model` in run.folder; see `Trainer` for the arguments. `colours` has the weights' mean and std.
+    """Train `model` in run.folder; see `Trainer` for the arguments. `colours` has the weights' mean and std,
+    `stored` is written into the files of weights.
 
     Returns:
         the score after the last step, or with select_best that of the best checkpoint; None without images to
         score, and possibly on processes other than the main one.
     """
     runtime, lanes = run.runtime, recipe.schedule.lanes > 0
-    meta = images.meta(colours["mean"], colours["std"], recipe.loss.name)
+    meta = images.meta(colours["mean"], colours["std"], recipe.loss.name) | dict(stored)
     score = None
     if images.scored is not None:
         look = ImagePass(run, recipe, images.pre_processing, colours, whole_batches=lanes)

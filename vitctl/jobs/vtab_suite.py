@@ -207,6 +207,7 @@ def _train(context: SuiteContext, recipe: Vtab, data: TaskData, folder: Path, im
         **context.rates,
         seed=recipe.seed,
         dtype=runtime.dtype,
+        keeps_head=False,
     )
     placed = on_device(model, runtime)
 

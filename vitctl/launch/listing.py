@@ -249,7 +249,7 @@ def _of_training(root: Path) -> tuple[list[Path], set[int]]:
     weights_step = result.provenance.get("weights_step") if result is not None else None
     if isinstance(weights_step, int):
         stay.add(weights_step)  # the weights that the result is about
-    scores = {step: score.accuracy for step, score in logged_scores(training).items() if step in steps}
+    scores = {step: score.deciding for step, score in logged_scores(training).items() if step in steps}
     for step in sorted(scores, key=lambda step: (scores[step], step), reverse=True):
         if _unless_damaged(read_checkpoint, step_folder(root, step)) is not None:
             stay.add(step)

@@ -6,7 +6,7 @@ Imports no torch.
 import importlib.metadata
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -110,14 +110,20 @@ def convolution(
 
 _FLOPS_PER_MAC = 2
 FORWARD_AND_BACKWARD = 3  # the backward pass multiplies twice, for the inputs and for the weights
+_BACKWARD = FORWARD_AND_BACKWARD - 1
 
 # Bytes of a stored number (weights, gradients, residual stream) and of one inside the matrix products.
 _WIDTHS = {"float32": (4, 4), "tf32": (4, 4), "bf16": (4, 2), "float64": (8, 8)}
 
 
 def count_parameters(config: Config) -> int:
-    """Return the number of trainable parameters, exactly. Paper: Table 1"""
+    """Return the number of parameters, exactly. Paper: Table 1"""
     return _total(config).parameters
+
+
+def count_trained(config: Config, frozen: int) -> int:
+    """Return the number of parameters after the `place` called `frozen`, exactly; -1: of all."""
+    return add(*_trained(config, frozen)).parameters
 
 
 def count_macs(config: Config, *, padded: bool = False) -> int:
@@ -132,16 +138,32 @@ def count_macs(config: Config, *, padded: bool = False) -> int:
     return total.padded_macs if padded else total.macs
 
 
-def training_flops(config: Config, num_images: int) -> int:
+def count_adapted(config: Config, rank: int, targets: Sequence[str], blocks: Sequence[int]) -> int:
+    """Return the number of parameters of adapters (see `lora.adapt`) and of the head, exactly."""
+    assert isinstance(config, ViTConfig)
+    wide = {"fc1": config.mlp_size * (1 + (config.mlp == "swiglu")), "fc2": config.mlp_size}
+    sizes = sum(config.hidden_size + wide.get(target, config.hidden_size) for target in targets)
+    return (
+        rank * sizes * (len(blocks) or config.depth)
+        + _head(config.feature_size, config.num_classes).parameters
+    )
+
+
+def training_flops(config: Config, num_images: int, frozen: int = -1, *, adapters: bool = False) -> int:
     """Return the FLOPs of training on `num_images` images, repeats counted: 2 per multiply-accumulate, times
-    3.
+    3; layers up to the `place` called `frozen` have no backward pass. With `adapters` the matrices of blocks
+    have no gradient; those of the adapters themselves, about a hundredth, are not counted.
 
     Paper: Table 6
     """
-    return _FLOPS_PER_MAC * FORWARD_AND_BACKWARD * count_macs(config) * num_images
+    parts = _trained(config, frozen)
+    backward = _BACKWARD * add(*parts).macs
+    if adapters and isinstance(config, ViTConfig):
+        backward -= config.num_tokens * sum(block.weight_casts for block in parts[1:])
+    return _FLOPS_PER_MAC * (count_macs(config) + backward) * num_images
 
 
-def computed_flops(config: Config) -> int:
+def computed_flops(config: Config, frozen: int = -1, *, adapters: bool = False) -> int:
     """Return the FLOPs of a training step for each image, as they are computed: without those that nothing
     depends on.
 
@@ -152,13 +174,13 @@ def computed_flops(config: Config) -> int:
     is its border, up to 1.12.
     """
     if not isinstance(config, ViTConfig) or not skips_unused_tokens(config):
-        return training_flops(config, 1)
+        return training_flops(config, 1, frozen, adapters=adapters)
     width, spared = config.hidden_size, config.num_tokens - 1
     layers = 3 if config.mlp == "swiglu" else 2
-    each = (
-        width * width + layers * width * config.mlp_size + 2 * config.num_tokens * width
-    )  # the output, the MLP, the attention
-    return training_flops(config, 1) - _FLOPS_PER_MAC * FORWARD_AND_BACKWARD * spared * each
+    linear = width * width + layers * width * config.mlp_size  # the output, the MLP
+    passes = 1 + _BACKWARD * (frozen < config.depth)
+    each = passes * (linear + 2 * config.num_tokens * width) - adapters * linear  # and the attention
+    return training_flops(config, 1, frozen, adapters=adapters) - _FLOPS_PER_MAC * spared * each
 
 
 def training_memory_bytes(
@@ -168,6 +190,7 @@ def training_memory_bytes(
     optimizer_slots: int,
     averaging: bool,
     checkpoint_blocks: bool = False,
+    frozen: int = -1,
 ) -> int:
     """Estimate the device memory of one training step with `micro_batch` images.
 
@@ -175,17 +198,18 @@ def training_memory_bytes(
     averaged copy, and what the forward pass keeps for the backward one; with `checkpoint_blocks`, the inputs
     of all blocks and the inside of the largest. `bf16` is autocast over float32 weights, as on a GPU, which
     keeps norms in float32. Fused attention is assumed, which keeps no [N, N] matrix. Not counted: the
-    framework's own context, workspaces and fragmentation.
+    framework's own context, workspaces and fragmentation. Of layers up to the `place` called `frozen` only
+    the weights count.
     """
-    ends, blocks = _network(config)
+    ends, *blocks = _trained(config, frozen)
     if checkpoint_blocks:
-        largest = max(blocks, key=lambda block: _kept_bytes(block, micro_batch, precision))
+        largest = max([Cost(), *blocks], key=lambda block: _kept_bytes(block, micro_batch, precision))
         kept = add(ends, largest, *(Cost(wide=block.boundary) for block in blocks))
     else:
         kept = add(ends, *blocks)
     wide, _ = _WIDTHS[precision]
-    copies = 2 + optimizer_slots + averaging
-    return copies * wide * count_parameters(config) + _kept_bytes(kept, micro_batch, precision)
+    weights = count_parameters(config) + (1 + optimizer_slots + averaging) * count_trained(config, frozen)
+    return wide * weights + _kept_bytes(kept, micro_batch, precision)
 
 
 def converted_bytes(
@@ -194,6 +218,7 @@ def converted_bytes(
     checkpoint_blocks: bool = False,
     *,
     gathers_bf16: bool = False,
+    frozen: int = -1,
 ) -> int:
     """Return what `training_memory_bytes` counts of converted weights: copies in bf16 that are kept for the
     backward pass.
@@ -201,11 +226,11 @@ def converted_bytes(
     They are of whole weights also where weights are sharded, but for the linear layers of blocks where these
     are gathered in bf16 (`gathers_bf16`), and gathered again in the backward pass.
     """
-    ends, blocks = _network(config)
+    ends, *blocks = _trained(config, frozen)
     if gathers_bf16:
         blocks = [replace(block, weight_casts=0) for block in blocks]
     once = [_kept_bytes(block, 0, precision) for block in blocks]
-    return _kept_bytes(ends, 0, precision) + (max(once) if checkpoint_blocks else sum(once))
+    return _kept_bytes(ends, 0, precision) + (max([0, *once]) if checkpoint_blocks else sum(once))
 
 
 def _kept_bytes(
@@ -236,20 +261,27 @@ def _network(config: Config) -> tuple[Cost, list[Cost]]:
     ), units
 
 
+def _trained(config: Config, frozen: int) -> list[Cost]:
+    """Return the cost of what is trained: of everything before and after the blocks, and of each block."""
+    ends, blocks = _network(config)
+    if frozen < 0:
+        return [ends, *blocks]
+    head, depth = _head(config.feature_size, config.num_classes), 0
+    if isinstance(config, ViTConfig):
+        depth = config.depth
+        head = add(head, _attention_pool(config), *([] if frozen > depth else [_last_norm(config)]))
+    return [head, *blocks[len(blocks) - max(0, depth - frozen) :]]
+
+
 def _transformer(config: ViTConfig) -> tuple[Cost, list[Cost]]:
-    count, width = config.num_tokens, config.hidden_size
+    width = config.hidden_size
     patches, patch = config.grid[0] * config.grid[1], config.map_channels * config.patch_size**2
     embedding = add(
         product(patches * patch * width),
         Cost(parameters=(patch + config.patch_bias) * width, weight_casts=patch * width),
+        norm(config.num_tokens, width, groups=config.num_tokens) if config.norm_pre else Cost(),
     )
     map_values = Cost(narrow=config.map_channels * config.map_size**2)
-    normed = count if config.norm_at == "tokens" else 1
-    final_norm = add(
-        norm(normed, width, groups=normed), Cost(wide=count * width)
-    )  # of which the head reads one token
-    if config.norm_pre:
-        final_norm = add(final_norm, norm(count, width, groups=count))
     before, units = _backbone(config) if isinstance(config, HybridConfig) else (Cost(), [])
     if isinstance(config, MaskedPatchConfig):
         loss = Cost(wide=patches * config.patch_outputs)
@@ -262,8 +294,15 @@ def _transformer(config: ViTConfig) -> tuple[Cost, list[Cost]]:
             linear(1, width, config.representation_size, is_head=True),
             _head(config.feature_size, config.num_classes),
         )
-    ends = add(before, map_values, embedding, _positions(config), final_norm, head)
+    ends = add(before, map_values, embedding, _positions(config), _last_norm(config), head)
     return ends, units + config.depth * [_transformer_block(config)]
+
+
+def _last_norm(config: ViTConfig) -> Cost:
+    """The last norm, of which the head reads one token."""
+    count, width = config.num_tokens, config.hidden_size
+    normed = count if config.norm_at == "tokens" else 1
+    return add(norm(normed, width, groups=normed), Cost(wide=count * width))
 
 
 def _head(inputs: int, outputs: int) -> Cost:

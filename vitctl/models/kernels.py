@@ -101,14 +101,18 @@ class Linear(nn.Linear):
     """A linear layer, `[..., in_features]` to `[..., out_features]`."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        device, bias = inputs.device.type, self.added()
-        if _linear_kernel == "torch" or device != "cpu" or self.weight.dtype == torch.float64:
-            return F.linear(inputs, self.weight, bias)
+        device, weight, bias = inputs.device.type, self.multiplied(), self.added()
+        if _linear_kernel == "torch" or device != "cpu" or weight.dtype == torch.float64:
+            return F.linear(inputs, weight, bias)
         is_mixed = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if is_mixed else inputs.dtype
         bias = None if bias is None else bias.to(dtype)
-        outputs: Tensor = _OneDNN.apply(inputs.to(dtype), self.weight.to(dtype), bias)
+        outputs: Tensor = _OneDNN.apply(inputs.to(dtype), weight.to(dtype), bias)
         return outputs
+
+    def multiplied(self) -> Tensor:
+        """Return the matrix that inputs are multiplied by, `[out_features, in_features]`."""
+        return self.weight
 
     def added(self) -> Tensor | None:
         """Return what is added to each output, `[out_features]`."""

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -524,6 +524,28 @@ def _row(name: str) -> tuple[type[Config], Mapping[str, Any]]:
         f"B/32; or one of "
         f"{', '.join([*HYBRIDS, *RESNETS, *AXIAL_RESNETS])}"
     )
+
+
+# What `lora.targets` names: a layer of a Transformer's block, and the part of its rows.
+LORA_TARGETS: dict[str, tuple[str, int]] = {
+    "q": ("attention.qkv", 0),
+    "k": ("attention.qkv", 1),
+    "v": ("attention.qkv", 2),
+    "out": ("attention.out", 0),
+    "fc1": ("mlp.fc1", 0),
+    "fc2": ("mlp.fc2", 0),
+}
+
+
+def check_lora(config: Config, blocks: Iterable[int]) -> None:
+    """Raise RecipeError where a network has no layers, or not the `blocks`, that adapters are put beside."""
+    if not isinstance(config, ViTConfig) or type(config) not in (ViTConfig, HybridConfig):
+        raise RecipeError(
+            f"[lora] is for Vision Transformers and hybrids, these weights are of the family "
+            f"{family(config)!r}; leave it out"
+        )
+    if odd := [number for number in blocks if number >= config.depth]:
+        raise RecipeError(f"lora.blocks names {odd[0]}, the network has the blocks 0 to {config.depth - 1}")
 
 
 def downstream(

@@ -56,8 +56,8 @@ _ROWS = (
     ExportFormat(
         name="onnx",
         ending=".onnx",
-        what="a graph from uint8 images to logits; value range inside; class names, pre-processing and the "
-        "digest of the weights in its metadata; any batch size; beside it a short program that runs it",
+        what="a graph from uint8 images to logits, any batch size, normalisation included; metadata; a short "
+        "program that runs it",
         writer=f"{_GRAPH}:write_onnx",
         prover=f"{_GRAPH}:open_onnx",
         is_graph=True,
@@ -69,7 +69,7 @@ _ROWS = (
     ExportFormat(
         name="pt2",
         ending=".pt2",
-        what="the same graph as a program of `torch.export`",
+        what="the same graph as a `torch.export` program",
         writer=f"{_GRAPH}:write_program",
         prover=f"{_GRAPH}:open_program",
         is_graph=True,
@@ -104,6 +104,18 @@ _ROWS = (
         usage="transformers.pipeline('image-classification', FOLDER)",
     ),
     ExportFormat(
+        name="peft",
+        ending=".safetensors",
+        what="of a run with `[lora]`: a folder with adapters and head, `adapter_config.json` and a README.md",
+        writer="vitctl.export.peft_adapter:write_peft",
+        prover="vitctl.export.peft_adapter:open_peft",
+        reader="transformers' image processor",
+        resizing="square",
+        library="peft",
+        usage="peft.PeftModel.from_pretrained(MODEL, FOLDER), where MODEL is transformers' "
+        "ViTForImageClassification with the start weights",
+    ),
+    ExportFormat(
         name="torchvision",
         ending=".safetensors",
         what="a folder with a state dict and a README.md",
@@ -113,7 +125,7 @@ _ROWS = (
     ExportFormat(
         name="google",
         ending=".npz",
-        what="a folder with the `.npz` of the paper's authors and a README.md",
+        what="a folder with a `.npz` in the paper authors' format and a README.md",
         reader="the authors' code",
         resizing="square, no antialias",
     ),
@@ -176,6 +188,8 @@ def readers_transform(row: ExportFormat, ours: "EvalTransform") -> "EvalTransfor
             return replace(square, resample="bilinear")
         case "timm" if ours.method == "square":
             return square
+        case "timm" if ours.method == "letterbox":
+            return replace(ours, resample=antialias)
         case "timm" | "torchvision" if ours.method != "square":
             return replace(ours, method="torchvision", resample=antialias)
         case _:

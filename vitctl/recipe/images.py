@@ -4,14 +4,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from vitctl.recipe.sections import Names, Section, Triple, check_colours, knob
+from vitctl.recipe.sections import Jitter, Names, Section, Triple, check_colours, knob
 
 Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
 EvalResample = Literal["", "bilinear", "bilinear_antialias", "bicubic_antialias", "area"]
-EvalMethod = Literal["square", "shorter_side", "torchvision"]
+EvalMethod = Literal["square", "shorter_side", "torchvision", "letterbox"]
 EVAL_METHOD = (
     "squash to a square, or resize the shorter side and crop the centre; torchvision: so with the rounding "
-    "of torchvision and timm"
+    "of torchvision and timm; letterbox: the whole image, its longer side resized to image_size, on a square "
+    "of the mean colour of the weights, which is 0 after normalisation"
 )
 # BiT's pre-processing of ObjectNet: the shorter side, and the square in its centre.
 OBJECTNET_RESIZE, OBJECTNET_SIZE = 512, 480
@@ -29,6 +30,15 @@ def check_crop(image_size: int, eval_resize: int) -> None:
     if 0 < eval_resize < image_size:
         raise ValueError(f"eval_resize = {eval_resize} is smaller than image_size = {image_size}; "
                          f"set data.eval_resize to at least {image_size}, or to 0")  # fmt: skip
+
+
+def check_letterbox(method: str, image_size: int, eval_resize: int) -> None:
+    """Raises ValueError where the whole image would be resized and then cropped."""
+    if method == "letterbox" and eval_resize not in (0, image_size):
+        raise ValueError(
+            f"eval_resize = {eval_resize} does nothing for eval_method = 'letterbox', which keeps the whole "
+            f"image; set data.eval_resize = 0"
+        )
 
 
 class Place(Section):
@@ -99,6 +109,11 @@ class StoredTransform(Place):
     )
     eval_resample: EvalResample = knob("", EVAL_RESAMPLE + "; '': as stored with the weights")
 
+    @model_validator(mode="after")
+    def _letterbox_has_no_crop(self) -> "StoredTransform":
+        check_letterbox(self.eval_method, getattr(self, "image_size", 0), self.eval_resize)
+        return self
+
 
 class EvaluateImages(StoredTransform):
     """[data] of `evaluate`."""
@@ -156,15 +171,23 @@ class TrainImages(Place):
         source="4.3",
         ge=0,
     )
+    sampling: Literal["shuffle", "balanced"] = knob(
+        "shuffle",
+        "shuffle: every image once in an epoch; balanced: every class equally often, its images in turn. An "
+        "epoch is still as many images as there are: those of small classes are drawn several times in it, "
+        "not all of large ones are drawn",
+        source="not in the paper",
+    )
     order: Literal["exact", "windowed"] = knob(
         "exact",
         "exact: any image next; windowed: shards are read in one go, images shuffled within windows of them",
     )
     order_window_shards: int = knob(16, "windowed: shards that are shuffled together", unit="shards", ge=1)
     image_size: int = knob(0, IMAGE_SIZE, unit="pixels", source="B.1.1", ge=0)
-    crop: Literal["inception", "random", "none"] = knob(
+    crop: Literal["inception", "random", "none", "letterbox"] = knob(
         "inception",
-        "random area 5-100 % and aspect 0.75-1.33; or resize and random crop; or resize only",
+        "random area 5-100 % and aspect 0.75-1.33; or resize and random crop; or resize only; letterbox: as "
+        "eval_method has it",
         source="issues 46, 53",
     )
     train_resize: int = knob(
@@ -194,6 +217,44 @@ class TrainImages(Place):
         source="AugReg; not in the paper",
         ge=0,
         le=30,
+    )
+    randaugment_rules: Literal["torchvision", "big_vision"] = knob(
+        "torchvision",
+        "RandAugment: big_vision has the operations and magnitudes of the paper's authors, among them "
+        "Invert, Cutout and SolarizeAdd; its magnitude 10 is the full strength, as torchvision's 30",
+        source="authors' code; AugReg",
+    )
+    vertical_flip: bool = knob(
+        False,
+        "flip upside down with probability one half, for images without an up",
+        source="not in the paper",
+    )
+    augment3: bool = knob(
+        False,
+        "3-Augment: each training image is made grey, solarized or blurred. The order of all: crop, flips, "
+        "RandAugment, 3-Augment, color_jitter, normalisation, random_erasing, MixUp or CutMix",
+        source="DeiT III; not in the paper",
+    )
+    color_jitter: Jitter = knob(
+        (),
+        "random brightness, contrast and saturation in drawn order: one strength for the three, or three, or "
+        "four with hue (to 0.5); none: off. DeiT III: 0.3",
+        source="DeiT III; torchvision's ColorJitter",
+    )
+    random_erasing: float = knob(
+        0.0,
+        "probability of filling a rectangle of a training image, 2 to 33 % of its area, with noise; 0: off. "
+        "MAE: 0.25",
+        source="arXiv 1708.04896; timm's mode pixel",
+        ge=0,
+        le=1,
+    )
+    repeats: int = knob(
+        1,
+        "repeated augmentation: each image comes so many times in a global batch, augmented otherwise; an "
+        "epoch keeps its length and has fewer different images. DeiT: 3",
+        source="DeiT; arXiv 1901.09335",
+        ge=1,
     )
     mixup_alpha: float = knob(
         0.0,
@@ -237,6 +298,11 @@ class TrainImages(Place):
                 "order_window_shards does nothing for order = 'exact'; set data.order = 'windowed', or "
                 "leave it out"
             )
+        if self.sampling == "balanced" and (self.order == "windowed" or self.mixture or self.synthetic):
+            raise ValueError(
+                "sampling = 'balanced' draws any image next, by its class; set data.order = 'exact', and "
+                "leave out data.mixture and data.synthetic"
+            )
         if self.mixture and self.synthetic:
             raise ValueError(
                 "synthetic images cannot be mixed; set data.synthetic = 0, or leave data.mixture out"
@@ -250,6 +316,24 @@ class TrainImages(Place):
                 f"randaugment_magnitude = {self.randaugment_magnitude} does nothing without layers; "
                 f"set data.randaugment_layers, e.g. to 2, or leave it out"
             )
+        if not self.randaugment_layers and self.randaugment_rules != "torchvision":
+            raise ValueError(
+                f"randaugment_rules = '{self.randaugment_rules}' does nothing without layers; "
+                f"set data.randaugment_layers, e.g. to 2, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _repeats_are_dealt(self) -> "TrainImages":
+        if self.repeats > 1 and self.order == "windowed":
+            raise ValueError(
+                f"repeats = {self.repeats} deals the copies of an image over the whole batch, and order = "
+                f"'windowed' gives each lane its own shards; set data.order = 'exact'"
+            )
+        if self.synthetic and (self.repeats > 1 or self.crop == "letterbox"):
+            raise ValueError(
+                "synthetic images are square noise: repeats and crop = 'letterbox' do nothing; leave them out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -261,6 +345,7 @@ class TrainImages(Place):
                 f"set data.train_resize to at least {self.image_size}"
             )
         check_crop(self.image_size, self.eval_resize)
+        check_letterbox(self.eval_method, self.image_size, self.eval_resize)
         return self
 
 

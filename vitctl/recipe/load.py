@@ -35,7 +35,8 @@ class Loaded:
 
     def origin(self, key: str) -> str:
         """Return where `key` was set; 'default' if no file and no flag did."""
-        return self.origins.get(key, "default")
+        inside = (where for name, where in self.origins.items() if name.startswith(f"{key}."))  # of a table
+        return self.origins.get(key) or next(inside, "default")
 
 
 class Override(NamedTuple):

@@ -35,7 +35,31 @@ _NEUTRAL = (
 
 # Keys that are younger than the first runs, with the value that changes nothing. A recipe that leaves them
 # there has the digest that it had before they existed: earlier runs resume, verify and compare as before.
-_ADDED: dict[str, Any] = {}
+_ADDED: dict[str, Any] = {
+    "finetune.freeze": "none",
+    "optimizer.layer_decay": 1.0,
+    "optimizer.layer_decay_numbering": "timm",
+    "optimizer.head_lr_multiplier": 1.0,
+    "optimizer.decay_on": "all",
+    "loss.class_weights": "none",
+    "data.sampling": "shuffle",
+    "evaluation.metric": "accuracy",
+    "evaluation.patience": 0,
+    "finetune.head": "zero",
+    "finetune.head_l2": 1024.0,
+    "finetune.head_images": 50_000,
+    "lora.rank": 0,
+    "lora.alpha": 0.0,
+    "lora.dropout": 0.0,
+    "lora.targets": ("q", "v"),
+    "lora.blocks": (),
+    "data.randaugment_rules": "torchvision",
+    "data.vertical_flip": False,
+    "data.augment3": False,
+    "data.color_jitter": (),
+    "data.random_erasing": 0.0,
+    "data.repeats": 1,
+}
 
 
 def result_neutral() -> tuple[str, ...]:

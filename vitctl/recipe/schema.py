@@ -26,6 +26,8 @@ from vitctl.recipe.sections import (
     FittedSchedule,
     Floats,
     Ints,
+    LayerRates,
+    LoRA,
     Loss,
     MaskedPatch,
     Model,
@@ -285,7 +287,16 @@ class LrSweep(Section):
 
 
 class Repeats(Section):
-    """[finetune] How often `finetune` trains, after one sweep of learning rates."""
+    """[finetune] What `finetune` trains, from which head, how often, after one sweep of learning rates."""
+
+    freeze: str = knob(
+        "none",
+        "what keeps its start weights: embedding (patches, class token, positions); '6 blocks', with the "
+        "embedding; backbone, all but the head; none. Frozen layers compute as in evaluation, without "
+        "dropout and drop_path",
+        source="not in the paper",
+        pattern=r"^(none|embedding|backbone|[1-9][0-9]{0,3} blocks?)$",
+    )
 
     seeds: Ints = knob(
         (),
@@ -294,6 +305,34 @@ class Repeats(Section):
         "[]: one run, with `seed`",
         source="Table 2, caption",
     )
+    head: Literal["zero", "fewshot", "as_stored"] = knob(
+        "zero",
+        "what the classification layer starts from. zero: zeros; fewshot: the closed-form few-shot solution "
+        "on the training images without augmentation, times the factor that gives its leave-one-out scores "
+        "the least loss; as_stored: the layer stored with the weights, if its classes are those of the data",
+        source="zero: Section 3.2; fewshot: linear probing, then fine-tuning (Kumar et al. 2022)",
+    )
+    head_l2: float = knob(
+        1024.0,
+        "head = 'fewshot': the regulariser, not divided by the number of images",
+        source="as fewshot.l2",
+        gt=0,
+    )
+    head_images: int = knob(
+        50_000,
+        "head = 'fewshot': most training images it is solved on; of more, a random subset",
+        unit="images",
+        ge=1,
+    )
+
+    @model_validator(mode="after")
+    def _head_keys_do_something(self) -> "Repeats":
+        if self.head != "fewshot" and (self.head_l2, self.head_images) != (1024.0, 50_000):
+            raise ValueError(
+                f"head_l2 and head_images do nothing for head = '{self.head}'; leave them out, or set "
+                f"finetune.head = 'fewshot'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sound(self) -> "Repeats":
@@ -344,6 +383,27 @@ class Suite(Section):
 
 # Keys of earlier releases, which the recipes of their runs have. Digests of recipes keep these names.
 RENAMED = {"evaluation.early_stopping": "evaluation.select_best"}
+
+
+def _check_uneven(loss: Loss, data: TrainImages) -> None:
+    """Raise ValueError where class weights or balanced sampling make no sense."""
+    if loss.class_weights == "none":
+        if data.sampling == "balanced" and loss.name == "masked_patch":
+            raise ValueError(
+                "data.sampling = 'balanced' draws by label, and masked_patch uses none; leave it out"
+            )
+    elif loss.name == "masked_patch" or data.mixture:
+        other = "data.mixture" if data.mixture else "loss.name = 'masked_patch'"
+        raise ValueError(
+            f"loss.class_weights weighs images by the labels of one source, which {other} does not have; "
+            f"leave one of them out"
+        )
+    elif data.sampling == "balanced":
+        raise ValueError(
+            "loss.class_weights and data.sampling = 'balanced' correct uneven classes twice; leave one of "
+            "them out"
+        )
+
 
 _DROPOUT = (
     "dropout while fine-tuning, 0 to below 1; as_stored: the value stored with the weights, "
@@ -406,6 +466,11 @@ class Pretrain(TrainRecipe):
                 "loss.name = 'masked_patch' has no targets to blend; leave out data.mixup_alpha and "
                 "data.cutmix_alpha"
             )
+        _check_uneven(self.loss, self.data)
+        if self.loss.name == "masked_patch" and self.data.random_erasing:
+            raise ValueError(
+                "loss.name = 'masked_patch' would predict the noise of data.random_erasing; leave it out"
+            )
         return self
 
     def network(self, num_classes: int) -> Config:
@@ -443,12 +508,47 @@ class Finetune(TrainRecipe):
     data: TrainImages = TrainImages()
     weights: StartWeights = StartWeights()
     machine: ShardedMachine = ShardedMachine()
+    optimizer: LayerRates
     schedule: FittedSchedule = FittedSchedule()
     loss: FinetuneLoss
     sweep: LrSweep = LrSweep()
     finetune: Repeats = Repeats()
+    lora: LoRA = LoRA()
     dropout: Rate = knob(0.0, _DROPOUT, source=_DIVIDED)
     drop_path: Rate = knob(0.0, _DROP_PATH, source="AugReg; not in the paper")
+
+    @model_validator(mode="after")
+    def _adapters_have_a_body(self) -> "Finetune":
+        if self.lora.rank and self.weights.initialise == "random":
+            raise ValueError(
+                "[lora] freezes the body, and weights.initialise = 'random' leaves nothing worth freezing; "
+                "leave one of them out"
+            )
+        if self.lora.rank and self.machine.sharding_dtype == "bf16":
+            raise ValueError(
+                "machine.sharding_dtype = 'bf16' gathers weights that adapters are merged into in float32; "
+                "leave it out with [lora]"
+            )
+        if self.lora.rank and self.finetune.freeze != "none":
+            raise ValueError(
+                f"finetune.freeze = '{self.finetune.freeze}': [lora] freezes all but adapters and head; "
+                f"leave it out, and choose their blocks with lora.blocks"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_what_was_trained(self) -> "Finetune":
+        if self.finetune.freeze != "none" and self.weights.initialise == "random":
+            raise ValueError(
+                f"finetune.freeze = '{self.finetune.freeze}' would keep random weights; set finetune.freeze "
+                f"= 'none' or weights.initialise = 'pretrained'"
+            )
+        if self.finetune.freeze == "backbone" and self.optimizer.layer_decay != 1:
+            raise ValueError(
+                "optimizer.layer_decay does nothing for the head, all that finetune.freeze = 'backbone' "
+                "trains; leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _noise_tells_no_rate(self) -> "Finetune":
@@ -459,6 +559,18 @@ class Finetune(TrainRecipe):
                 "finetune.seeds gives a mean of accuracies, and there is nothing to score; set "
                 "data.eval_split"
             )
+        _check_uneven(self.loss, self.data)
+        return self
+
+    @model_validator(mode="after")
+    def _head_has_what_it_starts_from(self) -> "Finetune":
+        if self.finetune.head != "zero" and self.weights.initialise == "random":
+            raise ValueError(
+                f"finetune.head = '{self.finetune.head}' needs trained features, and weights.initialise = "
+                f"'random' has none; set finetune.head = 'zero'"
+            )
+        if self.finetune.head == "fewshot" and self.data.synthetic:
+            raise ValueError("data.synthetic has no labels to solve a head for; set finetune.head = 'zero'")
         return self
 
 
@@ -485,6 +597,7 @@ class Vtab(TrainRecipe):
     job: Literal["vtab"]
     data: VtabImages = VtabImages()
     weights: StartWeights = StartWeights()
+    optimizer: LayerRates
     loss: FinetuneLoss
     dropout: Rate = knob(0.0, _DROPOUT, source=_DIVIDED)
     drop_path: Rate = knob(0.0, _DROP_PATH, source="AugReg; not in the paper")
@@ -509,6 +622,10 @@ class Vtab(TrainRecipe):
                 "evaluation.select_best would choose a checkpoint by the test images, the only ones that a "
                 "task of vtab scores"
             )
+        if self.loss.class_weights != "none" or self.evaluation.metric != "accuracy":
+            raise ValueError(
+                "loss.class_weights and evaluation.metric would leave the protocol of vtab; leave them out"
+            )
         return self
 
 
@@ -521,6 +638,36 @@ def rates_of(recipe: Finetune | Vtab, stored: Config) -> dict[str, float]:
         name: float(getattr(stored, name, 0.0) if rate == "as_stored" else rate)
         for name, rate in wanted.items()
     }
+
+
+def lora_of(recipe: Recipe) -> LoRA:
+    """Return [lora] of a recipe; rank 0 where it has none."""
+    return recipe.lora if isinstance(recipe, Finetune) else LoRA()
+
+
+def frozen_places(recipe: Pretrain | Finetune | Vtab, config: Config) -> int:
+    """Return the last `place` of a network that the recipe freezes; -1: none.
+
+    Raises:
+        RecipeError: the network has no such part, or no layers to decay the learning rate over.
+    """
+    of_transformer = isinstance(config, ViTConfig)
+    if not isinstance(recipe, Pretrain) and recipe.optimizer.layer_decay != 1 and not of_transformer:
+        raise RecipeError("optimizer.layer_decay numbers the blocks of a Transformer, and a ResNet has none; "
+                          "leave it out")  # fmt: skip
+    if lora_of(recipe).rank:  # the blocks before the first adapter need no backward pass
+        return min(lora_of(recipe).blocks, default=0)
+    freeze = recipe.finetune.freeze if isinstance(recipe, Finetune) else "none"
+    if freeze in ("none", "backbone"):
+        return -1 if freeze == "none" else (config.depth if isinstance(config, ViTConfig) else 0) + 2
+    if not isinstance(config, ViTConfig):
+        raise RecipeError(f"finetune.freeze = '{freeze}' is for a Transformer, and this is a ResNet; set "
+                          f"finetune.freeze = 'backbone'")  # fmt: skip
+    count = 0 if freeze == "embedding" else int(freeze.split()[0])
+    if count > config.depth:
+        raise RecipeError(f"finetune.freeze = '{freeze}': the network has {config.depth} blocks; freeze so "
+                          f"many or fewer")  # fmt: skip
+    return count
 
 
 def rates_in_words(recipe: Finetune | Vtab, rates: Mapping[str, float]) -> str:

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from vitctl.models.variants import LORA_TARGETS
 from vitctl.models.weights.meta import HALF, LARGEST, SMALLEST
 from vitctl.recipe.export_formats import FORMATS, GRAPHS, check_options, formats_in_words
 
@@ -45,9 +46,18 @@ def _numbers(value: Any) -> Any:
         return value
 
 
+def _strengths(values: tuple[float, ...]) -> tuple[float, ...]:
+    """Check the strengths of a colour jitter; one number is that of brightness, contrast and saturation."""
+    values = values * 3 if len(values) == 1 else values
+    if len(values) not in (0, 3, 4) or any(value < 0 for value in values) or max(values[3:], default=0) > 0.5:
+        raise ValueError("should be one strength, three or four of 0 or more, the fourth (hue) at most 0.5")
+    return values if any(values) else ()
+
+
 Ints = Annotated[tuple[int, ...], BeforeValidator(_numbers)]
 Floats = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_several)]
+Jitter = Annotated[tuple[float, ...], AfterValidator(_strengths), BeforeValidator(_numbers)]
 Triple = Annotated[tuple[float, float, float], BeforeValidator(_tuple)]
 
 
@@ -72,7 +82,9 @@ class Section(BaseModel):
         A learning rate may be far larger: nothing is counted by it, and a training that diverges stops.
         """
         most = 1e200 if info.field_name == "lr" else MOST_NUMBER
-        numbers = value if isinstance(value, tuple) else (value,)
+        numbers = (
+            value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
+        )
         if any(isinstance(number, int | float) and abs(number) > most for number in numbers):
             raise ValueError(f"should be at most {most:,}")
         return value
@@ -276,12 +288,21 @@ OPTIMIZERS = {
             slots=1,
             builder=f"{_OPTIMIZER}:momentum_sgd",
         ),
+        OptimizerRow(
+            name="lamb",
+            what="Adam whose update of each tensor has the norm of that tensor (You et al. 2020; DeiT III)",
+            knobs=("beta1", "beta2", "eps"),
+            slots=2,
+            builder=f"{_OPTIMIZER}:lamb",
+        ),
     )
 }
 if TYPE_CHECKING:
     OptimizerName = str
 else:
-    OptimizerName = Literal[tuple(OPTIMIZERS)]
+    OptimizerName = Annotated[
+        Literal[tuple(OPTIMIZERS)], BeforeValidator(lambda name: "adam" if name == "adamw" else name)
+    ]
 
 
 class Optimizer(Section):
@@ -295,14 +316,20 @@ class Optimizer(Section):
         0.0,
         "on every parameter; adam: decoupled, p -= lr_t * weight_decay * p; sgd: coupled, gradient += "
         "weight_decay * p before "
-        "the momentum, as torch.optim.SGD and BiT",
+        "the momentum, as torch.optim.SGD and BiT; lamb: update += weight_decay * p before the trust ratio",
         source="Table 3; D.1; BiT",
         ge=0,
     )
-    beta1: float = knob(0.9, "adam: decay of the first moment", source="Section 4.1", ge=0, lt=1)
-    beta2: float = knob(0.999, "adam: decay of the second moment", source="Section 4.1", ge=0, lt=1)
+    decay_on: Literal["all", "matrices"] = knob(
+        "all",
+        "what weight_decay is on. matrices: not on biases, norms and other vectors, class token, registers, "
+        "tables of positions",
+        source="authors' code: all; timm, MAE: matrices",
+    )
+    beta1: float = knob(0.9, "adam, lamb: decay of the first moment", source="Section 4.1", ge=0, lt=1)
+    beta2: float = knob(0.999, "adam, lamb: decay of the second moment", source="Section 4.1", ge=0, lt=1)
     eps: float = knob(
-        1e-8, "adam: added to the square root of the second moment", source="authors' code (flax)", gt=0
+        1e-8, "adam, lamb: added to the square root of the second moment", source="authors' code (flax)", gt=0
     )
     momentum: float = knob(0.9, "sgd: momentum, not Nesterov", source="Section 4.1", ge=0, lt=1)
     clip_norm: float = knob(
@@ -320,6 +347,37 @@ class Optimizer(Section):
                 raise ValueError(
                     f"{', '.join(idle)} belongs to {row.name} and does nothing for {self.name}; leave it out"
                 )
+        if self.decay_on != "all" and not self.weight_decay:
+            raise ValueError("decay_on does nothing without optimizer.weight_decay; set it, or leave it out")
+        return self
+
+
+class LayerRates(Optimizer):
+    """[optimizer] of `finetune` and `vtab`, where layers may learn at different rates."""
+
+    layer_decay: float = knob(
+        1.0,
+        "the rate of a layer is this times that of the next one, from the head down to the embedding; 1: off",
+        source="BEiT, MAE; not in the paper",
+        gt=0,
+        le=1,
+    )
+    layer_decay_numbering: Literal["timm", "mae"] = knob(
+        "timm", "the last norm has the rate of the last block (timm) or of the head (mae)", source="timm; MAE"
+    )
+    head_lr_multiplier: float = knob(
+        1.0,
+        "the rate of the new head is this times that of the rest",
+        source="not in the paper",
+        gt=0,
+    )
+
+    @model_validator(mode="after")
+    def _numbers_layers(self) -> "LayerRates":
+        if self.layer_decay_numbering != "timm" and self.layer_decay == 1:
+            raise ValueError(
+                "layer_decay_numbering does nothing without optimizer.layer_decay; set it, or leave it out"
+            )
         return self
 
 
@@ -413,6 +471,26 @@ class FittedSchedule(Schedule):
     _needs_length: ClassVar[bool] = False
 
 
+def _class_weights(value: Any) -> Any:
+    """Check class weights, with one error message for both forms, word and table."""
+    numbers = value.values() if isinstance(value, dict) else ()
+    is_table = numbers and all(
+        isinstance(one, int | float) and not isinstance(one, bool) and 0 < one < MOST_NUMBER
+        for one in numbers
+    )
+    if value not in ("none", "balanced", "sqrt") and not is_table:
+        raise ValueError(
+            f"{value!r} should be 'none', 'balanced', 'sqrt', or a table of numbers above 0, such as "
+            f"{{cat = 2, dog = 0.5}}"
+        )
+    return value
+
+
+ClassWeights = Annotated[
+    Literal["none", "balanced", "sqrt"] | dict[str, float], BeforeValidator(_class_weights)
+]
+
+
 class Loss(Section):
     """[loss] The loss, computed in float32; `pretrain` can also do without labels."""
 
@@ -430,6 +508,16 @@ class Loss(Section):
         "for the sigmoid "
         "loss: the target is 1 - label_smoothing for each label, label_smoothing for every other class",
         source="authors' configurations: per_class",
+    )
+    class_weights: ClassWeights = knob(
+        "none",
+        "weight of an image in the loss, by its label. balanced: images / (classes * images of the class); "
+        "sqrt: its square root; {name = number}: a table, 1 for other classes. Weights have a mean of 1 over "
+        "the training images; sqrt and tables are scaled to it. The loss is the mean of weight * loss over "
+        "the global batch. It is not divided by the batch's weights as in torch's CrossEntropyLoss, so it "
+        "is the same however the batch is divided. MixUp and CutMix blend two weighted losses; label "
+        "smoothing changes no weight",
+        source="scikit-learn's compute_class_weight('balanced'); not in the paper",
     )
 
     @model_validator(mode="after")
@@ -478,6 +566,39 @@ class Averaging(Section):
         return self
 
 
+class LoRA(Section):
+    """[lora] Low-rank adapters: weights stay frozen, and products of two small matrices beside linear layers
+    are trained, with the head.
+    """
+
+    rank: int = knob(
+        0, "rank r of the adapters; 0: off, every weight is trained", source="LoRA, 4.1", ge=0, le=4096
+    )
+    alpha: float = knob(
+        0.0, "outputs of adapters are multiplied by alpha / rank; 0: by 1", source="LoRA, 4.1", ge=0
+    )
+    dropout: float = knob(0.0, "dropout of the inputs of adapters in training", source="peft", ge=0, lt=1)
+    targets: Names = knob(
+        ("q", "v"), f"layers that have adapters: {', '.join(LORA_TARGETS)}", source="LoRA, 4.2"
+    )
+    blocks: Ints = knob((), "blocks whose layers have adapters, from 0; []: all")
+
+    @model_validator(mode="after")
+    def _sound(self) -> "LoRA":
+        fields = type(self).model_fields.items()
+        if not self.rank and any(getattr(self, name) != field.default for name, field in fields):
+            raise ValueError(
+                "[lora] does nothing without lora.rank; set it, e.g. to 8, or leave the table out"
+            )
+        if odd := sorted(set(self.targets) - set(LORA_TARGETS)):
+            raise ValueError(f"targets names {odd[0]!r}; choose from {', '.join(LORA_TARGETS)}")
+        if not self.targets or len(set(self.targets)) < len(self.targets):
+            raise ValueError(f"targets = {list(self.targets)} should name each layer once")
+        if any(number < 0 for number in self.blocks) or len(set(self.blocks)) < len(self.blocks):
+            raise ValueError(f"blocks = {list(self.blocks)} should be distinct numbers, 0 or more")
+        return self
+
+
 class Scoring(Section):
     """[evaluation] of the jobs that only score."""
 
@@ -509,6 +630,29 @@ class Evaluation(Scoring):
         "a checkpoint at every score)",
         source="4.3",
     )
+    metric: Literal["accuracy", "mean_per_class", "f1"] = knob(
+        "accuracy",
+        "number on data.eval_split that chooses the best checkpoint and learning rate, and sums up the run: "
+        "accuracy; mean_per_class: mean of the accuracies of the classes with images; f1: mean of the F1 "
+        "scores of the classes that occur as labels or predictions, as scikit-learn's macro average",
+    )
+    patience: int = knob(
+        0,
+        "stop after so many scores in a row without a better evaluation.metric; 0: off. Needs every_steps "
+        "and select_best",
+        unit="scores",
+        ge=0,
+    )
+
+    @model_validator(mode="after")
+    def _patience_keeps_the_best(self) -> "Evaluation":
+        if self.patience and not (self.every_steps and self.select_best):
+            raise ValueError(
+                f"patience = {self.patience} stops when scores get no better, and the best checkpoint then "
+                f"represents the run: set evaluation.select_best = true, checkpoint.keep_best = 1, and "
+                f"evaluation.every_steps and checkpoint.every_steps to the same number"
+            )
+        return self
 
 
 class Export(Section):

@@ -75,6 +75,10 @@ def toml_value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, BaseModel):
         return "{" + ", ".join(f"{name} = {toml_value(inner)}" for name, inner in value) + "}"
+    if isinstance(value, dict):
+        return (
+            "{" + ", ".join(f"{toml_value(key)} = {toml_value(inner)}" for key, inner in value.items()) + "}"
+        )
     if isinstance(value, tuple | list):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, str):
@@ -173,6 +177,8 @@ def _name(annotation: Any) -> str:
         return f"table of {' and '.join(annotation.model_fields)}"
     if str(annotation).startswith("typing.Literal"):
         return ("one of " if len(args) > 1 else "") + ", ".join(toml_value(a) for a in args)
+    if str(annotation).startswith("dict"):
+        return "table of numbers"
     if str(annotation).startswith("tuple"):
         return f"list of {_name(args[0])}s" if args[-1] is Ellipsis else f"{len(args)} {_name(args[0])}s"
     return " or ".join(_name(a) for a in args)

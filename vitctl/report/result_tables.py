@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitctl.engine.journal import RECIPE
-from vitctl.engine.metrics import verdict
+from vitctl.engine.metrics import METRICS, verdict
 from vitctl.jobs.record.result import unverified_bytes
 from vitctl.report.charts import Block, Line, Unit, dot_chart, line_chart, number_text
 from vitctl.report.run_records import RunRecords, SweepRecords
@@ -92,6 +92,8 @@ def number_of(job: str, metrics: Mapping[str, Any]) -> tuple[str, float | None]:
     if job == "vtab":
         return "mean of the tasks", _number(metrics.get("mean"))
     accuracy = metrics.get("accuracy")
+    if (metric := metrics.get("metric")) in METRICS:
+        return METRICS[metric], _number(metrics.get(metric))
     if isinstance(accuracy, Mapping):
         first = next(iter(accuracy), "")
         return f"{first}-shot accuracy", _number(accuracy.get(first))
@@ -110,6 +112,7 @@ def tiles(run: RunRecords) -> list[tuple[str, str, str]]:
     for key, name in (
         ("top5_accuracy", "top-5 accuracy"),
         ("mean_per_class", "mean per class"),
+        ("f1", "macro F1"),
         ("mean_of_groups", "mean of the groups"),
     ):
         if _number(metrics.get(key)) is not None:
@@ -206,7 +209,11 @@ def result_tables(
         rates = [
             (rate, percent(v), "chosen" * (float(rate) == chosen)) for rate, v in metrics["sweep"].items()
         ]
-        made.append(ResultTable("Learning rates tried", ("lr", f"accuracy on {images}", ""), rates))
+        made.append(
+            ResultTable(
+                "Learning rates tried", ("lr", f"{number_of(job, metrics)[0]} on {images}", ""), rates
+            )
+        )
     if isinstance(metrics.get("by_seed"), Mapping):
         seeds = [(seed, percent(value.get("accuracy"))) for seed, value in metrics["by_seed"].items()]
         made.append(ResultTable("Accuracy of each seed", ("seed", "accuracy"), seeds))

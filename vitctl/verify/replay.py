@@ -18,10 +18,8 @@ from vitctl.data.loader.batches import Batch
 from vitctl.engine.agreement import checksum, identity_differences
 from vitctl.engine.checkpoint import SavedCheckpoint, parts, read_checkpoint
 from vitctl.engine.journal import (
-    AVERAGE,
     CHECKPOINTS,
-    MODEL,
-    OPTIMIZER,
+    TENSOR_FILES,
     TRACE,
     step_folder,
     step_folders,
@@ -40,6 +38,7 @@ from vitctl.engine.trace import (
 )
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import CheckpointError, VitctlError
+from vitctl.models.blocks import trainable
 from vitctl.verify.finding import Finding, Progress, differs, ok, unchecked, unproven
 from vitctl.verify.rerun import Rerun
 
@@ -342,7 +341,7 @@ class _Replay:
         return far
 
     def _gradient_in_words(self, recorded: StepLine, here: StepRecord) -> str:
-        names = [name for name, _ in self.trainer.unwrapped.named_parameters()]
+        names = list(trainable(self.trainer.unwrapped))
         size = self.trainer.batch_size
         differing = self._differing_marks(recorded, here, slice(size, None))
         if not len(differing) or len(here.marks) - size != len(names):
@@ -367,7 +366,7 @@ class _Replay:
         trainer, here = self.trainer, dict[str, dict[str, Tensor]]()
         for part, name, tensor in parts(trainer.unwrapped, trainer.average, trainer.optimizer):
             here.setdefault(part, {})[name] = tensor.detach()
-        for part in (MODEL, OPTIMIZER, AVERAGE):
+        for part in TENSOR_FILES:
             stored, now = saved.tensors(part), here.get(part, {})
             names = sorted(stored.keys() | now.keys())
             if differing := [name for name in names if not _same(stored.get(name), now.get(name))]:

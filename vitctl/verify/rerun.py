@@ -26,7 +26,7 @@ from vitctl.jobs.pretrain import pretrain
 from vitctl.jobs.record.result import RunResult, choose_weights, logged_scores
 from vitctl.jobs.vtab_suite import vtab
 from vitctl.recipe.load import Loaded, Override, with_overrides
-from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Vtab
+from vitctl.recipe.schema import Evaluate, Finetune, Pretrain, Vtab, lora_of
 from vitctl.recipe.write import to_toml
 from vitctl.system.files import RUN_FILE, read_bytes
 from vitctl.verify.finding import Finding, differs, ok, unproven
@@ -76,8 +76,11 @@ class Rerun:
         try:
             self._start(act)
         except CheckpointError:
-            if self.reached or instead is None or not isinstance(self.loaded.recipe, Finetune | Vtab):
+            recipe = self.loaded.recipe
+            if self.reached or instead is None or not isinstance(recipe, Finetune | Vtab):
                 raise
+            if lora_of(recipe).rank:
+                raise  # a checkpoint has its adapters merged, not the frozen weights beside them
             self.built_from = instead
             self.scratch = self.scratch.with_name(f"{self.scratch.name}_built")
             self._start(act)

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitctl.data.source.order import (
+    BalancedOrder,
     LaneOrder,
     Lanes,
     MixtureOrder,
     Order,
+    RepeatedOrder,
     SampleOrder,
     WindowedOrder,
     micro_batches,
@@ -23,11 +25,20 @@ from vitctl.data.source.order import (
 )
 from vitctl.errors import DataError
 
+LABELS = np.array([2, 0, 1, 0, 0, 1, 0, 0, 0, 1])  # 6, 3 and 1 samples of three classes
 WALKS: tuple[SampleOrder, ...] = (Order(100, 1), WindowedOrder(51, 2, 5, 3), Order(3, 3))
 
 
 @given(
-    st.sampled_from([*WALKS, Order(500, 3), WindowedOrder(500, 3, 60, 4), MixtureOrder(WALKS, (5, 3, 2), 3)]),
+    st.sampled_from(
+        [
+            *WALKS,
+            Order(500, 3),
+            WindowedOrder(500, 3, 60, 4),
+            MixtureOrder(WALKS, (5, 3, 2), 3),
+            BalancedOrder.of(LABELS, 3, 3),
+        ]
+    ),
     st.lists(st.integers(0, 10**12), min_size=1, max_size=40),
 )
 def test_orders__a_position_does_not_depend_on_its_company(order: SampleOrder, positions: list[int]) -> None:
@@ -318,3 +329,54 @@ def test_lane_order__is_for_good() -> None:
         LaneOrder(WindowedOrder(303_000_000, 1, 3030, 32), 4096, 8).at(np.array([0, 512, 10**12]))[1].tolist()
     )
     assert far == [223805029, 126351153, 97135882]
+
+
+@given(st.lists(st.integers(0, 4), max_size=60), st.integers(0, 2**40), st.integers(0, 10**9))
+def test_balanced_order__every_class_in_every_block_and_its_samples_in_turn(
+    labels: list[int], seed: int, first: int
+) -> None:
+    of = np.array([*range(5), *labels])
+    order = BalancedOrder.of(of, 5, seed)
+    assert (order.num_samples, order.window_size) == (len(of), 0)
+    epochs, samples = order.at(np.arange(5 * first, 5 * (first + len(of))))
+    drawn = of[samples].reshape(-1, 5)
+    assert (np.sort(drawn, axis=1) == np.arange(5)).all()
+    for label in range(5):
+        mine, size = of[samples] == label, int((of == label).sum())
+        assert epochs[mine].tolist() == [(first + block) // size for block in range(len(of))]
+        for epoch in np.unique(epochs[mine]):
+            passed = samples[mine & (epochs == epoch)]
+            assert len(set(passed.tolist())) == len(passed)
+
+
+def test_balanced_order__is_pinned_and_its_blocks_are_shuffled() -> None:
+    order = BalancedOrder.of(LABELS, 3, 0)
+    assert order.at(np.arange(12))[1].tolist() == [0, 3, 5, 0, 2, 7, 1, 9, 0, 0, 8, 9]
+    assert order.at(np.array([10**12]))[1].tolist() == [5]
+    drawn = BalancedOrder.of(LABELS, 3, 1).at(np.arange(18_000))[1]
+    first = np.bincount(LABELS[drawn[::3]], minlength=3)
+    assert (abs(first - 2000) < 200).all()
+    assert np.bincount(drawn, minlength=10).tolist() == [1000 * 6 // int((x == LABELS).sum()) for x in LABELS]
+
+
+@pytest.mark.parametrize(("num_samples", "repeats", "batch_size"), [(70, 3, 21), (64, 2, 16), (50, 4, 9)])
+def test_repeated_order__an_epoch_is_that_of_deits_sampler(
+    num_samples: int, repeats: int, batch_size: int
+) -> None:
+    """Its rule: the shuffled images, each so many times in a row, cut off after the number of images."""
+    inside = Order(num_samples, 3)
+    order = RepeatedOrder(inside, repeats, batch_size)
+    epochs, samples = order.at(np.arange(2 * num_samples * batch_size))
+    drawn = list(zip(epochs.tolist(), samples.tolist(), strict=True))
+    assert len(set(drawn)) == len(drawn)  # so every copy is augmented otherwise
+    for first in range(0, len(drawn), batch_size):
+        at = np.arange(first, first + batch_size)
+        shuffled = [
+            inside.at(np.arange(num_samples) + epoch * num_samples)[1].repeat(repeats)[:num_samples]
+            for epoch in np.unique(at // num_samples)
+        ]
+        expected = np.concatenate(shuffled)[at - at[0] // num_samples * num_samples]
+        assert sorted(samples[at]) == sorted(expected)
+        if not first % num_samples:  # dealt out: first copies first, and no neighbour is the same image
+            assert (samples[at] != np.roll(samples[at], 1)).all()
+            assert len(set(samples[at][: batch_size // repeats])) == batch_size // repeats

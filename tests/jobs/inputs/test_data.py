@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from vitctl.data.images.transforms import TrainTransform
+from vitctl.data.images.transforms import EvalTransform, TrainTransform
 from vitctl.engine.mixing import Mixing
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.data import at_size, eval_transform, mixing, open_training_images, train_transform
@@ -135,6 +135,22 @@ def test_train_transform__takes_the_words_of_the_recipe() -> None:
     area = data.model_copy(update={"eval_resample": "area"})
     assert (train_transform(area), eval_transform(area).resample) == (expected, "area")
     assert mixing(data) == Mixing(0.2, 0.0)
+    new = {"randaugment_rules": "big_vision", "vertical_flip": True, "augment3": True, "crop": "letterbox"}
+    today = TrainImages(
+        image_size=24,
+        randaugment_layers=1,
+        color_jitter=0.3,
+        random_erasing=0.25,
+        eval_method="letterbox",
+        **new,
+    )
+    fill = (124, 116, 104)
+    assert train_transform(today, (0.485, 0.456, 0.406)) == TrainTransform(
+        24, randaugment_layers=1, color_jitter=(0.3,) * 3, resample=antialias, fill=fill, **new
+    )
+    scored = EvalTransform(24, method="letterbox", resample=antialias, fill=fill)
+    assert eval_transform(today, (0.485, 0.456, 0.406)) == scored
+    assert mixing(today) == Mixing(random_erasing=0.25)
 
 
 def test_open_training_images__splits_of_other_classes(tiny_data: Path, tmp_path: Path) -> None:

@@ -175,11 +175,29 @@ def test_mixture__trains_and_says_its_shares(tmp_path: Path) -> None:
         ({"mixture": [{"path": "a", "weight": 0}]}, "mixture"),
         ({"mixture": [{"path": "a", "weight": 1}], "synthetic": 8}, "synthetic images cannot be mixed"),
         ({"mixture": [{"path": "a", "wait": 1}]}, "mixture"),
+        ({"randaugment_rules": "big_vision"}, "randaugment_rules = 'big_vision' does nothing without layers"),
+        ({"repeats": 2, "order": "windowed"}, "set data.order = 'exact'"),
+        ({"repeats": 2, "synthetic": 8}, "synthetic images are square noise"),
+        ({"crop": "letterbox", "synthetic": 8}, "synthetic images are square noise"),
+        (
+            {"eval_method": "letterbox", "eval_resize": 99},
+            "eval_resize = 99 does nothing .*set data.eval_resize = 0",
+        ),
+        ({"color_jitter": (0.3, 0.3)}, "should be one strength, three or four"),
+        ({"color_jitter": (0.3, 0.3, 0.3, 0.6)}, r"hue\) at most 0.5"),
+        ({"color_jitter": -0.3}, "should be one strength, three or four"),
     ],
 )
 def test_recipe__refuses_what_does_not_go_together(values: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         recipe("x", **values)
+
+
+def test_check__repeats_need_two_images_in_a_batch(tmp_path: Path) -> None:
+    folder = split(tmp_path / "d", 90)
+    check_recipe(recipe(folder, repeats=4), tmp_path)
+    with pytest.raises(RecipeError, match=r"schedule.batch_size is 8; set it to at least 10$"):
+        check_recipe(recipe(folder, repeats=5), tmp_path)
 
 
 def test_check__too_few_shards_is_one_line(tmp_path: Path) -> None:

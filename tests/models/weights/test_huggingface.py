@@ -170,6 +170,8 @@ def test_notes__say_what_the_folder_cannot(plain: ViTConfig, make_weights: Make,
     notes = write_weights(cropped, tmp_path, "hf").notes
     assert notes[0] == "transformers.ViTForImageClassification.from_pretrained(folder)"
     assert "expect the shorter side and a centre crop" in notes[1]
+    whole = make_weights(plain, {"eval_method": "letterbox", "eval_resize": 0})
+    assert "expect the whole image padded to a square" in write_weights(whole, tmp_path, "hf").notes[1]
     headless = make_weights(replace(plain, num_classes=0))
     assert write_weights(headless, tmp_path, "hf").notes == (
         "transformers.ViTModel.from_pretrained(folder, add_pooling_layer=False)",

@@ -197,6 +197,7 @@ def test_read__refuses_what_it_would_compute_otherwise(
         ({"crop_pct": 0.9, "crop_mode": "center"}, ("torchvision", 35, 0.9)),
         ({"crop_pct": 0.9, "crop_mode": "squash"}, ("square", 35, 0.9)),
         ({"crop_pct": 1.0, "crop_mode": "squash"}, ("square", 0, 1.0)),
+        ({"crop_pct": 1.0, "crop_mode": "border"}, ("letterbox", 0, 1.0)),
     ],
     ids=str,
 )
@@ -208,9 +209,14 @@ def test_read__crops_as_timm(
     write_config(tmp_path, pretrained_cfg=pretrained | crop)
     meta = read_weights(path).meta
     assert (meta["eval_method"], meta["eval_resize"], meta["eval_share"]) == expected
-    write_config(tmp_path, pretrained_cfg=pretrained | {"crop_mode": "border"})
-    with pytest.raises(CheckpointError, match="crop_mode 'border' is not supported"):
-        read_weights(path)
+    written = make_weights(plain, {"eval_method": meta["eval_method"], "eval_resize": meta["eval_resize"]})
+    write_weights(written, tmp_path / "again", "timm")
+    again = json.loads((tmp_path / "again" / "config.json").read_text())["pretrained_cfg"]["crop_mode"]
+    assert again == crop["crop_mode"]
+    for odd in ({"crop_mode": "other"}, {"crop_mode": "border", "crop_pct": 0.9}):
+        write_config(tmp_path, pretrained_cfg=pretrained | odd)
+        with pytest.raises(CheckpointError, match=f"crop_mode '{odd['crop_mode']}'.* is not supported"):
+            read_weights(path)
 
 
 @pytest.mark.parametrize(

@@ -89,10 +89,12 @@ def _show_training(loaded: Loaded, run_dir: Path) -> Loaded:
     )
     per_epoch = f", {plan.epochs:.2f} epochs" if plan.num_images else ""
     tokens = f", {plan.tokens:,} tokens" if plan.tokens else ""
+    some = plan.trained_parameters < plan.parameters
+    trained = f", {plan.trained_parameters:,} of them trained" if some else ""
     processes = recipe.machine.processes
     rows = [
         ("data", f"{images} ({plan.data})"),
-        ("model", f"{_model(plan.config)}: {plan.parameters:,} parameters"),
+        ("model", f"{_model(plan.config)}: {plan.parameters:,} parameters{trained}"),
         (
             "an image",
             f"{plan.config.image_size} pixels{tokens}, forward {_macs(plan.macs_per_image)}",

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from vitctl.cli.show.console import CONSOLE, SHORT_NAME, say, show_table
 from vitctl.engine.journal import RESULT
-from vitctl.engine.metrics import verdict
+from vitctl.engine.metrics import METRICS, verdict
 from vitctl.system.screen import VIEW, raise_output_error
 from vitctl.system.text import count_text
 
@@ -201,11 +201,14 @@ def clock(seconds: float) -> str:
 _LINES = {
     "progress": "{what}: {done:,} of {total:,} images",
     "evaluate": "step {step}  accuracy {accuracy:.2%} ({correct:,} of {total:,})",
+    "early_stop": "stopped early at step {step} of {total_steps}: no score since step {best} is "
+    "better ({patience} in a row)",
     "weights": "weights: {path} ({text})",
     "resume": "resuming from step {step} of {total_steps}",
     "node": "{text}",
     "compile": "compiled in {seconds:.1f} s",
     "data": "data: {text}",
+    "head": "head {text}",
     "warning": "warning: {text}",
     "fewshot": "{shots}-shot accuracy {accuracy:.2%}",
     "setting": "lr {lr:g}, {total_steps:,} steps: mean on the validation images {accuracy:.2%}",
@@ -233,7 +236,13 @@ def _line(record: Mapping[str, Any]) -> str:
     step = f"step {record['step']}  " if kind == "fewshot" and record["step"] else ""
     notes = "".join(f"\n  note: {note}" for note in record["notes"]) if kind == "export" else ""
     line = _LABELS if kind == "evaluate" and "labels" in record else _LINES.get(kind, "")
-    return step + line.format(**record) + notes
+    return step + line.format(**record) + _deciding(record) + notes
+
+
+def _deciding(numbers: Mapping[str, Any]) -> str:
+    """Return the number that evaluation.metric chose instead of accuracy; "" where it chose none."""
+    metric = numbers.get("metric")
+    return f"  {METRICS[metric]} {numbers[metric]:.2%}" if metric else ""
 
 
 def show_result(result: Mapping[str, Any], run_dir: Path) -> None:
@@ -264,12 +273,17 @@ def _show_accuracy(result: Mapping[str, Any], metrics: Mapping[str, Any]) -> Non
     if "by_seed" in metrics:
         seeds, images = count_text(len(metrics["by_seed"]), "seed"), count_text(metrics["total"], "image")
         about = f"mean of {seeds}, {images} each"
-        say(f"accuracy {metrics['accuracy']:.2%} ± {metrics['std']:.2%} ({about})")
+        say(f"accuracy {metrics['accuracy']:.2%} ± {metrics['std']:.2%} ({about}){_deciding(metrics)}")
     else:
-        say(f"accuracy {metrics['accuracy']:.2%} ({metrics['correct']:,} of {metrics['total']:,})")
+        counts = f"{metrics['correct']:,} of {metrics['total']:,}"
+        say(f"accuracy {metrics['accuracy']:.2%} ({counts}){_deciding(metrics)}")
     if "last" in metrics:
         last, step = metrics["last"], result["provenance"]["weights_step"]
-        say(f"of the best checkpoint, step {step}; the last, step {last['step']}: {last['accuracy']:.2%}")
+        numbers = f"{last['accuracy']:.2%}{_deciding(last)}"
+        say(f"of the best checkpoint, step {step}; the last, step {last['step']}: {numbers}")
+    if "stopped_early" in metrics:
+        stop = metrics["stopped_early"]
+        say(f"stopped early at step {stop['step']:,} of {stop['total_steps']:,}: scores got no better")
 
 
 def _print_baselines(metrics: Mapping[str, Any]) -> None:

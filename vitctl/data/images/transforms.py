@@ -3,7 +3,7 @@
 Random choices come from a generator passed by the caller.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
+from vitctl.data.images.augment import big_vision_randaugment, color_jitter, three_augment
 from vitctl.data.images.decode import BadSample, Picture, Truncated
 from vitctl.system.files import PIXELS
 
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
 Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
 EvalResample = Literal[Resample, "area"]
 Decode = Literal["exact", "scaled"]
+EvalMethod = Literal["square", "shorter_side", "torchvision", "letterbox"]
+RandAugmentRules = Literal["torchvision", "big_vision"]
 Box = tuple[int, int, int, int]  # top, left, height, width
+Colour = tuple[int, int, int]
+GREY: Colour = (128, 128, 128)  # the mean colour of weights whose mean is 0.5
 _CROP_ATTEMPTS = 100
 _MAX_MAGNITUDE = 30
 _GREY = [128.0, 128.0, 128.0]  # fill colour outside the image, as in the code of AutoAugment's authors
@@ -28,23 +33,24 @@ _GREY = [128.0, 128.0, 128.0]  # fill colour outside the image, as in the code o
 
 class Drawn(NamedTuple):
     """The random choices for one image: the crop box, the corner of the square in the resized image, whether
-    to flip.
+    to flip it left-right, and upside down.
     """
 
     box: Box
     corner: tuple[int, int]
     flip: bool
     rng: np.random.Generator
+    vertical_flip: bool = False
 
 
 @dataclass(frozen=True)
 class TrainTransform:
-    """Random crop, resize, left-right flip, and RandAugment.
+    """Random crop, resize, flips, then RandAugment, 3-Augment and colour jitter, in this order.
 
     Args:
         image_size: height and width of the result, in pixels.
         crop: `inception` crops a random box and resizes it; `random` resizes to a square of `resize` pixels
-            and crops at a random position (as in BiT); `none` only resizes.
+            and crops at a random position (as in BiT); `none` only resizes; `letterbox`: see `EvalTransform`.
         flip: flip horizontally with probability 0.5.
         resample: `bilinear` as in TensorFlow, without antialiasing; `bilinear_antialias` and
             `bicubic_antialias` as in Pillow.
@@ -57,12 +63,17 @@ class TrainTransform:
         randaugment_magnitude: of the operations, 0 to 30; see `rand_augment`.
         exif_orientation: whether the loader applies the Exif orientation; see `decode`.
         truncated: how the loader treats truncated JPEGs; see `decode`.
+        randaugment_rules: torchvision's (`rand_augment`), or those of `big_vision_randaugment`.
+        vertical_flip: flip upside down with probability 0.5.
+        augment3: see `three_augment`.
+        color_jitter: strengths, see `color_jitter`; none: off.
+        fill: `letterbox`: colour beside the image; see `fill_colour`.
 
     Paper: Section 4.1 and Appendix B.1.1; the crop as run is that of the authors' code.
     """
 
     image_size: int
-    crop: Literal["inception", "random", "none"] = "inception"
+    crop: Literal["inception", "random", "none", "letterbox"] = "inception"
     flip: bool = True
     resample: Resample = "bilinear"
     area_range: tuple[float, float] = (0.05, 1.0)
@@ -73,9 +84,15 @@ class TrainTransform:
     randaugment_magnitude: int = 9
     exif_orientation: bool = False
     truncated: Truncated = "refuse"
+    randaugment_rules: RandAugmentRules = "torchvision"
+    vertical_flip: bool = False
+    augment3: bool = False
+    color_jitter: tuple[float, ...] = ()
+    fill: Colour = GREY
 
     def __post_init__(self) -> None:
-        if self.randaugment_layers:  # imported before workers are forked, so that they share its memory
+        if self.randaugment_layers and self.randaugment_rules == "torchvision":
+            # imported before workers are forked, so that they share its memory
             _distortion(self.randaugment_layers, self.randaugment_magnitude)
 
     def __call__(self, image: Picture | np.ndarray, rng: np.random.Generator) -> "Tensor":
@@ -94,7 +111,7 @@ class TrainTransform:
     def draw(self, height: int, width: int, rng: np.random.Generator) -> Drawn:
         """Draw the random choices for an image of this size.
 
-        `apply` uses `rng` again for RandAugment only.
+        `apply` uses `rng` again for what changes pixels: RandAugment, 3-Augment and colour jitter.
         """
         corner, box = (0, 0), (0, 0, height, width)
         if self.crop == "inception":
@@ -102,20 +119,34 @@ class TrainTransform:
         elif self.crop == "random":
             num_offsets = self.resize - self.image_size + 1
             corner = (int(rng.integers(num_offsets)), int(rng.integers(num_offsets)))
-        return Drawn(box, corner, self.flip and rng.random() < 0.5, rng)
+        flip = self.flip and rng.random() < 0.5
+        return Drawn(box, corner, flip, rng, self.vertical_flip and rng.random() < 0.5)
 
     def apply(self, picture: Picture, drawn: Drawn) -> "Tensor":
         """Apply the random choices to an image; returns uint8 `[3, image_size, image_size]`."""
         size, (top, left) = self.image_size, drawn.corner
         side = self.resize if self.crop == "random" else size
-        pixels = _resized(picture, drawn.box, (side, side), self.resample, self.decode)
+        if self.crop == "letterbox":
+            pixels = _letterboxed(picture, size, self.resample, self.decode, self.fill)
+        else:
+            pixels = _resized(picture, drawn.box, (side, side), self.resample, self.decode)
         pixels = pixels[:, top : top + size, left : left + size]
         pixels = pixels.flip(2) if drawn.flip else pixels
-        if not self.randaugment_layers:
+        pixels = pixels.flip(1) if drawn.vertical_flip else pixels
+        strength = {"layers": self.randaugment_layers, "magnitude": self.randaugment_magnitude}
+        if self.randaugment_layers and self.randaugment_rules == "torchvision":
+            pixels = rand_augment(pixels, drawn.rng, **strength)
+        elif self.randaugment_layers:
+            image = pixels.permute(1, 2, 0).numpy()
+            pixels = _tensor(big_vision_randaugment(image, drawn.rng, **strength))
+        if not (self.augment3 or self.color_jitter):
             return pixels
-        return rand_augment(
-            pixels, drawn.rng, layers=self.randaugment_layers, magnitude=self.randaugment_magnitude
-        )
+        coloured = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+        if self.augment3:
+            coloured = three_augment(coloured, drawn.rng)
+        if self.color_jitter:
+            coloured = color_jitter(coloured, self.color_jitter, drawn.rng)
+        return _tensor(np.array(coloured))
 
 
 @dataclass(frozen=True)
@@ -126,28 +157,35 @@ class EvalTransform:
         image_size: height and width of the result, in pixels.
         method: `square` resizes to a square, whatever the aspect ratio; `shorter_side` keeps the aspect ratio
             and resizes the shorter side; `torchvision` is `shorter_side` with torchvision's rounding, which
-            is timm's too: the longer side is rounded down, a margin of half a pixel to the even number.
+            is timm's too: the longer side is rounded down, a margin of half a pixel to the even number;
+            `letterbox` keeps the whole image: it resizes the longer side to image_size and centres the image
+            on a square of `fill`, with the rounding of timm's crop mode `border`.
         resize: size of the square, or of the shorter side, before the centre crop; 0 for image_size.
+            `letterbox` has none.
         resample: see `TrainTransform`; or `area`, TensorFlow's `ResizeMethod.AREA`, which the authors use in
             evaluation during pre-training: see `area_resized`.
         decode: see `TrainTransform`.
         exif_orientation, truncated: see `TrainTransform`.
+        fill: colour beside a letterboxed image; see `fill_colour`.
 
     Paper: the authors' code; Section 4.1 for the resolution.
     """
 
     image_size: int
-    method: Literal["square", "shorter_side", "torchvision"] = "square"
+    method: EvalMethod = "square"
     resize: int = 0
     resample: EvalResample = "bilinear"
     decode: Decode = "exact"
     exif_orientation: bool = False
     truncated: Truncated = "refuse"
+    fill: Colour = GREY
 
     def __str__(self) -> str:
         """Return a description for the terminal."""
         resize = self.resize or self.image_size
-        if self.method != "square":
+        if self.method == "letterbox":
+            how = "whole on a square"
+        elif self.method != "square":
             how = f"the centre of shorter side {resize}"
         else:
             how = f"the centre of square {resize}" if resize > self.image_size else "squashed"
@@ -166,6 +204,8 @@ class EvalTransform:
             BadSample: `too large`, for an image so narrow that the resized one exceeds the limit on pixels.
         """
         size, picture = self.image_size, image if isinstance(image, Picture) else Picture(image)
+        if self.method == "letterbox":
+            return _letterboxed(picture, size, self.resample, self.decode, self.fill)
         height = width = self.resize or size
         if self.method != "square":
             height, width = self.scaled(picture.height, picture.width)
@@ -190,6 +230,14 @@ class EvalTransform:
         """Pixels before the centre crop, along a side."""
         spare = side - self.image_size
         return round(spare / 2) if self.method == "torchvision" else spare // 2
+
+
+def fill_colour(mean: Sequence[float]) -> Colour:
+    """Return the colour of the area beside a letterboxed image: the mean of the weights, 0 to 1, as the
+    nearest whole numbers of 0 to 255. So it is 0 after normalisation, within half a level.
+    """
+    red, green, blue = (min(max(round(255 * value), 0), 255) for value in mean)
+    return red, green, blue
 
 
 def augmentation_rng(seed: int, epoch: int, sample: int) -> np.random.Generator:
@@ -328,6 +376,28 @@ def _resized(
     return resized[0]
 
 
+def _letterboxed(
+    picture: Picture, size: int, resample: EvalResample, decode: Decode, fill: Colour
+) -> "Tensor":
+    """Resize the longer side to `size` and centre the image on a square; as `_resized`."""
+    ratio = max(picture.height, picture.width) / size
+    height, width = (max(1, round(side / ratio)) for side in (picture.height, picture.width))
+    whole = 0, 0, picture.height, picture.width
+    square = _tensor(np.full((size, size, 3), fill, np.uint8))
+    top, left = (size - height) // 2, (size - width) // 2
+    square[:, top : top + height, left : left + width] = _resized(
+        picture, whole, (height, width), resample, decode
+    )
+    return square
+
+
+def _tensor(image: np.ndarray) -> "Tensor":
+    """uint8 `[H, W, 3]` to `[3, H, W]`, channels last in memory."""
+    import torch
+
+    return torch.from_numpy(image).permute(2, 0, 1)
+
+
 def rand_augment(image: "Tensor", rng: np.random.Generator, *, layers: int, magnitude: int) -> "Tensor":
     """Distort one image by `layers` operations, each drawn from the fourteen of RandAugment.
 
@@ -354,7 +424,7 @@ def rand_augment(image: "Tensor", rng: np.random.Generator, *, layers: int, magn
         distorted = _distortion(layers, magnitude)(picture)
     finally:
         generator.set_state(state)
-    return torch.from_numpy(np.array(distorted)).permute(2, 0, 1)
+    return _tensor(np.array(distorted))
 
 
 @lru_cache

@@ -4,7 +4,7 @@ import hashlib
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
 from typing import Any
@@ -36,7 +36,7 @@ from vitctl.system.process import HERE, release_lock
 PADDING = -1
 _PREFETCH = 2
 _OPEN_IMAGES = 16  # images opened before they are transformed; their files are held in memory
-_TENSORS = ("images", "labels", "weights", "samples")
+_TENSORS = ("images", "labels", "weights", "samples", "positions")
 # Of an opened image: the function that transforms it, and the memory that it holds until then, in bytes.
 Opened = tuple[Callable[[], Tensor], int]
 
@@ -59,6 +59,8 @@ class Batch:
             what cannot be read.
         checksums: int64 `[B, 2]`, where they were asked for: CRC-32 of each encoded image, 0 of what cannot
             be read, and of its pixels in `images`.
+        positions: int64 `[B]`, in the order of the samples, for what is drawn for each image later; of
+            images that are scored, as `samples`.
     """
 
     images: Tensor
@@ -70,6 +72,7 @@ class Batch:
     memory: SharedMemory | None = None
     digests: tuple[str, ...] = ()
     checksums: np.ndarray | None = None
+    positions: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -280,6 +283,7 @@ class _TrainSamples(Dataset[Batch]):
             return partial(self.transform.apply, picture, drawn), picture.num_bytes
 
         batch = _batch(self.source, samples, labels, self.transform.image_size, open_sample)
+        batch = replace(batch, positions=torch.tensor(positions, dtype=torch.int64))
         if not self.checksums:
             return batch
         pixels = [zlib.crc32(image.permute(1, 2, 0).numpy()) for image in batch.images]
@@ -356,6 +360,7 @@ def _batch(
         torch.from_numpy(samples),
         tuple((sample, sample_key(source, sample), bad[row]) for row, sample in numbers.items()),
         memory=memory,
+        positions=torch.from_numpy(samples),
     )
 
 

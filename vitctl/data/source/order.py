@@ -1,8 +1,9 @@
 """The order of samples as a pure function of the position, so that a run resumes anywhere from one integer.
 
 `Order` shuffles all samples exactly, for local shards. `WindowedOrder` reads sequentially and shuffles within
-a window, for remote shards and hard disks. `MixtureOrder` mixes several orders with fixed weights. `Lanes`
-are fixed parts of the global batch, each with a separate stream of samples.
+a window, for remote shards and hard disks. `MixtureOrder` mixes several orders with fixed weights.
+`BalancedOrder` draws every class equally often, `RepeatedOrder` repeats each image within the global batch.
+`Lanes` are fixed parts of the global batch, each with a separate stream of samples.
 """
 
 from collections.abc import Sequence
@@ -234,6 +235,99 @@ class MixtureOrder:
             samples[chosen] = inside + begin
             begin += order.num_samples
         return epochs, samples
+
+
+@dataclass(frozen=True, eq=False)
+class BalancedOrder:
+    """An infinite sequence in which every class is drawn equally often.
+
+    The sequence is divided into blocks of K positions. Each block holds every class once, in an order
+    shuffled for that block. The samples of a class come in an order of its own, which visits each of them
+    once before any again, and is shuffled anew each time. So an epoch, n positions, draws n / K samples of
+    each class. Any position is computed without the positions before it; the only table is of the samples by
+    class.
+
+    Args:
+        samples: sorted by class, int64 `[n]`.
+        counts: samples of each class, int64 `[K]`, each at least 1.
+        seed: any integer.
+    """
+
+    samples: np.ndarray
+    counts: np.ndarray
+    seed: int
+
+    @staticmethod
+    def of(labels: np.ndarray, num_classes: int, seed: int) -> "BalancedOrder":
+        """Return the order over samples with these labels, int64 `[n]`, 0 to K - 1."""
+        by_class = np.argsort(labels, kind="stable")
+        return BalancedOrder(by_class, np.bincount(labels, minlength=num_classes), seed)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the data set, and positions in an epoch."""
+        return len(self.samples)
+
+    @property
+    def window_size(self) -> int:
+        """0: there are no windows."""
+        return 0
+
+    def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return epoch (of its class) and sample at the given positions; see `SampleOrder`."""
+        blocks, offsets = np.divmod(np.asarray(positions, np.int64), len(self.counts))
+        classes = shuffle_blocks(self.seed, blocks, offsets, len(self.counts))
+        epochs, samples = np.empty_like(classes), np.empty_like(classes)
+        begins = np.cumsum(self.counts) - self.counts
+        for label in np.unique(classes).tolist():
+            chosen = np.flatnonzero(classes == label)
+            order = Order(int(self.counts[label]), self.seed + (label + 1) * _GOLDEN)
+            epochs[chosen], inside = order.at(blocks[chosen])
+            samples[chosen] = self.samples[begins[label] + inside]
+        return epochs, samples
+
+
+@dataclass(frozen=True)
+class RepeatedOrder:
+    """Another order with repeated augmentation: every image comes `repeats` times in a row, and an epoch ends
+    after as many images as before, so it has fewer different ones.
+
+    Within each global batch the copies are dealt out: the first of every image, then the second, ... So the
+    partner of MixUp is another image, and different processes have the copies.
+
+    Args:
+        order: of all samples; its next epoch draws other images.
+        repeats: copies of an image, each augmented otherwise.
+        batch_size: images of the global batch.
+
+    Source: DeiT's RASampler (arXiv 2012.12877), after Hoffer et al. 2020 (arXiv 1901.09335)
+    """
+
+    order: SampleOrder
+    repeats: int
+    batch_size: int
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the data set."""
+        return self.order.num_samples
+
+    @property
+    def window_size(self) -> int:
+        """0: there are no windows."""
+        return 0
+
+    @cached_property
+    def _dealt(self) -> np.ndarray:
+        return np.argsort(np.arange(self.batch_size) % self.repeats, kind="stable")
+
+    def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return a number of its own for each epoch and copy, and the sample; see `SampleOrder`."""
+        steps, slots = np.divmod(np.asarray(positions, np.int64), self.batch_size)
+        epochs, offsets = np.divmod(steps * self.batch_size + self._dealt[slots], self.num_samples)
+        groups, copies = np.divmod(offsets, self.repeats)
+        own, samples = self.order.at(epochs * self.num_samples + groups)
+        return own * self.repeats + copies, samples
 
 
 def shuffle_blocks(seed: int, blocks: np.ndarray, offsets: np.ndarray, block_size: int) -> np.ndarray:

@@ -36,11 +36,12 @@ from vitctl.jobs.inputs.data import (
     at_size,
     check_order,
     chosen_tasks,
+    corrected,
     open_inputs,
     open_scored,
 )
 from vitctl.jobs.record.result import choose_weights, newest_run, start_weights, weights_place
-from vitctl.models.variants import Config, downstream, variant
+from vitctl.models.variants import Config, check_lora, downstream, variant
 from vitctl.models.weights.download import Fetch, cached, fetch, locate
 from vitctl.models.weights.header import own_header, read_config
 from vitctl.recipe.images import Place
@@ -53,6 +54,8 @@ from vitctl.recipe.schema import (
     Pretrain,
     Recipe,
     Vtab,
+    frozen_places,
+    lora_of,
     rates_of,
 )
 from vitctl.system.text import count_text, typed, typed_command
@@ -374,6 +377,8 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None) ->
     inputs = inputs or open_inputs(recipe, run_dir)
     if isinstance(recipe, Evaluate) and found is not None and inputs.scored is not None:
         check_scored_head(recipe, found, inputs.scored.class_names)
+    if isinstance(recipe, Finetune) and found is not None and inputs.train is not None:
+        check_kept_head(recipe, found.path, found.config, _stored_names(found), inputs.train.class_names)
     if isinstance(recipe, Pretrain | Finetune):
         _check_training(recipe, inputs)
     elif isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset):
@@ -404,7 +409,12 @@ def check_weights(recipe: Recipe) -> StoredNetwork | None:
             at_size(recipe.data, found.config.image_size)
         if isinstance(recipe, Finetune | Vtab):
             stored = found.config
-            downstream(stored, num_classes=1, image_size=stored.image_size, **rates_of(recipe, stored))
+            config = downstream(
+                stored, num_classes=1, image_size=stored.image_size, **rates_of(recipe, stored)
+            )
+            if lora_of(recipe).rank:
+                check_lora(config, lora_of(recipe).blocks)
+            frozen_places(recipe, stored)
     if isinstance(recipe, Vtab):
         lanes_of(recipe, recipe.machine.processes)
     return found
@@ -424,30 +434,66 @@ def check_scored_head(recipe: Evaluate, found: StoredNetwork, classes: Sequence[
         return
     if recipe.evaluation.labels.startswith("objectnet"):
         classes = class_list("imagenet")
+    check_head_classes(found.path, found.config, _stored_names(found), classes)
+
+
+def _stored_names(found: StoredNetwork) -> Sequence[str]:
+    """Return the class names in the header of a file of ours; none of another file."""
     path = Path(found.path)
     ours = own_header(path) if path.is_file() else None
-    meta = ours["meta"] if ours else {}
-    check_head_classes(found.path, found.config, meta.get("class_names") or [], classes)
+    names: Sequence[str] = (ours["meta"] if ours else {}).get("class_names") or []
+    return names
+
+
+def check_kept_head(
+    recipe: Finetune, path: str, config: Config, stored: Sequence[str], classes: Sequence[str]
+) -> None:
+    """Check that the stored head fits the data, if finetune.head keeps it.
+
+    Args:
+        recipe: its finetune.head.
+        path, config, stored: of the weights: their file, their network and its class names, if it has any.
+        classes: names of the data's.
+
+    Raises CheckpointError.
+    """
+    if recipe.finetune.head != "as_stored":
+        return
+    fix = "finetune.head = 'zero' starts a new one"
+    if not config.num_classes or getattr(config, "representation_size", False):
+        why = "hidden layer before its head, which fine-tuning drops" if config.num_classes else "head"
+        raise CheckpointError(f"{path}: has {'a' if config.num_classes else 'no'} {why}; {fix}")
+    check_head_classes(path, config, stored, classes, f"finetune.head = 'as_stored' cannot keep it; {fix}")
 
 
 def check_head_classes(
-    path: str, config: Config, stored: Sequence[str], classes: Sequence[str] | int
+    path: str,
+    config: Config,
+    stored: Sequence[str],
+    classes: Sequence[str] | int,
+    fix: str = "the scores would be meaningless; fine-tune on this data first",
 ) -> None:
     """Compare the classes of head and data: by name, or by number where one of them has no names.
 
     Args:
         path, config, stored: of the weights: their file, their network and its class names.
         classes: names of the data's, or their number.
+        fix: end of the message.
 
     Raises CheckpointError.
     """
     names = [] if isinstance(classes, int) else list(classes)
     num_classes, wanted = len(stored) or config.num_classes, len(names) or classes
     if num_classes != wanted or (stored and names and list(stored) != names):
-        head, data = (f" ({', '.join(some[:3])} ...)" if some else "" for some in (stored, names))
+        first = next((n for n, pair in enumerate(zip(stored, names, strict=False)) if len({*pair}) > 1), 0)
+        some = slice(first, first + 3)
+        head, data = (
+            f" ({'... ' if first else ''}{', '.join(each[some])} ...)" if each else ""
+            for each in (stored, names)
+        )
         raise CheckpointError(
             f"{path}: its head has {count_text(num_classes, 'class', 'classes')}{head}, the data has "
-            f"{wanted}{data}: the scores would be meaningless; fine-tune on this data first"
+            f"{wanted}{data}: {fix}"
         )
 
 
@@ -463,16 +509,34 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs) -> None:
         )
     if recipe.evaluation.select_best:
         _check_select_best(recipe)
-    if train.labels(np.zeros(0, np.int64)).ndim > 1 and recipe.loss.name == "softmax":
+    may_have_several = _may_have_several(train)
+    if may_have_several and isinstance(recipe, Finetune) and recipe.finetune.head == "fewshot":
+        raise RecipeError(
+            f"finetune.head = 'fewshot' needs one label per image, but those of '{recipe.data.train_split}' "
+            f"may have several; set finetune.head = 'zero'"
+        )
+    if may_have_several and recipe.loss.name == "softmax":
         raise RecipeError(
             f"loss.name = 'softmax' needs one label per image, but those of '{recipe.data.train_split}' "
             f"may have several; "
             "set loss.name = 'sigmoid'"
         )
+    for source in (train, *(inputs.tried or ())[:1]):
+        corrected(recipe, source)  # raises where these classes cannot be weighted or balanced
+    if recipe.evaluation.metric == "f1" and test is not None and _may_have_several(test):
+        raise RecipeError(
+            f"evaluation.metric = 'f1' needs one label per image, but those of '{recipe.data.eval_split}' "
+            f"may have several; set evaluation.metric = 'accuracy'"
+        )
     if not recipe.data.synthetic:
         check_order(recipe.data, train, recipe.seed, s)
     if isinstance(recipe, Pretrain):
         recipe.network(len(train.class_names))
+
+
+def _may_have_several(source: Source) -> bool:
+    """Return whether images of a source may have several labels."""
+    return source.labels(np.zeros(0, np.int64)).ndim > 1
 
 
 def _check_select_best(recipe: Pretrain | Finetune) -> None:

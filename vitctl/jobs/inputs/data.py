@@ -11,9 +11,19 @@ from pydantic import ValidationError
 from vitctl.data.datasets.catalog import find_data_set, open_split, synthetic
 from vitctl.data.datasets.vtab import SUITES, VtabTask
 from vitctl.data.datasets.vtab_images import TaskData, open_task
-from vitctl.data.images.transforms import EvalTransform, TrainTransform
-from vitctl.data.source.order import LaneOrder, MixtureOrder, Order, SampleOrder, WindowedOrder, quotas
+from vitctl.data.images.transforms import EvalTransform, TrainTransform, fill_colour
+from vitctl.data.source.order import (
+    BalancedOrder,
+    LaneOrder,
+    MixtureOrder,
+    Order,
+    RepeatedOrder,
+    SampleOrder,
+    WindowedOrder,
+    quotas,
+)
 from vitctl.data.source.splits import num_repeated
+from vitctl.data.source.uneven import Correction, correction
 from vitctl.data.source.views import (
     Source,
     View,
@@ -26,6 +36,7 @@ from vitctl.data.source.views import (
 )
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.record.result import data_used
+from vitctl.models.weights.meta import HALF
 from vitctl.recipe.images import FewshotImages, Place, TrainImages
 from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Recipe, Vtab
 from vitctl.recipe.sections import Schedule
@@ -88,12 +99,17 @@ def training_order(data: TrainImages, source: Source, seed: int, schedule: Sched
     With schedule.lanes each lane walks through its own part of a windowed order. The exact order needs none:
     every sample has the same chance in every lane.
     """
-    if not data.mixture:
+    order: SampleOrder
+    if data.sampling == "balanced":
+        order = BalancedOrder.of(source.labels(), len(source.class_names), seed)
+    elif not data.mixture:
         order = _walk(data, source, seed)
     else:
         assert isinstance(source, View)
         walks = tuple(_walk(data, part, seed + number) for number, part in enumerate(source.parts))
         order = MixtureOrder(walks, quotas([part.weight for part in data.mixture]), seed)
+    if data.repeats > 1:
+        return RepeatedOrder(order, data.repeats, schedule.batch_size)
     return (
         LaneOrder(order, schedule.batch_size, schedule.lanes)
         if order.window_size and schedule.lanes
@@ -118,6 +134,11 @@ def check_order(data: TrainImages, source: Source, seed: int, schedule: Schedule
     Raises:
         RecipeError: one line with what is wrong and what to set.
     """
+    if data.repeats > 1 and schedule.batch_size < 2 * data.repeats:
+        raise RecipeError(
+            f"data.repeats = {data.repeats} needs two images in a batch, and schedule.batch_size is "
+            f"{schedule.batch_size}; set it to at least {2 * data.repeats}"
+        )
     parts = source.parts if data.mixture and isinstance(source, View) else (source,)
     num_walks = max(1, schedule.lanes)
     for part in parts:
@@ -216,6 +237,12 @@ def sampling_notes(data: TrainImages, source: Source) -> list[str]:
         notes.append(
             f"a random subset of {count_text(len(source), 'image')} (data.subset_seed = {data.subset_seed})"
         )
+    if data.repeats > 1:
+        num_images = -(-len(source) // data.repeats)
+        notes.append(
+            f"repeated augmentation: each image {data.repeats} times in a batch, so an epoch of "
+            f"{len(source):,} has {count_text(num_images, 'different image')}"
+        )
     if any(split.index.is_remote for split in split_sources(source)):
         notes.append(f"remote shards, read {_READING[data.order, data.cache_gib > 0]}")
     return notes
@@ -227,6 +254,17 @@ _READING = {
     ("exact", False): "image by image, one request for each; data.order = 'windowed' reads each shard once",
     ("windowed", False): "image by image",
 }
+
+
+def corrected(recipe: Pretrain | Finetune, source: Source) -> Correction | None:
+    """Return what a recipe does about uneven classes of its training images; None: nothing.
+
+    Raises:
+        RecipeError: it cannot be done with these images.
+    """
+    weights, sampling = recipe.loss.class_weights, recipe.data.sampling
+    is_off = weights == "none" and sampling == "shuffle"
+    return None if is_off else correction(weights, sampling, source)
 
 
 def open_images(place: Place, split: str, run_dir: Path) -> Source:
@@ -323,8 +361,8 @@ def at_size(data: TrainImages, stored: int) -> TrainImages:
         raise RecipeError("; ".join(str(detail["ctx"]["error"]) for detail in error.errors())) from None
 
 
-def train_transform(data: TrainImages) -> TrainTransform:
-    """Augmentation of a recipe's [data]."""
+def train_transform(data: TrainImages, mean: Sequence[float] = HALF) -> TrainTransform:
+    """Augmentation of a recipe's [data], for weights of this mean colour."""
     return TrainTransform(
         data.image_size,
         crop=data.crop,
@@ -336,18 +374,23 @@ def train_transform(data: TrainImages) -> TrainTransform:
         randaugment_magnitude=data.randaugment_magnitude,
         exif_orientation=data.turns_upright,
         truncated=data.truncated,
+        randaugment_rules=data.randaugment_rules,
+        vertical_flip=data.vertical_flip,
+        augment3=data.augment3,
+        color_jitter=data.color_jitter,
+        fill=fill_colour(mean),
     )
 
 
 def mixing(data: TrainImages) -> "Mixing":
-    """Return how batches are blended, from a recipe's [data]."""
+    """Return how batches are blended and erased, from a recipe's [data]."""
     from vitctl.engine.mixing import Mixing
 
-    return Mixing(data.mixup_alpha, data.cutmix_alpha)
+    return Mixing(data.mixup_alpha, data.cutmix_alpha, data.random_erasing)
 
 
-def eval_transform(data: TrainImages) -> EvalTransform:
-    """Return the evaluation pre-processing of a recipe's [data]."""
+def eval_transform(data: TrainImages, mean: Sequence[float] = HALF) -> EvalTransform:
+    """Return the evaluation pre-processing of a recipe's [data], for weights of this mean colour."""
     return EvalTransform(
         data.image_size,
         method=data.eval_method,
@@ -355,6 +398,7 @@ def eval_transform(data: TrainImages) -> EvalTransform:
         resample=data.eval_resample or data.resample,
         exif_orientation=data.turns_upright,
         truncated=data.truncated,
+        fill=fill_colour(mean),
     )
 
 

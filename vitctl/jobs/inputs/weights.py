@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vitctl.data.images.transforms import EvalTransform
+from vitctl.data.images.transforms import EvalTransform, fill_colour
 from vitctl.data.source.views import Source
 from vitctl.engine.agreement import check_inputs
 from vitctl.engine.journal import RECIPE, Journal
@@ -18,9 +18,9 @@ from vitctl.errors import CheckpointError, RecipeError, explaining
 from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, weights_place
 from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import downstream
-from vitctl.models.weights.meta import assumed_line, assumed_values, require_meta
+from vitctl.models.weights.meta import HALF, assumed_line, assumed_values, require_meta
 from vitctl.models.weights.weights_file import Weights, read_weights
-from vitctl.recipe.images import OBJECTNET_RESIZE, OBJECTNET_SIZE, StoredTransform
+from vitctl.recipe.images import OBJECTNET_RESIZE, OBJECTNET_SIZE, StoredTransform, check_letterbox
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Vtab
 from vitctl.recipe.sections import StartWeights
 
@@ -167,9 +167,16 @@ def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTran
     size, method, resize = meta["image_size"], meta["eval_method"], meta["eval_resize"]
     if recipe.evaluation.labels in OF_OBJECTNET:
         size, method, resize = OBJECTNET_SIZE, "shorter_side", OBJECTNET_RESIZE
+    method = data.eval_method or method
     image_size = data.image_size or size
     share = meta.get("eval_share")
-    if data.eval_resize:
+    if method == "letterbox":
+        try:
+            check_letterbox(method, image_size, data.eval_resize)
+        except ValueError as error:
+            raise RecipeError(str(error)) from None
+        resize = image_size
+    elif data.eval_resize:
         resize = data.eval_resize
     elif share and resize and size == meta["image_size"]:
         resize = math.floor(image_size / share)  # timm's rule
@@ -187,11 +194,12 @@ def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTran
     )
     return EvalTransform(
         image_size,
-        method=data.eval_method or method,
+        method=method,
         resize=resize,
         resample=data.eval_resample or meta["resample"],
         exif_orientation=upright,
         truncated=data.truncated,
+        fill=fill_colour(meta.get("mean") or HALF),
     )
 
 
@@ -275,9 +283,10 @@ def transferred_model(
     drop_path: float,
     seed: int,
     dtype: torch.dtype,
+    keeps_head: bool = False,
 ) -> tuple[Model, list[str]]:
-    """Return the stored body under a new zero head for `num_classes`, or only its architecture with fresh
-    weights.
+    """Return the stored body under a new zero head for `num_classes` (under its own if it `keeps_head`), or
+    only its architecture with fresh weights.
 
     Returns:
         the model, and lines that say what was done.
@@ -289,7 +298,8 @@ def transferred_model(
     if text := random_in_words(wanted, seed):
         return model, [text]
     method = weights.meta.get("position_resize", "zoom")
-    return model, transfer(model, weights.config, weights.state, method=method)
+    state = weights.state
+    return model, transfer(model, weights.config, state, method=method, keeps_head=keeps_head)
 
 
 def check_found(runtime: Runtime, found: FoundWeights, sources: Iterable[Source]) -> None:

@@ -32,6 +32,7 @@ from vitctl.engine.journal import (
     with_infinities,
     write_run_json,
 )
+from vitctl.engine.metrics import METRICS
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.recipe.neutral_keys import deciding_values, result_neutral
 from vitctl.recipe.schema import Recipe
@@ -64,6 +65,8 @@ class _Numbers(BaseModel):
     correct: int = 0
     total: int = 0
     mean_per_class: float = 0.0
+    f1: float = 0.0
+    metric: str = "accuracy"
     majority_class: float = 0.0
     chance: float = 0.0
     tasks: dict[str, dict[str, Any]] | None = None
@@ -251,8 +254,9 @@ class ChosenWeights:
         how: "last" or "best" of a run, "step", or "as given": a checkpoint or a file was named.
         step: finished steps; None where nothing tells.
         averaged: it is the Polyak average.
-        accuracy: logged by the run at this step; None where there is none.
-        better: step and accuracy of another kept checkpoint of the run with a higher accuracy.
+        accuracy: logged by the run at this step, or its evaluation.metric; None where there is none.
+        metric: which of them, in words.
+        better: step and score of another kept checkpoint of the run with a higher one.
         damaged: newer checkpoints that were skipped, a line each.
         unfinished: the run has no result, was stopped or failed.
         digest: of the checkpoint's state; "" where none of a run was chosen.
@@ -263,6 +267,7 @@ class ChosenWeights:
     step: int | None = None
     averaged: bool = False
     accuracy: float | None = None
+    metric: str = "accuracy"
     better: tuple[int, float] | None = None
     damaged: tuple[str, ...] = ()
     unfinished: bool = False
@@ -288,7 +293,7 @@ class ChosenWeights:
         """Return one line for the screen."""
         said = ["the Polyak average"] if self.averaged else []
         if self.how != _GIVEN:
-            scored = f", accuracy {self.accuracy:.2%}" if self.accuracy is not None else ""
+            scored = f", {self.metric} {self.accuracy:.2%}" if self.accuracy is not None else ""
             of = {"last": "the last checkpoint", "best": "the best checkpoint kept"}.get(
                 self.how, "the checkpoint"
             )
@@ -297,10 +302,9 @@ class ChosenWeights:
         if self.unfinished:
             said.append("of a run that is not finished")
         if self.better:
-            step, accuracy = self.better
-            said.append(
-                f"a better checkpoint is kept: step {step}, accuracy {accuracy:.2%}: --weights best uses it"
-            )
+            step, score = self.better
+            better = f"step {step}, {self.metric} {score:.2%}"
+            said.append(f"a better checkpoint is kept: {better}: --weights best uses it")
         return "; ".join([*said, *(f"skipped: {problem}" for problem in self.damaged)])
 
 
@@ -311,7 +315,7 @@ def choose_weights(
 
     Args:
         place: one of those.
-        which: "last", "best" (by the accuracies that the run logged, among the checkpoints that are kept), or
+        which: "last", "best" (by the scores that the run logged, among the checkpoints that are kept), or
             the number of a step; "ema" or "model": the Polyak average, or the weights themselves, of the
             checkpoint that represents the run. "": that checkpoint: the best of a run with
             evaluation.select_best, else the last. The Polyak average is used where the run kept one, unless
@@ -367,7 +371,8 @@ def _checkpoint(run: Path, which: str, by_size: bool, pinned: str) -> tuple[Path
     """Return the folder of the requested checkpoint of a run, verified."""
     from vitctl.engine.checkpoint import newest_checkpoint, read_checkpoint
 
-    root, scores = run / CHECKPOINTS, {step: score.accuracy for step, score in logged_scores(run).items()}
+    root, logged = run / CHECKPOINTS, logged_scores(run)
+    scores = {step: score.deciding for step, score in logged.items()}
     kept = sorted(step for path in root.iterdir() if (step := step_of(path)) is not None)
     scored = [step for step in kept if step in scores]
     best = max(scored, key=lambda step: (scores[step], step), default=None)
@@ -406,6 +411,7 @@ def _checkpoint(run: Path, which: str, by_size: bool, pinned: str) -> tuple[Path
     return saved.folder, ChosenWeights(
         how,
         accuracy=own,
+        metric=METRICS[logged[saved.step].metric] if own is not None else "accuracy",
         better=better,
         damaged=tuple(problems),
         digest=saved.digest,

@@ -2,7 +2,6 @@
 pre-processing.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -38,15 +37,15 @@ _NOT_OF_TRANSFORMERS = ("eval_method", "eval_resize", "resample", "position_resi
 _BODY = "vit."
 _LAYER = "vit.encoder.layer.{i}"
 # transformers 5 names modules otherwise in memory than in its files; a state dict saved by hand has these
-# names.
+# names. In this order they also lead back.
 _IN_MEMORY = {
-    r"^vit\.layers\.(\d+)\.": r"vit.encoder.layer.\1.",
-    r"\.attention\.q_proj\.": ".attention.attention.query.",
-    r"\.attention\.k_proj\.": ".attention.attention.key.",
-    r"\.attention\.v_proj\.": ".attention.attention.value.",
-    r"\.attention\.o_proj\.": ".attention.output.dense.",
-    r"\.mlp\.fc1\.": ".intermediate.dense.",
-    r"\.mlp\.fc2\.": ".output.dense.",
+    "vit.layers.": "vit.encoder.layer.",
+    ".attention.q_proj.": ".attention.attention.query.",
+    ".attention.k_proj.": ".attention.attention.key.",
+    ".attention.v_proj.": ".attention.attention.value.",
+    ".attention.o_proj.": ".attention.output.dense.",
+    ".mlp.fc1.": ".intermediate.dense.",
+    ".mlp.fc2.": ".output.dense.",
 }
 
 TABLE: Table = {
@@ -68,6 +67,13 @@ TABLE: Table = {
 }
 
 
+def in_memory(name: str) -> str:
+    """Return the name that transformers 5 has in memory for one of its files."""
+    for here, in_files in _IN_MEMORY.items():
+        name = name.replace(in_files, here)
+    return name
+
+
 def _tidy(tensors: Tensors) -> Tensors:
     """Give a bare ViTModel the prefix of the classifier's body, and every name its spelling in files."""
     if "embeddings.patch_embeddings.projection.weight" in tensors:
@@ -75,7 +81,7 @@ def _tidy(tensors: Tensors) -> Tensors:
     named = {}
     for name, tensor in tensors.items():
         for pattern, spelling in _IN_MEMORY.items():
-            name = re.sub(pattern, spelling, name)
+            name = name.replace(pattern, spelling)
         named[name] = tensor
     named.pop("vit.embeddings.mask_token", None)  # of masked image modelling, never used by a classifier
     return named
@@ -137,10 +143,9 @@ def _notes(config: ViTConfig, meta: Json) -> Iterator[str]:
         pooler = "" if config.representation_size else ", add_pooling_layer=False"
         yield f"transformers.ViTModel.from_pretrained(folder{pooler})"
     if meta.get("eval_method", "square") != "square":
-        yield (
-            "its image processor squashes images to a square, "
-            "these weights expect the shorter side and a centre crop"
-        )
+        whole = meta["eval_method"] == "letterbox"
+        expected = "the whole image padded to a square" if whole else "the shorter side and a centre crop"
+        yield f"its image processor squashes images to a square, these weights expect {expected}"
 
 
 def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:

@@ -39,6 +39,20 @@ _Number = Annotated[float, Field(allow_inf_nan=False, ge=-LARGEST, le=LARGEST)]
 _Deviation = Annotated[float, Field(allow_inf_nan=False, ge=SMALLEST, le=LARGEST)]
 
 
+class LoRAMeta(BaseModel):
+    """How adapters were trained that weights have merged, see [lora]; `from_*` is of the start weights."""
+
+    model_config = ConfigDict(strict=True)
+
+    rank: int = Field(ge=1, le=4096)
+    alpha: _Number = Field(ge=0)
+    dropout: float = Field(ge=0, lt=1)
+    targets: list[Literal["q", "k", "v", "out", "fc1", "fc2"]] = Field(min_length=1, max_length=6)
+    blocks: list[Annotated[int, Field(ge=0)]] = Field(max_length=1000)
+    from_sha256: str = Field(max_length=100)
+    from_image_size: int
+
+
 class Meta(BaseModel):
     """Metadata of weights. Every field may be missing, and other fields may be there.
 
@@ -53,7 +67,7 @@ class Meta(BaseModel):
     mean: Annotated[list[_Number], Field(min_length=3, max_length=3)] | None = None
     std: Annotated[list[_Deviation], Field(min_length=3, max_length=3)] | None = None
     image_size: Annotated[int, Field(ge=1, le=_MAX_PIXELS)] | None = None
-    eval_method: Literal["square", "shorter_side", "torchvision"] | None = None
+    eval_method: Literal["square", "shorter_side", "torchvision", "letterbox"] | None = None
     eval_resize: Annotated[int, Field(ge=0, le=2 * _MAX_PIXELS)] | None = None
     eval_share: Annotated[float, Field(gt=0, le=1)] | None = None
     resample: str | None = None
@@ -64,6 +78,7 @@ class Meta(BaseModel):
     assumed: list[str] | None = None
     loss: Literal["softmax", "sigmoid", "masked_patch"] | None = None
     format: str | None = None
+    lora: LoRAMeta | None = None
 
     @field_validator("assumed")
     @classmethod

@@ -64,6 +64,9 @@ TABLE: Table = {
     **pair("head", "head"),
 }
 
+# timm's crop_mode and our eval_method; "border" pads with the mean colour, as we do.
+_METHODS = {"center": "torchvision", "squash": "square", "border": "letterbox"}
+
 
 def _describe(
     row: WeightsLayout, view: View, _tensors: Tensors, beside: Beside
@@ -104,14 +107,20 @@ def _side(size: int | list[int]) -> int:
 def _recorded(pretrained: Json) -> dict[str, Any]:
     """Return what timm's pretrained_cfg records, by our names."""
     mode, share = pretrained.get("crop_mode") or "center", pretrained.get("crop_pct")
-    if mode not in ("center", "squash"):
-        raise CheckpointError(f"config.json: crop_mode {mode!r} is not supported, known are center, squash")
-    squashed, interpolation = mode == "squash", pretrained.get("interpolation")
+    if mode not in _METHODS:
+        raise CheckpointError(
+            f"config.json: crop_mode {mode!r} is not supported, known are {', '.join(_METHODS)}"
+        )
+    if mode == "border" and (share or 1) != 1:
+        raise CheckpointError(
+            f"config.json: crop_mode 'border' with crop_pct {share} is not supported, only 1"
+        )
+    interpolation = pretrained.get("interpolation")
     return {
         "mean": pretrained.get("mean"),
         "std": pretrained.get("std"),
-        "eval_method": ("square" if squashed else "torchvision") if pretrained else None,
-        "eval_resize": SQUASH if squashed and (share or 1) >= 1 else share,
+        "eval_method": _METHODS[mode] if pretrained else None,
+        "eval_resize": SQUASH if mode != "center" and (share or 1) >= 1 else share,
         "eval_share": share,
         "resample": _RESAMPLE.get(interpolation, interpolation) if interpolation else None,
     }
@@ -166,8 +175,9 @@ def _switches(config: ViTConfig) -> dict[str, Any]:
 
 def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
     size = config.image_size
-    squashed = meta.get("eval_method", "square") == "square"
-    resize = size if squashed else meta.get("eval_resize") or size
+    method = meta.get("eval_method", "square")
+    modes = {ours: theirs for theirs, ours in _METHODS.items()}
+    resize = size if method in ("square", "letterbox") else meta.get("eval_resize") or size
     share = size / resize
     if math.floor(size / share) != resize:  # timm rounds down
         share = math.nextafter(share, 0)
@@ -178,7 +188,7 @@ def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
         "input_size": [3, size, size],
         "fixed_input_size": True,
         "interpolation": backwards.get(meta.get("resample", ""), "bilinear"),
-        "crop_mode": "squash" if squashed else "center",
+        "crop_mode": modes.get(method, "center"),
         "crop_pct": share,
         "num_classes": config.num_classes,
         "first_conv": "patch_embed.proj",

@@ -1,0 +1,101 @@
+"""`vitctl.finetune` and `vitctl.predict` do what the commands do."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Vitctl
+from tests.conftest import checkpoint
+from tests.trained import CPU, SMALL
+from vitctl import VitctlError, finetune, predict
+
+
+def test_finetune__is_the_command(vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path) -> None:
+    keys = {**CPU, **SMALL, "finetune.head": "fewshot"}
+    records: list[dict[str, Any]] = []
+    ours = finetune(
+        out=tmp_path / "ours",
+        data=tiny_data,
+        from_=pretrained,
+        lr=0.02,
+        seed=3,
+        overrides=keys,
+        report=records.append,
+    )
+    sets = [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
+    line = f"finetune --out theirs --data {tiny_data} --from {pretrained} --lr 0.02 --seed 3".split()
+    assert vitctl(*line, *sets).code == 0
+    theirs = Path("theirs")
+    assert checkpoint(ours.folder, 6) == checkpoint(theirs, 6)
+    result = json.loads((theirs / "result.json").read_text())
+    assert (ours.status, ours.metrics) == ("done", result["metrics"])
+    assert ours.provenance["recipe_sha256"] == result["provenance"]["recipe_sha256"]
+    assert ours.provenance["lr"] == 0.02
+    assert {"weights", "head", "evaluate"} <= {record["kind"] for record in records}
+    again = finetune(
+        out=ours.folder, data=str(tiny_data), from_=str(pretrained), lr=0.02, seed=3, overrides=keys
+    )
+    assert again.metrics == ours.metrics
+
+
+def test_finetune__several_processes_are_started_as_the_command_does(
+    pretrained: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    keys = {**CPU, **SMALL, "schedule.lanes": 4, "schedule.leaf_images": 2, "machine.precision": "float32"}
+    runs = [
+        finetune(out=tmp_path / str(count), data=tiny_data, from_=pretrained, processes=count, overrides=keys)
+        for count in (1, 2)
+    ]
+    assert checkpoint(runs[0].folder, 6) == checkpoint(runs[1].folder, 6)
+    assert runs[0].metrics == runs[1].metrics
+
+
+def test_predict__is_the_command(vitctl: Vitctl, pretrained: Path, tiny_data: Path) -> None:
+    ours = predict(f"{tiny_data}:test", from_=pretrained, top=2, precision="float32")
+    line = f"predict {tiny_data}:test --from {pretrained} --top 2 --precision float32 --format jsonl"
+    theirs = [json.loads(text) for text in vitctl(*line.split()).out.splitlines()]
+    assert len(ours) == 23
+    assert [(one.name, [[*pair] for pair in one.classes]) for one in ours] == [
+        (each["image"], [[pair["class"], pair["probability"]] for pair in each["classes"]]) for each in theirs
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"stepz": 3},
+            r"finetune\(stepz=\.\.\.\): unknown; did you mean steps\?; recipe keys go into overrides",
+        ),
+        ({"steps": 3, "epochs": 1.0}, "--steps 3 and --epochs 1 both set the length"),
+        ({"overrides": {"optimizer.lrr": 1.0}}, "overrides: unknown key optimizer.lrr"),
+        ({"recipe": "jft_b16"}, "is for `vitctl pretrain`, not for `vitctl finetune`"),
+        ({"data": "none"}, "none"),
+    ],
+)
+def test_finetune__refuses_in_one_line(
+    values: dict[str, Any], said: str, tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(VitctlError, match=said) as error:
+        finetune(**{"from_": pretrained, **values})
+    assert len(str(error.value).splitlines()) == 1
+    assert not Path("runs").exists()
+
+
+def test_finetune__outside_the_main_thread() -> None:
+    caught: list[Exception] = []
+
+    def call() -> None:
+        try:
+            finetune()
+        except VitctlError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert "runs in the main thread only" in str(caught[0])

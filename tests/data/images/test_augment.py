@@ -1,0 +1,172 @@
+"""Distortions of training images against the programs whose rules they follow."""
+
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+from timm.data.transforms import CenterCropOrPad, ResizeKeepRatio
+from torchvision.transforms import v2
+
+from vitctl.data.images.augment import OPERATIONS, big_vision_randaugment, color_jitter, three_augment
+from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng, fill_colour
+
+# CRC-32 of the results of big_vision's own pp/autoaugment.py on `picture()`, run by TensorFlow 2.21 within
+# tf.data, at these magnitudes, with the positive sign and the cutout's centre at `CENTRE`.
+MAGNITUDES, CENTRE = (0, 5, 9, 20, 25), (43, 145)
+TENSORFLOWS = {
+    "AutoContrast": (1198097496, 1198097496, 1198097496, 1198097496, 1198097496),
+    "Equalize": (1137483279, 1137483279, 1137483279, 1137483279, 1137483279),
+    "Invert": (3344289687, 3344289687, 3344289687, 3344289687, 3344289687),
+    "Rotate": (4081112540, 4107468887, 3852853731, 2621941487, 2514173785),
+    "Posterize": (410258752, 1380984494, 1289359015, 4081112540, 410258752),
+    "Solarize": (3344289687, 4249668863, 2246637374, 3344289687, 4249668863),
+    "Color": (2894155674, 4081112540, 3069747516, 2975003683, 3791174504),
+    "Contrast": (562269710, 4081112540, 2862479506, 2885969067, 2948438872),
+    "Brightness": (382967684, 4081112540, 923105579, 3460144421, 3203476902),
+    "Sharpness": (1466465004, 4081112540, 4110126394, 2471114445, 4228633078),
+    "ShearX": (4081112540, 3384521284, 1888892288, 4205433771, 319544454),
+    "ShearY": (4081112540, 3813279158, 4194932482, 2273463923, 4035054170),
+    "TranslateX": (4081112540, 2150387128, 2927587083, 3322290908, 3322290908),
+    "TranslateY": (4081112540, 1410860453, 2514146730, 3322290908, 3322290908),
+    "Cutout": (4081112540, 3486753379, 4124138961, 4146580818, 2791459119),
+    "SolarizeAdd": (4081112540, 888454462, 216057011, 2010411726, 3431626851),
+}
+
+
+def picture() -> np.ndarray:
+    """Noise that brightens downwards, with a flat band: uint8 `[130, 150, 3]`."""
+    n = np.arange(130 * 150 * 3, dtype=np.int64)
+    pixels = ((n * 37 + n**2 * 11) % 256 * (n // 450) // 130).astype(np.uint8).reshape(130, 150, 3)
+    pixels[40:60] = 77
+    return pixels
+
+
+class Fixed:
+    """A generator that draws what a test wants."""
+
+    def __init__(self, *drawn: Any) -> None:
+        self.drawn = list(drawn)
+
+    def random(self) -> Any:
+        return self.drawn.pop(0)
+
+    def integers(self, _size: int) -> Any:
+        return self.drawn.pop(0)
+
+    def uniform(self, _low: float, _high: float) -> Any:
+        return self.drawn.pop(0)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_big_vision__every_operation_is_that_of_its_authors_bit_for_bit(name: str) -> None:
+    drawn = CENTRE if name == "Cutout" else (0.1,)
+    results = [OPERATIONS[name](picture(), at / 10, Fixed(*drawn)) for at in MAGNITUDES]  # type: ignore[arg-type]
+    assert all(result.dtype == np.uint8 for result in results)
+    assert tuple(zlib.crc32(result.tobytes()) for result in results) == TENSORFLOWS[name]
+
+
+def test_big_vision__a_negative_sign_moves_the_other_way() -> None:
+    image, grey = picture(), np.full((130, 150, 3), 128, np.uint8)
+    for name, axis in (("TranslateX", 1), ("TranslateY", 0)):
+        moved = OPERATIONS[name](image, 0.9, Fixed(0.9))  # type: ignore[arg-type]
+        size = image.shape[axis]
+        expected = np.concatenate((grey.take(range(90), axis), image.take(range(size - 90), axis)), axis=axis)
+        np.testing.assert_array_equal(moved, expected)
+    mirrored = OPERATIONS["Rotate"](image[:, ::-1], 0.9, Fixed(0.9))[:, ::-1]  # type: ignore[arg-type]
+    turned = OPERATIONS["Rotate"](image, 0.9, Fixed(0.1))  # type: ignore[arg-type]
+    assert (mirrored == turned).all(axis=2).mean() > 0.99
+
+
+def test_big_vision__draws_each_of_its_sixteen_operations_anew() -> None:
+    image = picture()[:16, :16]
+    assert len(OPERATIONS) == 16
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        expected = image
+        for _ in range(2):
+            name = list(OPERATIONS)[int(rng.integers(16))]
+            expected = OPERATIONS[name](expected, 1.0, rng)
+        found = big_vision_randaugment(image, np.random.default_rng(seed), layers=2, magnitude=10)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_three_augment__is_one_of_three_by_torchvision_and_pillow() -> None:
+    image = Image.fromarray(picture())
+    expected = (v2.functional.rgb_to_grayscale(image, 3), v2.functional.solarize(image, 128),
+                image.filter(ImageFilter.GaussianBlur(1.3)))  # fmt: skip
+    for number, each in enumerate(expected):
+        found = three_augment(image, Fixed(number, 1.3))  # type: ignore[arg-type]
+        np.testing.assert_array_equal(np.array(found), np.array(each))
+    small = image.crop((0, 60, 20, 80))
+    kinds = [np.array(three_augment(small, np.random.default_rng(seed))) for seed in range(600)]
+    grey = sum(bool((kind == kind[..., :1]).all()) for kind in kinds)
+    solarized = sum(bool((kind == np.array(expected[1].crop((0, 60, 20, 80)))).all()) for kind in kinds)
+    assert 160 <= grey <= 240
+    assert 160 <= solarized <= 240
+
+
+@pytest.mark.parametrize("strengths", [(0.3, 0.3, 0.3), (0.4, 0.0, 1.5, 0.2)])
+def test_color_jitter__is_torchvisions_with_the_same_draws(strengths: tuple[float, ...]) -> None:
+    """torchvision applies its own parameters, which are set to what the generator draws."""
+    image = Image.fromarray(picture())
+    jitter = v2.ColorJitter(*strengths)
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        order = rng.permutation(len(strengths)).tolist()
+        factors: list[float | None] = [None] * 4
+        for number in order:
+            if strength := strengths[number]:
+                low, high = (-strength, strength) if number == 3 else (max(0, 1 - strength), 1 + strength)
+                factors[number] = float(rng.uniform(low, high))
+        names = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
+        expected = jitter.transform(image, {"fn_idx": order, **dict(zip(names, factors, strict=True))})
+        found = color_jitter(image, strengths, np.random.default_rng(seed))
+        np.testing.assert_array_equal(np.array(found), np.array(expected))
+
+
+@pytest.mark.parametrize("size", [(130, 150), (97, 31), (20, 64), (64, 64), (33, 200)])
+def test_letterbox__is_timms_crop_mode_border(size: tuple[int, int]) -> None:
+    """Size, place and colour exactly; pixels to a level, because Pillow resizes there."""
+    image = np.random.default_rng(size).integers(90, 180, (*size, 3), dtype=np.uint8)
+    fill = fill_colour((0.485, 0.456, 0.406))
+    assert fill == (124, 116, 104)
+    timms = CenterCropOrPad(64, fill=fill)(ResizeKeepRatio(64, 1.0, "bicubic")(Image.fromarray(image)))
+    transform = EvalTransform(64, method="letterbox", resample="bicubic_antialias", fill=fill)
+    found = transform(image).permute(1, 2, 0).numpy()
+    theirs = np.array(timms)
+    assert np.abs(found.astype(int) - theirs).max() <= 1
+    np.testing.assert_array_equal((found == fill).all(axis=2), (theirs == fill).all(axis=2))
+    training = TrainTransform(64, crop="letterbox", flip=False, resample="bicubic_antialias", fill=fill)
+    np.testing.assert_array_equal(training(image, augmentation_rng(0, 0, 0)).permute(1, 2, 0).numpy(), found)
+
+
+def test_letterbox__the_thinnest_image_keeps_a_pixel() -> None:
+    found = EvalTransform(32, method="letterbox", fill=(1, 2, 3))(np.full((1, 4000, 3), 200, np.uint8))
+    assert [int(value) for value in (found != 200).sum(dim=(1, 2))] == [31 * 32] * 3
+
+
+def test_train_transform__the_order_of_the_operations() -> None:
+    image = picture()
+    whole = TrainTransform(
+        32,
+        "none",
+        randaugment_layers=1,
+        randaugment_rules="big_vision",
+        vertical_flip=True,
+        augment3=True,
+        color_jitter=(0.3, 0.3, 0.3),
+    )
+    plain = TrainTransform(32, "none", flip=False)(image, augmentation_rng(0, 0, 0)).permute(1, 2, 0).numpy()
+    seen = set()
+    for seed in range(8):
+        rng = augmentation_rng(seed, 0, 0)
+        across, down = rng.random() < 0.5, rng.random() < 0.5
+        expected = plain[:: -1 if down else 1, :: -1 if across else 1]
+        expected = big_vision_randaugment(expected, rng, layers=1, magnitude=9)
+        coloured = color_jitter(three_augment(Image.fromarray(expected), rng), (0.3, 0.3, 0.3), rng)
+        found = whole(image, augmentation_rng(seed, 0, 0)).permute(1, 2, 0).numpy()
+        np.testing.assert_array_equal(found, np.array(coloured))
+        seen.add((across, down))
+    assert len(seen) > 2

@@ -1,0 +1,67 @@
+"""Random Erasing against timm's, and against any split of the batch."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import timm.data.random_erasing as timms
+import torch
+
+from tests.engine.conftest import Tiny, batch, rows
+from tests.engine.test_mixing import BOTH, normalise
+from vitctl.data.loader.batches import Batch
+from vitctl.engine.erasing import _STREAM, erased
+from vitctl.engine.mixing import Mixing, classification
+from vitctl.recipe.sections import FinetuneLoss
+
+SEED, PROBABILITY = 5, 0.6
+
+
+@pytest.mark.parametrize("size", [16, 33])
+def test_erased__is_timms_with_the_same_draws(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rectangle and noise: timm's own code, its random numbers taken from the generator of each image."""
+    images = torch.rand(40, 3, size, size)
+    positions = torch.arange(1000, 1040)
+    theirs, changed = images.clone(), 0
+    for image, position in zip(theirs, positions.tolist(), strict=True):
+        rng = np.random.default_rng((SEED, position, 0, _STREAM))
+        chance = SimpleNamespace(
+            random=rng.random,
+            uniform=rng.uniform,
+            randint=lambda low, high, rng=rng: rng.integers(low, high + 1),
+        )
+        monkeypatch.setattr(timms, "random", chance)
+        noise: Any = lambda _pixel, _colour, shape, rng=rng, **_: torch.from_numpy(  # noqa: E731
+            rng.standard_normal(shape, dtype=np.float32)
+        )
+        monkeypatch.setattr(timms, "_get_pixels", noise)
+        timms.RandomErasing(PROBABILITY, max_area=1 / 3, mode="pixel", device="cpu")(image)
+    ours = erased(images.clone(), positions, probability=PROBABILITY, seed=SEED)
+    assert torch.equal(ours, theirs)
+    changed = int((ours != images).any(dim=(1, 2, 3)).sum())
+    assert 15 <= changed <= 33
+
+
+def loss(whole: Batch, micro_batch: int, mixing: Mixing) -> float:
+    objective = classification(FinetuneLoss(name="softmax"), mixing, SEED)
+    parts = [slice(at, min(at + micro_batch, len(whole))) for at in range(0, len(whole), micro_batch)]
+
+    def part(chosen: slice) -> Batch:
+        return replace(rows(whole, chosen), positions=whole.samples[chosen] + 70)
+
+    before = [part(slice(at, at + 1)) for at in ((chosen.start - 1) % len(whole) for chosen in parts)]
+    batches = [replace(part(chosen), neighbour=one) for chosen, one in zip(parts, before, strict=True)]
+    model = Tiny()
+    return sum(float(objective(model, one, 3, normalise=normalise).detach()) for one in batches)
+
+
+@pytest.mark.parametrize("mixing", [Mixing(), BOTH])
+def test_classify_erased__does_not_depend_on_micro_batches(mixing: Mixing) -> None:
+    """Also not the partner that MixUp takes from the micro-batch before."""
+    whole, mixing = batch(9), replace(mixing, random_erasing=PROBABILITY)
+    expected = loss(whole, 9, mixing)
+    assert expected != loss(whole, 9, replace(mixing, random_erasing=0.0))
+    for micro_batch in (1, 2, 4):
+        assert loss(whole, micro_batch, mixing) == pytest.approx(expected, rel=1e-13)

@@ -1,0 +1,145 @@
+"""`vitctl.finetune` and `vitctl.predict`: what the commands do, called from Python."""
+
+import io
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from vitctl.cli.flags import flags_of, overrides_of
+from vitctl.cli.run_job import fetch_weights_of, finetune_recipe, fitted, with_shards
+from vitctl.errors import LaunchError, explaining
+from vitctl.jobs.inputs.given_images import find_images
+from vitctl.jobs.predict import Prediction
+from vitctl.jobs.predict import predict as predictions
+from vitctl.jobs.record.result import read_result
+from vitctl.launch.launcher import launch
+from vitctl.launch.prepare_run import prepare_run
+from vitctl.launch.run_folder import new_run_dir
+from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.schema import Evaluate
+
+
+@dataclass(frozen=True)
+class Run:
+    """The outcome of a run, as in its result.json.
+
+    Args:
+        folder: of the run, which `vitctl resume`, `report` and `load_classifier` take.
+        status: "done", or "stopped" by a signal: saved, to be resumed by the same call with this folder.
+        metrics: its numbers, such as `accuracy`, 0 to 1; empty if it was stopped.
+        provenance: what they depend on.
+        files: of its weights.
+    """
+
+    folder: Path
+    status: Literal["done", "stopped", "failed"]
+    metrics: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+
+
+@explaining()
+def finetune(
+    recipe: str | Path = "",
+    *,
+    out: str | Path = "",
+    overrides: Mapping[str, Any] | None = None,
+    report: Callable[[dict[str, Any]], None] = lambda _: None,
+    **flags: Any,
+) -> Run:
+    """Fine-tune a model on a data set: `vitctl finetune`, in this process; in new ones if there are several.
+
+    Example:
+        from vitctl import finetune
+
+        run = finetune(
+            data="data/mine", from_="runs/mine", steps=4, overrides={"finetune.head": "fewshot"}
+        )
+        print(run.folder, run.metrics["accuracy"])
+
+    Args:
+        recipe: a shipped recipe's name or the path of a .toml file; "" is what the command takes.
+        out: run folder; resumes an existing run; "" makes a new one below runs/.
+        overrides: values of recipe keys, by the dotted names that --set takes.
+        report: called with each record of the log, a dictionary; after an error of its own no more.
+        flags: of the command, without the dashes: data, dataset, from_, weights, model, res, lr, steps,
+            epochs, batch_size, seed, processes, precision. They take precedence over `overrides`.
+
+    Returns:
+        `folder`, `status`, `metrics`, `provenance` and `files`. A signal such as that of Ctrl-C saves and
+        stops the run: `status` is then "stopped".
+
+    Raises:
+        VitctlError: as the command says.
+
+    Paper: Section 3.2, Appendix B.1.1
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise LaunchError("finetune: handles signals, so it runs in the main thread only; call it there")
+    given = flags_of("finetune", flags)
+    runs = Path(out).parent if out else Path("runs")
+    name = str(recipe) or finetune_recipe(flags.get("dataset"))
+    loaded = load_recipe(name, overrides_of(given, _parsed(overrides)), job="finetune")
+    loaded = fitted(with_shards(loaded, runs, dry_run=False, is_alone=True), with_timeout=False)
+    folder = Path(out) if out else new_run_dir(loaded.name)
+    fetch_weights_of(loaded)
+    launch(folder, report, prepared=prepare_run(loaded, folder))
+    result = read_result(folder)
+    assert result is not None
+    return Run(folder, result.status, result.metrics, result.provenance, result.files)
+
+
+@explaining()
+def predict(
+    images: str | Path | Sequence[str | Path],
+    *,
+    top: int = 5,
+    threshold: float = 0.0,
+    split: str = "",
+    overrides: Mapping[str, Any] | None = None,
+    **flags: Any,
+) -> list[Prediction]:
+    """Predict the classes of images: `vitctl predict`. `load_classifier` keeps the model for many calls.
+
+    Example:
+        from vitctl import predict
+
+        for image in predict(["photo.jpg", "data/mine:test"], from_="runs/mine", top=3):
+            print(image.name, image.error or image.classes)
+
+    Args:
+        images: files, folders, patterns, addresses or shards (FOLDER:SPLIT), one or several.
+        top: most classes of an image.
+        threshold: lowest probability that is given, 0 to 1.
+        split: of shards that are given without one.
+        overrides: values of recipe keys, by the dotted names that --set takes.
+        flags: of the command, without the dashes: from_, weights, model, res, batch, device, precision.
+
+    Returns:
+        for each image `name`; `classes`, a list of (class name, probability), the most likely first; and
+        `error`, why it cannot be used, "" if it can.
+
+    Raises:
+        VitctlError: as the command says.
+
+    Paper: Section 3.1
+    """
+    given = [images] if isinstance(images, str | Path) else images
+    loaded = load_recipe("evaluate", overrides_of(flags_of("predict", flags), _parsed(overrides)))
+    assert isinstance(loaded.recipe, Evaluate)
+    sources = find_images(
+        [str(each) for each in given],
+        loaded.recipe.data,
+        split=split,
+        stdin=io.BytesIO(),
+        note=lambda _: None,
+    )
+    fetch_weights_of(loaded)
+    batches = predictions(loaded.recipe, sources, top=top, threshold=threshold)
+    return [prediction for batch in batches for prediction in batch]
+
+
+def _parsed(overrides: Mapping[str, Any] | None) -> list[Override]:
+    return [Override(key, value, "overrides") for key, value in (overrides or {}).items()]

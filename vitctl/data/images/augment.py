@@ -1,0 +1,238 @@
+"""Distortions of one training image: RandAugment by big_vision's rules, 3-Augment and colour jitter.
+
+Images are uint8 `[H, W, 3]`; random choices come from a generator passed by the caller.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+_FULL = 10.0  # the magnitude at which AutoAugment's operations have their full strength
+_DEGREES, _SHEAR, _TRANSLATION, _CUTOUT, _ADDITION = 30.0, 0.3, 100.0, 40, 110
+_FILL = np.uint8(128)
+_LUMA = np.array([0.2989, 0.5870, 0.1140], np.float32)
+_BLUR_RADIUS = 0.1, 2.0  # 3-Augment, in pixels
+
+Weights = tuple[float | np.floating, float | np.floating, float | np.floating]
+Operation = Callable[[np.ndarray, float, np.random.Generator], np.ndarray]
+
+
+def big_vision_randaugment(
+    image: np.ndarray, rng: np.random.Generator, *, layers: int, magnitude: int
+) -> np.ndarray:
+    """Distort an image by `layers` operations, each drawn from the sixteen that the paper's authors use.
+
+    Unlike torchvision's: Invert, Cutout and SolarizeAdd are among them, and no Identity. A magnitude of 10 is
+    the full strength, and larger ones go beyond it. Shifts and the cutout are in pixels, whatever the size of
+    the image. What looks odd is kept, because the authors trained with it: the grey that Contrast blends with
+    is the number of pixels / 256; the numbers of Solarize and Posterize wrap around at 256, so Solarize of
+    magnitude 10 or 20 inverts; Posterize removes at most 7 bits, which is what it does at magnitude 0.
+
+    Args:
+        image: uint8 `[H, W, 3]`.
+        rng: the only source of randomness.
+        layers: number of operations.
+        magnitude: 0 to 30; the authors' configurations have 0 to 20.
+
+    Returns:
+        uint8 `[H, W, 3]`.
+
+    Source: big_vision, pp/autoaugment.py; checked against it, run by TensorFlow 2.21
+    """
+    for _ in range(layers):
+        name = list(OPERATIONS)[int(rng.integers(len(OPERATIONS)))]
+        image = OPERATIONS[name](image, magnitude / _FULL, rng)
+    return image
+
+
+def _blend(first: np.ndarray, second: np.ndarray, factor: float) -> np.ndarray:
+    """Blend in float32 and round down; a factor above 1 goes beyond the second image."""
+    first, second = first.astype(np.float32), second.astype(np.float32)
+    mixed: np.ndarray = np.clip(first + np.float32(factor) * (second - first), 0, 255).astype(np.uint8)
+    return mixed
+
+
+def _strength(level: float) -> float:
+    return level * 1.8 + 0.1
+
+
+def _either_sign(value: float, rng: np.random.Generator) -> np.float32:
+    return np.float32(value if rng.random() < 0.5 else -value)
+
+
+def _affine(image: np.ndarray, x: Weights, y: Weights) -> np.ndarray:
+    """Move pixels, nearest neighbour, grey where nothing comes from.
+
+    The new pixel at column c and row r is the old one at column x[0] c + x[1] r + x[2] and row y[0] c +
+    y[1] r + y[2].
+    """
+    rows, columns = np.indices(image.shape[:2], np.float32)
+
+    def nearest(weights: Weights) -> np.ndarray:
+        a, b, c = (np.float32(weight) for weight in weights)
+        place = a * columns + b * rows + c
+        rounded: np.ndarray = np.trunc(place + np.copysign(np.float32(0.5), place)).astype(np.int64)
+        return rounded
+
+    left, top = nearest(x), nearest(y)
+    inside = (left >= 0) & (left < image.shape[1]) & (top >= 0) & (top < image.shape[0])
+    moved = image[np.where(inside, top, 0), np.where(inside, left, 0)]
+    return np.where(inside[..., None], moved, _FILL)
+
+
+def _rotate(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
+    angle = _either_sign(level * _DEGREES, rng) * np.float32(math.pi / 180)
+    cosine, sine = np.float32(math.cos(angle)), np.float32(math.sin(angle))
+    bottom, right = (np.float32(side - 1) for side in image.shape[:2])
+    across = (right - (cosine * right - sine * bottom)) / 2
+    down = (bottom - (sine * right + cosine * bottom)) / 2
+    return _affine(image, (cosine, -sine, across), (sine, cosine, down))
+
+
+def _shear_x(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
+    return _affine(image, (1, _either_sign(level * _SHEAR, rng), 0), (0, 1, 0))
+
+
+def _shear_y(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
+    return _affine(image, (1, 0, 0), (_either_sign(level * _SHEAR, rng), 1, 0))
+
+
+def _translate_x(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
+    return _affine(image, (1, 0, _either_sign(level * _TRANSLATION, rng)), (0, 1, 0))
+
+
+def _translate_y(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
+    return _affine(image, (1, 0, 0), (0, 1, _either_sign(level * _TRANSLATION, rng)))
+
+
+def _cutout(image: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
+    half = int(level * _CUTOUT)
+    row, column = (int(rng.integers(side)) for side in image.shape[:2])
+    result = image.copy()
+    result[max(0, row - half) : row + half, max(0, column - half) : column + half] = _FILL
+    return result
+
+
+def _autocontrast(image: np.ndarray, _level: float, _rng: np.random.Generator) -> np.ndarray:
+    low, high = (edge(axis=(0, 1)).astype(np.float32) for edge in (image.min, image.max))
+    scale = np.float32(255) / np.where(high > low, high - low, 1)
+    stretched = np.clip(image.astype(np.float32) * scale + -low * scale, 0, 255).astype(np.uint8)
+    return np.where(high > low, stretched, image)
+
+
+def _equalize(image: np.ndarray, _level: float, _rng: np.random.Generator) -> np.ndarray:
+    result = image.copy()
+    for colour in range(3):
+        counts = np.bincount(image[..., colour].ravel(), minlength=256)
+        step = (counts.sum() - counts[counts > 0][-1]) // 255
+        if step:
+            table = np.concatenate(([0], ((counts.cumsum() + step // 2) // step)[:-1]))
+            result[..., colour] = np.clip(table, 0, 255)[image[..., colour]]
+    return result
+
+
+def _posterize(image: np.ndarray, level: float, _rng: np.random.Generator) -> np.ndarray:
+    bits = min((8 - int(level * 4)) % 256, 7)
+    return image >> bits << bits
+
+
+def _solarize(image: np.ndarray, level: float, _rng: np.random.Generator) -> np.ndarray:
+    return np.where(image < int(level * 256) % 256, image, 255 - image)
+
+
+def _solarize_add(image: np.ndarray, level: float, _rng: np.random.Generator) -> np.ndarray:
+    added = np.minimum(image.astype(np.int64) + int(level * _ADDITION), 255).astype(np.uint8)
+    return np.where(image < 128, added, image)
+
+
+def _color(image: np.ndarray, level: float, _rng: np.random.Generator) -> np.ndarray:
+    red, green, blue = np.moveaxis(image.astype(np.float32) * np.float32(1 / 255) * _LUMA, 2, 0)
+    grey = (red + green + blue) * np.float32(255.5)
+    return _blend(grey.astype(np.uint8)[..., None], image, _strength(level))
+
+
+def _contrast(image: np.ndarray, level: float, _rng: np.random.Generator) -> np.ndarray:
+    grey = min(image.shape[0] * image.shape[1] // 256, 255)
+    return _blend(np.full_like(image, grey), image, _strength(level))
+
+
+def _brightness(image: np.ndarray, level: float, _rng: np.random.Generator) -> np.ndarray:
+    return _blend(np.zeros_like(image), image, _strength(level))
+
+
+def _sharpness(image: np.ndarray, level: float, _rng: np.random.Generator) -> np.ndarray:
+    height, width = image.shape[:2]
+    pixels, smooth = image.astype(np.float32), np.zeros((height - 2, width - 2, 3), np.float32)
+    for row in range(3):
+        for column in range(3):
+            weight = np.float32(5 if row == column == 1 else 1) / np.float32(13)
+            taps = pixels[row : row + height - 2, column : column + width - 2]
+            smooth = (smooth + np.float64(weight) * taps).astype(np.float32)  # one rounding, as TensorFlow
+    blurred = image.copy()
+    blurred[1:-1, 1:-1] = np.clip(smooth, 0, 255).astype(np.uint8)
+    return _blend(blurred, image, _strength(level))
+
+
+OPERATIONS: dict[str, Operation] = {
+    "AutoContrast": _autocontrast,
+    "Equalize": _equalize,
+    "Invert": lambda image, _level, _rng: 255 - image,
+    "Rotate": _rotate,
+    "Posterize": _posterize,
+    "Solarize": _solarize,
+    "Color": _color,
+    "Contrast": _contrast,
+    "Brightness": _brightness,
+    "Sharpness": _sharpness,
+    "ShearX": _shear_x,
+    "ShearY": _shear_y,
+    "TranslateX": _translate_x,
+    "TranslateY": _translate_y,
+    "Cutout": _cutout,
+    "SolarizeAdd": _solarize_add,
+}
+
+
+def three_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    """Turn an image grey, solarize it or blur it: one of the three, with equal probability.
+
+    Source: DeiT III (arXiv 2204.07118), section 3, and its authors' code: a blur of radius 0.1 to 2 pixels
+    """
+    match int(rng.integers(3)):
+        case 0:
+            return image.convert("L").convert("RGB")
+        case 1:
+            return ImageOps.solarize(image)
+        case _:
+            return image.filter(ImageFilter.GaussianBlur(float(rng.uniform(*_BLUR_RADIUS))))
+
+
+def color_jitter(image: Image.Image, strengths: tuple[float, ...], rng: np.random.Generator) -> Image.Image:
+    """Change brightness, contrast, saturation and hue, in an order that is drawn.
+
+    Args:
+        image: RGB.
+        strengths: of these in turn; the first three draw a factor from 1 - strength, at least 0, to
+            1 + strength, the hue a shift between plus and minus it, as a share of the circle of colours.
+        rng: the only source of randomness.
+
+    Source: the rules of torchvision's ColorJitter
+    """
+    for number in rng.permutation(len(strengths)).tolist():
+        strength = strengths[number]
+        if not strength:
+            continue
+        if number == _HUE:
+            from torchvision.transforms.functional import adjust_hue
+
+            image = adjust_hue(image, float(rng.uniform(-strength, strength)))
+        else:
+            factor = float(rng.uniform(max(0.0, 1 - strength), 1 + strength))
+            image = _ENHANCERS[number](image).enhance(factor)
+    return image
+
+
+_ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+_HUE = len(_ENHANCERS)

@@ -1,0 +1,124 @@
+"""Adapters of a LoRA run as peft reads them, beside transformers' ViT."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitctl.engine.journal import ADAPTERS, tensors_file
+from vitctl.errors import CheckpointError
+from vitctl.export.export import ExportRequest, Written
+from vitctl.export.graph import Raw
+from vitctl.export.proof import Run, run_model
+from vitctl.export.weights_folder import model_card
+from vitctl.jobs.inputs.weights import FoundWeights, loaded_model
+from vitctl.models.build import build, check_state
+from vitctl.models.lora import adapt, factors_of, merged
+from vitctl.models.variants import LORA_TARGETS
+from vitctl.models.weights import huggingface
+from vitctl.models.weights.containers import read_tensors, save_tensors, write_json
+from vitctl.models.weights.layouts import rule_for
+from vitctl.models.weights.weights_file import Weights
+from vitctl.system.files import write_text
+
+_WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX, _HEAD = "base_model.model", "classifier"
+
+
+def write_peft(request: ExportRequest, folder: Path) -> Written:
+    """Write adapters and head, the configuration of the adapters, and a README.md.
+
+    Raises:
+        CheckpointError: the weights have no adapters beside them, or transformers' ViT or peft cannot hold
+            what was trained.
+    """
+    found = request.found
+    config, lora, adapters = found.weights.config, found.weights.meta.get("lora"), _adapters(found)
+    if not lora or not adapters:
+        raise CheckpointError(
+            f"{found.path}: has no adapters beside it, which a run of `vitctl finetune --set lora.rank=8` "
+            f"keeps; export weights with --to hf"
+        )
+    if lora["from_image_size"] != config.image_size:
+        raise CheckpointError(
+            f"{found.path}: its positions were resized from {lora['from_image_size']} to "
+            f"{config.image_size} pixels, and peft stores adapters and head alone; export the merged weights "
+            f"with --to hf"
+        )
+    if problems := "; ".join(huggingface.LAYOUT.misfits(huggingface.LAYOUT, config)):
+        raise CheckpointError(f"{found.path}: Hugging Face ViT cannot hold this model: {problems}")
+    whole = build(config, device="meta")
+    adapt(whole, lora["targets"], lora["blocks"], rank=lora["rank"], alpha=0.0, dropout=0.0, seed=0)
+    check_state(adapters, {name: one for name, one in whole.state_dict().items() if ".adapters." in name})
+    tensors = {
+        f"{_PREFIX}.{_HEAD}.{kind}": found.weights.state[f"head.{kind}"] for kind in ("weight", "bias")
+    }
+    for name, _, pair in _modules(adapters):
+        for letter, tensor in zip("AB", pair, strict=True):
+            tensors[f"{_PREFIX}.{name}.lora_{letter}.weight"] = tensor.clone()
+    file = folder / _WEIGHTS
+    save_tensors(tensors, file, {"format": "pt"})
+    settings = {
+        "peft_type": "LORA",
+        "r": lora["rank"],
+        "lora_alpha": lora["alpha"] or lora["rank"],
+        "lora_dropout": lora["dropout"],
+        "target_modules": [name for name, _, _ in _modules(adapters)],
+        "modules_to_save": [_HEAD],
+        "bias": "none",
+        "inference_mode": True,
+    }
+    write_json(folder / _CONFIG, settings)
+    notes = (
+        f"the start weights, SHA-256 {lora['from_sha256']}, are not in it: write them with `vitctl export "
+        f"--to hf`, and open them with num_labels={config.num_classes}, "
+        f"ignore_mismatched_sizes=True",
+        *request.resizing_note,
+    )
+    write_text(folder / "README.md", model_card(request, notes))
+    return Written(file, notes[:1])
+
+
+def open_peft(request: ExportRequest, path: Path) -> Run:
+    """Return the model with the adapters and the head that are read back, instead of those it was merged
+    with.
+    """
+    found, theirs = request.found, read_tensors(path)
+    config = json.loads((path.parent / _CONFIG).read_text())
+    lora, state = found.weights.meta["lora"], dict(found.weights.state)
+    for layer, pairs in factors_of(_adapters(found)).items():
+        state[layer] = merged(state[layer].double(), pairs, -(lora["alpha"] or lora["rank"]) / lora["rank"])
+    for name, (layer, target), _ in _modules(_adapters(found)):
+        a, b = (theirs[f"{_PREFIX}.{name}.lora_{letter}.weight"] for letter in "AB")
+        if name.startswith(huggingface.in_memory("vit.encoder.layer.")):
+            state[layer] = merged(state[layer], {target: (a, b)}, config["lora_alpha"] / config["r"])
+    state |= {f"head.{kind}": theirs[f"{_PREFIX}.{_HEAD}.{kind}"] for kind in ("weight", "bias")}
+    weights = Weights(found.weights.config, state, found.weights.meta)
+    model, _ = loaded_model(replace(found, weights=weights), 0, torch.float32)
+    return run_model(Raw(model.eval(), found.weights.meta))
+
+
+def _adapters(found: FoundWeights) -> dict[str, Tensor]:
+    """Return the adapters that lie beside the weights; empty where none do."""
+    path = Path(found.path)
+    file = path.with_name(tensors_file(ADAPTERS.get(path.stem, "")))
+    return read_tensors(file) if file.is_file() else {}
+
+
+def _modules(
+    adapters: Mapping[str, Tensor],
+) -> Iterator[tuple[str, tuple[str, str], tuple[Tensor, Tensor]]]:
+    """Yield the name of a module of transformers' ViT, our weight and target, and A and B.
+
+    Each comes twice: transformers 4 has the names of its files in memory, transformers 5 has others.
+    """
+    for layer, pairs in factors_of(adapters).items():
+        rule = rule_for(huggingface.TABLE, layer)
+        assert rule is not None, layer
+        for target, pair in pairs.items():
+            in_files = rule.theirs[LORA_TARGETS[target][1]].removesuffix(".weight")
+            for name in (in_files, huggingface.in_memory(f"{in_files}.").rstrip(".")):
+                yield name, (layer, target), pair
