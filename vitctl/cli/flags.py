@@ -111,6 +111,15 @@ FLAGS = (
         panel=WEIGHTS,
     ),
     Flag(
+        "--preprocess",
+        "weights.preprocess",
+        str,
+        "Mean and std of the colours if the weights do not record them: imagenet, clip, half",
+        f"finetune {_SCORE} export",
+        panel=WEIGHTS,
+        complete=completion.one_of(("imagenet", "clip", "half")),
+    ),
+    Flag(
         "--model",
         "weights.model",
         str,

@@ -257,9 +257,9 @@ def most_images(micro_batch: int, share: int) -> int:
 
 
 def draws_noise(recipe: TrainRecipe, config: Any) -> bool:
-    """Return whether a training has dropout or stochastic depth."""
+    """Return whether a training has dropout, stochastic depth, or positions that are scaled at random."""
     rates = [getattr(config, name, 0.0) for name in ("dropout", "drop_path")]
-    return any([*rates, lora_of(recipe).dropout])
+    return any([*rates, lora_of(recipe).dropout, getattr(config, "rotary_rescale", 1.0) > 1])
 
 
 def dropout_draws(recipe: TrainRecipe, config: Any, folder: Path) -> dict[str, Any]:

@@ -172,7 +172,12 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
     if isinstance(recipe, Pretrain):
         config = recipe.network(num_classes)
     else:
-        found = find_network(recipe.weights.source, which=recipe.weights.which, model=recipe.weights.model)
+        found = find_network(
+            recipe.weights.source,
+            which=recipe.weights.which,
+            model=recipe.weights.model,
+            classifier=recipe.weights.classifier,
+        )
         notes += [found.taken] if found.taken else []
         notes.append(f"weights from {found.path}")
         if recipe.sweep.lrs:
@@ -362,7 +367,13 @@ def plan_scoring(recipe: Fewshot | Vtab | Evaluate) -> ScoringPlan:
         VitctlError: the data is unknown, or the weights are not here, and their model is not named.
     """
     wanted = recipe.weights
-    found = find_network(wanted.source, which=wanted.which, model=wanted.model, job=recipe.job)
+    found = find_network(
+        wanted.source,
+        which=wanted.which,
+        model=wanted.model,
+        job=recipe.job,
+        classifier=wanted.classifier,
+    )
     notes = [found.taken] if found.taken else []
     side, trainings, steps, batch = recipe.data.image_size, 0, 0, 0
     images: list[tuple[str, int]] = []

@@ -549,7 +549,13 @@ def check_lora(config: Config, blocks: Iterable[int]) -> None:
 
 
 def downstream(
-    config: Config, *, num_classes: int, image_size: int, dropout: float = 0.0, drop_path: float = 0.0
+    config: Config,
+    *,
+    num_classes: int,
+    image_size: int,
+    dropout: float = 0.0,
+    drop_path: float = 0.0,
+    rotary_rescale: float = 1.0,
 ) -> Config:
     """Return the network that a fine-tune of `config` trains: the same body under one linear layer for
     `num_classes`.
@@ -562,11 +568,34 @@ def downstream(
         for name, rate in {"dropout": dropout, "drop_path": drop_path}.items():
             if rate:
                 raise RecipeError(f"model: a ResNet has no {name}; set {name} = 0 (now {rate})")
+        if rotary_rescale > 1:
+            raise RecipeError("model: a ResNet has no rotary positions; leave out rotary_rescale")
         return replace(config, **changes)
     changes |= {"representation_size": 0, "dropout": dropout, "drop_path": drop_path}
+    changes["rotary_rescale"] = rotary_rescale
     if isinstance(config, MaskedPatchConfig):
         body: dict[str, Any] = {field.name: getattr(config, field.name) for field in fields(ViTConfig)}
         return ViTConfig(**{**body, **changes})
+    return replace(config, **changes)
+
+
+def with_classifier(config: Config, classifier: str) -> Config:
+    """Return the same body under another way to make one vector of its tokens; it has no head then.
+
+    Raises RecipeError where the weights have no such tokens. Source: weights.classifier
+    """
+    if not classifier or classifier == getattr(config, "classifier", None):
+        return config
+    if not isinstance(config, ViTConfig):
+        raise RecipeError("weights.classifier is for Vision Transformers; leave it out")
+    wants_token = classifier in _WITH_CLASS_TOKEN
+    if wants_token != config.has_class_token or classifier == "attention":
+        known = (config.classifier, *(_WITH_CLASS_TOKEN if config.has_class_token else ("gap",)))
+        raise RecipeError(
+            f"weights.classifier = {classifier!r} does not go with these weights, whose classifier is "
+            f"{config.classifier!r}; known for them: {', '.join(dict.fromkeys(known))}"
+        )
+    changes: dict[str, Any] = {"classifier": classifier, "num_classes": 0, "representation_size": 0}
     return replace(config, **changes)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from vitctl.models.variants import LATER_FIELDS
 from vitctl.recipe.schema import RENAMED, Recipe
 from vitctl.recipe.write import flat, toml_value
 
@@ -36,6 +37,10 @@ _NEUTRAL = (
 # Keys that are younger than the first runs, with the value that changes nothing. A recipe that leaves them
 # there has the digest that it had before they existed: earlier runs resume, verify and compare as before.
 _ADDED: dict[str, Any] = {
+    **{f"model.{name}": None for name in (*LATER_FIELDS, "gelu", "norm_eps")},
+    "weights.preprocess": "",
+    "weights.classifier": "",
+    "rotary_rescale": 1.0,
     "finetune.freeze": "none",
     "optimizer.layer_decay": 1.0,
     "optimizer.layer_decay_numbering": "timm",

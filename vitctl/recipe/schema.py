@@ -412,6 +412,10 @@ _DROPOUT = (
 _DROP_PATH = (
     "chance of dropping the last layer's branches while fine-tuning, 0 to below 1; as_stored: as for dropout"
 )
+_ROTARY_RESCALE = (
+    "rotary positions: in training all coordinates are multiplied by one number from 1 / this to this, drawn "
+    "for each forward pass; 2 in DINOv3's and transformers' code; 1: off, as in timm"
+)
 _DIVIDED = "an inference: Table 5 suggests as_stored, uncertainty-baselines suggests 0"
 
 
@@ -516,6 +520,7 @@ class Finetune(TrainRecipe):
     lora: LoRA = LoRA()
     dropout: Rate = knob(0.0, _DROPOUT, source=_DIVIDED)
     drop_path: Rate = knob(0.0, _DROP_PATH, source="AugReg; not in the paper")
+    rotary_rescale: float = knob(1.0, _ROTARY_RESCALE, source="DINOv3", ge=1, le=100)
 
     @model_validator(mode="after")
     def _adapters_have_a_body(self) -> "Finetune":
@@ -601,6 +606,7 @@ class Vtab(TrainRecipe):
     loss: FinetuneLoss
     dropout: Rate = knob(0.0, _DROPOUT, source=_DIVIDED)
     drop_path: Rate = knob(0.0, _DROP_PATH, source="AugReg; not in the paper")
+    rotary_rescale: float = knob(1.0, _ROTARY_RESCALE, source="DINOv3", ge=1, le=100)
     vtab: Suite = Suite()
 
     @model_validator(mode="after")
@@ -631,13 +637,14 @@ class Vtab(TrainRecipe):
 
 def rates_of(recipe: Finetune | Vtab, stored: Config) -> dict[str, float]:
     """dropout and drop_path of a fine-tuning run: the recipe's, or those stored with the weights; 0 where
-    nothing is stored.
+    nothing is stored. And rotary_rescale where it is on.
     """
     wanted = {"dropout": recipe.dropout, "drop_path": recipe.drop_path}
-    return {
+    rates = {
         name: float(getattr(stored, name, 0.0) if rate == "as_stored" else rate)
         for name, rate in wanted.items()
     }
+    return rates | ({"rotary_rescale": recipe.rotary_rescale} if recipe.rotary_rescale > 1 else {})
 
 
 def lora_of(recipe: Recipe) -> LoRA:
@@ -673,7 +680,9 @@ def frozen_places(recipe: Pretrain | Finetune | Vtab, config: Config) -> int:
 def rates_in_words(recipe: Finetune | Vtab, rates: Mapping[str, float]) -> str:
     """Return the rates as text, with a mark for those stored with the weights."""
     stored = {"dropout": recipe.dropout == "as_stored", "drop_path": recipe.drop_path == "as_stored"}
-    return ", ".join(f"{name} {rate:g}{' as stored' if stored[name] else ''}" for name, rate in rates.items())
+    return ", ".join(
+        f"{name} {rate:g}{' as stored' if stored.get(name) else ''}" for name, rate in rates.items()
+    )
 
 
 class Evaluate(Recipe):

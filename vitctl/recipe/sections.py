@@ -108,16 +108,20 @@ class Model(Section):
     depth: int | None = knob(None, "number of layers", source="Table 1, D.2", ge=1)
     mlp_size: int | None = knob(None, "width of the MLP", unit="features", source="Table 1, D.2", ge=1)
     num_heads: int | None = knob(None, "number of attention heads", source="Table 1", ge=1)
-    classifier: Literal["token", "gap"] | None = knob(
-        None, "class token, or global average pooling", source="3.1, D.3"
+    classifier: Literal["token", "gap", "patches", "token_patches", "attention"] | None = knob(
+        None,
+        "token: class token; gap: average of all tokens, without a class token; patches: of the patches "
+        "beside one; token_patches: both joined; attention: a learned query",
+        source="3.1, D.3; DINOv2; SigLIP",
     )
     pre_logits: bool = knob(
         False, "hidden layer of width D with tanh before the head, in pre-training only", source="3.1, D.3"
     )
-    position_embedding: Literal["learned", "none", "2d", "relative"] | None = knob(
+    position_embedding: Literal["learned", "none", "2d", "relative", "relative_bias", "sincos"] | None = knob(
         None,
-        "learned: 1-D in raster order; 2d: separate rows and columns; relative: inside the attention",
-        source="D.4, Table 8",
+        "learned: 1-D in raster order; 2d: separate rows and columns; relative: inside the attention; "
+        "relative_bias: a table added to its logits; sincos: a fixed table of both axes",
+        source="D.4, Table 8; BEiT; big_vision",
     )
     position_at: Literal["stem", "every_layer", "every_layer_shared"] | None = knob(
         None, "where position embeddings are added", source="D.4, Table 8"
@@ -131,6 +135,39 @@ class Model(Section):
     )
     drop_path: float | None = knob(
         None, "stochastic depth: chance of dropping the last layer's branches", source="AugReg", ge=0, lt=1
+    )
+    gelu: Literal["tanh", "erf", "quick"] | None = knob(
+        None, "form of the activation; quick: x sigmoid(1.702 x)", source="authors' code: tanh; CLIP"
+    )
+    norm_eps: float | None = knob(
+        None, "added to the variance in LayerNorm", source="authors' code: 1e-6", gt=0, lt=1
+    )
+    norm_at: Literal["tokens", "pooled"] | None = knob(
+        None, "the last norm: of all tokens, or of their mean", source="MAE, BEiT"
+    )
+    norm_pre: bool | None = knob(None, "a norm before the first layer", source="CLIP")
+    patch_bias: bool | None = knob(None, "whether the patch embedding has a bias", source="CLIP: false")
+    position_class_row: bool | None = knob(
+        None, "whether the class token has a learned position", source="DeiT III: false"
+    )
+    registers: int | None = knob(
+        None, "tokens beside the class token, without position, that no head reads", source="DINOv2", ge=0
+    )
+    layer_scale: float | None = knob(
+        None, "initial scale of each branch, learned for each channel; 0: off", source="DeiT III: 1e-4", ge=0
+    )
+    mlp: Literal["gelu", "swiglu"] | None = knob(
+        None, "swiglu: mlp_size is the width of the gate, and of what it multiplies", source="DINOv2, EVA-02"
+    )
+    mlp_norm: bool | None = knob(None, "swiglu: a norm before its last matrix", source="EVA-02")
+    qkv_bias: Literal["qkv", "qv", "none"] | None = knob(
+        None, "which of query, key and value have a bias", source="BEiT: qv"
+    )
+    rotary: Literal["none", "dinov3", "eva"] | None = knob(
+        None, "rotary positions by the rule of DINOv3 or of EVA-02", source="DINOv3; EVA-02"
+    )
+    rotary_rescale: float | None = knob(
+        None, "see rotary_rescale of finetune", source="DINOv3: 2", ge=1, le=100
     )
     head_bias: float | None = knob(
         None, "initial bias of the classification head", source="authors' code, issue 2"
@@ -202,6 +239,12 @@ def check_colours(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         )
 
 
+# Mean and standard deviation of pixels from 0 to 1 by name. Source: timm.data.constants
+COLOURS = {
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "half": (HALF, HALF),
+}
 _GIVEN = "if the weights do not record it, or record it wrongly; unset: as recorded, or assumed and shown"
 
 
@@ -229,7 +272,17 @@ class WeightsSource(Section):
     model: str = knob("", "name of the model, for what a foreign file's shapes cannot tell; '': as detected")
     mean: Triple | None = knob(None, f"mean of the colours, {_GIVEN}")
     std: Triple | None = knob(None, f"standard deviation of the colours, {_GIVEN}")
-    gelu: Literal["tanh", "erf"] | None = knob(None, f"form of the activation, {_GIVEN}")
+    preprocess: Literal["", "imagenet", "clip", "half"] = knob(
+        "", f"mean and std by name, {_GIVEN}; half: 0.5 each", source="timm.data.constants"
+    )
+    classifier: Literal["", "token", "gap", "patches", "token_patches"] = knob(
+        "",
+        "what of the network's output feeds the new head, instead of what the weights record: token: the "
+        "class token; patches: the mean of the patches beside one; token_patches: both joined, as DINOv2's "
+        "and DINOv3's linear evaluation; gap: the mean, without a class token. A stored head is dropped",
+        source="DINOv2, DINOv3, MAE",
+    )
+    gelu: Literal["tanh", "erf", "quick"] | None = knob(None, f"form of the activation, {_GIVEN}")
     norm_eps: float | None = knob(None, f"added to the variance in LayerNorm, {_GIVEN}", gt=0, lt=1)
     position_resize: Literal["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned"] | None = knob(
         None, f"how the position embedding is resized to another image size, {_GIVEN}"
@@ -238,6 +291,8 @@ class WeightsSource(Section):
     @model_validator(mode="after")
     def _values_stay_numbers(self) -> "WeightsSource":
         check_colours(self.mean or HALF, self.std or HALF)
+        if self.preprocess and (self.mean or self.std):
+            raise ValueError(f"preprocess = '{self.preprocess}' sets mean and std; leave them out")
         return self
 
 

@@ -41,7 +41,7 @@ from vitctl.jobs.inputs.data import (
     open_scored,
 )
 from vitctl.jobs.record.result import choose_weights, newest_run, start_weights, weights_place
-from vitctl.models.variants import Config, check_lora, downstream, variant
+from vitctl.models.variants import Config, check_lora, downstream, variant, with_classifier
 from vitctl.models.weights.download import Fetch, cached, fetch, locate
 from vitctl.models.weights.header import own_header, read_config
 from vitctl.recipe.images import Place
@@ -266,12 +266,14 @@ def find_network(
     pinned: str = "",
     model: str = "",
     job: str = "finetune",
+    classifier: str = "",
     fetch: Fetch = cached,
 ) -> StoredNetwork:
     """Find the network that weights.source means; no tensor is read.
 
     Args:
         source, which, pinned, model, job: as `find_weights` takes them.
+        classifier: of weights.classifier.
         fetch: downloads the file of an address; by default only the cache is used.
 
     Raises:
@@ -284,7 +286,7 @@ def find_network(
         if path is None:
             path, _ = choose_weights(place, which, by_size=True, pinned=pinned)
         path = locate(path, cached)
-        return StoredNetwork(str(path), read_config(path, model=model), taken)
+        return StoredNetwork(str(path), with_classifier(read_config(path, model=model), classifier), taken)
     try:
         path = locate(place, fetch)
     except CheckpointError:
@@ -296,7 +298,7 @@ def find_network(
             f"{place}: not downloaded yet, and --dry-run downloads nothing; name the model instead, "
             f"e.g. --model B/16"
         ) from None
-    return StoredNetwork(place, read_config(path, model=model))
+    return StoredNetwork(place, with_classifier(read_config(path, model=model), classifier))
 
 
 def _newest_file(folder: Path) -> Path | None:
@@ -403,6 +405,7 @@ def check_weights(recipe: Recipe) -> StoredNetwork | None:
             pinned=chosen.pinned,
             model=chosen.model,
             job=recipe.job,
+            classifier=chosen.classifier,
             fetch=fetch,
         )
         if isinstance(recipe, Finetune):

@@ -17,12 +17,12 @@ from vitctl.engine.runtime import Runtime
 from vitctl.errors import CheckpointError, RecipeError, explaining
 from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, weights_place
 from vitctl.models.build import Model, build, load_state, resized, transfer
-from vitctl.models.variants import downstream
+from vitctl.models.variants import downstream, with_classifier
 from vitctl.models.weights.meta import HALF, assumed_line, assumed_values, require_meta
 from vitctl.models.weights.weights_file import Weights, read_weights
 from vitctl.recipe.images import OBJECTNET_RESIZE, OBJECTNET_SIZE, StoredTransform, check_letterbox
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Vtab
-from vitctl.recipe.sections import StartWeights
+from vitctl.recipe.sections import COLOURS, StartWeights
 
 OBJECTNET, RESTRICTED = "objectnet", "objectnet_restricted"
 OF_OBJECTNET = (OBJECTNET, RESTRICTED)
@@ -89,14 +89,22 @@ def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeig
     in_config = {name: given[name] for name in given if name in ("gelu", "norm_eps")}
     if odd := [name for name in in_config if not hasattr(weights.config, name)]:
         raise CheckpointError(f"{found.path}: weights.{odd[0]} is for Vision Transformers; leave it out")
-    meta = weights.meta | {name: given[name] for name in given if name not in in_config}
+    meta = weights.meta | {name: given[name] for name in given if name not in (*in_config, "classifier")}
     if "eval_resize" in given:
         meta.pop("eval_share", None)
     if left := [name for name in meta.pop("assumed", ()) if name not in given]:
         meta["assumed"] = left
     config = replace(weights.config, **in_config)
+    try:
+        config = with_classifier(config, given.get("classifier", ""))
+    except RecipeError as error:
+        raise CheckpointError(f"{found.path}: {error}") from None
+    state = weights.state
+    if config.num_classes < weights.config.num_classes:  # another classifier, for which the head was not made
+        parts = ("head.", "pre_logits.", "pool.")
+        state = {name: tensor for name, tensor in state.items() if not name.startswith(parts)}
     assumed = assumed_values(meta, config, scoring=job in ("evaluate", "export"))
-    return _check_meta(replace(found, weights=Weights(config, weights.state, meta), assumed=assumed))
+    return _check_meta(replace(found, weights=Weights(config, state, meta), assumed=assumed))
 
 
 def run_of(path: str) -> Path | None:
@@ -129,8 +137,10 @@ def weights_of(recipe: WeightsRecipe) -> FoundWeights:
         "gelu": wanted.gelu,
         "norm_eps": wanted.norm_eps,
         "position_resize": wanted.position_resize,
+        "classifier": wanted.classifier,
     }
-    given |= {name: value and list(value) for name, value in (("mean", wanted.mean), ("std", wanted.std))}
+    mean, std = COLOURS[wanted.preprocess] if wanted.preprocess else (wanted.mean, wanted.std)
+    given |= {name: value and list(value) for name, value in (("mean", mean), ("std", std))}
     if isinstance(data, StoredTransform):
         given |= {
             "eval_method": data.eval_method,
@@ -281,6 +291,7 @@ def transferred_model(
     image_size: int,
     dropout: float,
     drop_path: float,
+    rotary_rescale: float = 1.0,
     seed: int,
     dtype: torch.dtype,
     keeps_head: bool = False,
@@ -292,7 +303,12 @@ def transferred_model(
         the model, and lines that say what was done.
     """
     target = downstream(
-        weights.config, num_classes=num_classes, image_size=image_size, dropout=dropout, drop_path=drop_path
+        weights.config,
+        num_classes=num_classes,
+        image_size=image_size,
+        dropout=dropout,
+        drop_path=drop_path,
+        rotary_rescale=rotary_rescale,
     )
     model = build(target, seed=seed, dtype=dtype)
     if text := random_in_words(wanted, seed):

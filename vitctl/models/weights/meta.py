@@ -15,7 +15,7 @@ from vitctl.system.text import one_line
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # float32's normal numbers
 HALF = (0.5, 0.5, 0.5)
-# Values that weights may not record, and the recipe key that sets each. The two without a dot are read from a
+# Values that weights may not record, and the recipe key that sets each. The one without a dot is read from a
 # config.json beside the tensors.
 KEYS = {
     "mean": "weights.mean",
@@ -23,7 +23,7 @@ KEYS = {
     "gelu": "weights.gelu",
     "norm_eps": "weights.norm_eps",
     "position_resize": "weights.position_resize",
-    "classifier": "classifier",
+    "classifier": "weights.classifier",
     "num_heads": "num_heads",
     "eval_method": "data.eval_method",
     "eval_resize": "data.eval_resize",
@@ -158,8 +158,7 @@ def assumed_line(values: Mapping[str, Any]) -> str:
     if not values:
         return ""
     shown = ", ".join(f"{key}={str(value).replace(', ', ',')}" for key, value in values.items())
-    of_config = " and ".join(key for key in values if key in ("num_heads", "classifier"))
-    elsewhere = f" ({of_config}: in a config.json beside the file)" if of_config else ""
+    elsewhere = " (num_heads: in a config.json beside the file)" if "num_heads" in values else ""
     return (
         f"assumed, not recorded with the weights: {shown}; set what differs with --set KEY=VALUE{elsewhere}"
     )
