@@ -335,15 +335,15 @@ def _encoder_block(config: ViTConfig, length: int) -> Cost:
         linear(count, width, 3 * width, bias=False),
         Cost(parameters=width * {"qkv": 3, "qv": 2, "none": 0}[config.qkv_bias]),
         product(2 * count * length * width),
-        # query, key, value, and before they were turned; the log-sum of each head
-        Cost(narrow=(3 + 2 * (config.rotary != "none")) * count * width, wide=count * config.num_heads),
+        # query, key, value; the log-sum of each head
+        Cost(narrow=3 * count * width, wide=count * config.num_heads),
         _relative(config),
         linear(count, width, width),
         norm(count, width, groups=count),
         _mlp(config, count),
         Cost(masks=(config.dropout > 0) * count * (2 * width + mlp)),
         # a scale keeps what it scales
-        Cost(parameters=2 * width, wide=2 * count * width) if config.layer_scale else Cost(),
+        Cost(parameters=2 * width, narrow=2 * count * width) if config.layer_scale else Cost(),
     )
 
 
@@ -380,8 +380,8 @@ def _relative(config: ViTConfig) -> Cost:
     if config.position_embedding == "relative_bias":
         rows, columns = config.grid
         offsets = (2 * rows - 1) * (2 * columns - 1) + 3
-        matrices = 2 * config.num_heads * config.num_tokens**2
-        copied = 4 * config.num_tokens * config.hidden_size
+        matrices = config.num_heads * config.num_tokens**2
+        copied = config.num_tokens * config.hidden_size  # the scaled query
         return Cost(parameters=offsets * config.num_heads, narrow=matrices + copied)
     if config.position_embedding != "relative":
         return Cost()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -406,7 +407,7 @@ def _initialise_block(block: EncoderBlock, generator: Generator, layer_scale: fl
     plain_norm(block.norm1, block.norm2)
     for scale in (block.scale1, block.scale2):
         if scale is not None:
-            scale.fill_(layer_scale)
+            scale.fill_(float(np.float32(layer_scale)))
 
 
 def _initialise_mlp(mlp: MLP, generator: Generator) -> None:
