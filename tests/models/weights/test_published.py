@@ -239,7 +239,7 @@ def test_timm__every_architecture_is_read_right_or_refused() -> None:
 
 
 REFUSED = {
-    "eva02_base_patch16_clip_224": "a model of timm with a norm inside attention is not supported",
+    "eva02_base_patch16_clip_224": "a model with a norm inside attention is not supported",
     "vit_base_patch16_rpn_224": "norms after its branches",
     "vit_base_patch16_xp_224": "parallel branches",
     "vit_small_patch16_rope_ape_224": "rotary positions by a rule of its own",
@@ -258,7 +258,7 @@ def test_timm__refuses_what_it_would_compute_otherwise(name: str, words: str) ->
 
 def test_timm__refuses_arguments_that_no_tensor_shows(tmp_path: Path) -> None:
     folder = folder_of(theirs("eva02_tiny_patch14_336", ref_feat_shape=(8, 8)), tmp_path)
-    with pytest.raises(CheckpointError, match="a model of timm with the argument ref_feat_shape"):
+    with pytest.raises(CheckpointError, match="a model with the argument ref_feat_shape"):
         read_weights(folder)
 
 
@@ -286,6 +286,8 @@ def test_timm__alone_a_file_says_what_is_assumed(
     assert {key: getattr(found.config, key) for key in told} == told
     assert {key: tuple(found.meta[key]) for key in assumed} == assumed
     assert {"mean", "std", "norm_eps", "position_resize", "eval_resize"} <= set(found.meta["assumed"])
+    is_squashed = name.startswith(("eva02", "vit_base_patch16_siglip"))
+    assert found.meta["eval_method"] == ("square" if is_squashed else "torchvision")
     is_gated = found.config.mlp == "swiglu"
     assert ("gelu" in found.meta["assumed"]) is not is_gated
     assert ("classifier" in found.meta["assumed"]) is (told.get("classifier") != "attention")

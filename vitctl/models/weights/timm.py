@@ -68,7 +68,7 @@ _FOREIGN_TENSORS = {
 }
 # Arguments with which timm's models compute something that config.json alone tells.
 _FOREIGN_ARGUMENTS = (
-    "rope_|ref_feat|norm_layer|block_fn|mlp_layer|attn_layer|attn_type|pool_include|use_post_norm"
+    "rope_|ref_feat|norm_layer|block_fn|mlp_layer|attn_layer|attn_type|pool_include|attn_pool_|use_post_norm"
 )
 _WHOLE_FROM = 384  # pixels: timm's configurations of larger images keep the whole image
 # Families by the class of timm that holds them: the name that takes every size as an argument, then the
@@ -297,8 +297,8 @@ def _describe(
     if pool or shape["classifier"] in ("gap", "attention"):
         recorded["classifier"] = shape["classifier"]
     assumed = {**row.assumed, **(_likely(shape) if row.name == "timm" else {})}
-    if shape["image_size"] >= _WHOLE_FROM:
-        assumed["eval_resize"] = min(assumed["eval_resize"], 1, key=lambda share: share != SQUASH)
+    if shape["image_size"] >= _WHOLE_FROM and assumed["eval_resize"] != SQUASH:
+        assumed["eval_resize"] = 1
     names = config.get("label_names") or pretrained.get("label_names") or ()
     return replace(row, assumed=assumed).vit(shape, recorded, beside, names)
 
@@ -313,7 +313,7 @@ def _peculiar(name: str) -> dict[str, Any]:
 
 def _refuse(*words: str) -> None:
     if words:
-        raise CheckpointError(f"a model of timm with {words[0]} is not supported")
+        raise CheckpointError(f"a model with {words[0]} is not supported")
 
 
 def _likely_rotary(shape: Json) -> str:
