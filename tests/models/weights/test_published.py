@@ -262,6 +262,12 @@ def test_timm__refuses_arguments_that_no_tensor_shows(tmp_path: Path) -> None:
         read_weights(folder)
 
 
+def test_timm__two_last_norms_are_not_one(tmp_path: Path) -> None:
+    state = theirs("eva02_tiny_patch14_336", use_post_transformer_norm=True).state_dict()
+    with pytest.raises(CheckpointError, match=r"unexpected: norm\.weight, norm\.bias"):
+        bare(state, tmp_path)
+
+
 def bare(tensors: dict[str, Tensor], path: Path) -> Weights:
     """Read a file that has no config.json."""
     torch.save({"model": tensors}, path / "alone.pth")
@@ -394,6 +400,10 @@ def test_authors__their_files_are_read_as_timms(family: str, tmp_path: Path) -> 
     weights = Weights(replace(found.config, image_size=size), found.state, found.meta)
     assert weights.meta["position_resize"] == position_resize
     assert not {"gelu", "norm_eps", "position_resize"} & set(weights.meta["assumed"])
+    share = {"deit3": 1, "eva02": 1}.get(found.meta["format"], 224 / 256)
+    squashed = found.meta["format"] == "eva02"
+    assert found.meta["eval_resize"] == (0 if squashed else int(found.config.image_size / share))
+    assert isinstance(found.config, ViTConfig) and found.config.rotary_rescale == 1
     assert {"mean", "std"} <= set(weights.meta["assumed"])
     assert_same_answers(weights, model, size)
 

@@ -347,9 +347,11 @@ def _classifier(shape: Json, pool: str | None) -> str:
     known = {"attention": {"map": "attention"}, "gap": {"avg": "gap"}}.get(
         found, {"token": "token", "avg": "patches"}
     )
+    if found == "attention" and shape["registers"]:
+        _refuse("attention pooling that leaves out registers")
     if pool is None:
         return "patches" if found == "token" and shape["norm_at"] == "pooled" else str(found)
-    if pool not in known or (found == "attention" and shape["registers"]):
+    if pool not in known:
         raise CheckpointError(
             f"config.json: global_pool {pool!r} does not go with its tensors, known are {', '.join(known)}"
         )
@@ -595,7 +597,7 @@ POOLED_TABLE = {**TABLE, **pair("norm", "fc_norm")}
 POOLED = replace(
     LAYOUT,
     mark="fc_norm.weight",
-    absent="norm.weight",
+    absent="",
     table=lambda _num_heads: POOLED_TABLE,
     holds={**LAYOUT.holds, "norm_at": ("pooled",)},
 )
