@@ -154,20 +154,40 @@ def offset_bias(table: Tensor, grid: Grid, has_token: bool) -> Tensor:
 def resize_offset_bias(table: Tensor, old_grid: Grid, new_grid: Grid) -> Tensor:
     """Return a table of relative position biases for another grid; the class token keeps its three rows.
 
-    Offsets are interpolated bicubically with corners aligned, as the offset 0 stays in the middle. The
-    authors space the old offsets geometrically; timm and transformers each have another rule.
+    An offset of one patch keeps its meaning: the old offsets are spaced geometrically, so that they span the
+    new ones, and each new one is interpolated linearly between them, as in timm. The authors' curve between
+    them is cubic, and transformers spaces them evenly.
 
     Args:
         table: `[num_offsets(old_grid), H]`.
 
-    Returns `[num_offsets(new_grid), H]`.
+    Returns `[num_offsets(new_grid), H]`. Source: BEiT, run_class_finetuning.py
     """
     if old_grid == new_grid:
         return table
-    old, new = (tuple(2 * side - 1 for side in grid) for grid in (old_grid, new_grid))
-    image = torch.unflatten(table[:-_CLASS_ROWS].T, 1, old)[None].double()  # [1, H, rows, columns]
-    resized = F.interpolate(image, size=new, mode="bicubic", align_corners=True)[0].flatten(1).T
+    by_row, by_column = (_spread(old, new) for old, new in zip(old_grid, new_grid, strict=True))
+    old = (by_row.shape[1], by_column.shape[1])
+    image = torch.unflatten(table[:-_CLASS_ROWS].double(), 0, old)  # [rows, columns, H]
+    on_device = (by_row.to(table.device), by_column.to(table.device))
+    resized = torch.einsum("ir,jc,rch->ijh", *on_device, image).flatten(0, 1)
     return torch.cat([resized.to(table.dtype), table[-_CLASS_ROWS:]])
+
+
+def _spread(old: int, new: int) -> Tensor:
+    """Return the share of each old offset in each new one along an axis, `[2 new - 1, 2 old - 1]`."""
+    low, high = 1.01, 1.5  # of the ratio between one step and the next
+    while high - low > 1e-6:
+        ratio = (low + high) / 2
+        low, high = (low, ratio) if sum(ratio**step for step in range(old - 1)) > new - 1 else (ratio, high)
+    steps = torch.tensor([ratio**step for step in range(old - 1)], dtype=torch.float64, device="cpu").cumsum(
+        0
+    )
+    place = torch.cat([-steps.flip(0), steps.new_zeros(1), steps])
+    wanted = torch.arange(1 - new, new, dtype=torch.float64, device="cpu")
+    right = torch.searchsorted(place, wanted).clamp(max=len(place) - 1)
+    left = (right - 1).clamp(min=0)
+    share = ((wanted - place[left]) / (place[right] - place[left])).clamp(0, 1).nan_to_num(1)[:, None]
+    return share * F.one_hot(right, len(place)) + (1 - share) * F.one_hot(left, len(place))
 
 
 def resize_position_embedding(
@@ -181,7 +201,8 @@ def resize_position_embedding(
         old_grid, new_grid: rows and columns of patches.
         prefix_tokens: tokens before the patches (1 with a class token).
         method: `zoom`, bilinear with aligned corners, is `scipy.ndimage.zoom(order=1)` of the authors' code;
-            `bicubic` is Hugging Face's, `bicubic_aligned` torchvision's, `bicubic_antialias` timm's.
+            `bicubic` is Hugging Face's, `bicubic_aligned` torchvision's, `bicubic_antialias` timm's, and
+            `bicubic_offset` DINOv2's without registers, whose scale counts a tenth of a patch too many.
 
     Returns `[L, prefix_tokens + new rows * new columns, D]` in the dtype of `table`. Raises CheckpointError
     when the old grid is not square or the table does not fit it, or the method is unknown. Paper: Section 3.2
@@ -201,7 +222,10 @@ def resize_position_embedding(
         return table
     prefix, patches = torch.split(table, [prefix_tokens, rows * columns], dim=1)
     image = torch.unflatten(patches, 1, (rows, columns)).permute(0, 3, 1, 2)  # [L, D, rows, columns]
-    resized = F.interpolate(image.double(), size=new_grid, **_method(method)[0]).to(table.dtype)
+    size: dict[str, Any] = {"size": new_grid}
+    if method == "bicubic_offset":
+        size = {"scale_factor": tuple((new + 0.1) / old for old, new in zip(old_grid, new_grid, strict=True))}
+    resized = F.interpolate(image.double(), **size, **_method(method)[0]).to(table.dtype)
     return torch.cat([prefix, resized.flatten(2).transpose(1, 2)], dim=1)
 
 
@@ -227,6 +251,7 @@ def say_method(method: str) -> str:
 _METHODS: dict[str, tuple[dict[str, Any], str]] = {
     "zoom": ({"mode": "bilinear", "align_corners": True}, "bilinear, corners aligned"),
     "bicubic": ({"mode": "bicubic", "align_corners": False}, "bicubic"),
+    "bicubic_offset": ({"mode": "bicubic", "align_corners": False}, "bicubic, scaled by (new + 0.1) / old"),
     "bicubic_aligned": ({"mode": "bicubic", "align_corners": True}, "bicubic, corners aligned"),
     "bicubic_antialias": (
         {"mode": "bicubic", "align_corners": False, "antialias": True},

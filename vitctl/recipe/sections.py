@@ -239,12 +239,6 @@ def check_colours(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         )
 
 
-# Mean and standard deviation of pixels from 0 to 1 by name. Source: timm.data.constants
-COLOURS = {
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
-    "half": (HALF, HALF),
-}
 _GIVEN = "if the weights do not record it, or record it wrongly; unset: as recorded, or assumed and shown"
 
 
@@ -284,9 +278,9 @@ class WeightsSource(Section):
     )
     gelu: Literal["tanh", "erf", "quick"] | None = knob(None, f"form of the activation, {_GIVEN}")
     norm_eps: float | None = knob(None, f"added to the variance in LayerNorm, {_GIVEN}", gt=0, lt=1)
-    position_resize: Literal["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned"] | None = knob(
-        None, f"how the position embedding is resized to another image size, {_GIVEN}"
-    )
+    position_resize: (
+        Literal["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned", "bicubic_offset"] | None
+    ) = knob(None, f"how the position embedding is resized to another image size, {_GIVEN}")
 
     @model_validator(mode="after")
     def _values_stay_numbers(self) -> "WeightsSource":

@@ -186,7 +186,7 @@ def test_read__refuses_archives_larger_than_any_model(
         ({"state_dict": {}}, "holds no tensors"),
         (
             {"fc.weight": torch.ones(1)},
-            "supported: vitctl, Google BiT, Google ViT, Google hybrid, ",
+            "supported: vitctl, BEiT, DINOv2, DINOv3, DeiT III, EVA-02, Google BiT, ",
         ),
     ],
 )

@@ -18,11 +18,11 @@ from vitctl.errors import CheckpointError, RecipeError, explaining
 from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, weights_place
 from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import downstream, with_classifier
-from vitctl.models.weights.meta import HALF, assumed_line, assumed_values, require_meta
+from vitctl.models.weights.meta import COLOURS, HALF, assumed_line, assumed_values, require_meta
 from vitctl.models.weights.weights_file import Weights, read_weights
 from vitctl.recipe.images import OBJECTNET_RESIZE, OBJECTNET_SIZE, StoredTransform, check_letterbox
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Vtab
-from vitctl.recipe.sections import COLOURS, StartWeights
+from vitctl.recipe.sections import StartWeights
 
 OBJECTNET, RESTRICTED = "objectnet", "objectnet_restricted"
 OF_OBJECTNET = (OBJECTNET, RESTRICTED)
@@ -139,8 +139,8 @@ def weights_of(recipe: WeightsRecipe) -> FoundWeights:
         "position_resize": wanted.position_resize,
         "classifier": wanted.classifier,
     }
-    mean, std = COLOURS[wanted.preprocess] if wanted.preprocess else (wanted.mean, wanted.std)
-    given |= {name: value and list(value) for name, value in (("mean", mean), ("std", std))}
+    colours = COLOURS.get(wanted.preprocess, {"mean": wanted.mean, "std": wanted.std})
+    given |= {name: value and list(value) for name, value in colours.items()}
     if isinstance(data, StoredTransform):
         given |= {
             "eval_method": data.eval_method,

@@ -169,6 +169,8 @@ _DECIDING = (
 )  # fmt: skip
 # Published sizes whose heads have another number of channels, by hidden size and depth.
 _UNUSUAL_HEADS = {(1152, 27): 16, (1408, 40): 16, (1536, 40): 16, (1664, 48): 16}
+# With a SwiGLU the same sizes have other heads: DINOv3's H+ and 7B, DINOv2's g.
+_GATED_HEADS = {(1280, 32): 20, (1536, 40): 24, (4096, 40): 32}
 # The values of a layout have as eval_resize the share of the side that a centre crop keeps. With SQUASH
 # images are squashed to the image size, which metadata record as eval_resize 0.
 SQUASH = math.inf
@@ -200,6 +202,7 @@ class WeightsLayout:
         table: name rules; depends on the number of heads where the layout does.
         describe: configuration and metadata of a file.
         tidy: brings every spelling of the names to the one that `table` writes.
+        spell: brings what `table` writes to the spelling of the program's class for a configuration.
         documented: values that hold for every such file, which records none of them.
         assumed: values that may not hold, for what a file does not record.
         misfits: what of a configuration the layout cannot hold.
@@ -217,6 +220,7 @@ class WeightsLayout:
     table: Callable[[int], Table]
     describe: Callable[["WeightsLayout", View, Tensors, Beside], tuple[Config, dict[str, Any]]]
     tidy: Callable[[Tensors], Tensors] = lambda tensors: tensors
+    spell: Callable[[Tensors, Any], Tensors] = lambda tensors, _config: tensors
     documented: Json
     assumed: Json = field(default_factory=dict)
     misfits: Callable[["WeightsLayout", Any], Iterator[str]]
@@ -273,7 +277,8 @@ class WeightsLayout:
 
         The number of heads of a published shape is as good as recorded.
         """
-        published = published_heads(shape["hidden_size"], shape["depth"])
+        gated = shape["mlp"] == "swiglu"
+        published = published_heads(shape["hidden_size"], shape["depth"], gated)
         values = self.settle({**recorded, "num_heads": recorded.get("num_heads") or published}, beside)
         config = ViTConfig(**self.held(shape), gelu=values["gelu"], norm_eps=values["norm_eps"], **more)
         return config, stored_meta(config, values, class_names)
@@ -317,7 +322,7 @@ def vit_shape(view: View, num_heads: int | None, image_size: int | None) -> dict
         "hidden_size": hidden_size,
         "depth": depth,
         "mlp_size": mlp_size,
-        "num_heads": num_heads or known_heads(hidden_size, depth),
+        "num_heads": num_heads or known_heads(hidden_size, depth, len(gated) == 2 * mlp_size),
         "num_classes": classes(view),
         "classifier": "attention" if has("pool.probe") else "token" if prefix else "gap",
         "representation_size": 0 if pre_logits is None else len(pre_logits),
@@ -360,18 +365,19 @@ def classes(view: View) -> int:
     return 0 if head is None else len(head)
 
 
-def published_heads(hidden_size: int, depth: int) -> int | None:
-    """Return the heads of the published model of this size, or None."""
+def published_heads(hidden_size: int, depth: int, gated: bool = False) -> int | None:
+    """Return the heads of the published model of this size, or None. `gated`: its MLP is a SwiGLU."""
     sizes = {(size["hidden_size"], size["depth"]): size["num_heads"] for size in reversed(VARIANTS.values())}
-    return sizes.get((hidden_size, depth)) or _UNUSUAL_HEADS.get((hidden_size, depth))
+    known = {**_UNUSUAL_HEADS, **sizes, **(_GATED_HEADS if gated else {})}
+    return known.get((hidden_size, depth))
 
 
-def known_heads(hidden_size: int, depth: int) -> int:
+def known_heads(hidden_size: int, depth: int, gated: bool = False) -> int:
     """Return the heads of the published model of this size; most have 64 channels for each.
 
     Raises CheckpointError.
     """
-    if heads := published_heads(hidden_size, depth):
+    if heads := published_heads(hidden_size, depth, gated):
         return heads
     if hidden_size % _HEAD_CHANNELS:
         raise CheckpointError(

@@ -1,9 +1,16 @@
-"""timm's Vision Transformers: a state dict, and the `config.json` of its hub folders."""
+"""timm's Vision Transformers: a state dict, and the `config.json` of its hub folders.
+
+Three classes of timm hold our networks: `VisionTransformer`, `Eva` (rotary positions, no bias of keys) and
+`Beit` (relative position biases). Their files differ in spelling: `tidy` brings all to one, `_spell` back.
+"""
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
+
+import torch
 
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import Config, ViTConfig
@@ -21,79 +28,356 @@ from vitctl.models.weights.layouts import (
     vit_misfits,
     vit_shape,
 )
-from vitctl.models.weights.meta import HALF
+from vitctl.models.weights.meta import CLIP, HALF, IMAGENET
 
 NORM_EPS = 1e-6
-_GELU: dict[str, Literal["tanh", "erf"]] = {"gelu": "erf", "gelu_erf": "erf", "gelu_tanh": "tanh"}
+LARGER_EPS = 1e-5  # of CLIP and DINOv3
+_GELU: dict[str, Literal["tanh", "erf", "quick"]] = {
+    "gelu": "erf",
+    "gelu_erf": "erf",
+    "gelu_tanh": "tanh",
+    "quick_gelu": "quick",
+}
 _RESAMPLE = {"bilinear": "bilinear_antialias", "bicubic": "bicubic_antialias"}
-# timm's names for the sizes that it knows: hidden size, depth, MLP size, heads; and the patches of each.
-_ARCHITECTURES = {
-    (192, 12, 768, 3): ("tiny", (16,)),
-    (384, 12, 1536, 6): ("small", (8, 16, 32)),
-    (768, 12, 3072, 12): ("base", (8, 16, 32)),
-    (1024, 24, 4096, 16): ("large", (16, 32)),
-    (1280, 32, 5120, 16): ("huge", (14,)),
-}
-# Architectures whose tensors look like any other's, and which compute something else than these tell.
+# What timm's architectures compute, where neither tensors nor config.json tell it, by a pattern in the name.
 _PECULIAR: dict[str, dict[str, Any]] = {
-    "test_vit": {"num_heads": 2},
-    "vit_base_patch16_gap_224": {"num_heads": 16},
-    "vit_base_patch32_siglip_gap_256": {"act_layer": "gelu_tanh"},
-    "vit_large_patch16_siglip_gap_512": {"act_layer": "gelu_tanh"},
-    "vit_so400m_patch16_siglip_gap_256": {"act_layer": "gelu_tanh"},
-    "vit_so400m_patch16_siglip_gap_384": {"act_layer": "gelu_tanh"},
-    "vit_so400m_patch16_siglip_gap_512": {"act_layer": "gelu_tanh"},
-    "vit_giantopt_patch16_siglip_gap_256": {"act_layer": "gelu_tanh"},
-    "vit_giantopt_patch16_siglip_gap_384": {"act_layer": "gelu_tanh"},
+    r"^test_vit$": {"num_heads": 2},
+    r"^vit_base_patch16_gap_224$": {"num_heads": 16},
+    r"patch32_siglip|(so400m|giantopt)_patch16_siglip|large_patch16_siglip_(gap_)?512": {
+        "act_layer": "gelu_tanh"
+    },
+    r"quickgelu": {"act_layer": "quick_gelu"},
+    r"^vit_.*(_clip_|_dinov3|_lingbot)": {"norm_eps": LARGER_EPS},
+    r"_dinov3|_lingbot": {"rotary": "dinov3"},
+    r"^eva02_|_rope_reg": {"rotary": "eva"},
 }
+# What some architectures have and vitctl has not: by a pattern in their names, or by a tensor.
+_FOREIGN_NAMES = {
+    r"_rpn_|enormous": "norms after its branches",
+    r"_pe_|_rope_(mixed_|ape_)?\d|_sapiens": "rotary positions by a rule of its own",
+}
+_FOREIGN_TENSORS = {
+    "blocks.0.attn.norm.weight": "a norm inside attention",
+    "blocks.0.attn.q_norm.weight": "norms of queries and keys",
+    "blocks.0.attn.lambda_q1": "differential attention",
+    "blocks.0.attns.0.attn.proj.weight": "parallel branches",
+    "blocks.0.in_proj.weight": "parallel branches",
+    "patch_embed.norm.weight": "a norm of its patches",
+    "rope.freqs": "learned rotary positions",
+    "dist_token": "a distillation token",
+}
+# Arguments with which timm's models compute something that config.json alone tells.
+_FOREIGN_ARGUMENTS = (
+    "rope_|ref_feat|norm_layer|block_fn|mlp_layer|attn_layer|attn_type|pool_include|attn_pool_|use_post_norm"
+)
 _WHOLE_FROM = 384  # pixels: timm's configurations of larger images keep the whole image
-_ANY_ARCHITECTURE = "vit_base_patch16_224"  # it takes every size as an argument
+# Families by the class of timm that holds them: the name that takes every size as an argument, then the
+# published sizes (hidden size, depth, MLP size, heads, patch size) and their names.
+_NAMES: dict[str, tuple[str, dict[tuple[int, ...], str]]] = {
+    "plain": (
+        "vit_base_patch16_224",
+        {
+            (192, 12, 768, 3, 16): "vit_tiny_patch16_224",
+            **{(384, 12, 1536, 6, patch): f"vit_small_patch{patch}_224" for patch in (8, 16, 32)},
+            **{(768, 12, 3072, 12, patch): f"vit_base_patch{patch}_224" for patch in (8, 16, 32)},
+            **{(1024, 24, 4096, 16, patch): f"vit_large_patch{patch}_224" for patch in (16, 32)},
+            (1280, 32, 5120, 16, 14): "vit_huge_patch14_224",
+        },
+    ),
+    "clip": (
+        "vit_base_patch16_clip_224",
+        {
+            (768, 12, 3072, 12, 16): "vit_base_patch16_clip_224",
+            (768, 12, 3072, 12, 32): "vit_base_patch32_clip_224",
+            (1024, 24, 4096, 16, 14): "vit_large_patch14_clip_224",
+            (1280, 32, 5120, 16, 14): "vit_huge_patch14_clip_224",
+            (1408, 40, 6144, 16, 14): "vit_giant_patch14_clip_224",
+            (1664, 48, 8192, 16, 14): "vit_gigantic_patch14_clip_224",
+        },
+    ),
+    "siglip": (
+        "vit_base_patch16_siglip_224",
+        {
+            (768, 12, 3072, 12, 16): "vit_base_patch16_siglip_224",
+            (768, 12, 3072, 12, 32): "vit_base_patch32_siglip_256",
+            (1024, 24, 4096, 16, 16): "vit_large_patch16_siglip_256",
+            (1152, 27, 4304, 16, 14): "vit_so400m_patch14_siglip_224",
+            (1152, 27, 4304, 16, 16): "vit_so400m_patch16_siglip_256",
+            (1536, 40, 6144, 16, 16): "vit_giantopt_patch16_siglip_256",
+        },
+    ),
+    "dinov2": (
+        "vit_base_patch14_dinov2",
+        {
+            (384, 12, 1536, 6, 14): "vit_small_patch14_{registers}dinov2",
+            (768, 12, 3072, 12, 14): "vit_base_patch14_{registers}dinov2",
+            (1024, 24, 4096, 16, 14): "vit_large_patch14_{registers}dinov2",
+        },
+    ),
+    "deit3": (
+        "deit3_base_patch16_224",
+        {
+            (384, 12, 1536, 6, 16): "deit3_small_patch16_224",
+            (512, 12, 2048, 8, 16): "deit3_medium_patch16_224",
+            (768, 12, 3072, 12, 16): "deit3_base_patch16_224",
+            (1024, 24, 4096, 16, 16): "deit3_large_patch16_224",
+            (1280, 32, 5120, 16, 14): "deit3_huge_patch14_224",
+        },
+    ),
+    "swiglu": ("vit_giant_patch14_dinov2", {(1536, 40, 4096, 24, 14): "vit_giant_patch14_{registers}dinov2"}),
+    "dinov3": (
+        "vit_small_patch16_dinov3",
+        {
+            (384, 12, 1536, 6, 16): "vit_small_patch16_dinov3{biases}",
+            (768, 12, 3072, 12, 16): "vit_base_patch16_dinov3{biases}",
+            (1024, 24, 4096, 16, 16): "vit_large_patch16_dinov3{biases}",
+        },
+    ),
+    "dinov3 swiglu": (
+        "vit_small_plus_patch16_dinov3",
+        {
+            (384, 12, 1536, 6, 16): "vit_small_plus_patch16_dinov3{biases}",
+            (1280, 32, 5120, 20, 16): "vit_huge_plus_patch16_dinov3{biases}",
+            (4096, 40, 8192, 32, 16): "vit_7b_patch16_dinov3",
+        },
+    ),
+    "eva": (
+        "eva02_base_patch14_448",
+        {
+            (192, 12, 512, 3, 14): "eva02_tiny_patch14_336",
+            (384, 12, 1024, 6, 14): "eva02_small_patch14_336",
+            (768, 12, 2048, 12, 14): "eva02_base_patch14_448",
+            (1024, 24, 2730, 16, 14): "eva02_large_patch14_448",
+        },
+    ),
+    "beit": (
+        "beitv2_base_patch16_224",
+        {
+            (768, 12, 3072, 12, 16): "beitv2_base_patch16_224",
+            (1024, 24, 4096, 16, 16): "beitv2_large_patch16_224",
+        },
+    ),
+}
+_EVA, _BEIT = ("dinov3", "dinov3 swiglu", "eva"), "beit"
+# The defaults of `VisionTransformer`.
+_PLAIN = {
+    "global_pool": "token", "init_values": None, "qkv_bias": True, "class_token": True,
+    "no_embed_class": False, "pos_embed": "learn", "reg_tokens": 0, "pre_norm": False, "act_layer": "gelu",
+}  # fmt: skip
 
 TABLE: Table = {
     "class_token": entry("cls_token"),
+    "registers": entry("reg_token"),
     "position_embedding": entry("pos_embed"),
     **pair("patch_embedding", "patch_embed.proj"),
+    **pair("norm_pre", "norm_pre"),
     **pair("blocks.{i}.norm1", "blocks.{i}.norm1"),
     **pair("blocks.{i}.attention.qkv", "blocks.{i}.attn.qkv"),
+    "blocks.{i}.attention.qkv.query_bias": entry("blocks.{i}.attn.q_bias"),
+    "blocks.{i}.attention.qkv.value_bias": entry("blocks.{i}.attn.v_bias"),
+    "blocks.{i}.attention.relative_bias": entry("blocks.{i}.attn.relative_position_bias_table"),
     **pair("blocks.{i}.attention.out", "blocks.{i}.attn.proj"),
+    "blocks.{i}.scale1": entry("blocks.{i}.ls1.gamma"),
     **pair("blocks.{i}.norm2", "blocks.{i}.norm2"),
     **pair("blocks.{i}.mlp.fc1", "blocks.{i}.mlp.fc1"),
+    **pair("blocks.{i}.mlp.norm", "blocks.{i}.mlp.norm"),
     **pair("blocks.{i}.mlp.fc2", "blocks.{i}.mlp.fc2"),
+    "blocks.{i}.scale2": entry("blocks.{i}.ls2.gamma"),
     **pair("norm", "norm"),
+    "pool.probe": entry("attn_pool.latent"),
+    **pair("pool.qkv", "attn_pool.q", "attn_pool.kv", shares=(1, 2)),
+    **pair("pool.out", "attn_pool.proj"),
+    **pair("pool.norm", "attn_pool.norm"),
+    **pair("pool.mlp.fc1", "attn_pool.mlp.fc1"),
+    **pair("pool.mlp.fc2", "attn_pool.mlp.fc2"),
     **pair("pre_logits", "pre_logits.fc"),  # read from old files only
     **pair("head", "head"),
 }
+_QKV = tuple(f".attn.{letter}_proj.weight" for letter in "qkv")
+_GATED = {kind: (f".mlp.fc1_g.{kind}", f".mlp.fc1_x.{kind}") for kind in ("weight", "bias")}
+
+
+def renamed(tensors: Tensors, names: Mapping[str, str]) -> Tensors:
+    """Return the tensors with other names: pattern -> what stands in its place, "" drops the whole tensor."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        for pattern, other in names.items():
+            name = re.sub(pattern, other, name) if other or not re.search(pattern, name) else ""
+        found |= {name: tensor} if name else {}
+    return found
+
+
+def stacked(tensors: Tensors, whole: str, parts: tuple[str, ...]) -> Tensors:
+    """Return the tensors with those that end as `parts` stacked along their rows, as one that ends as
+    `whole`.
+    """
+    found = dict(tensors)
+    for stem in [name.removesuffix(parts[0]) for name in tensors if name.endswith(parts[0])]:
+        pieces = [found[stem + part] for part in parts if stem + part in found]
+        fit = all(one.dim() and one.shape[1:] == pieces[0].shape[1:] for one in pieces)
+        if fit and len(pieces) == len(parts):
+            found[stem + whole] = torch.cat(pieces)
+            found = {name: one for name, one in found.items() if name not in [stem + part for part in parts]}
+    return found
+
+
+def tidy(tensors: Tensors) -> Tensors:
+    """Bring the spellings of timm's three classes to that of `TABLE`."""
+    spellings = {r"\.gamma_([12])$": r".ls\1.gamma", r"\.([qv])_proj\.bias$": r".\1_bias"}
+    named = stacked(renamed(tensors, spellings), ".attn.qkv.weight", _QKV)
+    for kind, parts in _GATED.items():
+        named = stacked(named, f".mlp.fc1.{kind}", parts)
+    return named
+
+
+def _spell(tensors: Tensors, config: ViTConfig) -> Tensors:
+    """Bring the spelling of the table to that of timm's class for `config`."""
+    spelt = dict(tensors)
+    if config.registers and config.prefix_rows and "pos_embed" in spelt:
+        # timm keeps no position of the class token beside registers: it is part of the token.
+        row, spelt["pos_embed"] = (part.clone() for part in spelt["pos_embed"].tensor_split([1], dim=1))
+        spelt["cls_token"] = spelt["cls_token"] + row
+    if _family(config) in (*_EVA, _BEIT):
+        spelt = renamed(spelt, {r"\.ls([12])\.gamma$": r".gamma_\1"})
+    if config.mlp_norm:
+        spelt = _split(spelt, ".attn.qkv.weight", _QKV)
+        spelt = renamed(spelt, {r"\.([qv])_bias$": r".\1_proj.bias"})
+    if config.mlp_norm or _aligned(config):
+        for kind, parts in _GATED.items():
+            spelt = _split(spelt, f".mlp.fc1.{kind}", parts)
+    return spelt
+
+
+def _split(tensors: Tensors, whole: str, parts: tuple[str, ...]) -> Tensors:
+    """Undo `stacked`, for parts of equal size."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        pieces = tensor.chunk(len(parts)) if name.endswith(whole) and "pool" not in name else ()
+        stem = name.removesuffix(whole)
+        found |= {stem + part: piece.clone() for part, piece in zip(parts, pieces, strict=False)} or {
+            name: tensor
+        }
+    return found
+
 
 # timm's crop_mode and our eval_method; "border" pads with the mean colour, as we do.
 _METHODS = {"center": "torchvision", "squash": "square", "border": "letterbox"}
 
 
 def _describe(
-    row: WeightsLayout, view: View, _tensors: Tensors, beside: Beside
+    row: WeightsLayout, view: View, tensors: Tensors, beside: Beside
 ) -> tuple[Config, dict[str, Any]]:
     config = beside.config if "architecture" in beside.config else {}
-    args = {**_PECULIAR.get(config.get("architecture", ""), {}), **(config.get("model_args") or {})}
+    name = str(config.get("architecture", ""))
+    args = {**_peculiar(name), **(config.get("model_args") or {})}
+    _refuse(
+        *(words for tensor, words in _FOREIGN_TENSORS.items() if tensor in tensors),
+        *(words for pattern, words in _FOREIGN_NAMES.items() if re.search(pattern, name)),
+        *(f"the argument {key}" for key in args if re.match(_FOREIGN_ARGUMENTS, key)),
+    )
     pretrained = config.get("pretrained_cfg") or {}
-    num_heads = beside.num_heads or args.get("num_heads")
+    by_offset = view("blocks.0.attention.relative_bias")
+    num_heads = beside.num_heads or args.get("num_heads") or (by_offset is not None and by_offset.shape[-1])
     size = _side(args.get("img_size") or (pretrained.get("input_size") or [0, 0])[-1])
-    shape = vit_shape(view, num_heads, size)
-    if shape["classifier"] == "token" and config.get("global_pool", "token") != "token":
-        raise CheckpointError(
-            f"config.json: global_pool {config['global_pool']!r} beside a class token is not supported"
-        )
+    shape = vit_shape(view, num_heads or None, size)
+    shape["norm_at"] = "pooled" if "fc_norm.weight" in tensors else "tokens"
+    shape["rotary"] = args.get("rotary", "none") if config else _likely_rotary(shape)
+    if not args.get("use_rot_pos_emb", True):
+        shape["rotary"] = "none"
+    if not config:
+        _refuse(*_unlikely(shape))
+    pool = config.get("global_pool")
+    shape["classifier"] = _classifier(shape, pool)
     activation = args.get("act_layer", "gelu")
     if activation not in _GELU:
         raise CheckpointError(f"config.json: act_layer {activation!r}, known are {', '.join(_GELU)}")
-    recorded = _recorded(pretrained) | {"num_heads": num_heads}
+    recorded = _recorded(pretrained) | {"num_heads": num_heads or None}
     if config:
-        recorded |= {"gelu": _GELU[activation], "norm_eps": config.get("norm_eps", NORM_EPS)}
+        recorded["gelu"] = _GELU[activation]
+        recorded["norm_eps"] = config.get("norm_eps", args.get("norm_eps", NORM_EPS))
         recorded["position_resize"] = "bicubic_antialias"  # timm's rule
-    if config or shape["classifier"] == "gap":
+    elif shape["mlp"] == "swiglu":
+        recorded["gelu"] = "erf"  # it has none
+    if pool or shape["classifier"] in ("gap", "attention"):
         recorded["classifier"] = shape["classifier"]
-    if shape["image_size"] >= _WHOLE_FROM:
-        row = replace(row, assumed={**row.assumed, "eval_resize": 1})
+    assumed = {**row.assumed, **(_likely(shape) if row.name == "timm" else {})}
+    if shape["image_size"] >= _WHOLE_FROM and assumed["eval_resize"] != SQUASH:
+        assumed["eval_resize"] = 1
     names = config.get("label_names") or pretrained.get("label_names") or ()
-    return row.vit(shape, recorded, beside, names)
+    return replace(row, assumed=assumed).vit(shape, recorded, beside, names)
+
+
+def _peculiar(name: str) -> dict[str, Any]:
+    """Return what the architecture computes, where neither tensors nor config.json tell it."""
+    found: dict[str, Any] = {}
+    for pattern, values in _PECULIAR.items():
+        found |= values if re.search(pattern, name) else {}
+    return found
+
+
+def _refuse(*words: str) -> None:
+    if words:
+        raise CheckpointError(f"a model with {words[0]} is not supported")
+
+
+def _likely_rotary(shape: Json) -> str:
+    """Return the rotary rule of timm's networks of this shape."""
+    if shape["qkv_bias"] == "qkv" or shape["position_embedding"] == "relative_bias":
+        return "none"
+    if shape["position_embedding"] == "none":
+        return "none" if not shape["registers"] else "dinov3" if shape["classifier"] == "token" else "eva"
+    return "eva" if shape["mlp"] == "swiglu" else "none"
+
+
+def _unlikely(shape: Json) -> Iterator[str]:
+    """Yield what timm's networks of this shape have that no tensor shows."""
+    if (shape["hidden_size"], shape["depth"]) == (1792, 64):
+        yield _FOREIGN_NAMES[r"_rpn_|enormous"]
+    plain = shape["rotary"] == "none" and shape["position_embedding"] != "relative_bias"
+    if plain and shape["qkv_bias"] == "none" and not shape["layer_scale"] and shape["norm_at"] == "pooled":
+        yield _FOREIGN_NAMES[r"_rpn_|enormous"]
+    placeless = plain and shape["position_embedding"] == "none" and shape["layer_scale"]
+    if placeless or (shape["norm_pre"] and shape["classifier"] == "attention"):
+        yield (
+            "no positions but, by its other tensors, rotary ones"
+            if placeless
+            else "rotary positions after a first norm"
+        )
+
+
+def _classifier(shape: Json, pool: str | None) -> str:
+    """Return our word for timm's `global_pool`, or what is usual where nothing tells it."""
+    found = shape["classifier"]
+    known = {"attention": {"map": "attention"}, "gap": {"avg": "gap"}}.get(
+        found, {"token": "token", "avg": "patches"}
+    )
+    if found == "attention" and shape["registers"]:
+        _refuse("attention pooling that leaves out registers")
+    if pool is None:
+        return "patches" if found == "token" and shape["norm_at"] == "pooled" else str(found)
+    if pool not in known:
+        raise CheckpointError(
+            f"config.json: global_pool {pool!r} does not go with its tensors, known are {', '.join(known)}"
+        )
+    return known[pool]
+
+
+def _likely(shape: Json) -> Json:
+    """Return what is assumed of a family beside what is assumed of every network."""
+    whole = {"eval_resize": 1}
+    squashed = {"eval_method": "square", "eval_resize": SQUASH}
+    if shape["norm_pre"]:
+        return {**CLIP, "norm_eps": LARGER_EPS, **whole}
+    if shape["classifier"] == "attention":
+        return {"gelu": "tanh", **squashed}
+    if shape["rotary"] == "dinov3":
+        return {**IMAGENET, "norm_eps": LARGER_EPS, **whole}
+    if shape["rotary"] == "eva":
+        return {**CLIP, **squashed}
+    later = (
+        shape["layer_scale"] or shape["norm_at"] == "pooled" or shape["position_embedding"] == "relative_bias"
+    )
+    return IMAGENET if later else {}
 
 
 def _side(size: int | list[int]) -> int:
@@ -128,30 +412,80 @@ def _recorded(pretrained: Json) -> dict[str, Any]:
 
 def _misfits(row: WeightsLayout, config: Config) -> Iterator[str]:
     yield from vit_misfits(row, config)
-    if isinstance(config, ViTConfig) and config.representation_size:
+    if type(config) is not ViTConfig:
+        return
+    if config.representation_size:
         yield "it has no pre-logits layer; fine-tune first, or write with no pre-logits"
+    family, gated, pooling = _family(config), config.mlp == "swiglu", config.classifier == "attention"
+    other = family in (*_EVA, _BEIT)
+    if config.norm_pre == config.patch_bias:
+        yield "its norm before the blocks goes with patches without a bias, and the other way round"
+    if pooling and (config.registers or gated or other):
+        yield "its attention pooling goes with neither registers, SwiGLU, rotary positions nor relative ones"
+    if other and ((config.gelu != "erf" and not gated) or config.norm_pre or config.qkv_bias == "qkv"):
+        yield "with rotary or relative positions it has an exact GELU, no first norm and no bias of keys"
+    if family == _BEIT and (gated or not config.has_class_token):
+        yield "its class with relative positions has a class token and no SwiGLU"
 
 
 def _notes(config: ViTConfig, _meta: Json) -> Iterator[str]:
-    architecture = _architecture(config)
+    architecture, is_published = _architecture(config)
     arguments = {"img_size": config.image_size, "num_classes": config.num_classes} | _switches(config)
-    if architecture == _ANY_ARCHITECTURE:
+    if not is_published:
         arguments = _sizes(config) | arguments
     shown = [f"{key}={value!r}" for key, value in arguments.items()]
-    if config.norm_eps != NORM_EPS:
+    if config.norm_eps != _family_eps(config):
         shown.append(f"norm_layer=partial(torch.nn.LayerNorm, eps={config.norm_eps:g})")
     yield f"timm.create_model({architecture!r}, checkpoint_path=FILE, {', '.join(shown)})"
+    if config.registers and config.prefix_rows and config.position_embedding == "learned":
+        yield "the class token's position is now part of the class token"
 
 
-def _architecture(config: ViTConfig) -> str:
-    size = (config.hidden_size, config.depth, config.mlp_size, config.num_heads)
-    name, patches = _ARCHITECTURES.get(size, ("", ()))
-    return f"vit_{name}_patch{config.patch_size}_224" if config.patch_size in patches else _ANY_ARCHITECTURE
+def _family(config: ViTConfig) -> str:
+    """Return the row of `_NAMES` for a network."""
+    gated = config.mlp == "swiglu"
+    if config.position_embedding == "relative_bias":
+        return _BEIT
+    if config.rotary == "dinov3":
+        return "dinov3 swiglu" if gated else "dinov3"
+    if config.rotary == "eva" or config.qkv_bias == "qv" or config.mlp_norm:
+        return "eva"
+    if gated:
+        return "swiglu"
+    if config.norm_pre or config.norm_eps == LARGER_EPS:
+        return "clip"
+    if config.classifier == "attention":
+        return "siglip"
+    if config.layer_scale or config.registers:
+        return "dinov2" if config.position_class_row or config.registers else "deit3"
+    return "plain"
+
+
+def _family_eps(config: ViTConfig) -> float:
+    return LARGER_EPS if _family(config) in ("clip", "dinov3", "dinov3 swiglu") else NORM_EPS
+
+
+def _architecture(config: ViTConfig) -> tuple[str, bool]:
+    """Return timm's name, and whether it stands for the sizes of `config` too."""
+    anything, published = _NAMES[_family(config)]
+    size = (config.hidden_size, config.depth, config.mlp_size, config.num_heads, config.patch_size)
+    registers = f"reg{config.registers}_" if config.registers == 4 else ""
+    biases = "_qkvb" if config.qkv_bias == "qv" else ""
+    if config.gelu == "quick":
+        published = {key: name.replace("_clip_", "_clip_quickgelu_") for key, name in published.items()}
+    name = published.get(size, anything).format(registers=registers, biases=biases)
+    return name, size in published
+
+
+def _aligned(config: ViTConfig) -> bool:
+    """Return whether timm's DINOv3 keeps gate and hidden of this SwiGLU in two matrices."""
+    return _family(config) == "dinov3 swiglu" and config.mlp_size % 8 == 0
 
 
 def _sizes(config: ViTConfig) -> dict[str, Any]:
-    ratio = config.mlp_size / config.hidden_size
-    if int(config.hidden_size * ratio) != config.mlp_size:  # timm rounds down
+    inner = config.mlp_size * (1 + (_family(config) == "swiglu"))  # there, gate and hidden count together
+    ratio = inner / config.hidden_size
+    if int(config.hidden_size * ratio) != inner:  # timm rounds down
         ratio = math.nextafter(ratio, math.inf)
     return {
         "img_size": config.image_size,
@@ -164,13 +498,34 @@ def _sizes(config: ViTConfig) -> dict[str, Any]:
 
 
 def _switches(config: ViTConfig) -> dict[str, Any]:
-    """Return the arguments of timm's models that change the maths where it differs from timm's default."""
-    switches: dict[str, Any] = {} if config.gelu == "erf" else {"act_layer": "gelu_tanh"}
-    if config.classifier == "gap":
-        switches |= {"class_token": False, "global_pool": "avg", "fc_norm": False}
-    if config.position_embedding == "none":
-        switches["pos_embed"] = "none"
-    return switches
+    """Return the arguments of timm's classes that change the maths; those of a plain network where they
+    differ from timm's defaults.
+    """
+    family, is_pooled = _family(config), config.norm_at == "pooled"
+    learned, apart = config.position_embedding == "learned", config.registers or not config.position_class_row
+    pool = {"token": "token", "attention": "map"}.get(config.classifier, "avg")
+    switches: dict[str, Any] = {"global_pool": pool, "init_values": config.layer_scale or None}
+    switches["qkv_bias"] = config.qkv_bias != "none"
+    if family == _BEIT:
+        return switches | {"use_fc_norm": is_pooled}
+    switches |= {"class_token": config.has_class_token, "no_embed_class": bool(apart)}
+    if family in _EVA:
+        return switches | {
+            "num_reg_tokens": config.registers,
+            "use_abs_pos_emb": learned,
+            "use_rot_pos_emb": config.rotary != "none",
+            "use_fc_norm": is_pooled,
+            "qkv_fused": not config.mlp_norm,
+            "swiglu_mlp": config.mlp == "swiglu",
+            "swiglu_align_to": 8 if _aligned(config) else 0,
+            "scale_mlp": config.mlp_norm,
+        }
+    switches |= {"fc_norm": is_pooled, "pos_embed": "learn" if learned else "none"}
+    switches |= {"reg_tokens": config.registers, "pre_norm": config.norm_pre}
+    if family != "swiglu":
+        switches["act_layer"] = next(theirs for theirs, ours in _GELU.items() if ours == config.gelu)
+    defaults = _PLAIN | {"fc_norm": pool == "avg"} if family == "plain" else {}
+    return {key: value for key, value in switches.items() if key not in defaults or defaults[key] != value}
 
 
 def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
@@ -182,6 +537,7 @@ def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
     if math.floor(size / share) != resize:  # timm rounds down
         share = math.nextafter(share, 0)
     backwards = {ours: theirs for theirs, ours in _RESAMPLE.items()}
+    switches = _switches(config)
     pretrained = {
         "mean": meta.get("mean", HALF),
         "std": meta.get("std", HALF),
@@ -195,27 +551,30 @@ def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
         "classifier": "head",
     }
     described = {
-        "architecture": _architecture(config),
+        "architecture": _architecture(config)[0],
         "num_classes": config.num_classes,
         "num_features": config.hidden_size,
-        "global_pool": "avg" if config.classifier == "gap" else "token",
-        "model_args": _sizes(config) | _switches(config),
+        "global_pool": switches.get("global_pool", "token"),
+        "model_args": _sizes(config) | switches,
         "pretrained_cfg": pretrained,
         **({"label_names": list(meta["class_names"])} if meta.get("class_names") else {}),
         # timm has no field for it, but the way back must not lose it.
-        **({} if config.norm_eps == NORM_EPS else {"norm_eps": config.norm_eps}),
+        **({} if config.norm_eps == _family_eps(config) else {"norm_eps": config.norm_eps}),
     }
     return {CONFIG: described}
 
 
-# Also the authors' files of MAE, DINO and DeiT, which were trained with ImageNet's mean and std. Assumed are
-# timm's defaults for Vision Transformers.
+# What its network computes, timm tells by config.json and by the name of the architecture in it. Assumed are
+# its defaults for Vision Transformers, and the values of the families in `_likely`.
 LAYOUT = WeightsLayout(
     name="timm",
     title="timm",
     mark="patch_embed.proj.weight",
+    absent="fc_norm.weight",
     table=lambda _num_heads: TABLE,
     describe=_describe,
+    tidy=tidy,
+    spell=_spell,
     documented={},
     assumed={
         "mean": HALF,
@@ -230,7 +589,26 @@ LAYOUT = WeightsLayout(
         "resample": "bicubic_antialias",
     },
     misfits=_misfits,
-    holds={"classifier": ("gap",), "position_embedding": ("none",), "gelu": ("erf",)},
+    holds={
+        "classifier": ("gap", "patches", "attention"),
+        "position_embedding": ("none", "relative_bias"),
+        "gelu": ("erf", "quick"),
+        **dict.fromkeys(
+            (
+                "norm_pre", "patch_bias", "position_class_row", "registers", "layer_scale", "mlp", "mlp_norm",
+                "qkv_bias", "rotary",
+            ),
+            (bool,),
+        ),
+    },
     notes=_notes,
     sidecars=_sidecars,
+)  # fmt: skip
+POOLED_TABLE = {**TABLE, **pair("norm", "fc_norm")}
+POOLED = replace(
+    LAYOUT,
+    mark="fc_norm.weight",
+    absent="",
+    table=lambda _num_heads: POOLED_TABLE,
+    holds={**LAYOUT.holds, "norm_at": ("pooled",)},
 )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.models.build import build, check_state
 from vitctl.models.variants import Config, from_dict, to_dict, variant
-from vitctl.models.weights import google, huggingface, timm, torchvision
+from vitctl.models.weights import google, huggingface, published, timm, torchvision
 from vitctl.models.weights.containers import (
     kind_of,
     read_json,
@@ -47,7 +47,9 @@ LAYOUTS: tuple[WeightsLayout, ...] = (
     google.HYBRID,
     google.BIT,
     google.VIT,
+    *published.LAYOUTS,
     timm.LAYOUT,
+    timm.POOLED,
     huggingface.LAYOUT,
     torchvision.LAYOUT,
 )
@@ -252,7 +254,7 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
     if not problems:
         try:
             table = row.table(getattr(weights.config, "num_heads", 1))
-            tensors = to_theirs(weights.state, rules_for(table, weights.state))
+            tensors = row.spell(to_theirs(weights.state, rules_for(table, weights.state)), weights.config)
         except CheckpointError as error:
             problems = [str(error)]
     if problems:
