@@ -42,7 +42,7 @@ ROWS = {
     ),
     "weights layout": (
         "models/weights/weights_file.py",
-        "    for row in (",
+        "LAYOUTS: tuple[WeightsLayout, ...] = (\n",
         '__import__("dataclasses").replace(timm.LAYOUT, name="mirror", title="Mirror", tidy=lambda tensors: '
         '{name.removeprefix("mirror."): t for name, t in tensors.items() if name.startswith("mirror.")}), ',
     ),

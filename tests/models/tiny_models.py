@@ -33,6 +33,7 @@ TINY: dict[str, Config] = {
     "dinov3": replace(
         VIT,
         classifier="token_patches",
+        representation_size=7,
         position_embedding="none",
         gelu="erf",
         registers=2,

@@ -291,7 +291,7 @@ def _transformer(config: ViTConfig) -> tuple[Cost, list[Cost]]:
     else:
         head = add(
             _attention_pool(config),
-            linear(1, width, config.representation_size, is_head=True),
+            linear(1, config.pooled_size, config.representation_size, is_head=True),
             _head(config.feature_size, config.num_classes),
         )
     ends = add(before, map_values, embedding, _positions(config), _last_norm(config), head)

@@ -131,7 +131,12 @@ class ViTConfig:
     @property
     def feature_size(self) -> int:
         """Width of the representation that feeds the head."""
-        return self.representation_size or self.hidden_size * (1 + (self.classifier == "token_patches"))
+        return self.representation_size or self.pooled_size
+
+    @property
+    def pooled_size(self) -> int:
+        """Width of the one vector that is made of all tokens."""
+        return self.hidden_size * (1 + (self.classifier == "token_patches"))
 
     def misfits(self) -> Iterator[str]:
         """Fields that do not fit together, or lie out of range."""

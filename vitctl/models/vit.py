@@ -257,7 +257,9 @@ class VisionTransformer(nn.Module):
         self.norm_pre = nn.LayerNorm(width, eps=config.norm_eps) if config.norm_pre else nn.Identity()
         self.norm = nn.LayerNorm(width, eps=config.norm_eps)
         self.pool = AttentionPool(config) if config.classifier == "attention" else None
-        self.pre_logits = Head(width, config.representation_size) if config.representation_size else None
+        self.pre_logits = (
+            Head(config.pooled_size, config.representation_size) if config.representation_size else None
+        )
         self.head = Head(config.feature_size, config.num_classes) if config.num_classes else None
 
     def embed(self, images: Tensor) -> Tensor:

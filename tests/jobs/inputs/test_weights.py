@@ -24,7 +24,7 @@ TRAINING = [
     "weights.gelu",
     "weights.norm_eps",
     "weights.position_resize",
-    "classifier",
+    "weights.classifier",
     "num_heads",
 ]
 SCORING = [*TRAINING, "data.eval_method", "data.eval_resize", "data.eval_resample"]
@@ -64,8 +64,8 @@ def test_evaluate__given_values_are_used_and_not_assumed(job: Job, bare: Path, t
     used = job("evaluate", **{"weights.source": str(bare), **given})["provenance"]
     assert (used["mean"], used["eval_method"]) == ([0.485, 0.456, 0.406], "square")
     assert list(used["assumed"]) == [
-        "weights.position_resize", "classifier", "num_heads", "data.eval_resize", "data.eval_resample",
-        "classes",
+        "weights.position_resize", "weights.classifier", "num_heads", "data.eval_resize",
+        "data.eval_resample", "classes",
     ]  # fmt: skip
     differing = dict(compare_runs([tmp_path / "guessed", tmp_path / "run"]).differences)
     assert differing["assumed weights.mean"] == [[0.5, 0.5, 0.5], "not assumed"]

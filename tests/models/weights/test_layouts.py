@@ -79,7 +79,7 @@ def test_read__a_bare_state_dict(published: ViTConfig, make_weights: Make, tmp_p
         "weights.gelu": "erf",
         "weights.norm_eps": 1e-6,
         "weights.position_resize": "bicubic_antialias",
-        "classifier": "token",
+        "weights.classifier": "token",
         "data.eval_method": "torchvision",
         "data.eval_resize": 35,
         "data.eval_resample": "bicubic_antialias",
