@@ -151,14 +151,16 @@ def offset_bias(table: Tensor, grid: Grid, has_token: bool) -> Tensor:
     return table[index].permute(2, 0, 1)
 
 
-def resize_offset_bias(table: Tensor, old_grid: Grid, new_grid: Grid) -> Tensor:
+def resize_offset_bias(table: Tensor, old_grid: Grid, new_grid: Grid, method: str = "zoom") -> Tensor:
     """Return a table of relative position biases for another grid; the class token keeps its three rows.
 
     Offsets are interpolated bicubically with corners aligned, as the offset 0 stays in the middle. The
-    authors space the old offsets geometrically; timm and transformers each have another rule.
+    authors space the old offsets geometrically; timm has another rule.
 
     Args:
         table: `[num_offsets(old_grid), H]`.
+        old_grid, new_grid: rows and columns of patches.
+        method: `bilinear` is transformers' rule, which aligns no corners; every other name stands for ours.
 
     Returns `[num_offsets(new_grid), H]`.
     """
@@ -166,7 +168,8 @@ def resize_offset_bias(table: Tensor, old_grid: Grid, new_grid: Grid) -> Tensor:
         return table
     old, new = (tuple(2 * side - 1 for side in grid) for grid in (old_grid, new_grid))
     image = torch.unflatten(table[:-_CLASS_ROWS].T, 1, old)[None].double()  # [1, H, rows, columns]
-    resized = F.interpolate(image, size=new, mode="bicubic", align_corners=True)[0].flatten(1).T
+    rule = _method("bilinear" if method == "bilinear" else "bicubic_aligned")[0]
+    resized = F.interpolate(image, size=new, **rule)[0].flatten(1).T
     return torch.cat([resized.to(table.dtype), table[-_CLASS_ROWS:]])
 
 
@@ -232,6 +235,7 @@ _METHODS: dict[str, tuple[dict[str, Any], str]] = {
         {"mode": "bicubic", "align_corners": False, "antialias": True},
         "bicubic, antialiased",
     ),
+    "bilinear": ({"mode": "bilinear", "align_corners": False}, "bilinear"),
 }
 
 

@@ -217,7 +217,7 @@ class WeightsSource(Section):
     model: str = knob("", "name of the model, for what a foreign file's shapes cannot tell; '': as detected")
     mean: Triple | None = knob(None, f"mean of the colours, {_GIVEN}")
     std: Triple | None = knob(None, f"standard deviation of the colours, {_GIVEN}")
-    gelu: Literal["tanh", "erf"] | None = knob(None, f"form of the activation, {_GIVEN}")
+    gelu: Literal["tanh", "erf", "quick"] | None = knob(None, f"form of the activation, {_GIVEN}")
     norm_eps: float | None = knob(None, f"added to the variance in LayerNorm, {_GIVEN}", gt=0, lt=1)
     position_resize: Literal["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned"] | None = knob(
         None, f"how the position embedding is resized to another image size, {_GIVEN}"

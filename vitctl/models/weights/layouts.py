@@ -200,11 +200,13 @@ class WeightsLayout:
         table: name rules; depends on the number of heads where the layout does.
         describe: configuration and metadata of a file.
         tidy: brings every spelling of the names to the one that `table` writes.
+        spell: brings what `table` writes to the spelling of the program's class for a configuration.
         documented: values that hold for every such file, which records none of them.
         assumed: values that may not hold, for what a file does not record.
         misfits: what of a configuration the layout cannot hold.
         of: the family of its models.
         holds: the values of a ViT's fields that it can hold beside the paper's, by field.
+        needs: the values that it can hold in place of the paper's, by field; `True` stands for any but zero.
         notes: what a reader has to know.
         sidecars: JSON files that belong beside the weights.
     """
@@ -217,11 +219,13 @@ class WeightsLayout:
     table: Callable[[int], Table]
     describe: Callable[["WeightsLayout", View, Tensors, Beside], tuple[Config, dict[str, Any]]]
     tidy: Callable[[Tensors], Tensors] = lambda tensors: tensors
+    spell: Callable[[Tensors, Any], Tensors] = lambda tensors, _config: tensors
     documented: Json
     assumed: Json = field(default_factory=dict)
     misfits: Callable[["WeightsLayout", Any], Iterator[str]]
     of: type[Config] = ViTConfig
     holds: Json = field(default_factory=dict)
+    needs: Json = field(default_factory=dict)
     notes: Callable[[Any, Json], Iterator[str]]
     sidecars: Callable[[Any, Json], dict[str, dict[str, Any]]] = lambda _config, _meta: {}
 
@@ -389,12 +393,14 @@ def _image_size(table: Tensor | None, prefix: int, patch_size: int, hint: int | 
 
 def vit_misfits(row: WeightsLayout, config: Config) -> Iterator[str]:
     """Return what a layout of Vision Transformers cannot hold: all that is not the paper's, but for
-    `row.holds`.
+    `row.holds` and `row.needs`.
     """
     if type(config) is not row.of:
         yield f"it has no place for a {type(config).__name__.removesuffix('Config')} model"
         return
     for one in fields(ViTConfig):
         value, known = getattr(config, one.name), (*row.holds.get(one.name, ()), one.default)
-        if one.name in _DECIDING and value not in known and bool not in known:
+        known = row.needs.get(one.name, known)
+        fits = value in known or bool in known or (bool(value) and True in known)
+        if one.name in _DECIDING and not fits:
             yield f"it has no {one.name} {value!r}"

@@ -15,6 +15,9 @@ from vitctl.system.text import one_line
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # float32's normal numbers
 HALF = (0.5, 0.5, 0.5)
+# Mean and standard deviation of colours, as the authors of these families took them.
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
 # Values that weights may not record, and the recipe key that sets each. The two without a dot are read from a
 # config.json beside the tensors.
 KEYS = {

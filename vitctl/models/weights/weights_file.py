@@ -48,7 +48,7 @@ LAYOUTS: tuple[WeightsLayout, ...] = (
     google.BIT,
     google.VIT,
     timm.LAYOUT,
-    huggingface.LAYOUT,
+    *huggingface.LAYOUTS,
     torchvision.LAYOUT,
 )
 TARGETS = ("safetensors", "google", "timm", "hf", "torchvision")
@@ -252,7 +252,7 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
     if not problems:
         try:
             table = row.table(getattr(weights.config, "num_heads", 1))
-            tensors = to_theirs(weights.state, rules_for(table, weights.state))
+            tensors = row.spell(to_theirs(weights.state, rules_for(table, weights.state)), weights.config)
         except CheckpointError as error:
             problems = [str(error)]
     if problems:
@@ -276,10 +276,10 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
 
 
 def _row(to: str, config: Config) -> WeightsLayout:
-    """Return the first layout of a program that can hold the model, else the first for its family."""
+    """Return the layout of a program that can hold the model, else that which lacks least."""
     rows = [row for row in LAYOUTS if row.name.split("-")[0] == to]
     of_family = [row for row in rows if row.of is type(config)] or rows
-    return next((row for row in of_family if not list(row.misfits(row, config))), of_family[0])
+    return min(of_family, key=lambda row: len(list(row.misfits(row, config))))
 
 
 def _target(path: Path, container: str) -> Path:
