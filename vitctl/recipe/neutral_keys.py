@@ -35,7 +35,9 @@ _NEUTRAL = (
 
 # Keys that are younger than the first runs, with the value that changes nothing. A recipe that leaves them
 # there has the digest that it had before they existed: earlier runs resume, verify and compare as before.
-_ADDED: dict[str, Any] = {}
+_ADDED: dict[str, Any] = {
+    "weights.licence": "",
+}
 
 
 def result_neutral() -> tuple[str, ...]:

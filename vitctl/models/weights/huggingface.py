@@ -30,6 +30,7 @@ from vitctl.models.weights.layouts import (
     vit_misfits,
     vit_shape,
 )
+from vitctl.models.weights.licence import USUALLY_DINOV3
 from vitctl.models.weights.meta import CLIP, HALF, IMAGENET
 
 NORM_EPS = 1e-12  # of transformers' ViT, ViTMAE and BEiT
@@ -61,6 +62,9 @@ _IN_MEMORY = {
 BARE_TOKEN = MemoryLayout(lambda theirs: theirs.reshape(1, 1, -1), lambda ours: ours.flatten())
 BARE_TABLE = MemoryLayout(lambda theirs: theirs[None], lambda ours: ours[0])
 _ROPE_THETA = 100.0
+CLIP_REMARK = (
+    "the feature is the class token after the last norm, without the projection that follows in CLIP"
+)
 _ANY_POOL = ("token", "patches", "token_patches")
 # Fields that no tensor tells, where a layout allows a single value.
 _UNTOLD = ("classifier", "norm_at", "rotary")
@@ -198,7 +202,7 @@ class _Family:
         dropped: tensors that a classifier never uses.
         own: what config.json has beside the common keys.
         fill: tensors that its class wants and we do not have.
-        remark: said on reading.
+        remarks: said on reading.
     """
 
     title: str
@@ -221,7 +225,7 @@ class _Family:
     dropped: str = r"mask_token$|\.relative_position_index$|^lm_head\."
     own: Callable[[ViTConfig], dict[str, Any]] = _no_more
     fill: Callable[[Any], Tensors] = lambda _config: {}
-    remark: str = ""
+    remarks: tuple[str, ...] = ()
 
 
 def _own_dinov2(config: ViTConfig) -> dict[str, Any]:
@@ -322,8 +326,11 @@ _DINOV3 = _Family(
     spellings={r"^model\.": ""},
     own=_own_dinov3,
     fill=_fill_dinov3,
-    remark="transformers' image processor brings colours to 0 .. 1 before it resizes, vitctl after: they "
-    "differ by rounding",
+    remarks=(
+        "transformers' image processor brings colours to 0 .. 1 before it resizes, vitctl after: they differ "
+        "by rounding",
+        USUALLY_DINOV3,
+    ),
 )
 _SIGLIP = _Family(
     title="Hugging Face SigLIP",
@@ -350,7 +357,7 @@ _CLIP = _Family(
     share=1.0,
     crops=True,
     dropped=_TEXT,
-    remark="the feature is the class token after the last norm; the projection beside it is left out",
+    remarks=(CLIP_REMARK,),
 )
 _BEIT = _Family(
     title="Hugging Face BEiT",
@@ -436,7 +443,7 @@ def _describe(
     described, meta = row.vit(shape, recorded, beside, _class_names(config.get("id2label") or {}), **more)
     ours = whole.get("vitctl", {}).get("preprocessing", {})
     meta |= {name: ours[name] for name in _NOT_OF_TRANSFORMERS if name in ours}
-    remarks = [*([family.remark] if family.remark else []), *_crop_remark(beside.preprocessor, described)]
+    remarks = [*family.remarks, *_crop_remark(beside.preprocessor, described)]
     return described, meta | ({"remarks": remarks} if remarks else {})
 
 

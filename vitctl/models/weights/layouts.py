@@ -185,6 +185,7 @@ class Beside:
     num_heads: int | None = None
     config: Json = field(default_factory=dict)
     preprocessor: Json = field(default_factory=dict)
+    open_clip: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

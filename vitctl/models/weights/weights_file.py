@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.models.build import build, check_state
 from vitctl.models.variants import Config, from_dict, to_dict, variant
-from vitctl.models.weights import google, huggingface, timm, torchvision
+from vitctl.models.weights import google, huggingface, openclip, timm, torchvision
 from vitctl.models.weights.containers import (
     kind_of,
     read_json,
@@ -38,6 +38,7 @@ from vitctl.models.weights.layouts import (
     to_ours,
     to_theirs,
 )
+from vitctl.models.weights.licence import stated_licence
 from vitctl.models.weights.meta import check_meta
 from vitctl.system.files import atomic_write
 from vitctl.system.text import count_text, one_line
@@ -49,6 +50,7 @@ LAYOUTS: tuple[WeightsLayout, ...] = (
     google.VIT,
     timm.LAYOUT,
     *huggingface.LAYOUTS,
+    openclip.LAYOUT,
     torchvision.LAYOUT,
 )
 TARGETS = ("safetensors", "google", "timm", "hf", "torchvision")
@@ -156,6 +158,7 @@ def _of_vitctl(header: dict[str, Any], state: Tensors) -> Weights:
 
 
 def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
+    tensors = openclip.without_trunk(tensors)
     for row in LAYOUTS:
         tidy = row.tidy(tensors)
         if row.is_of(tidy):
@@ -166,6 +169,7 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
             f"unknown weights format; its tensors are {listed(list(tensors))}; supported: vitctl, {known}"
         )
     beside = Beside(path.name, num_heads, *(read_json(path.parent / name) for name in BESIDE))
+    licence = stated_licence(path.parent, beside.config)
     try:
         config, meta = row.describe(row, row.view(tidy), tidy, beside)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -175,7 +179,10 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
         ) from error
     model = build(config, device="meta").state_dict()
     table = row.table(getattr(config, "num_heads", 1))
-    return Weights(config, to_ours(tidy, rules_for(table, model), model), meta | {"format": row.name})
+    stated = {"licence": licence} if licence else {}
+    return Weights(
+        config, to_ours(tidy, rules_for(table, model), model), meta | {"format": row.name, **stated}
+    )
 
 
 def check_numbers(state: Mapping[str, Tensor]) -> None:
