@@ -47,16 +47,18 @@ _RESAMPLE = {2: "bilinear_antialias", 3: "bicubic_antialias"}  # Pillow's number
 _NOT_OF_TRANSFORMERS = ("eval_method", "eval_resize", "resample", "position_resize")  # an export records them
 _QKV = ("query", "key", "value")
 # transformers 5 names modules otherwise in memory than in its files; a state dict saved by hand has these
-# names.
+# names. In this order they also lead back.
 _ATTENTION_IN_MEMORY = {
-    **{rf"\.attention\.{name[0]}_proj\.": f".attention.attention.{name}." for name in _QKV},
-    r"\.attention\.o_proj\.": ".attention.output.dense.",
+    ".attention.q_proj.": ".attention.attention.query.",
+    ".attention.k_proj.": ".attention.attention.key.",
+    ".attention.v_proj.": ".attention.attention.value.",
+    ".attention.o_proj.": ".attention.output.dense.",
 }
 _IN_MEMORY = {
-    r"^(\w+)\.layers\.(\d+)\.": r"\1.encoder.layer.\2.",
+    ".layers.": ".encoder.layer.",
     **_ATTENTION_IN_MEMORY,
-    r"\.mlp\.fc1\.": ".intermediate.dense.",
-    r"\.mlp\.fc2\.": ".output.dense.",
+    ".mlp.fc1.": ".intermediate.dense.",
+    ".mlp.fc2.": ".output.dense.",
 }
 # A token or a table without the dimension of the batch.
 BARE_TOKEN = MemoryLayout(lambda theirs: theirs.reshape(1, 1, -1), lambda ours: ours.flatten())
@@ -79,7 +81,7 @@ _TEXT = r"^text_model\.|^logit_(scale|bias)$|^(visual|text)_projection\.|\.posit
 _SHARED_BIAS = "beit.encoder.relative_position_bias.relative_position_bias_table"
 _BIAS = "beit.encoder.layer.{i}.attention.attention.relative_position_bias.relative_position_bias_table"
 _BEIT_IN_MEMORY = {
-    r"\.shared_position_bias\.": ".encoder.relative_position_bias.",
+    ".shared_position_bias.": ".encoder.relative_position_bias.",
     r"(layer\.\d+)\.relative_position_bias\.": r"\1.attention.attention.relative_position_bias.",
     r"^layernorm\.": "beit.layernorm.",
 }
@@ -198,7 +200,7 @@ class _Family:
         colours, share, resample: assumed pre-processing; `share` of the side is left by the crop.
         crops: whether a size is that of the shorter side before a crop, if the processor does not say.
         position_resize: transformers' rule.
-        spellings: names in memory -> names in files.
+        spellings: patterns of names in memory -> names in files.
         dropped: tensors that a classifier never uses.
         own: what config.json has beside the common keys.
         fill: tensors that its class wants and we do not have.
@@ -299,7 +301,7 @@ _DINOV2 = _Family(
     colours=IMAGENET,
     share=224 / 256,
     crops=True,
-    spellings={**_ATTENTION_IN_MEMORY, r"\.mlp\.down_proj\.": ".mlp.weights_out."},
+    spellings={**_ATTENTION_IN_MEMORY, ".mlp.down_proj.": ".mlp.weights_out."},
     own=_own_dinov2,
 )
 _DINOV2_REGISTERS = replace(
@@ -372,6 +374,13 @@ _BEIT = _Family(
     spellings={**_IN_MEMORY, **_BEIT_IN_MEMORY},
     own=_own_beit,
 )
+
+
+def in_memory(name: str) -> str:
+    """Return the name that transformers 5 has in memory for one of a ViT's files."""
+    for here, in_files in _IN_MEMORY.items():
+        name = name.replace(in_files, here)
+    return name
 
 
 def _tidy(family: _Family, tensors: Tensors) -> Tensors:
@@ -529,10 +538,9 @@ def _notes(family: _Family, config: ViTConfig, meta: Json) -> Iterator[str]:
         if words := _MEANS.get(config.classifier if config.norm_at == "tokens" else ""):
             yield f"the feature of these weights is {words} of last_hidden_state, not pooler_output"
     if meta.get("eval_method", "square") != "square":
-        yield (
-            "its image processor squashes images to a square, "
-            "these weights expect the shorter side and a centre crop"
-        )
+        whole = meta["eval_method"] == "letterbox"
+        expected = "the whole image padded to a square" if whole else "the shorter side and a centre crop"
+        yield f"its image processor squashes images to a square, these weights expect {expected}"
 
 
 def _sidecars(family: _Family, config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
@@ -649,6 +657,8 @@ def _beit_layouts() -> Iterator[WeightsLayout]:
         )
 
 
+TABLE = _bert("vit", "layernorm")
+LAYOUT = _layout(_VIT, TABLE, "vit.encoder.layer.0.layernorm_before.weight")
 # A file belongs to the first of them whose mark it has. config.json tells gelu and norm_eps,
 # preprocessor_config.json the rest; assumed is what transformers or the published weights have.
 LAYOUTS = (
@@ -658,5 +668,5 @@ LAYOUTS = (
     _layout(_CLIP, _TOWERS, "vision_model.pre_layrnorm.weight", norm_pre=(True,), patch_bias=(False,)),
     _layout(_SIGLIP, _TOWERS, "vision_model.post_layernorm.weight", classifier=("attention", "gap")),
     *_beit_layouts(),
-    _layout(_VIT, _bert("vit", "layernorm"), "vit.encoder.layer.0.layernorm_before.weight"),
+    LAYOUT,
 )

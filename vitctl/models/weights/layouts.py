@@ -234,6 +234,14 @@ class WeightsLayout:
         """Return whether tidy tensors have this layout."""
         return self.mark in tensors and self.absent not in tensors
 
+    def held(self, found: Json) -> dict[str, Any]:
+        """Return the fields of a ViT that this layout can hold; the others keep the paper's values."""
+        return {
+            name: value
+            for name, value in found.items()
+            if name not in _DECIDING or {bool, value} & set(self.holds.get(name, ())) or name in self.needs
+        }
+
     def view(self, tensors: Tensors) -> View:
         """Return the tidy `tensors` as seen by our names."""
         table = self.table(1)
@@ -272,7 +280,7 @@ class WeightsLayout:
         """
         published = published_heads(shape["hidden_size"], shape["depth"])
         values = self.settle({**recorded, "num_heads": recorded.get("num_heads") or published}, beside)
-        config = ViTConfig(**shape, gelu=values["gelu"], norm_eps=values["norm_eps"], **more)
+        config = ViTConfig(**self.held(shape), gelu=values["gelu"], norm_eps=values["norm_eps"], **more)
         return config, stored_meta(config, values, class_names)
 
 
@@ -400,8 +408,9 @@ def vit_misfits(row: WeightsLayout, config: Config) -> Iterator[str]:
         yield f"it has no place for a {type(config).__name__.removesuffix('Config')} model"
         return
     for one in fields(ViTConfig):
-        value, known = getattr(config, one.name), (*row.holds.get(one.name, ()), one.default)
-        known = row.needs.get(one.name, known)
+        value, known = getattr(config, one.name), row.needs.get(one.name, ())
         fits = value in known or bool in known or (bool(value) and True in known)
-        if one.name in _DECIDING and not fits:
+        if one.name not in row.needs:
+            fits = one.default == value or one.name in row.held({one.name: value})
+        if not fits:
             yield f"it has no {one.name} {value!r}"
