@@ -70,6 +70,7 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
     config = found.weights.config
     result = _result(found)
     task = "image-classification" if config.num_classes else "image-feature-extraction"
+    what = "An image classifier" if config.num_classes else "A body without a head"
     usage = row.usage if config.num_classes or "pipeline" not in row.usage else ""
     head, own = [], found.weights.meta.get("licence", "")
     if row.library:
@@ -86,7 +87,7 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
         *head,
         f"# Weights of {found.weights.meta.get('format', 'vitctl')}",
         "",
-        f"An image classifier ({type(config).__name__.removesuffix('Config')}, {config.num_classes:,} "
+        f"{what} ({type(config).__name__.removesuffix('Config')}, {config.num_classes:,} "
         f"classes, images of {config.image_size} pixels), written by vitctl {__version__} from "
         f"`{found.path}`.",
         "",

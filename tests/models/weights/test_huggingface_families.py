@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tests.trained import CPU, do
 from vitctl.errors import CheckpointError
 from vitctl.models.build import build, load_state, resized
 from vitctl.models.variants import ViTConfig
@@ -353,6 +354,22 @@ def test_write__a_head_that_no_class_of_theirs_has_is_refused(case: str, tmp_pat
         write_weights(Weights(headed, build(headed).state_dict(), body.meta), tmp_path / "out", "hf")
     assert "\n" not in str(error.value)
     assert "write it to timm or safetensors" in str(error.value)
+
+
+def test_export__a_body_with_its_licence_and_its_card(tmp_path: Path) -> None:
+    kind, configuration, values, *_ = CASES["dinov3"]
+    peer = _peer(kind, configuration, values)
+    peer.save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "README.md").write_text("---\nlicense: other\nlicense_name: dinov3-license\n---\n")
+    source = {"weights.source": str(tmp_path / "theirs"), "export.to": ("hf",)}
+    result = do("export", tmp_path / "run", **CPU, **source)
+    assert result["metrics"]["max_difference"]["hf"] < 1e-5
+    again = transformers.AutoModel.from_pretrained(tmp_path / "run/hf").eval()
+    _agree(_theirs(again, _pooled, _images(32)), _theirs(peer, _pooled, _images(32)))
+    card = (tmp_path / "run/hf/README.md").read_text()
+    assert "pipeline_tag: image-feature-extraction" in card and "A body without a head" in card
+    assert "transformers.DINOv3ViTModel.from_pretrained(folder)" in card and "pipeline(" not in card
+    assert read_weights(tmp_path / "run/hf").meta["licence"] == "dinov3-license"
 
 
 def test_write__a_body_keeps_how_it_pools(tmp_path: Path) -> None:
