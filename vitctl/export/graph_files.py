@@ -117,6 +117,7 @@ def _metadata(request: ExportRequest) -> dict[str, str]:
         "input": "squares" if request.model.preprocess is None else "photographs",
         "producer": "vitctl",
         "weights_sha256": weights.digest,
+        **({"licence": weights.meta["licence"]} if weights.meta.get("licence") else {}),
         **({"resizing": request.resizing.note} if request.resizing else {}),
     }
 

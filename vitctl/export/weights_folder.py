@@ -21,11 +21,14 @@ from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, run_of
 from vitctl.jobs.record.result import read_result
 from vitctl.models.weights.containers import read_json, write_json
 from vitctl.models.weights.download import CONFIG
+from vitctl.models.weights.licence import licence_sentence
 from vitctl.models.weights.meta import assumed_line
 from vitctl.models.weights.weights_file import read_weights, write_weights
 from vitctl.system.files import write_text
 from vitctl.system.text import one_line
 
+# Licences that Hugging Face knows by name.
+_OF_HUB = ("apache-2.0", "mit", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0")
 _TABLE = ("| images | top-1 | correct | of | digest of images and labels |", "|---|---|---|---|---|")
 
 
@@ -44,7 +47,8 @@ def write_weights_file(request: ExportRequest, folder: Path) -> Written:
     if config := read_json(folder / CONFIG):
         meta = {key: value for key, value in weights.meta.items() if key != "class_names"}
         ours = {"preprocessing": meta, **({"resizing": request.resizing.note} if request.resizing else {})}
-        write_json(folder / CONFIG, config | {"vitctl": ours})
+        known = {"license": meta["licence"]} if meta.get("licence") else {}
+        write_json(folder / CONFIG, config | known | {"vitctl": ours})
     return Written(written.files[0], written.notes)
 
 
@@ -65,13 +69,17 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
     found, licence, row = request.found, request.options.data_licence, request.row
     config = found.weights.config
     result = _result(found)
-    head = []
+    task = "image-classification" if config.num_classes else "image-feature-extraction"
+    what = "An image classifier" if config.num_classes else "A body without a head"
+    usage = row.usage if config.num_classes or "pipeline" not in row.usage else ""
+    head, own = [], found.weights.meta.get("licence", "")
     if row.library:
-        name = json.dumps(one_line(licence), ensure_ascii=False)
+        name = json.dumps(one_line(own or licence), ensure_ascii=False)
         head = [
-            *("---", f"library_name: {row.library}", "pipeline_tag: image-classification"),
-            *("tags:", "- image-classification", "- vision-transformer", "- vitctl"),
-            *([f"license_name: {name}", "license: other"] if licence else []),
+            *("---", f"library_name: {row.library}", f"pipeline_tag: {task}"),
+            *("tags:", f"- {task}", "- vision-transformer", "- vitctl"),
+            *([f"license_name: {name}"] if (own or licence) and own not in _OF_HUB else []),
+            *([f"license: {own if own in _OF_HUB else 'other'}"] if own or licence else []),
             *("---", ""),
         ]
     data = result.get("provenance", {})
@@ -79,11 +87,11 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
         *head,
         f"# Weights of {found.weights.meta.get('format', 'vitctl')}",
         "",
-        f"An image classifier ({type(config).__name__.removesuffix('Config')}, {config.num_classes:,} "
+        f"{what} ({type(config).__name__.removesuffix('Config')}, {config.num_classes:,} "
         f"classes, images of {config.image_size} pixels), written by vitctl {__version__} from "
         f"`{found.path}`.",
         "",
-        *(f"- {line}" for line in (row.usage, *notes, assumed_line(found.assumed)) if line),
+        *(f"- {line}" for line in (usage, *notes, assumed_line(found.assumed)) if line),
         "",
         "## Results",
         "",
@@ -102,6 +110,9 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
             f"- trained on {data.get('num_train', 0):,} images, {data.get('train_split', '')} of "
             f"{data.get('train_source', '')}, SHA-256 `{data['train_sha256']}`"
         )
+    if own:
+        lines.append(f"- licence of the weights that these were made of: {own}")
+        lines += [f"- {text}" for text in (licence_sentence(own),) if text]
     lines.append(
         f"- licence of the images: {licence or 'not known; it may bind what these weights are used for'}"
     )

@@ -232,12 +232,18 @@ def _network_digest(found: FoundWeights) -> str:
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
+def stated(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the licence of weights where it is known: what is made of them keeps it."""
+    return {"licence": meta["licence"]} if meta.get("licence") else {}
+
+
 def weights_used(found: FoundWeights, section: StartWeights) -> dict[str, Any]:
     """Return which pre-trained weights a result starts from."""
     return {
         "from": found.path,
         "from_sha256": found.weights.digest,
         **found.chosen.used("from"),
+        **stated(found.weights.meta),
         "assumed": dict(found.assumed),
         "initialise": section.initialise,
     }
@@ -250,6 +256,7 @@ def weights_scored(found: FoundWeights) -> dict[str, Any]:
         "weights_sha256": found.weights.digest,
         "network_sha256": _network_digest(found),
         **found.chosen.used("weights"),
+        **stated(found.weights.meta),
         "assumed": dict(found.assumed),
     }
 
@@ -398,14 +405,14 @@ def train(
     stored: Mapping[str, Any] = MappingProxyType({}),
 ) -> Score | None:
     """Train `model` in run.folder; see `Trainer` for the arguments. `colours` has the weights' mean and std,
-    `stored` is written into the files of weights.
+    and their licence. `stored` is written into the files of weights.
 
     Returns:
         the score after the last step, or with select_best that of the best checkpoint; None without images to
         score, and possibly on processes other than the main one.
     """
     runtime, lanes = run.runtime, recipe.schedule.lanes > 0
-    meta = images.meta(colours["mean"], colours["std"], recipe.loss.name) | dict(stored)
+    meta = images.meta(colours["mean"], colours["std"], recipe.loss.name) | stated(colours) | dict(stored)
     score = None
     if images.scored is not None:
         look = ImagePass(run, recipe, images.pre_processing, colours, whole_batches=lanes)

@@ -163,8 +163,9 @@ def _resized_grid(
         return state, []
     if source.position_embedding == "relative_bias":
         for name in [name for name in state if name.endswith(".relative_bias")]:
-            state[name] = resize_offset_bias(state[name], source.grid, target.grid)
-        return state, [f"relative position biases {old} " + ("kept" if old == new else f"-> {new} (linear)")]
+            state[name] = resize_offset_bias(state[name], source.grid, target.grid, method)
+        rule = "bilinear" if method == "bilinear" else "linear"
+        return state, [f"relative position biases {old} " + ("kept" if old == new else f"-> {new} ({rule})")]
     if source.position_embedding == "relative":
         if old != new:
             raise CheckpointError(

@@ -151,25 +151,33 @@ def offset_bias(table: Tensor, grid: Grid, has_token: bool) -> Tensor:
     return table[index].permute(2, 0, 1)
 
 
-def resize_offset_bias(table: Tensor, old_grid: Grid, new_grid: Grid) -> Tensor:
+def resize_offset_bias(table: Tensor, old_grid: Grid, new_grid: Grid, method: str = "zoom") -> Tensor:
     """Return a table of relative position biases for another grid; the class token keeps its three rows.
 
     An offset of one patch keeps its meaning: the old offsets are spaced geometrically, so that they span the
     new ones, and each new one is interpolated linearly between them, as in timm. The authors' curve between
-    them is cubic, and transformers spaces them evenly.
+    them is cubic.
 
     Args:
         table: `[num_offsets(old_grid), H]`.
+        old_grid, new_grid: rows and columns of patches.
+        method: `bilinear` is transformers' rule, which aligns no corners; every other name stands for ours.
 
     Returns `[num_offsets(new_grid), H]`. Source: BEiT, run_class_finetuning.py
     """
     if old_grid == new_grid:
         return table
-    by_row, by_column = (_spread(old, new) for old, new in zip(old_grid, new_grid, strict=True))
-    old = (by_row.shape[1], by_column.shape[1])
-    image = torch.unflatten(table[:-_CLASS_ROWS].double(), 0, old)  # [rows, columns, H]
-    on_device = (by_row.to(table.device), by_column.to(table.device))
-    resized = torch.einsum("ir,jc,rch->ijh", *on_device, image).flatten(0, 1)
+    if method == "bilinear":
+        sides = (tuple(2 * side - 1 for side in grid) for grid in (old_grid, new_grid))
+        old, new = sides
+        image = torch.unflatten(table[:-_CLASS_ROWS].T, 1, old)[None].double()  # [1, H, rows, columns]
+        resized = F.interpolate(image, size=new, **_method(method)[0])[0].flatten(1).T
+    else:
+        by_row, by_column = (_spread(old, new) for old, new in zip(old_grid, new_grid, strict=True))
+        spans = (by_row.shape[1], by_column.shape[1])
+        offsets = torch.unflatten(table[:-_CLASS_ROWS].double(), 0, spans)  # [rows, columns, H]
+        on_device = (by_row.to(table.device), by_column.to(table.device))
+        resized = torch.einsum("ir,jc,rch->ijh", *on_device, offsets).flatten(0, 1)
     return torch.cat([resized.to(table.dtype), table[-_CLASS_ROWS:]])
 
 
@@ -257,6 +265,7 @@ _METHODS: dict[str, tuple[dict[str, Any], str]] = {
         {"mode": "bicubic", "align_corners": False, "antialias": True},
         "bicubic, antialiased",
     ),
+    "bilinear": ({"mode": "bilinear", "align_corners": False}, "bilinear"),
 }
 
 

@@ -37,6 +37,7 @@ _NEUTRAL = (
 # Keys that are younger than the first runs, with the value that changes nothing. A recipe that leaves them
 # there has the digest that it had before they existed: earlier runs resume, verify and compare as before.
 _ADDED: dict[str, Any] = {
+    "weights.licence": "",
     **{f"model.{name}": None for name in (*LATER_FIELDS, "gelu", "norm_eps")},
     "weights.preprocess": "",
     "weights.classifier": "",

@@ -281,6 +281,12 @@ class WeightsSource(Section):
     position_resize: (
         Literal["zoom", "bicubic", "bicubic_antialias", "bicubic_aligned", "bicubic_offset"] | None
     ) = knob(None, f"how the position embedding is resized to another image size, {_GIVEN}")
+    licence: str = knob(
+        "",
+        "licence of the weights, if none is stated with them: shown, and written into results and exports",
+        max_length=100,
+        pattern=r"^[^\x00-\x1f]*$",
+    )
 
     @model_validator(mode="after")
     def _values_stay_numbers(self) -> "WeightsSource":

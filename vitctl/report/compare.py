@@ -104,6 +104,7 @@ FACTS = (
     Fact("from_step", "show", "as weights_chosen", (_FEWSHOT, _VTAB)),
     Fact("from_averaged", "show", "as weights_averaged", (_FEWSHOT, _VTAB)),
     Fact("assumed", "show", "guessed, not recorded with the weights: other weights may be at a disadvantage"),
+    Fact("licence", "show", "of the weights, no part of the measurement"),
     Fact("augment", "show", "belongs to the training", (_VTAB,)),
     Fact("seeds", "show", "other draws estimate the same mean", (_FEWSHOT, _VTAB)),
     # How it is computed, where only the order of sums differs: at most predictions at a tie change.

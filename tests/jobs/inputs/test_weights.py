@@ -114,6 +114,51 @@ def test_export__what_was_assumed_goes_along(bare: Path, tmp_path: Path) -> None
     assert json.loads(stored["preprocessing"])["assumed"] == again["assumed"]
 
 
+def told(folder: Path, kind: str) -> list[str]:
+    records = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    return [record["text"] for record in records if record["kind"] == kind]
+
+
+def test_licence__is_stated_once_and_stays_with_what_is_made(job: Job, bare: Path, tmp_path: Path) -> None:
+    card = "---\ntags:\n- timm\nlicense: other\nlicense_name: dinov3-license\n---\nlicense: mit\n"
+    (bare.parent / "README.md").write_text(card)
+    result = job("finetune", "tuned", **{"weights.source": str(bare), **IMAGENET})
+    assert result["provenance"]["licence"] == "dinov3-license"
+    assert told(tmp_path / "tuned", "weights")[0].endswith("licence: dinov3-license")
+    assert sum("pass the agreement on" in text for text in told(tmp_path / "tuned", "warning")) == 1
+    scored = job("evaluate", "scored", **{"weights.source": str(tmp_path / "tuned")})
+    assert scored["provenance"]["licence"] == "dinov3-license"
+
+    to = {"weights.source": str(tmp_path / "tuned"), "export.to": ("timm", "onnx")}
+    out = do("export", tmp_path / "out", **CPU, **to)
+    assert out["provenance"]["licence"] == "dinov3-license"
+    text = (tmp_path / "out/timm/README.md").read_text()
+    assert 'license_name: "dinov3-license"\nlicense: other\n' in text
+    assert "- licence of the weights that these were made of: dinov3-license\n- the DINOv3 License" in text
+    config = json.loads((tmp_path / "out/timm/config.json").read_text())
+    assert config["license"] == "dinov3-license"
+    stored = {one.key: one.value for one in onnx.load(tmp_path / "out/model.onnx").metadata_props}
+    assert stored["licence"] == "dinov3-license"
+    (tmp_path / "out/timm/README.md").unlink()
+    assert read_weights(tmp_path / "out/timm").meta["licence"] == "dinov3-license"
+
+
+def test_licence__unknown_stays_unknown_and_the_user_may_state_it(
+    job: Job, bare: Path, tmp_path: Path
+) -> None:
+    unknown = job("evaluate", "unknown", **{"weights.source": str(bare)})
+    assert "licence" not in unknown["provenance"]
+    assert not any("licence" in text for text in told(tmp_path / "unknown", "weights"))
+    given = job("evaluate", "given", **{"weights.source": str(bare), "weights.licence": "cc-by-nc-4.0"})
+    assert given["provenance"]["licence"] == "cc-by-nc-4.0"
+    assert sum("no commercial use" in text for text in told(tmp_path / "given", "warning")) == 1
+    assert given["metrics"]["accuracy"] == unknown["metrics"]["accuracy"]
+    values = {"weights.source": str(bare), "weights.licence": "apache-2.0", "export.to": ("timm",)}
+    do("export", tmp_path / "out", **CPU, **values)
+    head = (tmp_path / "out/timm/README.md").read_text().split("---")[1]
+    assert "\nlicense: apache-2.0\n" in head and "license_name" not in head
+
+
 def test_given__refuses_nonsense(job: Job, bare: Path) -> None:
     with pytest.raises(RecipeError, match="std"):
         job("evaluate", **{"weights.source": str(bare), "weights.std": (0.2, 0.0, 0.2)})

@@ -147,7 +147,10 @@ def test_read__refuses_what_it_would_compute_otherwise(
     path = tmp_path / "config.json"
     described = json.loads(path.read_text())
     cases: list[tuple[Any, str]] = [
-        (described | {"model_type": "deit"}, "config.json: model_type 'deit', only 'vit' is read"),
+        (
+            described | {"model_type": "deit"},
+            "config.json: model_type 'deit', only 'vit' or 'vit_mae' is read",
+        ),
         (described | {"hidden_act": "relu"}, "config.json: hidden_act 'relu', known are gelu, "),
         (described | {"pooler_act": "gelu"}, "config.json: pooler_act 'gelu', only 'tanh' is read"),
         (described | {"id2label": {"one": "cat"}}, "the JSON files beside it describe no model"),

@@ -48,7 +48,14 @@ def test_locate__hub_fetches_what_belongs_beside(tmp_path: Path) -> None:
     web = Web({f"{HUB}model.safetensors": weights, f"{HUB}config.json": config})
     assert locate("hf://google/vit", web) == weights
     assert web.asked == [
-        f"{HUB}{name}" for name in ("config.json", "preprocessor_config.json", "model.safetensors")
+        f"{HUB}{name}"
+        for name in (
+            "config.json",
+            "preprocessor_config.json",
+            "open_clip_config.json",
+            "README.md",
+            "model.safetensors",
+        )
     ]
 
 

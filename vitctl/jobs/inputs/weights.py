@@ -18,6 +18,7 @@ from vitctl.errors import CheckpointError, RecipeError, explaining
 from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, weights_place
 from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import downstream, with_classifier
+from vitctl.models.weights.licence import USUALLY_DINOV3, licence_sentence
 from vitctl.models.weights.meta import COLOURS, HALF, assumed_line, assumed_values, require_meta
 from vitctl.models.weights.weights_file import Weights, read_weights
 from vitctl.recipe.images import OBJECTNET_RESIZE, OBJECTNET_SIZE, StoredTransform, check_letterbox
@@ -41,10 +42,14 @@ class FoundWeights:
     assumed: Mapping[str, Any] = field(default_factory=dict)
 
     def log(self, journal: Journal, *said: str) -> None:
-        """Write which weights a job uses, and a warning that names every value that is assumed about them."""
-        journal.write(
-            "weights", step=0, path=self.path, text="; ".join(filter(None, (self.chosen.text, *said)))
-        )
+        """Write which weights a job uses, and warnings: what to know of them, and each assumed value."""
+        meta = self.weights.meta
+        licence = meta.get("licence", "")
+        said = (self.chosen.text, *said, f"licence: {licence}" if licence else "")
+        journal.write("weights", step=0, path=self.path, text="; ".join(filter(None, said)))
+        for text in filter(None, (licence_sentence(licence), *meta.get("remarks", ()))):
+            if not (licence and text == USUALLY_DINOV3):
+                journal.write("warning", step=0, text=text)
         if line := assumed_line(self.assumed):
             journal.write("warning", step=0, text=line)
 
@@ -137,6 +142,7 @@ def weights_of(recipe: WeightsRecipe) -> FoundWeights:
         "gelu": wanted.gelu,
         "norm_eps": wanted.norm_eps,
         "position_resize": wanted.position_resize,
+        "licence": wanted.licence,
         "classifier": wanted.classifier,
     }
     colours = COLOURS.get(wanted.preprocess, {"mean": wanted.mean, "std": wanted.std})

@@ -29,7 +29,8 @@ Fetch = Callable[[str], Path]
 # In the order of preference; the second is a pickle, and read as one: tensors or nothing.
 FILE_NAMES = ("model.safetensors", "pytorch_model.bin")
 # What the formats of other programs keep beside their weights.
-CONFIG, PREPROCESSOR = BESIDE = ("config.json", "preprocessor_config.json")
+CONFIG, PREPROCESSOR, _ = BESIDE = ("config.json", "preprocessor_config.json", "open_clip_config.json")
+CARD = "README.md"  # of a repository; its head states the licence
 
 
 def locate(source: str | Path, fetch: Fetch) -> Path:
@@ -56,7 +57,7 @@ def _from_hub(source: str, fetch: Fetch) -> Path:
         raise CheckpointError(f"{source}: write hf://organisation/name, or hf://organisation/name/file")
     organisation, name, *file = parts
     repository = f"{organisation}/{name}"
-    for beside in BESIDE:
+    for beside in (*BESIDE, CARD):
         _try_fetch(hub_address(repository, beside), fetch)
     candidates = file or FILE_NAMES
     found = (_try_fetch(hub_address(repository, candidate), fetch) for candidate in candidates)

@@ -1,9 +1,17 @@
-"""Hugging Face's `ViTForImageClassification` and `ViTModel`: a folder of weights, configuration and
-pre-processing.
+"""Hugging Face's folders of weights, configuration and pre-processing, with transformers' names and numerics:
+ViT, ViTMAE, DINOv2, DINOv3, SigLIP, CLIP and BEiT.
+
+A `_Family` is what transformers knows of one; `LAYOUTS` has a row for each way in which it stores tensors.
 """
 
-from collections.abc import Iterator
-from typing import Any, Literal
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
 
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import Config, ViTConfig
@@ -12,6 +20,7 @@ from vitctl.models.weights.layouts import (
     SQUASH,
     Beside,
     Json,
+    MemoryLayout,
     Table,
     Tensors,
     View,
@@ -21,106 +30,481 @@ from vitctl.models.weights.layouts import (
     vit_misfits,
     vit_shape,
 )
-from vitctl.models.weights.meta import HALF
+from vitctl.models.weights.licence import USUALLY_DINOV3
+from vitctl.models.weights.meta import CLIP, HALF, IMAGENET
 
-NORM_EPS = 1e-12
+NORM_EPS = 1e-12  # of transformers' ViT, ViTMAE and BEiT
 # What we write comes first for each form.
-_GELU: dict[str, Literal["tanh", "erf"]] = {
+GELU = {
     "gelu": "erf",
     "gelu_pytorch_tanh": "tanh",
     "gelu_new": "tanh",
     "gelu_fast": "tanh",
+    "quick_gelu": "quick",
 }
-_ACTIVATION = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
+_ACTIVATION = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
 _RESAMPLE = {2: "bilinear_antialias", 3: "bicubic_antialias"}  # Pillow's numbers
 _NOT_OF_TRANSFORMERS = ("eval_method", "eval_resize", "resample", "position_resize")  # an export records them
-_BODY = "vit."
-_LAYER = "vit.encoder.layer.{i}"
+_QKV = ("query", "key", "value")
 # transformers 5 names modules otherwise in memory than in its files; a state dict saved by hand has these
 # names. In this order they also lead back.
-_IN_MEMORY = {
-    "vit.layers.": "vit.encoder.layer.",
+_ATTENTION_IN_MEMORY = {
     ".attention.q_proj.": ".attention.attention.query.",
     ".attention.k_proj.": ".attention.attention.key.",
     ".attention.v_proj.": ".attention.attention.value.",
     ".attention.o_proj.": ".attention.output.dense.",
+}
+_IN_MEMORY = {
+    ".layers.": ".encoder.layer.",
+    **_ATTENTION_IN_MEMORY,
     ".mlp.fc1.": ".intermediate.dense.",
     ".mlp.fc2.": ".output.dense.",
 }
+# A token or a table without the dimension of the batch.
+BARE_TOKEN = MemoryLayout(lambda theirs: theirs.reshape(1, 1, -1), lambda ours: ours.flatten())
+BARE_TABLE = MemoryLayout(lambda theirs: theirs[None], lambda ours: ours[0])
+_ROPE_THETA = 100.0
+CLIP_REMARK = (
+    "the feature is the class token after the last norm, without the projection that follows in CLIP"
+)
+_ANY_POOL = ("token", "patches", "token_patches")
+# Fields that no tensor tells, where a layout allows a single value.
+_UNTOLD = ("classifier", "norm_at", "rotary")
+_MEANS = {
+    "gap": "the mean",
+    "patches": "the mean of the patches",
+    "token_patches": "the class token beside the mean of the patches",
+}
+# Of the other tower of a model of images and texts.
+_TEXT = r"^text_model\.|^logit_(scale|bias)$|^(visual|text)_projection\.|\.position_ids$"
+# Pre-trained BEiTs share one table, and predict visual words.
+_SHARED_BIAS = "beit.encoder.relative_position_bias.relative_position_bias_table"
+_BIAS = "beit.encoder.layer.{i}.attention.attention.relative_position_bias.relative_position_bias_table"
+_BEIT_IN_MEMORY = {
+    ".shared_position_bias.": ".encoder.relative_position_bias.",
+    r"(layer\.\d+)\.relative_position_bias\.": r"\1.attention.attention.relative_position_bias.",
+    r"^layernorm\.": "beit.layernorm.",
+}
 
-TABLE: Table = {
-    "class_token": entry("vit.embeddings.cls_token"),
-    "position_embedding": entry("vit.embeddings.position_embeddings"),
-    **pair("patch_embedding", "vit.embeddings.patch_embeddings.projection"),
-    **pair("blocks.{i}.norm1", f"{_LAYER}.layernorm_before"),
-    **pair(
-        "blocks.{i}.attention.qkv",
-        *(f"{_LAYER}.attention.attention.{part}" for part in ("query", "key", "value")),
-    ),
-    **pair("blocks.{i}.attention.out", f"{_LAYER}.attention.output.dense"),
-    **pair("blocks.{i}.norm2", f"{_LAYER}.layernorm_after"),
-    **pair("blocks.{i}.mlp.fc1", f"{_LAYER}.intermediate.dense"),
-    **pair("blocks.{i}.mlp.fc2", f"{_LAYER}.output.dense"),
-    **pair("norm", "vit.layernorm"),
-    **pair("pre_logits", "vit.pooler.dense"),
+
+def _classic(body: str, norms: tuple[str, str], inner: tuple[str, ...], outer: str, last: str) -> Table:
+    """Return the table of a body that names its parts as BERT does."""
+    layer = f"{body}.encoder.layer.{{i}}"
+    attention = f"{layer}.attention.attention"
+    return {
+        "class_token": entry(f"{body}.embeddings.cls_token"),
+        "registers": entry(f"{body}.embeddings.register_tokens"),
+        "position_embedding": entry(f"{body}.embeddings.position_embeddings"),
+        **pair("patch_embedding", f"{body}.embeddings.patch_embeddings.projection"),
+        **pair("blocks.{i}.norm1", f"{layer}.{norms[0]}"),
+        **pair("blocks.{i}.attention.qkv", *(f"{attention}.{part}" for part in _QKV)),
+        "blocks.{i}.attention.qkv.query_bias": entry(f"{attention}.query.bias"),
+        "blocks.{i}.attention.qkv.value_bias": entry(f"{attention}.value.bias"),
+        "blocks.{i}.attention.relative_bias": entry(
+            f"{attention}.relative_position_bias.relative_position_bias_table"
+        ),
+        **pair("blocks.{i}.attention.out", f"{layer}.attention.output.dense"),
+        **pair("blocks.{i}.norm2", f"{layer}.{norms[1]}"),
+        **pair("blocks.{i}.mlp.fc1", *(f"{layer}.{name}" for name in inner)),
+        **pair("blocks.{i}.mlp.fc2", f"{layer}.{outer}"),
+        **pair("norm", f"{body}.{last}"),
+        **pair("head", "classifier"),
+    }
+
+
+def _bert(body: str, last: str) -> Table:
+    layer = f"{body}.encoder.layer.{{i}}"
+    norms = ("layernorm_before", "layernorm_after")
+    return {
+        **_classic(body, norms, ("intermediate.dense",), "output.dense", last),
+        "blocks.{i}.scale1": entry(f"{layer}.lambda_1"),
+        "blocks.{i}.scale2": entry(f"{layer}.lambda_2"),
+        **pair("pre_logits", f"{body}.pooler.dense"),
+    }
+
+
+def _dinov2(body: str, *, gated: bool) -> Table:
+    inner, outer = ("mlp.weights_in", "mlp.weights_out") if gated else ("mlp.fc1", "mlp.fc2")
+    layer = f"{body}.encoder.layer.{{i}}"
+    return {
+        **_classic(body, ("norm1", "norm2"), (inner,), outer, "layernorm"),
+        "blocks.{i}.scale1": entry(f"{layer}.layer_scale1.lambda1"),
+        "blocks.{i}.scale2": entry(f"{layer}.layer_scale2.lambda1"),
+    }
+
+
+def _dinov3(*, gated: bool) -> Table:
+    inner, layer = ("gate_proj", "up_proj") if gated else ("up_proj",), "layer.{i}"
+    return {
+        "class_token": entry("embeddings.cls_token"),
+        "registers": entry("embeddings.register_tokens"),
+        **pair("patch_embedding", "embeddings.patch_embeddings"),
+        **pair("blocks.{i}.norm1", f"{layer}.norm1"),
+        "blocks.{i}.attention.qkv.weight": entry(
+            *(f"{layer}.attention.{part}_proj.weight" for part in "qkv")
+        ),
+        "blocks.{i}.attention.qkv.query_bias": entry(f"{layer}.attention.q_proj.bias"),
+        "blocks.{i}.attention.qkv.value_bias": entry(f"{layer}.attention.v_proj.bias"),
+        **pair("blocks.{i}.attention.out", f"{layer}.attention.o_proj"),
+        "blocks.{i}.scale1": entry(f"{layer}.layer_scale1.lambda1"),
+        **pair("blocks.{i}.norm2", f"{layer}.norm2"),
+        **pair("blocks.{i}.mlp.fc1", *(f"{layer}.mlp.{part}" for part in inner)),
+        **pair("blocks.{i}.mlp.fc2", f"{layer}.mlp.down_proj"),
+        "blocks.{i}.scale2": entry(f"{layer}.layer_scale2.lambda1"),
+        **pair("norm", "norm"),
+    }
+
+
+_TOWER, _TOWER_LAYER = "vision_model", "vision_model.encoder.layers.{i}"
+# SigLIP's and CLIP's towers of images.
+_TOWERS: Table = {
+    "class_token": entry(f"{_TOWER}.embeddings.class_embedding", layout=BARE_TOKEN),
+    "position_embedding": entry(f"{_TOWER}.embeddings.position_embedding.weight", layout=BARE_TABLE),
+    **pair("patch_embedding", f"{_TOWER}.embeddings.patch_embedding"),
+    **pair("norm_pre", f"{_TOWER}.pre_layrnorm"),  # spelt so
+    **pair("blocks.{i}.norm1", f"{_TOWER_LAYER}.layer_norm1"),
+    **pair("blocks.{i}.attention.qkv", *(f"{_TOWER_LAYER}.self_attn.{part}_proj" for part in "qkv")),
+    **pair("blocks.{i}.attention.out", f"{_TOWER_LAYER}.self_attn.out_proj"),
+    **pair("blocks.{i}.norm2", f"{_TOWER_LAYER}.layer_norm2"),
+    **pair("blocks.{i}.mlp.fc1", f"{_TOWER_LAYER}.mlp.fc1"),
+    **pair("blocks.{i}.mlp.fc2", f"{_TOWER_LAYER}.mlp.fc2"),
+    **pair("norm", f"{_TOWER}.post_layernorm"),
+    "pool.probe": entry(f"{_TOWER}.head.probe"),
+    "pool.qkv.weight": entry(f"{_TOWER}.head.attention.in_proj_weight"),
+    "pool.qkv.bias": entry(f"{_TOWER}.head.attention.in_proj_bias"),
+    **pair("pool.out", f"{_TOWER}.head.attention.out_proj"),
+    **pair("pool.norm", f"{_TOWER}.head.layernorm"),
+    **pair("pool.mlp.fc1", f"{_TOWER}.head.mlp.fc1"),
+    **pair("pool.mlp.fc2", f"{_TOWER}.head.mlp.fc2"),
     **pair("head", "classifier"),
 }
 
 
+def _no_more(_config: ViTConfig) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Family:
+    """What transformers knows about a family, with its defaults for what config.json leaves out.
+
+    Args:
+        title: for messages.
+        types: `model_type` of config.json; the first one is written.
+        prefix: of a body's tensors in the files of its class with a head; "" where there is none.
+        body, with_head: names of its classes; "" where no class with a head computes what we compute.
+        pools: the classifier of `with_head`.
+        assumes: whether a body may as well be meant with another classifier than the class token.
+        act, eps, heads: defaults of config.json.
+        weights_eps: of the published weights, assumed without config.json.
+        colours, share, resample: assumed pre-processing; `share` of the side is left by the crop.
+        crops: whether a size is that of the shorter side before a crop, if the processor does not say.
+        position_resize: transformers' rule.
+        spellings: patterns of names in memory -> names in files.
+        dropped: tensors that a classifier never uses.
+        own: what config.json has beside the common keys.
+        fill: tensors that its class wants and we do not have.
+        remarks: said on reading.
+    """
+
+    title: str
+    types: tuple[str, ...]
+    prefix: str
+    body: str
+    with_head: str = ""
+    pools: str = "token"
+    assumes: bool = False
+    act: str = "gelu"
+    eps: float = NORM_EPS
+    heads: int = 12
+    weights_eps: float
+    colours: Json = field(default_factory=lambda: {"mean": HALF, "std": HALF})
+    share: float = SQUASH
+    resample: str = "bicubic_antialias"
+    crops: bool = False
+    position_resize: str = "bicubic"
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    dropped: str = r"mask_token$|\.relative_position_index$|^lm_head\."
+    own: Callable[[ViTConfig], dict[str, Any]] = _no_more
+    fill: Callable[[Any], Tensors] = lambda _config: {}
+    remarks: tuple[str, ...] = ()
+
+
+def _own_dinov2(config: ViTConfig) -> dict[str, Any]:
+    return {
+        "mlp_ratio": _ratio(config),
+        "use_swiglu_ffn": config.mlp == "swiglu",
+        "layerscale_value": config.layer_scale,
+        **({"num_register_tokens": config.registers} if config.registers else {"use_mask_token": False}),
+    }
+
+
+def _ratio(config: ViTConfig) -> int:
+    """Return the whole number that makes transformers' DINOv2 compute our MLP's size, 0 without one."""
+    width, gated = config.hidden_size, config.mlp == "swiglu"
+    sizes = {(-(-int(width * k * 2 / 3) // 8) * 8 if gated else width * k): k for k in range(64, 0, -1)}
+    return sizes.get(config.mlp_size, 0)
+
+
+def _own_dinov3(config: ViTConfig) -> dict[str, Any]:
+    return {
+        "use_gated_mlp": config.mlp == "swiglu",
+        **({"hidden_act": "silu"} if config.mlp == "swiglu" else {}),
+        "layerscale_value": config.layer_scale,
+        "num_register_tokens": config.registers,
+        "query_bias": config.qkv_bias == "qv",
+        "key_bias": False,
+        "value_bias": config.qkv_bias == "qv",
+        "rope_theta": _ROPE_THETA,
+        "pos_embed_rescale": config.rotary_rescale if config.rotary_rescale > 1 else None,
+    }
+
+
+def _own_beit(config: ViTConfig) -> dict[str, Any]:
+    return {
+        "use_relative_position_bias": True,
+        "use_mean_pooling": config.norm_at == "pooled",
+        "layer_scale_init_value": config.layer_scale,
+    }
+
+
+def _fill_dinov3(config: ViTConfig) -> Tensors:
+    none = {} if config.registers else {"embeddings.register_tokens": torch.zeros(1, 0, config.hidden_size)}
+    return {"embeddings.mask_token": torch.zeros(1, 1, config.hidden_size), **none}
+
+
+_VIT = _Family(
+    title="Hugging Face ViT",
+    types=("vit", "vit_mae"),
+    prefix="vit",
+    body="ViTModel",
+    with_head="ViTForImageClassification",
+    weights_eps=NORM_EPS,
+    resample="bilinear_antialias",
+    spellings=_IN_MEMORY,
+    dropped=r"mask_token$|^decoder\.",
+    own=lambda config: (
+        {"qkv_bias": True}
+        | ({"pooler_output_size": config.representation_size} if config.representation_size else {})
+    ),
+)
+_DINOV2 = _Family(
+    title="Hugging Face DINOv2",
+    types=("dinov2",),
+    prefix="dinov2",
+    body="Dinov2Model",
+    with_head="Dinov2ForImageClassification",
+    pools="token_patches",
+    assumes=True,
+    eps=1e-6,
+    weights_eps=1e-6,
+    colours=IMAGENET,
+    share=224 / 256,
+    crops=True,
+    spellings={**_ATTENTION_IN_MEMORY, ".mlp.down_proj.": ".mlp.weights_out."},
+    own=_own_dinov2,
+)
+_DINOV2_REGISTERS = replace(
+    _DINOV2,
+    title="Hugging Face DINOv2 with registers",
+    types=("dinov2_with_registers",),
+    prefix="dinov2_with_registers",
+    body="Dinov2WithRegistersModel",
+    with_head="Dinov2WithRegistersForImageClassification",
+    position_resize="bicubic_antialias",
+    fill=lambda config: {"dinov2_with_registers.embeddings.mask_token": torch.zeros(1, config.hidden_size)},
+)
+_DINOV3 = _Family(
+    title="Hugging Face DINOv3",
+    types=("dinov3_vit",),
+    prefix="",
+    body="DINOv3ViTModel",
+    assumes=True,
+    eps=1e-5,
+    heads=6,
+    weights_eps=1e-5,
+    colours=IMAGENET,
+    resample="bilinear_antialias",
+    spellings={r"^model\.": ""},
+    own=_own_dinov3,
+    fill=_fill_dinov3,
+    remarks=(
+        "transformers' image processor brings colours to 0 .. 1 before it resizes, vitctl after: they differ "
+        "by rounding",
+        USUALLY_DINOV3,
+    ),
+)
+_SIGLIP = _Family(
+    title="Hugging Face SigLIP",
+    types=("siglip_vision_model", "siglip"),
+    prefix="vision_model",
+    body="SiglipVisionModel",
+    with_head="SiglipForImageClassification",
+    pools="gap",
+    act="gelu_pytorch_tanh",
+    eps=1e-6,
+    weights_eps=1e-6,
+    dropped=_TEXT,
+    own=lambda config: {"vision_use_head": config.classifier == "attention"},
+)
+_CLIP = _Family(
+    title="Hugging Face CLIP",
+    types=("clip_vision_model", "clip"),
+    prefix="vision_model",
+    body="CLIPVisionModel",
+    act="quick_gelu",
+    eps=1e-5,
+    weights_eps=1e-5,
+    colours=CLIP,
+    share=1.0,
+    crops=True,
+    dropped=_TEXT,
+    remarks=(CLIP_REMARK,),
+)
+_BEIT = _Family(
+    title="Hugging Face BEiT",
+    types=("beit",),
+    prefix="beit",
+    body="BeitModel",
+    with_head="BeitForImageClassification",
+    pools="patches",
+    weights_eps=1e-6,
+    colours=IMAGENET,
+    position_resize="bilinear",
+    spellings={**_IN_MEMORY, **_BEIT_IN_MEMORY},
+    own=_own_beit,
+)
+
+
 def in_memory(name: str) -> str:
-    """Return the name that transformers 5 has in memory for one of its files."""
+    """Return the name that transformers 5 has in memory for one of a ViT's files."""
     for here, in_files in _IN_MEMORY.items():
         name = name.replace(in_files, here)
     return name
 
 
-def _tidy(tensors: Tensors) -> Tensors:
-    """Give a bare ViTModel the prefix of the classifier's body, and every name its spelling in files."""
-    if "embeddings.patch_embeddings.projection.weight" in tensors:
-        tensors = {_BODY + name: tensor for name, tensor in tensors.items()}
+def _tidy(family: _Family, tensors: Tensors) -> Tensors:
+    """Give a bare body the prefix of the classifier's body, and every name its spelling in files."""
+    bare = family.prefix and any(name.startswith("embeddings.") for name in tensors)
     named = {}
     for name, tensor in tensors.items():
-        for pattern, spelling in _IN_MEMORY.items():
-            name = name.replace(pattern, spelling)
-        named[name] = tensor
-    named.pop("vit.embeddings.mask_token", None)  # of masked image modelling, never used by a classifier
+        name = f"{family.prefix}.{name}" if bare else name
+        for pattern, spelling in family.spellings.items():
+            name = re.sub(pattern, spelling, name)
+        if tensor.numel() and not re.search(family.dropped, name):
+            named[name] = tensor
+    if family is _SIGLIP and "classifier.weight" in named:  # its classifier averages the tokens
+        named = {name: named[name] for name in named if not name.startswith("vision_model.head.")}
+    if shared := {name: named.pop(name) for name in list(named) if name == _SHARED_BIAS}:
+        depth = sum(name.endswith(".layernorm_before.weight") for name in named)
+        places = (_BIAS.format(i=index) for index in range(depth))
+        named |= {place: tensor for place in places for tensor in shared.values()}
+    for name in [name for name in named if family.prefix.startswith("dinov2") and ".mlp.gate_proj." in name]:
+        parts = (named.pop(name), named.pop(name.replace("gate_proj", "up_proj")))
+        named[name.replace("gate_proj", "weights_in")] = torch.cat(parts)
     return named
 
 
 def _describe(
-    row: WeightsLayout, view: View, _tensors: Tensors, beside: Beside
+    family: _Family, row: WeightsLayout, view: View, _tensors: Tensors, beside: Beside
 ) -> tuple[Config, dict[str, Any]]:
-    config = beside.config
-    if config.get("model_type", "vit") != "vit":
-        raise CheckpointError(f"config.json: model_type {config['model_type']!r}, only 'vit' is read")
-    activation = config.get("hidden_act", "gelu")
-    if activation not in _GELU:
-        raise CheckpointError(f"config.json: hidden_act {activation!r}, known are {', '.join(_GELU)}")
+    whole, patches = beside.config, view("patch_embedding.weight")
+    if patches is not None and patches.dim() == 2:
+        raise CheckpointError(
+            "its images have any aspect ratio (NaFlex), which is not supported; use weights of a fixed size"
+        )
+    if whole.get("model_type", family.types[0]) not in family.types:
+        known = " or ".join(map(repr, family.types))
+        raise CheckpointError(f"config.json: model_type {whole['model_type']!r}, only {known} is read")
+    config = {**whole, **(whole.get("vision_config") or {})}
     if config.get("pooler_act", "tanh") != "tanh":
         raise CheckpointError(f"config.json: pooler_act {config['pooler_act']!r}, only 'tanh' is read")
-    num_heads = beside.num_heads or config.get("num_attention_heads")
-    shape = vit_shape(view, num_heads, config.get("image_size"))
-    recorded = _recorded(beside.preprocessor) | {"num_heads": num_heads}
+    if config.get("rope_theta", _ROPE_THETA) != _ROPE_THETA:
+        raise CheckpointError(f"config.json: rope_theta {config['rope_theta']!r}, only {_ROPE_THETA} is read")
+    bias = view("blocks.0.attention.relative_bias")
+    told = None if bias is None else bias.shape[1]
+    heads = (
+        told or beside.num_heads or config.get("num_attention_heads") or (family.heads if config else None)
+    )
+    shape = vit_shape(view, heads, config.get("image_size"))
+    if shape["num_classes"] and not family.with_head:
+        raise CheckpointError(
+            "CLIPForImageClassification averages patches that no norm has seen, which is not supported; use "
+            "the tower without classifier.*"
+        )
+    gated = family is _DINOV3 and shape["mlp"] == "swiglu"
+    known_acts = {"silu": "erf"} if gated else GELU
+    activation = config.get("hidden_act", family.act)
+    if (config or not gated) and activation not in known_acts:
+        raise CheckpointError(f"config.json: hidden_act {activation!r}, known are {', '.join(known_acts)}")
+    only = {name: values[0] for name, values in row.needs.items() if len(values) == 1 and name in _UNTOLD}
+    stated = family.pools if shape["num_classes"] else config.get("classifier")
+    shape |= ({"classifier": stated} if stated else {}) | only
+    recorded = _recorded(beside.preprocessor, family) | {"num_heads": heads, "classifier": stated}
     if config:
-        recorded |= {"gelu": _GELU[activation], "norm_eps": config.get("layer_norm_eps", NORM_EPS)}
-    names, dropout = _class_names(config.get("id2label") or {}), config.get("hidden_dropout_prob", 0.0)
-    described, meta = row.vit(shape, recorded, beside, names, dropout=dropout)
-    ours = config.get("vitctl", {}).get("preprocessing", {})
-    return described, meta | {name: ours[name] for name in _NOT_OF_TRANSFORMERS if name in ours}
+        recorded["norm_eps"] = config.get("layer_norm_eps", family.eps)
+        recorded["gelu"] = known_acts[activation]
+    if "mae" in config.get("model_type", ""):
+        row = replace(row, assumed={**row.assumed, **IMAGENET})
+    more: dict[str, Any] = {"dropout": config.get("hidden_dropout_prob", 0.0)}
+    if family is _DINOV3:
+        more["rotary_rescale"] = config.get("pos_embed_rescale", 2.0) or 1.0
+    described, meta = row.vit(shape, recorded, beside, _class_names(config.get("id2label") or {}), **more)
+    ours = whole.get("vitctl", {}).get("preprocessing", {})
+    meta |= {name: ours[name] for name in _NOT_OF_TRANSFORMERS if name in ours}
+    remarks = [*family.remarks, *_crop_remark(beside.preprocessor, described)]
+    return described, meta | ({"remarks": remarks} if remarks else {})
 
 
-def _recorded(processor: Json) -> dict[str, Any]:
-    """Return what preprocessor_config.json records, by our names; ViT's image processor always squashes."""
+def _recorded(processor: Json, family: _Family) -> dict[str, Any]:
+    """Return what preprocessor_config.json records, by our names.
+
+    A size is that of a square, or of the shorter side.
+    """
     if not processor:
         return {}
-    number = processor.get("resample")
-    return {
+    number, size = processor.get("resample"), processor.get("size")
+    found = {
         "mean": processor.get("image_mean"),
         "std": processor.get("image_std"),
-        "eval_method": "square",
-        "eval_resize": SQUASH,
         "resample": None if number is None else _RESAMPLE.get(number, f"pillow {number}"),
     }
+    if isinstance(size, int):
+        size = {"shortest_edge" if family.crops else "height": size}
+    side, kept = _side(size), _crop(processor, family)
+    if not processor.get("do_resize", True):
+        return found
+    squashed = not size or "shortest_edge" not in size
+    share: float = (kept or side or 1) / (side or kept or 1)
+    if share < 1 and math.floor(kept / share) != side:
+        share = math.nextafter(share, 0)
+    return {
+        **found,
+        "eval_method": "square" if squashed else "torchvision",
+        "eval_resize": SQUASH if squashed and share >= 1 else share,
+    }
+
+
+def _side(size: Json | int | None) -> int:
+    """Return the shorter side of a size: a number, height and width, or shortest_edge; 0 without one."""
+    values = [size] if isinstance(size, int) else [*(size or {}).values()]
+    return min((value for value in values if isinstance(value, int)), default=0)
+
+
+def _crop(processor: Json, family: _Family) -> int:
+    """Return the side of the centre crop, 0 without one."""
+    return _side(processor.get("crop_size")) if processor.get("do_center_crop", family.crops) else 0
+
+
+def _crop_remark(processor: Json, config: Config) -> Iterator[str]:
+    size = (
+        _side(processor.get("crop_size")) if processor.get("do_center_crop") else _side(processor.get("size"))
+    )
+    if size and size != config.image_size:
+        yield (
+            f"its image processor makes images of {size} pixels, its positions are those of "
+            f"{config.image_size}: set data.image_size = {size} to score it as there"
+        )
 
 
 def _class_names(id2label: Json) -> list[str]:
@@ -130,29 +514,40 @@ def _class_names(id2label: Json) -> list[str]:
     return [] if invented else [name for _, name in numbered]
 
 
-def _misfits(row: WeightsLayout, config: Config) -> Iterator[str]:
+def _misfits(family: _Family, row: WeightsLayout, config: Config) -> Iterator[str]:
     yield from vit_misfits(row, config)
-    if type(config) is ViTConfig and config.representation_size and config.num_classes:
+    if type(config) is not ViTConfig:
+        return
+    if config.representation_size and (config.num_classes or family is not _VIT):
         yield "its classifier has no pre-logits layer, only the model without a head has one (the pooler)"
+    if family.own is _own_dinov2 and not _ratio(config):
+        yield f"its MLP has a multiple of the width, not {config.mlp_size} for {config.hidden_size}"
+    if config.num_classes and (not family.with_head or config.classifier != family.pools):
+        yield (
+            f"no class of transformers puts a head on its classifier {config.classifier!r}; write it to timm "
+            f"or safetensors"
+        )
 
 
-def _notes(config: ViTConfig, meta: Json) -> Iterator[str]:
+def _notes(family: _Family, config: ViTConfig, meta: Json) -> Iterator[str]:
+    pooler = "" if family is not _VIT or config.representation_size else ", add_pooling_layer=False"
     if config.num_classes:
-        yield "transformers.ViTForImageClassification.from_pretrained(folder)"
+        yield f"transformers.{family.with_head}.from_pretrained(folder)"
     else:
-        pooler = "" if config.representation_size else ", add_pooling_layer=False"
-        yield f"transformers.ViTModel.from_pretrained(folder{pooler})"
+        yield f"transformers.{family.body}.from_pretrained(folder{pooler})"
+        if words := _MEANS.get(config.classifier if config.norm_at == "tokens" else ""):
+            yield f"the feature of these weights is {words} of last_hidden_state, not pooler_output"
     if meta.get("eval_method", "square") != "square":
         whole = meta["eval_method"] == "letterbox"
         expected = "the whole image padded to a square" if whole else "the shorter side and a centre crop"
         yield f"its image processor squashes images to a square, these weights expect {expected}"
 
 
-def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
+def _sidecars(family: _Family, config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
     names = meta.get("class_names") or [f"LABEL_{index}" for index in range(config.num_classes)]
     described = {
-        "architectures": ["ViTForImageClassification" if config.num_classes else "ViTModel"],
-        "model_type": "vit",
+        "architectures": [family.with_head if config.num_classes else family.body],
+        "model_type": family.types[0],
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.num_heads,
@@ -164,15 +559,22 @@ def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
         "image_size": config.image_size,
         "patch_size": config.patch_size,
         "num_channels": 3,
-        "qkv_bias": True,
+        **family.own(config),
+    }
+    if family is _SIGLIP and config.num_classes:  # transformers' configuration of both towers
+        described = {"architectures": described["architectures"], "model_type": family.types[1],
+                     "vision_config": described | {"model_type": family.types[0]}}  # fmt: skip
+    described |= {
         "id2label": {str(index): name for index, name in enumerate(names)},
         "label2id": {name: index for index, name in enumerate(names)},
-        **({"pooler_output_size": config.representation_size} if config.representation_size else {}),
+        # transformers has no field for it, but the way back must not lose it.
+        **({"classifier": config.classifier} if family.assumes and not config.num_classes else {}),
     }
     processor = {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
         "size": {"height": config.image_size, "width": config.image_size},
+        "do_center_crop": False,
         "resample": 3 if str(meta.get("resample", "")).startswith("bicubic") else 2,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
@@ -183,28 +585,88 @@ def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
     return {CONFIG: described, PREPROCESSOR: processor}
 
 
-# config.json tells gelu and norm_eps, preprocessor_config.json the rest; assumed are the defaults of
-# transformers.
-LAYOUT = WeightsLayout(
-    name="hf",
-    title="Hugging Face ViT",
-    mark="vit.embeddings.patch_embeddings.projection.weight",
-    table=lambda _num_heads: TABLE,
-    describe=_describe,
-    tidy=_tidy,
-    documented={"position_resize": "bicubic"},
-    assumed={
-        "mean": HALF,
-        "std": HALF,
-        "gelu": "erf",
-        "norm_eps": NORM_EPS,
-        "num_heads": "hidden size / 64",
-        "eval_method": "square",
-        "eval_resize": SQUASH,
-        "resample": "bilinear_antialias",
-    },
-    misfits=_misfits,
-    holds={"gelu": ("erf",)},
-    notes=_notes,
-    sidecars=_sidecars,
+def _layout(family: _Family, table: Table, mark: str, absent: str = "", **needs: Any) -> WeightsLayout:
+    """Return one way in which a family stores its tensors, for networks whose fields have one of the values
+    `needs`.
+    """
+    return WeightsLayout(
+        name="hf",
+        title=family.title,
+        mark=mark,
+        absent=absent,
+        table=lambda _num_heads: table,
+        describe=partial(_describe, family),
+        tidy=partial(_tidy, family),
+        spell=lambda tensors, config: tensors | family.fill(config),
+        documented={"position_resize": family.position_resize},
+        assumed={
+            **family.colours,
+            "gelu": GELU[family.act],
+            "norm_eps": family.weights_eps,
+            "num_heads": "hidden size / 64",
+            "eval_method": "torchvision" if family.crops else "square",
+            "eval_resize": family.share,
+            "resample": family.resample,
+            **({"classifier": "token"} if family.assumes else {}),
+        },
+        misfits=partial(_misfits, family),
+        needs={"gelu": tuple(_ACTIVATION), **needs},
+        notes=partial(_notes, family),
+        sidecars=partial(_sidecars, family),
+    )
+
+
+def _dinov2_layouts(family: _Family, absent: str = "", **needs: Any) -> Iterator[WeightsLayout]:
+    layer = f"{family.prefix}.encoder.layer.0.mlp"
+    for mlp, mark in (("gelu", f"{layer}.fc1.weight"), ("swiglu", f"{layer}.weights_in.weight")):
+        table = _dinov2(family.prefix, gated=mlp == "swiglu")
+        yield _layout(
+            family, table, mark, absent, mlp=(mlp,), classifier=_ANY_POOL, layer_scale=(True,), **needs
+        )
+
+
+def _dinov3_layouts() -> Iterator[WeightsLayout]:
+    for mlp, mark, absent in (("gelu", "up_proj", "gate_proj"), ("swiglu", "gate_proj", "")):
+        yield _layout(
+            _DINOV3,
+            _dinov3(gated=mlp == "swiglu"),
+            f"layer.0.mlp.{mark}.weight",
+            f"layer.0.mlp.{absent}.weight" if absent else "",
+            mlp=(mlp,),
+            classifier=_ANY_POOL,
+            layer_scale=(True,),
+            registers=(bool,),
+            position_embedding=("none",),
+            rotary=("dinov3",),
+            qkv_bias=("qv", "none"),
+        )
+
+
+def _beit_layouts() -> Iterator[WeightsLayout]:
+    pooled = "beit.pooler.layernorm.weight"
+    for last, pool, norm_at in (("pooler.layernorm", "patches", "pooled"), ("layernorm", "token", "tokens")):
+        yield _layout(
+            _BEIT if pool == "patches" else replace(_BEIT, pools="token"),
+            _bert("beit", last),
+            *((pooled,) if norm_at == "pooled" else ("beit.encoder.layer.0.lambda_1", pooled)),
+            classifier=(pool,),
+            norm_at=(norm_at,),
+            layer_scale=(True,),
+            position_embedding=("relative_bias",),
+            qkv_bias=("qv",),
+        )
+
+
+TABLE = _bert("vit", "layernorm")
+LAYOUT = _layout(_VIT, TABLE, "vit.encoder.layer.0.layernorm_before.weight")
+# A file belongs to the first of them whose mark it has. config.json tells gelu and norm_eps,
+# preprocessor_config.json the rest; assumed is what transformers or the published weights have.
+LAYOUTS = (
+    *_dinov2_layouts(_DINOV2, "dinov2.embeddings.register_tokens"),
+    *_dinov2_layouts(_DINOV2_REGISTERS, registers=(True,)),
+    *_dinov3_layouts(),
+    _layout(_CLIP, _TOWERS, "vision_model.pre_layrnorm.weight", norm_pre=(True,), patch_bias=(False,)),
+    _layout(_SIGLIP, _TOWERS, "vision_model.post_layernorm.weight", classifier=("attention", "gap")),
+    *_beit_layouts(),
+    LAYOUT,
 )

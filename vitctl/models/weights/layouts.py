@@ -187,6 +187,7 @@ class Beside:
     num_heads: int | None = None
     config: Json = field(default_factory=dict)
     preprocessor: Json = field(default_factory=dict)
+    open_clip: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +209,7 @@ class WeightsLayout:
         misfits: what of a configuration the layout cannot hold.
         of: the family of its models.
         holds: the values of a ViT's fields that it can hold beside the paper's, by field.
+        needs: the values that it can hold in place of the paper's, by field; `True` stands for any but zero.
         notes: what a reader has to know.
         sidecars: JSON files that belong beside the weights.
     """
@@ -226,6 +228,7 @@ class WeightsLayout:
     misfits: Callable[["WeightsLayout", Any], Iterator[str]]
     of: type[Config] = ViTConfig
     holds: Json = field(default_factory=dict)
+    needs: Json = field(default_factory=dict)
     notes: Callable[[Any, Json], Iterator[str]]
     sidecars: Callable[[Any, Json], dict[str, dict[str, Any]]] = lambda _config, _meta: {}
 
@@ -238,7 +241,7 @@ class WeightsLayout:
         return {
             name: value
             for name, value in found.items()
-            if name not in _DECIDING or {bool, value} & set(self.holds.get(name, ()))
+            if name not in _DECIDING or {bool, value} & set(self.holds.get(name, ())) or name in self.needs
         }
 
     def view(self, tensors: Tensors) -> View:
@@ -403,12 +406,15 @@ def _image_size(table: Tensor | None, prefix: int, patch_size: int, hint: int | 
 
 def vit_misfits(row: WeightsLayout, config: Config) -> Iterator[str]:
     """Return what a layout of Vision Transformers cannot hold: all that is not the paper's, but for
-    `row.holds`.
+    `row.holds` and `row.needs`.
     """
     if type(config) is not row.of:
         yield f"it has no place for a {type(config).__name__.removesuffix('Config')} model"
         return
     for one in fields(ViTConfig):
-        value = getattr(config, one.name)
-        if one.default != value and one.name not in row.held({one.name: value}):
+        value, known = getattr(config, one.name), row.needs.get(one.name, ())
+        fits = value in known or bool in known or (bool(value) and True in known)
+        if one.name not in row.needs:
+            fits = one.default == value or one.name in row.held({one.name: value})
+        if not fits:
             yield f"it has no {one.name} {value!r}"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.models.build import build, check_state
 from vitctl.models.variants import Config, from_dict, to_dict, variant
-from vitctl.models.weights import google, huggingface, published, timm, torchvision
+from vitctl.models.weights import google, huggingface, openclip, published, timm, torchvision
 from vitctl.models.weights.containers import (
     kind_of,
     read_json,
@@ -38,6 +38,7 @@ from vitctl.models.weights.layouts import (
     to_ours,
     to_theirs,
 )
+from vitctl.models.weights.licence import stated_licence
 from vitctl.models.weights.meta import check_meta
 from vitctl.system.files import atomic_write
 from vitctl.system.text import count_text, one_line
@@ -50,7 +51,8 @@ LAYOUTS: tuple[WeightsLayout, ...] = (
     *published.LAYOUTS,
     timm.LAYOUT,
     timm.POOLED,
-    huggingface.LAYOUT,
+    *huggingface.LAYOUTS,
+    openclip.LAYOUT,
     torchvision.LAYOUT,
 )
 TARGETS = ("safetensors", "google", "timm", "hf", "torchvision")
@@ -158,6 +160,7 @@ def _of_vitctl(header: dict[str, Any], state: Tensors) -> Weights:
 
 
 def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
+    tensors = openclip.without_trunk(tensors)
     for row in LAYOUTS:
         tidy = row.tidy(tensors)
         if row.is_of(tidy):
@@ -168,6 +171,7 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
             f"unknown weights format; its tensors are {listed(list(tensors))}; supported: vitctl, {known}"
         )
     beside = Beside(path.name, num_heads, *(read_json(path.parent / name) for name in BESIDE))
+    licence = stated_licence(path.parent, beside.config)
     try:
         config, meta = row.describe(row, row.view(tidy), tidy, beside)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -177,7 +181,10 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
         ) from error
     model = build(config, device="meta").state_dict()
     table = row.table(getattr(config, "num_heads", 1))
-    return Weights(config, to_ours(tidy, rules_for(table, model), model), meta | {"format": row.name})
+    stated = {"licence": licence} if licence else {}
+    return Weights(
+        config, to_ours(tidy, rules_for(table, model), model), meta | {"format": row.name, **stated}
+    )
 
 
 def check_numbers(state: Mapping[str, Tensor]) -> None:
@@ -278,10 +285,10 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
 
 
 def _row(to: str, config: Config) -> WeightsLayout:
-    """Return the first layout of a program that can hold the model, else the first for its family."""
+    """Return the layout of a program that can hold the model, else that which lacks least."""
     rows = [row for row in LAYOUTS if row.name.split("-")[0] == to]
     of_family = [row for row in rows if row.of is type(config)] or rows
-    return next((row for row in of_family if not list(row.misfits(row, config))), of_family[0])
+    return min(of_family, key=lambda row: len(list(row.misfits(row, config))))
 
 
 def _target(path: Path, container: str) -> Path:
