@@ -7,8 +7,8 @@ import torch
 
 from tests.models.tiny_models import TINY
 from vitctl.errors import CheckpointError
-from vitctl.models.build import Model, build, transfer
-from vitctl.models.positions import grid_table, resize_axis, resize_position_embedding
+from vitctl.models.build import Model, build, resize_axis, resize_position_embedding, transfer
+from vitctl.models.positions import grid_table
 from vitctl.models.variants import Config, ViTConfig
 
 MakeModel = Callable[..., Model]

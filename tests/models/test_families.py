@@ -148,7 +148,9 @@ def test_forward__in_bf16_autocast_stays_near_float32(
 
 
 @pytest.mark.parametrize(
-    "family", ["relative", "2d", "hybrid", "axial", "resnet v2", "axial resnet"], indirect=True
+    "family",
+    ["relative", "2d", "dinov3", "beit", "siglip", "hybrid", "axial", "resnet v2", "axial resnet"],
+    indirect=True,
 )
 def test_forward__compiles_as_one_graph(
     family: Config, random_model: MakeModel, images_for: MakeImages
@@ -165,7 +167,9 @@ def test_forward__compiles_as_one_graph(
     [
         "relative",
         "resnet v2",
+        "dinov3",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("2d", "hybrid", "axial", "axial resnet")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("eva", "beit", "siglip", "clip")),
     ],
     indirect=True,
 )

@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from vitctl.errors import CheckpointError
-from vitctl.models.positions import grid_table, relative_logits, resize_axis, resize_position_embedding
+from vitctl.models.build import resize_axis, resize_position_embedding
+from vitctl.models.positions import grid_table, relative_logits
 
 # What the paper's resolutions ask for, then those of B/8, where scipy's default border zeroes a row by
 # rounding.

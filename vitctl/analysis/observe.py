@@ -43,7 +43,7 @@ def missing_parts(config: Config) -> dict[str, str]:
         }
     missing = {}
     if config.position_embedding in ("none", "relative_bias"):
-        missing["position_similarity"] = "the network was built without an embedding of positions"
+        missing["position_similarity"] = "the network was built without position embedding"
     if not config.has_class_token:
         missing["pooling"] = "the network has no class token: its classifier reads the patches"
     return missing

@@ -6,11 +6,12 @@ from typing import Any, overload
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitctl.errors import CheckpointError
 from vitctl.models import axial, masked_patch, resnet, vit
-from vitctl.models.positions import resize_axis, resize_offset_bias, resize_position_embedding, say_method
+from vitctl.models.positions import CLASS_ROWS, Grid
 from vitctl.models.resnet import ResNet
 from vitctl.models.variants import (
     AxialConfig,
@@ -195,3 +196,129 @@ def _head_line(source_state: Mapping[str, Tensor], target: Config) -> str:
         else "no new head"
     )
     return ", ".join([f"{' and '.join(dropped)} dropped" if dropped else "no head to drop", *fresh])
+
+
+def resize_offset_bias(table: Tensor, old_grid: Grid, new_grid: Grid, method: str = "zoom") -> Tensor:
+    """Return a table of relative position biases for another grid; the class token keeps its three rows.
+
+    An offset of one patch keeps its meaning: the old offsets are spaced geometrically, so that they span the
+    new ones, and each new one is interpolated linearly between them, as in timm. The authors' curve between
+    them is cubic.
+
+    Args:
+        table: `[num_offsets(old_grid), H]`.
+        old_grid, new_grid: rows and columns of patches.
+        method: `bilinear` is transformers' rule, which aligns no corners; every other name stands for ours.
+
+    Returns `[num_offsets(new_grid), H]`. Source: BEiT, run_class_finetuning.py
+    """
+    if old_grid == new_grid:
+        return table
+    if method == "bilinear":
+        sides = (tuple(2 * side - 1 for side in grid) for grid in (old_grid, new_grid))
+        old, new = sides
+        image = torch.unflatten(table[:-CLASS_ROWS].T, 1, old)[None].double()  # [1, H, rows, columns]
+        resized = F.interpolate(image, size=new, **_method(method)[0])[0].flatten(1).T
+    else:
+        by_row, by_column = (_spread(old, new) for old, new in zip(old_grid, new_grid, strict=True))
+        spans = (by_row.shape[1], by_column.shape[1])
+        offsets = torch.unflatten(table[:-CLASS_ROWS].double(), 0, spans)  # [rows, columns, H]
+        on_device = (by_row.to(table.device), by_column.to(table.device))
+        resized = torch.einsum("ir,jc,rch->ijh", *on_device, offsets).flatten(0, 1)
+    return torch.cat([resized.to(table.dtype), table[-CLASS_ROWS:]])
+
+
+def _spread(old: int, new: int) -> Tensor:
+    """Return the share of each old offset in each new one along an axis, `[2 new - 1, 2 old - 1]`."""
+    low, high = 1.01, 1.5  # of the ratio between one step and the next
+    while high - low > 1e-6:
+        ratio = (low + high) / 2
+        low, high = (low, ratio) if sum(ratio**step for step in range(old - 1)) > new - 1 else (ratio, high)
+    steps = torch.tensor([ratio**step for step in range(old - 1)], dtype=torch.float64, device="cpu").cumsum(
+        0
+    )
+    place = torch.cat([-steps.flip(0), steps.new_zeros(1), steps])
+    wanted = torch.arange(1 - new, new, dtype=torch.float64, device="cpu")
+    right = torch.searchsorted(place, wanted).clamp(max=len(place) - 1)
+    left = (right - 1).clamp(min=0)
+    share = ((wanted - place[left]) / (place[right] - place[left])).clamp(0, 1).nan_to_num(1)[:, None]
+    return share * F.one_hot(right, len(place)) + (1 - share) * F.one_hot(left, len(place))
+
+
+def resize_position_embedding(
+    table: Tensor, old_grid: Grid, new_grid: Grid, prefix_tokens: int, method: str = "zoom"
+) -> Tensor:
+    """Interpolate a learned table so that it fits another resolution; prefix tokens keep their rows.
+
+    Args:
+        table: `[L, prefix_tokens + rows * columns, D]`, patches in row-major order; L is 1, or one table per
+            layer.
+        old_grid, new_grid: rows and columns of patches.
+        prefix_tokens: tokens before the patches (1 with a class token).
+        method: `zoom`, bilinear with aligned corners, is `scipy.ndimage.zoom(order=1)` of the authors' code;
+            `bicubic` is Hugging Face's, `bicubic_aligned` torchvision's, `bicubic_antialias` timm's, and
+            `bicubic_offset` DINOv2's without registers, whose scale counts a tenth of a patch too many.
+
+    Returns `[L, prefix_tokens + new rows * new columns, D]` in the dtype of `table`. Raises CheckpointError
+    when the old grid is not square or the table does not fit it, or the method is unknown. Paper: Section 3.2
+    """
+    rows, columns = old_grid
+    if rows != columns:
+        raise CheckpointError(
+            f"position embedding: the stored grid is {rows}x{columns}, only square ones are resized"
+        )
+    expected = prefix_tokens + rows * columns
+    if table.dim() != 3 or table.shape[1] != expected:
+        raise CheckpointError(
+            f"position embedding: shape {list(table.shape)} does not fit a {rows}x{columns} grid "
+            f"with {prefix_tokens} prefix tokens, which needs [layers, {expected}, hidden_size]"
+        )
+    if old_grid == new_grid:
+        return table
+    prefix, patches = torch.split(table, [prefix_tokens, rows * columns], dim=1)
+    image = torch.unflatten(patches, 1, (rows, columns)).permute(0, 3, 1, 2)  # [L, D, rows, columns]
+    size: dict[str, Any] = {"size": new_grid}
+    if method == "bicubic_offset":
+        size = {"scale_factor": tuple((new + 0.1) / old for old, new in zip(old_grid, new_grid, strict=True))}
+    resized = F.interpolate(image.double(), **size, **_method(method)[0]).to(table.dtype)
+    return torch.cat([prefix, resized.flatten(2).transpose(1, 2)], dim=1)
+
+
+def resize_axis(table: Tensor, new_length: int) -> Tensor:
+    """Interpolate the tables `[L, n, D]` of one axis linearly, both ends kept, and return `[L, new_length,
+    D]`.
+
+    The rule is ours. It fits rows, columns, and relative offsets along one axis, of which offset 0 stays in
+    the middle; offsets of a raster order have no such meaning.
+    """
+    resized = F.interpolate(
+        table.double().transpose(1, 2), size=new_length, mode="linear", align_corners=True
+    )
+    return resized.transpose(1, 2).to(table.dtype)
+
+
+def say_method(method: str) -> str:
+    """Return the words for a resize method. Raises CheckpointError for a name that is none."""
+    return _method(method)[1]
+
+
+# What torch is asked for, and the words for it.
+_METHODS: dict[str, tuple[dict[str, Any], str]] = {
+    "zoom": ({"mode": "bilinear", "align_corners": True}, "bilinear, corners aligned"),
+    "bicubic": ({"mode": "bicubic", "align_corners": False}, "bicubic"),
+    "bicubic_offset": ({"mode": "bicubic", "align_corners": False}, "bicubic, scaled by (new + 0.1) / old"),
+    "bicubic_aligned": ({"mode": "bicubic", "align_corners": True}, "bicubic, corners aligned"),
+    "bicubic_antialias": (
+        {"mode": "bicubic", "align_corners": False, "antialias": True},
+        "bicubic, antialiased",
+    ),
+    "bilinear": ({"mode": "bilinear", "align_corners": False}, "bilinear"),
+}
+
+
+def _method(name: str) -> tuple[dict[str, Any], str]:
+    if name not in _METHODS:
+        raise CheckpointError(
+            f"position embedding: unknown resize method {name!r}, known are {', '.join(_METHODS)}"
+        )
+    return _METHODS[name]

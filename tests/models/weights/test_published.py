@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vitctl.errors import CheckpointError
-from vitctl.models.build import build, resized
+from vitctl.models.build import build, resize_offset_bias, resize_position_embedding, resized
 from vitctl.models.flops import count_parameters
-from vitctl.models.positions import num_offsets, resize_offset_bias, resize_position_embedding
+from vitctl.models.positions import num_offsets
 from vitctl.models.variants import ViTConfig
 from vitctl.models.weights.layouts import Beside, rules_for, to_ours
 from vitctl.models.weights.meta import CLIP, IMAGENET

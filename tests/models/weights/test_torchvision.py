@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vitctl.models.positions import resize_position_embedding
+from vitctl.models.build import resize_position_embedding
 from vitctl.models.variants import ViTConfig, variant
 from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 

@@ -272,7 +272,6 @@ TITLES = {"timm": "timm", "hf": "Hugging Face ViT", "torchvision": "torchvision"
         ("timm", {"position_embedding": "relative"}, "it has no position_embedding 'relative'"),
         ("timm", None, "it has no place for a Hybrid model"),
         ("hf", {"representation_size": 48}, "its classifier has no pre-logits layer"),
-        ("hf", {"classifier": "gap"}, "it has no classifier 'gap'"),
         ("hf", {"position_embedding": "none"}, "it has no position_embedding 'none'"),
         (
             "torchvision",
