@@ -380,7 +380,10 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None) ->
     if isinstance(recipe, Finetune) and found is not None and inputs.train is not None:
         check_kept_head(recipe, found.path, found.config, _stored_names(found), inputs.train.class_names)
         if recipe.distillation.teacher:
-            teacher = find_network(recipe.distillation.teacher, fetch=fetch)
+            try:
+                teacher = find_network(recipe.distillation.teacher, fetch=fetch)
+            except CheckpointError as error:
+                raise CheckpointError(f"the teacher {error}".replace("--from", "--teacher")) from None
             meta = _stored_meta(teacher)
             check_teacher(recipe, found.config, teacher.path, teacher.config, meta, inputs.train.class_names)
     if isinstance(recipe, Pretrain | Finetune):
