@@ -251,6 +251,14 @@ FLAGS = (
         "finetune",
         complete=completion.one_of(("none", "embedding", "6 blocks", "backbone")),
     ),
+    Flag(
+        "--teacher",
+        "distillation.teacher",
+        str,
+        "Learn from this network too: run folder, checkpoint, weights file or address",
+        "finetune",
+        complete=completion.runs,
+    ),
     Flag("--lr", "optimizer.lr", float, "Base learning rate", "pretrain"),
     Flag(
         "--lr",

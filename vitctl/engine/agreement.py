@@ -262,6 +262,7 @@ class MadeOf(BaseModel):
 
     images: dict[str, ImagesLine] = Field(default_factory=dict, max_length=10)
     weights: str = Field("", max_length=100)
+    teacher: str = Field("", max_length=100)
     recipe: dict[str, str] = Field(default_factory=dict, max_length=10_000)
     computation: dict[str, str | int | bool | dict[str, str]] = Field(default_factory=dict, max_length=100)
 
@@ -333,6 +334,7 @@ def identity(
     score_on: Source | None,
     start_weights_sha256: str,
     computation: Mapping[str, Any],
+    teacher_sha256: str = "",
 ) -> Identity:
     """Return the identity of a training: digest, number and classes of its images, digest of its start
     weights, and its recipe.
@@ -343,6 +345,7 @@ def identity(
         train_on, score_on: images.
         start_weights_sha256: digest of the pre-trained weights; empty without any.
         computation: what else decides the last bits, for a run that promises them; else empty.
+        teacher_sha256: digest of a teacher's weights; empty without one.
     """
     images = {"train": train_on, "score": score_on}
     made_of = {
@@ -350,6 +353,7 @@ def identity(
         "weights": start_weights_sha256,
         "recipe": deciding_values(recipe),
         **({"computation": dict(computation)} if computation else {}),
+        **({"teacher": teacher_sha256} if teacher_sha256 else {}),
     }
     return Identity(folder, made_of)
 
@@ -390,6 +394,9 @@ def identity_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
             found.append(("data", text))
     if before["weights"] != now["weights"]:
         found.append(("weights", f"start weights {before['weights'][:12]}, now {now['weights'][:12]}"))
+    teachers = [one.get("teacher", "") for one in (before, now)]
+    if all(teachers) and teachers[0] != teachers[1]:
+        found.append(("distillation", f"the teacher {teachers[0][:12]}, now {teachers[1][:12]}"))
     was, made_by = before.get("computation", {}), now.get("computation", {})
     found += [
         (

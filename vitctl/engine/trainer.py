@@ -43,6 +43,7 @@ from vitctl.engine.computation import (
     use_kernels,
     versions,
 )
+from vitctl.engine.distillation import Distilled, Teacher
 from vitctl.engine.evaluation import Score, stop_together
 from vitctl.engine.journal import (
     ADAPTERS,
@@ -94,7 +95,7 @@ from vitctl.engine.trace import (
 from vitctl.errors import CheckpointError, DataError, VitctlError, is_lost_peer
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
-from vitctl.models.flops import computed_flops
+from vitctl.models.flops import computed_flops, forward_flops
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab, frozen_places, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.process import HERE
@@ -169,6 +170,7 @@ class Trainer(TrainStep):
         score: scores a network on the images to score; None: there are none.
         probe: gives a network's few-shot accuracies by number of shots and seed; None: it is off.
         start_weights_sha256: digest of the pre-trained weights; empty without any.
+        teacher: of [distillation]; None without one.
 
     Raises:
         LaunchError: other processes have other inputs, or the machine cannot compute this.
@@ -186,6 +188,7 @@ class Trainer(TrainStep):
         score: Callable[[nn.Module], Score] | None = None,
         probe: Callable[[Model], dict[int, list[float]]] | None = None,
         start_weights_sha256: str = "",
+        teacher: Teacher | None = None,
     ) -> None:
         runtime, s, machine = run.runtime, recipe.schedule, recipe.machine
         self.recipe, self.runtime, self.folder, self.journal = recipe, runtime, run.folder, run.journal
@@ -212,6 +215,10 @@ class Trainer(TrainStep):
             objective or classification(recipe.loss, images.mixing, recipe.seed, weights),
             normalise=runtime.normaliser(tuple(meta["mean"]), tuple(meta["std"])),
         )
+        if teacher is not None:
+            assert isinstance(recipe, Finetune)
+            colours = tuple(meta["mean"]), tuple(meta["std"])
+            objective = Distilled(objective, recipe.distillation, teacher, model, colours, runtime)
         kernels = choose_kernels(
             kept_kernels(machine, runtime, run.folder),
             model.config,
@@ -233,7 +240,13 @@ class Trainer(TrainStep):
         how = {**kernels.model_dump(), "compile": machine.compile}
         exactly = computation(runtime, **how, versions=versions()) if self.lanes else {}
         self.identity = identity(
-            recipe, run.folder, images.train, images.scored, start_weights_sha256, exactly
+            recipe,
+            run.folder,
+            images.train,
+            images.scored,
+            start_weights_sha256,
+            exactly,
+            teacher.sha256 if teacher else "",
         )
         self.facts: dict[str, Any] = {  # recorded at each start
             **self.identity.state,
@@ -248,6 +261,8 @@ class Trainer(TrainStep):
         self.flops_per_image = computed_flops(
             model.config, frozen_places(recipe, model.config), adapters=lora_of(recipe).rank > 0
         )
+        if teacher is not None:
+            self.flops_per_image += forward_flops(teacher.model.config)
         self.steps_behind = int(runtime.device.type == "cuda")  # that numbers are read late
 
         wrapped = runtime.wrap(model, ddp=self.lanes is None, always_synced=self.micro_batch >= share)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from vitctl.data.source.views import Source
 from vitctl.engine.computation import dropout_draws
+from vitctl.engine.distillation import Teacher
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import Report, silent
 from vitctl.engine.metrics import baselines
@@ -27,6 +28,7 @@ from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_
 from vitctl.jobs.lr_sweep import SEEDS, Trial, best, broadcast_score, run_trials
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.start_head import head_used, start_head
+from vitctl.jobs.teacher import load_teacher, teacher_used
 from vitctl.jobs.training import (
     Act,
     images_of,
@@ -93,7 +95,8 @@ def finetune(
     for text in (*sampling_notes(data, train_on), *([uneven.note] if uneven else ())):
         run.journal.write("data", step=0, text=text)
 
-    start = _Start(found, data)
+    teacher = load_teacher(recipe, run, found, data.image_size, train_on.class_names)
+    start = _Start(found, data, teacher)
     tried = _sweep(recipe, start, run, inputs.tried) if inputs.tried else []
     recipe = _with_lr(recipe, best(tried).value) if tried else recipe
     seeds = recipe.finetune.seeds or (recipe.seed,)
@@ -128,10 +131,11 @@ Pair = tuple[Source, Source | None]  # images to train on, and to score on
 
 
 class _Start(NamedTuple):
-    """What all trainings of a run start from: weights, and [data] with resolved values."""
+    """What all trainings of a run share: start weights, [data] with resolved values, and the teacher."""
 
     found: FoundWeights
     data: TrainImages
+    teacher: Teacher | None
 
 
 def _sweep(recipe: Finetune, start: _Start, run: RunContext, images: tuple[Source, Source]) -> list[Trial]:
@@ -196,6 +200,7 @@ def _score_identity(recipe: Finetune, start: _Start, train_on: Source, score_on:
         "initialise": recipe.weights.initialise,
         **({} if recipe.finetune.freeze == "none" else {"freeze": recipe.finetune.freeze}),
         **rates_of(recipe, start.found.weights.config),
+        **teacher_used(recipe, start.teacher),
     }
 
 
@@ -239,10 +244,20 @@ def _train(
     if recipe.finetune.head == "fewshot":
         start_head(recipe, run, model, images, found.weights.meta)
     digest = found.weights.digest
-    score = train(recipe, run, model, images, found.weights.meta, start_weights_sha256=digest, stored=adapted)
+    score = train(
+        recipe,
+        run,
+        model,
+        images,
+        found.weights.meta,
+        start_weights_sha256=digest,
+        teacher=start.teacher,
+        stored=adapted,
+    )
     used = trained(recipe, data, run, images, found.weights.meta)
     used |= {"trained_parameters": counts[0]} if counts[0] < counts[1] else {}
     used |= adapted | rates | dropout_draws(recipe, model.config, run.folder) | head_used(recipe, run)
+    used |= teacher_used(recipe, start.teacher)
     return score, used
 
 

@@ -114,7 +114,14 @@ class _Memory:
     image: int
 
     @classmethod
-    def of(cls, config: Config, recipe: Pretrain | Finetune, *, checkpoint_blocks: bool) -> "_Memory":
+    def of(
+        cls,
+        config: Config,
+        recipe: Pretrain | Finetune,
+        teacher: Config | None,
+        *,
+        checkpoint_blocks: bool,
+    ) -> "_Memory":
         slots, averaging = OPTIMIZERS[recipe.optimizer.name].slots, recipe.averaging.decay > 0
         precision: Literal["float32", "tf32", "bf16", "float64"] = (
             "bf16" if recipe.machine.precision == "auto" else recipe.machine.precision
@@ -131,7 +138,9 @@ class _Memory:
         trained = _trained(recipe, config)
         spared = (8 if precision == "float64" else 4) * (count_trained(config, frozen) - trained)
         sharded = weights - converted - (1 + slots + averaging) * spared + 4 * trained * _held_sums(recipe)
-        return cls(sharded, converted, gathered, one - weights)
+        # A teacher is whole on each process. It computes before the student, and keeps its weights alone.
+        beside = (8 if precision == "float64" else 4) * count_parameters(teacher) if teacher else 0
+        return cls(sharded, converted + beside, gathered + beside, one - weights)
 
     def at(self, micro_batch: int, shards: int = 1) -> int:
         """With `micro_batch` images in a forward pass, the weights sharded over `shards` processes."""
@@ -169,6 +178,7 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         notes.append(uneven.note)
     recipe = fitted_recipe(recipe, num_images)
     config: Config
+    teacher: Config | None = None
     if isinstance(recipe, Pretrain):
         config = recipe.network(num_classes)
     else:
@@ -189,6 +199,13 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         rates = rates_of(recipe, found.config)
         notes.append(rates_in_words(recipe, rates))
         config = downstream(found.config, num_classes=num_classes, image_size=side, **rates)
+        if recipe.distillation.teacher:
+            taught = find_network(recipe.distillation.teacher)
+            teacher = replace(taught.config, image_size=side)
+            notes.append(
+                f"teacher {taught.path}: {count_parameters(teacher):,} parameters, "
+                f"{count_macs(teacher) / 1e9:.4g} GMACs more for each image"
+            )
     o, s, m = recipe.optimizer, recipe.schedule, recipe.machine
     steps = checked_steps(num_images, s, m.processes)
     share = -(-s.batch_size // m.processes)
@@ -198,7 +215,7 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
             "memory is estimated for bf16, which machine.precision = 'auto' uses where the device supports it"
         )
     memory, shards = (
-        _Memory.of(config, recipe, checkpoint_blocks=m.checkpoint_blocks),
+        _Memory.of(config, recipe, teacher, checkpoint_blocks=m.checkpoint_blocks),
         recipe.machine.shards(recipe.machine.processes),
     )
     fitting = memory.fitting(shards)
@@ -216,6 +233,8 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
     )
     rate = learning_rate(recipe, steps)
     notes += unseen_pixels(config)
+    seen = steps * s.batch_size
+    flops = training_flops(config, seen, frozen, adapters=adapters)
     return TrainingPlan(
         config=config,
         data=data,
@@ -227,7 +246,7 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         trained_parameters=trained,
         tokens=config.num_tokens if isinstance(config, ViTConfig) else 0,
         macs_per_image=count_macs(config),
-        training_flops=training_flops(config, steps * s.batch_size, frozen, adapters=adapters),
+        training_flops=flops + (2 * count_macs(teacher) * seen if teacher else 0),
         micro_batch=micro_batch,
         memory_bytes=memory.at(micro_batch, shards),
         fitting_micro_batch=min(fitting, share),
@@ -235,7 +254,7 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         disk_bytes=checkpoint * kept,
         curve=tuple((point, rate(point)) for point in points),
         notes=tuple(notes),
-        ways=tuple(_ways(config, recipe, memory)) if micro_batch > fitting else (),
+        ways=tuple(_ways(config, recipe, teacher, memory)) if micro_batch > fitting else (),
     )
 
 
@@ -256,7 +275,9 @@ def _held_sums(recipe: Pretrain | Finetune) -> int:
     return max(lanes.most_held(rank, processes) for rank in range(processes)) if lanes else 0
 
 
-def _ways(config: Config, recipe: Pretrain | Finetune, memory: _Memory) -> list[tuple[str, int]]:
+def _ways(
+    config: Config, recipe: Pretrain | Finetune, teacher: Config | None, memory: _Memory
+) -> list[tuple[str, int]]:
     """Settings that make a run fit GPUs of 80 GiB, least change first, and the memory of a process then."""
     batch, m = recipe.schedule.batch_size, recipe.machine
     ways: list[tuple[str, int]] = []
@@ -275,7 +296,7 @@ def _ways(config: Config, recipe: Pretrain | Finetune, memory: _Memory) -> list[
             shards = processes if recipe.machine.shards(recipe.machine.processes) > 1 else 1
             ways.append((f"--processes {processes}", memory.at(-(-batch // processes), shards)))
         return ways
-    thin = _Memory.of(config, recipe, checkpoint_blocks=True)
+    thin = _Memory.of(config, recipe, teacher, checkpoint_blocks=True)
     for used, extra in ((memory, ""), (thin, " --set machine.checkpoint_blocks=true")):
         room = USABLE_SHARE * GPU_BYTES - used.image - used.sharded_converted
         if extra and (fitting := used.fitting(recipe.machine.shards(recipe.machine.processes))):

@@ -19,6 +19,7 @@ from vitctl.data.source.views import Source, source_text
 from vitctl.engine.agreement import changed_on_purpose
 from vitctl.engine.checkpoint import SavedCheckpoint, read_state
 from vitctl.engine.computation import computed_training, exact, kernels_used
+from vitctl.engine.distillation import Teacher
 from vitctl.engine.evaluation import Score, cached_features, evaluate_model, representations
 from vitctl.engine.journal import (
     LOG,
@@ -402,6 +403,7 @@ def train(
     objective: Callable[..., Tensor] | None = None,
     probe: Probe | None = None,
     start_weights_sha256: str = "",
+    teacher: Teacher | None = None,
     stored: Mapping[str, Any] = MappingProxyType({}),
 ) -> Score | None:
     """Train `model` in run.folder; see `Trainer` for the arguments. `colours` has the weights' mean and std,
@@ -431,6 +433,7 @@ def train(
             score=score,
             probe=probe,
             start_weights_sha256=start_weights_sha256,
+            teacher=teacher,
         )
         with tracking(runtime, recipe, run.folder):
             last = (run.act or Trainer.fit)(trainer)

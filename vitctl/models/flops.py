@@ -183,6 +183,13 @@ def computed_flops(config: Config, frozen: int = -1, *, adapters: bool = False) 
     return training_flops(config, 1, frozen, adapters=adapters) - _FLOPS_PER_MAC * spared * each
 
 
+def forward_flops(config: Config) -> int:
+    """Return the FLOPs of one image in a network that is not trained, as they are computed."""
+    all_but_head = 2**30
+    backward = _BACKWARD * add(*_trained(config, all_but_head)).macs
+    return computed_flops(config, all_but_head) - _FLOPS_PER_MAC * backward
+
+
 def training_memory_bytes(
     config: Config,
     micro_batch: int,

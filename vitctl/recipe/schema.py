@@ -19,6 +19,7 @@ from vitctl.recipe.images import (
 )
 from vitctl.recipe.sections import (
     Averaging,
+    Distillation,
     EvaluateScoring,
     Evaluation,
     Export,
@@ -518,6 +519,7 @@ class Finetune(TrainRecipe):
     sweep: LrSweep = LrSweep()
     finetune: Repeats = Repeats()
     lora: LoRA = LoRA()
+    distillation: Distillation = Distillation()
     dropout: Rate = knob(0.0, _DROPOUT, source=_DIVIDED)
     drop_path: Rate = knob(0.0, _DROP_PATH, source="AugReg; not in the paper")
     rotary_rescale: float = knob(1.0, _ROTARY_RESCALE, source="DINOv3", ge=1, le=100)
@@ -538,6 +540,21 @@ class Finetune(TrainRecipe):
             raise ValueError(
                 f"finetune.freeze = '{self.finetune.freeze}': [lora] freezes all but adapters and head; "
                 f"leave it out, and choose their blocks with lora.blocks"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _student_can_learn(self) -> "Finetune":
+        asked = self.distillation
+        if asked.teacher and asked.kind != "features" and self.loss.name != "softmax":
+            raise ValueError(
+                f"distillation.kind = '{asked.kind}' compares classes that exclude each other; set "
+                f"loss.name = 'softmax', or distillation.kind = 'features'"
+            )
+        if asked.kind == "features" and self.finetune.freeze == "backbone":
+            raise ValueError(
+                "distillation.kind = 'features' teaches the backbone, which finetune.freeze = 'backbone' "
+                "freezes; leave one of them out"
             )
         return self
 

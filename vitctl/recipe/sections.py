@@ -654,6 +654,47 @@ class LoRA(Section):
         return self
 
 
+class Distillation(Section):
+    """[distillation] A frozen teacher, which sees the augmented images of the student.
+
+    The loss is (1 - weight) * loss + weight * distillation.
+    """
+
+    teacher: str = knob(
+        "",
+        "weights to learn from: a run, a checkpoint, a weights file or an address; '': off",
+        source="Hinton et al. 2015; Beyer et al. 2022",
+    )
+    kind: Literal["soft", "hard", "features"] = knob(
+        "soft",
+        "soft: temperature^2 * KL divergence of the classes' probabilities; hard: cross-entropy with the "
+        "teacher's class; features: 1 - cosine of the representations before the head",
+        source="soft: Hinton et al. 2015; hard: DeiT; features: DistilBERT",
+    )
+    weight: float = knob(0.5, "share of the distillation in the loss", source="DeiT", gt=0, le=1)
+    temperature: float = knob(
+        1.0,
+        "kind = 'soft': both networks' logits are divided by it",
+        source="Hinton et al. 2015",
+        gt=0,
+        le=1000,
+    )
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> "Distillation":
+        if not self.teacher and self != type(self).model_construct():
+            raise ValueError(
+                "[distillation] does nothing without distillation.teacher; set it, or leave the table out"
+            )
+        if self.teacher == "newest":
+            raise ValueError("teacher = 'newest' may be the student's start; name a run or a file")
+        if self.temperature != 1 and self.kind != "soft":
+            raise ValueError(
+                f"temperature = {self.temperature:g} does nothing for kind = '{self.kind}'; leave it out"
+            )
+        return self
+
+
 class Scoring(Section):
     """[evaluation] of the jobs that only score."""
 

@@ -204,6 +204,7 @@ _LINES = {
     "early_stop": "stopped early at step {step} of {total_steps}: no score since step {best} is "
     "better ({patience} in a row)",
     "weights": "weights: {path} ({text})",
+    "teacher": "teacher: {path} ({text})",
     "resume": "resuming from step {step} of {total_steps}",
     "node": "{text}",
     "compile": "compiled in {seconds:.1f} s",

@@ -381,6 +381,13 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None) ->
         check_scored_head(recipe, found, inputs.scored.class_names)
     if isinstance(recipe, Finetune) and found is not None and inputs.train is not None:
         check_kept_head(recipe, found.path, found.config, _stored_names(found), inputs.train.class_names)
+        if recipe.distillation.teacher:
+            try:
+                teacher = find_network(recipe.distillation.teacher, fetch=fetch)
+            except CheckpointError as error:
+                raise CheckpointError(f"the teacher {error}".replace("--from", "--teacher")) from None
+            meta = _stored_meta(teacher)
+            check_teacher(recipe, found.config, teacher.path, teacher.config, meta, inputs.train.class_names)
     if isinstance(recipe, Pretrain | Finetune):
         _check_training(recipe, inputs)
     elif isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset):
@@ -440,11 +447,17 @@ def check_scored_head(recipe: Evaluate, found: StoredNetwork, classes: Sequence[
     check_head_classes(found.path, found.config, _stored_names(found), classes)
 
 
-def _stored_names(found: StoredNetwork) -> Sequence[str]:
-    """Return the class names in the header of a file of ours; none of another file."""
+def _stored_meta(found: StoredNetwork) -> Mapping[str, Any]:
+    """Return what the header of a file of ours records; nothing of another file."""
     path = Path(found.path)
     ours = own_header(path) if path.is_file() else None
-    names: Sequence[str] = (ours["meta"] if ours else {}).get("class_names") or []
+    meta: Mapping[str, Any] = ours["meta"] if ours else {}
+    return meta
+
+
+def _stored_names(found: StoredNetwork) -> Sequence[str]:
+    """Return the class names in the header of a file of ours; none of another file."""
+    names: Sequence[str] = _stored_meta(found).get("class_names") or []
     return names
 
 
@@ -467,6 +480,44 @@ def check_kept_head(
         why = "hidden layer before its head, which fine-tuning drops" if config.num_classes else "head"
         raise CheckpointError(f"{path}: has {'a' if config.num_classes else 'no'} {why}; {fix}")
     check_head_classes(path, config, stored, classes, f"finetune.head = 'as_stored' cannot keep it; {fix}")
+
+
+def check_teacher(
+    recipe: Finetune,
+    start: Config,
+    path: str,
+    config: Config,
+    meta: Mapping[str, Any],
+    classes: Sequence[str],
+) -> None:
+    """Check that a student can learn what [distillation] says from a teacher.
+
+    Args:
+        recipe: its [distillation].
+        start: network of the start weights.
+        path, config, meta: of the teacher: its file, its network, and what is stored with it.
+        classes: names of the data's.
+
+    Raises CheckpointError.
+    """
+    kind = recipe.distillation.kind
+    if kind == "features":
+        width = downstream(
+            start, num_classes=1, image_size=start.image_size, **rates_of(recipe, start)
+        ).feature_size
+        if width != config.feature_size:
+            raise CheckpointError(
+                f"{path}: the teacher's representation has {config.feature_size} numbers, the student's "
+                f"{width}: distillation.kind = 'features' compares equal widths; choose 'soft' or 'hard'"
+            )
+        return
+    fix = "fine-tune the teacher on this data first, or set distillation.kind = 'features'"
+    check_head_classes(path, config, meta.get("class_names") or [], classes, fix)
+    if kind == "soft" and meta.get("loss") == "sigmoid":
+        raise CheckpointError(
+            f"{path}: trained with the sigmoid loss, its probabilities do not sum to 1, as those of "
+            f"distillation.kind = 'soft' do; choose 'hard' or 'features'"
+        )
 
 
 def check_head_classes(

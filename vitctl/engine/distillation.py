@@ -1,0 +1,135 @@
+"""Distillation: a network that is trained also learns from a frozen one, its teacher."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitctl.data.loader.batches import Batch
+from vitctl.engine.losses import Objective, classification_loss
+from vitctl.engine.runtime import Computation, given, sent
+from vitctl.models.build import Model
+from vitctl.recipe.sections import Distillation
+
+Colours = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std of images
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A network to learn from.
+
+    Args:
+        model: on the device, at the image size of the student.
+        colours: mean and std of the images that it is given.
+        sha256: digest of its weights.
+    """
+
+    model: Model
+    colours: Colours
+    sha256: str
+
+
+class Distilled:
+    """The objective of a training with a teacher: (1 - weight) * loss + weight * distillation, summed over
+    the batch.
+
+    The teacher sees the pixels that the student sees, augmented, erased and blended, in its own mean and std.
+    It computes first, and keeps nothing for a backward pass.
+
+    Args:
+        objective: the loss without a teacher.
+        asked: [distillation].
+        teacher: is frozen and put into evaluation mode.
+        student: not wrapped.
+        colours: of the student's images.
+        computation: device and precision of both.
+
+    Paper: Hinton et al. 2015; Touvron et al. 2021 (DeiT); Beyer et al. 2022 (the same view for both)
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        asked: Distillation,
+        teacher: Teacher,
+        student: Model,
+        colours: Colours,
+        computation: Computation,
+    ) -> None:
+        self._objective, self._asked, self._student = objective, asked, student
+        self._teacher = teacher.model.requires_grad_(False).eval()
+        self._computation = computation
+        (mean, std), (its_mean, its_std) = (
+            [torch.tensor(one, dtype=torch.float64).view(1, 3, 1, 1) for one in pair]
+            for pair in (colours, teacher.colours)
+        )
+        self._is_same = colours == teacher.colours
+        self._scale, self._shift = (
+            one.to(computation.device, computation.dtype)
+            for one in (std / its_std, (mean - its_mean) / its_std)
+        )
+
+    def __call__(self, model: nn.Module, batch: Batch, step: int) -> Tensor:
+        """Return the loss, see `Objective`."""
+        answers: list[Tensor] = []
+        by_features = self._asked.kind == "features"
+
+        def teach(_: nn.Module, inputs: tuple[Tensor]) -> None:
+            answers.append(self._answer(inputs[0]))
+
+        def learn(_: nn.Module, inputs: tuple[Tensor], logits: Tensor) -> None:
+            answers.append(inputs[0] if by_features else logits)
+
+        assert self._student.head is not None
+        hooks = (
+            self._student.register_forward_pre_hook(teach),
+            self._student.head.register_forward_hook(learn),
+        )
+        try:
+            loss = self._objective(model, batch, step)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        wanted, own = answers
+        weights = sent(given(batch).weights, own.device)
+        asked = self._asked
+        learnt = distillation_loss(own, wanted, weights, kind=asked.kind, temperature=asked.temperature)
+        return (1 - asked.weight) * loss + asked.weight * learnt
+
+    @torch.no_grad()
+    def _answer(self, images: Tensor) -> Tensor:
+        """Return the teacher's logits or representation of the student's images."""
+        with self._computation.autocast():
+            seen = images if self._is_same else images * self._scale + self._shift
+            answer: Tensor = (
+                self._teacher.features(seen) if self._asked.kind == "features" else self._teacher(seen)
+            )
+        return answer
+
+
+def distillation_loss(
+    student: Tensor, teacher: Tensor, weights: Tensor, *, kind: str, temperature: float = 1.0
+) -> Tensor:
+    """Return the sum over the batch of the distillation loss of each image, in float32 or wider.
+
+    Args:
+        student, teacher: logits `[B, K]`, or for "features" representations `[B, R]`.
+        weights: `[B]`, 0 for images that do not count.
+        kind: "soft": temperature^2 * KL(teacher || student) of softmax(logits / temperature); "hard":
+            cross-entropy with the teacher's class; "features": 1 - cosine similarity.
+        temperature: of "soft".
+
+    Paper: Hinton et al. 2015; Touvron et al. 2021, Section 4 (hard); Sanh et al. 2019, Section 3 (cosine)
+    """
+    if kind == "hard":
+        return classification_loss(
+            student, teacher.argmax(dim=-1), weights, name="softmax", label_smoothing=0.0
+        )
+    student, teacher = (one if one.dtype == torch.float64 else one.float() for one in (student, teacher))
+    if kind == "soft":
+        own, wanted = (F.log_softmax(one / temperature, dim=-1) for one in (student, teacher))
+        each = temperature**2 * (wanted.exp() * (wanted - own)).sum(dim=-1)
+    else:
+        each = 1 - F.cosine_similarity(student, teacher, dim=-1)
+    return (each * weights.to(each.dtype)).sum()
