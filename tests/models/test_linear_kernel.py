@@ -71,6 +71,11 @@ def test_linear__float64_and_frozen_weights(monkeypatch: pytest.MonkeyPatch) -> 
     results(Linear(8, 8).double(), torch.randn(3, 8).double())
     assert calls == []  # oneDNN has no float64
     frozen = Linear(8, 8).requires_grad_(False)
+    kept: list[tuple[int, ...]] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append((*saved.shape,)), lambda _: None):
+        frozen(torch.randn(3, 8, requires_grad=True))
+    assert kept == [(8, 8)]  # the weight; before, its inputs were kept too, which nothing needs
+    calls.clear()
     results(frozen, torch.randn(3, 8))
     assert len(calls) == 2  # no gradient of the weight
     with torch.no_grad():
@@ -81,9 +86,11 @@ def test_linear__float64_and_frozen_weights(monkeypatch: pytest.MonkeyPatch) -> 
 @needs_onednn
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # see test_blocks.py
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch 2.11, tracing
-def test_linear__a_compiled_model_computes_the_same() -> None:
+@pytest.mark.parametrize("frozen", [False, True])
+def test_linear__a_compiled_model_computes_the_same(frozen: bool) -> None:
     set_linear("onednn")
     model = build(variant("Ti/16", image_size=32, num_classes=10, depth=1))
+    model.get_submodule("blocks").requires_grad_(not frozen)
     images = torch.rand(3, 3, 32, 32)
     plain = results(model, images)
     compile_blocks(model, backend="aot_eager")

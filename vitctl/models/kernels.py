@@ -173,7 +173,7 @@ class _OneDNN(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(inputs, weight)
+        ctx.save_for_backward(inputs if ctx.needs_input_grad[1] else None, weight)  # frozen: not needed
         ctx.has_bias = bias is not None
         outputs: Tensor = _outputs(inputs, weight, bias)
         return outputs
