@@ -239,13 +239,15 @@ def train_here(recipe: str, folder: Path, values: dict[str, Any]) -> None:
     result = launch(folder, report, prepared=prepared)
     weights = next(folder.glob("checkpoints/*/model.safetensors"))
     with safe_open(weights, "np") as tensors:
-        every = sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118 (not a dict)
+        names = list(tensors.keys())
+        every = sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
     head = cpu["head"] - cpu["weights"] if "head" in cpu else 0.0
     numbers = {
         "accuracy": result["metrics"]["accuracy"],
         "mean_per_class": result["metrics"]["mean_per_class"],
         "cpu": cpu["train"] - cpu["first"] + head,
         "head_cpu": head,
+        "start_mib": peak["first"],
         "peak_mib": peak["train"],
         "trained_parameters": result["provenance"].get("trained_parameters", every),
     }

@@ -72,7 +72,12 @@ def test_linear__float64_and_frozen_weights(monkeypatch: pytest.MonkeyPatch) -> 
     assert calls == []  # oneDNN has no float64
     frozen = Linear(8, 8).requires_grad_(False)
     kept: list[tuple[int, ...]] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append((*saved.shape,)), lambda _: None):
+
+    def keep(saved: Tensor) -> Tensor:
+        kept.append((*saved.shape,))
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
         frozen(torch.randn(3, 8, requires_grad=True))
     assert kept == [(8, 8)]  # the weight; before, its inputs were kept too, which nothing needs
     calls.clear()
