@@ -125,6 +125,20 @@ def to_ours(tensors: Tensors, rules: Table, model: Mapping[str, Tensor]) -> Tens
     return {ours: rule.read(tensors) for ours, rule in rules.items()}
 
 
+def stacked(tensors: Tensors, whole: str, parts: tuple[str, ...]) -> Tensors:
+    """Return the tensors with those that end as `parts` stacked along their rows, as one that ends as
+    `whole`.
+    """
+    found = dict(tensors)
+    for stem in [name.removesuffix(parts[0]) for name in tensors if name.endswith(parts[0])]:
+        pieces = [found[stem + part] for part in parts if stem + part in found]
+        fit = all(one.dim() and one.shape[1:] == pieces[0].shape[1:] for one in pieces)
+        if fit and len(pieces) == len(parts):
+            found[stem + whole] = torch.cat(pieces)
+            found = {name: one for name, one in found.items() if name not in [stem + part for part in parts]}
+    return found
+
+
 def mismatches(
     tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], should: str
 ) -> dict[str, list[str]]:

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
-
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import Config, ViTConfig
 from vitctl.models.weights.download import CONFIG
@@ -25,6 +23,7 @@ from vitctl.models.weights.layouts import (
     WeightsLayout,
     entry,
     pair,
+    stacked,
     vit_misfits,
     vit_shape,
 )
@@ -204,20 +203,6 @@ def renamed(tensors: Tensors, names: Mapping[str, str]) -> Tensors:
         for pattern, other in names.items():
             name = re.sub(pattern, other, name) if other or not re.search(pattern, name) else ""
         found |= {name: tensor} if name else {}
-    return found
-
-
-def stacked(tensors: Tensors, whole: str, parts: tuple[str, ...]) -> Tensors:
-    """Return the tensors with those that end as `parts` stacked along their rows, as one that ends as
-    `whole`.
-    """
-    found = dict(tensors)
-    for stem in [name.removesuffix(parts[0]) for name in tensors if name.endswith(parts[0])]:
-        pieces = [found[stem + part] for part in parts if stem + part in found]
-        fit = all(one.dim() and one.shape[1:] == pieces[0].shape[1:] for one in pieces)
-        if fit and len(pieces) == len(parts):
-            found[stem + whole] = torch.cat(pieces)
-            found = {name: one for name, one in found.items() if name not in [stem + part for part in parts]}
     return found
 
 
