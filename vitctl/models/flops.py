@@ -276,7 +276,8 @@ def _trained(config: Config, frozen: int) -> list[Cost]:
     head, depth = _head(config.feature_size, config.num_classes), 0
     if isinstance(config, ViTConfig):
         depth = config.depth
-        head = add(head, _attention_pool(config), *([] if frozen > depth else [_last_norm(config)]))
+        head = add(head, *([] if frozen > depth + 1 else [_attention_pool(config)]))
+        head = add(head, *([] if frozen > depth else [_last_norm(config)]))
     return [head, *blocks[len(blocks) - max(0, depth - frozen) :]]
 
 

@@ -27,6 +27,7 @@ from vitctl.models.weights.layouts import (
     WeightsLayout,
     entry,
     pair,
+    stacked,
     vit_misfits,
     vit_shape,
 )
@@ -68,6 +69,14 @@ CLIP_REMARK = (
     "the feature is the class token after the last norm, without the projection that follows in CLIP"
 )
 _ANY_POOL = ("token", "patches", "token_patches")
+# Keys of config.json, and the field of a ViT that the tensors tell.
+_SIZES = {
+    "num_hidden_layers": "depth",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "mlp_size",
+    "patch_size": "patch_size",
+    "num_register_tokens": "registers",
+}
 # Fields that no tensor tells, where a layout allows a single value.
 _UNTOLD = ("classifier", "norm_at", "rotary")
 _MEANS = {
@@ -395,14 +404,44 @@ def _tidy(family: _Family, tensors: Tensors) -> Tensors:
             named[name] = tensor
     if family is _SIGLIP and "classifier.weight" in named:  # its classifier averages the tokens
         named = {name: named[name] for name in named if not name.startswith("vision_model.head.")}
+    both = any(".attention.relative_position_bias." in name for name in named)
+    if _SHARED_BIAS in named and both:
+        raise CheckpointError("tables of positions both shared and in each layer are not supported")
     if shared := {name: named.pop(name) for name in list(named) if name == _SHARED_BIAS}:
         depth = sum(name.endswith(".layernorm_before.weight") for name in named)
         places = (_BIAS.format(i=index) for index in range(depth))
         named |= {place: tensor for place in places for tensor in shared.values()}
-    for name in [name for name in named if family.prefix.startswith("dinov2") and ".mlp.gate_proj." in name]:
-        parts = (named.pop(name), named.pop(name.replace("gate_proj", "up_proj")))
-        named[name.replace("gate_proj", "weights_in")] = torch.cat(parts)
+    for kind in ("weight", "bias") if family.prefix.startswith("dinov2") else ():
+        parts = (f".mlp.gate_proj.{kind}", f".mlp.up_proj.{kind}")
+        named = stacked(named, f".mlp.weights_in.{kind}", parts)
     return named
+
+
+def _contradictions(family: _Family, config: Json, shape: Json) -> Iterator[str]:
+    """Yield what config.json states and the tensors do not have: a part of the file is missing then."""
+    sizes = {name: ours for name, ours in _SIZES.items() if name in config and ours in shape}
+    if family.prefix.startswith("dinov2"):
+        sizes.pop("intermediate_size", None)  # it states a ratio
+    for name, ours in sizes.items():
+        if config[name] != shape[ours]:
+            yield f"{name} is {config[name]!r}, and the tensors have {shape[ours]}"
+    scaled = family in (_DINOV2, _DINOV2_REGISTERS, _DINOV3) or config.get("layer_scale_init_value", 0) > 0
+    biased = family is _BEIT or (family is _DINOV3 and config.get("query_bias", True))
+    lacking = {
+        "class token": family is not _SIGLIP and shape["classifier"] == "gap",
+        "LayerScale": scaled and not shape["layer_scale"],
+        "bias of queries and values": biased and shape["qkv_bias"] == "none",
+        "relative position bias": config.get("use_relative_position_bias", False)
+        and shape["position_embedding"] != "relative_bias",
+        "attention pooling": family is _SIGLIP
+        and config.get("vision_use_head", True)
+        and not shape["num_classes"]
+        and shape["classifier"] != "attention",
+        "classifier": "ForImageClassification" in str(config.get("architectures", ""))
+        and not shape["num_classes"],
+    }
+    for part in (name for name, absent in lacking.items() if absent):
+        yield f"it describes a {part}, and the tensors have none"
 
 
 def _describe(
@@ -427,6 +466,8 @@ def _describe(
         told or beside.num_heads or config.get("num_attention_heads") or (family.heads if config else None)
     )
     shape = vit_shape(view, heads, config.get("image_size"))
+    if config and (wrong := list(_contradictions(family, config, shape))):
+        raise CheckpointError(f"config.json: {wrong[0]}; the file is incomplete, or not of this config.json")
     if shape["num_classes"] and not family.with_head:
         raise CheckpointError(
             "CLIPForImageClassification averages patches that no norm has seen, which is not supported; use "

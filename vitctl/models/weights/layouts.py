@@ -55,6 +55,10 @@ class Rule:
     def read(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return our tensor, contiguous."""
         parts = [self.layout.read(tensors[name]) for name in self.theirs]
+        for name, part in zip(self.theirs, parts, strict=True):
+            if parts[1:] and not holds_numbers(part):  # stacking would convert them
+                held = str(part.dtype).removeprefix("torch.")
+                raise CheckpointError(f"{name} holds {held}, should hold floating-point numbers")
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous()
 
     def write(self, tensor: Tensor) -> Tensors:
@@ -65,6 +69,11 @@ class Rule:
             name: self.layout.write(part).clone(memory_format=torch.contiguous_format)
             for name, part in zip(self.theirs, parts, strict=True)
         }
+
+
+def holds_numbers(tensor: Tensor) -> bool:
+    """Return whether a tensor has floating-point numbers of 16 bits or more."""
+    return tensor.is_floating_point() and tensor.itemsize > 1
 
 
 Table = dict[str, Rule]

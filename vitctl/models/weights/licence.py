@@ -1,9 +1,11 @@
 """The licence of weights: as stated beside them, never guessed, and what it asks of their users."""
 
-import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from vitctl.errors import CheckpointError
 from vitctl.models.weights.download import CARD
@@ -11,7 +13,6 @@ from vitctl.system.files import open_regular
 from vitctl.system.text import one_line
 
 _HEAD_BYTES, _LONGEST = 2**16, 100
-_STATED = re.compile(r"^(license|license_name):[ \t]*(?:\r?\n[ \t]*-[ \t]*)?(\S.*)$", re.MULTILINE)
 _NOT_SOLD = "its licence allows no commercial use of these weights, nor of what is made of them"
 # Part of a name -> what to know.
 _BINDING = {
@@ -29,15 +30,26 @@ USUALLY_DINOV3 = (
 
 def stated_licence(folder: Path, config: Mapping[str, Any]) -> str | None:
     """Return the licence that config.json or the head of a README.md states, in one line, or None."""
-    head = ""
+    found: Any = {}
     if (card := folder / CARD).is_file():
         with open_regular(card, error=CheckpointError) as file:
-            head = file.read(_HEAD_BYTES).decode(errors="replace")
-    found = dict(_STATED.findall(head.split("\n---", 1)[0])) if head.startswith("---") else {}
-    name = config.get("license") or found.get("license")
-    if str(name).strip("\r\"' ") in ("other", "None"):
-        name = found.get("license_name") or name
-    return one_line(str(name).strip("\r\"' "))[:_LONGEST] if name else None
+            text = "\n".join(
+                file.read(_HEAD_BYTES).decode("utf-8-sig", errors="replace").splitlines()
+            ).lstrip()
+        text = "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
+        with suppress(yaml.YAMLError, RecursionError, ValueError):
+            found = yaml.safe_load(text[3:].split("\n---", 1)[0]) if text.startswith("---") else {}
+    found = found if isinstance(found, dict) else {}
+    name = _in_words(config.get("license")) or _in_words(found.get("license"))
+    if name in ("other", ""):
+        name = _in_words(found.get("license_name")) or name
+    return one_line(name)[:_LONGEST] or None
+
+
+def _in_words(stated: object) -> str:
+    """Return a licence, or a list of them, as text; "" where it is something else."""
+    several = stated if isinstance(stated, list) else [stated]
+    return ", ".join(one.strip() for one in several if isinstance(one, str))
 
 
 def licence_sentence(licence: str) -> str:

@@ -33,6 +33,7 @@ from vitctl.models.weights.layouts import (
     Beside,
     Tensors,
     WeightsLayout,
+    holds_numbers,
     listed,
     rules_for,
     to_ours,
@@ -189,7 +190,7 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
 
 def check_numbers(state: Mapping[str, Tensor]) -> None:
     """Raises CheckpointError where a tensor holds NaN or an infinity, as after a training that diverged."""
-    if odd := [name for name in sorted(state) if not state[name].is_floating_point()]:
+    if odd := [name for name in sorted(state) if not holds_numbers(state[name])]:
         raise CheckpointError(
             f"{one_line(odd[0])} holds {str(state[odd[0]].dtype).removeprefix('torch.')}, should hold "
             f"floating-point numbers"
