@@ -277,7 +277,7 @@ TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any], tuple[int, int]]] = {
     ),
     "DINOv2 S/14, registers, head": (
         "Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersConfig",
-        {**SMALL, "image_size": 518, **LABELS}, (518, 224),
+        {**SMALL, "image_size": 518, "patch_size": 14, **LABELS}, (518, 224),
     ),
     "DINOv3 S/16": ("DINOv3ViTModel", "DINOv3ViTConfig", {**SMALL_DINOV3, "image_size": 224}, (224, 256)),
     "DINOv3 S+/16": (
