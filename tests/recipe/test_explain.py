@@ -21,8 +21,8 @@ def test_explain__every_key_of_every_job() -> None:
 def test_explain__type_unit_default_source() -> None:
     assert explain("optimizer.weight_decay") == [
         "optimizer.weight_decay",
-        "  on every parameter; adam: decoupled, p -= lr_t * weight_decay * p; sgd: coupled, gradient += "
-        "weight_decay * p before the "
+        "  on every parameter, or those of decay_on; adam: decoupled, p -= lr_t * weight_decay * p; sgd: "
+        "coupled, gradient += weight_decay * p before the "
         "momentum, as torch.optim.SGD and BiT; lamb: update += weight_decay * p before the trust ratio",
         "  type     number, at least 0",
         "  default  0.0",

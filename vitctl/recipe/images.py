@@ -12,7 +12,7 @@ EvalMethod = Literal["square", "shorter_side", "torchvision", "letterbox"]
 EVAL_METHOD = (
     "squash to a square, or resize the shorter side and crop the centre; torchvision: so with the rounding "
     "of torchvision and timm; letterbox: the whole image, its longer side resized to image_size, on a square "
-    "of the mean colour of the weights, which is 0 after normalisation"
+    "of the mean colour of the weights, within half a level of 0 after normalisation"
 )
 # BiT's pre-processing of ObjectNet: the shorter side, and the square in its centre.
 OBJECTNET_RESIZE, OBJECTNET_SIZE = 512, 480
@@ -213,7 +213,7 @@ class TrainImages(Place):
     )
     randaugment_magnitude: int = knob(
         9,
-        "RandAugment: strength as torchvision counts it, 0 to 30",
+        "RandAugment: strength as its rules count it: torchvision 0 to 30, big_vision 0 to 10",
         source="AugReg; not in the paper",
         ge=0,
         le=30,

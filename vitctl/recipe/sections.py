@@ -369,8 +369,8 @@ class Optimizer(Section):
     lr: float = knob(..., "base learning rate", source="Tables 3, 4", gt=0)
     weight_decay: float = knob(
         0.0,
-        "on every parameter; adam: decoupled, p -= lr_t * weight_decay * p; sgd: coupled, gradient += "
-        "weight_decay * p before "
+        "on every parameter, or those of decay_on; adam: decoupled, p -= lr_t * weight_decay * p; sgd: "
+        "coupled, gradient += weight_decay * p before "
         "the momentum, as torch.optim.SGD and BiT; lamb: update += weight_decay * p before the trust ratio",
         source="Table 3; D.1; BiT",
         ge=0,
