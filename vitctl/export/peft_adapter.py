@@ -40,16 +40,19 @@ def write_peft(request: ExportRequest, folder: Path) -> Written:
     if not lora or not adapters:
         raise CheckpointError(
             f"{found.path}: has no adapters beside it, which a run of `vitctl finetune --set lora.rank=8` "
-            f"keeps; export weights with --to hf"
+            f"keeps; export these weights with --to timm, hf or onnx"
         )
     if lora["from_image_size"] != config.image_size:
         raise CheckpointError(
             f"{found.path}: its positions were resized from {lora['from_image_size']} to "
             f"{config.image_size} pixels, and peft stores adapters and head alone; export the merged weights "
-            f"with --to hf"
+            f"with --to timm, hf or onnx"
         )
     if problems := "; ".join(huggingface.LAYOUT.misfits(huggingface.LAYOUT, config)):
-        raise CheckpointError(f"{found.path}: Hugging Face ViT cannot hold this model: {problems}")
+        raise CheckpointError(
+            f"{found.path}: Hugging Face ViT cannot hold this model, nor peft its "
+            f"adapters: {problems}; export the merged weights with --to timm or onnx"
+        )
     whole = build(config, device="meta")
     adapt(whole, lora["targets"], lora["blocks"], rank=lora["rank"], alpha=0.0, dropout=0.0, seed=0)
     check_state(adapters, {name: one for name, one in whole.state_dict().items() if ".adapters." in name})

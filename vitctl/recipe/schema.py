@@ -1,10 +1,11 @@
 """The recipe of an experiment: one frozen schema for each job, and its tables. [data] is in images.py."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 
 from vitctl.errors import LaunchError, RecipeError
 from vitctl.models.variants import Config, MaskedPatchConfig, ViTConfig, variant
@@ -287,16 +288,21 @@ class LrSweep(Section):
         return self
 
 
+def _frozen(text: str) -> str:
+    if not re.fullmatch("none|embedding|backbone|[1-9][0-9]{0,3} blocks?", text):
+        raise ValueError(f"{text!r} should be none, embedding, backbone, or a number of blocks as '6 blocks'")
+    return text
+
+
 class Repeats(Section):
     """[finetune] What `finetune` trains, from which head, how often, after one sweep of learning rates."""
 
-    freeze: str = knob(
+    freeze: Annotated[str, AfterValidator(_frozen)] = knob(
         "none",
         "what keeps its start weights: embedding (patches, class token, positions); '6 blocks', with the "
         "embedding; backbone, all but the head; none. Frozen layers compute as in evaluation, without "
         "dropout and drop_path",
         source="not in the paper",
-        pattern=r"^(none|embedding|backbone|[1-9][0-9]{0,3} blocks?)$",
     )
 
     seeds: Ints = knob(

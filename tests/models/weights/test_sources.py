@@ -75,7 +75,8 @@ def test_locate__hub_says_what_is_missing() -> None:
     with pytest.raises(CheckpointError) as error:
         locate("hf://google/vit", Web({}))
     assert str(error.value) == (
-        "hf://google/vit: holds no model.safetensors and no pytorch_model.bin; name the file: "
+        "hf://google/vit: holds no model.safetensors and no pytorch_model.bin and no "
+        "open_clip_model.safetensors; name the file: "
         "hf://google/vit/FILE"
     )
     with pytest.raises(CheckpointError) as error:

@@ -27,7 +27,7 @@ from vitctl.system.text import one_line
 
 Fetch = Callable[[str], Path]
 # In the order of preference; the second is a pickle, and read as one: tensors or nothing.
-FILE_NAMES = ("model.safetensors", "pytorch_model.bin")
+FILE_NAMES = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors")
 # What the formats of other programs keep beside their weights.
 CONFIG, PREPROCESSOR, _ = BESIDE = ("config.json", "preprocessor_config.json", "open_clip_config.json")
 CARD = "README.md"  # of a repository; its head states the licence
