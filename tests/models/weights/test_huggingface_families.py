@@ -1,6 +1,7 @@
 """transformers' own models of each family: what it saves is read, computes the same, and goes back."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -401,3 +402,61 @@ def test_read__refuses_what_it_would_compute_otherwise(
     with pytest.raises(CheckpointError, match=words) as error:
         read_weights(tmp_path)
     assert "\n" not in str(error.value)
+
+
+LOST = [
+    *(
+        (name, r"\blayers?\.1\.", "num_hidden_layers is 2")
+        for name in ("dinov2", "dinov3", "siglip", "clip", "beit")
+    ),
+    ("dinov3", "cls_token", "a class token"),
+    ("dinov3", "register_tokens", "num_register_tokens is 4"),
+    ("dinov3", "layer_scale", "LayerScale"),
+    ("dinov2", "layer_scale", "LayerScale"),
+    ("beit", "lambda_", "LayerScale"),
+    ("dinov3", r"[qv]_proj\.bias", "biases of queries and values"),
+    ("siglip", r"^(vision_model\.)?head\.", "attention pooling"),
+    ("beit", "relative_position_bias_table", "relative position biases"),
+    ("dinov2 head", "^classifier", "a classifier"),
+]
+
+
+@pytest.mark.parametrize(("name", "pattern", "words"), LOST)
+def test_read__a_file_without_what_its_config_states_is_refused(
+    name: str, pattern: str, words: str, tmp_path: Path
+) -> None:
+    """Else a damaged file would be another network, silently."""
+    kind, configuration, values, *_ = CASES[name]
+    _peer(kind, configuration, values).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    kept = {key: tensor for key, tensor in tensors.items() if not re.search(pattern, key)}
+    assert len(kept) < len(tensors)
+    save_file(kept, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=words):
+        read_weights(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int32])
+@pytest.mark.parametrize("part", ["layer.0.attention.q_proj.weight", "norm.weight"])
+def test_read__numbers_of_8_bits_and_integers_are_refused(
+    dtype: torch.dtype, part: str, tmp_path: Path
+) -> None:
+    kind, configuration, values, *_ = CASES["dinov3"]
+    _peer(kind, configuration, values).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[part] = tensors[part].to(dtype)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="should hold floating-point numbers"):
+        read_weights(tmp_path)
+
+
+@pytest.mark.parametrize("lost", ["gate_proj.weight", "up_proj.bias"])
+def test_read__half_of_a_gate_is_refused(lost: str, tmp_path: Path) -> None:
+    kind, configuration, values, *_ = CASES["dinov3 gated"]
+    _peer(kind, configuration, values).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[f"layer.0.mlp.{lost}"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError):
+        read_weights(tmp_path)

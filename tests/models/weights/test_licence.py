@@ -23,6 +23,13 @@ from vitctl.models.weights.licence import licence_sentence, stated_licence
         ("---\nlicense: mit\n---\n", {"license": "apache-2.0"}, "apache-2.0"),
         ("---\nlicense: " + "x" * 300 + "\n---\n", {}, "x" * 100),
         ("---\n" + "# filler\n" * 10_000 + "license: mit\n---\n", {}, None),  # beyond what is read
+        ("---\nlicense:\n- mit\n- cc-by-nc-4.0\n---\n", {}, "mit, cc-by-nc-4.0"),
+        ("---\nlicense: >-\n  cc-by-nc-4.0\n---\n", {}, "cc-by-nc-4.0"),
+        ("\ufeff---\nlicense: mit # not really\n---\n", {}, "mit"),
+        ("---\rlicense : mit\r---\r", {}, "mit"),
+        ("---\nlicense: null\n---\n", {}, None),
+        ("---\nlicense: [&a mit, *a, {b: c}]\n---\n", {}, "mit, mit"),
+        ("---\nlicense: [\n---\n", {}, None),  # no YAML
         ("---\nlicense: m\x1b[31mit\n---\n", {}, "m\\x1b[31mit"),
     ],
 )

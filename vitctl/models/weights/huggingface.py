@@ -428,20 +428,20 @@ def _contradictions(family: _Family, config: Json, shape: Json) -> Iterator[str]
     scaled = family in (_DINOV2, _DINOV2_REGISTERS, _DINOV3) or config.get("layer_scale_init_value", 0) > 0
     biased = family is _BEIT or (family is _DINOV3 and config.get("query_bias", True))
     lacking = {
-        "class token": family is not _SIGLIP and shape["classifier"] == "gap",
+        "a class token": family is not _SIGLIP and shape["classifier"] == "gap",
         "LayerScale": scaled and not shape["layer_scale"],
-        "bias of queries and values": biased and shape["qkv_bias"] == "none",
-        "relative position bias": config.get("use_relative_position_bias", False)
+        "biases of queries and values": biased and shape["qkv_bias"] == "none",
+        "relative position biases": config.get("use_relative_position_bias", False)
         and shape["position_embedding"] != "relative_bias",
         "attention pooling": family is _SIGLIP
         and config.get("vision_use_head", True)
         and not shape["num_classes"]
         and shape["classifier"] != "attention",
-        "classifier": "ForImageClassification" in str(config.get("architectures", ""))
+        "a classifier": "ForImageClassification" in str(config.get("architectures", ""))
         and not shape["num_classes"],
     }
     for part in (name for name, absent in lacking.items() if absent):
-        yield f"it describes a {part}, and the tensors have none"
+        yield f"it describes {part}, and the tensors have none"
 
 
 def _describe(
