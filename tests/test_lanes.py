@@ -198,7 +198,7 @@ def compared(root: Path, data: Path, values: dict[str, Any], num_processes: int)
     if 2 * values["schedule.lanes"] > values["schedule.batch_size"] or values["loss.name"] == "masked_patch":
         values["data.mixup_alpha"] = 0.0
     if values["loss.name"] == "masked_patch":
-        values |= {"masked_patch.target": "mean_color", "model.pre_logits": "false", "model.head_bias": 0.0}
+        values |= {"masked_patch.target": "mean_color", "model.pre_logits": False, "model.head_bias": 0.0}
     folders = [root / f"{count}_{random.getrandbits(64):x}" for count in (1, num_processes)]
     for count, folder in zip((1, num_processes), folders, strict=True):
         run_as(count, folder, data, **values)

@@ -162,7 +162,7 @@ def test_fsdp__equals_ddp_in_float32(
 ) -> None:
     values = {
         "machine.precision": "float32",
-        "machine.checkpoint_blocks": "true",
+        "machine.checkpoint_blocks": True,
         "schedule.total_steps": 8,
         # Adam divides by roots of squares that may be near nothing, and magnifies rounding
         "optimizer.name": "sgd",
@@ -192,7 +192,7 @@ def test_fsdp__equals_ddp_in_float32(
     "values",
     [
         {},
-        pytest.param({"machine.checkpoint_blocks": "true", "machine.micro_batch": 3}, marks=pytest.mark.slow),
+        pytest.param({"machine.checkpoint_blocks": True, "machine.micro_batch": 3}, marks=pytest.mark.slow),
     ],
     ids=["", "parts"],
 )

@@ -16,6 +16,9 @@ MISSING = {
     "gap": {"pooling"},
     "2d every layer, shared": {"pooling"},
     "no position": {"position_similarity"},
+    "dinov3": {"position_similarity"},
+    "beit": {"position_similarity"},
+    "siglip": {"pooling"},
 }
 
 

@@ -22,7 +22,7 @@ from vitctl.system.process import SIGNALS
 
 Load = Callable[..., Loaded]
 
-FOREGROUND = {"checkpoint.background": "false"}  # a step that is in the log has been saved before the next
+FOREGROUND = {"checkpoint.background": False}  # a step that is in the log has been saved before the next
 HOLD = (
     "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', "
     "flush=True); input()"

@@ -38,7 +38,7 @@ def test_stopped_process__in_the_record_of_a_step_loses_no_step(
     """Process 0 waits there for the other one's part: step 8 was trained, and was not saved."""
     monkeypatch.setenv("SUSPENDED_IN", "record")
     folder = tmp_path / "run"
-    values = {"machine.processes": 2, "log.sample_keys": "false"}
+    values = {"machine.processes": 2, "log.sample_keys": False}
     one = start(HASTY, folder, tiny_data, suspended=1, **values)
     wait_for(logged(folder, 7), [one])
     (rank,) = [child for child in family_of([one]) if rank_of(child) == "1"]

@@ -362,6 +362,8 @@ def enlarged(batch: Batch, num_images: int) -> Batch:
     """Return n images by repeating those of a batch."""
     rows = torch.arange(num_images) % len(batch)
     repeated = {
-        name: getattr(batch, name)[rows] for name in ("images", "labels", "weights", "samples", "positions")
+        name: getattr(batch, name)[rows]
+        for name in ("images", "labels", "weights", "samples", "positions")
+        if len(getattr(batch, name))  # a scored batch has no positions
     }
     return replace(batch, **repeated, bad=(), memory=None, checksums=None)
