@@ -13,6 +13,7 @@ from vitctl.recipe.write import flat, toml_value
 _NEUTRAL = (
     "note",
     "log.",
+    "known.",
     "machine.processes",
     "machine.workers",
     "machine.device",
