@@ -63,6 +63,7 @@ def test_comparison__says_since_when_and_resumes_from_the_log() -> None:
     assert [(r["known"], r["since"]) for r in records] == [("inside", 10), ("below", 20), ("below", 20)]
     assert "below" in in_words(records[-1]) and "20" in in_words(records[-1])
     assert standing(records) == "accuracy below since step 20"
+    assert resumed.flagged and not Comparison(known, 100, 100.0, 10, records[:2]).flagged
     assert resumed.of(100, "accuracy", 0.6)["since"] == 100
 
 

@@ -416,14 +416,14 @@ class Trainer(TrainStep):
         return Comparison(known, self.total_steps, length, len(self.images.train.class_names), records)
 
     def compare(self, step: int, metric: str, value: float) -> dict[str, Any]:
-        """Return what the log says of a number beside [known]; warn where it leaves its band."""
-        was = self.known.last.get(metric, ("inside", 0))[0]
+        """Return what the log says of a number beside [known]; warn once when the run is flagged."""
+        was = self.known.flagged
         found = self.known.of(step, metric, value)
-        if found and found["known"] not in ("inside", was):
-            low, high = found["band"]
+        if self.known.flagged and not was:
             self._warn(
-                f"{metric} {value:.4g} is {found['known']} the band of [known], {low:g} to {high:g}, since "
-                f"step {step}; an honest run seldom is: check learning rate, labels, order and normalisation",
+                f"{metric} {value:.4g} is {found['known']} the band {found['band']} of [known], and the run "
+                f"outside since step {self.known.outside[0]}; honest runs seldom are: check learning rate, "
+                f"labels, order of images and normalisation",
                 step,
             )
         return found

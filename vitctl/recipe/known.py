@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 
 from vitctl.recipe.sections import Section, knob
 
-FALSE_ALARMS = 0.02  # largest share of honest runs with any point outside
+FALSE_ALARMS = 0.02  # share of honest runs with any point outside, if numbers are normal on their scale
+_STRIKES = 2  # points outside that flag a run
 # One run on ImageNet: the deviation of MAE's four seeds of B/16, 0.08 points at 83.57 %, as log-odds.
 _LEAST_DEVIATION = 0.0008 / (0.8357 * (1 - 0.8357))
 _ONE_RUN_FACTOR = 8.0
@@ -86,7 +87,8 @@ def bands(known: Known, total_steps: int) -> dict[str, list[Band]]:
     With a spread s from n runs it is t * s * sqrt(1 + 1/n), with Student's t of n - 1 degrees of freedom, as
     mean and spread are estimates themselves. t leaves out FALSE_ALARMS divided by the number of points, on
     both sides together. By Bonferroni's inequality at most FALSE_ALARMS of honest runs then have any point
-    outside, however the points are correlated.
+    outside, however the points are correlated. Losses of single batches early in training have heavier
+    tails than normal ones, which is why a run is flagged by its second point outside, see `Comparison`.
 
     Without a spread it is 8 * 0.0058 * sqrt(length / at) on that scale. 0.0058 is the deviation of MAE's
     seeds, 0.08 points at 83.57 %. The factor leaves room for another program: runs of big_vision's S/16 by
@@ -121,6 +123,9 @@ def _moved(point: Point, by: float) -> float:
 class Comparison:
     """A run's numbers beside [known], in the order of its steps.
 
+    `flagged` says when a run should be looked at: at its second point outside, of any metric, or at the first
+    where there is one point alone.
+
     Args:
         known: of the recipe.
         total_steps, length: of the run, `length` in the unit of [known].
@@ -138,7 +143,23 @@ class Comparison:
     ) -> None:
         is_same = known.length == length and known.num_classes == num_classes
         self.bands = bands(known, total_steps) if known.points and is_same else {}
-        self.last = {r["metric_known"]: (r["known"], r["since"]) for r in records if "known" in r}
+        self.last: dict[str, tuple[str, int]] = {}
+        self.strikes = _STRIKES if sum(map(len, self.bands.values())) > 1 else 1
+        self.outside: list[int] = []  # steps of points
+        for record in records:
+            if in_words(record):
+                self._add(record["step"], record["metric_known"], record["known"])
+
+    @property
+    def flagged(self) -> bool:
+        """Return whether enough points are outside."""
+        return len(self.outside) >= self.strikes
+
+    def _add(self, step: int, metric: str, place: str) -> None:
+        before, since = self.last.get(metric, ("", step))
+        self.last[metric] = place, since if place == before else step
+        if place != "inside":
+            self.outside.append(step)
 
     def of(self, step: int, metric: str, value: float) -> dict[str, Any]:
         """Return what log.jsonl says of a number: place, since which step, and the band; empty where nothing
@@ -148,10 +169,9 @@ class Comparison:
         if not near:
             return {}
         band = min(near, key=lambda band: abs(band.step - step))
-        place, (before, since) = band.place(value), self.last.get(metric, ("", step))
-        self.last[metric] = place, since if place == before else step
+        self._add(step, metric, band.place(value))
         return {
-            "known": place,
+            "known": self.last[metric][0],
             "since": self.last[metric][1],
             "band": [float(f"{end:.4g}") for end in (band.low, band.high)],
             "metric_known": metric,
