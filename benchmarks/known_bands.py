@@ -1,9 +1,9 @@
 """Make the bands of recipes whose result is our own, and count what they flag.
 
-`python benchmarks/known_bands.py RECIPE OUT SEEDS [SHARDS]` trains RECIPE, `smoke` or `cifar10_small`, with
-seeds 0 to SEEDS - 1, then with each mistake of `MISTAKES` and other seeds, up to a quarter of its length. OUT
-is a folder; a second call reuses what is finished. SHARDS are those of `data.path`, if the recipe's data set
-is not at hand. Two trainings run at once, each with one thread.
+`python benchmarks/known_bands.py RECIPE OUT SEEDS [SHARDS]` trains RECIPE, one of `POINTS`, with seeds 0 to
+SEEDS - 1, and with each mistake of `MISTAKES` and other seeds, up to a quarter of its length. OUT is a
+folder; a second call reuses what is finished. SHARDS are those of `data.path`, if the recipe's data set is
+not at hand. Two trainings run at once, each with one thread.
 
 The first seeds make the points of [known], which are printed as TOML. The others are honest runs that the
 band has not seen: how many of them it flags is its rate of false alarms.
@@ -29,15 +29,14 @@ from vitctl.recipe.known import Comparison, Known
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.write import toml_value
 
-NUM_KNOWN = {"smoke": 20, "cifar10_small": 10}  # seeds that make the band
+NUM_KNOWN = 20  # seeds that make the band
 FIRST_WRONG = 1000  # seed of the first run with a mistake
 NUM_WRONG = 5  # runs of each mistake
 WINDOWS = 10  # of the sorted images, each shuffled within
 METRICS = {"train": "loss", "evaluate": "accuracy"}
-# Steps of the points. The first are close together, so that a quarter of the length shows a mistake.
+# Steps of the points, which the recipe must log and score: several in a quarter of the length.
 POINTS = {
     "smoke": {"loss": (20, 40, 80, 100), "accuracy": (50, 100, 200, 400)},
-    "cifar10_small": {"loss": (30, 60, 90, 180), "accuracy": (65, 130, 195, 390, 585, 781)},
 }
 RESULTS = Path(__file__).with_name("results") / "known_bands.json"
 Run = list[tuple[int, str, float]]  # step, metric and value
@@ -94,12 +93,11 @@ def main() -> None:
     """Train what is missing, and print the points and both tables."""
     recipe, out, seeds = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     shards = sys.argv[4] if len(sys.argv) > 4 else ""
-    num_known = NUM_KNOWN[recipe]
-    tasks = [(recipe, out, shards, "", seed) for seed in range(num_known)]
+    tasks = [(recipe, out, shards, "", seed) for seed in range(NUM_KNOWN)]
     tasks += [
         (recipe, out, shards, name, FIRST_WRONG + number) for number in range(NUM_WRONG) for name in MISTAKES
     ]
-    tasks += [(recipe, out, shards, "", seed) for seed in range(num_known, seeds)]
+    tasks += [(recipe, out, shards, "", seed) for seed in range(NUM_KNOWN, seeds)]
     os.environ["OMP_NUM_THREADS"] = "1"
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         files = list(map(Path, pool.map(trained, tasks)))
@@ -108,14 +106,14 @@ def main() -> None:
     for task, file in zip(tasks, files, strict=True):
         numbers = [(step, name, value) for step, name, value in json.loads(file.read_text())]
         runs[task[3] or "honest"].append([number for number in numbers if (number[1], number[0]) in wanted])
-    known = {**load_recipe(recipe).recipe.known.model_dump(), "seeds": num_known}
-    known |= {"source": known["source"] or "-", "points": points_of(runs["honest"][:num_known])}
+    known = {**load_recipe(recipe).recipe.known.model_dump(), "seeds": NUM_KNOWN}
+    known |= {"source": known["source"] or "-", "points": points_of(runs["honest"][:NUM_KNOWN])}
     known |= {"length": max(steps[-1] for steps in POINTS[recipe].values())}
     print("points = [")
     for point in known["points"]:
         print("  {" + ", ".join(f"{key} = {toml_value(value)}" for key, value in point.items()) + "},")
     print("]\n\n| run | runs | flagged | at step |\n|---|---|---|---|")
-    for name, some in {"honest, other seeds": runs["honest"][num_known:], **runs}.items():
+    for name, some in {"honest, other seeds": runs["honest"][NUM_KNOWN:], **runs}.items():
         if name != "honest" and some:
             at = [flagged_at(Known(**known), run) for run in some]
             steps = sorted(step for step in at if step is not None)

@@ -1,10 +1,13 @@
 """The numbers of recipes whose result others published, as a second reading of the sources has them."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from vitctl.recipe.known import bands
+from vitctl.recipe.known import Comparison, bands
 from vitctl.recipe.load import load_recipe, recipe_names
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.recipe.write import flat
@@ -82,8 +85,6 @@ def test_known__every_point_is_scored_or_logged() -> None:
     for name in named:
         values = values_of(name)
         steps = values["schedule.total_steps"] or IMAGENET * values["length"] // values["schedule.batch_size"]
-        if name.startswith("cifar10_small"):
-            steps = 781
         for metric, some in bands(known_of(name), int(steps)).items():
             every = values["evaluation.every_steps" if metric == "accuracy" else "log.every_steps"]
             met = [*range(every, int(steps), every)] if every else []
@@ -95,3 +96,27 @@ def known_of(name: str) -> Any:
     recipe = load_recipe(name).recipe
     assert isinstance(recipe, TrainRecipe)
     return recipe.known
+
+
+def test_smoke__band_is_of_its_runs_and_flags_mistakes_alone() -> None:
+    """The committed numbers of all runs: the points are of the first 20, the others are judged by them."""
+    path = Path(__file__).parents[2] / "benchmarks/results/known_bands.json"
+    runs = json.loads(path.read_text())["smoke"]
+    known = known_of("smoke")
+    for point in known.points:
+        place = (point.at, point.metric)
+        some = [value for run in runs["honest"][:20] for at, name, value in run if (at, name) == place]
+        assert len(some) == 20
+        assert [point.value, point.spread] == pytest.approx([np.mean(some), np.std(some, ddof=1)], rel=1e-3)
+
+    def flagged(run: list[tuple[int, str, float]]) -> bool:
+        comparison = Comparison(known, 400, 400, 60)
+        for at, metric, value in sorted(run):
+            comparison.of(at, metric, value)
+        return comparison.flagged
+
+    others = runs["honest"][20:]
+    assert len(others) >= 40
+    assert sum(map(flagged, others)) < len(others) / 40
+    for name in ("rate x 4", "training labels shifted by one", "shards sorted by class"):
+        assert all(max(at for at, *_ in run) <= 100 and flagged(run) for run in runs[name])

@@ -420,10 +420,10 @@ class Trainer(TrainStep):
         was = self.known.flagged
         found = self.known.of(step, metric, value)
         if self.known.flagged and not was:
+            low, high = found["band"]
             self._warn(
-                f"{metric} {value:.4g} is {found['known']} the band {found['band']} of [known], and the run "
-                f"outside since step {self.known.outside[0]}; honest runs seldom are: check learning rate, "
-                f"labels, order of images and normalisation",
+                f"{metric} {value:.4g} is {found['known']} its band in [known], {low:g} to {high:g}; honest "
+                f"runs are seldom outside twice: check learning rate, labels, image order and normalisation",
                 step,
             )
         return found

@@ -132,7 +132,8 @@ def tiles(run: RunRecords) -> list[tuple[str, str, str]]:
         counts = f"{last.get('num_skipped', 0):,} skipped, {count_text(last.get('num_bad', 0), 'bad image')}"
         shown.append(("steps", f"{last['step']:,}", counts))
     if found := standing(run.records):
-        shown.append(("published result", "outside" if "outside" in found else "inside", found))
+        where = "outside" if {"above", "below"} & set(found.split()) else "inside"
+        shown.append(("known result", where, found))
     return shown
 
 

@@ -62,7 +62,7 @@ def show_run(folder: Path) -> None:
         ("size on disk", bytes_text(line.num_bytes)),
     ]
     if found := standing(records):
-        facts.append(("published result", found))
+        facts.append(("known result", found))
     show_table(("", ""), facts, title=str(folder), left=None)
     is_plain, width = CONSOLE.options.ascii_only, min(CONSOLE.width, _WIDEST)
     curves: tuple[tuple[str, str, Unit], ...] = (
