@@ -9,9 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitctl.data.datasets.readers.imagenet import imagenet_classes, label_sets, read_real
+from vitctl.data.datasets.readers.imagenet import (
+    CORRUPTIONS,
+    imagenet_classes,
+    is_part_of_imagenet,
+    label_sets,
+    read_real,
+)
 from vitctl.data.datasets.readers.original_files import class_list
-from vitctl.data.source.views import Source
+from vitctl.data.source.views import Source, View
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import RECIPE, Report, run_of, silent
@@ -53,7 +59,7 @@ from vitctl.recipe.schema import Evaluate
 from vitctl.system.files import write_csv
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
-ORIGINAL, REAL = "original", "real"
+ORIGINAL, REAL, PART = "original", "real", "restricted"
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,8 @@ def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Pa
     classes = given.reshape(len(given), -1)[:, 0]
     if wanted in OF_OBJECTNET:
         return _objectnet(source, classes, found, restricted=wanted == RESTRICTED)
+    if not wanted and is_part_of_imagenet(source.class_names, found.weights.config.num_classes):
+        return _part_of_imagenet(source, given, classes, found)
     check_found_classes(found, source.class_names)
     labels = {ORIGINAL: given}
     if wanted == REAL or wanted.endswith(".json"):
@@ -154,6 +162,40 @@ def _objectnet(source: Source, classes: np.ndarray, found: FoundWeights, *, rest
             lambda logits: _highest(logits, sets),
         )
     return LabelRule({OBJECTNET: padded_sets(sets)[classes]}, classes, source.class_names, tuple(numbers))
+
+
+def _part_of_imagenet(
+    source: Source, given: np.ndarray, classes: np.ndarray, found: FoundWeights
+) -> LabelRule:
+    """Restrict the predictions to the classes of the images, as the authors of ImageNet-A and -R do."""
+    numbers = {wnid: number for number, wnid in enumerate(class_list("imagenet"))}
+    check_found_classes(found, tuple(numbers))
+    names, kept = source.class_names, [numbers[name] for name in source.class_names]
+    return LabelRule({PART: given}, classes, names, names, lambda logits: logits[:, kept])
+
+
+def corruption_errors(split: str, source: Source, right: np.ndarray) -> dict[str, Any]:
+    """Return the error of each corruption of ImageNet-C, and their mean relative to AlexNet's errors.
+
+    Args:
+        split: expression that names whole corruptions, `fog+snow`; nothing is returned for others.
+        source: the images of that expression.
+        right: bool `[N]`, which of them are right.
+
+    Returns:
+        `corruption_errors`, 0 to 1; with all 15 of the benchmark also `mce`, 1 for AlexNet.
+
+    Paper: arXiv 1903.12261, Section 4
+    """
+    names = [name.strip() for name in split.split("+")]
+    parts = source.parts if isinstance(source, View) and source.parts else (source,)
+    if not set(names) <= CORRUPTIONS.keys() or len(parts) != len(names):
+        return {}
+    ends = np.cumsum([len(part) for part in parts])[:-1]
+    errors = {name: 1 - float(one.mean()) for name, one in zip(names, np.split(right, ends), strict=True)}
+    ratios = [errors[name] / error for name, (_, error) in CORRUPTIONS.items() if error and name in errors]
+    is_all = len(ratios) == sum(error is not None for _, error in CORRUPTIONS.values())
+    return {"corruption_errors": errors} | ({"mce": float(np.mean(ratios))} if is_all else {})
 
 
 def _highest(logits: Tensor, sets: Sequence[Sequence[int]]) -> Tensor:
@@ -251,6 +293,9 @@ def evaluate(
         if len(metrics) == 1:
             by_class = rule.count_by_class(best)
             metrics[name]["mean_per_class"] = mean_per_class(by_class)
+            metrics[name] |= corruption_errors(
+                recipe.data.eval_split, source, correct_predictions(best, labels)[:, 0]
+            )
             if labels.ndim == 1 and rule.prediction_names == rule.class_names:
                 by_class[:, 2] = np.bincount(best[:, 0], minlength=len(by_class))
                 metrics[name]["f1"] = macro_f1(by_class)

@@ -346,6 +346,7 @@ USES = {
     "few-shot": (
         *("caltech101", "cars196", "birds", "dtd", "uc_merced", "colorectal", "pets", "cifar100", "imagenet"),
     ),
+    "robustness": ("imagenet_v2", "objectnet", "imagenet_a", "imagenet_r", "imagenet_sketch", "imagenet_c"),
     "pre-training": ("imagenet", "imagenet21k", "jft300m"),
 }
 ABSENT, SHARDS, BUILT_IN = "absent", "shards", "built in"
