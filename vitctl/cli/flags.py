@@ -167,6 +167,20 @@ FLAGS = (
         "export",
     ),
     Flag(
+        "--flip-average",
+        "export.flip_average",
+        bool,
+        f"{GRAPHS}: average the logits of an image and its mirror image inside the graph",
+        "export",
+    ),
+    Flag(
+        "--flip-average",
+        "evaluation.flip_average",
+        bool,
+        "Average the logits of each image and its mirror image",
+        "evaluate predict",
+    ),
+    Flag(
         "--data",
         "data.path",
         str,

@@ -283,7 +283,10 @@ def evaluate(
     look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime))
-    best = look.through(top_predictions, "scoring", model, source, to_scores=rule.to_scores).numpy()
+    flip = recipe.evaluation.flip_average
+    best = look.through(
+        top_predictions, "scoring", model, source, to_scores=rule.to_scores, flip_average=flip
+    ).numpy()
     metrics: dict[str, dict[str, Any]] = {}
     for name, labels in rule.labels.items():
         hits = count_hits(best, labels)
@@ -312,6 +315,7 @@ def evaluate(
             **WHOLE,
             "labels": first,
             **shown(transform),
+            **({"flip_average": True} if flip else {}),
             "mean": list(meta["mean"]),
             "std": list(meta["std"]),
         },
