@@ -196,6 +196,14 @@ FLAGS = (
         f"inspect sweep {_BENCH}",
     ),
     Flag(
+        "--group-by",
+        "data.group_by",
+        str,
+        "Keep groups of images on one side of the split: pattern of their names, e.g. '^(.*)_[0-9]+', or "
+        "TABLE.csv:COLUMN",
+        f"{_TRAIN} fewshot evaluate export",
+    ),
+    Flag(
         "--check-data",
         "data.path",
         str,

@@ -267,7 +267,7 @@ def evaluate(
         raise CheckpointError(
             f"{found.path}: its head is all zeros, as in the released ImageNet-21k files; fine-tune it first"
         )
-    _check_held_out(recipe.data.eval_split, found, source)
+    _check_held_out(recipe.data.eval_split, recipe.data.group_by, found, source)
     rule = choose_label_rule(recipe.evaluation.labels, source, found, Path(recipe.data.root))
     run = start_run(recipe, run_dir, report, stop, source)
     runtime, journal = run.runtime, run.journal
@@ -312,6 +312,7 @@ def evaluate(
             **weights_scored(found),
             **computed(runtime),
             **data_used(source, recipe.data.eval_split),
+            **({"group_by": recipe.data.group_by} if recipe.data.group_by else {}),
             **WHOLE,
             "labels": first,
             **shown(transform),
@@ -323,7 +324,7 @@ def evaluate(
     )
 
 
-def _check_held_out(split: str, found: FoundWeights, source: Source) -> None:
+def _check_held_out(split: str, group_by: str, found: FoundWeights, source: Source) -> None:
     """Refuse a part of a data set that the run of the weights scored too, but with other images: some may be
     trained on.
     """
@@ -331,7 +332,12 @@ def _check_held_out(split: str, found: FoundWeights, source: Source) -> None:
     trained = read_result(run) if (run / RECIPE).is_file() else None
     used = trained.provenance if trained is not None else {}
     if "[" in split and used.get("split") == split and used.get("data_sha256") != source.digest:
-        whole = split.partition("[")[0]
+        whole, grouped = split.partition("[")[0], used.get("group_by", "")
+        if grouped != group_by:
+            raise DataError(
+                f"data.group_by = '{group_by}': {run} held out {split} with '{grouped}'; give the same "
+                f"--group-by"
+            )
         raise DataError(
             f"data.eval_split = '{split}': {run} held out other images under this name, and may have been "
             f"trained on some of these; "
