@@ -335,8 +335,7 @@ def _check_held_out(split: str, group_by: str, found: FoundWeights, source: Sour
         whole, grouped = split.partition("[")[0], used.get("group_by", "")
         if grouped != group_by:
             raise DataError(
-                f"data.group_by = '{group_by}': {run} held out {split} with '{grouped}'; give the same "
-                f"--group-by"
+                f"data.group_by = '{group_by}': {run} held out {split} with '{grouped}'; give that value"
             )
         raise DataError(
             f"data.eval_split = '{split}': {run} held out other images under this name, and may have been "

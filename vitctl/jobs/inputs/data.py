@@ -238,8 +238,8 @@ def sampling_notes(data: TrainImages, source: Source) -> list[str]:
     if data.group_by:
         sizes = Counter(group_names(source, data.group_by)).values()
         notes.append(
-            f"{count_text(len(sizes), 'group')} of 1 to {max(sizes)} training images (data.group_by = "
-            f"'{data.group_by}'), whole on one side of the split"
+            f"{count_text(len(sizes), 'group')} of {min(sizes)} to {max(sizes)} training images "
+            f"(data.group_by = '{data.group_by}'), whole on one side of the split"
         )
     if data.subset_images or data.subset_fraction < 1:
         notes.append(
