@@ -186,8 +186,9 @@ def _duplicates(reports: "Mapping[str, tuple[Report, Index]]") -> tuple[list[str
 
 
 def _near_duplicates(indexes: "Mapping[str, Index]", workers: int) -> list[str]:
-    """Return a line for each split, and each pair of splits, with near-duplicates; one split is divided as
-    training divides it.
+    """Return a line for each split, and each pair of splits, with near-duplicates.
+
+    One split is divided as training divides it; identical images on both of its sides count too.
     """
     from vitctl.cli.show.console import adding, progress_bar
     from vitctl.data.inspect.duplicates import NEAR_BITS, compare_within, describe, sides_of
@@ -201,7 +202,7 @@ def _near_duplicates(indexes: "Mapping[str, Index]", workers: int) -> list[str]:
     return [
         f"{describe(found)}; see `vitctl data dedup`"
         for found in compared
-        if len(found.matches) > (found.num_exact if found.own_name == found.name else 0)
+        if len(found.matches) > (0 if len(indexes) == 1 and found.own_name != found.name else found.num_exact)
     ]
 
 
