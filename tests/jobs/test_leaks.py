@@ -168,10 +168,11 @@ def test_group_by__is_the_same_in_every_process(photos: Path) -> None:
     ("values", "said"),
     [
         ({"data.dataset": "digits", "data.group_by": "a"}, "known data sets have splits of their own"),
+        ({"data.datasets": ("pets",), "data.group_by": "a"}, "known data sets have splits of their own"),
         ({"data.path": "x", "data.group_by": "(a"}, "not a regular expression"),
         ({"data.path": "x", "data.group_by": "a" * 1001}, "1,001 characters"),
     ],
 )
 def test_group_by__what_is_refused(values: dict[str, Any], said: str) -> None:
     with pytest.raises(RecipeError, match=said):
-        load_recipe("finetune", [*values.items()])
+        load_recipe("fewshot" if "data.datasets" in values else "finetune", [*values.items()])

@@ -92,13 +92,13 @@ class Place(Section):
 
     @model_validator(mode="after")
     def _groups_can_be_found(self) -> "Place":
-        if self.group_by and not self._is_own and self.dataset:
+        if self.group_by and not self._is_own and (self.dataset or vars(self).get("datasets")):
             raise ValueError(
                 f"group_by = '{self.group_by}' is for images of data.path; known data sets have splits of "
                 f"their own: leave it out"
             )
         try:
-            re.compile(self.group_by[:_MAX_PATTERN])
+            re.compile("" if re.search(r"\.[ct]sv:", self.group_by) else self.group_by[:_MAX_PATTERN])
         except re.error as error:
             raise ValueError(f"group_by = '{self.group_by}' is not a regular expression ({error})") from None
         if len(self.group_by) > _MAX_PATTERN:

@@ -29,7 +29,7 @@ ROLES = {
     **dict.fromkeys(NOT_TRAINED[:2], TEST),
     **dict.fromkeys(NOT_TRAINED[2:], "validation"),
 }
-GROUP_COLUMN = re.compile(r"(.+\.[ct]sv):(.+)")
+_GROUP_COLUMN = re.compile(r"(.+\.[ct]sv):(.+)")
 _PART = re.compile(r"(?P<split>\w+)(?:\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?(?P<each> of each class)?\])?")
 
 _ORDERS: dict[tuple[str, str], np.ndarray] = {}
@@ -166,7 +166,7 @@ def group_names(source: Source, group_by: str) -> list[str]:
         DataError: the table cannot be read, or lacks an image.
     """
     keys = [source.key(sample) for sample in range(len(source))]
-    if of_table := GROUP_COLUMN.fullmatch(group_by):
+    if of_table := _GROUP_COLUMN.fullmatch(group_by):
         table = _read_column(Path(of_table[1]), of_table[2])
         if missing := [key for key in keys if key not in table]:
             raise DataError(
