@@ -167,6 +167,20 @@ FLAGS = (
         "export",
     ),
     Flag(
+        "--flip-average",
+        "export.flip_average",
+        bool,
+        f"{GRAPHS}: average the logits of an image and its mirror image inside the graph",
+        "export",
+    ),
+    Flag(
+        "--flip-average",
+        "evaluation.flip_average",
+        bool,
+        "Average the logits of each image and its mirror image",
+        "evaluate predict",
+    ),
+    Flag(
         "--data",
         "data.path",
         str,
@@ -180,6 +194,14 @@ FLAGS = (
         str,
         "Folder or address of shards, see `vitctl data shards`",
         f"inspect sweep {_BENCH}",
+    ),
+    Flag(
+        "--group-by",
+        "data.group_by",
+        str,
+        "Keep groups of images on one side of the split: pattern of their names, e.g. '^(.*)_[0-9]+', or "
+        "TABLE.csv:COLUMN",
+        f"{_TRAIN} fewshot evaluate export",
     ),
     Flag(
         "--check-data",

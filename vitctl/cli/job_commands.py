@@ -205,7 +205,7 @@ def evaluate(
     dataset = value_of(flags, "--dataset")
     if dataset and not value_of(flags, "--data"):
         row = find_data_set(dataset)
-        held_out = next((split for split in ("test", "validation") if split in row.sizes), None)
+        held_out = next((split for split in ("test", "validation") if split in row.sizes), row.scored)
         if held_out and not value_of(flags, "--split"):
             flags["--split"] = ("data.eval_split", held_out)
         if row.name == "objectnet" and not value_of(flags, "--labels"):

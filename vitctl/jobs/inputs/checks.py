@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitctl.data.datasets.catalog import find_data_set, missing_shards, open_originals
+from vitctl.data.datasets.readers.imagenet import is_part_of_imagenet
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.shards.index import find_splits
 from vitctl.data.shards.remote import GaveUpError, is_remote
@@ -448,7 +449,9 @@ def check_scored_head(recipe: Evaluate, found: StoredNetwork, classes: Sequence[
     """
     if not found.config.num_classes:
         return
-    if recipe.evaluation.labels.startswith("objectnet"):
+    labels, names = recipe.evaluation.labels, () if isinstance(classes, int) else classes
+    in_part = not labels and names and is_part_of_imagenet(names, found.config.num_classes)
+    if labels.startswith("objectnet") or in_part:
         classes = class_list("imagenet")
     check_head_classes(found.path, found.config, found.meta.get("class_names") or [], classes)
 
