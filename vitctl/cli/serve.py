@@ -50,7 +50,7 @@ def serve(
         from vitctl.system.files import check_limits
 
         try:
-            from vitctl.jobs.serve import application, listen, open_batcher, run_server
+            from vitctl.jobs.http_server import application, listen, open_batcher, run_server
         except ImportError as error:
             raise LaunchError(
                 f"serve: {error.name} is not installed; run: pip install 'vitctl[serve]'"
