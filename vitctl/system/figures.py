@@ -20,7 +20,7 @@ NOT_INSTALLED = "matplotlib is not installed; pip install 'vitctl[plots]' brings
 
 _FOLDERS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts", "~/.fonts")
 _MOST_FONTS = 2000
-_SPECIAL = ("Bold", "Oblique", "Italic", "Light", "Thin", "Black", "Mono", "Serif", "Condensed")
+_SPECIAL = ("Math", "Bold", "Oblique", "Italic", "Light", "Thin", "Black", "Mono", "Serif", "Condensed")
 _NO_LETTER = "\uffff"
 _LATIN = re.compile("LATIN (CAPITAL|SMALL) (?:LETTER|LIGATURE) ([A-Z]{1,2})(?: WITH .*)?$")
 _SPELLED: set[str] = set()  # letters that no font of this machine has
@@ -34,7 +34,7 @@ _NOTED: list[bool] = []
 def _system_fonts() -> tuple[str, ...]:
     """Return paths of fonts: upright sans-serif ones of regular weight first."""
     found = [one for folder in _FOLDERS for one in Path(folder).expanduser().rglob("*.[to]t[fc]")]
-    found.sort(key=lambda one: (sum(word in one.name for word in _SPECIAL), one.name))
+    found.sort(key=lambda one: (sum(word in one.name for word in _SPECIAL), "Sans" not in one.name, one.name))
     return tuple(map(str, found[:_MOST_FONTS]))
 
 
