@@ -97,7 +97,7 @@ FLAGS = (
         "weights.source",
         str,
         "Run folder, checkpoint, weights file or address (https, hf, gs); default: newest suitable run",
-        f"finetune {_SCORE} export predict bench_model",
+        f"finetune {_SCORE} export predict serve bench_model",
         panel=WEIGHTS,
         complete=completion.runs,
     ),
@@ -107,7 +107,7 @@ FLAGS = (
         str,
         "Weights of a run: last, best or a step; ema (averaged) or model (not averaged); default: last (best "
         "with evaluation.select_best), averaged if available",
-        f"finetune {_SCORE} export predict inspect",
+        f"finetune {_SCORE} export predict serve inspect",
         panel=WEIGHTS,
     ),
     Flag(
@@ -124,7 +124,7 @@ FLAGS = (
         "weights.model",
         str,
         "Model name such as B/16, if the weights file does not record it",
-        "finetune fewshot evaluate export predict inspect",
+        "finetune fewshot evaluate export predict serve inspect",
         panel=WEIGHTS,
         complete=completion.models,
     ),
@@ -263,7 +263,7 @@ FLAGS = (
         "data.image_size",
         int,
         "Image size in pixels",
-        f"{_TRAIN} {_SCORE} predict inspect {_BENCH}",
+        f"{_TRAIN} {_SCORE} predict serve inspect {_BENCH}",
     ),
     Flag(
         "--freeze",
@@ -332,7 +332,7 @@ FLAGS = (
         "pretrain bench_model",
         switch=SYNTHETIC_IMAGES,
     ),
-    Flag("--device", "machine.device", str, "auto, cpu or cuda", "predict"),
+    Flag("--device", "machine.device", str, "auto, cpu or cuda", "predict serve"),
     Flag("--workers", "machine.workers", int, "Loader workers; default: the recipe's", "bench_data"),
     Flag(
         "--processes",
@@ -348,7 +348,7 @@ FLAGS = (
         "machine.precision",
         str,
         "auto (bf16 if the device is fast at it), bf16, tf32 (NVIDIA GPUs), float32 or float64",
-        f"{_TRAIN} {_SCORE} predict inspect {_BENCH}",
+        f"{_TRAIN} {_SCORE} predict serve inspect {_BENCH}",
         panel=MACHINE,
     ),
 )

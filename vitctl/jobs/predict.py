@@ -33,7 +33,7 @@ from vitctl.models.weights.containers import save_tensors
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.files import atomic_write
-from vitctl.system.text import printable
+from vitctl.system.text import escaped_json, printable
 
 FORMAT = "vitctl-embeddings/1"
 _DIGEST_BYTES = 32
@@ -53,6 +53,13 @@ class Prediction:
     name: str
     classes: Ranking
     error: str = ""
+
+    def json(self) -> str:
+        """Return the record of `vitctl predict --format jsonl`, without a line break."""
+        classes = [{"class": label, "probability": p} for label, p in self.classes]
+        record = {"image": self.name, "classes": classes}
+        record |= {"error": self.error} if self.error else {}
+        return escaped_json(json.dumps(record, ensure_ascii=False))
 
 
 def predict(
