@@ -72,6 +72,8 @@ def finetune(
     """Fine-tune on a data set (Table 4).
 
     For example: vitctl finetune --dataset pets --res 384
+
+    LoRA, rates by layer, class weights, augmentation, early stopping: docs/training.md has the --set of each.
     """
     if seeds:
         first = value_of(flags, "--seed") or 0

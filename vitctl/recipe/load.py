@@ -301,9 +301,12 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
             *tables, leaf = key.split(".")
             known = _fields(schema, tables)
             elsewhere = [k for k in every_key(schema) if k.rsplit(".", 1)[-1] == leaf]
+            others = [job for job, other in JOBS.items() if key in every_key(other)]
             hint = (
                 f"; did you mean {elsewhere[0]}?"
                 if elsewhere and leaf not in known
+                else f"; it belongs to {', '.join(others)}"
+                if others
                 else _suggest(leaf, known)
             )
             return f"{where}: unknown key {key}{hint or '; known here: ' + ', '.join(known)}"

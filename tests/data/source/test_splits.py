@@ -115,7 +115,7 @@ def test_select__joins_parts(sources: Mapping[str, ShardSource]) -> None:
 
 
 def test_select__refuses_nothing() -> None:
-    with pytest.raises(DataError, match=r"split 'train\[3:3\]' selects no samples"):
+    with pytest.raises(DataError, match=r"split 'train\[3:3\]' selects none of the 9 images"):
         select("train[3:3]", {"train": SyntheticSource(9, 3, 8)})
 
 

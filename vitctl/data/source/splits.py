@@ -99,7 +99,10 @@ def select(spec: str, sources: Mapping[str, Source], place: str = "the data") ->
     sizes = {name: len(source) for name, source in sources.items()}
     chosen = [_chosen(part, sources[part.split]) for part in _parts(spec, sizes, place)]
     if not all(len(source) for source in chosen):
-        raise DataError(f"split {spec!r} selects no samples")
+        raise DataError(
+            f"split {spec!r} selects none of the {sum(sizes.values()):,} images; add images, or set another "
+            "split"
+        )
     return chosen[0] if len(chosen) == 1 else concat(chosen)
 
 
