@@ -544,9 +544,9 @@ def test_load_classifier__answers_as_predict(
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"top": 0}, "top = 0: should be at least 1"),
+        ({"top": 0}, "top = 0: should be a whole number, at least 1"),
         ({"device": "cuda"}, "machine.device = 'cuda': PyTorch finds no GPU"),
-        ({"batch_size": 0}, "batch_size = 0: should be at least 1"),
+        ({"batch_size": 0}, "batch_size = 0: should be a whole number, at least 1"),
         ({"weights": "worst"}, "weights.which"),
     ],
 )
@@ -565,6 +565,10 @@ def test_load_classifier__senseless_values(trained: Path, values: dict[str, Any]
         ([np.zeros((4, 4, 3))], r"image 0 of 1: .* uint8 \[H, W, 3\].* is float64 \[4, 4, 3\]"),
         ([np.zeros((4, 4), np.uint8)], r"is uint8 \[4, 4\]"),
         ([3], "image 0 of 1: .* is int"),
+        (None, "image 0 of 1: .* is NoneType"),
+        (b"a.jpg", "image 0 of 1: .* is bytes"),
+        (torch.zeros(4, 4, 3, dtype=torch.uint8), "image 0 of 1: .* is Tensor"),
+        (np.zeros((0, 0, 3), np.uint8), "image 0 of 1: not an image: 0x0 pixels"),
     ],
 )
 def test_load_classifier__what_is_no_image(trained: Path, wrong: Any, said: str) -> None:

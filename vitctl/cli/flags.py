@@ -393,6 +393,7 @@ def flags_of(command: str, given: Mapping[str, Any]) -> Flags:
         RecipeError: the command has no such flag.
     """
     from vitctl.errors import RecipeError
+    from vitctl.recipe.load import as_python
     from vitctl.system.text import did_you_mean, nearest
 
     rows = {row.name: row for row in FLAGS if command in row.commands.split()}
@@ -402,7 +403,7 @@ def flags_of(command: str, given: Mapping[str, Any]) -> Flags:
             near = nearest(name, rows)
             hint = did_you_mean(near) if near else f"it takes {', '.join(rows)}"
             raise RecipeError(f"{command}({name}=...): unknown; {hint}; recipe keys go into overrides")
-        flags |= rows[name].values(str(value) if isinstance(value, Path) else value)
+        flags |= rows[name].values(as_python(value))
     check_flags({flag: value for flag, (_, value) in flags.items()})
     return flags
 
@@ -450,9 +451,10 @@ def check_flags(flags: Mapping[str, Any]) -> None:
         )
     steps, epochs = flags.get("--steps"), flags.get("--epochs")
     if steps is not None and epochs is not None:
-        raise RecipeError(f"--steps {steps} and --epochs {epochs:g} both set the length; give one of them")
+        shown = str(epochs).removesuffix(".0")
+        raise RecipeError(f"--steps {steps} and --epochs {shown} both set the length; give one of them")
     for flag, length in (("--steps", steps), ("--epochs", epochs)):
-        if length is not None and length <= 0:
+        if isinstance(length, int | float) and length <= 0:
             raise RecipeError(f"{flag} {length:g}: should be above 0; omit {flag} to use the recipe's length")
 
 

@@ -4,8 +4,9 @@ in Python.
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
@@ -275,9 +276,10 @@ class Classifier:
 
 
 def _is_one(images: Any) -> bool:
-    return isinstance(images, str | Path | Image.Image) or (
-        isinstance(images, np.ndarray) and images.ndim < 4
-    )
+    """Return whether it is a single image, or something that is not a list of images either."""
+    if isinstance(images, np.ndarray | Tensor):
+        return images.ndim < 4
+    return isinstance(images, str | bytes | Path | Image.Image) or not isinstance(images, Iterable)
 
 
 def _pillow(image: Any) -> Image.Image:
@@ -293,6 +295,17 @@ def _pillow(image: Any) -> Image.Image:
 def _told(tensor: Tensor | None) -> Tensor:
     assert tensor is not None
     return tensor
+
+
+def check_counts(**counts: int) -> None:
+    """Refuse arguments that should be whole numbers above 0.
+
+    Raises:
+        RecipeError: the first that is not; it is named.
+    """
+    for name, count in counts.items():
+        if not isinstance(count, Integral) or count < 1:
+            raise RecipeError(f"{name} = {count!r}: should be a whole number, at least 1")
 
 
 @explaining()
@@ -349,9 +362,7 @@ def load_classifier(
 
     Paper: Section 3.1
     """
-    for name, number in (("top", top), ("batch_size", batch_size)):
-        if number < 1:
-            raise RecipeError(f"{name} = {number}: should be at least 1")
+    check_counts(top=top, batch_size=batch_size)
     values: dict[str, Any] = {
         "weights.source": str(source),
         "weights.which": weights,
