@@ -55,12 +55,12 @@ def test_as_typed__what_makes_no_sense(
 def test_as_typed__one_folder_takes_further_formats_of_the_same_weights(
     vitctl: Vitctl, pretrained: Path, tmp_path: Path
 ) -> None:
-    for to in ("safetensors", "timm"):
+    for to in ("safetensors", "google"):
         said = vitctl("export", "--from", pretrained, "--to", to, "--out", "both")
         assert (said.code, said.err) == (0, "")
     files = json.loads((tmp_path / "both" / "result.json").read_text())["files"]
-    assert set(files) == {"safetensors", "timm"}
+    assert set(files) == {"safetensors", "google"}
     other = tmp_path / "both" / "model.safetensors"
-    said = vitctl("export", "--from", other, "--to", "timm", "--out", "both")
+    said = vitctl("export", "--from", other, "--to", "google", "--out", "both")
     assert said.code != 0
     assert "holds a run of another recipe: weights.source was" in said.err
