@@ -48,7 +48,8 @@ def write_weights_file(request: ExportRequest, folder: Path) -> Written:
     if config := read_json(folder / CONFIG):
         meta = {key: value for key, value in weights.meta.items() if key != "class_names"}
         ours = {"preprocessing": meta, **({"resizing": request.resizing.note} if request.resizing else {})}
-        known = {"license": meta["licence"]} if meta.get("licence") else {}
+        names = {"licence": "license", "licence_link": "license_link"}
+        known = {theirs: meta[name] for name, theirs in names.items() if meta.get(name)}
         write_json(folder / CONFIG, config | known | {"vitctl": ours})
     return Written(written.files[0], written.notes)
 
@@ -73,7 +74,7 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
     task = "image-classification" if config.num_classes else "image-feature-extraction"
     what = "An image classifier" if config.num_classes else "A body without a head"
     usage = row.usage if config.num_classes or "pipeline" not in row.usage else ""
-    head, own = [], found.weights.meta.get("licence", "")
+    head, own, link = [], found.weights.meta.get("licence", ""), found.weights.meta.get("licence_link", "")
     if row.library:
         name = json.dumps(one_line(own or licence), ensure_ascii=False)
         head = [
@@ -81,6 +82,7 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
             *("tags:", f"- {task}", "- vision-transformer", "- vitctl"),
             *([f"license_name: {name}"] if (own or licence) and own not in _OF_HUB else []),
             *([f"license: {own if own in _OF_HUB else 'other'}"] if own or licence else []),
+            *([f"license_link: {json.dumps(link, ensure_ascii=False)}"] if own and link else []),
             *("---", ""),
         ]
     data = result.get("provenance", {})

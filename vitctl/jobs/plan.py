@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from vitctl.data.datasets.catalog import find_data_set, known_size, no_data
 from vitctl.data.shards.remote import is_remote
@@ -40,7 +40,6 @@ from vitctl.jobs.inputs.data import (
     sampling_notes,
     subset_size,
 )
-from vitctl.jobs.inputs.weights import WeightsRecipe, planned_weights
 from vitctl.models.flops import (
     converted_bytes,
     count_adapted,
@@ -65,6 +64,9 @@ from vitctl.recipe.schema import (
     rates_of,
 )
 from vitctl.recipe.sections import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from vitctl.jobs.inputs.weights import WeightsRecipe
 
 CURVE_POINTS = 9
 GPU_BYTES = 80 * 2**30
@@ -266,11 +268,15 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
     )
 
 
-def _of_weights(recipe: WeightsRecipe, found: StoredNetwork) -> list[str]:
+def _of_weights(recipe: "WeightsRecipe", found: StoredNetwork) -> list[str]:
     """Return notes on stored weights: their place, licence, and what a job will warn of."""
     licence = found.meta.get("licence", "")
     place = found.path + (f"; licence: {licence}" if licence else "")
-    return [place, *(planned_weights(recipe, *found[:2], found.meta).warnings if found.meta else ())]
+    if not {"assumed", "licence", "remarks"} & found.meta.keys():
+        return [place]
+    from vitctl.jobs.inputs.weights import planned_weights  # imports torch, as reading such a file did
+
+    return [place, *planned_weights(recipe, *found[:2], found.meta).warnings]
 
 
 def _trained(recipe: Pretrain | Finetune, config: Config) -> int:

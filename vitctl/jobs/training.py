@@ -234,8 +234,8 @@ def _network_digest(found: FoundWeights) -> str:
 
 
 def stated(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the licence of weights where it is known: what is made of them keeps it."""
-    return {"licence": meta["licence"]} if meta.get("licence") else {}
+    """Return the licence of weights where it is known, and its address: what is made of them keeps both."""
+    return {key: meta[key] for key in ("licence", "licence_link") if meta.get(key)}
 
 
 def weights_used(found: FoundWeights, section: StartWeights) -> dict[str, Any]:

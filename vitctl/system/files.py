@@ -341,7 +341,9 @@ def read_json(path: Path, max_bytes: int, *, error: type[VitctlError]) -> Any:
 def parse_json(content: bytes, name: Path | str, *, error: type[VitctlError]) -> Any:
     """Return the value of JSON text, as `read_json`; `name` is the file to name in the error message."""
     try:
-        return json.loads(content.decode("utf-8-sig"), parse_constant=_not_a_number, parse_float=_finite)
+        return json.loads(
+            content.decode("utf-8-sig"), parse_constant=_not_a_number, parse_float=_finite, parse_int=_int
+        )
     except (ValueError, RecursionError) as problem:
         raise error(f"{name}: not JSON ({error_text(problem)})") from None
 
@@ -417,6 +419,9 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+_MOST_DIGITS = 400  # floating-point numbers have fewer
+
+
 def _not_a_number(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
 
@@ -424,6 +429,14 @@ def _not_a_number(name: str) -> float:
 def _finite(text: str) -> float:
     number = float(text)
     return number if math.isfinite(number) else _not_a_number(text)
+
+
+def _int(text: str) -> int:
+    return (
+        int(text)
+        if len(text) < _MOST_DIGITS
+        else int(_not_a_number(f"{text[:9]}... of {len(text):,} digits"))
+    )
 
 
 def _children(parent: dict[str, Any] | list[Any]) -> list[Any]:

@@ -102,6 +102,8 @@ def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeig
     meta = weights.meta | {name: given[name] for name in given if name not in (*in_config, "classifier")}
     if "eval_resize" in given:
         meta.pop("eval_share", None)
+    if given.get("licence", meta.get("licence")) != weights.meta.get("licence"):
+        meta.pop("licence_link", None)  # of another licence
     if left := [name for name in meta.pop("assumed", ()) if name not in given]:
         meta["assumed"] = left
     config = replace(weights.config, **in_config)

@@ -63,8 +63,8 @@ class Meta(BaseModel):
     `mean` and `std` are of colours between 0 and 1, sizes are in pixels. `resample` may be a rule of another
     program that vitctl does not have: it is refused where images are resized by it. `eval_share` is the share
     of the side that timm's crop keeps, at any image size. `loss` is that of the training: after "sigmoid" the
-    probabilities of the classes are independent. `licence` is as stated with the weights, `remarks` are for
-    their user.
+    probabilities of the classes are independent. `licence` and its address are as stated with the weights,
+    `remarks` are for their user.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -84,6 +84,7 @@ class Meta(BaseModel):
     loss: Literal["softmax", "sigmoid", "masked_patch"] | None = None
     format: str | None = None
     licence: str | None = None
+    licence_link: str | None = None
     remarks: list[str] | None = None
     lora: LoRAMeta | None = None
 
