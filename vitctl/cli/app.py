@@ -25,6 +25,7 @@ from vitctl.cli import (
     quickstart,
     recipe_commands,
     run_commands,
+    serve,
 )
 from vitctl.cli.completion import RECIPE_OF
 from vitctl.engine.preemption import interrupt_on_signals
@@ -54,6 +55,7 @@ COMMANDS = {  # help panel -> commands
         job_commands.vtab,
         job_commands.evaluate,
         image_commands.predict,
+        serve.serve,
         run_commands.compare,
         image_commands.inspect,
         job_commands.export,

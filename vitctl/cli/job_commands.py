@@ -72,6 +72,8 @@ def finetune(
     """Fine-tune on a data set (Table 4).
 
     For example: vitctl finetune --dataset pets --res 384
+
+    LoRA, rates by layer, class weights, augmentation, early stopping: docs/training.md has the --set of each.
     """
     if seeds:
         first = value_of(flags, "--seed") or 0
@@ -224,7 +226,7 @@ def evaluate(
     dataset = value_of(flags, "--dataset")
     if dataset and not value_of(flags, "--data"):
         row = find_data_set(dataset)
-        held_out = next((split for split in ("test", "validation") if split in row.sizes), None)
+        held_out = next((split for split in ("test", "validation") if split in row.sizes), row.scored)
         if held_out and not value_of(flags, "--split"):
             flags["--split"] = ("data.eval_split", held_out)
         if row.name == "objectnet" and not value_of(flags, "--labels"):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from vitctl import __version__
+from vitctl.engine.metrics import METRICS
 from vitctl.errors import CheckpointError
 from vitctl.export.export import ExportRequest, Written
 from vitctl.export.graph import Raw
@@ -134,6 +135,10 @@ def _score_rows(request: ExportRequest, result: dict[str, Any]) -> Iterator[str]
     for name, numbers, digest in rows:
         counts = f"{numbers['accuracy']:.2%} | {numbers['correct']:,} | {numbers['total']:,}"
         yield f"| {name.replace('|', '/')} | {counts} | `{digest.replace('|', '/')}` |"
+    for name, numbers, _ in rows:
+        means = [f"{text} {numbers[key]:.2%}" for key, text in METRICS.items() if numbers.get(key)][1:]
+        if means:
+            yield f"\n{name}: {', '.join(means)}."
 
 
 def _result(found: FoundWeights) -> dict[str, Any]:

@@ -9,9 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitctl.data.datasets.readers.imagenet import imagenet_classes, label_sets, read_real
+from vitctl.data.datasets.readers.imagenet import (
+    CORRUPTIONS,
+    imagenet_classes,
+    is_part_of_imagenet,
+    label_sets,
+    read_real,
+)
 from vitctl.data.datasets.readers.original_files import class_list
-from vitctl.data.source.views import Source
+from vitctl.data.source.views import Source, View
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import RECIPE, Report, run_of, silent
@@ -53,7 +59,7 @@ from vitctl.recipe.schema import Evaluate
 from vitctl.system.files import write_csv
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
-ORIGINAL, REAL = "original", "real"
+ORIGINAL, REAL, PART = "original", "real", "restricted"
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,8 @@ def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Pa
     classes = given.reshape(len(given), -1)[:, 0]
     if wanted in OF_OBJECTNET:
         return _objectnet(source, classes, found, restricted=wanted == RESTRICTED)
+    if not wanted and is_part_of_imagenet(source.class_names, found.weights.config.num_classes):
+        return _part_of_imagenet(source, given, classes, found)
     check_found_classes(found, source.class_names)
     labels = {ORIGINAL: given}
     if wanted == REAL or wanted.endswith(".json"):
@@ -154,6 +162,40 @@ def _objectnet(source: Source, classes: np.ndarray, found: FoundWeights, *, rest
             lambda logits: _highest(logits, sets),
         )
     return LabelRule({OBJECTNET: padded_sets(sets)[classes]}, classes, source.class_names, tuple(numbers))
+
+
+def _part_of_imagenet(
+    source: Source, given: np.ndarray, classes: np.ndarray, found: FoundWeights
+) -> LabelRule:
+    """Restrict the predictions to the classes of the images, as the authors of ImageNet-A and -R do."""
+    numbers = {wnid: number for number, wnid in enumerate(class_list("imagenet"))}
+    check_found_classes(found, tuple(numbers))
+    names, kept = source.class_names, [numbers[name] for name in source.class_names]
+    return LabelRule({PART: given}, classes, names, names, lambda logits: logits[:, kept])
+
+
+def corruption_errors(split: str, source: Source, right: np.ndarray) -> dict[str, Any]:
+    """Return the error of each corruption of ImageNet-C, and their mean relative to AlexNet's errors.
+
+    Args:
+        split: expression that names whole corruptions, `fog+snow`; nothing is returned for others.
+        source: the images of that expression.
+        right: bool `[N]`, which of them are right.
+
+    Returns:
+        `corruption_errors`, 0 to 1; with all 15 of the benchmark also `mce`, 1 for AlexNet.
+
+    Paper: arXiv 1903.12261, Section 4
+    """
+    names = [name.strip() for name in split.split("+")]
+    parts = source.parts if isinstance(source, View) and source.parts else (source,)
+    if not set(names) <= CORRUPTIONS.keys() or len(parts) != len(names):
+        return {}
+    ends = np.cumsum([len(part) for part in parts])[:-1]
+    errors = {name: 1 - float(one.mean()) for name, one in zip(names, np.split(right, ends), strict=True)}
+    ratios = [errors[name] / error for name, (_, error) in CORRUPTIONS.items() if error and name in errors]
+    is_all = len(ratios) == sum(error is not None for _, error in CORRUPTIONS.values())
+    return {"corruption_errors": errors} | ({"mce": float(np.mean(ratios))} if is_all else {})
 
 
 def _highest(logits: Tensor, sets: Sequence[Sequence[int]]) -> Tensor:
@@ -225,7 +267,7 @@ def evaluate(
         raise CheckpointError(
             f"{found.path}: its head is all zeros, as in the released ImageNet-21k files; fine-tune it first"
         )
-    _check_held_out(recipe.data.eval_split, found, source)
+    _check_held_out(recipe.data.eval_split, recipe.data.group_by, found, source)
     rule = choose_label_rule(recipe.evaluation.labels, source, found, Path(recipe.data.root))
     run = start_run(recipe, run_dir, report, stop, source)
     runtime, journal = run.runtime, run.journal
@@ -241,7 +283,10 @@ def evaluate(
     look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime))
-    best = look.through(top_predictions, "scoring", model, source, to_scores=rule.to_scores).numpy()
+    flip = recipe.evaluation.flip_average
+    best = look.through(
+        top_predictions, "scoring", model, source, to_scores=rule.to_scores, flip_average=flip
+    ).numpy()
     metrics: dict[str, dict[str, Any]] = {}
     for name, labels in rule.labels.items():
         hits = count_hits(best, labels)
@@ -251,6 +296,9 @@ def evaluate(
         if len(metrics) == 1:
             by_class = rule.count_by_class(best)
             metrics[name]["mean_per_class"] = mean_per_class(by_class)
+            metrics[name] |= corruption_errors(
+                recipe.data.eval_split, source, correct_predictions(best, labels)[:, 0]
+            )
             if labels.ndim == 1 and rule.prediction_names == rule.class_names:
                 by_class[:, 2] = np.bincount(best[:, 0], minlength=len(by_class))
                 metrics[name]["f1"] = macro_f1(by_class)
@@ -264,9 +312,11 @@ def evaluate(
             **weights_scored(found),
             **computed(runtime),
             **data_used(source, recipe.data.eval_split),
+            **({"group_by": recipe.data.group_by} if recipe.data.group_by else {}),
             **WHOLE,
             "labels": first,
             **shown(transform),
+            **({"flip_average": True} if flip else {}),
             "mean": list(meta["mean"]),
             "std": list(meta["std"]),
         },
@@ -274,7 +324,7 @@ def evaluate(
     )
 
 
-def _check_held_out(split: str, found: FoundWeights, source: Source) -> None:
+def _check_held_out(split: str, group_by: str, found: FoundWeights, source: Source) -> None:
     """Refuse a part of a data set that the run of the weights scored too, but with other images: some may be
     trained on.
     """
@@ -282,7 +332,11 @@ def _check_held_out(split: str, found: FoundWeights, source: Source) -> None:
     trained = read_result(run) if (run / RECIPE).is_file() else None
     used = trained.provenance if trained is not None else {}
     if "[" in split and used.get("split") == split and used.get("data_sha256") != source.digest:
-        whole = split.partition("[")[0]
+        whole, grouped = split.partition("[")[0], used.get("group_by", "")
+        if grouped != group_by:
+            raise DataError(
+                f"data.group_by = '{group_by}': {run} held out {split} with '{grouped}'; give that value"
+            )
         raise DataError(
             f"data.eval_split = '{split}': {run} held out other images under this name, and may have been "
             f"trained on some of these; "

@@ -21,7 +21,13 @@ from vitctl.engine.schedule import (
     needs_num_images,
 )
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.inputs.checks import check_scored_head, find_network, is_photographs, planned_splits
+from vitctl.jobs.inputs.checks import (
+    StoredNetwork,
+    check_scored_head,
+    find_network,
+    is_photographs,
+    planned_splits,
+)
 from vitctl.jobs.inputs.data import (
     FewshotSet,
     check_scored,
@@ -34,6 +40,7 @@ from vitctl.jobs.inputs.data import (
     sampling_notes,
     subset_size,
 )
+from vitctl.jobs.inputs.weights import WeightsRecipe, planned_weights
 from vitctl.models.flops import (
     converted_bytes,
     count_adapted,
@@ -190,7 +197,8 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
             classifier=recipe.weights.classifier,
         )
         notes += [found.taken] if found.taken else []
-        notes.append(f"weights from {found.path}")
+        place, *warnings = _of_weights(recipe, found)
+        notes += [f"weights from {place}", *warnings]
         if recipe.sweep.lrs:
             notes.append(
                 f"{len(recipe.sweep.lrs)} learning rates are tried first, each for the number of steps "
@@ -257,6 +265,13 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         notes=tuple(notes),
         ways=tuple(_ways(config, recipe, teacher, memory)) if micro_batch > fitting else (),
     )
+
+
+def _of_weights(recipe: WeightsRecipe, found: StoredNetwork) -> list[str]:
+    """Return notes on stored weights: their place, licence, and what a job will warn of."""
+    licence = found.meta.get("licence", "")
+    place = found.path + (f"; licence: {licence}" if licence else "")
+    return [place, *(planned_weights(recipe, *found[:2], found.meta).warnings if found.meta else ())]
 
 
 def _trained(recipe: Pretrain | Finetune, config: Config) -> int:
@@ -398,7 +413,8 @@ def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
         job=recipe.job,
         classifier=wanted.classifier,
     )
-    notes = [found.taken] if found.taken else []
+    weights, *warnings = _of_weights(recipe, found)
+    notes = [*([found.taken] if found.taken else []), *warnings]
     side, trainings, steps, batch = recipe.data.image_size, 0, 0, 0
     images: list[tuple[str, int]] = []
     drawn: list[tuple[str, int]] = []
@@ -448,7 +464,7 @@ def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
     flops = 2 * count_macs(config) * passed + training_flops(config, steps * batch)
     notes += unseen_pixels(config)
     return ScoringPlan(
-        found.path,
+        weights,
         config,
         tuple(images),
         tuple(drawn),

@@ -282,6 +282,7 @@ def trained(
         "train_sha256": images.train.digest,
         "train_source": source_text(images.train),
         "num_train": len(images.train),
+        **({"group_by": data.group_by} if data.group_by else {}),
     }
     if isinstance(recipe, Pretrain | Finetune) and (uneven := corrected(recipe, images.train)):
         used |= uneven.used

@@ -713,6 +713,11 @@ class EvaluateScoring(Scoring):
         "with predictions restricted to ObjectNet's classes",
         source="4.1; ReaL; ObjectNet",
     )
+    flip_average: bool = knob(
+        False,
+        "logits are the mean over each image and its mirror image, for twice the computation",
+        source="not in the paper",
+    )
 
 
 class Evaluation(Scoring):
@@ -766,6 +771,9 @@ class Export(Section):
         "W, 3], one size per batch",
     )
     features: bool = knob(False, f"{GRAPHS}: the representation before the head as a second output, [B, R]")
+    flip_average: bool = knob(
+        False, f"{GRAPHS}: logits are the mean over an image and its mirror image, computed inside the graph"
+    )
     precision: Literal["float32", "float16", "int8"] = knob(
         "float32",
         "onnx: number format of weights and activations; below float32 proven by accuracy on [data]",
@@ -803,6 +811,6 @@ class Export(Section):
 
     @model_validator(mode="after")
     def _formats_have_options(self) -> "Export":
-        inside = [key for key in ("include_preprocess", "features") if getattr(self, key)]
+        inside = [key for key in ("include_preprocess", "features", "flip_average") if getattr(self, key)]
         check_options(self.to, self.file, self.precision, inside)
         return self

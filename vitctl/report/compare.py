@@ -64,6 +64,7 @@ FACTS = (
         "the same network scores differently in another precision; score both in one (--precision)",
     ),
     Fact("resample", "agree", "the same network scores differently when images are resized by another rule"),
+    Fact("flip_average", "agree", "one averages over mirror images (--flip-average), the other does not"),
     Fact(
         "eval_method",
         "agree",
@@ -213,7 +214,7 @@ def _recorded(result: RunResult) -> dict[str, Any]:
 
     In a table of tasks, the keys that each task records count as recorded.
     """
-    recorded = dict(result.provenance)
+    recorded = {"flip_average": False, **result.provenance}
     size, resize = recorded.get("image_size"), recorded.get("eval_resize")
     if size and resize is not None:
         recorded["eval_share"] = size / (resize or size)

@@ -201,7 +201,8 @@ def result_tables(
     if isinstance(metrics.get("data_sets"), Mapping):
         return [_fewshot_table(job, metrics, percent)]
     if job == "evaluate":
-        return [_label_table(metrics, provenance, percent)]
+        corruptions = [_corruption_table(metrics, percent)] if "corruption_errors" in metrics else []
+        return [_label_table(metrics, provenance, percent), *corruptions]
     made = []
     if isinstance(metrics.get("sweep"), Mapping):
         chosen = _number(provenance.get("lr"))
@@ -223,10 +224,21 @@ def result_tables(
 Percent = Callable[[Any], str]
 
 
+def _corruption_table(metrics: Mapping[str, Any], percent: Percent) -> ResultTable:
+    """A row for each corruption of ImageNet-C, and the mean relative to AlexNet."""
+    rows = [(name, percent(error)) for name, error in metrics["corruption_errors"].items()]
+    rows += [("mCE, relative to AlexNet", percent(metrics["mce"]))] if "mce" in metrics else []
+    return ResultTable("Error by corruption", ("corruption", "error"), rows)
+
+
+def _is_score(numbers: Any) -> bool:
+    return isinstance(numbers, Mapping) and "accuracy" in numbers
+
+
 def _label_table(metrics: Mapping[str, Any], provenance: Mapping[str, Any], percent: Percent) -> ResultTable:
     """A row for each set of labels that the predictions were compared with."""
     sets = {str(provenance.get("labels", "original")): metrics}
-    sets |= {name: numbers for name, numbers in metrics.items() if isinstance(numbers, Mapping)}
+    sets |= {name: numbers for name, numbers in metrics.items() if _is_score(numbers)}
     rows = []
     for name, v in sets.items():
         counts = (f"{v.get('correct', 0):,}", f"{v.get('total', 0):,}")

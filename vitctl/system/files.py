@@ -133,6 +133,15 @@ HTTP_SECONDS = _bound(
 HTTP_SLOWEST = _bound(
     "http_bytes_a_second", 1024, "B/s", "transfer rate below which a download is aborted and retried"
 )
+# Requests to our server
+BODY = _bound("request", 64, "MiB", "the body of a request to `vitctl serve`")
+BODIES = _bound("requests", 512, "MiB", "bodies that `vitctl serve` holds, over all requests")
+IMAGES = _bound("request_images", 64, "images", "images of a request")
+WAITING = _bound("waiting_images", 256, "images", "images of all requests that wait for their answer")
+CONNECTIONS = _bound("connections", 256, "connections", "open connections of `vitctl serve`")
+BODY_SECONDS = _bound(
+    "request_seconds", 30, "s", "time in which a client must send its request, and read the answer"
+)
 
 
 def check_limits() -> None:

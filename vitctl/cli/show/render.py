@@ -293,7 +293,8 @@ def _print_baselines(metrics: Mapping[str, Any]) -> None:
     if "majority_class" not in metrics:
         return
     majority, mean = metrics["majority_class"], metrics.get("mean_per_class")
-    per_class = "" if mean is None else f"mean over classes {mean:.2%}, "
+    shown = mean is None or metrics.get("metric") == "mean_per_class"  # beside the accuracy
+    per_class = "" if shown else f"{METRICS['mean_per_class']} {mean:.2%}, "
     say(f"  {per_class}majority class alone {majority:.2%}, chance {metrics['chance']:.2%}")
     if warning := verdict(metrics):
         CONSOLE.print(f"warning: {warning}", style="bold yellow", soft_wrap=True)

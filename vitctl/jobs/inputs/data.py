@@ -1,5 +1,6 @@
 """The images that a recipe names: opened and checked once, for the checks before a run and for the job."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from vitctl.data.source.order import (
     WindowedOrder,
     quotas,
 )
-from vitctl.data.source.splits import num_repeated
+from vitctl.data.source.splits import group_names, num_repeated
 from vitctl.data.source.uneven import Correction, correction
 from vitctl.data.source.views import (
     Source,
@@ -65,6 +66,7 @@ def open_recipe_split(place: Place, split: str, scratch: Path | None) -> Source:
         root=place.root,
         scratch=scratch,
         cache_bytes=int(place.cache_gib * _GIB),
+        group_by=place.group_by,
     )
     return of_classes(source, place.classes) if place.classes else source
 
@@ -233,6 +235,12 @@ def sampling_notes(data: TrainImages, source: Source) -> list[str]:
     for own in source.parts if data.mixture and isinstance(source, View) else (source,):
         if repeated := num_repeated(own):
             notes.append(f"'{data.train_split}' takes {count_text(repeated, 'image')} twice")
+    if data.group_by:
+        sizes = Counter(group_names(source, data.group_by)).values()
+        notes.append(
+            f"{count_text(len(sizes), 'group')} of {min(sizes)} to {max(sizes)} training images "
+            f"(data.group_by = '{data.group_by}'), whole on one side of the split"
+        )
     if data.subset_images or data.subset_fraction < 1:
         notes.append(
             f"a random subset of {count_text(len(source), 'image')} (data.subset_seed = {data.subset_seed})"

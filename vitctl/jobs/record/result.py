@@ -350,8 +350,12 @@ def choose_weights(
             )
         if not folder.exists():
             raise CheckpointError(
-                f"{folder}: no such weights; give a run folder, a checkpoint folder or a weights file "
-                f"with --from"
+                f"{folder}: no such weights; "
+                + (
+                    "this run started from them: restore them, or start a new run with other weights"
+                    if pinned
+                    else "give a run folder, a checkpoint folder or a weights file with --from"
+                )
             )
         return folder, ChosenWeights(
             step=step_of(folder.parent), averaged=folder.name == tensors_file(AVERAGE)

@@ -17,8 +17,9 @@ MAX_NUMBER = 2**53
 _MAX_BYTES = 100 * 2**20  # the bound of safetensors itself
 
 
-def read_config(path: Path, *, model: str = "") -> Config:
-    """Return the configuration of the model that a weights file of any layout fits, from its header alone.
+def read_network(path: Path, *, model: str = "") -> tuple[Config, dict[str, Any]]:
+    """Return the configuration of the model that a weights file of any layout fits, and its metadata, from
+    its header and the files beside it alone.
 
     Args:
         path: a file.
@@ -30,10 +31,10 @@ def read_config(path: Path, *, model: str = "") -> Config:
     ours = own_header(path)
     try:
         if ours is not None:
-            return from_dict(ours["config"])
-        from vitctl.models.weights.weights_file import foreign_config
+            return from_dict(ours["config"]), ours["meta"]
+        from vitctl.models.weights.weights_file import foreign_network
 
-        return foreign_config(path, model)
+        return foreign_network(path, model)
     except VitctlError as error:
         raise CheckpointError(f"{path}: {error}") from error
 

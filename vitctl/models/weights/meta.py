@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from vitctl.errors import CheckpointError
-from vitctl.models.variants import BOUNDS, Config
+from vitctl.models.variants import BOUNDS, CHOICES, WITH_CLASS_TOKEN, Config
 from vitctl.system.text import one_line
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # float32's normal numbers
@@ -157,6 +157,13 @@ def assumed_values(meta: Mapping[str, Any], config: Config, *, scoring: bool) ->
     return {KEYS[name]: meta[name] if name in meta else getattr(config, name) for name in names}
 
 
+def _with_choices(key: str, value: Any) -> str:
+    """Return an assumed value, and the others that it could be if they are few."""
+    named = {KEYS["gelu"]: CHOICES["gelu"], KEYS["classifier"]: WITH_CLASS_TOKEN}.get(key, ())
+    others = [one for one in named if one != value] if value in named else []
+    return str(value).replace(", ", ",") + (f" (or {', '.join(others)})" if others else "")
+
+
 def assumed_line(values: Mapping[str, Any]) -> str:
     """Return one line that names every assumed value and the key that sets it.
 
@@ -164,7 +171,7 @@ def assumed_line(values: Mapping[str, Any]) -> str:
     """
     if not values:
         return ""
-    shown = ", ".join(f"{key}={str(value).replace(', ', ',')}" for key, value in values.items())
+    shown = ", ".join(f"{key}={_with_choices(key, value)}" for key, value in values.items())
     elsewhere = " (num_heads: in a config.json beside the file)" if "num_heads" in values else ""
     return (
         f"assumed, not recorded with the weights: {shown}; set what differs with --set KEY=VALUE{elsewhere}"

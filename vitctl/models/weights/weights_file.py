@@ -142,13 +142,11 @@ def read_weights(
     return weights
 
 
-def foreign_config(path: Path, model: str) -> Config:
-    """Return the configuration that another program's weights file fits, from its header alone.
-
-    See `read_config`.
-    """
+def foreign_network(path: Path, model: str) -> tuple[Config, dict[str, Any]]:
+    """Return configuration and metadata of another program's weights file; see `read_network`."""
     num_heads = getattr(variant(model), "num_heads", None) if model else None
-    return _of_another(path, num_heads, read_shapes(path)).config
+    found = _of_another(path, num_heads, read_shapes(path))
+    return found.config, found.meta
 
 
 def _of_vitctl(header: dict[str, Any], state: Tensors) -> Weights:
