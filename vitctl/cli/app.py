@@ -51,6 +51,7 @@ COMMANDS = {  # help panel -> commands
     "Train": (job_commands.pretrain, job_commands.finetune, job_commands.resume, job_commands.sweep),
     "Evaluate and export": (
         job_commands.fewshot,
+        job_commands.probe,
         job_commands.vtab,
         job_commands.evaluate,
         image_commands.predict,

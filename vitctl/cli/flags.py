@@ -87,7 +87,7 @@ class Flag:
 
 
 _TRAIN = "pretrain finetune"
-_SCORE = "fewshot vtab evaluate"
+_SCORE = "fewshot probe vtab evaluate"
 _BENCH = "bench_model bench_data"
 _LENGTH = "; a shorter run gets a shorter warm-up"
 
@@ -124,7 +124,7 @@ FLAGS = (
         "weights.model",
         str,
         "Model name such as B/16, if the weights file does not record it",
-        "finetune fewshot evaluate export predict serve inspect",
+        "finetune fewshot probe evaluate export predict serve inspect",
         panel=WEIGHTS,
         complete=completion.models,
     ),
@@ -134,6 +134,14 @@ FLAGS = (
         str,
         "Training images per class, e.g. 5 or 1,5,10,25",
         "fewshot",
+    ),
+    Flag(
+        "--method",
+        "probe.method",
+        str,
+        "knn: nearest neighbours as in DINO; logistic: logistic regression",
+        "probe",
+        complete=completion.one_of(("knn", "logistic")),
     ),
     Flag("--suite", "vtab.suite", str, "vtab: all 19 tasks; mini: tasks that need no download", "vtab"),
     Flag(
@@ -185,7 +193,7 @@ FLAGS = (
         "data.path",
         str,
         "Folder of photos (one folder per class), or folder or address of shards",
-        f"{_TRAIN} fewshot evaluate",
+        f"{_TRAIN} fewshot probe evaluate",
     ),
     Flag("--data", "data.path", str, "Folder with a folder of shards per task", "vtab"),
     Flag(
@@ -223,7 +231,7 @@ FLAGS = (
         "data.dataset",
         str,
         "Known data sets, comma-separated: pets,dtd,uc_merced",
-        "fewshot",
+        "fewshot probe",
         complete=completion.data_sets,
     ),
     Flag(

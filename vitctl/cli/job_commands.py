@@ -1,4 +1,4 @@
-"""The commands that run a job: pretrain, finetune, resume, fewshot, vtab, evaluate, export, sweep."""
+"""The commands that run a job: pretrain, finetune, resume, fewshot, probe, vtab, evaluate, export, sweep."""
 
 import shlex
 import sys
@@ -152,6 +152,27 @@ def fewshot(
     if dataset and "," in dataset:
         flags["--dataset"] = ("data.datasets", tuple(dataset.split(",")))
     run_job("fewshot", recipe, flags, set_=set_, out=out, dry_run=dry_run, all_=all_, slurm=slurm)
+
+
+@takes_flags
+def probe(
+    *,
+    flags: Flags,
+    recipe: RecipeName = "probe",
+    out: Out = None,
+    set_: Set = None,
+    dry_run: DryRun = False,
+    all_: All = False,
+    slurm: Slurm = None,
+) -> None:
+    """Measure frozen features by nearest neighbours or logistic regression on all training images.
+
+    For example: vitctl probe --method knn
+    """
+    dataset = value_of(flags, "--dataset")
+    if dataset and "," in dataset:
+        flags["--dataset"] = ("data.datasets", tuple(dataset.split(",")))
+    run_job("probe", recipe, flags, set_=set_, out=out, dry_run=dry_run, all_=all_, slurm=slurm)
 
 
 @takes_flags

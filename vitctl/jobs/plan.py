@@ -54,9 +54,10 @@ from vitctl.recipe.images import OBJECTNET_SIZE, Place, TrainImages
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import (
     Evaluate,
-    Fewshot,
     Finetune,
+    FrozenRecipe,
     Pretrain,
+    Probe,
     Vtab,
     frozen_places,
     lora_of,
@@ -388,6 +389,7 @@ class ScoringPlan:
         drawn: few-shot data sets, and how many images a seed draws at most.
         trainings, steps: how often it is fine-tuned first, and for how many steps in all; 0: not at all.
         flops: of everything whose number of images is known.
+        feature_bytes: representations of all images, float32.
     """
 
     weights: str
@@ -398,9 +400,10 @@ class ScoringPlan:
     steps: int
     flops: int
     notes: tuple[str, ...]
+    feature_bytes: int = 0
 
 
-def plan_scoring(recipe: Fewshot | Vtab | Evaluate) -> ScoringPlan:
+def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
     """Return the cost of `recipe`, from the data if it is there, else from the known sizes of data sets.
 
     Nothing is downloaded; a remote index has a timeout of a few seconds.
@@ -421,6 +424,7 @@ def plan_scoring(recipe: Fewshot | Vtab | Evaluate) -> ScoringPlan:
     side, trainings, steps, batch = recipe.data.image_size, 0, 0, 0
     images: list[tuple[str, int]] = []
     drawn: list[tuple[str, int]] = []
+    held = 0
     if isinstance(recipe, Vtab):
         batch, tasks = recipe.schedule.batch_size, chosen_tasks(recipe)
         if recipe.data.path and not Path(recipe.data.path).is_dir():
@@ -437,7 +441,7 @@ def plan_scoring(recipe: Fewshot | Vtab | Evaluate) -> ScoringPlan:
             if len(set(lengths)) > 1:
                 notes.append("the steps are counted as if the sweep chose the longest schedule")
         images = [(task.name, (known_size(task.data_set, task.test) or (0, 0))[0]) for task in tasks]
-    elif isinstance(recipe, Fewshot):
+    elif isinstance(recipe, FrozenRecipe):
         for name, place, trained, scored in fewshot_places(recipe.data):
             sizes = [_looked_up(place, split, needed=False) for split in (trained, scored)]
             images += [
@@ -445,10 +449,12 @@ def plan_scoring(recipe: Fewshot | Vtab | Evaluate) -> ScoringPlan:
                 for split, size in zip((trained, scored), sizes, strict=True)
             ]
             notes += [note for size in sizes for note in size.notes]
-            drawn.append((name, max(recipe.fewshot.shots) * sizes[0].num_classes))
+            held += sum(size.num_images for size in sizes) * found.config.feature_size * 4
+            if not isinstance(recipe, Probe):
+                drawn.append((name, recipe.most_shots * sizes[0].num_classes))
             train, test = (size.source for size in sizes)
             if train is not None and test is not None:
-                check_set(FewshotSet(name, trained, scored, train, test), max(recipe.fewshot.shots))
+                check_set(FewshotSet(name, trained, scored, train, test), recipe.most_shots)
     else:
         size = _looked_up(recipe.data, recipe.data.eval_split, needed=False)
         images = [(recipe.data.eval_split, size.num_images)]
@@ -472,6 +478,7 @@ def plan_scoring(recipe: Fewshot | Vtab | Evaluate) -> ScoringPlan:
         steps,
         flops,
         tuple(dict.fromkeys(notes)),
+        held,
     )
 
 

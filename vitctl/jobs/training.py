@@ -45,7 +45,7 @@ from vitctl.models.weights.meta import HALF
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.neutral_keys import deciding_values
-from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Log, Machine, Pretrain, TrainRecipe, Vtab
+from vitctl.recipe.schema import Evaluate, Finetune, FrozenRecipe, Log, Machine, Pretrain, TrainRecipe, Vtab
 from vitctl.recipe.sections import Schedule, StartWeights
 
 _PATIENCE = 5.0  # seconds that a finished training waits for the last shards
@@ -131,7 +131,7 @@ class ImagePass:
     """
 
     run: RunContext
-    recipe: TrainRecipe | Fewshot | Evaluate
+    recipe: TrainRecipe | FrozenRecipe | Evaluate
     transform: EvalTransform
     colours: Mapping[str, Any]
     whole_batches: bool = False
@@ -350,7 +350,7 @@ def open_journal(runtime: Runtime, run_dir: Path, report: Report) -> Journal:
 
 
 def start_run(
-    recipe: TrainRecipe | Fewshot | Evaluate,
+    recipe: TrainRecipe | FrozenRecipe | Evaluate,
     run_dir: Path,
     report: Report,
     stop: StopFlag | None,

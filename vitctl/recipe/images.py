@@ -423,6 +423,10 @@ class FewshotImages(Place):
         return self
 
 
+class ProbeImages(FewshotImages):
+    """[data] of `probe`: as of `fewshot`, but all training images of ImageNet."""
+
+
 class VtabImages(Section):
     """[data] of `vtab`: splits, crop and flip are those of each task."""
 

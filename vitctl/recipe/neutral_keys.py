@@ -30,6 +30,7 @@ _NEUTRAL = (
     "fewshot_probe.root",
     "fewshot_probe.cache_gib",
     "fewshot.cache",
+    "probe.cache",
     "vtab.keep_checkpoints",
     "export.file",
 )

@@ -199,7 +199,7 @@ def result_tables(
     if job == "vtab" and isinstance(metrics.get("tasks"), Mapping):
         return [_vtab_table(metrics, percent)]
     if isinstance(metrics.get("data_sets"), Mapping):
-        return [_fewshot_table(metrics, percent)]
+        return [_fewshot_table(job, metrics, percent)]
     if job == "evaluate":
         corruptions = [_corruption_table(metrics, percent)] if "corruption_errors" in metrics else []
         return [_label_table(metrics, provenance, percent), *corruptions]
@@ -248,7 +248,7 @@ def _label_table(metrics: Mapping[str, Any], provenance: Mapping[str, Any], perc
     return ResultTable("Accuracy by set of labels", header, rows)
 
 
-def _fewshot_table(metrics: Mapping[str, Any], percent: Percent) -> ResultTable:
+def _fewshot_table(job: str, metrics: Mapping[str, Any], percent: Percent) -> ResultTable:
     """A row for each data set and number of shots, and the means over several data sets."""
     rows: list[Sequence[str]] = []
     for data_set, by_shots in metrics["data_sets"].items():
@@ -259,6 +259,9 @@ def _fewshot_table(metrics: Mapping[str, Any], percent: Percent) -> ResultTable:
     if (number := len(metrics["data_sets"])) > 1:
         means = metrics["accuracy"].items()
         rows += [(f"mean of {number}", shots, percent(value), "", "", "", "") for shots, value in means]
+    if job == "probe":  # no draws, and no l2
+        header: Sequence[str] = ("data set", "head", "accuracy", "per class", "majority")
+        return ResultTable("Accuracy of frozen features", header, [(*r[:3], *r[4:6]) for r in rows])
     header = ("data set", "shots", "accuracy", "std", "per class", "majority", "l2")
     return ResultTable("Few-shot accuracy", header, rows)
 
@@ -297,7 +300,7 @@ def result_blocks(name: str, run: RunRecords) -> list[Block]:
         return _vtab(name, metrics, tables[0])
     made = [table(one.caption, one.header, one.rows) for one in tables]
     if isinstance(metrics.get("data_sets"), Mapping):
-        return [*_fewshot_chart(name, metrics["data_sets"]), *made]
+        return [*(_fewshot_chart(name, metrics["data_sets"]) if run.job == "fewshot" else []), *made]
     if isinstance(metrics.get("max_difference"), Mapping):
         files = [(kind, f"{value:.1e}") for kind, value in metrics["max_difference"].items()]
         header = ("format", "largest difference, of the logits' deviation")

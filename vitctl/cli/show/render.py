@@ -212,6 +212,7 @@ _LINES = {
     "head": "head {text}",
     "warning": "warning: {text}",
     "fewshot": "{shots}-shot accuracy {accuracy:.2%}",
+    "probe": "{data_set}  {head}  accuracy {accuracy:.2%}",
     "setting": "lr {lr:g}, {total_steps:,} steps: mean on the validation images {accuracy:.2%}",
     "task": "{task}  accuracy {accuracy:.2%}",
     "export": "{path}: verified, largest difference {difference:.1e} of the logits' deviation",

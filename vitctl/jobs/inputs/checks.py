@@ -51,8 +51,8 @@ from vitctl.recipe.load import Loaded, Override
 from vitctl.recipe.schema import (
     Evaluate,
     ExportRecipe,
-    Fewshot,
     Finetune,
+    FrozenRecipe,
     Pretrain,
     Recipe,
     Vtab,
@@ -189,7 +189,7 @@ def fit_splits(loaded: Loaded) -> FittedSplits:
         if isinstance(recipe, ExportRecipe) and fitted.overrides and not _is_from_flag(loaded, _CALIBRATION):
             fitted.overrides.append(Override(_CALIBRATION, fitting.train, _FLAG))
         return fitted
-    if isinstance(recipe, Fewshot):
+    if isinstance(recipe, FrozenRecipe):
         if recipe.data.datasets or Path(data.path).name in SPLITS:
             return FittedSplits([], "")
         return _both(loaded, recipe.data.train_split or TRAIN, data.eval_split or TEST, found, fitting)
@@ -411,7 +411,7 @@ def check_weights(recipe: Recipe) -> StoredNetwork | None:
         VitctlError: they are missing or invalid, or the network is impossible.
     """
     found = None
-    if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):
+    if isinstance(recipe, Finetune | FrozenRecipe | Vtab | Evaluate | ExportRecipe):
         chosen = recipe.weights
         found = find_network(
             chosen.source,

@@ -38,8 +38,8 @@ from vitctl.data.source.views import (
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.record.result import data_used
 from vitctl.models.weights.meta import HALF
-from vitctl.recipe.images import FewshotImages, Place, TrainImages
-from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Recipe, Vtab
+from vitctl.recipe.images import FewshotImages, Place, ProbeImages, TrainImages
+from vitctl.recipe.schema import Evaluate, Finetune, FrozenRecipe, Pretrain, Recipe, Vtab
 from vitctl.recipe.sections import Schedule
 from vitctl.system.text import count_text, did_you_mean, nearest
 
@@ -472,6 +472,8 @@ def fewshot_places(data: FewshotImages) -> list[tuple[str, FewshotImages, str, s
             find_data_set(place.dataset).name if place.dataset and not place.path else Path(place.path).name
         )
         train, test = SPLITS.get(name, ("train", "test"))
+        if isinstance(data, ProbeImages) and name == "imagenet":
+            train = "train"
         rows.append((name, place, place.train_split or train, place.eval_split or test))
     return rows
 
@@ -504,7 +506,7 @@ class Inputs:
         train, scored: images to train on, and to score on (pretrain, finetune, evaluate).
         probed: of [fewshot_probe].
         tried: images that learning rates are trained on, and scored on.
-        sets: of `fewshot`.
+        sets: of `fewshot` and `probe`.
         tasks: of `vtab`, by name.
     """
 
@@ -533,8 +535,8 @@ def open_inputs(recipe: Recipe, run_dir: Path) -> Inputs:
             assert chosen_by is not None
             tried = trained, chosen_by
         return Inputs(train, scored, probed, tried)
-    if isinstance(recipe, Fewshot):
-        return Inputs(sets=open_sets(recipe.data, recipe.fewshot.shots, run_dir))
+    if isinstance(recipe, FrozenRecipe):
+        return Inputs(sets=open_sets(recipe.data, (recipe.most_shots,), run_dir))
     if isinstance(recipe, Vtab):
         return Inputs(tasks=open_tasks(recipe, chosen_tasks(recipe), run_dir))
     if isinstance(recipe, Evaluate):

@@ -22,12 +22,12 @@ from vitctl.models.weights.licence import USUALLY_DINOV3, licence_sentence
 from vitctl.models.weights.meta import COLOURS, HALF, assumed_line, assumed_values, require_meta
 from vitctl.models.weights.weights_file import Weights, read_weights
 from vitctl.recipe.images import OBJECTNET_RESIZE, OBJECTNET_SIZE, StoredTransform, check_letterbox
-from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Vtab
+from vitctl.recipe.schema import Evaluate, ExportRecipe, Finetune, FrozenRecipe, Vtab
 from vitctl.recipe.sections import StartWeights
 
 OBJECTNET, RESTRICTED = "objectnet", "objectnet_restricted"
 OF_OBJECTNET = (OBJECTNET, RESTRICTED)
-WeightsRecipe = Evaluate | ExportRecipe | Fewshot | Finetune | Vtab
+WeightsRecipe = Evaluate | ExportRecipe | FrozenRecipe | Finetune | Vtab
 
 
 @dataclass(frozen=True)

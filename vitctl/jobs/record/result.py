@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 256 * 2**20
 DELETE_IT = "; delete it to run again"
-_SEVERAL_SCORES = ("fewshot", "vtab")  # whose accuracy is one for each number of shots, or task
+_SEVERAL_SCORES = ("fewshot", "probe", "vtab")  # whose accuracy is one for each number of shots, k, or task
 # What the digests of data cover; those of earlier releases were of index.json alone.
 DATA_DIGEST = {"data_digest": "index, tables, views"}
 # Values that a recipe may take from the weights ("as_stored") or the device ("auto"): a result records the
