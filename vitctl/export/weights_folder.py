@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from vitctl import __version__
+from vitctl.engine.metrics import interval_text, wilson
 from vitctl.errors import CheckpointError
 from vitctl.export.export import ExportRequest, Written
 from vitctl.export.graph import Raw
@@ -29,7 +30,10 @@ from vitctl.system.text import one_line
 
 # Licences that Hugging Face knows by name.
 _OF_HUB = ("apache-2.0", "mit", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0")
-_TABLE = ("| images | top-1 | correct | of | digest of images and labels |", "|---|---|---|---|---|")
+_TABLE = (
+    "| images | top-1 | 95 % interval | correct | of | digest of images and labels |",
+    "|---|---|---|---|---|---|",
+)
 
 
 def write_weights_file(request: ExportRequest, folder: Path) -> Written:
@@ -132,7 +136,8 @@ def _score_rows(request: ExportRequest, result: dict[str, Any]) -> Iterator[str]
         rows.append((request.images.where, request.model_score().numbers, given))
     yield from _TABLE if rows else ()
     for name, numbers, digest in rows:
-        counts = f"{numbers['accuracy']:.2%} | {numbers['correct']:,} | {numbers['total']:,}"
+        interval = interval_text(wilson(numbers["correct"], numbers["total"]))
+        counts = f"{numbers['accuracy']:.2%} | {interval} | {numbers['correct']:,} | {numbers['total']:,}"
         yield f"| {name.replace('|', '/')} | {counts} | `{digest.replace('|', '/')}` |"
 
 

@@ -17,13 +17,16 @@ from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import RECIPE, Report, run_of, silent
 from vitctl.engine.metrics import (
     baselines,
+    bootstrap,
+    class_scores,
     correct_predictions,
     count_by_class,
     count_confusions,
     count_hits,
-    macro_f1,
+    macro_scores,
     mean_per_class,
     padded_sets,
+    wilson,
 )
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, DataError, RecipeError
@@ -82,6 +85,18 @@ class LabelRule:
         counted = self.classes >= 0
         right = correct_predictions(best, next(iter(self.labels.values())))[counted]
         return count_by_class(right, self.classes[counted], len(self.class_names))
+
+    @property
+    def has_f1(self) -> bool:
+        """Return whether predictions and labels are of the same classes, one label per image."""
+        return next(iter(self.labels.values())).ndim == 1 and self.prediction_names == self.class_names
+
+    def with_predictions(self, counts: np.ndarray, best: np.ndarray) -> np.ndarray:
+        """Return images, correct predictions and predictions of each class, `[K, 3]`, from
+        `count_by_class`.
+        """
+        predicted = np.bincount(best[self.classes >= 0, 0], minlength=len(counts))
+        return np.stack([counts[:, 0], counts[:, 1], predicted], axis=1)
 
 
 def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Path) -> LabelRule:
@@ -171,13 +186,17 @@ def write_counts(run_dir: Path, rule: LabelRule, best: np.ndarray) -> dict[str, 
     """
     names, predictions = rule.class_names, rule.prediction_names
     counted = rule.classes >= 0
-    by_class = rule.count_by_class(best).tolist()
+    counts = rule.count_by_class(best)
+    scores = np.full((len(names), 3), np.nan)
+    if rule.has_f1:
+        scores = class_scores(rule.with_predictions(counts, best))
+    by_class = zip(names, counts.tolist(), scores.tolist(), strict=True)
     tables: dict[str, list[Sequence[object]]] = {
         "per_class": [
-            ("class", "images", "correct", "top5_correct", "accuracy"),
+            ("class", "images", "correct", "top5_correct", "accuracy", "precision", "recall", "f1"),
             *(
-                (name, n, top1, top5, top1 / n if n else "")
-                for name, (n, top1, top5) in zip(names, by_class, strict=True)
+                (name, n, top1, top5, top1 / n if n else "", *("" if s != s else s for s in of_class))
+                for name, (n, top1, top5), of_class in by_class
             ),
         ],
         "confusion": [
@@ -245,15 +264,20 @@ def evaluate(
     metrics: dict[str, dict[str, Any]] = {}
     for name, labels in rule.labels.items():
         hits = count_hits(best, labels)
-        numbers = {"accuracy": hits.accuracy, "correct": hits.correct, "total": hits.total}
+        numbers: dict[str, Any] = {"accuracy": hits.accuracy, "correct": hits.correct, "total": hits.total}
         numbers |= {"top5_accuracy": hits.top5, "top5_correct": hits.correct_top5}
+        numbers["accuracy_interval"] = wilson(hits.correct, hits.total)
+        numbers["top5_interval"] = wilson(hits.correct_top5, hits.total)
         metrics[name] = numbers | baselines(labels, len(rule.prediction_names))
         if len(metrics) == 1:
             by_class = rule.count_by_class(best)
             metrics[name]["mean_per_class"] = mean_per_class(by_class)
-            if labels.ndim == 1 and rule.prediction_names == rule.class_names:
-                by_class[:, 2] = np.bincount(best[:, 0], minlength=len(by_class))
-                metrics[name]["f1"] = macro_f1(by_class)
+            if rule.has_f1:
+                metrics[name] |= macro_scores(rule.with_predictions(by_class, best))
+            counted = rule.classes >= 0
+            right = correct_predictions(best, labels)[counted, 0]
+            for mean, interval in bootstrap(rule.classes[counted], best[counted, 0], right).items():
+                metrics[name] |= {f"{mean}_interval": interval} if mean in metrics[name] else {}
         journal.write("evaluate", step=0, labels=name, **metrics[name])
     first, *others = metrics
     return RunResult(
