@@ -190,12 +190,15 @@ def top_predictions(
     normalise: Callable[[Tensor], Tensor],
     stop: StopFlag,
     to_scores: Callable[[Tensor], Tensor] = lambda logits: logits,
+    to_probabilities: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Return the five most likely classes of every image of a split, in the split's order.
 
     Args:
         as for `evaluate_model`.
         to_scores: logits [B, K] to the scores of the classes that may be predicted [B, A].
+        to_probabilities: those scores to float64 probabilities [B, A], which are then appended: float64
+            [num_images, 2 min(5, A)].
 
     Returns:
         int64 [num_images, min(5, A)] on the CPU, the same on every process; the first column is the argmax;
@@ -211,7 +214,11 @@ def top_predictions(
     def best(batch: Batch) -> Tensor:
         logits = class_logits(runtime, model, normalise(given(batch).images))
         finite.append(logits.isfinite().all())
-        return most_likely(to_scores(logits), TOP_K)
+        scores = to_scores(logits)
+        answers = most_likely(scores, TOP_K)
+        if to_probabilities is None:
+            return answers
+        return torch.cat([answers.double(), to_probabilities(scores).gather(1, answers)], dim=1)
 
     found = _table(runtime, batches, best, num_images, stop)
     if runtime.sum([float(len(finite) - torch.stack(finite).sum())])[0]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from vitctl.data.datasets.readers.imagenet import imagenet_classes, label_sets, read_real
 from vitctl.data.datasets.readers.original_files import class_list
-from vitctl.data.source.views import Source
+from vitctl.data.source.views import Source, sample_key
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import RECIPE, Report, run_of, silent
@@ -31,6 +32,7 @@ from vitctl.engine.metrics import (
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.checks import check_head_classes
+from vitctl.jobs.inputs.classifier import probabilities
 from vitctl.jobs.inputs.data import Inputs, open_inputs
 from vitctl.jobs.inputs.weights import (
     OBJECTNET,
@@ -260,7 +262,12 @@ def evaluate(
     look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime))
-    best = look.through(top_predictions, "scoring", model, source, to_scores=rule.to_scores).numpy()
+    file, shares = recipe.evaluation.answers, None
+    if file:
+        shares = partial(probabilities, activation="sigmoid" if meta.get("loss") == "sigmoid" else "softmax")
+    given: dict[str, Any] = {"to_scores": rule.to_scores, "to_probabilities": shares}
+    rows = look.through(top_predictions, "scoring", model, source, **given).numpy()
+    best = (rows[:, : rows.shape[1] // 2] if file else rows).astype(np.int64)
     metrics: dict[str, dict[str, Any]] = {}
     for name, labels in rule.labels.items():
         hits = count_hits(best, labels)
@@ -294,8 +301,37 @@ def evaluate(
             "mean": list(meta["mean"]),
             "std": list(meta["std"]),
         },
-        files=write_counts(run_dir, rule, best) if runtime.is_main else {},
+        files=(write_counts(run_dir, rule, best) | _answers(file, source, rule, rows))
+        if runtime.is_main
+        else {},
     )
+
+
+def _answers(file: str, source: Source, rule: LabelRule, rows: np.ndarray) -> dict[str, str]:
+    """Write the answer to every image, in the split's order; nothing without a file. Returns name -> path.
+
+    Args:
+        file: a .csv; "" writes none.
+        source: the images.
+        rule: the main labels and the names.
+        rows: float64 `[N, 2 A]`, the most likely classes and their probabilities.
+    """
+    if not file:
+        return {}
+    half, truth = rows.shape[1] // 2, next(iter(rule.labels.values()))
+    names = rule.prediction_names
+    table = [
+        (
+            sample_key(source, sample),
+            ";".join(names[label] for label in np.atleast_1d(truth[sample]) if label >= 0),
+            names[int(row[0])],
+            row[half],
+            row[half] - (row[half + 1] if half > 1 else 0.0),
+        )
+        for sample, row in enumerate(rows.tolist())
+    ]
+    header = ("path", "truth", "answer", "probability", "margin")
+    return {"answers": str(write_csv(Path(file), [header, *table]))}
 
 
 def _check_held_out(split: str, found: FoundWeights, source: Source) -> None:
