@@ -31,7 +31,7 @@ from vitctl.system.text import one_line
 # Licences that Hugging Face knows by name.
 _OF_HUB = ("apache-2.0", "mit", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0")
 _TABLE = (
-    "| images | top-1 | 95 % interval | correct | of | digest of images and labels |",
+    "| images | top-1 | correct | of | digest of images and labels | 95 % interval |",
     "|---|---|---|---|---|---|",
 )
 
@@ -137,8 +137,8 @@ def _score_rows(request: ExportRequest, result: dict[str, Any]) -> Iterator[str]
     yield from _TABLE if rows else ()
     for name, numbers, digest in rows:
         interval = interval_text(wilson(numbers["correct"], numbers["total"]))
-        counts = f"{numbers['accuracy']:.2%} | {interval} | {numbers['correct']:,} | {numbers['total']:,}"
-        yield f"| {name.replace('|', '/')} | {counts} | `{digest.replace('|', '/')}` |"
+        counts = f"{numbers['accuracy']:.2%} | {numbers['correct']:,} | {numbers['total']:,}"
+        yield f"| {name.replace('|', '/')} | {counts} | `{digest.replace('|', '/')}` | {interval} |"
 
 
 def _result(found: FoundWeights) -> dict[str, Any]:
