@@ -259,6 +259,13 @@ FLAGS = (
         complete=completion.one_of(completion.SPLITS),
     ),
     Flag(
+        "--answers",
+        "evaluation.answers",
+        str,
+        "Also write path, truth, answer, probability and margin of each image to this .csv",
+        "evaluate",
+    ),
+    Flag(
         "--labels",
         "evaluation.labels",
         str,

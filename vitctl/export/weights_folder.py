@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vitctl import __version__
-from vitctl.engine.metrics import METRICS
+from vitctl.engine.metrics import METRICS, interval_text, wilson
 from vitctl.errors import CheckpointError
 from vitctl.export.export import ExportRequest, Written
 from vitctl.export.graph import Raw
@@ -30,7 +30,10 @@ from vitctl.system.text import one_line
 
 # Licences that Hugging Face knows by name.
 _OF_HUB = ("apache-2.0", "mit", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0")
-_TABLE = ("| images | top-1 | correct | of | digest of images and labels |", "|---|---|---|---|---|")
+_TABLE = (
+    "| images | top-1 | correct | of | digest of images and labels | 95 % interval |",
+    "|---|---|---|---|---|---|",
+)
 
 
 def write_weights_file(request: ExportRequest, folder: Path) -> Written:
@@ -135,8 +138,9 @@ def _score_rows(request: ExportRequest, result: dict[str, Any]) -> Iterator[str]
         rows.append((request.images.where, request.model_score().numbers, given))
     yield from _TABLE if rows else ()
     for name, numbers, digest in rows:
+        interval = interval_text(wilson(numbers["correct"], numbers["total"]))
         counts = f"{numbers['accuracy']:.2%} | {numbers['correct']:,} | {numbers['total']:,}"
-        yield f"| {name.replace('|', '/')} | {counts} | `{digest.replace('|', '/')}` |"
+        yield f"| {name.replace('|', '/')} | {counts} | `{digest.replace('|', '/')}` | {interval} |"
     for name, numbers, _ in rows:
         means = [f"{text} {numbers[key]:.2%}" for key, text in METRICS.items() if numbers.get(key)][1:]
         if means:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,27 @@ from vitctl.data.datasets.readers.imagenet import (
     read_real,
 )
 from vitctl.data.datasets.readers.original_files import class_list
-from vitctl.data.source.views import Source, View
+from vitctl.data.source.views import Source, View, sample_key
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import RECIPE, Report, run_of, silent
 from vitctl.engine.metrics import (
     baselines,
+    bootstrap,
+    class_scores,
     correct_predictions,
     count_by_class,
     count_confusions,
     count_hits,
-    macro_f1,
+    macro_scores,
     mean_per_class,
     padded_sets,
+    wilson,
 )
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.checks import check_head_classes
+from vitctl.jobs.inputs.classifier import probabilities
 from vitctl.jobs.inputs.data import Inputs, open_inputs
 from vitctl.jobs.inputs.weights import (
     OBJECTNET,
@@ -88,6 +93,18 @@ class LabelRule:
         counted = self.classes >= 0
         right = correct_predictions(best, next(iter(self.labels.values())))[counted]
         return count_by_class(right, self.classes[counted], len(self.class_names))
+
+    @property
+    def has_f1(self) -> bool:
+        """Return whether predictions and labels are of the same classes, one label per image."""
+        return next(iter(self.labels.values())).ndim == 1 and self.prediction_names == self.class_names
+
+    def with_predictions(self, counts: np.ndarray, best: np.ndarray) -> np.ndarray:
+        """Return images, correct predictions and predictions of each class, `[K, 3]`, from
+        `count_by_class`.
+        """
+        predicted = np.bincount(best[self.classes >= 0, 0], minlength=len(counts))
+        return np.stack([counts[:, 0], counts[:, 1], predicted], axis=1)
 
 
 def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Path) -> LabelRule:
@@ -213,13 +230,17 @@ def write_counts(run_dir: Path, rule: LabelRule, best: np.ndarray) -> dict[str, 
     """
     names, predictions = rule.class_names, rule.prediction_names
     counted = rule.classes >= 0
-    by_class = rule.count_by_class(best).tolist()
+    counts = rule.count_by_class(best)
+    scores = np.full((len(names), 3), np.nan)
+    if rule.has_f1:
+        scores = class_scores(rule.with_predictions(counts, best))
+    by_class = zip(names, counts.tolist(), scores.tolist(), strict=True)
     tables: dict[str, list[Sequence[object]]] = {
         "per_class": [
-            ("class", "images", "correct", "top5_correct", "accuracy"),
+            ("class", "images", "correct", "top5_correct", "accuracy", "precision", "recall", "f1"),
             *(
-                (name, n, top1, top5, top1 / n if n else "")
-                for name, (n, top1, top5) in zip(names, by_class, strict=True)
+                (name, n, top1, top5, top1 / n if n else "", *("" if s != s else s for s in of_class))
+                for name, (n, top1, top5), of_class in by_class
             ),
         ],
         "confusion": [
@@ -283,15 +304,19 @@ def evaluate(
     look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime))
-    flip = recipe.evaluation.flip_average
-    best = look.through(
-        top_predictions, "scoring", model, source, to_scores=rule.to_scores, flip_average=flip
-    ).numpy()
+    flip, file, shares = recipe.evaluation.flip_average, recipe.evaluation.answers, None
+    if file:
+        shares = partial(probabilities, activation="sigmoid" if meta.get("loss") == "sigmoid" else "softmax")
+    given: dict[str, Any] = {"to_scores": rule.to_scores, "to_probabilities": shares, "flip_average": flip}
+    rows = look.through(top_predictions, "scoring", model, source, **given).numpy()
+    best = (rows[:, : rows.shape[1] // 2] if file else rows).astype(np.int64)
     metrics: dict[str, dict[str, Any]] = {}
     for name, labels in rule.labels.items():
         hits = count_hits(best, labels)
-        numbers = {"accuracy": hits.accuracy, "correct": hits.correct, "total": hits.total}
+        numbers: dict[str, Any] = {"accuracy": hits.accuracy, "correct": hits.correct, "total": hits.total}
         numbers |= {"top5_accuracy": hits.top5, "top5_correct": hits.correct_top5}
+        numbers["accuracy_interval"] = wilson(hits.correct, hits.total)
+        numbers["top5_interval"] = wilson(hits.correct_top5, hits.total)
         metrics[name] = numbers | baselines(labels, len(rule.prediction_names))
         if len(metrics) == 1:
             by_class = rule.count_by_class(best)
@@ -299,9 +324,12 @@ def evaluate(
             metrics[name] |= corruption_errors(
                 recipe.data.eval_split, source, correct_predictions(best, labels)[:, 0]
             )
-            if labels.ndim == 1 and rule.prediction_names == rule.class_names:
-                by_class[:, 2] = np.bincount(best[:, 0], minlength=len(by_class))
-                metrics[name]["f1"] = macro_f1(by_class)
+            if rule.has_f1:
+                metrics[name] |= macro_scores(rule.with_predictions(by_class, best))
+            counted = rule.classes >= 0
+            right = correct_predictions(best, labels)[counted, 0]
+            for mean, interval in bootstrap(rule.classes[counted], best[counted, 0], right).items():
+                metrics[name] |= {f"{mean}_interval": interval} if mean in metrics[name] else {}
         journal.write("evaluate", step=0, labels=name, **metrics[name])
     first, *others = metrics
     return RunResult(
@@ -320,8 +348,37 @@ def evaluate(
             "mean": list(meta["mean"]),
             "std": list(meta["std"]),
         },
-        files=write_counts(run_dir, rule, best) if runtime.is_main else {},
+        files=(write_counts(run_dir, rule, best) | _answers(file, source, rule, rows))
+        if runtime.is_main
+        else {},
     )
+
+
+def _answers(file: str, source: Source, rule: LabelRule, rows: np.ndarray) -> dict[str, str]:
+    """Write the answer to every image, in the split's order; nothing without a file. Returns name -> path.
+
+    Args:
+        file: a .csv; "" writes none.
+        source: the images.
+        rule: the main labels and the names.
+        rows: float64 `[N, 2 A]`, the most likely classes and their probabilities.
+    """
+    if not file:
+        return {}
+    half, truth = rows.shape[1] // 2, next(iter(rule.labels.values()))
+    names = rule.prediction_names
+    table = [
+        (
+            sample_key(source, sample),
+            ";".join(names[label] for label in np.atleast_1d(truth[sample]) if label >= 0),
+            names[int(row[0])],
+            row[half],
+            row[half] - (row[half + 1] if half > 1 else 0.0),
+        )
+        for sample, row in enumerate(rows.tolist())
+    ]
+    header = ("path", "truth", "answer", "probability", "margin")
+    return {"answers": str(write_csv(Path(file), [header, *table]))}
 
 
 def _check_held_out(split: str, group_by: str, found: FoundWeights, source: Source) -> None:

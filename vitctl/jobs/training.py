@@ -30,7 +30,7 @@ from vitctl.engine.journal import (
     read_records,
     tensors_file,
 )
-from vitctl.engine.metrics import baselines
+from vitctl.engine.metrics import baselines, wilson
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime, num_workers, start, tracking
 from vitctl.engine.trainer import Images, RunContext, Trainer
@@ -312,6 +312,7 @@ def training_result(
     metrics: dict[str, Any] = dict(score.numbers) if score else {}
     if scored is not None and score is not None:
         metrics |= baselines(scored.labels(), len(scored.class_names))
+        metrics["accuracy_interval"] = wilson(score.correct, score.total)
     if chosen.step is not None:
         metrics |= logged_probes(run_dir, chosen.step)
     if recipe.evaluation.select_best:

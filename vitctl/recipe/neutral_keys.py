@@ -23,6 +23,7 @@ _NEUTRAL = (
     "machine.micro_batch",
     "machine.sharding",
     "evaluation.batch_size",
+    "evaluation.answers",
     "checkpoint.",
     "weights.pinned",  # results record the digest of the weights themselves
     "data.root",
@@ -52,6 +53,7 @@ _ADDED: dict[str, Any] = {
     "data.sampling": "shuffle",
     "evaluation.metric": "accuracy",
     "evaluation.patience": 0,
+    "evaluation.answers": "",
     "finetune.head": "zero",
     "finetune.head_l2": 1024.0,
     "finetune.head_images": 50_000,

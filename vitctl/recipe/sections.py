@@ -695,6 +695,12 @@ class Distillation(Section):
         return self
 
 
+def _csv_file(name: str) -> str:
+    if name and not name.endswith(".csv"):
+        raise ValueError(f"'{name}' should be the name of a .csv file")
+    return name
+
+
 class Scoring(Section):
     """[evaluation] of the jobs that only score."""
 
@@ -717,6 +723,9 @@ class EvaluateScoring(Scoring):
         False,
         "logits are the mean over each image and its mirror image, for twice the computation",
         source="not in the paper",
+    )
+    answers: Annotated[str, AfterValidator(_csv_file)] = knob(
+        "", "also write path, truth, answer, probability and margin of each image to this .csv"
     )
 
 

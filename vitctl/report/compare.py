@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitctl.engine.journal import RECIPE
+from vitctl.engine.metrics import interval_text
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
 from vitctl.recipe.load import load_recipe
@@ -333,8 +334,8 @@ def _is_miscounted(metrics: Mapping[str, Any]) -> bool:
     return any(_is_miscounted(inner) for inner in metrics.values() if isinstance(inner, Mapping))
 
 
-def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    numbers: dict[str, float] = {}
+def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float | str]:
+    numbers: dict[str, float | str] = {}
     for name, value in metrics.items():
         if name == "paper":
             continue
@@ -342,6 +343,8 @@ def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
             numbers |= _flat(value, f"{prefix}{name} ")
         elif isinstance(value, int | float) and not isinstance(value, bool) and name not in _INTEGERS:
             numbers[prefix + name] = value
+        elif interval := interval_text(value):
+            numbers[f"{prefix}{name.replace('_interval', '')}, 95 %"] = interval
     return numbers
 
 

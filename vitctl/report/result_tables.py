@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitctl.engine.journal import RECIPE
-from vitctl.engine.metrics import METRICS, verdict
+from vitctl.engine.metrics import METRICS, interval_text, verdict
 from vitctl.jobs.record.result import unverified_bytes
 from vitctl.report.charts import Block, Line, Unit, dot_chart, line_chart, number_text
 from vitctl.report.run_records import RunRecords, SweepRecords
@@ -108,15 +108,20 @@ def tiles(run: RunRecords) -> list[tuple[str, str, str]]:
         remark = f"± {share(metrics.get('std'))} over seeds" if _has_seeds(metrics) else ""
         if {"correct", "total"} <= metrics.keys():
             remark = f"{metrics['correct']:,} of {metrics['total']:,} images"
+        if interval := interval_text(metrics.get(f"{metrics.get('metric', 'accuracy')}_interval")):
+            remark += f", 95 % interval {interval}"
         shown.append((what, share(main), remark))
     for key, name in (
         ("top5_accuracy", "top-5 accuracy"),
         ("mean_per_class", "mean per class"),
         ("f1", "macro F1"),
+        ("macro_precision", "macro precision"),
+        ("macro_recall", "macro recall"),
         ("mean_of_groups", "mean of the groups"),
     ):
         if _number(metrics.get(key)) is not None:
-            shown.append((name, share(metrics[key]), ""))
+            interval = interval_text(metrics.get(f"{key.removesuffix('_accuracy')}_interval"))
+            shown.append((name, share(metrics[key]), f"95 % interval {interval}" if interval else ""))
     baseline = (
         metrics if "majority_class" in metrics else next(iter(metrics.get("baselines", {}).values()), {})
     )
@@ -242,9 +247,10 @@ def _label_table(metrics: Mapping[str, Any], provenance: Mapping[str, Any], perc
     rows = []
     for name, v in sets.items():
         counts = (f"{v.get('correct', 0):,}", f"{v.get('total', 0):,}")
-        accuracies = (percent(v.get("accuracy")), percent(v.get("top5_accuracy")))
+        interval = interval_text(v.get("accuracy_interval"))
+        accuracies = (percent(v.get("accuracy")), interval, percent(v.get("top5_accuracy")))
         rows.append((name, *accuracies, *counts, percent(v.get("majority_class"))))
-    header = ("labels", "accuracy", "top-5", "correct", "images", "majority")
+    header = ("labels", "accuracy", "95 %", "top-5", "correct", "images", "majority")
     return ResultTable("Accuracy by set of labels", header, rows)
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from vitctl.cli.show.console import CONSOLE, SHORT_NAME, say, show_table
 from vitctl.engine.journal import RESULT
-from vitctl.engine.metrics import METRICS, verdict
+from vitctl.engine.metrics import METRICS, interval_text, verdict
 from vitctl.system.screen import VIEW, raise_output_error
 from vitctl.system.text import count_text
 
@@ -278,7 +278,9 @@ def _show_accuracy(result: Mapping[str, Any], metrics: Mapping[str, Any]) -> Non
         say(f"accuracy {metrics['accuracy']:.2%} ± {metrics['std']:.2%} ({about}){_deciding(metrics)}")
     else:
         counts = f"{metrics['correct']:,} of {metrics['total']:,}"
-        say(f"accuracy {metrics['accuracy']:.2%} ({counts}){_deciding(metrics)}")
+        interval = interval_text(metrics.get("accuracy_interval"))
+        shown = f"  95 % interval {interval}" if interval else ""
+        say(f"accuracy {metrics['accuracy']:.2%} ({counts}){shown}{_deciding(metrics)}")
     if "last" in metrics:
         last, step = metrics["last"], result["provenance"]["weights_step"]
         numbers = f"{last['accuracy']:.2%}{_deciding(last)}"
@@ -294,7 +296,10 @@ def _print_baselines(metrics: Mapping[str, Any]) -> None:
         return
     majority, mean = metrics["majority_class"], metrics.get("mean_per_class")
     shown = mean is None or metrics.get("metric") == "mean_per_class"  # beside the accuracy
-    per_class = "" if shown else f"{METRICS['mean_per_class']} {mean:.2%}, "
+    per_class = "" if shown else f"{METRICS['mean_per_class']} {mean:.2%}"
+    if interval := interval_text(metrics.get("mean_per_class_interval")):
+        per_class = f"{METRICS['mean_per_class']} {mean:.2%} ({interval})"
+    per_class += ", " if per_class else ""
     say(f"  {per_class}majority class alone {majority:.2%}, chance {metrics['chance']:.2%}")
     if warning := verdict(metrics):
         CONSOLE.print(f"warning: {warning}", style="bold yellow", soft_wrap=True)

@@ -62,6 +62,7 @@ class _Numbers(BaseModel):
     """
 
     accuracy: float | dict[str, float] = 0.0
+    accuracy_interval: list[float] = []
     correct: int = 0
     total: int = 0
     mean_per_class: float = 0.0
