@@ -17,7 +17,7 @@ from rich.text import Text
 
 from vitctl.cli.show.console import CONSOLE, SHORT_NAME, say, show_table
 from vitctl.engine.journal import RESULT
-from vitctl.engine.metrics import METRICS, interval_text, verdict
+from vitctl.engine.metrics import METRICS, OF_LABEL_SETS, interval_text, verdict
 from vitctl.system.screen import VIEW, raise_output_error
 from vitctl.system.text import count_text
 
@@ -300,6 +300,8 @@ def _print_baselines(metrics: Mapping[str, Any]) -> None:
     if interval := interval_text(metrics.get("mean_per_class_interval")):
         per_class = f"{METRICS['mean_per_class']} {mean:.2%} ({interval})"
     per_class += ", " if per_class else ""
+    if "map" in metrics:
+        say(f"  {', '.join(f'{text} {metrics[key]:.2%}' for key, text in OF_LABEL_SETS.items())}")
     say(f"  {per_class}majority class alone {majority:.2%}, chance {metrics['chance']:.2%}")
     if warning := verdict(metrics):
         CONSOLE.print(f"warning: {warning}", style="bold yellow", soft_wrap=True)
