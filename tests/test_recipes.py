@@ -22,6 +22,7 @@ JOB_RECIPES = {
     "vtab_mini",
     "finetune",
     "fewshot",
+    "probe",
     "evaluate",
     "export",
     "quickstart",

@@ -26,6 +26,7 @@ def test_help__lists_the_commands(vitctl: Vitctl) -> None:
         "finetune",
         "resume",
         "fewshot",
+        "probe",
         "vtab",
         "evaluate",
         "export",

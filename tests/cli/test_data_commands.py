@@ -16,6 +16,7 @@ from PIL import Image
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
 from tests.data.server import Faults, serving
+from vitctl.data.datasets.catalog import open_split
 from vitctl.data.source.splits import open_shards, select
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.shard_writer import write_split
@@ -378,3 +379,32 @@ def test_index__names_the_samples_without_a_class(vitctl: Vitctl, tmp_path: Path
     assert said.err.count(note) == 1
     plan = vitctl("pretrain", "-r", TINY, "--data", "train", "--set", "data.eval_split=''", "--dry-run")
     assert plan.code == 2 and note in plan.err
+
+
+def test_check__near_duplicates_across_the_automatic_split_with_both_labels(
+    vitctl: Vitctl, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(30):
+        folder = tmp_path / "photos" / ("cat", "dog")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        noise = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+        noise.resize((80, 60), Image.Resampling.BICUBIC).save(folder / f"{number:02d}.png")
+    assert vitctl("data", "shards", "photos", "plain").code == 0
+    assert "all is well" in vitctl("data", "check", "plain").out
+    sides = [
+        open_split(f"train{part}", path="plain") for part in ("[:80% of each class]", "[80%: of each class]")
+    ]
+    trained, held_out = (
+        next(filter(lambda key: key[:3] == c, map(s.key, range(len(s)))))
+        for s, c in zip(sides, ("cat", "dog"), strict=True)
+    )
+    with Image.open(tmp_path / "photos" / trained) as image:
+        image.resize((96, 72)).save(tmp_path / "photos" / held_out)
+    assert vitctl("data", "shards", "photos", "leaky").code == 0
+    said = vitctl("data", "check", "leaky")
+    assert said.code == 0  # near-duplicates may be right: they are a note
+    (line,) = [line for line in said.out.splitlines() if "near-duplicate" in line]
+    assert line.startswith("train[:80% of each class] and train[80%: of each class]: 0 identical and 1 near-")
+    assert f"{trained} (cat) and {held_out} (dog)" in line
+    assert "near-duplicate" not in vitctl("data", "check", "leaky", "--quick").out

@@ -50,3 +50,17 @@ def test_as_typed__what_makes_no_sense(
     said = vitctl("export", "--from", pretrained, *flags)
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert message in said.err
+
+
+def test_as_typed__one_folder_takes_further_formats_of_the_same_weights(
+    vitctl: Vitctl, pretrained: Path, tmp_path: Path
+) -> None:
+    for to in ("safetensors", "google"):
+        said = vitctl("export", "--from", pretrained, "--to", to, "--out", "both")
+        assert (said.code, said.err) == (0, "")
+    files = json.loads((tmp_path / "both" / "result.json").read_text())["files"]
+    assert set(files) == {"safetensors", "google"}
+    other = tmp_path / "both" / "model.safetensors"
+    said = vitctl("export", "--from", other, "--to", "google", "--out", "both")
+    assert said.code != 0
+    assert "holds a run of another recipe: weights.source was" in said.err

@@ -5,7 +5,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from tests.cli.conftest import Vitctl
 from tests.conftest import checkpoint
@@ -74,6 +77,12 @@ def test_predict__is_the_command(vitctl: Vitctl, pretrained: Path, tiny_data: Pa
         ({"overrides": {"optimizer.lrr": 1.0}}, "overrides: unknown key optimizer.lrr"),
         ({"recipe": "jft_b16"}, "is for `vitctl pretrain`, not for `vitctl finetune`"),
         ({"data": "none"}, "none"),
+        ({"data": np.zeros((2, 4, 4, 3), np.uint8)}, "--data: data.path = "),
+        ({"steps": "2"}, "schedule.total_steps = '2' is not allowed"),
+        ({"out": 3}, "out: should be a path, not int"),
+        ({"out": b"runs"}, "out: should be a path, not bytes"),
+        ({"overrides": [("optimizer.lr", 1.0)]}, "overrides: should be a dictionary"),
+        ({"overrides": {3: 4}}, "overrides: 3 is not a key"),
     ],
 )
 def test_finetune__refuses_in_one_line(
@@ -99,3 +108,53 @@ def test_finetune__outside_the_main_thread() -> None:
     thread.start()
     thread.join()
     assert "runs in the main thread only" in str(caught[0])
+
+
+def test_finetune__numbers_of_numpy_and_torch_are_numbers(
+    pretrained: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    keys = {**CPU, **SMALL, "finetune.seeds": (0, 1), "weights.mean": (0.5, 0.25, 0.5), "dropout": 0.5}
+    odd = {
+        **keys,
+        "schedule.batch_size": np.int64(8),
+        "finetune.seeds": np.arange(2),
+        "weights.mean": torch.tensor([0.5, 0.25, 0.5]),
+        "dropout": np.float32(0.5),
+        "log.sample_keys": np.bool_(False),
+    }
+    plain = finetune(out=tmp_path / "a", data=tiny_data, from_=pretrained, steps=2, lr=0.5, overrides=keys)
+    same = finetune(
+        out=tmp_path / "b",
+        data=tiny_data,
+        from_=pretrained,
+        steps=np.int64(2),
+        lr=np.float32(0.5),
+        overrides=odd,
+    )
+    assert same.metrics == plain.metrics
+    assert same.provenance["recipe_sha256"] == plain.provenance["recipe_sha256"]
+    assert checkpoint(same.folder, 2) == checkpoint(plain.folder, 2)
+
+
+@pytest.mark.parametrize(
+    ("images", "values", "said"),
+    [
+        ([], {}, "an empty list: no images there"),
+        ("", {}, "is empty"),
+        (None, {}, "images: should be a path, not NoneType"),
+        (b"a.png", {}, "images: should be a path, not bytes"),
+        (Image.new("RGB", (8, 8)), {}, "not Image; load_classifier takes images"),
+        ([np.zeros((8, 8, 3), np.uint8)], {}, "not ndarray; load_classifier takes images"),
+        ("a.png", {"top": -1}, "top = -1: should be a whole number, at least 1"),
+        ("a.png", {"top": 1.5}, "top = 1.5: should be"),
+        ("a.png", {"threshold": float("nan")}, "threshold = nan: should be a probability"),
+        ("a.png", {"threshold": "0.3"}, "threshold = '0.3': should be a probability"),
+        ("a.png", {"res": b"32"}, "data.image_size = b'32' is not allowed"),
+    ],
+)
+def test_predict__refuses_in_one_line(
+    images: Any, values: dict[str, Any], said: str, pretrained: Path
+) -> None:
+    with pytest.raises(VitctlError, match=said) as error:
+        predict(images, from_=pretrained, **values)
+    assert len(str(error.value).splitlines()) == 1

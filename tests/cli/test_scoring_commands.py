@@ -94,7 +94,7 @@ def test_evaluate__prints_a_line_for_its_labels_and_writes_the_counts(
     assert (said.code, said.err) == (0, "")
     assert "original labels: accuracy " in said.out
     header = next(line for line in said.out.splitlines() if line.startswith("labels"))
-    assert header.split() == ["labels", "accuracy", "top-5", "correct", "images", "majority"]
+    assert header.split() == ["labels", "accuracy", "95", "%", "top-5", "correct", "images", "majority"]
     assert "per_class: score/per_class.csv" in said.out
     assert "confusion: score/confusion.csv" in said.out
 

@@ -15,7 +15,7 @@ from vitctl.engine.checkpoint import keep, newest_checkpoint, read_checkpoint, s
 from vitctl.engine.journal import OPTIMIZER, STATE
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import variant
-from vitctl.models.weights.header import read_config
+from vitctl.models.weights.header import read_network
 
 CONFIG = variant("Ti/4", depth=1, hidden_size=6, image_size=8, num_classes=2)
 
@@ -46,7 +46,7 @@ def test_save__reads_back_everything(tmp_path: Path) -> None:
     assert torch.equal(saved.tensors("model")["w"], torch.full((3,), 12.0))
     assert torch.equal(saved.tensors(OPTIMIZER)["exp_avg/w"], torch.ones(3))
     assert saved.tensors("none") == {}
-    assert read_config(path / "model.safetensors") == CONFIG
+    assert read_network(path / "model.safetensors")[0] == CONFIG
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -4,17 +4,31 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import f1_score
+from scipy.stats import binomtest
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    f1_score,
+    precision_recall_fscore_support,
+)
 
 from vitctl.engine.metrics import (
     Hits,
+    average_precisions,
+    best_thresholds,
+    bootstrap,
+    class_scores,
     correct_predictions,
     count_by_class,
     count_confusions,
     count_hits,
+    interval_text,
+    label_set_scores,
     macro_f1,
+    macro_scores,
     padded_sets,
     verdict,
+    wilson,
 )
 
 K = 7
@@ -81,3 +95,76 @@ def test_macro_f1__is_scikit_learns(pairs: list[tuple[int, int]]) -> None:
     )
     expected = f1_score(labels, answers, average="macro", zero_division=0.0)
     assert macro_f1(by_class) == pytest.approx(expected, rel=1e-14)
+
+
+@given(st.integers(1, 60_000), st.floats(0, 1))
+def test_wilson__is_scipys(total: int, share: float) -> None:
+    correct = round(share * total)
+    interval = binomtest(correct, total).proportion_ci(method="wilson")
+    assert wilson(correct, total) == pytest.approx([interval.low, interval.high], rel=1e-12, abs=1e-15)
+
+
+def test_wilson__published() -> None:
+    """Newcombe 1998, Table I, method 3: 81 of 263, 0 of 20 and 29 of 29."""
+    published = {(81, 263): (0.2553, 0.3662), (0, 20): (0, 0.1611), (29, 29): (0.8830, 1)}
+    assert {key: tuple(round(end, 4) for end in wilson(*key)) for key in published} == published
+
+
+@given(st.lists(st.tuples(st.integers(0, K - 1), st.integers(0, K - 1)), min_size=1, max_size=60))
+def test_class_scores__are_scikit_learns(pairs: list[tuple[int, int]]) -> None:
+    own, answer = np.array(pairs).T
+    by_class = np.stack(
+        [np.bincount(which, minlength=K) for which in (own, own[own == answer], answer)], axis=1
+    )
+    expected = precision_recall_fscore_support(own, answer, labels=range(K), zero_division=np.nan)[:3]
+    assert class_scores(by_class) == pytest.approx(np.stack(expected, axis=1), rel=1e-14, nan_ok=True)
+    macro = precision_recall_fscore_support(own, answer, average="macro", zero_division=0)[:3]
+    assert list(macro_scores(by_class).values()) == pytest.approx(macro, rel=1e-13)
+
+
+def test_bootstrap__is_near_one_that_draws_the_images_and_scores_them_with_scikit_learn() -> None:
+    generator = np.random.default_rng(1)
+    own = generator.integers(0, 5, 200) * 2
+    # No class is rare: where one may vanish, the ends of the reference itself differ by 0.02 between seeds.
+    answer = np.where(generator.random(200) < 0.7, own, generator.integers(0, 6, 200) * 2)
+    found = bootstrap(own, answer, own == answer)
+    assert found == bootstrap(own, answer, own == answer)
+    draws = [generator.integers(0, 200, 200) for _ in range(1000)]
+    f1 = [f1_score(own[drawn], answer[drawn], average="macro") for drawn in draws]
+    recalls = [
+        np.mean([np.mean(answer[drawn][own[drawn] == c] == c) for c in np.unique(own[drawn])])
+        for drawn in draws
+    ]
+    for name, values in (("f1", f1), ("mean_per_class", recalls)):
+        assert found[name] == pytest.approx(np.quantile(values, (0.025, 0.975)), abs=0.012), name
+
+
+def test_interval_text__of_anything_else_is_empty() -> None:
+    assert interval_text([0.745, 0.7825]) == "74.5-78.2%"
+    assert [interval_text(value) for value in (None, [1.0], ["a", 2.0], "ab", {"a": 1})] == [""] * 5
+
+
+def test_label_set_scores__as_scikit_learn() -> None:
+    generator = np.random.default_rng(3)
+    truth = generator.random((200, 6)) < [0.5, 0.3, 0.1, 0.05, 0.02, 0]
+    scores = np.round(generator.random((200, 6)) + 0.4 * truth, 2)  # with ties
+    thresholds = np.array([0.5, 0.7, 0.9, 0.9, 1.2, 2.0])
+    found = label_set_scores(scores, truth, thresholds)
+    predicted, there = scores >= thresholds, truth.any(axis=0)
+    few = truth[:, there], predicted[:, there]
+    assert found["map"] == pytest.approx(average_precision_score(few[0], scores[:, there]), abs=1e-14)
+    assert found["f1"] == pytest.approx(f1_score(*few, average="macro"), abs=1e-14)
+    assert found["micro_f1"] == pytest.approx(f1_score(truth, predicted, average="micro"), abs=1e-14)
+    assert found["subset_accuracy"] == accuracy_score(truth, predicted)
+    assert np.isnan(average_precisions(scores, truth)).tolist() == [False] * 5 + [True]
+
+
+def test_best_thresholds__no_other_score_has_a_higher_f1() -> None:
+    generator = np.random.default_rng(4)
+    truth = generator.random((60, 3)) < 0.3
+    scores = np.round(generator.random((60, 3)) + 0.3 * truth, 1)
+    for label, best in enumerate(best_thresholds(scores, truth)):
+        own, values = truth[:, label], np.unique(scores[:, label])
+        reached = [f1_score(own, scores[:, label] >= value) for value in values]
+        assert best == values[::-1][np.argmax(reached[::-1])]
+    assert best_thresholds(scores, np.zeros_like(truth)).tolist() == [0.5] * 3

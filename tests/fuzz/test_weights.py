@@ -22,7 +22,7 @@ from vitctl.data.images.transforms import EvalTransform
 from vitctl.errors import VitctlError
 from vitctl.models.build import build
 from vitctl.models.variants import ViTConfig, to_dict
-from vitctl.models.weights.header import read_config
+from vitctl.models.weights.header import read_network
 from vitctl.models.weights.weights_file import Weights, read_weights
 from vitctl.system.text import has_control
 
@@ -66,7 +66,7 @@ def read(path: Path) -> str:
     """What came of reading a file: refused in one piece of plain text, in time and in bounds; or read."""
     began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with suppress(VitctlError):  # what a plan reads, without torch
-        read_config(path)
+        read_network(path)
     try:
         weights = read_weights(path)
     except VitctlError as error:

@@ -1,11 +1,15 @@
 """A stored classifier scored anew gives the number that its run gave."""
 
+import csv
+import io
 import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.trained import Job
+from vitctl import load_classifier, open_split
 from vitctl.engine import checkpoint as files
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.inputs.weights import stored_eval_transform
@@ -128,3 +132,21 @@ def test_evaluate__verifies_each_file_of_a_checkpoint_once(
     monkeypatch.setattr(files, "_sha256", lambda path: read.append(path.name) or sha256(path))
     job("evaluate", **{"weights.source": str(pretrained), "weights.which": which})
     assert sorted(read) == ["ema.safetensors", "model.safetensors", "optimizer.safetensors"]
+
+
+def test_evaluate__answers_are_those_of_predict(
+    job: Job, pretrained: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    plain = job("evaluate", "plain")
+    result = job("evaluate", **{"evaluation.answers": str(tmp_path / "answers.csv")})
+    assert result["metrics"] == plain["metrics"]
+    assert result["provenance"]["recipe_sha256"] == plain["provenance"]["recipe_sha256"]
+    rows = list(csv.DictReader((tmp_path / "answers.csv").read_text().splitlines()))
+    assert sum(row["truth"] == row["answer"] for row in rows) == plain["metrics"]["correct"]
+    classify = load_classifier(str(pretrained), precision="float64", device="cpu", top=2)
+    test = open_split("test", path=tiny_data)
+    for row, data in zip(rows, map(test.read, range(len(test))), strict=True):
+        (answer, probability), (_, second) = classify(Image.open(io.BytesIO(data)))
+        assert row["answer"] == answer
+        assert float(row["probability"]) == pytest.approx(probability, rel=1e-9)
+        assert float(row["margin"]) == pytest.approx(probability - second, rel=1e-6, abs=1e-9)

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -172,6 +172,48 @@ def test_predict__an_onnx_file_gives_the_same_answers(
     ]
     likely = [[[p for _, p in one.classes] for one in told] for told in (ours_told, theirs_told)]
     np.testing.assert_allclose(*likely, atol=1e-5)
+
+
+def test_flip_average__is_the_mean_of_the_logits_of_an_image_and_its_mirror_image(
+    job: Job, trained: Path, extracted: list[Path], tiny_data: Path, tmp_path: Path
+) -> None:
+    """The same in predict, in evaluate and in an exported graph, beside the features of the image itself."""
+    mirrored = []
+    for path in extracted:
+        with Image.open(path) as image:
+            mirrored.append(tmp_path / f"{path.stem}.png")
+            ImageOps.mirror(image).save(mirrored[-1])
+    plain = logits(trained, extracted)
+    wanted = (plain.double() + logits(trained, mirrored).double()) / 2
+    assert (plain - wanted).abs().max() > 1e-2 * plain.std()
+    averaged = {"evaluation.flip_average": True}
+    found = logits(trained, extracted, **averaged)
+    assert (found - wanted).abs().max() <= 1e-5 * plain.std()
+    labels = torch.from_numpy(open_split("test", path=tiny_data).labels())
+    result = job(
+        "evaluate", "flipped", **{"weights.source": str(trained), "machine.precision": "float32", **averaged}
+    )
+    assert result["metrics"]["correct"] == int((found.argmax(1) == labels).sum())
+    assert result["provenance"]["flip_average"] is True
+    options = {"export.to": ("onnx",), "export.flip_average": True, "export.features": True}
+    exported = do("export", tmp_path / "export", **{"weights.source": str(trained), **options})
+    assert exported["provenance"]["flip_average"] is True
+    file = tmp_path / "export" / "model.onnx"
+    assert {one.key: one.value for one in onnx.load(file).metadata_props}["flip_average"] == "true"
+    assert (logits(file, extracted) - wanted).abs().max() <= 1e-4 * plain.std()
+    features = []
+    for weights, values in ((trained, averaged), (trained, {}), (file, {})):
+        path = tmp_path / f"{len(features)}.safetensors"
+        given = predicted(weights, extracted, features=path, **values)
+        by_class = zip(
+            given, (wanted if path.stem != "1" else plain).softmax(1).amax(1).tolist(), strict=True
+        )
+        assert all(abs(one.classes[0][1] - share) < 1e-4 for one, share in by_class)
+        features.append(load_file(path)["features"])
+    assert torch.equal(features[0], features[1])
+    torch.testing.assert_close(features[2], features[1], atol=1e-4, rtol=1e-3)
+    with pytest.raises(RecipeError, match="averages or not as it was exported"):
+        logits(file, extracted, **averaged)
 
 
 def test_predict__an_onnx_file_that_resizes_gives_the_same_answers(
@@ -502,9 +544,9 @@ def test_load_classifier__answers_as_predict(
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"top": 0}, "top = 0: should be at least 1"),
+        ({"top": 0}, "top = 0: should be a whole number, at least 1"),
         ({"device": "cuda"}, "machine.device = 'cuda': PyTorch finds no GPU"),
-        ({"batch_size": 0}, "batch_size = 0: should be at least 1"),
+        ({"batch_size": 0}, "batch_size = 0: should be a whole number, at least 1"),
         ({"weights": "worst"}, "weights.which"),
     ],
 )
@@ -523,6 +565,10 @@ def test_load_classifier__senseless_values(trained: Path, values: dict[str, Any]
         ([np.zeros((4, 4, 3))], r"image 0 of 1: .* uint8 \[H, W, 3\].* is float64 \[4, 4, 3\]"),
         ([np.zeros((4, 4), np.uint8)], r"is uint8 \[4, 4\]"),
         ([3], "image 0 of 1: .* is int"),
+        (None, "image 0 of 1: .* is NoneType"),
+        (b"a.jpg", "image 0 of 1: .* is bytes"),
+        (torch.zeros(4, 4, 3, dtype=torch.uint8), "image 0 of 1: .* is Tensor"),
+        (np.zeros((0, 0, 3), np.uint8), "image 0 of 1: not an image: 0x0 pixels"),
     ],
 )
 def test_load_classifier__what_is_no_image(trained: Path, wrong: Any, said: str) -> None:

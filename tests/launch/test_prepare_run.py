@@ -185,6 +185,9 @@ def test_prepare__pins_the_checkpoint_that_a_run_starts_from(
     shutil.rmtree(later)
     with pytest.raises(CheckpointError, match="step_00000021: it was deleted; this run started from that"):
         prepare_run(loaded, tmp_path / "new")
+    shutil.rmtree(start)
+    with pytest.raises(CheckpointError, match="no such weights; this run started from them: restore them"):
+        prepare_run(load_recipe(str(tmp_path / "new" / "recipe.toml")), tmp_path / "new")
 
 
 def test_prepare__a_process_that_hangs_is_noticed_before_the_work(

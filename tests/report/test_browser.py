@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import TINY
 from tests.report.conftest import made_up, vtab_result
+from tests.trained import CPU, do
+from vitctl.data.datasets.readers import shapes
+from vitctl.data.writer.shard_writer import write_split
 from vitctl.jobs.record.result import RunResult
 from vitctl.report.html_report import write_report
 
@@ -136,6 +140,70 @@ def test_page__long_names_of_classes_neither_overlap_nor_are_cut_off(
     assert shown.run(OVERLAPS) == [[], []]
     assert shown.run("document.documentElement.scrollWidth <= innerWidth")
     assert shown.page.locator(".matrix thead span[title]").count() == len(LONG)
+    shown.context.close()
+
+
+# Six names of 30 letters, of umlauts, CJK and emoji, some without a place to break.
+WIDE = (
+    "Miniature Pinscher, black, tan",
+    "Übergrößenträgerüberprüfungsäm",
+    "干" * 30,
+    "日本の犬と猫の写真とその他の動物の写真をすべて集めた大きな箱",
+    "🐕🐈🐎🐄🐖🐑🐐🐪🐘🦏" * 3,
+    "Rettungshubschrauberlandeplatz",
+)
+# Pairs of texts anywhere on the page that share pixels, and texts outside the page.
+COLLISIONS = """() => {
+  const found = [], walker = document.createTreeWalker(document.querySelector('main'), NodeFilter.SHOW_TEXT);
+  for (let node; (node = walker.nextNode());) {
+    const owner = node.parentElement;
+    if (!node.textContent.trim() || owner.closest('desc, title, output, .skip')) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    let clip = [0, -1e9, 1e9, 1e9];
+    for (let one = owner; one; one = one.parentElement) {
+      if (getComputedStyle(one).overflowX === 'visible' || one === document.documentElement) continue;
+      const r = one.getBoundingClientRect();
+      clip = [Math.max(clip[0], r.left), Math.max(clip[1], r.top), Math.min(clip[2], r.right),
+              Math.min(clip[3], r.bottom)];
+    }
+    for (const r of range.getClientRects()) {
+      const b = [Math.max(clip[0], r.left), Math.max(clip[1], r.top), Math.min(clip[2], r.right),
+                 Math.min(clip[3], r.bottom)];
+      if (b[2] - b[0] > 1 && b[3] - b[1] > 1) found.push([...b, node.textContent.trim(), node]);
+    }
+  }
+  const pairs = found.flatMap(([a, b, c, d, one, n], i) => found.slice(i + 1).filter(
+    ([e, f, g, h, , m]) => n !== m && a + 1.5 < g && e + 1.5 < c && b + 4 < h && f + 4 < d)
+    .map((other) => [one, other[4]]));
+  return [pairs, found.filter((one) => one[2] > innerWidth + 1).map((one) => one[4])];
+}"""
+
+
+@pytest.fixture(scope="module")
+def wide_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that learned nothing of six classes with wide names, with its images and figures."""
+    root = tmp_path_factory.mktemp("wide")
+    for split, size in (("train", 48), ("test", 24)):
+        items = shapes.items("shape", split, size, seed=0, image_size=16)
+        write_split(items, root / "data" / split, WIDE, seed=0, source_text="test")
+    steps = {"schedule.total_steps": 1, "schedule.warmup_steps": 0, "optimizer.lr": 1e-9}
+    do(TINY, root / "run", **CPU, **steps, **{"data.path": str(root / "data")})
+    write_report([root / "run"], root / "wide.html")
+    return root / "wide.html"
+
+
+@pytest.mark.parametrize("width", [390, 800, 1600])
+def test_page__wide_names_do_not_collide(browser: Any, wide_page: Path, width: int) -> None:
+    shown = Opened(browser, wide_page, width=width)
+    shown.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    if SHOTS:
+        shown.page.screenshot(path=f"{SHOTS}/wide-{width}.png", full_page=True)
+    assert shown.run(COLLISIONS) == [[], []]
+    assert shown.run("document.documentElement.scrollWidth <= innerWidth")
+    text = shown.page.inner_text("main")
+    assert "no better than always predicting the majority class" in text
+    assert all(name in text for name in WIDE) and "wrong answers" in text.lower()
     shown.context.close()
 
 

@@ -25,6 +25,7 @@ from vitctl.cli import (
     quickstart,
     recipe_commands,
     run_commands,
+    serve,
 )
 from vitctl.cli.completion import RECIPE_OF
 from vitctl.engine.preemption import interrupt_on_signals
@@ -50,9 +51,11 @@ COMMANDS = {  # help panel -> commands
     "Train": (job_commands.pretrain, job_commands.finetune, job_commands.resume, job_commands.sweep),
     "Evaluate and export": (
         job_commands.fewshot,
+        job_commands.probe,
         job_commands.vtab,
         job_commands.evaluate,
         image_commands.predict,
+        serve.serve,
         run_commands.compare,
         image_commands.inspect,
         job_commands.export,

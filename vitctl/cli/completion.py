@@ -13,7 +13,11 @@ import typer
 
 from vitctl.engine.journal import RECIPE
 
-RECIPE_OF = {"predict": "evaluate", "inspect": "evaluate"}  # commands that read another command's recipe
+RECIPE_OF = {
+    "predict": "evaluate",
+    "serve": "evaluate",
+    "inspect": "evaluate",
+}  # commands that read another command's recipe
 SPLITS = ("train", "validation", "test")
 LABELS = ("original", "real", "objectnet", "objectnet_restricted")
 

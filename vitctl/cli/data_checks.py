@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -97,6 +96,10 @@ def check(
         problems, notes = problems + missing, notes + partial_splits
     duplicates, contradictions = _duplicates(reports)
     notes += duplicates
+    if not (quick or is_name or problems or is_remote(text)):  # published data sets stay as they are
+        notes += _near_duplicates(
+            {name: index for name, (_, index) in reports.items()}, number_of_workers(workers)
+        )
     for line in (*problems, *contradictions, *notes):
         say(line)
     if problems:
@@ -106,7 +109,7 @@ def check(
             f"{folder}: {count_text(len(problems) + hidden, 'problem')}{some} listed above; "
             f"make the shards again or copy the damaged ones"
         )
-    if contradictions and not (accept_labels or is_name):  # published data sets stay as they are
+    if contradictions and not (accept_labels or is_name):
         raise DataError(
             f"{folder}: the same image has different labels, listed above; correct the labels and make the "
             f"shards again, or accept them with --accept-labels"
@@ -180,6 +183,27 @@ def _duplicates(reports: "Mapping[str, tuple[Report, Index]]") -> tuple[list[str
             splits = " and ".join(dict.fromkeys((first, second)))
             contradictions.append(f"and {len(wrong) - _SHOWN_LABELS:,} more in {splits}")
     return notes, contradictions
+
+
+def _near_duplicates(indexes: "Mapping[str, Index]", workers: int) -> list[str]:
+    """Return a line for each split, and each pair of splits, with near-duplicates.
+
+    One split is divided as training divides it; identical images on both of its sides count too.
+    """
+    from vitctl.cli.show.console import adding, progress_bar
+    from vitctl.data.inspect.duplicates import NEAR_BITS, compare_within, describe, sides_of
+    from vitctl.data.source.splits import without_excluded
+    from vitctl.data.source.stores import ShardSource
+
+    sides = sides_of({name: without_excluded(ShardSource(index)) for name, index in indexes.items()})
+    with progress_bar("looking for near-duplicates") as progress:
+        done = adding(progress, sum(map(len, sides.values())))
+        compared = compare_within(sides, max_bits=NEAR_BITS, workers=workers, done=done)
+    return [
+        f"{describe(found)}; see `vitctl data dedup`"
+        for found in compared
+        if len(found.matches) > (0 if len(indexes) == 1 and found.own_name != found.name else found.num_exact)
+    ]
 
 
 def _check_known(name: str, root: Path) -> Path:
@@ -442,17 +466,12 @@ def _dedup_within(
 ) -> None:
     """Print and report the duplicates within a data set, those on different sides of a split first."""
     from vitctl.cli.show.console import adding, progress_bar, say, show_table
-    from vitctl.data.inspect.duplicates import compare_within, free_folder, write_report
-    from vitctl.data.source.splits import default_splits, open_shards, select
+    from vitctl.data.inspect.duplicates import compare_within, free_folder, sides_of, write_report
+    from vitctl.data.source.splits import open_shards
     from vitctl.data.source.views import sample_key
-    from vitctl.errors import DataError, writing
+    from vitctl.errors import writing
 
-    sources = {name: open_shards(place) for name, place in splits.items()}
-    sides = dict(sources)
-    division = default_splits(list(sources)) if len(sources) == 1 else None
-    if division:
-        with suppress(DataError):  # too few labelled images to divide
-            sides = {name: select(name, sources) for name in (division.train, division.scored)}
+    sides = sides_of({name: open_shards(place) for name, place in splits.items()})
     with progress_bar("reading images") as progress:
         done = adding(progress, sum(map(len, sides.values())))
         compared = compare_within(sides, max_bits=bits, workers=workers, done=done)

@@ -87,7 +87,7 @@ class Flag:
 
 
 _TRAIN = "pretrain finetune"
-_SCORE = "fewshot vtab evaluate"
+_SCORE = "fewshot probe vtab evaluate"
 _BENCH = "bench_model bench_data"
 _LENGTH = "; a shorter run gets a shorter warm-up"
 
@@ -97,7 +97,7 @@ FLAGS = (
         "weights.source",
         str,
         "Run folder, checkpoint, weights file or address (https, hf, gs); default: newest suitable run",
-        f"finetune {_SCORE} export predict bench_model",
+        f"finetune {_SCORE} export predict serve bench_model",
         panel=WEIGHTS,
         complete=completion.runs,
     ),
@@ -107,7 +107,7 @@ FLAGS = (
         str,
         "Weights of a run: last, best or a step; ema (averaged) or model (not averaged); default: last (best "
         "with evaluation.select_best), averaged if available",
-        f"finetune {_SCORE} export predict inspect",
+        f"finetune {_SCORE} export predict serve inspect",
         panel=WEIGHTS,
     ),
     Flag(
@@ -124,7 +124,7 @@ FLAGS = (
         "weights.model",
         str,
         "Model name such as B/16, if the weights file does not record it",
-        "finetune fewshot evaluate export predict inspect",
+        "finetune fewshot probe evaluate export predict serve inspect",
         panel=WEIGHTS,
         complete=completion.models,
     ),
@@ -134,6 +134,14 @@ FLAGS = (
         str,
         "Training images per class, e.g. 5 or 1,5,10,25",
         "fewshot",
+    ),
+    Flag(
+        "--method",
+        "probe.method",
+        str,
+        "knn: nearest neighbours as in DINO; logistic: logistic regression",
+        "probe",
+        complete=completion.one_of(("knn", "logistic")),
     ),
     Flag("--suite", "vtab.suite", str, "vtab: all 19 tasks; mini: tasks that need no download", "vtab"),
     Flag(
@@ -167,11 +175,25 @@ FLAGS = (
         "export",
     ),
     Flag(
+        "--flip-average",
+        "export.flip_average",
+        bool,
+        f"{GRAPHS}: average the logits of an image and its mirror image inside the graph",
+        "export",
+    ),
+    Flag(
+        "--flip-average",
+        "evaluation.flip_average",
+        bool,
+        "Average the logits of each image and its mirror image",
+        "evaluate predict",
+    ),
+    Flag(
         "--data",
         "data.path",
         str,
         "Folder of photos (one folder per class), or folder or address of shards",
-        f"{_TRAIN} fewshot evaluate",
+        f"{_TRAIN} fewshot probe evaluate",
     ),
     Flag("--data", "data.path", str, "Folder with a folder of shards per task", "vtab"),
     Flag(
@@ -180,6 +202,14 @@ FLAGS = (
         str,
         "Folder or address of shards, see `vitctl data shards`",
         f"inspect sweep {_BENCH}",
+    ),
+    Flag(
+        "--group-by",
+        "data.group_by",
+        str,
+        "Keep groups of images on one side of the split: pattern of their names, e.g. '^(.*)_[0-9]+', or "
+        "TABLE.csv:COLUMN",
+        f"{_TRAIN} fewshot evaluate export",
     ),
     Flag(
         "--check-data",
@@ -201,7 +231,7 @@ FLAGS = (
         "data.dataset",
         str,
         "Known data sets, comma-separated: pets,dtd,uc_merced",
-        "fewshot",
+        "fewshot probe",
         complete=completion.data_sets,
     ),
     Flag(
@@ -229,6 +259,13 @@ FLAGS = (
         complete=completion.one_of(completion.SPLITS),
     ),
     Flag(
+        "--answers",
+        "evaluation.answers",
+        str,
+        "Also write path, truth, answer, probability and margin of each image to this .csv",
+        "evaluate",
+    ),
+    Flag(
         "--labels",
         "evaluation.labels",
         str,
@@ -241,7 +278,7 @@ FLAGS = (
         "data.image_size",
         int,
         "Image size in pixels",
-        f"{_TRAIN} {_SCORE} predict inspect {_BENCH}",
+        f"{_TRAIN} {_SCORE} predict serve inspect {_BENCH}",
     ),
     Flag(
         "--freeze",
@@ -310,7 +347,7 @@ FLAGS = (
         "pretrain bench_model",
         switch=SYNTHETIC_IMAGES,
     ),
-    Flag("--device", "machine.device", str, "auto, cpu or cuda", "predict"),
+    Flag("--device", "machine.device", str, "auto, cpu or cuda", "predict serve"),
     Flag("--workers", "machine.workers", int, "Loader workers; default: the recipe's", "bench_data"),
     Flag(
         "--processes",
@@ -326,7 +363,7 @@ FLAGS = (
         "machine.precision",
         str,
         "auto (bf16 if the device is fast at it), bf16, tf32 (NVIDIA GPUs), float32 or float64",
-        f"{_TRAIN} {_SCORE} predict inspect {_BENCH}",
+        f"{_TRAIN} {_SCORE} predict serve inspect {_BENCH}",
         panel=MACHINE,
     ),
 )
@@ -371,6 +408,7 @@ def flags_of(command: str, given: Mapping[str, Any]) -> Flags:
         RecipeError: the command has no such flag.
     """
     from vitctl.errors import RecipeError
+    from vitctl.recipe.load import as_python
     from vitctl.system.text import did_you_mean, nearest
 
     rows = {row.name: row for row in FLAGS if command in row.commands.split()}
@@ -380,7 +418,7 @@ def flags_of(command: str, given: Mapping[str, Any]) -> Flags:
             near = nearest(name, rows)
             hint = did_you_mean(near) if near else f"it takes {', '.join(rows)}"
             raise RecipeError(f"{command}({name}=...): unknown; {hint}; recipe keys go into overrides")
-        flags |= rows[name].values(str(value) if isinstance(value, Path) else value)
+        flags |= rows[name].values(as_python(value))
     check_flags({flag: value for flag, (_, value) in flags.items()})
     return flags
 
@@ -428,9 +466,10 @@ def check_flags(flags: Mapping[str, Any]) -> None:
         )
     steps, epochs = flags.get("--steps"), flags.get("--epochs")
     if steps is not None and epochs is not None:
-        raise RecipeError(f"--steps {steps} and --epochs {epochs:g} both set the length; give one of them")
+        shown = str(epochs).removesuffix(".0")
+        raise RecipeError(f"--steps {steps} and --epochs {shown} both set the length; give one of them")
     for flag, length in (("--steps", steps), ("--epochs", epochs)):
-        if length is not None and length <= 0:
+        if isinstance(length, int | float) and length <= 0:
             raise RecipeError(f"{flag} {length:g}: should be above 0; omit {flag} to use the recipe's length")
 
 

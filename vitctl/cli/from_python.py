@@ -2,16 +2,17 @@
 
 import io
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
 from vitctl.cli.flags import flags_of, overrides_of
 from vitctl.cli.run_job import fetch_weights_of, finetune_recipe, fitted, with_shards
-from vitctl.errors import LaunchError, explaining
+from vitctl.errors import LaunchError, RecipeError, explaining
 from vitctl.jobs.inputs.given_images import find_images
-from vitctl.jobs.predict import Prediction
+from vitctl.jobs.predict import Prediction, check_counts
 from vitctl.jobs.predict import predict as predictions
 from vitctl.jobs.record.result import read_result
 from vitctl.launch.launcher import launch
@@ -79,6 +80,7 @@ def finetune(
     if threading.current_thread() is not threading.main_thread():
         raise LaunchError("finetune: handles signals, so it runs in the main thread only; call it there")
     given = flags_of("finetune", flags)
+    _check_paths("out", out or "")
     runs = Path(out).parent if out else Path("runs")
     name = str(recipe) or finetune_recipe(flags.get("dataset"))
     loaded = load_recipe(name, overrides_of(given, _parsed(overrides)), job="finetune")
@@ -126,7 +128,11 @@ def predict(
 
     Paper: Section 3.1
     """
-    given = [images] if isinstance(images, str | Path) else images
+    given = list(images) if isinstance(images, Iterable) and not isinstance(images, str | bytes) else [images]
+    _check_paths("images", *given)
+    check_counts(top=top)
+    if not (isinstance(threshold, Real) and 0 <= threshold <= 1):
+        raise RecipeError(f"threshold = {threshold!r}: should be a probability, 0 to 1")
     loaded = load_recipe("evaluate", overrides_of(flags_of("predict", flags), _parsed(overrides)))
     assert isinstance(loaded.recipe, Evaluate)
     sources = find_images(
@@ -142,4 +148,18 @@ def predict(
 
 
 def _parsed(overrides: Mapping[str, Any] | None) -> list[Override]:
+    if not isinstance(overrides or {}, Mapping):
+        raise RecipeError("overrides: should be a dictionary, from the dotted names of keys to values")
     return [Override(key, value, "overrides") for key, value in (overrides or {}).items()]
+
+
+def _check_paths(name: str, *values: Any) -> None:
+    """Refuse what is not a path or an address.
+
+    Raises:
+        RecipeError: the first; of an image or an array it says what takes those.
+    """
+    for value in values:
+        if not isinstance(value, str | Path):
+            hint = "; load_classifier takes images and arrays" if name == "images" else ""
+            raise RecipeError(f"{name}: should be a path, not {type(value).__name__}{hint}")

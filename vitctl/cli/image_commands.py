@@ -1,6 +1,5 @@
 """`vitctl predict` and `vitctl inspect`: weights applied to given images."""
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +11,7 @@ import typer
 
 from vitctl.cli import completion
 from vitctl.cli.flags import WEIGHTS, Flags, Set, check_flags, overrides_of, takes_flags
-from vitctl.system.text import count_text, escaped_json, one_line, typed
+from vitctl.system.text import count_text, one_line, typed
 
 if TYPE_CHECKING:
     from vitctl.jobs.inspection import Row
@@ -148,7 +147,7 @@ def _print_predictions(
         elif format_ == "csv":
             text += csv_text([row for prediction in batch for row in _csv_rows(prediction)])
         else:
-            text += "".join(map(_json_line, batch))
+            text += "".join(f"{prediction.json()}\n" for prediction in batch)
         sys.stdout.write(text)
         sys.stdout.flush()
         text = ""
@@ -191,13 +190,6 @@ def _csv_rows(prediction: "Prediction") -> list[Sequence[object]]:
     if not prediction.classes:
         return [(prediction.name, "", "", "", prediction.error)]
     return [(prediction.name, rank, label, p, "") for rank, (label, p) in enumerate(prediction.classes, 1)]
-
-
-def _json_line(prediction: "Prediction") -> str:
-    classes = [{"class": label, "probability": p} for label, p in prediction.classes]
-    record = {"image": prediction.name, "classes": classes}
-    record |= {"error": prediction.error} if prediction.error else {}
-    return f"{escaped_json(json.dumps(record, ensure_ascii=False))}\n"
 
 
 @takes_flags

@@ -1,4 +1,4 @@
-"""The commands that run a job: pretrain, finetune, resume, fewshot, vtab, evaluate, export, sweep."""
+"""The commands that run a job: pretrain, finetune, resume, fewshot, probe, vtab, evaluate, export, sweep."""
 
 import shlex
 import sys
@@ -72,6 +72,8 @@ def finetune(
     """Fine-tune on a data set (Table 4).
 
     For example: vitctl finetune --dataset pets --res 384
+
+    LoRA, rates by layer, class weights, augmentation, early stopping: docs/training.md has the --set of each.
     """
     if seeds:
         first = value_of(flags, "--seed") or 0
@@ -153,6 +155,27 @@ def fewshot(
 
 
 @takes_flags
+def probe(
+    *,
+    flags: Flags,
+    recipe: RecipeName = "probe",
+    out: Out = None,
+    set_: Set = None,
+    dry_run: DryRun = False,
+    all_: All = False,
+    slurm: Slurm = None,
+) -> None:
+    """Measure frozen features by nearest neighbours or logistic regression on all training images.
+
+    For example: vitctl probe --method knn
+    """
+    dataset = value_of(flags, "--dataset")
+    if dataset and "," in dataset:
+        flags["--dataset"] = ("data.datasets", tuple(dataset.split(",")))
+    run_job("probe", recipe, flags, set_=set_, out=out, dry_run=dry_run, all_=all_, slurm=slurm)
+
+
+@takes_flags
 def vtab(
     *,
     flags: Flags,
@@ -203,7 +226,7 @@ def evaluate(
     dataset = value_of(flags, "--dataset")
     if dataset and not value_of(flags, "--data"):
         row = find_data_set(dataset)
-        held_out = next((split for split in ("test", "validation") if split in row.sizes), None)
+        held_out = next((split for split in ("test", "validation") if split in row.sizes), row.scored)
         if held_out and not value_of(flags, "--split"):
             flags["--split"] = ("data.eval_split", held_out)
         if row.name == "objectnet" and not value_of(flags, "--labels"):

@@ -29,7 +29,7 @@ GROUPS = {
     "Table 3, ImageNet-21k": ("in21k",),
     "Table 3, ImageNet": ("in1k",),
     "Table 4 and BiT's rule": ("finetune_", "bit"),
-    "score and export": ("fewshot", "vtab", "evaluate", "export"),
+    "score and export": ("fewshot", "probe", "vtab", "evaluate", "export"),
     "figures": ("fig2", "fig3", "fig4", "fig5"),
     "B.1.2, masked patches": ("masked",),
     "appendix D": ("d1", "d2", "d3", "d4", "d5", "d6"),

@@ -89,9 +89,9 @@ def compare(
     say(f"{known}same images, split, labels and evaluation protocol: these numbers may be compared")
 
 
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
+def _number(value: float | str | None) -> str:
+    if value is None or isinstance(value, str):
+        return value or "-"
     return f"{value:.2%}" if isinstance(value, float) and 0 <= value <= 1 else f"{value:,}"
 
 

@@ -190,12 +190,19 @@ def top_predictions(
     normalise: Callable[[Tensor], Tensor],
     stop: StopFlag,
     to_scores: Callable[[Tensor], Tensor] = lambda logits: logits,
+    flip_average: bool = False,
+    to_probabilities: Callable[[Tensor], Tensor] | None = None,
+    of_all_classes: bool = False,
 ) -> Tensor:
     """Return the five most likely classes of every image of a split, in the split's order.
 
     Args:
         as for `evaluate_model`.
         to_scores: logits [B, K] to the scores of the classes that may be predicted [B, A].
+        flip_average: see `class_logits`.
+        to_probabilities: those scores to float64 probabilities [B, A], which are then appended: float64
+            [num_images, 2 min(5, A)].
+        of_all_classes: append those of all classes: [num_images, min(5, A) + A].
 
     Returns:
         int64 [num_images, min(5, A)] on the CPU, the same on every process; the first column is the argmax;
@@ -209,9 +216,15 @@ def top_predictions(
     finite: list[Tensor] = []
 
     def best(batch: Batch) -> Tensor:
-        logits = class_logits(runtime, model, normalise(given(batch).images))
+        images = normalise(given(batch).images)
+        logits = class_logits(runtime, model, images, flip_average=flip_average)
         finite.append(logits.isfinite().all())
-        return most_likely(to_scores(logits), TOP_K)
+        scores = to_scores(logits)
+        answers = most_likely(scores, TOP_K)
+        if to_probabilities is None:
+            return answers
+        shares = to_probabilities(scores)
+        return torch.cat([answers.double(), shares if of_all_classes else shares.gather(1, answers)], dim=1)
 
     found = _table(runtime, batches, best, num_images, stop)
     if runtime.sum([float(len(finite) - torch.stack(finite).sum())])[0]:
@@ -219,11 +232,25 @@ def top_predictions(
     return found
 
 
-def class_logits(computation: Computation, model: nn.Module, images: Tensor) -> Tensor:
-    """Return logits `[B, K]` of normalised images `[B, 3, S, S]`."""
+def class_logits(
+    computation: Computation, model: nn.Module, images: Tensor, *, flip_average: bool = False
+) -> Tensor:
+    """Return logits `[B, K]` of normalised images `[B, 3, S, S]`; with `flip_average` see `flip_averaged`."""
     with computation.autocast():
-        logits: Tensor = model(images)
+        logits: Tensor = flip_averaged(model, images) if flip_average else model(images)
     return logits
+
+
+def flip_averaged(model: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Return the mean of the logits of images `[B, 3, S, S]` and of their mirror images, `[B, K]`.
+
+    The mean of logits, not of probabilities: softmax gives the normalised geometric mean of both answers.
+
+    Paper: not in it; Simonyan and Zisserman 2015, Section 3.2, average the soft-max posteriors of both
+    """
+    logits, mirrored = model(images), model(images.flip(-1))
+    wide = torch.promote_types(logits.dtype, torch.float32)  # bf16 would round the mean once more
+    return (logits.to(wide) + mirrored.to(wide)) / 2
 
 
 def image_features(computation: Computation, model: Model, images: Tensor) -> Tensor:

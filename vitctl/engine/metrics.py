@@ -7,8 +7,17 @@ from typing import Any
 import numpy as np
 
 TOP_K = 5
+_Z95 = 1.959963984540054  # the normal distribution's quantile at 0.975
+_DRAWS, _DRAWS_AT_ONCE, _SEED = 1000, 50, 0x626F6F74  # of the bootstrap
 # What evaluation.metric can choose, in words.
 METRICS = {"accuracy": "accuracy", "mean_per_class": "mean accuracy per class", "f1": "macro F1"}
+# Those of images with several labels each, in words.
+OF_LABEL_SETS = {
+    "map": "mean average precision",
+    "micro_f1": "micro F1",
+    "f1": "macro F1",
+    "subset_accuracy": "all classes right",
+}
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,91 @@ def macro_f1(by_class: np.ndarray) -> float:
     return float(np.mean(2 * correct / (images + predicted))) if len(images) else 0.0
 
 
+def class_scores(by_class: np.ndarray) -> np.ndarray:
+    """Return precision, recall and F1 of each class, float64 `[K, 3]`; NaN where the divisor is 0.
+
+    Args:
+        by_class: as for `macro_f1`.
+    """
+    images, correct, predicted = by_class.astype(np.float64).T
+    divisors = np.stack([predicted, images, (images + predicted) / 2], axis=1)
+    scores = np.full(divisors.shape, np.nan)
+    np.divide(correct[:, None], divisors, out=scores, where=divisors > 0)
+    return scores
+
+
+def macro_scores(by_class: np.ndarray) -> dict[str, float]:
+    """Return means over the classes that occur, as labels or predictions: `macro_precision`,
+    `macro_recall`, `f1`.
+
+    A score whose divisor is 0 counts as 0, as in scikit-learn with zero_division=0.
+
+    Args:
+        by_class: as for `macro_f1`.
+    """
+    occurring = by_class[by_class[:, 0] + by_class[:, 2] > 0]
+    scores = np.nan_to_num(class_scores(occurring)).mean(axis=0) if len(occurring) else np.zeros(3)
+    precision, recall, _ = map(float, scores)
+    return {"macro_precision": precision, "macro_recall": recall, "f1": macro_f1(by_class)}
+
+
+def wilson(correct: int, total: int) -> list[float]:
+    """Return the 95 % Wilson score interval of a share of independent images: its two ends, 0..1.
+
+    Source: Wilson 1927, Probable inference, the law of succession, and statistical inference
+    """
+    if not total:
+        return [0.0, 1.0]
+    share, z2 = correct / total, _Z95**2
+    centre = (share + z2 / (2 * total)) / (1 + z2 / total)
+    half = _Z95 / (1 + z2 / total) * np.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
+    low, high = max(0.0, float(centre - half)), min(1.0, float(centre + half))
+    return [low if correct else 0.0, high if correct < total else 1.0]
+
+
+def bootstrap(classes: np.ndarray, answers: np.ndarray, right: np.ndarray) -> dict[str, list[float]]:
+    """Return 95 % percentile intervals of `mean_per_class` and `f1` over 1,000 resamples of the images.
+
+    Images are drawn with replacement from all of them, by a fixed seed. Drawing the counts of the cells
+    (class, answer, right) from their multinomial distribution has the same law and takes less time.
+
+    Args:
+        classes: int64 `[N]`, the class of each image; N is at least 1.
+        answers: int64 `[N]`, the predicted class.
+        right: bool `[N]`, whether it counts as correct.
+
+    Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 13
+    """
+    cells, counts = np.unique(np.stack([classes, answers, right]), axis=1, return_counts=True)
+    (own, answer, is_right), generator = cells, np.random.default_rng(_SEED)
+    names = np.union1d(own, answer)
+    of_class, of_answer = np.searchsorted(names, own), np.argsort(answer, kind="stable")
+    # Cells are in order of class; each group begins where its class does.
+    starts = np.unique(own, return_index=True)[1]
+    answer_starts = np.unique(answer[of_answer], return_index=True)[1]
+    kept = np.unique(of_class), np.searchsorted(names, np.unique(answer))
+    means: list[np.ndarray] = []
+    for _ in range(_DRAWS // _DRAWS_AT_ONCE):
+        drawn = generator.multinomial(len(classes), counts / len(classes), size=_DRAWS_AT_ONCE)
+        images, correct, predicted = (np.zeros((_DRAWS_AT_ONCE, len(names))) for _ in range(3))
+        images[:, kept[0]] = np.add.reduceat(drawn, starts, axis=1)
+        correct[:, kept[0]] = np.add.reduceat(drawn * is_right, starts, axis=1)
+        predicted[:, kept[1]] = np.add.reduceat(drawn[:, of_answer], answer_starts, axis=1)
+        pairs = ((correct, images), (2 * correct, images + predicted))
+        with np.errstate(invalid="ignore"):  # a class that was not drawn counts for no mean
+            means.append(np.stack([np.nanmean(above / below, axis=1) for above, below in pairs], axis=1))
+    low, high = np.quantile(np.concatenate(means), (0.025, 0.975), axis=0)
+    return {name: [float(low[n]), float(high[n])] for n, name in enumerate(("mean_per_class", "f1"))}
+
+
+def interval_text(interval: Any) -> str:
+    """Write an interval of a share: "74.5-78.2%"; "" for anything else, as in results without one."""
+    if not isinstance(interval, list) or [type(end) for end in interval] != [float, float]:
+        return ""
+    low, high = (100 * end for end in interval)
+    return f"{low:.1f}-{high:.1f}%"
+
+
 def baselines(labels: np.ndarray, num_answers: int) -> dict[str, float]:
     """Baselines for an accuracy on these images: what a constant and a random prediction would score.
 
@@ -142,3 +236,59 @@ def padded_sets(sets: Sequence[Sequence[int]]) -> np.ndarray:
     return np.array([[*labels, *[-1] * (width - len(labels))] for labels in sets], np.int64).reshape(
         -1, width
     )
+
+
+def average_precisions(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Average precision of each class, float64 `[K]`, NaN for classes without images; as scikit-learn's.
+
+    Args:
+        scores: `[N, K]`, the higher the more likely.
+        truth: bool `[N, K]`.
+    """
+    found = np.full(scores.shape[1], np.nan)
+    for label in np.flatnonzero(truth.any(axis=0)):
+        ends, correct = _at_thresholds(scores[:, label], truth[:, label])[1:]
+        found[label] = (np.diff(correct, prepend=0) * correct / ends).sum() / correct[-1]
+    return found
+
+
+def best_thresholds(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Return for each class the score from which predicting it gives the best F1, float64 `[K]`; of equal F1
+    the highest score, 0.5 for classes without images. Arguments as for `average_precisions`.
+    """
+    found = np.full(scores.shape[1], 0.5)
+    for label in np.flatnonzero(truth.any(axis=0)):
+        values, ends, correct = _at_thresholds(scores[:, label], truth[:, label])
+        found[label] = values[np.argmax(correct / (ends + correct[-1]))]
+    return found
+
+
+def label_set_scores(scores: np.ndarray, truth: np.ndarray, thresholds: np.ndarray) -> dict[str, float]:
+    """Return `map` (mean average precision), `micro_f1`, `f1` (macro) and `subset_accuracy`, 0..1.
+
+    Both means are over the classes that have images. As scikit-learn's average_precision_score, f1_score and
+    accuracy_score on these classes, but for subset_accuracy, which counts all classes.
+
+    Args:
+        scores, truth: as for `average_precisions`.
+        thresholds: `[K]`; a class is predicted from this score on.
+    """
+    predicted = scores >= thresholds
+    correct, wanted, given = ((predicted & truth).sum(0), truth.sum(0), predicted.sum(0))
+    there = wanted > 0
+    return {
+        "map": float(np.nanmean(average_precisions(scores, truth))),
+        "micro_f1": float(2 * correct.sum() / (wanted + given).sum()),
+        "f1": float(np.mean(2 * correct[there] / (wanted + given)[there])),
+        "subset_accuracy": float((predicted == truth).all(axis=1).mean()),
+    }
+
+
+def _at_thresholds(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return each different score `[T]`, falling, how many images have it or more, and how many of those are
+    of the class.
+    """
+    order = np.argsort(-scores, kind="stable")
+    falling = scores[order]
+    last = np.flatnonzero(np.diff(falling, append=-np.inf))
+    return falling[last], last + 1, np.cumsum(truth[order])[last]

@@ -122,7 +122,8 @@ def export(
     found = weights_of(recipe)
     model, _ = loaded_model(found, 0, torch.float32)
     use_kernels(_KERNELS)
-    plain = Raw(model.eval(), found.weights.meta)
+    plain = Raw(model.eval(), found.weights.meta)  # what weights alone compute
+    scored = Raw(model, found.weights.meta, flip_average=options.flip_average).eval()
     images = GivenImages(recipe, found, run_dir, stop) if recipe.data.path or recipe.data.dataset else None
     journal = Journal(run_dir / LOG, report)
     found.log(journal, f"to {', '.join(options.to)}")
@@ -132,10 +133,10 @@ def export(
         assert images is not None
         squares = images.inputs(images.source, photographs=False)
         watched = journal.watch(squares, "scoring", len(images.source), 1)
-        return score(found.path, run_model(plain), watched, images)
+        return score(found.path, run_model(scored), watched, images)
 
     check = ResizingCheck(
-        found, plain, options.check_images, (images.source, images.where) if images else None
+        found, scored, options.check_images, (images.source, images.where) if images else None
     )
     name = Path(options.file).stem if options.file else "model"
     files: dict[str, str] = {}
@@ -170,6 +171,7 @@ def export(
         provenance={
             **weights_scored(found),
             "precision": options.precision,
+            **({"flip_average": True} if options.flip_average else {}),
             "device": "cpu",
             **_KERNELS.model_dump(),
             "versions": versions(),
@@ -192,7 +194,9 @@ def _graph(found: FoundWeights, plain: Raw, options: Export) -> Raw:
             f"out, and resize images yourself"
         )
     transform = stored_transform(meta) if options.include_preprocess else None
-    return Raw(plain.model, meta, transform, features=options.features).eval()
+    return Raw(
+        plain.model, meta, transform, features=options.features, flip_average=options.flip_average
+    ).eval()
 
 
 def _write_verified(request: ExportRequest) -> Exported:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vitctl.data.images.transforms import EvalTransform
+from vitctl.engine.evaluation import flip_averaged
 from vitctl.export.preprocess import Preprocess
 from vitctl.models.build import Model
 from vitctl.models.resnet import StdConv
@@ -22,15 +23,17 @@ M = TypeVar("M", bound=nn.Module)
 class _Network(nn.Module):
     """Normalised images to logits [B, K], or to them and the representation [B, R]."""
 
-    def __init__(self, model: Model, features: bool) -> None:
+    def __init__(self, model: Model, features: bool, flip_average: bool) -> None:
         super().__init__()
-        self.model, self.gives_features = model, features
+        self.model, self.gives_features, self.flip_average = model, features, flip_average
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         if not self.gives_features:
-            logits: Tensor = self.model(images)
+            logits: Tensor = flip_averaged(self.model, images) if self.flip_average else self.model(images)
             return logits
         features = self.model.features(images)
+        if self.flip_average:
+            return flip_averaged(self.model, images), features
         return (features if self.model.head is None else self.model.head(features)), features
 
 
@@ -43,6 +46,8 @@ class Raw(nn.Module):
         transform: pre-processing inside the graph, which then takes photographs, uint8 [B, H, W, 3], of one
             size per batch.
         features: give the representation [B, R] as a second output.
+        flip_average: the logits are the mean over an image and its mirror image, see `flip_averaged`; the
+            representation is that of the image.
     """
 
     def __init__(
@@ -52,9 +57,10 @@ class Raw(nn.Module):
         transform: EvalTransform | None = None,
         *,
         features: bool = False,
+        flip_average: bool = False,
     ) -> None:
         super().__init__()
-        self.network = _Network(model, features)
+        self.network = _Network(model, features, flip_average)
         self.preprocess = None if transform is None else Preprocess(transform)
         self.mean: Tensor
         self.std: Tensor

@@ -116,6 +116,7 @@ def _metadata(request: ExportRequest) -> dict[str, str]:
         "preprocessing": json.dumps(meta),
         "input": "squares" if request.model.preprocess is None else "photographs",
         "producer": "vitctl",
+        **({"flip_average": "true"} if request.options.flip_average else {}),
         "weights_sha256": weights.digest,
         **({"licence": weights.meta["licence"]} if weights.meta.get("licence") else {}),
         **({"resizing": request.resizing.note} if request.resizing else {}),
@@ -184,6 +185,7 @@ def write_program(request: ExportRequest, folder: Path) -> Written:
     """
     file, model = folder / f"{request.name}.pt2", request.model.traced()
     meta = request.found.weights.meta | {"weights_sha256": request.found.weights.digest}
+    meta |= {"flip_average": True} if request.options.flip_average else {}
     with quiet():
         program = torch.export.export(model, (model.example(2),), dynamic_shapes=(model.free_sizes(),))
         torch.export.save(program, file, extra_files={PROGRAM_METADATA: json.dumps(meta)})

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from vitctl import __version__
+from vitctl.engine.metrics import METRICS, interval_text, wilson
 from vitctl.errors import CheckpointError
 from vitctl.export.export import ExportRequest, Written
 from vitctl.export.graph import Raw
@@ -29,7 +30,10 @@ from vitctl.system.text import one_line
 
 # Licences that Hugging Face knows by name.
 _OF_HUB = ("apache-2.0", "mit", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0")
-_TABLE = ("| images | top-1 | correct | of | digest of images and labels |", "|---|---|---|---|---|")
+_TABLE = (
+    "| images | top-1 | correct | of | digest of images and labels | 95 % interval |",
+    "|---|---|---|---|---|---|",
+)
 
 
 def write_weights_file(request: ExportRequest, folder: Path) -> Written:
@@ -47,7 +51,8 @@ def write_weights_file(request: ExportRequest, folder: Path) -> Written:
     if config := read_json(folder / CONFIG):
         meta = {key: value for key, value in weights.meta.items() if key != "class_names"}
         ours = {"preprocessing": meta, **({"resizing": request.resizing.note} if request.resizing else {})}
-        known = {"license": meta["licence"]} if meta.get("licence") else {}
+        names = {"licence": "license", "licence_link": "license_link"}
+        known = {theirs: meta[name] for name, theirs in names.items() if meta.get(name)}
         write_json(folder / CONFIG, config | known | {"vitctl": ours})
     return Written(written.files[0], written.notes)
 
@@ -72,7 +77,7 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
     task = "image-classification" if config.num_classes else "image-feature-extraction"
     what = "An image classifier" if config.num_classes else "A body without a head"
     usage = row.usage if config.num_classes or "pipeline" not in row.usage else ""
-    head, own = [], found.weights.meta.get("licence", "")
+    head, own, link = [], found.weights.meta.get("licence", ""), found.weights.meta.get("licence_link", "")
     if row.library:
         name = json.dumps(one_line(own or licence), ensure_ascii=False)
         head = [
@@ -80,6 +85,7 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
             *("tags:", f"- {task}", "- vision-transformer", "- vitctl"),
             *([f"license_name: {name}"] if (own or licence) and own not in _OF_HUB else []),
             *([f"license: {own if own in _OF_HUB else 'other'}"] if own or licence else []),
+            *([f"license_link: {json.dumps(link, ensure_ascii=False)}"] if own and link else []),
             *("---", ""),
         ]
     data = result.get("provenance", {})
@@ -132,8 +138,13 @@ def _score_rows(request: ExportRequest, result: dict[str, Any]) -> Iterator[str]
         rows.append((request.images.where, request.model_score().numbers, given))
     yield from _TABLE if rows else ()
     for name, numbers, digest in rows:
+        interval = interval_text(wilson(numbers["correct"], numbers["total"]))
         counts = f"{numbers['accuracy']:.2%} | {numbers['correct']:,} | {numbers['total']:,}"
-        yield f"| {name.replace('|', '/')} | {counts} | `{digest.replace('|', '/')}` |"
+        yield f"| {name.replace('|', '/')} | {counts} | `{digest.replace('|', '/')}` | {interval} |"
+    for name, numbers, _ in rows:
+        means = [f"{text} {numbers[key]:.2%}" for key, text in METRICS.items() if numbers.get(key)][1:]
+        if means:
+            yield f"\n{name}: {', '.join(means)}."
 
 
 def _result(found: FoundWeights) -> dict[str, Any]:

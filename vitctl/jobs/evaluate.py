@@ -1,7 +1,10 @@
 """Scoring a classifier on a split, every image once, by its labels, ReaL labels or ObjectNet's rules."""
 
+import csv
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +12,39 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitctl.data.datasets.readers.imagenet import imagenet_classes, label_sets, read_real
+from vitctl.data.datasets.readers.imagenet import (
+    CORRUPTIONS,
+    imagenet_classes,
+    is_part_of_imagenet,
+    label_sets,
+    read_real,
+)
 from vitctl.data.datasets.readers.original_files import class_list
-from vitctl.data.source.views import Source
+from vitctl.data.source.views import Source, View, sample_key
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import RECIPE, Report, run_of, silent
 from vitctl.engine.metrics import (
+    TOP_K,
+    average_precisions,
     baselines,
+    best_thresholds,
+    bootstrap,
+    class_scores,
     correct_predictions,
     count_by_class,
     count_confusions,
     count_hits,
-    macro_f1,
+    label_set_scores,
+    macro_scores,
     mean_per_class,
     padded_sets,
+    wilson,
 )
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.checks import check_head_classes
+from vitctl.jobs.inputs.classifier import probabilities
 from vitctl.jobs.inputs.data import Inputs, open_inputs
 from vitctl.jobs.inputs.weights import (
     OBJECTNET,
@@ -50,10 +67,10 @@ from vitctl.jobs.training import (
 )
 from vitctl.models.variants import unseen_pixels
 from vitctl.recipe.schema import Evaluate
-from vitctl.system.files import write_csv
+from vitctl.system.files import TABLE, read_bytes, write_csv
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
-ORIGINAL, REAL = "original", "real"
+ORIGINAL, REAL, PART = "original", "real", "restricted"
 
 
 @dataclass(frozen=True)
@@ -83,6 +100,32 @@ class LabelRule:
         right = correct_predictions(best, next(iter(self.labels.values())))[counted]
         return count_by_class(right, self.classes[counted], len(self.class_names))
 
+    @property
+    def has_f1(self) -> bool:
+        """Return whether predictions and labels are of the same classes, one label per image."""
+        return next(iter(self.labels.values())).ndim == 1 and self.prediction_names == self.class_names
+
+    @property
+    def has_label_sets(self) -> bool:
+        """Return whether the data has several labels per image, of the classes that are predicted."""
+        return list(self.labels) == [ORIGINAL] and self.labels[ORIGINAL].ndim > 1
+
+    @property
+    def truth(self) -> np.ndarray:
+        """Which classes each image with several labels has, bool `[N, K]`."""
+        labels = next(iter(self.labels.values()))
+        images, places = np.nonzero(labels >= 0)
+        truth = np.zeros((len(labels), len(self.prediction_names)), bool)
+        truth[images, labels[images, places]] = True
+        return truth
+
+    def with_predictions(self, counts: np.ndarray, best: np.ndarray) -> np.ndarray:
+        """Return images, correct predictions and predictions of each class, `[K, 3]`, from
+        `count_by_class`.
+        """
+        predicted = np.bincount(best[self.classes >= 0, 0], minlength=len(counts))
+        return np.stack([counts[:, 0], counts[:, 1], predicted], axis=1)
+
 
 def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Path) -> LabelRule:
     """Return the rule that evaluation.labels names, for the images of a split.
@@ -102,6 +145,8 @@ def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Pa
     classes = given.reshape(len(given), -1)[:, 0]
     if wanted in OF_OBJECTNET:
         return _objectnet(source, classes, found, restricted=wanted == RESTRICTED)
+    if not wanted and is_part_of_imagenet(source.class_names, found.weights.config.num_classes):
+        return _part_of_imagenet(source, given, classes, found)
     check_found_classes(found, source.class_names)
     labels = {ORIGINAL: given}
     if wanted == REAL or wanted.endswith(".json"):
@@ -156,6 +201,40 @@ def _objectnet(source: Source, classes: np.ndarray, found: FoundWeights, *, rest
     return LabelRule({OBJECTNET: padded_sets(sets)[classes]}, classes, source.class_names, tuple(numbers))
 
 
+def _part_of_imagenet(
+    source: Source, given: np.ndarray, classes: np.ndarray, found: FoundWeights
+) -> LabelRule:
+    """Restrict the predictions to the classes of the images, as the authors of ImageNet-A and -R do."""
+    numbers = {wnid: number for number, wnid in enumerate(class_list("imagenet"))}
+    check_found_classes(found, tuple(numbers))
+    names, kept = source.class_names, [numbers[name] for name in source.class_names]
+    return LabelRule({PART: given}, classes, names, names, lambda logits: logits[:, kept])
+
+
+def corruption_errors(split: str, source: Source, right: np.ndarray) -> dict[str, Any]:
+    """Return the error of each corruption of ImageNet-C, and their mean relative to AlexNet's errors.
+
+    Args:
+        split: expression that names whole corruptions, `fog+snow`; nothing is returned for others.
+        source: the images of that expression.
+        right: bool `[N]`, which of them are right.
+
+    Returns:
+        `corruption_errors`, 0 to 1; with all 15 of the benchmark also `mce`, 1 for AlexNet.
+
+    Paper: arXiv 1903.12261, Section 4
+    """
+    names = [name.strip() for name in split.split("+")]
+    parts = source.parts if isinstance(source, View) and source.parts else (source,)
+    if not set(names) <= CORRUPTIONS.keys() or len(parts) != len(names):
+        return {}
+    ends = np.cumsum([len(part) for part in parts])[:-1]
+    errors = {name: 1 - float(one.mean()) for name, one in zip(names, np.split(right, ends), strict=True)}
+    ratios = [errors[name] / error for name, (_, error) in CORRUPTIONS.items() if error and name in errors]
+    is_all = len(ratios) == sum(error is not None for _, error in CORRUPTIONS.values())
+    return {"corruption_errors": errors} | ({"mce": float(np.mean(ratios))} if is_all else {})
+
+
 def _highest(logits: Tensor, sets: Sequence[Sequence[int]]) -> Tensor:
     """Return the highest logit of each set of classes: `[B, K]` to `[B, A]`."""
     return torch.stack([logits[:, numbers].amax(dim=1) for numbers in sets], dim=1)
@@ -171,13 +250,17 @@ def write_counts(run_dir: Path, rule: LabelRule, best: np.ndarray) -> dict[str, 
     """
     names, predictions = rule.class_names, rule.prediction_names
     counted = rule.classes >= 0
-    by_class = rule.count_by_class(best).tolist()
+    counts = rule.count_by_class(best)
+    scores = np.full((len(names), 3), np.nan)
+    if rule.has_f1:
+        scores = class_scores(rule.with_predictions(counts, best))
+    by_class = zip(names, counts.tolist(), scores.tolist(), strict=True)
     tables: dict[str, list[Sequence[object]]] = {
         "per_class": [
-            ("class", "images", "correct", "top5_correct", "accuracy"),
+            ("class", "images", "correct", "top5_correct", "accuracy", "precision", "recall", "f1"),
             *(
-                (name, n, top1, top5, top1 / n if n else "")
-                for name, (n, top1, top5) in zip(names, by_class, strict=True)
+                (name, n, top1, top5, top1 / n if n else "", *("" if s != s else s for s in of_class))
+                for name, (n, top1, top5), of_class in by_class
             ),
         ],
         "confusion": [
@@ -225,7 +308,7 @@ def evaluate(
         raise CheckpointError(
             f"{found.path}: its head is all zeros, as in the released ImageNet-21k files; fine-tune it first"
         )
-    _check_held_out(recipe.data.eval_split, found, source)
+    _check_held_out(recipe.data.eval_split, recipe.data.group_by, found, source)
     rule = choose_label_rule(recipe.evaluation.labels, source, found, Path(recipe.data.root))
     run = start_run(recipe, run_dir, report, stop, source)
     runtime, journal = run.runtime, run.journal
@@ -241,19 +324,43 @@ def evaluate(
     look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime))
-    best = look.through(top_predictions, "scoring", model, source, to_scores=rule.to_scores).numpy()
+    flip, file, shares = recipe.evaluation.flip_average, recipe.evaluation.answers, None
+    thresholds = read_thresholds(recipe.evaluation.thresholds, rule)
+    if file or rule.has_label_sets:
+        shares = partial(probabilities, activation="sigmoid" if meta.get("loss") == "sigmoid" else "softmax")
+    given: dict[str, Any] = {"to_scores": rule.to_scores, "to_probabilities": shares, "flip_average": flip}
+    given |= {"of_all_classes": rule.has_label_sets}
+    rows = look.through(top_predictions, "scoring", model, source, **given).numpy()
+    best, likely = np.split(rows, [min(TOP_K, len(rule.prediction_names))], axis=1)
+    best = best.astype(np.int64)
+    files = write_counts(run_dir, rule, best) if runtime.is_main else {}
+    of_sets: dict[str, Any] = {}
+    if rule.has_label_sets:
+        of_sets = label_set_scores(likely, rule.truth, thresholds)
+        if runtime.is_main:
+            files |= _write_thresholds(run_dir, rule, likely)
+        likely = np.take_along_axis(likely, best, axis=1)
     metrics: dict[str, dict[str, Any]] = {}
     for name, labels in rule.labels.items():
         hits = count_hits(best, labels)
-        numbers = {"accuracy": hits.accuracy, "correct": hits.correct, "total": hits.total}
+        numbers: dict[str, Any] = {"accuracy": hits.accuracy, "correct": hits.correct, "total": hits.total}
         numbers |= {"top5_accuracy": hits.top5, "top5_correct": hits.correct_top5}
+        numbers["accuracy_interval"] = wilson(hits.correct, hits.total)
+        numbers["top5_interval"] = wilson(hits.correct_top5, hits.total)
         metrics[name] = numbers | baselines(labels, len(rule.prediction_names))
         if len(metrics) == 1:
             by_class = rule.count_by_class(best)
             metrics[name]["mean_per_class"] = mean_per_class(by_class)
-            if labels.ndim == 1 and rule.prediction_names == rule.class_names:
-                by_class[:, 2] = np.bincount(best[:, 0], minlength=len(by_class))
-                metrics[name]["f1"] = macro_f1(by_class)
+            metrics[name] |= corruption_errors(
+                recipe.data.eval_split, source, correct_predictions(best, labels)[:, 0]
+            )
+            metrics[name] |= of_sets
+            if rule.has_f1:
+                metrics[name] |= macro_scores(rule.with_predictions(by_class, best))
+            counted = rule.classes >= 0
+            right = correct_predictions(best, labels)[counted, 0]
+            for mean, interval in bootstrap(rule.classes[counted], best[counted, 0], right).items():
+                metrics[name] |= {f"{mean}_interval": interval} if mean in metrics[name] else {}
         journal.write("evaluate", step=0, labels=name, **metrics[name])
     first, *others = metrics
     return RunResult(
@@ -264,17 +371,78 @@ def evaluate(
             **weights_scored(found),
             **computed(runtime),
             **data_used(source, recipe.data.eval_split),
+            **({"group_by": recipe.data.group_by} if recipe.data.group_by else {}),
             **WHOLE,
             "labels": first,
             **shown(transform),
+            **({"flip_average": True} if flip else {}),
             "mean": list(meta["mean"]),
             "std": list(meta["std"]),
         },
-        files=write_counts(run_dir, rule, best) if runtime.is_main else {},
+        files=files | (_answers(file, source, rule, best, likely) if runtime.is_main else {}),
     )
 
 
-def _check_held_out(split: str, found: FoundWeights, source: Source) -> None:
+def read_thresholds(path: str, rule: LabelRule) -> np.ndarray:
+    """Return the probability from which each class is predicted, float64 `[K]`, from a thresholds.csv; 0.5
+    without a file.
+
+    Raises:
+        DataError: the file has other classes, or is for images with one label each.
+    """
+    names = list(rule.prediction_names)
+    if not path:
+        return np.full(len(names), 0.5)
+    if not rule.has_label_sets:
+        raise DataError("evaluation.thresholds is for images with several labels each; leave it out")
+    text = read_bytes(Path(path), TABLE.limit, error=DataError).decode("utf-8", errors="replace")
+    try:
+        rows = {row["class"]: float(row["threshold"]) for row in csv.DictReader(io.StringIO(text))}
+    except (KeyError, TypeError, ValueError):
+        raise DataError(f"{path}: should have the columns class and threshold, with a number each") from None
+    if list(rows) != names:
+        raise DataError(f"{path}: should have the {len(names)} classes of the weights, in their order")
+    return np.array([*rows.values()])
+
+
+def _write_thresholds(run_dir: Path, rule: LabelRule, likely: np.ndarray) -> dict[str, str]:
+    """Write the threshold of each class that has the best F1 on these images. Returns name -> path."""
+    precise, best = average_precisions(likely, rule.truth), best_thresholds(likely, rule.truth)
+    rows = zip(rule.prediction_names, best.tolist(), precise.tolist(), strict=True)
+    table = [(name, threshold, "" if ap != ap else ap) for name, threshold, ap in rows]
+    path = write_csv(run_dir / "thresholds.csv", [("class", "threshold", "average_precision"), *table])
+    return {"thresholds": str(path)}
+
+
+def _answers(
+    file: str, source: Source, rule: LabelRule, best: np.ndarray, likely: np.ndarray
+) -> dict[str, str]:
+    """Write the answer to every image, in the split's order; nothing without a file. Returns name -> path.
+
+    Args:
+        file: a .csv; "" writes none.
+        source: the images.
+        rule: the main labels and the names.
+        best, likely: `[N, A]`, the most likely classes, and their probabilities.
+    """
+    if not file:
+        return {}
+    truth, names = next(iter(rule.labels.values())), rule.prediction_names
+    table = [
+        (
+            sample_key(source, sample),
+            ";".join(names[label] for label in np.atleast_1d(truth[sample]) if label >= 0),
+            names[best[sample, 0]],
+            shares[0],
+            shares[0] - (shares[1] if len(shares) > 1 else 0.0),
+        )
+        for sample, shares in enumerate(likely.tolist())
+    ]
+    header = ("path", "truth", "answer", "probability", "margin")
+    return {"answers": str(write_csv(Path(file), [header, *table]))}
+
+
+def _check_held_out(split: str, group_by: str, found: FoundWeights, source: Source) -> None:
     """Refuse a part of a data set that the run of the weights scored too, but with other images: some may be
     trained on.
     """
@@ -282,7 +450,11 @@ def _check_held_out(split: str, found: FoundWeights, source: Source) -> None:
     trained = read_result(run) if (run / RECIPE).is_file() else None
     used = trained.provenance if trained is not None else {}
     if "[" in split and used.get("split") == split and used.get("data_sha256") != source.digest:
-        whole = split.partition("[")[0]
+        whole, grouped = split.partition("[")[0], used.get("group_by", "")
+        if grouped != group_by:
+            raise DataError(
+                f"data.group_by = '{group_by}': {run} held out {split} with '{grouped}'; give that value"
+            )
         raise DataError(
             f"data.eval_split = '{split}': {run} held out other images under this name, and may have been "
             f"trained on some of these; "

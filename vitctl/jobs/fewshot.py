@@ -3,6 +3,7 @@ form.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from vitctl.engine.journal import FEATURES, Report, silent
 from vitctl.engine.metrics import baselines, mean_per_class
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime
+from vitctl.engine.trainer import RunContext
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import FewshotSet, Inputs, open_inputs
 from vitctl.jobs.inputs.weights import FoundWeights, check_found, loaded_model, random_in_words, weights_of
@@ -35,7 +37,8 @@ from vitctl.jobs.training import (
 from vitctl.models.build import Model, build
 from vitctl.models.variants import unseen_pixels
 from vitctl.models.weights.weights_file import weights_digest
-from vitctl.recipe.schema import Fewshot
+from vitctl.recipe.schema import Fewshot, FrozenRecipe
+from vitctl.recipe.sections import StartWeights
 from vitctl.system.files import write_csv
 
 SCORES, CHOSEN = "fewshot.csv", "chosen.csv"
@@ -80,6 +83,77 @@ def fewshot(
 
     Paper: Section 4.1 (few-shot accuracies), Fig. 4
     """
+    frozen = open_frozen(recipe, run_dir, report, stop, inputs)
+    run, sets, runtime, journal = frozen.run, frozen.sets, frozen.run.runtime, frozen.run.journal
+    lines: list[Line] = []
+    for one in sets:
+        features = frozen.features(one)
+        if features is not None:
+            lines += _score(recipe, one, features, run.stop)
+        stop_together(runtime, run.stop)
+    check_whole(run.shards, runtime)  # also the shards of cached representations
+    metrics: dict[str, Any] = {}
+    if runtime.is_main:
+        metrics = _table(recipe, sets, lines)
+        _write_files(recipe, sets, lines, run_dir)
+        for shots in metrics["accuracy"]:
+            seeds = metrics["by_seed"][shots]
+            journal.write(
+                "fewshot", step=0, shots=int(shots), accuracy=metrics["accuracy"][shots], seeds=seeds
+            )
+    files = {"scores": str(run_dir / SCORES), "chosen": str(run_dir / CHOSEN)}
+    used = _provenance(recipe, frozen) | WHOLE
+    return RunResult("fewshot", "done", metrics, used, files)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A frozen network, and the data sets whose representations are read."""
+
+    run: RunContext
+    sets: list[FewshotSet]
+    found: FoundWeights
+    transform: EvalTransform
+    look: ImagePass
+    model: Model
+    digest: str
+    folder: Path
+    limit: int
+    weights: StartWeights
+
+    def features(self, one: FewshotSet) -> tuple[Tensor, Tensor] | None:
+        """Return the representations of training and test images, [N, R] and [M, R]; None on processes other
+        than the main one.
+
+        Raises DataError if one is NaN or infinite.
+        """
+        (train, _), (test, was_read) = (
+            self.look.cached(self.model, self.digest, source, self.folder, self.limit)
+            for source in (one.train, one.test)
+        )
+        self.run.journal.write("features", step=0, data_set=one.name, read=was_read, folder=str(self.folder))
+        if not self.run.runtime.is_main or train is None or test is None:
+            return None
+        if not all(bool(part.isfinite().all()) for part in (train, test)):
+            raise DataError(
+                "the model's representations are NaN or infinite, so their accuracy is meaningless; use "
+                "other weights"
+            )
+        return train, test
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """Return the provenance of the representations."""
+        sets = self.sets
+        data = sets[0].used if len(sets) == 1 else {"tasks": {one.name: one.used for one in sets}}
+        weights = weights_used(self.found, self.weights)
+        return weights | computed(self.run.runtime) | data | shown(self.transform)
+
+
+def open_frozen(
+    recipe: FrozenRecipe, run_dir: Path, report: Report, stop: StopFlag | None, inputs: Inputs | None
+) -> Frozen:
+    """Join the processes of a job on frozen representations, open its data, and load its network."""
     found = weights_of(recipe)
     sets = (inputs or open_inputs(recipe, run_dir)).sets
     sources = [source for one in sets for source in (one.train, one.test)]
@@ -94,34 +168,13 @@ def fewshot(
     for text in unseen_pixels(found.weights.config, transform.image_size):
         journal.write("warning", step=0, text=text)
     look, digest = ImagePass(run, recipe, transform, found.weights.meta), weights_digest(model.state_dict())
-    folder = Path(recipe.fewshot.cache) if recipe.fewshot.cache else run_dir.parent / FEATURES
-    limit = int(recipe.fewshot.cache_gib * 2**30)
+    folder = Path(recipe.cached.cache) if recipe.cached.cache else run_dir.parent / FEATURES
+    limit = int(recipe.cached.cache_gib * 2**30)
 
-    lines: list[Line] = []
-    for one in sets:
-        (train, _), (test, was_read) = (
-            look.cached(model, digest, source, folder, limit) for source in (one.train, one.test)
-        )
-        journal.write("features", step=0, data_set=one.name, read=was_read, folder=str(folder))
-        if runtime.is_main and train is not None and test is not None:
-            lines += _score(recipe, one, (train, test), run.stop)
-        stop_together(runtime, run.stop)
-    check_whole(run.shards, runtime)  # also the shards of cached representations
-    metrics: dict[str, Any] = {}
-    if runtime.is_main:
-        metrics = _table(recipe, sets, lines)
-        _write_files(recipe, sets, lines, run_dir)
-        for shots in metrics["accuracy"]:
-            seeds = metrics["by_seed"][shots]
-            journal.write(
-                "fewshot", step=0, shots=int(shots), accuracy=metrics["accuracy"][shots], seeds=seeds
-            )
-    files = {"scores": str(run_dir / SCORES), "chosen": str(run_dir / CHOSEN)}
-    used = _provenance(recipe, runtime, found, sets, transform) | WHOLE
-    return RunResult("fewshot", "done", metrics, used, files)
+    return Frozen(run, sets, found, transform, look, model, digest, folder, limit, recipe.weights)
 
 
-def _frozen(found: FoundWeights, recipe: Fewshot, runtime: Runtime) -> tuple[Model, EvalTransform]:
+def _frozen(found: FoundWeights, recipe: FrozenRecipe, runtime: Runtime) -> tuple[Model, EvalTransform]:
     model, image_size = loaded_model(found, recipe.data.image_size, runtime.dtype)
     if recipe.weights.initialise == "random":
         model = build(model.config, seed=recipe.seed, dtype=runtime.dtype)
@@ -142,11 +195,6 @@ def _grid(recipe: Fewshot) -> tuple[float, ...]:
 
 def _score(recipe: Fewshot, one: FewshotSet, features: tuple[Tensor, Tensor], stop: StopFlag) -> list[Line]:
     """Return the lines of a data set; after a signal only some of them."""
-    if not all(bool(part.isfinite().all()) for part in features):
-        raise DataError(
-            "the model's representations are NaN or infinite, so their accuracy is meaningless; use other "
-            "weights"
-        )
     dtype = torch.float64 if recipe.fewshot.float64 else torch.float32
     return [
         Line(
@@ -240,16 +288,10 @@ def _write_files(recipe: Fewshot, sets: list[FewshotSet], lines: list[Line], run
     write_csv(run_dir / CHOSEN, [("data_set", "seed", "class", "place", "index", "key"), *drawn])
 
 
-def _provenance(
-    recipe: Fewshot, runtime: Runtime, found: FoundWeights, sets: list[FewshotSet], transform: EvalTransform
-) -> dict[str, Any]:
+def _provenance(recipe: Fewshot, frozen: Frozen) -> dict[str, Any]:
     f = recipe.fewshot
-    data = sets[0].used if len(sets) == 1 else {"tasks": {one.name: one.used for one in sets}}
     return {
-        **weights_used(found, recipe.weights),
-        **computed(runtime),
-        **data,
-        **shown(transform),
+        **frozen.used,
         "shots": list(f.shots),
         "l2": f.l2 if f.choose_l2 == "fixed" else list(L2_GRID),
         "choose_l2": f.choose_l2,

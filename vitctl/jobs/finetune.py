@@ -1,12 +1,14 @@
 """Fine-tuning (Section 3.2, Table 4): a pre-trained body, a new zero head, often a higher resolution."""
 
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitctl.data.source.views import Source
+from vitctl.data.inspect.duplicates import NEAR_BITS, compare_within, describe, write_matches
+from vitctl.data.source.views import Source, split_sources
 from vitctl.engine.computation import dropout_draws
 from vitctl.engine.distillation import Teacher
 from vitctl.engine.evaluation import Score
@@ -15,6 +17,7 @@ from vitctl.engine.metrics import baselines
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.schedule import checked_steps, fitted_recipe
 from vitctl.engine.trainer import RunContext
+from vitctl.errors import DataError
 from vitctl.jobs.inputs.checks import check_kept_head
 from vitctl.jobs.inputs.data import (
     Inputs,
@@ -47,6 +50,11 @@ from vitctl.models.lora import adapt
 from vitctl.models.variants import check_lora, unseen_pixels
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.schema import Finetune, frozen_places, rates_in_words, rates_of
+from vitctl.system.pool import default_workers
+
+DUPLICATES = "duplicates.csv"
+_MOST_COMPARED, _COMPARING_SECONDS = 20_000, 5.0
+_ENOUGH = 256  # images for worker processes
 
 
 def finetune(
@@ -95,6 +103,7 @@ def finetune(
     for text in (*sampling_notes(data, train_on), *([uneven.note] if uneven else ())):
         run.journal.write("data", step=0, text=text)
 
+    _warn_of_duplicates(data, run, train_on, score_on)
     teacher = load_teacher(recipe, run, found, data.image_size, train_on.class_names)
     start = _Start(found, data, teacher)
     tried = _sweep(recipe, start, run, inputs.tried) if inputs.tried else []
@@ -125,6 +134,36 @@ def finetune(
         metrics={**result.metrics, "sweep": table},
         provenance={**result.provenance, "sweep": splits},
     )
+
+
+def _warn_of_duplicates(data: TrainImages, run: RunContext, train_on: Source, scored: Source | None) -> None:
+    """Look for near-duplicates in local images of the user, for a few seconds at most, once a run.
+
+    Writes RUN/duplicates.csv. No result depends on it.
+    """
+    file, sides = run.folder / DUPLICATES, ({"scored": scored} if scored else {}) | {"train": train_on}
+    indexes = [split.index for source in sides.values() for split in split_sources(source)]
+    if not (data.path and run.runtime.is_main) or file.exists() or any(index.is_remote for index in indexes):
+        return
+    total = sum(map(len, sides.values()))
+    if total > _MOST_COMPARED:
+        text = f"no look for near-duplicates among {total:,} images; `vitctl data dedup` finds them"
+        run.journal.write("data", step=0, text=text)
+        return
+    until, workers = time.monotonic() + _COMPARING_SECONDS, default_workers() if total > _ENOUGH else 0
+    try:
+        compared = compare_within(sides, max_bits=NEAR_BITS, workers=workers, until=until)
+        write_matches(compared, file)
+    except (DataError, OSError) as error:  # a look is not worth a training
+        run.journal.write("data", step=0, text=f"near-duplicates could not be looked for: {error}")
+        return
+    lines = [describe(found) for found in compared if found.matches]
+    if time.monotonic() > until:
+        lines.append(
+            f"not all images were compared within {_COMPARING_SECONDS:g} s; `vitctl data dedup` does"
+        )
+    if lines:
+        run.journal.write("warning", step=0, text="; ".join((*lines, f"pairs: {file}")))
 
 
 Pair = tuple[Source, Source | None]  # images to train on, and to score on

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from vitctl.data.datasets.catalog import find_data_set, known_size, no_data
 from vitctl.data.shards.remote import is_remote
@@ -21,7 +21,13 @@ from vitctl.engine.schedule import (
     needs_num_images,
 )
 from vitctl.errors import DataError, RecipeError
-from vitctl.jobs.inputs.checks import check_scored_head, find_network, is_photographs, planned_splits
+from vitctl.jobs.inputs.checks import (
+    StoredNetwork,
+    check_scored_head,
+    find_network,
+    is_photographs,
+    planned_splits,
+)
 from vitctl.jobs.inputs.data import (
     FewshotSet,
     check_scored,
@@ -48,9 +54,10 @@ from vitctl.recipe.images import OBJECTNET_SIZE, Place, TrainImages
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import (
     Evaluate,
-    Fewshot,
     Finetune,
+    FrozenRecipe,
     Pretrain,
+    Probe,
     Vtab,
     frozen_places,
     lora_of,
@@ -58,6 +65,9 @@ from vitctl.recipe.schema import (
     rates_of,
 )
 from vitctl.recipe.sections import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from vitctl.jobs.inputs.weights import WeightsRecipe
 
 CURVE_POINTS = 9
 GPU_BYTES = 80 * 2**30
@@ -189,7 +199,8 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
             classifier=recipe.weights.classifier,
         )
         notes += [found.taken] if found.taken else []
-        notes.append(f"weights from {found.path}")
+        place, *warnings = _of_weights(recipe, found)
+        notes += [f"weights from {place}", *warnings]
         if recipe.sweep.lrs:
             notes.append(
                 f"{len(recipe.sweep.lrs)} learning rates are tried first, each for the number of steps "
@@ -256,6 +267,17 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         notes=tuple(notes),
         ways=tuple(_ways(config, recipe, teacher, memory)) if micro_batch > fitting else (),
     )
+
+
+def _of_weights(recipe: "WeightsRecipe", found: StoredNetwork) -> list[str]:
+    """Return notes on stored weights: their place, licence, and what a job will warn of."""
+    licence = found.meta.get("licence", "")
+    place = found.path + (f"; licence: {licence}" if licence else "")
+    if not {"assumed", "licence", "remarks"} & found.meta.keys():
+        return [place]
+    from vitctl.jobs.inputs.weights import planned_weights  # imports torch, as reading such a file did
+
+    return [place, *planned_weights(recipe, *found[:2], found.meta).warnings]
 
 
 def _trained(recipe: Pretrain | Finetune, config: Config) -> int:
@@ -367,6 +389,7 @@ class ScoringPlan:
         drawn: few-shot data sets, and how many images a seed draws at most.
         trainings, steps: how often it is fine-tuned first, and for how many steps in all; 0: not at all.
         flops: of everything whose number of images is known.
+        feature_bytes: representations of all images, float32.
     """
 
     weights: str
@@ -377,9 +400,10 @@ class ScoringPlan:
     steps: int
     flops: int
     notes: tuple[str, ...]
+    feature_bytes: int = 0
 
 
-def plan_scoring(recipe: Fewshot | Vtab | Evaluate) -> ScoringPlan:
+def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
     """Return the cost of `recipe`, from the data if it is there, else from the known sizes of data sets.
 
     Nothing is downloaded; a remote index has a timeout of a few seconds.
@@ -395,10 +419,12 @@ def plan_scoring(recipe: Fewshot | Vtab | Evaluate) -> ScoringPlan:
         job=recipe.job,
         classifier=wanted.classifier,
     )
-    notes = [found.taken] if found.taken else []
+    weights, *warnings = _of_weights(recipe, found)
+    notes = [*([found.taken] if found.taken else []), *warnings]
     side, trainings, steps, batch = recipe.data.image_size, 0, 0, 0
     images: list[tuple[str, int]] = []
     drawn: list[tuple[str, int]] = []
+    held = 0
     if isinstance(recipe, Vtab):
         batch, tasks = recipe.schedule.batch_size, chosen_tasks(recipe)
         if recipe.data.path and not Path(recipe.data.path).is_dir():
@@ -415,7 +441,7 @@ def plan_scoring(recipe: Fewshot | Vtab | Evaluate) -> ScoringPlan:
             if len(set(lengths)) > 1:
                 notes.append("the steps are counted as if the sweep chose the longest schedule")
         images = [(task.name, (known_size(task.data_set, task.test) or (0, 0))[0]) for task in tasks]
-    elif isinstance(recipe, Fewshot):
+    elif isinstance(recipe, FrozenRecipe):
         for name, place, trained, scored in fewshot_places(recipe.data):
             sizes = [_looked_up(place, split, needed=False) for split in (trained, scored)]
             images += [
@@ -423,10 +449,12 @@ def plan_scoring(recipe: Fewshot | Vtab | Evaluate) -> ScoringPlan:
                 for split, size in zip((trained, scored), sizes, strict=True)
             ]
             notes += [note for size in sizes for note in size.notes]
-            drawn.append((name, max(recipe.fewshot.shots) * sizes[0].num_classes))
+            held += sum(size.num_images for size in sizes) * found.config.feature_size * 4
+            if not isinstance(recipe, Probe):
+                drawn.append((name, recipe.most_shots * sizes[0].num_classes))
             train, test = (size.source for size in sizes)
             if train is not None and test is not None:
-                check_set(FewshotSet(name, trained, scored, train, test), max(recipe.fewshot.shots))
+                check_set(FewshotSet(name, trained, scored, train, test), recipe.most_shots)
     else:
         size = _looked_up(recipe.data, recipe.data.eval_split, needed=False)
         images = [(recipe.data.eval_split, size.num_images)]
@@ -442,7 +470,7 @@ def plan_scoring(recipe: Fewshot | Vtab | Evaluate) -> ScoringPlan:
     flops = 2 * count_macs(config) * passed + training_flops(config, steps * batch)
     notes += unseen_pixels(config)
     return ScoringPlan(
-        found.path,
+        weights,
         config,
         tuple(images),
         tuple(drawn),
@@ -450,6 +478,7 @@ def plan_scoring(recipe: Fewshot | Vtab | Evaluate) -> ScoringPlan:
         steps,
         flops,
         tuple(dict.fromkeys(notes)),
+        held,
     )
 
 

@@ -4,8 +4,9 @@ in Python.
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
@@ -33,7 +34,7 @@ from vitctl.models.weights.containers import save_tensors
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.files import atomic_write
-from vitctl.system.text import printable
+from vitctl.system.text import escaped_json, printable
 
 FORMAT = "vitctl-embeddings/1"
 _DIGEST_BYTES = 32
@@ -53,6 +54,13 @@ class Prediction:
     name: str
     classes: Ranking
     error: str = ""
+
+    def json(self) -> str:
+        """Return the record of `vitctl predict --format jsonl`, without a line break."""
+        classes = [{"class": label, "probability": p} for label, p in self.classes]
+        record = {"image": self.name, "classes": classes}
+        record |= {"error": self.error} if self.error else {}
+        return escaped_json(json.dumps(record, ensure_ascii=False))
 
 
 def predict(
@@ -268,9 +276,10 @@ class Classifier:
 
 
 def _is_one(images: Any) -> bool:
-    return isinstance(images, str | Path | Image.Image) or (
-        isinstance(images, np.ndarray) and images.ndim < 4
-    )
+    """Return whether it is a single image, or something that is not a list of images either."""
+    if isinstance(images, np.ndarray | Tensor):
+        return images.ndim < 4
+    return isinstance(images, str | bytes | Path | Image.Image) or not isinstance(images, Iterable)
 
 
 def _pillow(image: Any) -> Image.Image:
@@ -286,6 +295,17 @@ def _pillow(image: Any) -> Image.Image:
 def _told(tensor: Tensor | None) -> Tensor:
     assert tensor is not None
     return tensor
+
+
+def check_counts(**counts: int) -> None:
+    """Refuse arguments that should be whole numbers above 0.
+
+    Raises:
+        RecipeError: the first that is not; it is named.
+    """
+    for name, count in counts.items():
+        if not isinstance(count, Integral) or count < 1:
+            raise RecipeError(f"{name} = {count!r}: should be a whole number, at least 1")
 
 
 @explaining()
@@ -342,9 +362,7 @@ def load_classifier(
 
     Paper: Section 3.1
     """
-    for name, number in (("top", top), ("batch_size", batch_size)):
-        if number < 1:
-            raise RecipeError(f"{name} = {number}: should be at least 1")
+    check_counts(top=top, batch_size=batch_size)
     values: dict[str, Any] = {
         "weights.source": str(source),
         "weights.which": weights,

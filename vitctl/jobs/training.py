@@ -30,7 +30,7 @@ from vitctl.engine.journal import (
     read_records,
     tensors_file,
 )
-from vitctl.engine.metrics import baselines
+from vitctl.engine.metrics import baselines, wilson
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Runtime, num_workers, start, tracking
 from vitctl.engine.trainer import Images, RunContext, Trainer
@@ -45,7 +45,7 @@ from vitctl.models.weights.meta import HALF
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.images import TrainImages
 from vitctl.recipe.neutral_keys import deciding_values
-from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Log, Machine, Pretrain, TrainRecipe, Vtab
+from vitctl.recipe.schema import Evaluate, Finetune, FrozenRecipe, Log, Machine, Pretrain, TrainRecipe, Vtab
 from vitctl.recipe.sections import Schedule, StartWeights
 
 _PATIENCE = 5.0  # seconds that a finished training waits for the last shards
@@ -131,7 +131,7 @@ class ImagePass:
     """
 
     run: RunContext
-    recipe: TrainRecipe | Fewshot | Evaluate
+    recipe: TrainRecipe | FrozenRecipe | Evaluate
     transform: EvalTransform
     colours: Mapping[str, Any]
     whole_batches: bool = False
@@ -234,8 +234,8 @@ def _network_digest(found: FoundWeights) -> str:
 
 
 def stated(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the licence of weights where it is known: what is made of them keeps it."""
-    return {"licence": meta["licence"]} if meta.get("licence") else {}
+    """Return the licence of weights where it is known, and its address: what is made of them keeps both."""
+    return {key: meta[key] for key in ("licence", "licence_link") if meta.get(key)}
 
 
 def weights_used(found: FoundWeights, section: StartWeights) -> dict[str, Any]:
@@ -282,6 +282,7 @@ def trained(
         "train_sha256": images.train.digest,
         "train_source": source_text(images.train),
         "num_train": len(images.train),
+        **({"group_by": data.group_by} if data.group_by else {}),
     }
     if isinstance(recipe, Pretrain | Finetune) and (uneven := corrected(recipe, images.train)):
         used |= uneven.used
@@ -311,6 +312,7 @@ def training_result(
     metrics: dict[str, Any] = dict(score.numbers) if score else {}
     if scored is not None and score is not None:
         metrics |= baselines(scored.labels(), len(scored.class_names))
+        metrics["accuracy_interval"] = wilson(score.correct, score.total)
     if chosen.step is not None:
         metrics |= logged_probes(run_dir, chosen.step)
     if recipe.evaluation.select_best:
@@ -349,7 +351,7 @@ def open_journal(runtime: Runtime, run_dir: Path, report: Report) -> Journal:
 
 
 def start_run(
-    recipe: TrainRecipe | Fewshot | Evaluate,
+    recipe: TrainRecipe | FrozenRecipe | Evaluate,
     run_dir: Path,
     report: Report,
     stop: StopFlag | None,

@@ -30,9 +30,10 @@ from vitctl.launch.cluster import Member, find_member
 from vitctl.launch.peers import forget_errors
 from vitctl.launch.run_folder import check_not_foreign, clear, failed_without_output, prepared_folder
 from vitctl.launch.worker import on_cpu
+from vitctl.recipe.export_formats import FORMATS
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
 from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
-from vitctl.recipe.schema import Finetune, Recipe, TrainRecipe, Vtab
+from vitctl.recipe.schema import ExportRecipe, Finetune, Recipe, TrainRecipe, Vtab
 from vitctl.recipe.write import differences, to_toml, toml_value, written_name
 from vitctl.system.files import write_text
 from vitctl.system.text import has_control, one_line, printable, typed
@@ -129,7 +130,7 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
         before = (
             load_recipe(str(file)).recipe if file.exists() and not failed_without_output(run_dir) else None
         )
-        loaded, taken = _pinned(loaded, before)
+        loaded, taken = _pinned(_with_earlier_formats(loaded, before, run_dir), before)
         loaded, inputs = fit_to_data(loaded, run_dir)
         _not_shorter(loaded.recipe, run_dir)  # first: the other error would advise this length
         changed = _changes(before, loaded.recipe, run_dir, allow) if before is not None else ""
@@ -199,6 +200,15 @@ def _pinned(loaded: Loaded, before: Recipe | None) -> tuple[Loaded, str]:
     return with_overrides(loaded, overrides), taken
 
 
+def _with_earlier_formats(loaded: Loaded, before: Recipe | None, run_dir: Path) -> Loaded:
+    """Return the recipe of an export with the formats that its folder has already: all are of one network."""
+    if not (isinstance(before, ExportRecipe) and isinstance(loaded.recipe, ExportRecipe)):
+        return loaded
+    there = [name for name in before.export.to if FORMATS[name].place(run_dir).exists()]
+    both = tuple(dict.fromkeys((*there, *loaded.recipe.export.to)))
+    return with_overrides(loaded, [Override("export.to", both, "with the formats in the folder")])
+
+
 _ALLOWED = ("data", "weights", "computation")
 
 
@@ -211,7 +221,7 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
         raise RecipeError(
             f"{run_dir}: holds a run of {before.job}, this is {now.job}; choose another folder with --out"
         )
-    changed = [d for d in differences(before, now) if not d[0].startswith(FREE_TO_CHANGE)]
+    changed = [d for d in differences(before, now) if not d[0].startswith((*FREE_TO_CHANGE, "export.to"))]
     known = every_key(type(now))
     if odd := next(
         (

@@ -163,12 +163,14 @@ def _job(name: str) -> Callable[..., Any]:
     from vitctl.jobs.fewshot import fewshot
     from vitctl.jobs.finetune import finetune
     from vitctl.jobs.pretrain import pretrain
+    from vitctl.jobs.probe import probe
     from vitctl.jobs.vtab_suite import vtab
 
     jobs: dict[str, Callable[..., Any]] = {
         "pretrain": pretrain,
         "finetune": finetune,
         "fewshot": fewshot,
+        "probe": probe,
         "vtab": vtab,
         "evaluate": evaluate,
         "export": export,

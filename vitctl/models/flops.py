@@ -205,8 +205,8 @@ def training_memory_bytes(
     averaged copy, and what the forward pass keeps for the backward one; with `checkpoint_blocks`, the inputs
     of all blocks and the inside of the largest. `bf16` is autocast over float32 weights, as on a GPU, which
     keeps norms in float32. Fused attention is assumed, which keeps no [N, N] matrix. Not counted: the
-    framework's own context, workspaces and fragmentation. Of layers up to the `place` called `frozen` only
-    the weights count.
+    framework's own context, workspaces and fragmentation. Of layers up to the `place` called `frozen` the
+    weights count, and the inside of the largest block while it computes.
     """
     ends, *blocks = _trained(config, frozen)
     if checkpoint_blocks:
@@ -216,7 +216,12 @@ def training_memory_bytes(
         kept = add(ends, *blocks)
     wide, _ = _WIDTHS[precision]
     weights = count_parameters(config) + (1 + optimizer_slots + averaging) * count_trained(config, frozen)
-    return wide * weights + _kept_bytes(kept, micro_batch, precision)
+    untrained = _network(config)[1] if frozen >= 0 else []  # one at a time, before anything is kept
+    once = _kept_bytes(kept, 0, precision)
+    an_image = max(
+        _kept_bytes(part, 1, precision) - _kept_bytes(part, 0, precision) for part in (kept, *untrained)
+    )
+    return wide * weights + once + micro_batch * an_image
 
 
 def converted_bytes(

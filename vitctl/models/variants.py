@@ -19,7 +19,7 @@ BOUNDS = {
     "representation_size": (0, 2**16), "registers": (0, 256),
 }  # fmt: skip
 _MAX_UNITS = 1000  # of a stage
-_CHOICES = {
+CHOICES = {
     "classifier": ("token", "gap", "patches", "token_patches", "attention"),
     "position_embedding": ("learned", "none", "2d", "relative", "relative_bias", "sincos"),
     "position_at": ("stem", "every_layer", "every_layer_shared"),
@@ -33,7 +33,7 @@ _CHOICES = {
 }
 _NUMBERS = ("dropout", "drop_path", "head_bias", "norm_eps", "layer_scale", "rotary_rescale")
 _SWITCHES = ("position_class_row", "mlp_norm", "norm_pre", "patch_bias")
-_WITH_CLASS_TOKEN = ("token", "patches", "token_patches")
+WITH_CLASS_TOKEN = ("token", "patches", "token_patches")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class ViTConfig:
     @property
     def has_class_token(self) -> bool:
         """Whether a class token stands before all others."""
-        return self.classifier in _WITH_CLASS_TOKEN
+        return self.classifier in WITH_CLASS_TOKEN
 
     @property
     def prefix_tokens(self) -> int:
@@ -401,8 +401,8 @@ def _value_problems(config: Config) -> Iterator[str]:
                 f"{name} must be a whole number from {BOUNDS[name][0]} to {BOUNDS[name][1]:,}, "
                 f"not {_shown(value)}"
             )
-        if name in _CHOICES and not (isinstance(value, str) and value in _CHOICES[name]):
-            yield f"{name} must be one of {', '.join(_CHOICES[name])}, not {_shown(value)}"
+        if name in CHOICES and not (isinstance(value, str) and value in CHOICES[name]):
+            yield f"{name} must be one of {', '.join(CHOICES[name])}, not {_shown(value)}"
         if name in _SWITCHES and type(value) is not bool:
             yield f"{name} must be true or false, not {_shown(value)}"
         if name in _NUMBERS and (type(value) not in (int, float) or not math.isfinite(value)):
@@ -593,9 +593,9 @@ def with_classifier(config: Config, classifier: str) -> Config:
         return config
     if not isinstance(config, ViTConfig):
         raise RecipeError("weights.classifier is for Vision Transformers; leave it out")
-    wants_token = classifier in _WITH_CLASS_TOKEN
+    wants_token = classifier in WITH_CLASS_TOKEN
     if wants_token != config.has_class_token or classifier == "attention":
-        known = (config.classifier, *(_WITH_CLASS_TOKEN if config.has_class_token else ("gap",)))
+        known = (config.classifier, *(WITH_CLASS_TOKEN if config.has_class_token else ("gap",)))
         raise RecipeError(
             f"weights.classifier = {classifier!r} does not go with these weights, whose classifier is "
             f"{config.classifier!r}; known for them: {', '.join(dict.fromkeys(known))}"

@@ -7,6 +7,7 @@ what they know about a format from its row. A new format is one row here and the
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ class ExportFormat:
     resizing: Literal["as scored", "pillow", "square", "square, no antialias", "timm", "torchvision"]
     library: str = ""
     usage: str = ""
+
+    def place(self, run_dir: Path) -> Path:
+        """Return the folder, or the file of its usual name, that an export writes into a run folder."""
+        return run_dir / (self.name if self.in_folder else f"model{self.ending}")
 
 
 _ROWS = (

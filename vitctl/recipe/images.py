@@ -1,5 +1,6 @@
 """The [data] tables of a recipe: where images come from, and what is done before a model sees them."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -16,6 +17,7 @@ EVAL_METHOD = (
 )
 # BiT's pre-processing of ObjectNet: the shorter side, and the square in its centre.
 OBJECTNET_RESIZE, OBJECTNET_SIZE = 512, 480
+_MAX_PATTERN = 1000
 Orientation = Literal["auto", "apply", "ignore"]
 Truncated = Literal["refuse", "pad"]
 IMAGE_SIZE = "side of the square that the model sees; 0: as stored with the weights"
@@ -63,6 +65,13 @@ class Place(Section):
     eval_split: str = knob(
         "test", "split that is scored, e.g. 'test' or 'train[98%:]'; '' for none", source="B.1.1"
     )
+    group_by: str = knob(
+        "",
+        "images that belong together, such as bursts, stay on one side of parts of a split: a regular "
+        "expression for their names, whose groups name the image's group, e.g. '^(.*)_[0-9]+' ; or "
+        "TABLE.csv:COLUMN with the names in its column path; '': none",
+        source="not in the paper",
+    )
     exif_orientation: Orientation = knob(
         "auto",
         "apply: photographs are turned upright as their EXIF data says; ignore: used as stored, as in "
@@ -80,6 +89,21 @@ class Place(Section):
         "the decoder, as in earlier releases and other programs; for sets published with such files, "
         "such as Pets",
     )
+
+    @model_validator(mode="after")
+    def _groups_can_be_found(self) -> "Place":
+        if self.group_by and not self._is_own and (self.dataset or vars(self).get("datasets")):
+            raise ValueError(
+                f"group_by = '{self.group_by}' is for images of data.path; known data sets have splits of "
+                f"their own: leave it out"
+            )
+        try:
+            re.compile("" if re.search(r"\.[ct]sv:", self.group_by) else self.group_by[:_MAX_PATTERN])
+        except re.error as error:
+            raise ValueError(f"group_by = '{self.group_by}' is not a regular expression ({error})") from None
+        if len(self.group_by) > _MAX_PATTERN:
+            raise ValueError(f"group_by has {len(self.group_by):,} characters, should have {_MAX_PATTERN}")
+        return self
 
     @property
     def turns_upright(self) -> bool:
@@ -397,6 +421,10 @@ class FewshotImages(Place):
     def _crop_needs_room(self) -> "FewshotImages":
         check_crop(self.image_size, self.eval_resize)
         return self
+
+
+class ProbeImages(FewshotImages):
+    """[data] of `probe`: as of `fewshot`, but all training images of ImageNet."""
 
 
 class VtabImages(Section):

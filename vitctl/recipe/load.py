@@ -153,11 +153,27 @@ def with_overrides(loaded: Loaded, overrides: Iterable[Override]) -> Loaded:
     return Loaded(_check(values, origins, loaded.name), origins, loaded.name)
 
 
+def as_python(value: Any) -> Any:
+    """Return a value, nested or not, with scalars and arrays of NumPy and PyTorch as numbers and lists, and
+    paths as text.
+    """
+    match value:
+        case dict():
+            return {key: as_python(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return type(value)(as_python(inner) for inner in value)
+        case Path():
+            return str(value)
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _override(values: dict[str, Any], origins: dict[str, str], overrides: Iterable[Override]) -> None:
     """Put the values of flags in place, each with its origin."""
     for given in overrides:
+        if not isinstance(given.key, str):
+            raise RecipeError(f"{given.flag}: {given.key!r} is not a key; write its dotted name in quotes")
         override = given._replace(
-            key=RENAMED.get(given.key, given.key), value=value_without_queries(given.value)
+            key=RENAMED.get(given.key, given.key), value=value_without_queries(as_python(given.value))
         )
         _put(values, override)
         for key in [k for k in origins if k == override.key or k.startswith(override.key + ".")]:
@@ -285,9 +301,12 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
             *tables, leaf = key.split(".")
             known = _fields(schema, tables)
             elsewhere = [k for k in every_key(schema) if k.rsplit(".", 1)[-1] == leaf]
+            others = [job for job, other in JOBS.items() if key in every_key(other)]
             hint = (
                 f"; did you mean {elsewhere[0]}?"
                 if elsewhere and leaf not in known
+                else f"; it belongs to {', '.join(others)}"
+                if others
                 else _suggest(leaf, known)
             )
             return f"{where}: unknown key {key}{hint or '; known here: ' + ', '.join(known)}"

@@ -24,6 +24,7 @@ _NEUTRAL = (
     "machine.micro_batch",
     "machine.sharding",
     "evaluation.batch_size",
+    "evaluation.answers",
     "checkpoint.",
     "weights.pinned",  # results record the digest of the weights themselves
     "data.root",
@@ -31,6 +32,7 @@ _NEUTRAL = (
     "fewshot_probe.root",
     "fewshot_probe.cache_gib",
     "fewshot.cache",
+    "probe.cache",
     "vtab.keep_checkpoints",
     "export.file",
 )
@@ -52,6 +54,8 @@ _ADDED: dict[str, Any] = {
     "data.sampling": "shuffle",
     "evaluation.metric": "accuracy",
     "evaluation.patience": 0,
+    "evaluation.answers": "",
+    "evaluation.thresholds": "",
     "finetune.head": "zero",
     "finetune.head_l2": 1024.0,
     "finetune.head_images": 50_000,
@@ -70,6 +74,10 @@ _ADDED: dict[str, Any] = {
     "data.color_jitter": (),
     "data.random_erasing": 0.0,
     "data.repeats": 1,
+    "data.group_by": "",
+    "fewshot_probe.group_by": "",
+    "evaluation.flip_average": False,
+    "export.flip_average": False,
 }
 
 

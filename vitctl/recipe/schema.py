@@ -15,6 +15,7 @@ from vitctl.recipe.images import (
     FewshotImages,
     Place,
     PretrainImages,
+    ProbeImages,
     TrainImages,
     VtabImages,
 )
@@ -201,7 +202,21 @@ class Log(Section):
     )
 
 
-class FewShot(Section):
+class FeatureCache(Section):
+    """Cache of representations."""
+
+    cache: str = knob(
+        "", "cache folder of representations for later runs; '': features/ beside the run folder"
+    )
+    cache_gib: float = knob(
+        10.0,
+        "limit of the cache; the least recently used are deleted above it; 0: no cache",
+        unit="GiB",
+        ge=0,
+    )
+
+
+class FewShot(FeatureCache):
     """[fewshot] Closed-form regularised least squares on frozen representations."""
 
     shots: Ints = knob((1, 5, 10, 25), "training images per class", source="Section 4.1, Fig. 4")
@@ -220,15 +235,6 @@ class FewShot(Section):
     float64: bool = knob(
         True, "solve in float64; false: in float32, which is too imprecise for regularisers below 1"
     )
-    cache: str = knob(
-        "", "cache folder of representations for later runs; '': features/ beside the run folder"
-    )
-    cache_gib: float = knob(
-        10.0,
-        "limit of the cache; the least recently used are deleted above it; 0: no cache",
-        unit="GiB",
-        ge=0,
-    )
 
     @model_validator(mode="after")
     def _something_to_do(self) -> "FewShot":
@@ -240,6 +246,35 @@ class FewShot(Section):
             raise ValueError(
                 f"l2 = {self.l2:g} does nothing for choose_l2 = '{self.choose_l2}'; leave it out"
             )
+        return self
+
+
+class Probing(FeatureCache):
+    """[probe] A classifier on frozen representations of all training images."""
+
+    method: Literal["knn", "logistic"] = knob(
+        "knn",
+        "knn: nearest neighbours by cosine similarity; logistic: logistic regression by L-BFGS, in float64",
+        source="DINO; DINOv2",
+    )
+    k: Ints = knob((10, 20, 100, 200), "method = 'knn': numbers of neighbours", source="DINO")
+    temperature: float = knob(
+        0.07, "method = 'knn': a neighbour votes with softmax(similarity / temperature)", source="DINO", gt=0
+    )
+    float64: bool = knob(True, "method = 'knn': similarities in float64; false: in float32")
+    hold_out: float = knob(
+        0.1,
+        "method = 'logistic': share of each class's training images that C is chosen on; the chosen C is "
+        "then solved on all",
+        source="DINOv2",
+        gt=0,
+        lt=1,
+    )
+
+    @model_validator(mode="after")
+    def _something_to_do(self) -> "Probing":
+        if not self.k or min(self.k) < 1 or len(set(self.k)) < len(self.k):
+            raise ValueError(f"k = {list(self.k)} should be distinct numbers, 1 or more")
         return self
 
 
@@ -604,15 +639,58 @@ class Finetune(TrainRecipe):
         return self
 
 
-class Fewshot(SeededRecipe):
-    """`vitctl fewshot`"""
+class FrozenRecipe(SeededRecipe):
+    """A job that reads the representations of a frozen network."""
 
-    job: Literal["fewshot"]
     weights: StartWeights = StartWeights()
     machine: NetworkMachine = NetworkMachine()
     data: FewshotImages = FewshotImages()
     evaluation: Scoring = Scoring()
+
+    @property
+    def cached(self) -> FeatureCache:
+        """Return the section with the cache of representations."""
+        raise NotImplementedError
+
+    @property
+    def most_shots(self) -> int:
+        """Return how many training images each class needs."""
+        return 1
+
+
+class Probe(FrozenRecipe):
+    """`vitctl probe`"""
+
+    job: Literal["probe"]
+    data: ProbeImages = ProbeImages()
+    probe: Probing = Probing()
+
+    @property
+    def cached(self) -> FeatureCache:
+        """Return [probe]."""
+        return self.probe
+
+    @property
+    def most_shots(self) -> int:
+        """Return how many training images each class needs: one on either side of the hold-out."""
+        return 2 if self.probe.method == "logistic" else 1
+
+
+class Fewshot(FrozenRecipe):
+    """`vitctl fewshot`"""
+
+    job: Literal["fewshot"]
     fewshot: FewShot = FewShot()
+
+    @property
+    def cached(self) -> FeatureCache:
+        """Return [fewshot]."""
+        return self.fewshot
+
+    @property
+    def most_shots(self) -> int:
+        """Return the largest number of shots."""
+        return max(self.fewshot.shots)
 
     @model_validator(mode="after")
     def _others_to_choose_by(self) -> "Fewshot":
@@ -743,6 +821,7 @@ JOBS: dict[str, type[Recipe]] = {
     "pretrain": Pretrain,
     "finetune": Finetune,
     "fewshot": Fewshot,
+    "probe": Probe,
     "vtab": Vtab,
     "evaluate": Evaluate,
     "export": ExportRecipe,

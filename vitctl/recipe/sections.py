@@ -695,6 +695,12 @@ class Distillation(Section):
         return self
 
 
+def _csv_file(name: str) -> str:
+    if name and not name.endswith(".csv"):
+        raise ValueError(f"'{name}' should be the name of a .csv file")
+    return name
+
+
 class Scoring(Section):
     """[evaluation] of the jobs that only score."""
 
@@ -712,6 +718,19 @@ class EvaluateScoring(Scoring):
         "'objectnet_restricted': the same "
         "with predictions restricted to ObjectNet's classes",
         source="4.1; ReaL; ObjectNet",
+    )
+    flip_average: bool = knob(
+        False,
+        "logits are the mean over each image and its mirror image, for twice the computation",
+        source="not in the paper",
+    )
+    answers: Annotated[str, AfterValidator(_csv_file)] = knob(
+        "", "also write path, truth, answer, probability and margin of each image to this .csv"
+    )
+    thresholds: Annotated[str, AfterValidator(_csv_file)] = knob(
+        "",
+        "images with several labels each: the thresholds.csv of an evaluation on other images, such as "
+        "train[90%:]; '': a class is predicted from 0.5 on",
     )
 
 
@@ -766,6 +785,9 @@ class Export(Section):
         "W, 3], one size per batch",
     )
     features: bool = knob(False, f"{GRAPHS}: the representation before the head as a second output, [B, R]")
+    flip_average: bool = knob(
+        False, f"{GRAPHS}: logits are the mean over an image and its mirror image, computed inside the graph"
+    )
     precision: Literal["float32", "float16", "int8"] = knob(
         "float32",
         "onnx: number format of weights and activations; below float32 proven by accuracy on [data]",
@@ -803,6 +825,6 @@ class Export(Section):
 
     @model_validator(mode="after")
     def _formats_have_options(self) -> "Export":
-        inside = [key for key in ("include_preprocess", "features") if getattr(self, key)]
+        inside = [key for key in ("include_preprocess", "features", "flip_average") if getattr(self, key)]
         check_options(self.to, self.file, self.precision, inside)
         return self

@@ -21,7 +21,17 @@ MOST_IMAGES = 1000
 _FLOPS = {"cpu": 1e13, "cuda": 1e15}  # spent on a run's answers if the user sets no number of images
 _FEWEST, _BATCH, _TOP = 64, 64, 5
 _TRAINING_PASSES = 3  # forward and backward, in forward passes
-_PLACE = ("dataset", "path", "root", "classes", "cache_gib", "eval_split", "exif_orientation", "truncated")
+_PLACE = (
+    "dataset",
+    "path",
+    "root",
+    "classes",
+    "cache_gib",
+    "eval_split",
+    "group_by",
+    "exif_orientation",
+    "truncated",
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitctl.engine.journal import RECIPE
+from vitctl.engine.metrics import interval_text
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
 from vitctl.recipe.load import load_recipe
@@ -64,6 +65,7 @@ FACTS = (
         "the same network scores differently in another precision; score both in one (--precision)",
     ),
     Fact("resample", "agree", "the same network scores differently when images are resized by another rule"),
+    Fact("flip_average", "agree", "one averages over mirror images (--flip-average), the other does not"),
     Fact(
         "eval_method",
         "agree",
@@ -213,7 +215,7 @@ def _recorded(result: RunResult) -> dict[str, Any]:
 
     In a table of tasks, the keys that each task records count as recorded.
     """
-    recorded = dict(result.provenance)
+    recorded = {"flip_average": False, **result.provenance}
     size, resize = recorded.get("image_size"), recorded.get("eval_resize")
     if size and resize is not None:
         recorded["eval_share"] = size / (resize or size)
@@ -332,8 +334,8 @@ def _is_miscounted(metrics: Mapping[str, Any]) -> bool:
     return any(_is_miscounted(inner) for inner in metrics.values() if isinstance(inner, Mapping))
 
 
-def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    numbers: dict[str, float] = {}
+def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float | str]:
+    numbers: dict[str, float | str] = {}
     for name, value in metrics.items():
         if name == "paper":
             continue
@@ -341,6 +343,8 @@ def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
             numbers |= _flat(value, f"{prefix}{name} ")
         elif isinstance(value, int | float) and not isinstance(value, bool) and name not in _INTEGERS:
             numbers[prefix + name] = value
+        elif interval := interval_text(value):
+            numbers[f"{prefix}{name.replace('_interval', '')}, 95 %"] = interval
     return numbers
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitctl.engine.journal import RECIPE
-from vitctl.engine.metrics import METRICS, verdict
+from vitctl.engine.metrics import METRICS, interval_text, verdict
 from vitctl.jobs.record.result import unverified_bytes
 from vitctl.recipe.known import standing
 from vitctl.report.charts import Block, Line, Unit, dot_chart, line_chart, number_text
@@ -109,15 +109,20 @@ def tiles(run: RunRecords) -> list[tuple[str, str, str]]:
         remark = f"± {share(metrics.get('std'))} over seeds" if _has_seeds(metrics) else ""
         if {"correct", "total"} <= metrics.keys():
             remark = f"{metrics['correct']:,} of {metrics['total']:,} images"
+        if interval := interval_text(metrics.get(f"{metrics.get('metric', 'accuracy')}_interval")):
+            remark += f", 95 % interval {interval}"
         shown.append((what, share(main), remark))
     for key, name in (
         ("top5_accuracy", "top-5 accuracy"),
         ("mean_per_class", "mean per class"),
         ("f1", "macro F1"),
+        ("macro_precision", "macro precision"),
+        ("macro_recall", "macro recall"),
         ("mean_of_groups", "mean of the groups"),
     ):
         if _number(metrics.get(key)) is not None:
-            shown.append((name, share(metrics[key]), ""))
+            interval = interval_text(metrics.get(f"{key.removesuffix('_accuracy')}_interval"))
+            shown.append((name, share(metrics[key]), f"95 % interval {interval}" if interval else ""))
     baseline = (
         metrics if "majority_class" in metrics else next(iter(metrics.get("baselines", {}).values()), {})
     )
@@ -203,9 +208,10 @@ def result_tables(
     if job == "vtab" and isinstance(metrics.get("tasks"), Mapping):
         return [_vtab_table(metrics, percent)]
     if isinstance(metrics.get("data_sets"), Mapping):
-        return [_fewshot_table(metrics, percent)]
+        return [_fewshot_table(job, metrics, percent)]
     if job == "evaluate":
-        return [_label_table(metrics, provenance, percent)]
+        corruptions = [_corruption_table(metrics, percent)] if "corruption_errors" in metrics else []
+        return [_label_table(metrics, provenance, percent), *corruptions]
     made = []
     if isinstance(metrics.get("sweep"), Mapping):
         chosen = _number(provenance.get("lr"))
@@ -227,20 +233,32 @@ def result_tables(
 Percent = Callable[[Any], str]
 
 
+def _corruption_table(metrics: Mapping[str, Any], percent: Percent) -> ResultTable:
+    """A row for each corruption of ImageNet-C, and the mean relative to AlexNet."""
+    rows = [(name, percent(error)) for name, error in metrics["corruption_errors"].items()]
+    rows += [("mCE, relative to AlexNet", percent(metrics["mce"]))] if "mce" in metrics else []
+    return ResultTable("Error by corruption", ("corruption", "error"), rows)
+
+
+def _is_score(numbers: Any) -> bool:
+    return isinstance(numbers, Mapping) and "accuracy" in numbers
+
+
 def _label_table(metrics: Mapping[str, Any], provenance: Mapping[str, Any], percent: Percent) -> ResultTable:
     """A row for each set of labels that the predictions were compared with."""
     sets = {str(provenance.get("labels", "original")): metrics}
-    sets |= {name: numbers for name, numbers in metrics.items() if isinstance(numbers, Mapping)}
+    sets |= {name: numbers for name, numbers in metrics.items() if _is_score(numbers)}
     rows = []
     for name, v in sets.items():
         counts = (f"{v.get('correct', 0):,}", f"{v.get('total', 0):,}")
-        accuracies = (percent(v.get("accuracy")), percent(v.get("top5_accuracy")))
+        interval = interval_text(v.get("accuracy_interval"))
+        accuracies = (percent(v.get("accuracy")), interval, percent(v.get("top5_accuracy")))
         rows.append((name, *accuracies, *counts, percent(v.get("majority_class"))))
-    header = ("labels", "accuracy", "top-5", "correct", "images", "majority")
+    header = ("labels", "accuracy", "95 %", "top-5", "correct", "images", "majority")
     return ResultTable("Accuracy by set of labels", header, rows)
 
 
-def _fewshot_table(metrics: Mapping[str, Any], percent: Percent) -> ResultTable:
+def _fewshot_table(job: str, metrics: Mapping[str, Any], percent: Percent) -> ResultTable:
     """A row for each data set and number of shots, and the means over several data sets."""
     rows: list[Sequence[str]] = []
     for data_set, by_shots in metrics["data_sets"].items():
@@ -251,6 +269,9 @@ def _fewshot_table(metrics: Mapping[str, Any], percent: Percent) -> ResultTable:
     if (number := len(metrics["data_sets"])) > 1:
         means = metrics["accuracy"].items()
         rows += [(f"mean of {number}", shots, percent(value), "", "", "", "") for shots, value in means]
+    if job == "probe":  # no draws, and no l2
+        header: Sequence[str] = ("data set", "head", "accuracy", "per class", "majority")
+        return ResultTable("Accuracy of frozen features", header, [(*r[:3], *r[4:6]) for r in rows])
     header = ("data set", "shots", "accuracy", "std", "per class", "majority", "l2")
     return ResultTable("Few-shot accuracy", header, rows)
 
@@ -289,7 +310,7 @@ def result_blocks(name: str, run: RunRecords) -> list[Block]:
         return _vtab(name, metrics, tables[0])
     made = [table(one.caption, one.header, one.rows) for one in tables]
     if isinstance(metrics.get("data_sets"), Mapping):
-        return [*_fewshot_chart(name, metrics["data_sets"]), *made]
+        return [*(_fewshot_chart(name, metrics["data_sets"]) if run.job == "fewshot" else []), *made]
     if isinstance(metrics.get("max_difference"), Mapping):
         files = [(kind, f"{value:.1e}") for kind, value in metrics["max_difference"].items()]
         header = ("format", "largest difference, of the logits' deviation")

@@ -225,7 +225,7 @@ def _rows(axes: Any, groups: Sequence[Group], scale: float, label: str) -> None:
     for row, mean in zip(y, means, strict=True):
         text = f"{mean:.1f}" if scale == 100 else f"{mean:.4g}"
         axes.annotate(text, (mean, row), xytext=(0, 5), textcoords="offset points", ha="center", fontsize=7)
-    axes.set_yticks(y, shared_words([group.name for group in groups]))
+    axes.set_yticks(y, [*map(label_text, shared_words([group.name for group in groups]))])
     axes.set_ylim(len(groups) - 0.4, -0.7)
     axes.margins(x=0.08)
     plain_axes(axes, x=label)

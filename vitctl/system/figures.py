@@ -1,9 +1,15 @@
 """The look of all matplotlib figures, and how they are written. Matplotlib is imported when it is needed."""
 
 import importlib.util
+import re
+import sys
+import unicodedata
 import warnings
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
+
+from PIL import ImageFont
 
 from vitctl.system.files import atomic_write
 from vitctl.system.text import one_line
@@ -11,6 +17,91 @@ from vitctl.system.text import one_line
 INK, PALE, BLUE, GREY = "#222222", "#6b6b6b", "#2a6fbb", "#d9d9d9"
 SERIES = (BLUE, "#c8553d", "#3d8b5f", "#8a5fb0", "#b58a2b", "#5c6b73")
 NOT_INSTALLED = "matplotlib is not installed; pip install 'vitctl[plots]' brings it"
+
+_FOLDERS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts", "~/.fonts")
+_MOST_FONTS = 2000
+_SPECIAL = ("Math", "Bold", "Oblique", "Italic", "Light", "Thin", "Black", "Mono", "Serif", "Condensed")
+_NO_LETTER = "\uffff"
+_LATIN = re.compile("LATIN (CAPITAL|SMALL) (?:LETTER|LIGATURE) ([A-Z]{1,2})(?: WITH .*)?$")
+_SPELLED: set[str] = set()  # letters that no font of this machine has
+_NOTED: list[bool] = []
+
+
+# Fonts: the first is Pillow's or matplotlib's; others are those of the machine, where a name needs one.
+
+
+@cache
+def _system_fonts() -> tuple[str, ...]:
+    """Return paths of fonts: upright sans-serif ones of regular weight first."""
+    found = [one for folder in _FOLDERS for one in Path(folder).expanduser().rglob("*.[to]t[fc]")]
+    found.sort(key=lambda one: (sum(word in one.name for word in _SPECIAL), "Sans" not in one.name, one.name))
+    return tuple(map(str, found[:_MOST_FONTS]))
+
+
+@lru_cache(64)
+def _font(path: str, size: int) -> Any:
+    return ImageFont.truetype(path, size) if path else ImageFont.load_default(size)
+
+
+@lru_cache(65_536)
+def _has(path: str, letter: str) -> bool:
+    """Return whether a font draws a letter, and not the box that stands for those it lacks."""
+    try:
+        font = _font(path, 15)
+        return letter.isspace() or bytes(font.getmask(letter)) != bytes(font.getmask(_NO_LETTER))
+    except OSError:  # damaged, or a font of bitmaps in one size, as of coloured emoji
+        return False
+
+
+@lru_cache(4096)
+def font_path(text: str, first: str = "") -> str:
+    """Return the path of the font that has the most letters of a text, `first` where it has as many."""
+    lacking = {letter for letter in text if not _has(first, letter) and unicodedata.category(letter) != "Cf"}
+    if not lacking:
+        return first
+    counts = {path: sum(_has(path, letter) for letter in set(text)) for path in (first, *_system_fonts())}
+    return max(counts, key=lambda path: counts[path])
+
+
+def drawable(text: str, size: int, first: str = "") -> tuple[str, Any]:
+    """Return a text spelled in letters that its font has, and Pillow's font of that size.
+
+    Letters that no font has become Latin ones without accents, "[dog]" for a symbol, "[U+72AC]" for others.
+    """
+    text = unicodedata.normalize("NFC", text)
+    path = font_path(text, first)
+    return "".join(_drawable(letter, path) for letter in text), _font(path, size)
+
+
+@lru_cache(4096)
+def _drawable(letter: str, path: str) -> str:
+    name, kind = unicodedata.name(letter, ""), unicodedata.category(letter)
+    if kind == "Cf" or 0xFE00 <= ord(letter) <= 0xFE0F:  # joiners, and variants of symbols
+        return ""
+    if _has(path, letter):
+        return letter
+    if latin := _LATIN.match(name):
+        return latin[2].capitalize() if latin[1] == "CAPITAL" else latin[2].lower()
+    plain = unicodedata.normalize("NFKD", letter)
+    plain = (
+        letter.casefold() if plain == letter and len(letter.casefold()) > 1 else plain
+    )  # as ss for the German letter
+    if plain != letter:
+        return "".join(_drawable(one, path) for one in plain)
+    if kind in ("Pd", "Mn"):  # accents that stand alone are left out
+        return "-" if kind == "Pd" else ""
+    _SPELLED.add(letter)
+    return f"[{name.lower()}]" if kind == "So" and name else f"[U+{ord(letter):04X}]"
+
+
+def note_spelled() -> None:
+    """Say on standard error, once, that letters were spelled out."""
+    if _SPELLED and not _NOTED:
+        _NOTED.append(True)
+        few = ", ".join(f"U+{ord(letter):04X}" for letter in sorted(_SPELLED)[:5])
+        print(
+            f"note: no font here has {few}: spelled out; install a font, such as fonts-noto", file=sys.stderr
+        )
 
 
 def can_plot() -> bool:
@@ -51,8 +142,17 @@ def plain_axes(axes: Any, *, x: str = "", y: str = "", title: str = "", grid: st
 
 
 def label_text(text: str) -> str:
-    """Return a name as a label: dollar signs do not start a formula, and control characters are escaped."""
-    return one_line(text).replace("$", r"\$")
+    """Return a name as a label: dollar signs do not start a formula, control characters are escaped, and so
+    are letters that no font has; `save_figure` chooses the font.
+    """
+    return drawable(one_line(text), 15, _matplotlib_font())[0].replace("$", r"\$")
+
+
+@cache
+def _matplotlib_font() -> str:
+    from matplotlib.font_manager import findfont
+
+    return findfont("DejaVu Sans")
 
 
 def save_figure(figure: Any, path: Path, title: str = "") -> Path:
@@ -64,9 +164,16 @@ def save_figure(figure: Any, path: Path, title: str = "") -> Path:
         title: above all panels, at the left.
     """
     from matplotlib import rc_context
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.text import Text
 
+    first = _matplotlib_font()
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=9, color=INK)
+    for text in figure.findobj(Text):
+        if not text.get_text().isascii() and (font := font_path(text.get_text(), first)) != first:
+            text.set_fontproperties(FontProperties(fname=font, size=text.get_fontsize()))
+    note_spelled()
     kind = path.suffix[1:].lower()
     undated = {"Software": None} if kind == "png" else {"Date": None}
     with atomic_write(path) as aside, rc_context({"svg.hashsalt": "vitctl"}), warnings.catch_warnings():

@@ -133,6 +133,15 @@ HTTP_SECONDS = _bound(
 HTTP_SLOWEST = _bound(
     "http_bytes_a_second", 1024, "B/s", "transfer rate below which a download is aborted and retried"
 )
+# Requests to our server
+BODY = _bound("request", 64, "MiB", "the body of a request to `vitctl serve`")
+BODIES = _bound("requests", 512, "MiB", "bodies that `vitctl serve` holds, over all requests")
+IMAGES = _bound("request_images", 64, "images", "images of a request")
+WAITING = _bound("waiting_images", 256, "images", "images of all requests that wait for their answer")
+CONNECTIONS = _bound("connections", 256, "connections", "open connections of `vitctl serve`")
+BODY_SECONDS = _bound(
+    "request_seconds", 30, "s", "time in which a client must send its request, and read the answer"
+)
 
 
 def check_limits() -> None:
@@ -332,7 +341,9 @@ def read_json(path: Path, max_bytes: int, *, error: type[VitctlError]) -> Any:
 def parse_json(content: bytes, name: Path | str, *, error: type[VitctlError]) -> Any:
     """Return the value of JSON text, as `read_json`; `name` is the file to name in the error message."""
     try:
-        return json.loads(content.decode("utf-8-sig"), parse_constant=_not_a_number, parse_float=_finite)
+        return json.loads(
+            content.decode("utf-8-sig"), parse_constant=_not_a_number, parse_float=_finite, parse_int=_int
+        )
     except (ValueError, RecursionError) as problem:
         raise error(f"{name}: not JSON ({error_text(problem)})") from None
 
@@ -408,6 +419,9 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+_MOST_DIGITS = 400  # floating-point numbers have fewer
+
+
 def _not_a_number(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
 
@@ -415,6 +429,14 @@ def _not_a_number(name: str) -> float:
 def _finite(text: str) -> float:
     number = float(text)
     return number if math.isfinite(number) else _not_a_number(text)
+
+
+def _int(text: str) -> int:
+    return (
+        int(text)
+        if len(text) < _MOST_DIGITS
+        else int(_not_a_number(f"{text[:9]}... of {len(text):,} digits"))
+    )
 
 
 def _children(parent: dict[str, Any] | list[Any]) -> list[Any]:

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.data.datasets.conftest import labels, plant
-from vitctl.data.datasets.catalog import find_data_set, originals_of
+from vitctl.data.datasets.catalog import find_data_set, known_size, originals_of
 from vitctl.data.datasets.known_sets import DATA_SETS, DataSet
 from vitctl.data.datasets.readers.list_file import read_lists
-from vitctl.data.datasets.readers.original_files import ASSETS
+from vitctl.data.datasets.readers.original_files import ASSETS, class_list
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.errors import DataError
 
 KNOWN = [row for row in DATA_SETS.values() if row.read is not None]
-TEST_ONLY = {"imagenet_v2", "objectnet"}
+TEST_ONLY = {"imagenet_v2", "imagenet_a", "imagenet_r", "imagenet_sketch", "imagenet_c", "objectnet"}
 
 
 def test_known__every_set_once_and_every_alias_leads_to_one() -> None:
@@ -30,7 +30,7 @@ def test_known__every_set_once_and_every_alias_leads_to_one() -> None:
 def test_known__every_row_says_all_there_is_to_say() -> None:
     for row in KNOWN:
         assert row.archive and row.sizes, row.name
-        assert set(row.sizes) <= {"train", "validation", "test"}
+        assert row.scored or set(row.sizes) <= {"train", "validation", "test"}
         assert "train" in row.sizes or row.name in TEST_ONLY
         assert (
             row.obtain.startswith(("Make them from ", "Make them: `vitctl data shards "))
@@ -64,6 +64,21 @@ def test_originals__are_shared_by_questions_about_the_same_images(tmp_path: Path
     }
     assert set(folders.values()) == {"clevr"}
     assert originals_of(find_data_set("kitti"), tmp_path) == tmp_path / "originals/kitti-dist"
+
+
+def test_imagenet_a_and_r__their_classes_are_those_that_timm_lists() -> None:
+    info = Path(pytest.importorskip("timm.data").__file__).parent / "_info"
+    for letter in "ar":
+        listed = (info / f"imagenet_{letter}_synsets.txt").read_text().split()
+        assert list(class_list(f"imagenet_{letter}")) == listed
+
+
+def test_imagenet_c__fifteen_corruptions_are_scored_of_nineteen() -> None:
+    row = DATA_SETS["imagenet_c"]
+    assert (len(row.sizes), sum(row.sizes.values())) == (19, 19 * 5 * 50_000)
+    extra = {"speckle_noise", "gaussian_blur", "spatter", "saturate"}
+    assert set(row.scored.split("+")) == set(row.sizes) - extra
+    assert known_size("imagenet-c", row.scored) == (15 * 250_000, 1000)
 
 
 def test_assets__every_one_has_the_digest_of_its_readme() -> None:

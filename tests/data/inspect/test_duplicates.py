@@ -20,15 +20,19 @@ from vitctl.data.inspect.duplicates import (
     Match,
     compare,
     compare_within,
+    describe,
     find_matches,
     hash_images,
     near_pairs,
     perceptual_hash,
+    sides_of,
     write_report,
 )
+from vitctl.data.shards.index import Index
 from vitctl.data.source.splits import DIGEST
 from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.data.writer.intake import Item
+from vitctl.data.writer.shard_writer import write_split
 
 WORDS = st.integers(0, 2**64 - 1)
 PHOTOS = SHARED / "imagenet-500.tar"
@@ -258,3 +262,36 @@ def test_compare_within__each_pair_once_and_across_sides(tmp_path: Path) -> None
         ("two", "two"): [],
     }
     assert [len(one.matches) for one in compare_within(sides, max_bits=-1)] == [0, 1, 0]
+
+
+def test_describe__numbers_and_a_pair_with_different_labels(tmp_path: Path) -> None:
+    pictures = {"cat/a": 1, "cat/b": 2, "dog/c": 3, "dog/d": 2, "dog/e": 1}
+    names = ("cat", "dog")
+    items = [
+        Item(key, names.index(key[:3]), partial(encoded, smooth(seed, (80, 60 + 20 * (key == "dog/e")))))
+        for key, seed in pictures.items()
+    ]
+    source = ShardSource(_written(tmp_path, items, names))
+    (found,) = compare_within({"train": source}, max_bits=6)
+    line = describe(found)
+    assert line.startswith("train: 1 identical and 1 near-duplicate image, 2 with different labels, such as ")
+    assert "(cat)" in line and "(dog)" in line
+    late = compare_within({"train": source}, max_bits=6, until=time.monotonic() - 1)
+    assert late[0].matches == ()
+
+
+def test_sides_of__one_split_is_divided_as_training_divides_it(tmp_path: Path) -> None:
+    items = [Item(f"{n:02d}", n % 2, partial(encoded, smooth(n))) for n in range(20)]
+    source = ShardSource(_written(tmp_path, items, ("cat", "dog")))
+    sides = sides_of({"photos": source})
+    assert {name: len(side) for name, side in sides.items()} == {
+        "photos[:80% of each class]": 16,
+        "photos[80%: of each class]": 4,
+    }
+    assert sides_of({"train": source, "test": source}) == {"train": source, "test": source}
+    few = ShardSource(_written(tmp_path / "few", items[:1], ("cat", "dog")))
+    assert sides_of({"train": few}) == {"train": few}
+
+
+def _written(folder: Path, items: list[Item], names: tuple[str, ...]) -> Index:
+    return write_split(items, folder / "train", names, seed=0, source_text="noise")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFont
+from matplotlib.font_manager import findfont
+from PIL import Image
 
 from tests.data.conftest import store
 from vitctl.data.datasets.readers.arrays import encode_png
@@ -19,7 +20,6 @@ from vitctl.data.inspect.overview import (
     Cell,
     choose,
     draw_sheet,
-    drawable,
     measure,
     save,
     show_augmented,
@@ -28,6 +28,8 @@ from vitctl.data.inspect.overview import show_images as show
 from vitctl.data.shards.index import Index
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item
+from vitctl.system import figures
+from vitctl.system.figures import drawable
 
 MakeSplit = Callable[..., Index]
 RED, BLUE = np.full((50, 50, 3), (250, 0, 0), np.uint8), np.full((20, 40, 3), (0, 0, 250), np.uint8)
@@ -105,11 +107,39 @@ def test_choose__is_the_same_for_the_same_seed() -> None:
         ("👩\u200d🚀", "[woman][rocket]"),
     ],
 )
-def test_drawable__has_no_letter_that_the_font_lacks(name: str, drawn: str) -> None:
-    assert drawable(name) == drawn
-    font = ImageFont.load_default(15)
+def test_drawable__without_other_fonts_has_no_letter_that_the_font_lacks(
+    monkeypatch: pytest.MonkeyPatch, name: str, drawn: str
+) -> None:
+    monkeypatch.setattr(figures, "_system_fonts", tuple)
+    figures.font_path.cache_clear()
+    text, font = drawable(name, 15)
+    figures.font_path.cache_clear()
+    assert text == drawn
     box = bytes(font.getmask("\uffff"))
     assert all(bytes(font.getmask(letter)) != box for letter in drawn)
+
+
+def test_drawable__uses_a_font_of_the_machine_where_a_name_needs_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a font that has a letter, a damaged one and one that has none, the first is taken."""
+    dejavu = Path(findfont("DejaVu Sans"))
+    (tmp_path / "a.ttf").write_bytes(b"no font")
+    (tmp_path / "b.ttf").write_bytes(dejavu.read_bytes())
+    monkeypatch.setattr(figures, "_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(figures, "_SPELLED", set())
+    monkeypatch.setattr(figures, "_NOTED", [])
+    for cached in (figures._system_fonts, figures.font_path):
+        cached.cache_clear()
+    text, font = drawable("Übergröße Жук \U0010fffd", 15)
+    plain, default = drawable("Übergröße", 15), drawable("dog", 15)
+    for cached in (figures._system_fonts, figures.font_path):
+        cached.cache_clear()
+    assert (text, font.getname()[0]) == ("Übergröße Жук [U+10FFFD]", "DejaVu Sans")
+    assert plain[0] == "Übergröße" and default[1].getname()[0] != "DejaVu Sans"
+    figures.note_spelled()
+    figures.note_spelled()
+    assert capsys.readouterr().err.count("U+10FFFD") == 1
 
 
 SIZES = [(10, 20), (10, 10), (30, 10), (12, 12)]

@@ -28,8 +28,10 @@ from vitctl.data.source.splits import (
     select,
     write_exclusion,
 )
-from vitctl.data.source.stores import ShardSource, SyntheticSource
+from vitctl.data.source.stores import ShardSource, SyntheticSource, open_index
+from vitctl.data.source.views import Source
 from vitctl.data.writer.intake import Item
+from vitctl.data.writer.shard_writer import write_split
 from vitctl.errors import DataError
 
 MakeSplit = Callable[..., Index]
@@ -115,7 +117,7 @@ def test_select__joins_parts(sources: Mapping[str, ShardSource]) -> None:
 
 
 def test_select__refuses_nothing() -> None:
-    with pytest.raises(DataError, match=r"split 'train\[3:3\]' selects no samples"):
+    with pytest.raises(DataError, match=r"split 'train\[3:3\]' selects none of the 9 images"):
         select("train[3:3]", {"train": SyntheticSource(9, 3, 8)})
 
 
@@ -171,6 +173,92 @@ def test_shares_of_each_class__are_a_partition(counts: list[int], percent: int) 
     assert sorted([*first.tolist(), *rest.tolist()]) == list(range(len(labels)))
     for label, count in enumerate(counts):
         assert min((labels[first] == label).sum(), (labels[rest] == label).sum()) >= (1 if count > 1 else 0)
+
+
+Groups = list[tuple[int, list[int]]]  # of one class each: the class, and the sizes of its groups
+
+
+def grouped(groups: Groups, tmp_path: Path, seed: int = 1) -> ShardSource:
+    """Bursts named like `1/b7_03.png`; the names of the groups say nothing of their sizes."""
+    items, number = [], 0
+    for label, sizes in groups:
+        for size in sizes:
+            number += 1
+            items += [Item(f"{label}/b{number}_{n:02d}.png", label, lambda: PIXEL) for n in range(size)]
+    write_split(items, tmp_path / "train", ("a", "b", "c"), seed=seed, source_text="bursts")
+    return ShardSource(open_index(tmp_path / "train"))
+
+
+PIXEL = encode_png(np.zeros((1, 1, 3), np.uint8))
+BURST = r"^\d/(b\d+)_"
+BURSTS: Groups = [(0, [3, 9, 4, 1, 1, 7, 2, 5, 5, 6, 8, 2, 3]), (1, [40, 9, 11]), (2, [30, 4])]
+
+
+def keys(source: Source) -> list[str]:
+    return [source.key(number) for number in range(len(source))]
+
+
+def test_group_by__no_group_is_on_both_sides_and_shares_are_nearest(tmp_path: Path) -> None:
+    source = {"train": grouped(BURSTS, tmp_path)}
+    total, before = len(source["train"]), set[str]()
+    for percent in (20, 50, 60, 80, 90):
+        sides = [f"train[:{percent}% of each class]", f"train[{percent}%: of each class]"]
+        left, right = (keys(select(spec, source, group_by=BURST)) for spec in sides)
+        assert len(left) + len(right) == total and not set(left) & set(right)
+        assert not {key.split("_")[0] for key in left} & {key.split("_")[0] for key in right}
+        assert before <= set(left)  # so that the parts of any two expressions fit together
+        before = set(left)
+        for label, sizes in BURSTS:
+            share = sum(key.startswith(f"{label}/") for key in left)
+            # The worst case of a cut is half the largest group; groups above a tenth lie in order of size.
+            assert abs(share - percent * sum(sizes) / 100) <= max(sizes) / 2 or len(sizes) < 4
+    left = keys(select("train[:80% of each class]", source, group_by=BURST))
+    assert [sum(key.startswith(f"{label}/") for key in left) for label in (1, 2)] == [51, 30]  # 40 + 11, 30
+
+
+def test_group_by__does_not_depend_on_the_order_of_the_images(tmp_path: Path) -> None:
+    spec = "train[60%:80% of each class]"
+    sides = [
+        select(spec, {"train": grouped(BURSTS, tmp_path / str(seed), seed)}, group_by=BURST)
+        for seed in (1, 2)
+    ]
+    assert keys(sides[0]) == keys(sides[1])
+
+
+def test_group_by__a_group_of_several_classes_counts_for_the_rarest(tmp_path: Path) -> None:
+    """Patients with images of two classes, as the column of a table; every class is on both sides."""
+    rng = np.random.default_rng(0)
+    items, lines = [], ["path,patient"]
+    for number in range(600):
+        patient, label = int(rng.integers(60)), int(rng.random() < 0.15)
+        items.append(Item(f"{label}/{number:03d}.png", label, lambda: PIXEL))
+        lines.append(f"{label}/{number:03d}.png,{patient}")
+    write_split(items, tmp_path / "train", ("a", "b"), seed=1, source_text="patients")
+    table = tmp_path / "patients.csv"
+    table.write_text("\n".join(lines))
+    column = f"{table}:patient"
+    patients = dict(line.split(",") for line in lines[1:])
+    sides = [
+        open_split(f"train{part}", path=tmp_path, group_by=column)
+        for part in ("[:80% of each class]", "[80%: of each class]")
+    ]
+    assert not {patients[key] for key in keys(sides[0])} & {patients[key] for key in keys(sides[1])}
+    for label in (0, 1):
+        counts = [int((side.labels() == label).sum()) for side in sides]
+        assert 0.7 <= counts[0] / sum(counts) <= 0.9
+    plain = open_split("train[80%:]", path=tmp_path, group_by=column)
+    assert 110 <= len(plain) <= 130
+    table.write_text("\n".join(lines[:-1]))
+    with pytest.raises(DataError, match="1 of 600 images are not in the column 'path'"):
+        open_split("train[80%:]", path=tmp_path, group_by=column)
+    with pytest.raises(DataError, match="with the columns path and visit"):
+        open_split("train[80%:]", path=tmp_path, group_by=f"{table}:visit")
+
+
+@pytest.mark.parametrize(("pattern", "said"), [("x(y)?z", "no two images"), ("b", "one group for all")])
+def test_group_by__a_pattern_that_finds_no_groups(pattern: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"{said}.*image names look like "):
+        select("train[80%:]", {"train": grouped(BURSTS, tmp_path)}, group_by=pattern)
 
 
 def test_shares_of_each_class__unlabelled_and_several_labels() -> None:

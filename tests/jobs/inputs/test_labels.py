@@ -1,6 +1,7 @@
 """ImageNet's ways of scoring, on a classifier of 1,000 classes that answers nearly always wrong."""
 
 import csv
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,14 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.conftest import TINY, two_processes, worker
 from tests.trained import CPU, do
 from vitctl.data.datasets.readers.arrays import encode_png
+from vitctl.data.datasets.readers.imagenet import CORRUPTIONS
 from vitctl.data.datasets.readers.original_files import class_list
+from vitctl.data.source.stores import SyntheticSource
+from vitctl.data.source.views import concat
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.shard_writer import write_split
 from vitctl.errors import DataError, RecipeError
+from vitctl.jobs.evaluate import corruption_errors
+from vitctl.jobs.predict import load_classifier
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
 
@@ -119,6 +126,41 @@ def test_per_class__sums_to_the_score(score: Score) -> None:
     assert [row["class"] for row in rows] == list(WNIDS)
     for column, metric in (("images", "total"), ("correct", "correct"), ("top5_correct", "top5_correct")):
         assert sum(int(row[column]) for row in rows) == result["metrics"][metric]
+
+
+def test_part_of_imagenet__other_classes_cannot_win(score: Score, tmp_path: Path) -> None:
+    """As ImageNet-A and -R are scored: the best of their classes alone, by the logits of all 1,000."""
+    names = tuple(sorted(WNIDS[label(number)] for number in range(NUM_IMAGES)))
+    data = shards(tmp_path / "data", names, list(range(NUM_IMAGES)))
+    result = score("", "part", data)
+    opened = load_classifier(str(result["provenance"]["weights"]), precision="float32", device="cpu")
+    pictures = [Image.open(io.BytesIO(picture(number))) for number in range(NUM_IMAGES)]
+    logits = opened.logits(pictures).numpy()[:, [WNIDS.index(name) for name in names]]
+    assert result["metrics"]["correct"] == (logits.argmax(1) == np.arange(NUM_IMAGES)).sum()
+    assert result["metrics"]["total"] == NUM_IMAGES
+    assert result["provenance"]["labels"] == "restricted"
+    with Path(result["files"]["confusion"]).open() as file:
+        assert {row["answer"] for row in csv.DictReader(file)} <= set(names)
+
+
+def test_corruption_errors__and_their_mean_by_alexnet() -> None:
+    """A network as bad as AlexNet on each corruption has an mCE of 1; the numbers are those of the paper."""
+    names = [name for name, (_, error) in CORRUPTIONS.items() if error]
+    sizes, rng = rng_sizes(len(names)), np.random.default_rng(5)
+    right = [rng.random(size) < 0.4 for size in sizes]
+    source = concat([SyntheticSource(size, 1000, 8) for size in sizes])
+    found = corruption_errors("+".join(names), source, np.concatenate(right))
+    errors = [1 - one.mean() for one in right]
+    assert list(found["corruption_errors"].values()) == errors
+    alexnet = [88.6, 89.4, 92.3, 82.0, 82.6, 78.6, 79.8, 86.7, 82.7, 81.9, 56.5, 85.3, 64.6, 71.8, 60.7]
+    expected = np.mean([100 * error / other for error, other in zip(errors, alexnet, strict=True)])
+    assert found["mce"] == pytest.approx(expected, rel=1e-3)  # Table 1 of the paper rounds to 0.1
+    assert corruption_errors("fog", source.parts[0], right[0]) == {"corruption_errors": {"fog": errors[0]}}
+    assert corruption_errors("test", source, np.concatenate(right)) == {}
+
+
+def rng_sizes(count: int) -> list[int]:
+    return [20 + 3 * number for number in range(count)]
 
 
 def object_names(sets: list[list[int]]) -> tuple[str, ...]:

@@ -219,16 +219,18 @@ def test_read__mismatches_are_grouped(tmp_path: Path) -> None:
     bad |= {key: array[:-1] for key, array in drawn.items() if key.endswith("Dense_1/bias")}
     with pytest.raises(CheckpointError) as error:
         read_weights(save(tmp_path / "model.npz", bad))
-    first, missing, unexpected, shape = str(error.value).splitlines()
-    assert first == f"{tmp_path / 'model.npz'}: the tensors do not make a whole model"
+    assert "\n" not in str(error.value)
+    first, _, problems = str(error.value).partition(" model: ")
+    missing, unexpected, shape = problems.split("; ")
+    assert first == f"{tmp_path / 'model.npz'}: the tensors do not make a whole"
     assert missing.startswith(
-        "  missing: Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/bias, "
+        "missing: Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/bias, "
     )
     assert missing.endswith(", and 8 more")
-    assert unexpected.startswith("  unexpected: Transformer/adapter_0/kernel, ")
+    assert unexpected.startswith("unexpected: Transformer/adapter_0/kernel, ")
     assert unexpected.endswith(", and 296 more")
     assert shape.startswith(
-        "  wrong shape: Transformer/encoderblock_0/MlpBlock_3/Dense_1/bias is [23], expected [24], "
+        "wrong shape: Transformer/encoderblock_0/MlpBlock_3/Dense_1/bias is [23], expected [24], "
     )
 
 

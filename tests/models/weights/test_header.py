@@ -14,14 +14,14 @@ from vitctl.errors import CheckpointError
 from vitctl.models.variants import HybridConfig, ViTConfig
 from vitctl.models.weights import containers
 from vitctl.models.weights.download import locate
-from vitctl.models.weights.header import read_config, safetensors_header
+from vitctl.models.weights.header import read_network, safetensors_header
 from vitctl.models.weights.weights_file import Weights, read_weights, save_weights, write_weights
 
 Make = Callable[..., Weights]
 
 
 @pytest.mark.parametrize("to", ["safetensors", "google", "timm", "hf", "torchvision"])
-def test_read_config__of_every_format_without_its_numbers(
+def test_read_network__of_every_format_without_its_numbers(
     plain: ViTConfig, make_weights: Make, tmp_path: Path, to: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(plain, gelu="tanh") if to == "google" else plain
@@ -31,17 +31,17 @@ def test_read_config__of_every_format_without_its_numbers(
         hollow(path)
     for name in ("_read_safetensors", "_read_npz"):
         monkeypatch.setattr(containers, name, None)
-    assert read_config(path) == expected == config
+    assert read_network(path)[0] == expected == config
 
 
-def test_read_config__of_a_torch_file(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
+def test_read_network__of_a_torch_file(plain: ViTConfig, make_weights: Make, tmp_path: Path) -> None:
     folder = write_weights(make_weights(plain), tmp_path, "timm").files[0].parent
     path = next(folder.glob("*.safetensors"))
     torch.save({"state_dict": containers.read_tensors(path)}, tmp_path / "w.pth")
-    assert read_config(tmp_path / "w.pth", model="") == read_weights(tmp_path / "w.pth").config
+    assert read_network(tmp_path / "w.pth", model="")[0] == read_weights(tmp_path / "w.pth").config
 
 
-def test_read_config__of_a_hybrid(make_weights: Make, tmp_path: Path) -> None:
+def test_read_network__of_a_hybrid(make_weights: Make, tmp_path: Path) -> None:
     config = HybridConfig(
         patch_size=1,
         hidden_size=64,
@@ -53,18 +53,18 @@ def test_read_config__of_a_hybrid(make_weights: Make, tmp_path: Path) -> None:
         image_size=64,
     )
     path = write_weights(make_weights(config), tmp_path, "google").files[0]
-    assert read_config(path) == read_weights(path).config
+    assert read_network(path)[0] == read_weights(path).config
 
 
 @pytest.mark.parametrize("change", [-1, 1])
-def test_read_config__of_a_file_of_another_size(
+def test_read_network__of_a_file_of_another_size(
     plain: ViTConfig, make_weights: Make, tmp_path: Path, change: int
 ) -> None:
     weights = make_weights(plain)
     path = save_weights(tmp_path / "own.safetensors", weights.state, weights.config, weights.meta)
     os.truncate(path, path.stat().st_size + change)
     with pytest.raises(CheckpointError, match=r"damaged or truncated safetensors file .*copy it again"):
-        read_config(path)
+        read_network(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8 + b"{}", b"\x08" + 7 * b"\0" + b"{nonsens", b"<html>"])
@@ -72,4 +72,4 @@ def test_safetensors_header__of_something_else(tmp_path: Path, content: bytes) -
     (tmp_path / "x").write_bytes(content)
     assert safetensors_header(tmp_path / "x") is None
     with pytest.raises(CheckpointError):
-        read_config(tmp_path / "x")
+        read_network(tmp_path / "x")

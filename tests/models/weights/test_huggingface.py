@@ -153,9 +153,9 @@ def test_read__refuses_what_it_would_compute_otherwise(
         ),
         (described | {"hidden_act": "relu"}, "config.json: hidden_act 'relu', known are gelu, "),
         (described | {"pooler_act": "gelu"}, "config.json: pooler_act 'gelu', only 'tanh' is read"),
-        (described | {"id2label": {"one": "cat"}}, "the JSON files beside it describe no model"),
+        (described | {"id2label": {"one": "cat"}}, "config.json: id2label is "),
         (described | {"num_attention_heads": 5}, "hidden_size 128 is not a multiple of num_heads 5"),
-        ([1], "config.json: holds a JSON list, not an object"),
+        ([1], "config.json: should be a JSON object"),
     ]
     for value, words in cases:
         path.write_text(json.dumps(value))

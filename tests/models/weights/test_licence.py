@@ -38,7 +38,17 @@ def test_stated_licence(
 ) -> None:
     if card is not None:
         (tmp_path / "README.md").write_bytes(card.encode())
-    assert stated_licence(tmp_path, config) == expected
+    assert stated_licence(tmp_path, config).get("licence") == expected
+
+
+@pytest.mark.parametrize(
+    ("link", "expected"),
+    [("https://example.org/licence", "https://example.org/licence"), ("LICENSE.md", None), ("3", None)],
+)
+def test_stated_licence__its_address(link: str, expected: str | None, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(f"---\nlicense: other\nlicense_name: x\nlicense_link: {link}\n---\n")
+    assert stated_licence(tmp_path, {}).get("licence_link") == expected
+    assert "licence_link" not in stated_licence(tmp_path, {"license": "mit"})  # it is that of another
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from vitctl.models.weights.meta import CLIP, IMAGENET
 from vitctl.models.weights.weights_file import (
     LAYOUTS,
     Weights,
-    foreign_config,
+    foreign_network,
     read_weights,
     write_weights,
 )
@@ -500,5 +500,5 @@ def test_authors__the_header_alone_tells_the_same_network(tmp_path: Path) -> Non
     kept = {name: one for name, one in named.items() if not re.match(r"blocks\.0.*[qv]_bias", name)}
     save_file(kept | with_k, tmp_path / "alone.safetensors")
     found = read_weights(tmp_path / "alone.safetensors").config
-    assert foreign_config(tmp_path / "alone.safetensors", "") == found
+    assert foreign_network(tmp_path / "alone.safetensors", "")[0] == found
     assert isinstance(found, ViTConfig) and (found.num_heads, found.qkv_bias) == (2, "qv")

@@ -62,7 +62,8 @@ def test_locate__hub_fetches_what_belongs_beside(tmp_path: Path) -> None:
 def test_locate__hub_takes_the_pickle_where_there_is_nothing_else(tmp_path: Path) -> None:
     web = Web({f"{HUB}pytorch_model.bin": tmp_path})
     assert locate("hf://google/vit", web) == tmp_path
-    assert web.asked[-2:] == [f"{HUB}model.safetensors", f"{HUB}pytorch_model.bin"]
+    names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+    assert web.asked[-3:] == [HUB + name for name in names]
 
 
 def test_locate__hub_file_by_name(tmp_path: Path) -> None:

@@ -179,9 +179,9 @@ def test_read__refuses_what_it_would_compute_otherwise(
         ),
         (
             {"model_args": args | {"num_heads": "two"}},
-            "num_heads must be a whole number from 1 to 4,096, not 'two'",
+            'config.json: model_args.num_heads is "two", should be a whole number above 0',
         ),
-        ({"model_args": [1]}, "the JSON files beside it describe no model"),
+        ({"model_args": [1]}, "config.json: model_args is [1], should be an object"),
         ({"model_args": args | {"img_size": [32, 64]}}, "config.json: img_size [32, 64] is not square"),
     ]
     for change, words in cases:
@@ -268,3 +268,28 @@ def test_heads__are_asked_for_when_nothing_tells(
         f"multiple of 64; "
         f"add the model's config.json, or name the model with --model"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "words"),
+    [
+        ("vit_base_patch16_224", {}, "hidden_size is 768, and the tensors have 128"),
+        ("vit_base_patch16_224", {"embed_dim": 128}, "depth is 12, and the tensors have 2"),
+        ("vit_base_patch16_224", {"embed_dim": 128, "depth": 2}, "patch_size is 16, and the tensors have 8"),
+        ("vit_tiny_patch8_224", {"embed_dim": 128, "depth": 3}, "depth is 3, and the tensors have 2"),
+        ("vit_base_patch8_224", {"embed_dim": 128, "depth": 2}, ""),
+        ("vit_of_mine", {}, ""),
+    ],
+)
+def test_read__a_name_that_contradicts_the_tensors_is_refused(
+    plain: ViTConfig, make_weights: Make, tmp_path: Path, name: str, args: dict[str, Any], words: str
+) -> None:
+    path = write_weights(make_weights(plain), tmp_path, "timm").files[0]
+    write_config(tmp_path, architecture=name, model_args=args)
+    if not words:
+        assert read_weights(path).config.hidden_size == 128
+        return
+    with pytest.raises(CheckpointError) as error:
+        read_weights(path)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)

@@ -10,7 +10,7 @@ from vitctl.launch.agent import LaunchConfig, launch_line
 from vitctl.models.flops import PEAK_TFLOPS, count_macs, count_parameters
 from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.recipe.load import Loaded
-from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Vtab
+from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Probe, Vtab
 from vitctl.recipe.write import to_toml
 from vitctl.system.text import bytes_text, count_text
 
@@ -55,7 +55,7 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
     from vitctl.jobs.plan import plan_scoring
 
     loaded = fit_schedule(loaded, TASK_IMAGES) if isinstance(loaded.recipe, Vtab) else loaded
-    recipe = cast(Fewshot | Vtab | Evaluate, loaded.recipe)
+    recipe = cast(Fewshot | Probe | Vtab | Evaluate, loaded.recipe)
     plan = plan_scoring(recipe)
     rows = [
         ("weights", plan.weights),
@@ -68,6 +68,13 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
     if isinstance(recipe, Fewshot):
         shots, seeds = (", ".join(map(str, many)) for many in (recipe.fewshot.shots, recipe.fewshot.seeds))
         rows.append(("shots", f"{shots} of each class; seeds {seeds}"))
+    if isinstance(recipe, Probe):
+        from vitctl.jobs.probe import probe_bytes
+
+        rows.append(("method", recipe.probe.method))
+        more = probe_bytes(recipe, plan.feature_bytes, plan.config.feature_size)
+        features = f"features {bytes_text(plan.feature_bytes)}, {recipe.probe.method} {bytes_text(more)}"
+        rows.append(("memory", f"{features} more, in the main process"))
     rows += [(f"{name} drawn", f"{count_text(number, 'image')} for each seed") for name, number in plan.drawn]
     rows += [("computation", _work(plan.flops, recipe.machine.processes)), ("run folder", str(run_dir))]
     show_table((f"{recipe.job}", loaded.name), rows, left=None)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from vitctl.cli.show.console import CONSOLE, SHORT_NAME, say, show_table
 from vitctl.engine.journal import RESULT
-from vitctl.engine.metrics import METRICS, verdict
+from vitctl.engine.metrics import METRICS, OF_LABEL_SETS, interval_text, verdict
 from vitctl.recipe.known import in_words
 from vitctl.system.screen import VIEW, raise_output_error
 from vitctl.system.text import count_text
@@ -213,6 +213,7 @@ _LINES = {
     "head": "head {text}",
     "warning": "warning: {text}",
     "fewshot": "{shots}-shot accuracy {accuracy:.2%}",
+    "probe": "{data_set}  {head}  accuracy {accuracy:.2%}",
     "setting": "lr {lr:g}, {total_steps:,} steps: mean on the validation images {accuracy:.2%}",
     "task": "{task}  accuracy {accuracy:.2%}",
     "export": "{path}: verified, largest difference {difference:.1e} of the logits' deviation",
@@ -285,7 +286,9 @@ def _show_accuracy(result: Mapping[str, Any], metrics: Mapping[str, Any]) -> Non
         say(f"accuracy {metrics['accuracy']:.2%} ± {metrics['std']:.2%} ({about}){_deciding(metrics)}")
     else:
         counts = f"{metrics['correct']:,} of {metrics['total']:,}"
-        say(f"accuracy {metrics['accuracy']:.2%} ({counts}){_deciding(metrics)}")
+        interval = interval_text(metrics.get("accuracy_interval"))
+        shown = f"  95 % interval {interval}" if interval else ""
+        say(f"accuracy {metrics['accuracy']:.2%} ({counts}){shown}{_deciding(metrics)}")
     if "last" in metrics:
         last, step = metrics["last"], result["provenance"]["weights_step"]
         numbers = f"{last['accuracy']:.2%}{_deciding(last)}"
@@ -300,7 +303,13 @@ def _print_baselines(metrics: Mapping[str, Any]) -> None:
     if "majority_class" not in metrics:
         return
     majority, mean = metrics["majority_class"], metrics.get("mean_per_class")
-    per_class = "" if mean is None else f"mean over classes {mean:.2%}, "
+    shown = mean is None or metrics.get("metric") == "mean_per_class"  # beside the accuracy
+    per_class = "" if shown else f"{METRICS['mean_per_class']} {mean:.2%}"
+    if interval := interval_text(metrics.get("mean_per_class_interval")):
+        per_class = f"{METRICS['mean_per_class']} {mean:.2%} ({interval})"
+    per_class += ", " if per_class else ""
+    if "map" in metrics:
+        say(f"  {', '.join(f'{text} {metrics[key]:.2%}' for key, text in OF_LABEL_SETS.items())}")
     say(f"  {per_class}majority class alone {majority:.2%}, chance {metrics['chance']:.2%}")
     if warning := verdict(metrics):
         CONSOLE.print(f"warning: {warning}", style="bold yellow", soft_wrap=True)

@@ -90,6 +90,7 @@ def open_split(
     scratch: Path | None = None,
     cache_bytes: int = 0,
     whole: bool = True,
+    group_by: str = "",
 ) -> Source:
     """Open the images of a split, by number.
 
@@ -109,6 +110,7 @@ def open_split(
         scratch: where sets that come with vitctl are written when `root` has none.
         cache_bytes: bound of the cache of remote shards; 0 reads single images.
         whole: refuse splits of a known set that lack some of its images.
+        group_by: keeps images that belong together on one side of a split, see `group_names`.
 
     Returns:
         the samples, numbered from 0: `len`, `class_names`, `labels`, `key` and `read`. It travels to other
@@ -126,7 +128,7 @@ def open_split(
         split = in_vtab1k(split, find_data_set(dataset).name)
     try:
         sources = {name: place.open(cache_bytes) for name, place in splits.items() if name in split}
-        chosen = select(split, sources, folder)
+        chosen = select(split, sources, folder, group_by)
     except DataError as error:
         if any(name in split for name in splits):
             raise
@@ -346,6 +348,7 @@ USES = {
     "few-shot": (
         *("caltech101", "cars196", "birds", "dtd", "uc_merced", "colorectal", "pets", "cifar100", "imagenet"),
     ),
+    "robustness": ("imagenet_v2", "objectnet", "imagenet_a", "imagenet_r", "imagenet_sketch", "imagenet_c"),
     "pre-training": ("imagenet", "imagenet21k", "jft300m"),
 }
 ABSENT, SHARDS, BUILT_IN = "absent", "shards", "built in"

@@ -33,6 +33,7 @@ class DataSet:
         family: folder of the original files, where sets share one; `name` if not given.
         make: makes a split of a set that comes with vitctl.
         how: how to get its shards, where that is not `vitctl data prepare`.
+        scored: split expression of its score, where that is not `test` or `validation`.
     """
 
     name: str
@@ -45,6 +46,7 @@ class DataSet:
     family: str = ""
     make: Callable[[str], Originals] | None = None
     how: str = ""
+    scored: str = ""
 
     @property
     def obtain(self) -> str:
@@ -102,6 +104,30 @@ def _archives(address: str, *rows: tuple[str, str, int], packed: bool = False) -
 
 def _three(train: int, validation: int, test: int) -> dict[str, int]:
     return {"train": train, "validation": validation, "test": test}
+
+
+def _part_of_imagenet(letter: str, num_images: int, page: str, digest: str, num_bytes: int) -> DataSet:
+    """Return ImageNet-A or -R: images of 200 of ImageNet's classes, `<wnid>/*.jpg`."""
+    name, place, site = (
+        f"imagenet_{letter}",
+        f"imagenet-{letter}",
+        "https://people.eecs.berkeley.edu/~hendrycks",
+    )
+    return DataSet(
+        name,
+        200,
+        {"test": num_images},
+        partial(
+            read_fixed_classes,
+            places=(place,),
+            classes=name,
+            source=f"ImageNet-{letter.upper()}",
+            split="test",
+        ),
+        f"{place}.tar from https://github.com/hendrycks/{page}",
+        (place,),
+        _archives(f"{site}/{{}}.tar", (place, digest, num_bytes)),
+    )
 
 
 _CIFAR_SITE = "https://www.cs.toronto.edu/~kriz"
@@ -567,6 +593,45 @@ _ROWS = (
                 1_264_079_360,
             ),
         ),
+    ),
+    _part_of_imagenet(
+        "a",
+        7_500,
+        "natural-adv-examples",
+        "3bb3632277e6ba6392ea64c02ddbf4dd2266c9caffd6bc09c9656d28f012589e",
+        687_552_512,
+    ),
+    _part_of_imagenet(
+        "r",
+        30_000,
+        "imagenet-r",
+        "18c6bf493b39a0d975d48e587437f562caab9c52ae6327dcfa9dd8eb54aa1b52",
+        2_191_079_936,
+    ),
+    DataSet(
+        "imagenet_sketch",
+        1000,
+        {"test": 50_889},
+        partial(
+            read_fixed_classes,
+            places=("sketch",),
+            classes="imagenet",
+            source="ImageNet-Sketch",
+            suffixes=(".jpeg",),
+            split="test",
+        ),
+        "ImageNet-Sketch.zip from https://github.com/HaohanWang/ImageNet-Sketch",
+        ("imagenet-sketch", "sketch"),
+    ),
+    DataSet(
+        "imagenet_c",
+        1000,
+        dict.fromkeys(imagenet.CORRUPTIONS, 250_000),
+        imagenet.read_imagenet_c,
+        "noise.tar, blur.tar, weather.tar and digital.tar (extra.tar: four more) from "
+        "https://zenodo.org/records/2235448",
+        ("imagenet-c",),
+        scored="+".join(name for name, (_, error) in imagenet.CORRUPTIONS.items() if error),
     ),
     DataSet(
         "objectnet",

@@ -252,8 +252,10 @@ def _pillow_problems(data: bytes) -> Iterator[None]:
 def _check_cost(width: int, height: int, num_bytes: int) -> int:
     """Check pixels and memory against their limits before decoding; returns the memory.
 
-    Raises BadSample above a limit.
+    Raises BadSample above a limit, and without pixels.
     """
+    if not width * height:
+        raise BadSample("not an image", f"{width}x{height} pixels")
     if width * height > PIXELS.limit:
         raise BadSample("too large", f"{width}x{height} pixels, should be at most {PIXELS}")
     if num_bytes > PICTURE.limit:

@@ -6,10 +6,13 @@ Exact duplicates have the same bytes; near-duplicates have perceptual hashes wit
 Paper: Section 4.1: "we de-duplicate all pre-training datasets w.r.t. the test sets of the downstream tasks"
 """
 
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, count
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -17,23 +20,24 @@ from PIL import Image
 
 from vitctl.data.images.decode import BadSample, open_picture
 from vitctl.data.inspect.overview import Cell, cell, draw_sheet, save
-from vitctl.data.source.splits import DIGEST, bytes_digest, image_digest
+from vitctl.data.source.splits import DIGEST, bytes_digest, default_splits, image_digest, select
 from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import Source, sample_key
+from vitctl.errors import DataError
 from vitctl.system.files import write_csv
 from vitctl.system.pool import Done, run_each
-from vitctl.system.text import count_text
+from vitctl.system.text import count_text, one_line
 
 MATCHES = "matches.csv"
 _PAIRS_ON_A_PAGE, _PAIRS_IN_A_ROW, _MAX_PAGES = 24, 3, 20
-MAX_BITS = 15
+MAX_BITS, NEAR_BITS = 15, 6  # the second by default: no pair of 500 ImageNet photos is as near
 _NUM_CHUNKS, _CHUNK_BITS = 4, 16
 _MAX_CANDIDATES = 2**21  # compared at a time
 _SIDE = 32  # of the grey thumbnail
 _SMALLEST_DECODED = 64
 _FREQUENCIES = 11  # per axis; they include the 64 lowest
 _FLAT = 32.0  # norm of the 64 coefficients below which an image is flat: one grey level of contrast
-_IMAGES_PER_TASK = 512
+_IMAGES_PER_TASK = 64
 
 
 @dataclass(frozen=True)
@@ -119,16 +123,22 @@ def compare(
 
 
 def compare_within(
-    sides: Mapping[str, Source], *, max_bits: int, workers: int = 0, done: Done = lambda _: None
+    sides: Mapping[str, Source],
+    *,
+    max_bits: int,
+    workers: int = 0,
+    done: Done = lambda _: None,
+    until: float = inf,
 ) -> list[Found]:
     """Find the duplicates in a data set: those across its splits first, then those in each split.
 
     Args:
         sides: splits by name, each with images of its own.
         max_bits, workers, done: as for `compare`.
+        until: time of `time.monotonic` after which images are left out.
     """
     hashes = {
-        name: hash_images(source, workers=workers, done=done, perceptual=max_bits >= 0)
+        name: hash_images(source, workers=workers, done=done, perceptual=max_bits >= 0, until=until)
         for name, source in sides.items()
     }
     pairs = [*combinations(sides, 2), *((name, name) for name in sides)]
@@ -138,6 +148,30 @@ def compare_within(
         )
         for one, two in pairs
     ]
+
+
+def sides_of(sources: Mapping[str, Source]) -> dict[str, Source]:
+    """Return the splits of a data set; where it has one, the two sides of its automatic split."""
+    division = default_splits(list(sources)) if len(sources) == 1 else None
+    if division:
+        with suppress(DataError):  # too few labelled images to divide
+            return {name: select(name, sources) for name in (division.train, division.scored)}
+    return dict(sources)
+
+
+def describe(found: Found) -> str:
+    """Return a line with the numbers of duplicates, and a pair: one with different labels if there is any."""
+    wrong = [match for match in found.matches if found.has_other_label(match)]
+    match = (wrong or found.matches)[0]
+    where = found.own_name if found.own_name == found.name else f"{found.own_name} and {found.name}"
+    left, right = (label or "no label" for label in found.labels(match))
+    keys = sample_key(found.own, match.sample), sample_key(found.source, match.other)
+    near = len(found.matches) - found.num_exact
+    labels = f", {len(wrong):,} with different labels" if wrong else ""
+    return (
+        f"{where}: {found.num_exact:,} identical and {count_text(near, 'near-duplicate image')}{labels}, "
+        f"such as {one_line(keys[0])} ({one_line(left)}) and {one_line(keys[1])} ({one_line(right)})"
+    )
 
 
 def label_text(source: Source, sample: int) -> str:
@@ -170,6 +204,13 @@ def write_report(found: Sequence[Found], folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     pages = _write_pages(found, folder)
+    # Written last: a folder without it holds an unfinished report, and is used again.
+    write_matches(found, folder / MATCHES)
+    return [folder / MATCHES, *pages]
+
+
+def write_matches(found: Sequence[Found], path: Path) -> None:
+    """Write a table with a row for each pair: keys, kind, and labels of both images."""
     rows: list[tuple[object, ...]] = [
         ("key", "test_set", "test_key", "kind", "bits", "shard", "set", "label", "test_label")
     ]
@@ -179,9 +220,7 @@ def write_report(found: Sequence[Found], folder: Path) -> list[Path]:
             keys = sample_key(one.own, match.sample), one.name, sample_key(one.source, match.other)
             shard = Path(one.own.location(match.sample)).name
             rows.append((*keys, kind, match.bits, shard, one.own_name, *one.labels(match)))
-    # Written last: a folder without it holds an unfinished report, and is used again.
-    write_csv(folder / MATCHES, rows)
-    return [folder / MATCHES, *pages]
+    write_csv(path, rows)
 
 
 def _write_pages(found: Sequence[Found], folder: Path) -> list[Path]:
@@ -294,7 +333,12 @@ def _near_in_buckets(
 
 
 def hash_images(
-    source: Source, *, workers: int = 0, done: Done = lambda _: None, perceptual: bool = True
+    source: Source,
+    *,
+    workers: int = 0,
+    done: Done = lambda _: None,
+    perceptual: bool = True,
+    until: float = inf,
 ) -> ImageHashes:
     """Read every image of a source, and compute its digest and its perceptual hash.
 
@@ -303,9 +347,12 @@ def hash_images(
         workers: worker processes; 0: this process.
         done: called with the number of images processed since the last call.
         perceptual: False to compute digests only, without decoding.
+        until: time of `time.monotonic` after which images are left out: they are no duplicates.
     """
 
     def hash_image(sample: int) -> tuple[bytes, int | None]:
+        if time.monotonic() > until:
+            return bytes_digest(f"{source.digest} {sample}".encode()), None
         try:
             data = source.read(sample)
             return bytes_digest(data), perceptual_hash(data) if perceptual else None

@@ -1,11 +1,8 @@
 """A split at a glance: statistics, and contact sheets with a caption under each thumbnail."""
 
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +13,7 @@ from vitctl.data.images.decode import BadSample, decode, open_picture
 from vitctl.data.images.image_types import image_extension
 from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.source.views import Source, has_label
+from vitctl.system.figures import drawable, note_spelled
 from vitctl.system.files import atomic_write
 from vitctl.system.pool import Done, run_each
 from vitctl.system.text import one_line
@@ -27,8 +25,6 @@ _PAPER, _FRAME, _INK, _PALE = (252, 252, 250), (238, 238, 234), (32, 33, 36), (1
 _BAD = (200, 60, 50)
 _TITLE_HEIGHT = 76
 _DRAWS = 5
-_NO_LETTER = "\uffff"
-_LATIN = re.compile("LATIN (CAPITAL|SMALL) (?:LETTER|LIGATURE) ([A-Z]{1,2})(?: WITH .*)?$")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +55,11 @@ def draw_sheet(cells: Sequence[Cell], *, columns: int, title: str, subtitle: str
         "RGB", (2 * _MARGIN + columns * pitch - _GAP, _TITLE_HEIGHT + rows * height + _MARGIN // 2), _PAPER
     )
     pen = ImageDraw.Draw(page)
-    large, small = ImageFont.load_default(_TITLE), ImageFont.load_default(_CAPTION)
-    title = drawable(one_line(title))
+    title, large = drawable(one_line(title), _TITLE)
+    small = ImageFont.load_default(_CAPTION)
     pen.text((_MARGIN, 24), title, _INK, large)
     begin = _MARGIN + pen.textlength(title, large) + 18
-    pen.text((begin, 34), _shortened(pen, subtitle, small, page.width - _MARGIN - begin), _PALE, small)
+    _write(pen, (begin, 34), subtitle, _PALE, page.width - _MARGIN - begin)
     for number, cell in enumerate(cells):
         left, top = _MARGIN + number % columns * pitch, _TITLE_HEIGHT + number // columns * height
         pen.rounded_rectangle((left, top, left + _CELL - 1, top + _CELL - 1), 6, _FRAME)
@@ -72,8 +68,8 @@ def draw_sheet(cells: Sequence[Cell], *, columns: int, title: str, subtitle: str
         else:
             picture = _fitted(cell.pixels)
             page.paste(picture, (left + (_CELL - picture.width) // 2, top + (_CELL - picture.height) // 2))
-        pen.text((left, top + _CELL + 5), _shortened(pen, cell.caption, small), _INK, small)
-        pen.text((left, top + _CELL + 5 + _LINE), _shortened(pen, cell.remark, small), _PALE, small)
+        _write(pen, (left, top + _CELL + 5), cell.caption, _INK)
+        _write(pen, (left, top + _CELL + 5 + _LINE), cell.remark, _PALE)
     return page
 
 
@@ -129,36 +125,9 @@ def choose(num_samples: int, num_images: int, seed: int) -> list[int]:
 
 def save(page: Image.Image, path: Path) -> None:
     """Write a page as PNG, atomically."""
+    note_spelled()
     with atomic_write(path) as aside:
         page.save(aside, "PNG", optimize=True)
-
-
-def drawable(text: str) -> str:
-    """Spell a text in letters that Pillow's font has: Latin letters without accents, "[dog]" for a symbol,
-    "[U+72AC]" for all else.
-    """
-    return "".join(map(_drawable, unicodedata.normalize("NFC", text)))
-
-
-@lru_cache(4096)
-def _drawable(letter: str) -> str:
-    font = ImageFont.load_default(_CAPTION)
-    if bytes(font.getmask(letter)) != bytes(font.getmask(_NO_LETTER)):
-        return letter
-    name, kind = unicodedata.name(letter, ""), unicodedata.category(letter)
-    if latin := _LATIN.match(name):
-        return latin[2].capitalize() if latin[1] == "CAPITAL" else latin[2].lower()
-    plain = unicodedata.normalize("NFKD", letter)
-    plain = (
-        letter.casefold() if plain == letter and len(letter.casefold()) > 1 else plain
-    )  # as ss for the German letter
-    if plain != letter:
-        return "".join(map(_drawable, plain))
-    if kind == "Pd":
-        return "-"
-    if kind in ("Mn", "Cf"):  # accents and joiners that stand alone
-        return ""
-    return f"[{name.lower()}]" if kind == "So" and name else f"[U+{ord(letter):04X}]"
 
 
 def _fitted(pixels: np.ndarray) -> Image.Image:
@@ -168,19 +137,20 @@ def _fitted(pixels: np.ndarray) -> Image.Image:
     return image.resize(size, Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.LANCZOS)
 
 
-def _shortened(
+def _write(
     pen: ImageDraw.ImageDraw,
+    place: tuple[float, float],
     text: str,
-    font: ImageFont.ImageFont | ImageFont.FreeTypeFont,
+    colour: tuple[int, int, int],
     width: float = _CELL,
-) -> str:
-    """Return the text, or as much of its beginning as fits."""
-    text = drawable(one_line(" ".join(text.split())))
-    if pen.textlength(text, font) <= width:
-        return text
-    while text and pen.textlength(text + " …", font) > width:
-        text = text[:-1]
-    return text.rstrip() + " …"
+) -> None:
+    """Write a text, or as much of its beginning as fits."""
+    text, font = drawable(one_line(" ".join(text.split())), _CAPTION)
+    if pen.textlength(text, font) > width:
+        while text and pen.textlength(text + " …", font) > width:
+            text = text[:-1]
+        text = text.rstrip() + " …"
+    pen.text((place[0], place[1] + _CAPTION), text, colour, font, anchor="ls")  # fonts differ in height
 
 
 # Statistics: classes, sizes, formats, bytes, and mean and standard deviation of the channels

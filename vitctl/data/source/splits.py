@@ -1,6 +1,8 @@
 """Split expressions (train[:90%]), and images excluded by a file beside the index."""
 
+import csv
 import hashlib
+import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +17,8 @@ from vitctl.data.shards.index import Index
 from vitctl.data.source.stores import ShardSource, array_digest, open_index
 from vitctl.data.source.views import Source, View, concat, sample_key, subset
 from vitctl.errors import DataError
-from vitctl.system.files import INDEX, read_json, write_json
+from vitctl.system.files import INDEX, TABLE, read_bytes, read_json, write_json
+from vitctl.system.text import one_line
 
 TRAIN, TEST = "train", "test"
 _TRAIN_NAMES = (TRAIN, "training")
@@ -26,6 +29,7 @@ ROLES = {
     **dict.fromkeys(NOT_TRAINED[:2], TEST),
     **dict.fromkeys(NOT_TRAINED[2:], "validation"),
 }
+_GROUP_COLUMN = re.compile(r"(.+\.[ct]sv):(.+)")
 _PART = re.compile(r"(?P<split>\w+)(?:\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?(?P<each> of each class)?\])?")
 
 _ORDERS: dict[tuple[str, str], np.ndarray] = {}
@@ -82,7 +86,7 @@ def resolve(spec: str, sizes: Mapping[str, int], place: str = "the data") -> lis
     return parts
 
 
-def select(spec: str, sources: Mapping[str, Source], place: str = "the data") -> Source:
+def select(spec: str, sources: Mapping[str, Source], place: str = "the data", group_by: str = "") -> Source:
     """Select the samples of a split expression.
 
     A whole split is in storage order; a range is selected, and ordered, in md5 order of the keys.
@@ -92,14 +96,19 @@ def select(spec: str, sources: Mapping[str, Source], place: str = "the data") ->
             separately.
         sources: the splits of one data set, by name.
         place: of the data set, for messages.
+        group_by: what images belong together, see `group_names`: a range then has whole groups, as many as
+            give it nearest to the wanted number of images. Groups with several classes count for the rarest.
 
     Raises:
-        DataError: as `resolve`; or nothing is selected.
+        DataError: as `resolve` and `group_names`; or nothing is selected.
     """
     sizes = {name: len(source) for name, source in sources.items()}
-    chosen = [_chosen(part, sources[part.split]) for part in _parts(spec, sizes, place)]
+    chosen = [_chosen(part, sources[part.split], group_by) for part in _parts(spec, sizes, place)]
     if not all(len(source) for source in chosen):
-        raise DataError(f"split {spec!r} selects no samples")
+        raise DataError(
+            f"split {spec!r} selects none of the {sum(sizes.values()):,} images; add images, or set another "
+            "split"
+        )
     return chosen[0] if len(chosen) == 1 else concat(chosen)
 
 
@@ -117,13 +126,114 @@ def num_repeated(source: Source) -> int:
     return repeated
 
 
-def _chosen(part: Part, source: Source) -> Source:
+def _chosen(part: Part, source: Source, group_by: str) -> Source:
+    if group_by and (part.start, part.stop) != (0, 100 if part.each else len(source)):
+        groups, names = _numbered(group_names(source, group_by))
+        if len(names) in (1, len(source)):
+            found = "one group for all images" if len(names) == 1 else "no two images in a group"
+            raise DataError(
+                f"data.group_by = '{group_by}': finds {found}; image names look like "
+                f"{one_line(source.key(0))}"
+            )
+        labels = source.labels()
+        first = labels if labels.ndim == 1 else labels[:, 0]
+        rank = np.argsort(md5_order(names, part.split))
+        chosen = _whole_groups(first if part.each else np.zeros_like(first), groups, rank, part)
+        order = _order_of(source, part.split)
+        return subset(source, order[chosen[order]])
     if part.each:
         order = _order_of(source, part.split)
         return subset(source, _of_each_class(order, source.labels(), part.start, part.stop))
     if (part.start, part.stop) == (0, len(source)):
         return source
     return subset(source, _order_of(source, part.split)[part.start : part.stop])
+
+
+def _numbered(names: Sequence[str]) -> tuple[np.ndarray, list[str]]:
+    """Return the number of each name among the different ones, int64 `[n]`, and those in order."""
+    different = sorted(set(names))
+    numbers = {name: number for number, name in enumerate(different)}
+    return np.array([numbers[name] for name in names], np.int64), different
+
+
+def group_names(source: Source, group_by: str) -> list[str]:
+    """Return the name of each image's group: images of one group stay on one side of a split.
+
+    Args:
+        source: the images.
+        group_by: a regular expression, searched in the key of each image; its groups, or the whole match,
+            name the image's group. Or `TABLE.csv:COLUMN`, whose column `path` holds the keys; also `.tsv`.
+            An image without a match or value is a group of its own.
+
+    Raises:
+        DataError: the table cannot be read, or lacks an image.
+    """
+    keys = [source.key(sample) for sample in range(len(source))]
+    if of_table := _GROUP_COLUMN.fullmatch(group_by):
+        table = _read_column(Path(of_table[1]), of_table[2])
+        if missing := [key for key in keys if key not in table]:
+            raise DataError(
+                f"{of_table[1]}: {len(missing):,} of {len(keys):,} images are not in the column 'path', the "
+                f"first is {one_line(missing[0])}"
+            )
+        names = [table[key] or f"\0{key}" for key in keys]
+    else:
+        matches = map(re.compile(group_by).search, keys)
+        names = [
+            "\0".join(match.groups("") or match[0]) if match else f"\0{key}"
+            for key, match in zip(keys, matches, strict=True)
+        ]
+    return names
+
+
+def _read_column(path: Path, column: str) -> dict[str, str]:
+    """Return a column of a table by its column `path`."""
+    try:
+        text = read_bytes(path, TABLE.limit, error=DataError).decode("utf-8-sig")
+        lines = io.StringIO(text, newline="")
+        rows = [*csv.DictReader(lines, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)]
+        return {row["path"]: row[column] or "" for row in rows}
+    except (UnicodeDecodeError, csv.Error, KeyError) as error:
+        raise DataError(
+            f"{path}: cannot be read as a table with the columns path and {column} ({error})"
+        ) from None
+
+
+def _whole_groups(labels: np.ndarray, groups: np.ndarray, rank: np.ndarray, part: Part) -> np.ndarray:
+    """Return which samples lie in a range of whole groups, bool `[n]`.
+
+    Each group belongs to the rarest of its classes. The groups of a class are in a fixed order, and a cut is
+    at the boundary nearest to it, so that the ranges of different expressions fit together. Groups with more
+    than a tenth of their class come first, the largest first: next to a cut they would make shares uneven.
+
+    Args:
+        labels: int64 `[n]`, all equal where classes do not matter.
+        groups: int64 `[n]`, 0 to G - 1.
+        rank: int64 `[G]`, the place of each group in md5 order of the names.
+        part: the range, in percent of each class, or in samples.
+    """
+    _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    by_rarity = np.argsort(np.argsort(counts, kind="stable"))
+    stratum = np.full(len(rank), len(counts))
+    np.minimum.at(stratum, groups, by_rarity[classes])
+    sizes = np.bincount(groups)
+    is_large = 10 * sizes > np.bincount(stratum, sizes)[stratum]
+    order = np.lexsort((rank, np.where(is_large, -sizes, 0), stratum))
+    inside = np.zeros(len(rank), bool)
+    for own in np.split(order, np.flatnonzero(np.diff(stratum[order])) + 1):
+        whole = 100 if part.each else len(labels)
+        begin, end = (_nearest_cut(sizes[own], cut, whole) for cut in (part.start, part.stop))
+        inside[own[begin:end]] = True
+    return np.asarray(inside[groups])
+
+
+def _nearest_cut(sizes: np.ndarray, cut: int, whole: int) -> int:
+    """Return how many groups come before `cut` of `whole`; of two or more, at least one on each side."""
+    if cut in (0, whole):
+        return len(sizes) if cut else 0
+    ends = np.cumsum(sizes)
+    nearest = int(np.abs(ends * whole - cut * ends[-1]).argmin()) + 1
+    return min(nearest, max(len(sizes) - 1, 1))
 
 
 def _of_each_class(order: np.ndarray, labels: np.ndarray, start: int, stop: int) -> np.ndarray:

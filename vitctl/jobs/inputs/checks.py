@@ -9,11 +9,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vitctl.data.datasets.catalog import find_data_set, missing_shards, open_originals
+from vitctl.data.datasets.readers.imagenet import is_part_of_imagenet
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.shards.index import find_splits
 from vitctl.data.shards.remote import GaveUpError, is_remote
@@ -43,14 +45,14 @@ from vitctl.jobs.inputs.data import (
 from vitctl.jobs.record.result import choose_weights, newest_run, start_weights, weights_place
 from vitctl.models.variants import Config, check_lora, downstream, variant, with_classifier
 from vitctl.models.weights.download import Fetch, cached, fetch, locate
-from vitctl.models.weights.header import own_header, read_config
+from vitctl.models.weights.header import read_network
 from vitctl.recipe.images import Place
 from vitctl.recipe.load import Loaded, Override
 from vitctl.recipe.schema import (
     Evaluate,
     ExportRecipe,
-    Fewshot,
     Finetune,
+    FrozenRecipe,
     Pretrain,
     Recipe,
     Vtab,
@@ -187,7 +189,7 @@ def fit_splits(loaded: Loaded) -> FittedSplits:
         if isinstance(recipe, ExportRecipe) and fitted.overrides and not _is_from_flag(loaded, _CALIBRATION):
             fitted.overrides.append(Override(_CALIBRATION, fitting.train, _FLAG))
         return fitted
-    if isinstance(recipe, Fewshot):
+    if isinstance(recipe, FrozenRecipe):
         if recipe.data.datasets or Path(data.path).name in SPLITS:
             return FittedSplits([], "")
         return _both(loaded, recipe.data.train_split or TRAIN, data.eval_split or TEST, found, fitting)
@@ -250,13 +252,14 @@ def _is_from_flag(loaded: Loaded, key: str) -> bool:
 
 
 class StoredNetwork(NamedTuple):
-    """The network of stored weights, their path or address, and a line that names the run where none was
-    given.
+    """The network of stored weights, their path or address, a line that names the run where none was given,
+    and their metadata.
     """
 
     path: str
     config: Config
     taken: str = ""
+    meta: Mapping[str, Any] = MappingProxyType({})
 
 
 def find_network(
@@ -286,7 +289,8 @@ def find_network(
         if path is None:
             path, _ = choose_weights(place, which, by_size=True, pinned=pinned)
         path = locate(path, cached)
-        return StoredNetwork(str(path), with_classifier(read_config(path, model=model), classifier), taken)
+        config, meta = read_network(path, model=model)
+        return StoredNetwork(str(path), with_classifier(config, classifier), taken, meta)
     try:
         path = locate(place, fetch)
     except CheckpointError:
@@ -298,7 +302,8 @@ def find_network(
             f"{place}: not downloaded yet, and --dry-run downloads nothing; name the model instead, "
             f"e.g. --model B/16"
         ) from None
-    return StoredNetwork(place, with_classifier(read_config(path, model=model), classifier))
+    config, meta = read_network(path, model=model)
+    return StoredNetwork(place, with_classifier(config, classifier), meta=meta)
 
 
 def _newest_file(folder: Path) -> Path | None:
@@ -380,14 +385,16 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None) ->
     if isinstance(recipe, Evaluate) and found is not None and inputs.scored is not None:
         check_scored_head(recipe, found, inputs.scored.class_names)
     if isinstance(recipe, Finetune) and found is not None and inputs.train is not None:
-        check_kept_head(recipe, found.path, found.config, _stored_names(found), inputs.train.class_names)
+        check_kept_head(
+            recipe, found.path, found.config, found.meta.get("class_names") or [], inputs.train.class_names
+        )
         if recipe.distillation.teacher:
             try:
                 teacher = find_network(recipe.distillation.teacher, fetch=fetch)
             except CheckpointError as error:
                 raise CheckpointError(f"the teacher {error}".replace("--from", "--teacher")) from None
-            meta = _stored_meta(teacher)
-            check_teacher(recipe, found.config, teacher.path, teacher.config, meta, inputs.train.class_names)
+            named = teacher.meta
+            check_teacher(recipe, found.config, teacher.path, teacher.config, named, inputs.train.class_names)
     if isinstance(recipe, Pretrain | Finetune):
         _check_training(recipe, inputs)
     elif isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset):
@@ -404,7 +411,7 @@ def check_weights(recipe: Recipe) -> StoredNetwork | None:
         VitctlError: they are missing or invalid, or the network is impossible.
     """
     found = None
-    if isinstance(recipe, Finetune | Fewshot | Vtab | Evaluate | ExportRecipe):
+    if isinstance(recipe, Finetune | FrozenRecipe | Vtab | Evaluate | ExportRecipe):
         chosen = recipe.weights
         found = find_network(
             chosen.source,
@@ -442,23 +449,11 @@ def check_scored_head(recipe: Evaluate, found: StoredNetwork, classes: Sequence[
     """
     if not found.config.num_classes:
         return
-    if recipe.evaluation.labels.startswith("objectnet"):
+    labels, names = recipe.evaluation.labels, () if isinstance(classes, int) else classes
+    in_part = not labels and names and is_part_of_imagenet(names, found.config.num_classes)
+    if labels.startswith("objectnet") or in_part:
         classes = class_list("imagenet")
-    check_head_classes(found.path, found.config, _stored_names(found), classes)
-
-
-def _stored_meta(found: StoredNetwork) -> Mapping[str, Any]:
-    """Return what the header of a file of ours records; nothing of another file."""
-    path = Path(found.path)
-    ours = own_header(path) if path.is_file() else None
-    meta: Mapping[str, Any] = ours["meta"] if ours else {}
-    return meta
-
-
-def _stored_names(found: StoredNetwork) -> Sequence[str]:
-    """Return the class names in the header of a file of ours; none of another file."""
-    names: Sequence[str] = _stored_meta(found).get("class_names") or []
-    return names
+    check_head_classes(found.path, found.config, found.meta.get("class_names") or [], classes)
 
 
 def check_kept_head(

@@ -61,6 +61,7 @@ class TorchNetwork:
         kernels: that it computes with.
         has_head, has_features: whether it gives logits, and the input of its classification layer.
         resizes: whether it prepares photographs of any size by itself.
+        flip_average: whether its logits are the mean over an image and its mirror image.
     """
 
     model: Model
@@ -70,6 +71,7 @@ class TorchNetwork:
     has_head: bool
     has_features: bool = True
     resizes: bool = False
+    flip_average: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -81,12 +83,17 @@ class TorchNetwork:
         inputs = self.normalise(images)
         use_kernels(self.kernels)
         if not with_features:
-            return Outputs(class_logits(self.computation, self.model, inputs).cpu(), None)
+            return Outputs(self._logits(inputs).cpu(), None)
         features = image_features(self.computation, self.model, inputs)
         logits = None
-        if self.has_head and self.model.head is not None:
+        if self.has_head and self.flip_average:
+            logits = self._logits(inputs).cpu()
+        elif self.has_head and self.model.head is not None:
             logits = class_logits(self.computation, self.model.head, features).cpu()
         return Outputs(logits, features.float().cpu())
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        return class_logits(self.computation, self.model, inputs, flip_average=self.flip_average)
 
 
 _ONLY_ERRORS = 3
@@ -166,6 +173,7 @@ class OnnxNetwork:
         """Return what `weights.meta` of a run holds, from the metadata of the file."""
         stored = self._session.get_modelmeta().custom_metadata_map
         self.digest = str(stored.get("weights_sha256", ""))
+        self.flip_average = stored.get("flip_average") == "true"
         told = {
             name: self._parsed(name, stored.get(name, "null")) for name in ("preprocessing", "class_names")
         }
@@ -387,6 +395,7 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
         computation.normaliser(meta["mean"], meta["std"]),
         choose_kernels(machine, model.config, computation),
         found.weights.has_head,
+        flip_average=recipe.evaluation.flip_average,
     )
     return _opened(
         network,
@@ -394,7 +403,9 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
         meta,
         found.weights.digest,
         found.path,
-        "; ".join(filter(None, (found.chosen.text, computation.precision))),
+        "; ".join(
+            filter(None, (found.chosen.text, computation.precision, "flip average" * network.flip_average))
+        ),
         [*unseen_pixels(model.config), *filter(None, [assumed_line(found.assumed)])],
     )
 
@@ -405,6 +416,11 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
         raise CheckpointError(
             f"{weights.source}: an ONNX file holds one set of weights; leave out --weights, --model and "
             f"weights.*"
+        )
+    if recipe.evaluation.flip_average:
+        raise RecipeError(
+            f"evaluation.flip_average: {weights.source} averages or not as it was exported; leave it out, or "
+            f"export again with --flip-average"
         )
     network = OnnxNetwork(Path(locate(weights.source, fetch)), machine.device)
     if data.image_size not in (0, network.image_size):
@@ -421,7 +437,13 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
     warnings = [f"assumed when the file was exported: {', '.join(guessed)}"] if guessed else []
     sized = recipe.model_copy(update={"data": data.model_copy(update={"image_size": network.image_size})})
     return _opened(
-        network, _transform(sized, network.meta), network.meta, network.digest, weights.source, "", warnings
+        network,
+        _transform(sized, network.meta),
+        network.meta,
+        network.digest,
+        weights.source,
+        "flip average" * network.flip_average,
+        warnings,
     )
 
 

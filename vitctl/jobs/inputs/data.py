@@ -1,5 +1,6 @@
 """The images that a recipe names: opened and checked once, for the checks before a run and for the job."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from vitctl.data.source.order import (
     WindowedOrder,
     quotas,
 )
-from vitctl.data.source.splits import num_repeated
+from vitctl.data.source.splits import group_names, num_repeated
 from vitctl.data.source.uneven import Correction, correction
 from vitctl.data.source.views import (
     Source,
@@ -37,8 +38,8 @@ from vitctl.data.source.views import (
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.record.result import data_used
 from vitctl.models.weights.meta import HALF
-from vitctl.recipe.images import FewshotImages, Place, TrainImages
-from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Recipe, Vtab
+from vitctl.recipe.images import FewshotImages, Place, ProbeImages, TrainImages
+from vitctl.recipe.schema import Evaluate, Finetune, FrozenRecipe, Pretrain, Recipe, Vtab
 from vitctl.recipe.sections import Schedule
 from vitctl.system.text import count_text, did_you_mean, nearest
 
@@ -65,6 +66,7 @@ def open_recipe_split(place: Place, split: str, scratch: Path | None) -> Source:
         root=place.root,
         scratch=scratch,
         cache_bytes=int(place.cache_gib * _GIB),
+        group_by=place.group_by,
     )
     return of_classes(source, place.classes) if place.classes else source
 
@@ -233,6 +235,12 @@ def sampling_notes(data: TrainImages, source: Source) -> list[str]:
     for own in source.parts if data.mixture and isinstance(source, View) else (source,):
         if repeated := num_repeated(own):
             notes.append(f"'{data.train_split}' takes {count_text(repeated, 'image')} twice")
+    if data.group_by:
+        sizes = Counter(group_names(source, data.group_by)).values()
+        notes.append(
+            f"{count_text(len(sizes), 'group')} of {min(sizes)} to {max(sizes)} training images "
+            f"(data.group_by = '{data.group_by}'), whole on one side of the split"
+        )
     if data.subset_images or data.subset_fraction < 1:
         notes.append(
             f"a random subset of {count_text(len(source), 'image')} (data.subset_seed = {data.subset_seed})"
@@ -464,6 +472,8 @@ def fewshot_places(data: FewshotImages) -> list[tuple[str, FewshotImages, str, s
             find_data_set(place.dataset).name if place.dataset and not place.path else Path(place.path).name
         )
         train, test = SPLITS.get(name, ("train", "test"))
+        if isinstance(data, ProbeImages) and name == "imagenet":
+            train = "train"
         rows.append((name, place, place.train_split or train, place.eval_split or test))
     return rows
 
@@ -496,7 +506,7 @@ class Inputs:
         train, scored: images to train on, and to score on (pretrain, finetune, evaluate).
         probed: of [fewshot_probe].
         tried: images that learning rates are trained on, and scored on.
-        sets: of `fewshot`.
+        sets: of `fewshot` and `probe`.
         tasks: of `vtab`, by name.
     """
 
@@ -525,8 +535,8 @@ def open_inputs(recipe: Recipe, run_dir: Path) -> Inputs:
             assert chosen_by is not None
             tried = trained, chosen_by
         return Inputs(train, scored, probed, tried)
-    if isinstance(recipe, Fewshot):
-        return Inputs(sets=open_sets(recipe.data, recipe.fewshot.shots, run_dir))
+    if isinstance(recipe, FrozenRecipe):
+        return Inputs(sets=open_sets(recipe.data, (recipe.most_shots,), run_dir))
     if isinstance(recipe, Vtab):
         return Inputs(tasks=open_tasks(recipe, chosen_tasks(recipe), run_dir))
     if isinstance(recipe, Evaluate):

@@ -86,7 +86,7 @@ def find_images(
         sources += [one] if one is not None else []
         files = []
     if not sources:
-        raise DataError(f"{', '.join(inputs)}: no images there")
+        raise DataError(f"{', '.join(inputs) or 'an empty list'}: no images there")
     return sources
 
 
@@ -106,6 +106,8 @@ def some_names(sources: Sequence[Source], count: int) -> list[str]:
 
 def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | str]:
     """Return the images of one input of the command line. It must exist."""
+    if not text:
+        raise DataError("'': is empty; name an image or a folder (. is the current one)")
     path = Path(text)
     if os.path.lexists(path):
         if path.is_dir():

@@ -17,17 +17,17 @@ from vitctl.engine.runtime import Runtime
 from vitctl.errors import CheckpointError, RecipeError, explaining
 from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, weights_place
 from vitctl.models.build import Model, build, load_state, resized, transfer
-from vitctl.models.variants import downstream, with_classifier
+from vitctl.models.variants import Config, downstream, with_classifier
 from vitctl.models.weights.licence import USUALLY_DINOV3, licence_sentence
 from vitctl.models.weights.meta import COLOURS, HALF, assumed_line, assumed_values, require_meta
 from vitctl.models.weights.weights_file import Weights, read_weights
 from vitctl.recipe.images import OBJECTNET_RESIZE, OBJECTNET_SIZE, StoredTransform, check_letterbox
-from vitctl.recipe.schema import Evaluate, ExportRecipe, Fewshot, Finetune, Vtab
+from vitctl.recipe.schema import Evaluate, ExportRecipe, Finetune, FrozenRecipe, Vtab
 from vitctl.recipe.sections import StartWeights
 
 OBJECTNET, RESTRICTED = "objectnet", "objectnet_restricted"
 OF_OBJECTNET = (OBJECTNET, RESTRICTED)
-WeightsRecipe = Evaluate | ExportRecipe | Fewshot | Finetune | Vtab
+WeightsRecipe = Evaluate | ExportRecipe | FrozenRecipe | Finetune | Vtab
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,20 @@ class FoundWeights:
 
     def log(self, journal: Journal, *said: str) -> None:
         """Write which weights a job uses, and warnings: what to know of them, and each assumed value."""
-        meta = self.weights.meta
-        licence = meta.get("licence", "")
+        licence = self.weights.meta.get("licence", "")
         said = (self.chosen.text, *said, f"licence: {licence}" if licence else "")
         journal.write("weights", step=0, path=self.path, text="; ".join(filter(None, said)))
-        for text in filter(None, (licence_sentence(licence), *meta.get("remarks", ()))):
-            if not (licence and text == USUALLY_DINOV3):
-                journal.write("warning", step=0, text=text)
-        if line := assumed_line(self.assumed):
-            journal.write("warning", step=0, text=line)
+        for text in self.warnings:
+            journal.write("warning", step=0, text=text)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What to know of the weights, a line each: a licence that binds, remarks, assumed values."""
+        licence = self.weights.meta.get("licence", "")
+        known = [
+            text for text in self.weights.meta.get("remarks", ()) if not (licence and text == USUALLY_DINOV3)
+        ]
+        return [*filter(None, (licence_sentence(licence), *known, assumed_line(self.assumed)))]
 
 
 def find_weights(
@@ -97,6 +102,8 @@ def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeig
     meta = weights.meta | {name: given[name] for name in given if name not in (*in_config, "classifier")}
     if "eval_resize" in given:
         meta.pop("eval_share", None)
+    if given.get("licence", meta.get("licence")) != weights.meta.get("licence"):
+        meta.pop("licence_link", None)  # of another licence
     if left := [name for name in meta.pop("assumed", ()) if name not in given]:
         meta["assumed"] = left
     config = replace(weights.config, **in_config)
@@ -137,6 +144,26 @@ def scored_weights(recipe: Evaluate) -> FoundWeights:
 
 def weights_of(recipe: WeightsRecipe) -> FoundWeights:
     """Return the weights of a recipe, see `find_weights`."""
+    wanted = recipe.weights
+    return find_weights(
+        wanted.source,
+        which=wanted.which,
+        pinned=wanted.pinned,
+        model=wanted.model,
+        job=recipe.job,
+        given=_given_values(recipe),
+    )
+
+
+def planned_weights(
+    recipe: WeightsRecipe, path: str, config: Config, meta: Mapping[str, Any]
+) -> FoundWeights:
+    """Return the weights of a recipe as far as their header tells: without tensors."""
+    return _given(FoundWeights(path, Weights(config, {}, dict(meta))), _given_values(recipe), recipe.job)
+
+
+def _given_values(recipe: WeightsRecipe) -> dict[str, Any]:
+    """Return what a recipe's [weights] and [data] state of weights, by the names of `meta.KEYS`."""
     wanted, data = recipe.weights, recipe.data
     given: dict[str, Any] = {
         "gelu": wanted.gelu,
@@ -153,15 +180,7 @@ def weights_of(recipe: WeightsRecipe) -> FoundWeights:
             "eval_resize": data.eval_resize,
             "resample": data.eval_resample,
         }
-    given = {name: value for name, value in given.items() if value}
-    return find_weights(
-        wanted.source,
-        which=wanted.which,
-        pinned=wanted.pinned,
-        model=wanted.model,
-        job=recipe.job,
-        given=given,
-    )
+    return {name: value for name, value in given.items() if value}
 
 
 def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTransform:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 256 * 2**20
 DELETE_IT = "; delete it to run again"
-_SEVERAL_SCORES = ("fewshot", "vtab")  # whose accuracy is one for each number of shots, or task
+_SEVERAL_SCORES = ("fewshot", "probe", "vtab")  # whose accuracy is one for each number of shots, k, or task
 # What the digests of data cover; those of earlier releases were of index.json alone.
 DATA_DIGEST = {"data_digest": "index, tables, views"}
 # Values that a recipe may take from the weights ("as_stored") or the device ("auto"): a result records the
@@ -62,6 +62,7 @@ class _Numbers(BaseModel):
     """
 
     accuracy: float | dict[str, float] = 0.0
+    accuracy_interval: list[float] = []
     correct: int = 0
     total: int = 0
     mean_per_class: float = 0.0
@@ -350,8 +351,12 @@ def choose_weights(
             )
         if not folder.exists():
             raise CheckpointError(
-                f"{folder}: no such weights; give a run folder, a checkpoint folder or a weights file "
-                f"with --from"
+                f"{folder}: no such weights; "
+                + (
+                    "this run started from them: restore them, or start a new run with other weights"
+                    if pinned
+                    else "give a run folder, a checkpoint folder or a weights file with --from"
+                )
             )
         return folder, ChosenWeights(
             step=step_of(folder.parent), averaged=folder.name == tensors_file(AVERAGE)

@@ -7,7 +7,7 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tokenize import TokenError
@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitctl.errors import CheckpointError
-from vitctl.models.weights.header import MAX_NUMBER, safetensors_header
+from vitctl.models.weights.header import INDEX, MAX_NUMBER, bounded, parts_of, safetensors_header
 from vitctl.models.weights.layouts import Tensors, listed
 from vitctl.system import files
 from vitctl.system.files import WEIGHTS, WEIGHTS_GROWTH, write_text
@@ -80,7 +80,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     value = files.read_json(path, _JSON_BYTES, error=CheckpointError)
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds a JSON {type(value).__name__}, not an object")
+        raise CheckpointError(f"{path}: should be a JSON object, such as {{}}; fix or delete it")
     return value
 
 
@@ -148,12 +148,11 @@ def _whole(path: Path, what: str) -> Iterator[None]:
 
 def read_tensors(path: Path) -> Tensors:
     """Return every tensor of the file by its name, on the CPU, without what wrappers put in front of all
-    names.
+    names. An index stands for the files that it lists.
 
     Raises CheckpointError when the file is damaged, or holds more than plain tensors.
     """
-    read = {"safetensors": _read_safetensors, "npz": _read_npz, "torch": _read_torch}[kind_of(path)]
-    return _bare(path, read(path))
+    return _bare(path, _of_parts(path, _read) if path.name.endswith(INDEX) else _read(path))
 
 
 def read_shapes(path: Path) -> Tensors:
@@ -161,11 +160,31 @@ def read_shapes(path: Path) -> Tensors:
 
     Raises CheckpointError, as `read_tensors` does where a header shows what is wrong.
     """
+    return _bare(path, _of_parts(path, _shapes) if path.name.endswith(INDEX) else _shapes(path))
+
+
+def _of_parts(index: Path, read: Callable[[Path], Tensors]) -> Tensors:
+    parts, found = parts_of(index), dict[str, Tensor]()
+    for part in bounded(index, (index.parent / name for name in parts)):
+        tensors = read(part)
+        if odd := sorted(tensors.keys() ^ parts[part.name]):
+            raise CheckpointError(
+                f"{part}: its tensors are not those that {index.name} lists ({listed(odd)}); copy all again"
+            )
+        found |= tensors
+    return found
+
+
+def _read(path: Path) -> Tensors:
+    return {"safetensors": _read_safetensors, "npz": _read_npz, "torch": _read_torch}[kind_of(path)](path)
+
+
+def _shapes(path: Path) -> Tensors:
     kind = kind_of(path)
     if kind == "torch":  # a zip archive is mapped, not read
-        return {name: tensor.to("meta") for name, tensor in read_tensors(path).items()}
+        return {name: tensor.to("meta") for name, tensor in _read_torch(path).items()}
     shapes = _safetensors_shapes(path) if kind == "safetensors" else _npz_shapes(path)
-    return _bare(path, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
 def _bare(path: Path, tensors: Tensors) -> Tensors:

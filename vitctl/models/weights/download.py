@@ -4,6 +4,7 @@ import base64
 import hashlib
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from email.message import Message
 from itertools import count
@@ -11,6 +12,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from vitctl.errors import CheckpointError
+from vitctl.models.weights.header import INDEX, bounded, parts_of
 from vitctl.system.address import check, with_query, without_queries
 from vitctl.system.files import WEIGHTS, cache_folder, inside, locked, no_links, write_text
 from vitctl.system.http import (
@@ -26,10 +28,18 @@ from vitctl.system.http import (
 from vitctl.system.text import one_line
 
 Fetch = Callable[[str], Path]
-# In the order of preference; the second is a pickle, and read as one: tensors or nothing.
-FILE_NAMES = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors")
+# In the order of preference, each before the index of its parts; a .bin is a pickle: tensors or nothing.
+FILE_NAMES = tuple(
+    name + end
+    for name in ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors")
+    for end in ("", INDEX)
+)
 # What the formats of other programs keep beside their weights.
-CONFIG, PREPROCESSOR, _ = BESIDE = ("config.json", "preprocessor_config.json", "open_clip_config.json")
+CONFIG, PREPROCESSOR, OPEN_CLIP = BESIDE = (
+    "config.json",
+    "preprocessor_config.json",
+    "open_clip_config.json",
+)
 CARD = "README.md"  # of a repository; its head states the licence
 
 
@@ -42,9 +52,9 @@ def locate(source: str | Path, fetch: Fetch) -> Path:
     if text.startswith("hf://"):
         return _from_hub(text, fetch)
     if text.startswith("gs://"):
-        return fetch(f"https://storage.googleapis.com/{quote(text.removeprefix('gs://'))}")
+        text = f"https://storage.googleapis.com/{quote(text.removeprefix('gs://'))}"
     if "://" in text:
-        return fetch(text)
+        return _with_parts(text, fetch(text), fetch)
     path = Path(source).expanduser()
     if not path.is_dir():
         return path
@@ -60,13 +70,22 @@ def _from_hub(source: str, fetch: Fetch) -> Path:
     for beside in (*BESIDE, CARD):
         _try_fetch(hub_address(repository, beside), fetch)
     candidates = file or FILE_NAMES
-    found = (_try_fetch(hub_address(repository, candidate), fetch) for candidate in candidates)
-    if (path := next(filter(None, found), None)) is None:
-        if file:
-            raise CheckpointError(f"{source}: no such file in that repository")
-        raise CheckpointError(
-            f"{source}: holds no {' and no '.join(candidates)}; name the file: {source}/FILE"
-        )
+    for candidate in candidates:
+        url = hub_address(repository, candidate)
+        if path := _try_fetch(url, fetch):
+            return _with_parts(url, path, fetch)
+    if file:
+        raise CheckpointError(f"{source}: no such file in that repository")
+    raise CheckpointError(
+        f"{source}: holds no {' and no '.join(candidates[::2])}; name the file: {source}/FILE"
+    )
+
+
+def _with_parts(url: str, path: Path, fetch: Fetch) -> Path:
+    """Fetch the parts that an index lists, which lie beside it; return `path`, the fetched file of `url`."""
+    if path.name.endswith(INDEX):
+        folder = url.rpartition("/")[0]
+        deque(bounded(path, (fetch(f"{folder}/{quote(part)}") for part in parts_of(path))), maxlen=0)
     return path
 
 

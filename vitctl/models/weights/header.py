@@ -1,24 +1,31 @@
-"""The header of a safetensors file, and our JSON in it. Reads no tensor and imports no torch."""
+"""The header of a safetensors file, our JSON in it, and the index of weights in several files.
+
+Reads no tensor and imports no torch.
+"""
 
 import json
 import math
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.models.variants import Config, from_dict
-from vitctl.system.files import TENSORS, open_regular, parse_json
+from vitctl.system.files import TENSORS, WEIGHTS, inside, open_regular, parse_json, read_json
 from vitctl.system.text import one_line
 
 FORMAT = "vitctl/1"
 OWN_KEY = "vitctl"  # of our JSON in the metadata of a safetensors file
 MAX_NUMBER = 2**53
 _MAX_BYTES = 100 * 2**20  # the bound of safetensors itself
+INDEX = ".index.json"  # ends the name of the file that lists the parts of weights
+_INDEX_BYTES, _MAX_PARTS, _ENDINGS = 16 * 2**20, 1000, (".safetensors", ".bin")
 
 
-def read_config(path: Path, *, model: str = "") -> Config:
-    """Return the configuration of the model that a weights file of any layout fits, from its header alone.
+def read_network(path: Path, *, model: str = "") -> tuple[Config, dict[str, Any]]:
+    """Return the configuration of the model that a weights file of any layout fits, and its metadata, from
+    its header and the files beside it alone.
 
     Args:
         path: a file.
@@ -30,10 +37,10 @@ def read_config(path: Path, *, model: str = "") -> Config:
     ours = own_header(path)
     try:
         if ours is not None:
-            return from_dict(ours["config"])
-        from vitctl.models.weights.weights_file import foreign_config
+            return from_dict(ours["config"]), ours["meta"]
+        from vitctl.models.weights.weights_file import foreign_network
 
-        return foreign_config(path, model)
+        return foreign_network(path, model)
     except VitctlError as error:
         raise CheckpointError(f"{path}: {error}") from error
 
@@ -88,6 +95,46 @@ def safetensors_header(path: Path) -> dict[str, Any] | None:
     if 8 + length + max((entry["data_offsets"][1] for entry in entries), default=0) != size:
         raise CheckpointError(f"{path}: damaged or truncated safetensors file ({size} bytes); copy it again")
     return header
+
+
+def parts_of(index: Path) -> dict[str, set[str]]:
+    """Return the parts of weights in several files: name of a file beside the index -> its tensors.
+
+    Raises:
+        CheckpointError: the index lists no parts, too many, or files that are not beside it.
+    """
+    content = read_json(index, _INDEX_BYTES, error=CheckpointError)
+    named = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(named, dict) or not named or not all(isinstance(part, str) for part in named.values()):
+        raise CheckpointError(f"{index}: weight_map should be an object of tensors and names of files")
+    parts: dict[str, set[str]] = {}
+    for name, part in named.items():
+        parts.setdefault(part, set()).add(name)
+    for part in parts:
+        inside(index.parent, part, error=CheckpointError, where=index)
+        if not part.endswith(_ENDINGS):
+            raise CheckpointError(f"{index}: {one_line(part)} should end as {' or '.join(_ENDINGS)}")
+    if len(named) > TENSORS.limit or len(parts) > _MAX_PARTS:
+        raise CheckpointError(
+            f"{index}: {len(named):,} tensors in {len(parts):,} files, should be at most {TENSORS} in "
+            f"{_MAX_PARTS:,} files"
+        )
+    return parts
+
+
+def bounded(index: Path, parts: Iterable[Path]) -> Iterator[Path]:
+    """Yield the files of the parts while all together are no larger than a weights file may be.
+
+    Raises CheckpointError; also for a file that is missing.
+    """
+    total = 0
+    for part in parts:
+        if not part.is_file():
+            raise CheckpointError(f"{part}: missing, but {index.name} lists it; copy all parts")
+        total += part.stat().st_size
+        if total > WEIGHTS.limit:
+            raise CheckpointError(f"{index}: its parts are larger than {WEIGHTS} together")
+        yield part
 
 
 def _is_tensor(entry: Any) -> bool:

@@ -16,6 +16,7 @@ import torch
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import Config, ViTConfig
 from vitctl.models.weights.download import CONFIG, PREPROCESSOR
+from vitctl.models.weights.json_keys import Keys, checked
 from vitctl.models.weights.layouts import (
     SQUASH,
     Beside,
@@ -25,6 +26,9 @@ from vitctl.models.weights.layouts import (
     Tensors,
     View,
     WeightsLayout,
+    block,
+    check_sizes,
+    contradiction,
     entry,
     pair,
     stacked,
@@ -47,6 +51,7 @@ _ACTIVATION = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"
 _RESAMPLE = {2: "bilinear_antialias", 3: "bicubic_antialias"}  # Pillow's numbers
 _NOT_OF_TRANSFORMERS = ("eval_method", "eval_resize", "resample", "position_resize")  # an export records them
 _QKV = ("query", "key", "value")
+_SCALES = ("layer_scale1.lambda1", "layer_scale2.lambda1")  # of DINOv2 and DINOv3
 # transformers 5 names modules otherwise in memory than in its files; a state dict saved by hand has these
 # names. In this order they also lead back.
 _ATTENTION_IN_MEMORY = {
@@ -77,6 +82,32 @@ _SIZES = {
     "patch_size": "patch_size",
     "num_register_tokens": "registers",
 }
+_USED: Keys = {
+    "a whole number": ("num_register_tokens",),
+    "a whole number above 0": (
+        *(name for name in _SIZES if name != "num_register_tokens"), "image_size", "num_attention_heads",
+    ),
+    "a number": (
+        "layer_norm_eps", "rope_theta", "pos_embed_rescale", "hidden_dropout_prob", "layer_scale_init_value",
+    ),
+    "true or false": ("query_bias", "use_relative_position_bias", "vision_use_head"),
+    "a text": ("model_type", "hidden_act", "pooler_act", "classifier"),
+    "a list of texts": ("architectures",),
+    "an object of class numbers and names": ("id2label",),
+}  # fmt: skip
+# What is used of the JSON files. A model of images and texts has a vision_config.
+KEYS: Keys = {
+    "an object": ("vision_config",),
+    **{kind: (*keys, *(f"vision_config.{key}" for key in keys)) for kind, keys in _USED.items()},
+}
+_PROCESSOR_KEYS: Keys = {
+    "a list of three numbers": ("image_mean",),
+    "a list of three numbers above 0": ("image_std",),
+    "a whole number": ("resample",),
+    "a whole number above 0, or an object of them": ("size", "crop_size"),
+    "true or false": ("do_resize", "do_center_crop", "do_rescale", "do_normalize"),
+    "a number": ("rescale_factor",),
+}
 # Fields that no tensor tells, where a layout allows a single value.
 _UNTOLD = ("classifier", "norm_at", "rotary")
 _MEANS = {
@@ -96,7 +127,9 @@ _BEIT_IN_MEMORY = {
 }
 
 
-def _classic(body: str, norms: tuple[str, str], inner: tuple[str, ...], outer: str, last: str) -> Table:
+def _classic(
+    body: str, norms: tuple[str, str], inner: str, outer: str, scales: tuple[str, str], last: str
+) -> Table:
     """Return the table of a body that names its parts as BERT does."""
     layer = f"{body}.encoder.layer.{{i}}"
     attention = f"{layer}.attention.attention"
@@ -105,61 +138,47 @@ def _classic(body: str, norms: tuple[str, str], inner: tuple[str, ...], outer: s
         "registers": entry(f"{body}.embeddings.register_tokens"),
         "position_embedding": entry(f"{body}.embeddings.position_embeddings"),
         **pair("patch_embedding", f"{body}.embeddings.patch_embeddings.projection"),
-        **pair("blocks.{i}.norm1", f"{layer}.{norms[0]}"),
+        **block(layer, norms[0], "attention.output.dense", norms[1], (inner,), outer),
         **pair("blocks.{i}.attention.qkv", *(f"{attention}.{part}" for part in _QKV)),
         "blocks.{i}.attention.qkv.query_bias": entry(f"{attention}.query.bias"),
         "blocks.{i}.attention.qkv.value_bias": entry(f"{attention}.value.bias"),
         "blocks.{i}.attention.relative_bias": entry(
             f"{attention}.relative_position_bias.relative_position_bias_table"
         ),
-        **pair("blocks.{i}.attention.out", f"{layer}.attention.output.dense"),
-        **pair("blocks.{i}.norm2", f"{layer}.{norms[1]}"),
-        **pair("blocks.{i}.mlp.fc1", *(f"{layer}.{name}" for name in inner)),
-        **pair("blocks.{i}.mlp.fc2", f"{layer}.{outer}"),
+        "blocks.{i}.scale1": entry(f"{layer}.{scales[0]}"),
+        "blocks.{i}.scale2": entry(f"{layer}.{scales[1]}"),
         **pair("norm", f"{body}.{last}"),
         **pair("head", "classifier"),
     }
 
 
 def _bert(body: str, last: str) -> Table:
-    layer = f"{body}.encoder.layer.{{i}}"
-    norms = ("layernorm_before", "layernorm_after")
+    norms, scales = ("layernorm_before", "layernorm_after"), ("lambda_1", "lambda_2")
     return {
-        **_classic(body, norms, ("intermediate.dense",), "output.dense", last),
-        "blocks.{i}.scale1": entry(f"{layer}.lambda_1"),
-        "blocks.{i}.scale2": entry(f"{layer}.lambda_2"),
+        **_classic(body, norms, "intermediate.dense", "output.dense", scales, last),
         **pair("pre_logits", f"{body}.pooler.dense"),
     }
 
 
 def _dinov2(body: str, *, gated: bool) -> Table:
     inner, outer = ("mlp.weights_in", "mlp.weights_out") if gated else ("mlp.fc1", "mlp.fc2")
-    layer = f"{body}.encoder.layer.{{i}}"
-    return {
-        **_classic(body, ("norm1", "norm2"), (inner,), outer, "layernorm"),
-        "blocks.{i}.scale1": entry(f"{layer}.layer_scale1.lambda1"),
-        "blocks.{i}.scale2": entry(f"{layer}.layer_scale2.lambda1"),
-    }
+    return _classic(body, ("norm1", "norm2"), inner, outer, _SCALES, "layernorm")
 
 
 def _dinov3(*, gated: bool) -> Table:
-    inner, layer = ("gate_proj", "up_proj") if gated else ("up_proj",), "layer.{i}"
+    inner, layer = ("mlp.gate_proj", "mlp.up_proj") if gated else ("mlp.up_proj",), "layer.{i}"
     return {
         "class_token": entry("embeddings.cls_token"),
         "registers": entry("embeddings.register_tokens"),
         **pair("patch_embedding", "embeddings.patch_embeddings"),
-        **pair("blocks.{i}.norm1", f"{layer}.norm1"),
+        **block(layer, "norm1", "attention.o_proj", "norm2", inner, "mlp.down_proj"),
         "blocks.{i}.attention.qkv.weight": entry(
             *(f"{layer}.attention.{part}_proj.weight" for part in "qkv")
         ),
         "blocks.{i}.attention.qkv.query_bias": entry(f"{layer}.attention.q_proj.bias"),
         "blocks.{i}.attention.qkv.value_bias": entry(f"{layer}.attention.v_proj.bias"),
-        **pair("blocks.{i}.attention.out", f"{layer}.attention.o_proj"),
-        "blocks.{i}.scale1": entry(f"{layer}.layer_scale1.lambda1"),
-        **pair("blocks.{i}.norm2", f"{layer}.norm2"),
-        **pair("blocks.{i}.mlp.fc1", *(f"{layer}.mlp.{part}" for part in inner)),
-        **pair("blocks.{i}.mlp.fc2", f"{layer}.mlp.down_proj"),
-        "blocks.{i}.scale2": entry(f"{layer}.layer_scale2.lambda1"),
+        "blocks.{i}.scale1": entry(f"{layer}.{_SCALES[0]}"),
+        "blocks.{i}.scale2": entry(f"{layer}.{_SCALES[1]}"),
         **pair("norm", "norm"),
     }
 
@@ -171,12 +190,8 @@ _TOWERS: Table = {
     "position_embedding": entry(f"{_TOWER}.embeddings.position_embedding.weight", layout=BARE_TABLE),
     **pair("patch_embedding", f"{_TOWER}.embeddings.patch_embedding"),
     **pair("norm_pre", f"{_TOWER}.pre_layrnorm"),  # spelt so
-    **pair("blocks.{i}.norm1", f"{_TOWER_LAYER}.layer_norm1"),
+    **block(_TOWER_LAYER, "layer_norm1", "self_attn.out_proj", "layer_norm2", ("mlp.fc1",), "mlp.fc2"),
     **pair("blocks.{i}.attention.qkv", *(f"{_TOWER_LAYER}.self_attn.{part}_proj" for part in "qkv")),
-    **pair("blocks.{i}.attention.out", f"{_TOWER_LAYER}.self_attn.out_proj"),
-    **pair("blocks.{i}.norm2", f"{_TOWER_LAYER}.layer_norm2"),
-    **pair("blocks.{i}.mlp.fc1", f"{_TOWER_LAYER}.mlp.fc1"),
-    **pair("blocks.{i}.mlp.fc2", f"{_TOWER_LAYER}.mlp.fc2"),
     **pair("norm", f"{_TOWER}.post_layernorm"),
     "pool.probe": entry(f"{_TOWER}.head.probe"),
     "pool.qkv.weight": entry(f"{_TOWER}.head.attention.in_proj_weight"),
@@ -417,14 +432,11 @@ def _tidy(family: _Family, tensors: Tensors) -> Tensors:
     return named
 
 
-def _contradictions(family: _Family, config: Json, shape: Json) -> Iterator[str]:
-    """Yield what config.json states and the tensors do not have: a part of the file is missing then."""
-    sizes = {name: ours for name, ours in _SIZES.items() if name in config and ours in shape}
-    if family.prefix.startswith("dinov2"):
-        sizes.pop("intermediate_size", None)  # it states a ratio
-    for name, ours in sizes.items():
-        if config[name] != shape[ours]:
-            yield f"{name} is {config[name]!r}, and the tensors have {shape[ours]}"
+def _check_shape(family: _Family, config: Json, shape: Json) -> None:
+    """Raise CheckpointError where config.json states what the tensors do not have."""
+    of_ratio = family.prefix.startswith("dinov2")  # it does not state intermediate_size
+    sizes = {name: ours for name, ours in _SIZES.items() if not of_ratio or ours != "mlp_size"}
+    check_sizes(CONFIG, config, shape, sizes)
     scaled = family in (_DINOV2, _DINOV2_REGISTERS, _DINOV3) or config.get("layer_scale_init_value", 0) > 0
     biased = family is _BEIT or (family is _DINOV3 and config.get("query_bias", True))
     lacking = {
@@ -441,13 +453,13 @@ def _contradictions(family: _Family, config: Json, shape: Json) -> Iterator[str]
         and not shape["num_classes"],
     }
     for part in (name for name, absent in lacking.items() if absent):
-        yield f"it describes {part}, and the tensors have none"
+        raise contradiction(CONFIG, f"it describes {part}, and the tensors have none")
 
 
 def _describe(
     family: _Family, row: WeightsLayout, view: View, _tensors: Tensors, beside: Beside
 ) -> tuple[Config, dict[str, Any]]:
-    whole, patches = beside.config, view("patch_embedding.weight")
+    whole, patches = checked(CONFIG, beside.config, KEYS), view("patch_embedding.weight")
     if patches is not None and patches.dim() == 2:
         raise CheckpointError(
             "its images have any aspect ratio (NaFlex), which is not supported; use weights of a fixed size"
@@ -455,7 +467,7 @@ def _describe(
     if whole.get("model_type", family.types[0]) not in family.types:
         known = " or ".join(map(repr, family.types))
         raise CheckpointError(f"config.json: model_type {whole['model_type']!r}, only {known} is read")
-    config = {**whole, **(whole.get("vision_config") or {})}
+    config = {**whole, **whole.get("vision_config", {})}
     if config.get("pooler_act", "tanh") != "tanh":
         raise CheckpointError(f"config.json: pooler_act {config['pooler_act']!r}, only 'tanh' is read")
     if config.get("rope_theta", _ROPE_THETA) != _ROPE_THETA:
@@ -466,8 +478,8 @@ def _describe(
         told or beside.num_heads or config.get("num_attention_heads") or (family.heads if config else None)
     )
     shape = vit_shape(view, heads, config.get("image_size"))
-    if config and (wrong := list(_contradictions(family, config, shape))):
-        raise CheckpointError(f"config.json: {wrong[0]}; the file is incomplete, or not of this config.json")
+    if config:
+        _check_shape(family, config, shape)
     if shape["num_classes"] and not family.with_head:
         raise CheckpointError(
             "CLIPForImageClassification averages patches that no norm has seen, which is not supported; use "
@@ -481,7 +493,8 @@ def _describe(
     only = {name: values[0] for name, values in row.needs.items() if len(values) == 1 and name in _UNTOLD}
     stated = family.pools if shape["num_classes"] else config.get("classifier")
     shape |= ({"classifier": stated} if stated else {}) | only
-    recorded = _recorded(beside.preprocessor, family) | {"num_heads": heads, "classifier": stated}
+    processor = checked(PREPROCESSOR, beside.preprocessor, _PROCESSOR_KEYS)
+    recorded = _recorded(processor, family) | {"num_heads": heads, "classifier": stated}
     if config:
         recorded["norm_eps"] = config.get("layer_norm_eps", family.eps)
         recorded["gelu"] = known_acts[activation]
@@ -489,11 +502,11 @@ def _describe(
         row = replace(row, assumed={**row.assumed, **IMAGENET})
     more: dict[str, Any] = {"dropout": config.get("hidden_dropout_prob", 0.0)}
     if family is _DINOV3:
-        more["rotary_rescale"] = config.get("pos_embed_rescale", 2.0) or 1.0
-    described, meta = row.vit(shape, recorded, beside, _class_names(config.get("id2label") or {}), **more)
+        more["rotary_rescale"] = beside.config.get("pos_embed_rescale", 2.0) or 1.0  # null: none
+    described, meta = row.vit(shape, recorded, beside, _class_names(config.get("id2label", {})), **more)
     ours = whole.get("vitctl", {}).get("preprocessing", {})
     meta |= {name: ours[name] for name in _NOT_OF_TRANSFORMERS if name in ours}
-    remarks = [*family.remarks, *_crop_remark(beside.preprocessor, described)]
+    remarks = [*family.remarks, *_crop_remark(processor, described)]
     return described, meta | ({"remarks": remarks} if remarks else {})
 
 
@@ -504,10 +517,18 @@ def _recorded(processor: Json, family: _Family) -> dict[str, Any]:
     """
     if not processor:
         return {}
+    if not (
+        processor.get("do_rescale", True) and abs(255 * processor.get("rescale_factor", 1 / 255) - 1) < 1e-3
+    ):
+        raise CheckpointError(
+            f"{PREPROCESSOR}: it does not bring colours to 0 .. 1 (do_rescale, rescale_factor)"
+            ", which is not supported"
+        )
     number, size = processor.get("resample"), processor.get("size")
+    is_normal = processor.get("do_normalize", True)
     found = {
-        "mean": processor.get("image_mean"),
-        "std": processor.get("image_std"),
+        "mean": processor.get("image_mean") if is_normal else (0.0, 0.0, 0.0),
+        "std": processor.get("image_std") if is_normal else (1.0, 1.0, 1.0),
         "resample": None if number is None else _RESAMPLE.get(number, f"pillow {number}"),
     }
     if isinstance(size, int):
@@ -657,30 +678,19 @@ def _layout(family: _Family, table: Table, mark: str, absent: str = "", **needs:
     )
 
 
+def _gated_layouts(
+    family: _Family, table: Callable[..., Table], marks: Mapping[str, tuple[str, str]], **needs: Any
+) -> Iterator[WeightsLayout]:
+    """Yield the rows of a family for each MLP: `marks` are a tensor that it has, and one that it has not."""
+    more = {"classifier": _ANY_POOL, "layer_scale": (True,), **needs}
+    for mlp, (mark, absent) in marks.items():
+        yield _layout(family, table(gated=mlp == "swiglu"), mark, absent, mlp=(mlp,), **more)
+
+
 def _dinov2_layouts(family: _Family, absent: str = "", **needs: Any) -> Iterator[WeightsLayout]:
     layer = f"{family.prefix}.encoder.layer.0.mlp"
-    for mlp, mark in (("gelu", f"{layer}.fc1.weight"), ("swiglu", f"{layer}.weights_in.weight")):
-        table = _dinov2(family.prefix, gated=mlp == "swiglu")
-        yield _layout(
-            family, table, mark, absent, mlp=(mlp,), classifier=_ANY_POOL, layer_scale=(True,), **needs
-        )
-
-
-def _dinov3_layouts() -> Iterator[WeightsLayout]:
-    for mlp, mark, absent in (("gelu", "up_proj", "gate_proj"), ("swiglu", "gate_proj", "")):
-        yield _layout(
-            _DINOV3,
-            _dinov3(gated=mlp == "swiglu"),
-            f"layer.0.mlp.{mark}.weight",
-            f"layer.0.mlp.{absent}.weight" if absent else "",
-            mlp=(mlp,),
-            classifier=_ANY_POOL,
-            layer_scale=(True,),
-            registers=(bool,),
-            position_embedding=("none",),
-            rotary=("dinov3",),
-            qkv_bias=("qv", "none"),
-        )
+    marks = {"gelu": (f"{layer}.fc1.weight", absent), "swiglu": (f"{layer}.weights_in.weight", absent)}
+    return _gated_layouts(family, partial(_dinov2, family.prefix), marks, **needs)
 
 
 def _beit_layouts() -> Iterator[WeightsLayout]:
@@ -705,7 +715,18 @@ LAYOUT = _layout(_VIT, TABLE, "vit.encoder.layer.0.layernorm_before.weight")
 LAYOUTS = (
     *_dinov2_layouts(_DINOV2, "dinov2.embeddings.register_tokens"),
     *_dinov2_layouts(_DINOV2_REGISTERS, registers=(True,)),
-    *_dinov3_layouts(),
+    *_gated_layouts(
+        _DINOV3,
+        _dinov3,
+        {
+            "gelu": ("layer.0.mlp.up_proj.weight", "layer.0.mlp.gate_proj.weight"),
+            "swiglu": ("layer.0.mlp.gate_proj.weight", ""),
+        },
+        registers=(bool,),
+        position_embedding=("none",),
+        rotary=("dinov3",),
+        qkv_bias=("qv", "none"),
+    ),
     _layout(_CLIP, _TOWERS, "vision_model.pre_layrnorm.weight", norm_pre=(True,), patch_bias=(False,)),
     _layout(_SIGLIP, _TOWERS, "vision_model.post_layernorm.weight", classifier=("attention", "gap")),
     *_beit_layouts(),

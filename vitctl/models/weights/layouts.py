@@ -92,6 +92,21 @@ def pair(ours: str, *theirs: str, shares: tuple[int, ...] = ()) -> Table:
     }
 
 
+def block(layer: str, norm1: str, out: str, norm2: str, inner: tuple[str, ...], outer: str) -> Table:
+    """Return the rows of a block that every program has: norms, the output of attention, and the MLP.
+
+    Args:
+        layer: what their names begin with.
+        norm1, out, norm2, outer: names of one module each.
+        inner: the first matrix of the MLP, or gate and hidden.
+    """
+    ours = {"norm1": (norm1,), "attention.out": (out,), "norm2": (norm2,), "mlp.fc1": inner}
+    rows: Table = {}
+    for name, theirs in {**ours, "mlp.fc2": (outer,)}.items():
+        rows |= pair(f"blocks.{{i}}.{name}", *(f"{layer}.{one}" for one in theirs))
+    return rows
+
+
 def rule_for(table: Table, ours: str) -> Rule | None:
     """Return the rule for our tensor `ours`, or None if the table has no place for it.
 
@@ -166,12 +181,9 @@ def mismatches(
 
 
 def refuse(heading: str, problems: Mapping[str, list[str]]) -> None:
-    """Raise CheckpointError with one line for each kind of problem that occurs, showing the first few of
-    each.
-    """
-    lines = [f"  {kind}: {listed(found)}" for kind, found in problems.items() if found]
-    if lines:
-        raise CheckpointError("\n".join([heading, *lines]))
+    """Raise CheckpointError, in one line, with each kind of problem that occurs and the first few of each."""
+    if found := [f"{kind}: {listed(names)}" for kind, names in problems.items() if names]:
+        raise CheckpointError(f"{heading}: {'; '.join(found)}")
 
 
 def listed(names: list[str]) -> str:
@@ -198,6 +210,8 @@ _GATED_HEADS = {(1280, 32): 20, (1536, 40): 24, (4096, 40): 32}
 # images are squashed to the image size, which metadata record as eval_resize 0.
 SQUASH = math.inf
 _STORED = ("mean", "std", "eval_method", "resample", "position_resize")
+# The words of timm and open_clip for our eval_resample.
+RESAMPLE = {"bilinear": "bilinear_antialias", "bicubic": "bicubic_antialias"}
 
 
 @dataclass(frozen=True)
@@ -291,7 +305,7 @@ class WeightsLayout:
             beside: its config.json lists what was assumed when vitctl exported the file.
         """
         found = {name: value for name, value in recorded.items() if value is not None}
-        marked = beside.config.get("vitctl", {}).get("preprocessing", {}).get("assumed")
+        marked = ((beside.config.get("vitctl") or {}).get("preprocessing") or {}).get("assumed")
         marked = marked if isinstance(marked, list) else ()
         assumed = [name for name in KEYS if (name in self.assumed and name not in found) or name in marked]
         return {**self.documented, **self.assumed, **found, "assumed": assumed}
@@ -372,6 +386,28 @@ def vit_shape(view: View, num_heads: int | None, image_size: int | None) -> dict
     ):
         prefix, found["position_class_row"] = 0, False  # a square is a grid without a row for the class token
     return found | {"image_size": _image_size(table, prefix, patch_size, image_size)}
+
+
+def check_sizes(file: str, stated: Json, shape: Json, names: Mapping[str, str]) -> None:
+    """Compare what a JSON file states with the tensors.
+
+    Args:
+        file: name for the message.
+        stated: the values.
+        shape: of `vit_shape`.
+        names: their keys, and the fields of `shape`.
+
+    Raises:
+        CheckpointError: another file belongs to these tensors, or a part of them is missing.
+    """
+    for key, ours in names.items():
+        if key in stated and ours in shape and stated[key] != shape[ours]:
+            raise contradiction(file, f"{key} is {stated[key]}, and the tensors have {shape[ours]}")
+
+
+def contradiction(file: str, words: str) -> CheckpointError:
+    """Return the error of a JSON file that is not that of the tensors."""
+    return CheckpointError(f"{file}: {words}; the file is incomplete, or not of this {file}")
 
 
 def needed(view: View, name: str, dimensions: int) -> Tensor:

@@ -12,7 +12,7 @@ from vitctl.models.weights.download import CARD
 from vitctl.system.files import open_regular
 from vitctl.system.text import one_line
 
-_HEAD_BYTES, _LONGEST = 2**16, 100
+_HEAD_BYTES, _LONGEST, _LONGEST_LINK = 2**16, 100, 500
 _NOT_SOLD = "its licence allows no commercial use of these weights, nor of what is made of them"
 # Part of a name -> what to know.
 _BINDING = {
@@ -28,8 +28,10 @@ USUALLY_DINOV3 = (
 )
 
 
-def stated_licence(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Return the licence that config.json or the head of a README.md states, in one line, or None."""
+def stated_licence(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the `licence` that config.json or the head of a README.md states, in one line, and with it as
+    `licence_link` the address of its text; {} where none is stated.
+    """
     found: Any = {}
     if (card := folder / CARD).is_file():
         with open_regular(card, error=CheckpointError) as file:
@@ -40,10 +42,15 @@ def stated_licence(folder: Path, config: Mapping[str, Any]) -> str | None:
         with suppress(yaml.YAMLError, RecursionError, ValueError):
             found = yaml.safe_load(text[3:].split("\n---", 1)[0]) if text.startswith("---") else {}
     found = found if isinstance(found, dict) else {}
-    name = _in_words(config.get("license")) or _in_words(found.get("license"))
+    stated = config if _in_words(config.get("license")) else found
+    name, link = _in_words(stated.get("license")), _in_words(stated.get("license_link"))
     if name in ("other", ""):
         name = _in_words(found.get("license_name")) or name
-    return one_line(name)[:_LONGEST] or None
+    # A path is of a file in their repository, which does not travel with the weights.
+    address = (
+        {"licence_link": one_line(link)} if link.startswith("https://") and len(link) <= _LONGEST_LINK else {}
+    )
+    return {"licence": one_line(name)[:_LONGEST], **address} if name else {}
 
 
 def _in_words(stated: object) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from vitctl.errors import CheckpointError
-from vitctl.models.variants import BOUNDS, Config
+from vitctl.models.variants import BOUNDS, CHOICES, WITH_CLASS_TOKEN, Config
 from vitctl.system.text import one_line
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # float32's normal numbers
@@ -63,8 +63,8 @@ class Meta(BaseModel):
     `mean` and `std` are of colours between 0 and 1, sizes are in pixels. `resample` may be a rule of another
     program that vitctl does not have: it is refused where images are resized by it. `eval_share` is the share
     of the side that timm's crop keeps, at any image size. `loss` is that of the training: after "sigmoid" the
-    probabilities of the classes are independent. `licence` is as stated with the weights, `remarks` are for
-    their user.
+    probabilities of the classes are independent. `licence` and its address are as stated with the weights,
+    `remarks` are for their user.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -84,6 +84,7 @@ class Meta(BaseModel):
     loss: Literal["softmax", "sigmoid", "masked_patch"] | None = None
     format: str | None = None
     licence: str | None = None
+    licence_link: str | None = None
     remarks: list[str] | None = None
     lora: LoRAMeta | None = None
 
@@ -157,6 +158,13 @@ def assumed_values(meta: Mapping[str, Any], config: Config, *, scoring: bool) ->
     return {KEYS[name]: meta[name] if name in meta else getattr(config, name) for name in names}
 
 
+def _with_choices(key: str, value: Any) -> str:
+    """Return an assumed value, and the others that it could be if they are few."""
+    named = {KEYS["gelu"]: CHOICES["gelu"], KEYS["classifier"]: WITH_CLASS_TOKEN}.get(key, ())
+    others = [one for one in named if one != value] if value in named else []
+    return str(value).replace(", ", ",") + (f" (or {', '.join(others)})" if others else "")
+
+
 def assumed_line(values: Mapping[str, Any]) -> str:
     """Return one line that names every assumed value and the key that sets it.
 
@@ -164,7 +172,7 @@ def assumed_line(values: Mapping[str, Any]) -> str:
     """
     if not values:
         return ""
-    shown = ", ".join(f"{key}={str(value).replace(', ', ',')}" for key, value in values.items())
+    shown = ", ".join(f"{key}={_with_choices(key, value)}" for key, value in values.items())
     elsewhere = " (num_heads: in a config.json beside the file)" if "num_heads" in values else ""
     return (
         f"assumed, not recorded with the weights: {shown}; set what differs with --set KEY=VALUE{elsewhere}"

@@ -8,8 +8,11 @@ from typing import Any
 
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import Config, ViTConfig
-from vitctl.models.weights.huggingface import BARE_TABLE, BARE_TOKEN, CLIP_REMARK, GELU
+from vitctl.models.weights.download import CONFIG, OPEN_CLIP
+from vitctl.models.weights.huggingface import BARE_TABLE, BARE_TOKEN, CLIP_REMARK, GELU, KEYS
+from vitctl.models.weights.json_keys import Keys, checked
 from vitctl.models.weights.layouts import (
+    RESAMPLE,
     SQUASH,
     Beside,
     Json,
@@ -17,6 +20,8 @@ from vitctl.models.weights.layouts import (
     Tensors,
     View,
     WeightsLayout,
+    block,
+    check_sizes,
     entry,
     pair,
     vit_misfits,
@@ -27,7 +32,18 @@ from vitctl.models.weights.meta import CLIP
 NORM_EPS = 1e-5
 _TRUNK = "visual.trunk."
 _LAYER = "visual.transformer.resblocks.{i}"
-_RESAMPLE = {"bilinear": "bilinear_antialias", "bicubic": "bicubic_antialias"}
+# What is used of open_clip_config.json, and the fields of a ViT that the tensors tell.
+_KEYS: Keys = {
+    "an object": ("model_cfg", "model_cfg.vision_cfg", "preprocess_cfg"),
+    "a whole number above 0": tuple(
+        f"model_cfg.vision_cfg.{key}" for key in ("width", "head_width", "image_size", "patch_size", "layers")
+    ),
+    "true or false": ("model_cfg.quick_gelu",),
+    "a text": ("preprocess_cfg.resize_mode", "preprocess_cfg.interpolation"),
+    "a list of three numbers": ("preprocess_cfg.mean",),
+    "a list of three numbers above 0": ("preprocess_cfg.std",),
+}
+_SIZES = {"width": "hidden_size", "layers": "depth", "patch_size": "patch_size"}
 # How images are resized: the method, and the share of the side that the crop keeps.
 _RESIZING = {"shortest": ("torchvision", 1.0), "squash": ("square", SQUASH)}
 
@@ -36,13 +52,9 @@ TABLE: Table = {
     "position_embedding": entry("visual.positional_embedding", layout=BARE_TABLE),
     "patch_embedding.weight": entry("visual.conv1.weight"),
     **pair("norm_pre", "visual.ln_pre"),
-    **pair("blocks.{i}.norm1", f"{_LAYER}.ln_1"),
+    **block(_LAYER, "ln_1", "attn.out_proj", "ln_2", ("mlp.c_fc",), "mlp.c_proj"),
     "blocks.{i}.attention.qkv.weight": entry(f"{_LAYER}.attn.in_proj_weight"),
     "blocks.{i}.attention.qkv.bias": entry(f"{_LAYER}.attn.in_proj_bias"),
-    **pair("blocks.{i}.attention.out", f"{_LAYER}.attn.out_proj"),
-    **pair("blocks.{i}.norm2", f"{_LAYER}.ln_2"),
-    **pair("blocks.{i}.mlp.fc1", f"{_LAYER}.mlp.c_fc"),
-    **pair("blocks.{i}.mlp.fc2", f"{_LAYER}.mlp.c_proj"),
     **pair("norm", "visual.ln_post"),
 }
 
@@ -65,16 +77,18 @@ def _tidy(tensors: Tensors) -> Tensors:
 def _describe(
     row: WeightsLayout, view: View, _tensors: Tensors, beside: Beside
 ) -> tuple[Config, dict[str, Any]]:
-    model, tower = beside.open_clip.get("model_cfg") or {}, beside.config.get("vision_config") or {}
-    ours, images = model.get("vision_cfg") or {}, beside.open_clip.get("preprocess_cfg") or {}
+    whole = checked(OPEN_CLIP, beside.open_clip, _KEYS)
+    model, tower = whole.get("model_cfg", {}), checked(CONFIG, beside.config, KEYS).get("vision_config", {})
+    ours, images = model.get("vision_cfg") or {}, whole.get("preprocess_cfg", {})
     heads = beside.num_heads or tower.get("num_attention_heads")
-    if ours:
+    if "width" in ours:
         heads = beside.num_heads or ours["width"] // ours.get("head_width", 64)
     shape = vit_shape(view, heads, ours.get("image_size") or tower.get("image_size"))
+    check_sizes(OPEN_CLIP, ours, shape, _SIZES)
     mode = images.get("resize_mode") or "shortest"
     if mode not in _RESIZING:
         raise CheckpointError(
-            f"open_clip_config.json: resize_mode {mode!r} is not supported, known are {', '.join(_RESIZING)}"
+            f"{OPEN_CLIP}: resize_mode {mode!r} is not supported, known are {', '.join(_RESIZING)}"
         )
     method, share = _RESIZING[mode] if images else (None, None)
     activation = "quick_gelu" if model.get("quick_gelu") else "gelu"
@@ -88,7 +102,7 @@ def _describe(
         "std": images.get("std"),
         "eval_method": method,
         "eval_resize": share,
-        "resample": _RESAMPLE.get(interpolation, interpolation) or None,
+        "resample": RESAMPLE.get(interpolation, interpolation) or None,
     }
     described, meta = row.vit(shape, recorded, beside)
     return described, meta | {"remarks": [CLIP_REMARK]}

@@ -13,7 +13,9 @@ from typing import Any, Literal
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import Config, ViTConfig
 from vitctl.models.weights.download import CONFIG
+from vitctl.models.weights.json_keys import Keys, checked
 from vitctl.models.weights.layouts import (
+    RESAMPLE,
     SQUASH,
     Beside,
     Json,
@@ -21,6 +23,8 @@ from vitctl.models.weights.layouts import (
     Tensors,
     View,
     WeightsLayout,
+    block,
+    check_sizes,
     entry,
     pair,
     stacked,
@@ -37,7 +41,6 @@ _GELU: dict[str, Literal["tanh", "erf", "quick"]] = {
     "gelu_tanh": "tanh",
     "quick_gelu": "quick",
 }
-_RESAMPLE = {"bilinear": "bilinear_antialias", "bicubic": "bicubic_antialias"}
 # What timm's architectures compute, where neither tensors nor config.json tell it, by a pattern in the name.
 _PECULIAR: dict[str, dict[str, Any]] = {
     r"^test_vit$": {"num_heads": 2},
@@ -70,92 +73,69 @@ _FOREIGN_ARGUMENTS = (
     "rope_|ref_feat|norm_layer|block_fn|mlp_layer|attn_layer|attn_type|pool_include|attn_pool_|use_post_norm"
 )
 _WHOLE_FROM = 384  # pixels: timm's configurations of larger images keep the whole image
-# Families by the class of timm that holds them: the name that takes every size as an argument, then the
-# published sizes (hidden size, depth, MLP size, heads, patch size) and their names.
-_NAMES: dict[str, tuple[str, dict[tuple[int, ...], str]]] = {
+# Hidden size, depth, MLP size and heads that a name stands for, by a pattern in it; the first that it has.
+_SIZES: dict[str, tuple[int, int, int, int]] = {
+    r"^eva02_tiny_": (192, 12, 512, 3),
+    r"^eva02_small_": (384, 12, 1024, 6),
+    r"^eva02_base_": (768, 12, 2048, 12),
+    r"^eva02_large_": (1024, 24, 2730, 16),
+    r"_36x1_": (384, 36, 1536, 6),
+    r"_base_patch\d+_plus_": (896, 12, 3584, 14),
+    r"_tiny_patch": (192, 12, 768, 3),
+    r"_small_(plus_)?patch": (384, 12, 1536, 6),
+    r"_medium_patch": (512, 12, 2048, 8),
+    r"_base_patch16_gap_": (768, 12, 3072, 16),
+    r"_base_patch": (768, 12, 3072, 12),
+    r"_large_patch": (1024, 24, 4096, 16),
+    r"_huge_plus_patch": (1280, 32, 5120, 20),
+    r"_huge_patch": (1280, 32, 5120, 16),
+    r"_giant_patch\d+_(reg\d_)?(dinov2|tipsv2|lingbot)": (1536, 40, 4096, 24),
+    r"_giant_patch\d+_(?!radio|sapiens)": (1408, 40, 6144, 16),
+    r"_giantopt_patch": (1536, 40, 6144, 16),
+    r"_gigantic_patch": (1664, 48, 8192, 16),
+    r"_so400m_patch": (1152, 27, 4304, 16),
+    r"_7b_patch": (4096, 40, 8192, 32),
+}
+_FIELDS = ("hidden_size", "depth", "mlp_size", "num_heads", "patch_size")
+# timm's arguments -> the fields of a ViT that they decide in place of the name.
+_ARGUMENTS = {
+    "embed_dim": "hidden_size",
+    "depth": "depth",
+    "num_heads": "num_heads",
+    "patch_size": "patch_size",
+}
+# Published names by family. The first of a family takes every size as an argument.
+_NAMES: dict[str, tuple[str, ...]] = {
     "plain": (
-        "vit_base_patch16_224",
-        {
-            (192, 12, 768, 3, 16): "vit_tiny_patch16_224",
-            **{(384, 12, 1536, 6, patch): f"vit_small_patch{patch}_224" for patch in (8, 16, 32)},
-            **{(768, 12, 3072, 12, patch): f"vit_base_patch{patch}_224" for patch in (8, 16, 32)},
-            **{(1024, 24, 4096, 16, patch): f"vit_large_patch{patch}_224" for patch in (16, 32)},
-            (1280, 32, 5120, 16, 14): "vit_huge_patch14_224",
-        },
+        *("vit_base_patch16_224", "vit_base_patch8_224", "vit_base_patch32_224", "vit_tiny_patch16_224"),
+        *("vit_small_patch8_224", "vit_small_patch16_224", "vit_small_patch32_224"),
+        *("vit_large_patch16_224", "vit_large_patch32_224", "vit_huge_patch14_224"),
     ),
     "clip": (
-        "vit_base_patch16_clip_224",
-        {
-            (768, 12, 3072, 12, 16): "vit_base_patch16_clip_224",
-            (768, 12, 3072, 12, 32): "vit_base_patch32_clip_224",
-            (1024, 24, 4096, 16, 14): "vit_large_patch14_clip_224",
-            (1280, 32, 5120, 16, 14): "vit_huge_patch14_clip_224",
-            (1408, 40, 6144, 16, 14): "vit_giant_patch14_clip_224",
-            (1664, 48, 8192, 16, 14): "vit_gigantic_patch14_clip_224",
-        },
+        *("vit_base_patch16_clip_224", "vit_base_patch32_clip_224", "vit_large_patch14_clip_224"),
+        *("vit_huge_patch14_clip_224", "vit_giant_patch14_clip_224", "vit_gigantic_patch14_clip_224"),
     ),
     "siglip": (
-        "vit_base_patch16_siglip_224",
-        {
-            (768, 12, 3072, 12, 16): "vit_base_patch16_siglip_224",
-            (768, 12, 3072, 12, 32): "vit_base_patch32_siglip_256",
-            (1024, 24, 4096, 16, 16): "vit_large_patch16_siglip_256",
-            (1152, 27, 4304, 16, 14): "vit_so400m_patch14_siglip_224",
-            (1152, 27, 4304, 16, 16): "vit_so400m_patch16_siglip_256",
-            (1536, 40, 6144, 16, 16): "vit_giantopt_patch16_siglip_256",
-        },
+        *("vit_base_patch16_siglip_224", "vit_base_patch32_siglip_256", "vit_large_patch16_siglip_256"),
+        *("vit_so400m_patch14_siglip_224", "vit_so400m_patch16_siglip_256"),
+        "vit_giantopt_patch16_siglip_256",
     ),
-    "dinov2": (
-        "vit_base_patch14_dinov2",
-        {
-            (384, 12, 1536, 6, 14): "vit_small_patch14_{registers}dinov2",
-            (768, 12, 3072, 12, 14): "vit_base_patch14_{registers}dinov2",
-            (1024, 24, 4096, 16, 14): "vit_large_patch14_{registers}dinov2",
-        },
-    ),
+    "dinov2": tuple(f"vit_{size}_patch14_{{registers}}dinov2" for size in ("base", "small", "large")),
     "deit3": (
-        "deit3_base_patch16_224",
-        {
-            (384, 12, 1536, 6, 16): "deit3_small_patch16_224",
-            (512, 12, 2048, 8, 16): "deit3_medium_patch16_224",
-            (768, 12, 3072, 12, 16): "deit3_base_patch16_224",
-            (1024, 24, 4096, 16, 16): "deit3_large_patch16_224",
-            (1280, 32, 5120, 16, 14): "deit3_huge_patch14_224",
-        },
+        *("deit3_base_patch16_224", "deit3_small_patch16_224", "deit3_medium_patch16_224"),
+        *("deit3_large_patch16_224", "deit3_huge_patch14_224"),
     ),
-    "swiglu": ("vit_giant_patch14_dinov2", {(1536, 40, 4096, 24, 14): "vit_giant_patch14_{registers}dinov2"}),
-    "dinov3": (
-        "vit_small_patch16_dinov3",
-        {
-            (384, 12, 1536, 6, 16): "vit_small_patch16_dinov3{biases}",
-            (768, 12, 3072, 12, 16): "vit_base_patch16_dinov3{biases}",
-            (1024, 24, 4096, 16, 16): "vit_large_patch16_dinov3{biases}",
-        },
-    ),
+    "swiglu": ("vit_giant_patch14_{registers}dinov2",),
+    "dinov3": tuple(f"vit_{size}_patch16_dinov3{{biases}}" for size in ("small", "base", "large")),
     "dinov3 swiglu": (
-        "vit_small_plus_patch16_dinov3",
-        {
-            (384, 12, 1536, 6, 16): "vit_small_plus_patch16_dinov3{biases}",
-            (1280, 32, 5120, 20, 16): "vit_huge_plus_patch16_dinov3{biases}",
-            (4096, 40, 8192, 32, 16): "vit_7b_patch16_dinov3",
-        },
+        *("vit_small_plus_patch16_dinov3{biases}", "vit_huge_plus_patch16_dinov3{biases}"),
+        "vit_7b_patch16_dinov3",
     ),
     "eva": (
-        "eva02_base_patch14_448",
-        {
-            (192, 12, 512, 3, 14): "eva02_tiny_patch14_336",
-            (384, 12, 1024, 6, 14): "eva02_small_patch14_336",
-            (768, 12, 2048, 12, 14): "eva02_base_patch14_448",
-            (1024, 24, 2730, 16, 14): "eva02_large_patch14_448",
-        },
+        *("eva02_base_patch14_448", "eva02_tiny_patch14_336", "eva02_small_patch14_336"),
+        "eva02_large_patch14_448",
     ),
-    "beit": (
-        "beitv2_base_patch16_224",
-        {
-            (768, 12, 3072, 12, 16): "beitv2_base_patch16_224",
-            (1024, 24, 4096, 16, 16): "beitv2_large_patch16_224",
-        },
-    ),
+    "beit": ("beitv2_base_patch16_224", "beitv2_large_patch16_224"),
 }
 _EVA, _BEIT = ("dinov3", "dinov3 swiglu", "eva"), "beit"
 # The defaults of `VisionTransformer`.
@@ -170,17 +150,13 @@ TABLE: Table = {
     "position_embedding": entry("pos_embed"),
     **pair("patch_embedding", "patch_embed.proj"),
     **pair("norm_pre", "norm_pre"),
-    **pair("blocks.{i}.norm1", "blocks.{i}.norm1"),
+    **block("blocks.{i}", "norm1", "attn.proj", "norm2", ("mlp.fc1",), "mlp.fc2"),
     **pair("blocks.{i}.attention.qkv", "blocks.{i}.attn.qkv"),
     "blocks.{i}.attention.qkv.query_bias": entry("blocks.{i}.attn.q_bias"),
     "blocks.{i}.attention.qkv.value_bias": entry("blocks.{i}.attn.v_bias"),
     "blocks.{i}.attention.relative_bias": entry("blocks.{i}.attn.relative_position_bias_table"),
-    **pair("blocks.{i}.attention.out", "blocks.{i}.attn.proj"),
     "blocks.{i}.scale1": entry("blocks.{i}.ls1.gamma"),
-    **pair("blocks.{i}.norm2", "blocks.{i}.norm2"),
-    **pair("blocks.{i}.mlp.fc1", "blocks.{i}.mlp.fc1"),
     **pair("blocks.{i}.mlp.norm", "blocks.{i}.mlp.norm"),
-    **pair("blocks.{i}.mlp.fc2", "blocks.{i}.mlp.fc2"),
     "blocks.{i}.scale2": entry("blocks.{i}.ls2.gamma"),
     **pair("norm", "norm"),
     "pool.probe": entry("attn_pool.latent"),
@@ -245,6 +221,23 @@ def _split(tensors: Tensors, whole: str, parts: tuple[str, ...]) -> Tensors:
     return found
 
 
+# What is used of config.json.
+_KEYS: Keys = {
+    "an object": ("model_args", "pretrained_cfg"),
+    "a text": (
+        *("architecture", "global_pool", "model_args.act_layer"),
+        *("pretrained_cfg.crop_mode", "pretrained_cfg.interpolation"),
+    ),
+    "a list of texts": ("label_names", "pretrained_cfg.label_names"),
+    "a whole number above 0": ("model_args.num_heads", "model_args.embed_dim", "model_args.depth"),
+    "a whole number above 0, or a list of two": ("model_args.img_size", "model_args.patch_size"),
+    "a list of three whole numbers": ("pretrained_cfg.input_size",),
+    "a number": ("norm_eps", "model_args.norm_eps"),
+    "a number above 0": ("pretrained_cfg.crop_pct",),
+    "true or false": ("model_args.use_rot_pos_emb",),
+    "a list of three numbers": ("pretrained_cfg.mean",),
+    "a list of three numbers above 0": ("pretrained_cfg.std",),
+}
 # timm's crop_mode and our eval_method; "border" pads with the mean colour, as we do.
 _METHODS = {"center": "torchvision", "squash": "square", "border": "letterbox"}
 
@@ -252,19 +245,21 @@ _METHODS = {"center": "torchvision", "squash": "square", "border": "letterbox"}
 def _describe(
     row: WeightsLayout, view: View, tensors: Tensors, beside: Beside
 ) -> tuple[Config, dict[str, Any]]:
-    config = beside.config if "architecture" in beside.config else {}
-    name = str(config.get("architecture", ""))
-    args = {**_peculiar(name), **(config.get("model_args") or {})}
+    config = checked(CONFIG, beside.config, _KEYS) if "architecture" in beside.config else {}
+    name, given = config.get("architecture", ""), config.get("model_args", {})
+    args = {**_peculiar(name), **given}
     _refuse(
         *(words for tensor, words in _FOREIGN_TENSORS.items() if tensor in tensors),
         *(words for pattern, words in _FOREIGN_NAMES.items() if re.search(pattern, name)),
         *(f"the argument {key}" for key in args if re.match(_FOREIGN_ARGUMENTS, key)),
     )
-    pretrained = config.get("pretrained_cfg") or {}
+    pretrained = config.get("pretrained_cfg", {})
     by_offset = view("blocks.0.attention.relative_bias")
     num_heads = beside.num_heads or args.get("num_heads") or (by_offset is not None and by_offset.shape[-1])
-    size = _side(args.get("img_size") or (pretrained.get("input_size") or [0, 0])[-1])
+    size = _side("img_size", args.get("img_size") or pretrained.get("input_size", [0])[-1])
     shape = vit_shape(view, num_heads or None, size)
+    told = {} if by_offset is None else {"num_heads": by_offset.shape[-1]}  # else no tensor tells
+    _check_size(name, given, {key: value for key, value in shape.items() if key != "num_heads"} | told)
     shape["norm_at"] = "pooled" if "fc_norm.weight" in tensors else "tokens"
     shape["rotary"] = args.get("rotary", "none") if config else _likely_rotary(shape)
     if not args.get("use_rot_pos_emb", True):
@@ -290,6 +285,21 @@ def _describe(
         assumed["eval_resize"] = 1
     names = config.get("label_names") or pretrained.get("label_names") or ()
     return replace(row, assumed=assumed).vit(shape, recorded, beside, names)
+
+
+def _check_size(name: str, given: Json, shape: Json) -> None:
+    """Compare what config.json says with the tensors: by the name of the architecture, or by arguments.
+
+    Raises CheckpointError.
+    """
+    stated = {key: _side(key, value) for key, value in given.items() if key in _ARGUMENTS}
+    check_sizes(CONFIG, stated, shape, _ARGUMENTS)
+    named = _named_size(name)
+    if "mlp_ratio" in given or "embed_dim" in given:
+        named.pop("mlp_size", None)
+    free = {field for key, field in _ARGUMENTS.items() if key in given}
+    of_name = {f"{name}'s {field}": field for field in named if field not in free}
+    check_sizes(CONFIG, {key: named[field] for key, field in of_name.items()}, shape, of_name)
 
 
 def _peculiar(name: str) -> dict[str, Any]:
@@ -365,11 +375,11 @@ def _likely(shape: Json) -> Json:
     return IMAGENET if later else {}
 
 
-def _side(size: int | list[int]) -> int:
-    """Return the side of a square image: timm writes a number, or height and width."""
+def _side(key: str, size: int | list[int]) -> int:
+    """Return the side of a square image or patch: timm writes a number, or height and width."""
     sides = size if isinstance(size, list) else [size]
     if len(set(sides)) != 1:
-        raise CheckpointError(f"config.json: img_size {size} is not square, which is not supported")
+        raise CheckpointError(f"config.json: {key} {size} is not square, which is not supported")
     return sides[0]
 
 
@@ -391,7 +401,7 @@ def _recorded(pretrained: Json) -> dict[str, Any]:
         "eval_method": _METHODS[mode] if pretrained else None,
         "eval_resize": SQUASH if mode != "center" and (share or 1) >= 1 else share,
         "eval_share": share,
-        "resample": _RESAMPLE.get(interpolation, interpolation) if interpolation else None,
+        "resample": RESAMPLE.get(interpolation, interpolation) if interpolation else None,
     }
 
 
@@ -452,14 +462,21 @@ def _family_eps(config: ViTConfig) -> float:
 
 def _architecture(config: ViTConfig) -> tuple[str, bool]:
     """Return timm's name, and whether it stands for the sizes of `config` too."""
-    anything, published = _NAMES[_family(config)]
-    size = (config.hidden_size, config.depth, config.mlp_size, config.num_heads, config.patch_size)
+    names = _NAMES[_family(config)]
     registers = f"reg{config.registers}_" if config.registers == 4 else ""
     biases = "_qkvb" if config.qkv_bias == "qv" else ""
-    if config.gelu == "quick":
-        published = {key: name.replace("_clip_", "_clip_quickgelu_") for key, name in published.items()}
-    name = published.get(size, anything).format(registers=registers, biases=biases)
-    return name, size in published
+    quick = ("_clip_", "_clip_quickgelu_") if config.gelu == "quick" else ("", "")
+    published = [name.format(registers=registers, biases=biases).replace(*quick) for name in names]
+    size = {field: getattr(config, field) for field in _FIELDS}
+    found = next((name for name in published if _named_size(name) == size), "")
+    return found or names[0].format(registers="", biases=""), bool(found)
+
+
+def _named_size(name: str) -> dict[str, Any]:
+    """Return the fields of a ViT that the name of an architecture stands for, as far as it is known."""
+    patch = re.search(r"_patch(\d+)_", name)
+    sizes = next((sizes for pattern, sizes in _SIZES.items() if re.search(pattern, name)), ())
+    return dict(zip(_FIELDS, (*sizes, int(patch[1])), strict=True)) if patch and sizes else {}
 
 
 def _aligned(config: ViTConfig) -> bool:
@@ -521,7 +538,7 @@ def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
     share = size / resize
     if math.floor(size / share) != resize:  # timm rounds down
         share = math.nextafter(share, 0)
-    backwards = {ours: theirs for theirs, ours in _RESAMPLE.items()}
+    backwards = {ours: theirs for theirs, ours in RESAMPLE.items()}
     switches = _switches(config)
     pretrained = {
         "mean": meta.get("mean", HALF),

@@ -12,11 +12,13 @@ from vitctl.models.weights.layouts import (
     Tensors,
     View,
     WeightsLayout,
+    block,
     entry,
     pair,
     vit_misfits,
     vit_shape,
 )
+from vitctl.models.weights.meta import IMAGENET
 
 NORM_EPS = 1e-6
 _LAYER = "encoder.layers.encoder_layer_{i}"
@@ -25,13 +27,9 @@ TABLE: Table = {
     "class_token": entry("class_token"),
     "position_embedding": entry("encoder.pos_embedding"),
     **pair("patch_embedding", "conv_proj"),
-    **pair("blocks.{i}.norm1", f"{_LAYER}.ln_1"),
+    **block(_LAYER, "ln_1", "self_attention.out_proj", "ln_2", ("mlp.0",), "mlp.3"),
     "blocks.{i}.attention.qkv.weight": entry(f"{_LAYER}.self_attention.in_proj_weight"),
     "blocks.{i}.attention.qkv.bias": entry(f"{_LAYER}.self_attention.in_proj_bias"),
-    **pair("blocks.{i}.attention.out", f"{_LAYER}.self_attention.out_proj"),
-    **pair("blocks.{i}.norm2", f"{_LAYER}.ln_2"),
-    **pair("blocks.{i}.mlp.fc1", f"{_LAYER}.mlp.0"),
-    **pair("blocks.{i}.mlp.fc2", f"{_LAYER}.mlp.3"),
     **pair("norm", "encoder.ln"),
     **pair("pre_logits", "heads.pre_logits"),
     **pair("head", "heads.head"),
@@ -97,8 +95,7 @@ LAYOUT = WeightsLayout(
     describe=_describe,
     tidy=_tidy,
     documented={
-        "mean": (0.485, 0.456, 0.406),
-        "std": (0.229, 0.224, 0.225),
+        **IMAGENET,
         "gelu": "erf",
         "norm_eps": NORM_EPS,
         "position_resize": "bicubic_aligned",

@@ -19,16 +19,16 @@ from vitctl.models.build import build, check_state
 from vitctl.models.variants import Config, from_dict, to_dict, variant
 from vitctl.models.weights import google, huggingface, openclip, published, timm, torchvision
 from vitctl.models.weights.containers import (
-    kind_of,
     read_json,
     read_shapes,
     read_tensors,
     save_tensors,
     write_json,
 )
-from vitctl.models.weights.download import BESIDE, FILE_NAMES, Fetch, locate
+from vitctl.models.weights.download import BESIDE, CONFIG, FILE_NAMES, Fetch, locate
 from vitctl.models.weights.download import fetch as download
 from vitctl.models.weights.header import FORMAT, OWN_KEY, own_header
+from vitctl.models.weights.json_keys import Keys, checked
 from vitctl.models.weights.layouts import (
     Beside,
     Tensors,
@@ -58,6 +58,8 @@ LAYOUTS: tuple[WeightsLayout, ...] = (
 )
 TARGETS = ("safetensors", "google", "timm", "hf", "torchvision")
 _FILE_NAMES = {"safetensors": FILE_NAMES[0], "npz": "model.npz"}
+# What an export of ours records in config.json.
+_OURS: Keys = {"an object": ("vitctl", "vitctl.preprocessing")}
 # The sizes that a model's name stands for.
 _NAMED_FIELDS = ("patch_size", "hidden_size", "depth", "mlp_size", "num_heads", "stage_depths", "width")
 
@@ -118,9 +120,8 @@ def read_weights(
     """
     named = variant(model) if model else None
     path = locate(source, fetch)
-    kind = kind_of(path)
     tensors = read_tensors(path)
-    ours = own_header(path) if kind == "safetensors" else None
+    ours = own_header(path)
     try:
         if ours:
             weights = _of_vitctl(ours, tensors)
@@ -142,13 +143,11 @@ def read_weights(
     return weights
 
 
-def foreign_config(path: Path, model: str) -> Config:
-    """Return the configuration that another program's weights file fits, from its header alone.
-
-    See `read_config`.
-    """
+def foreign_network(path: Path, model: str) -> tuple[Config, dict[str, Any]]:
+    """Return configuration and metadata of another program's weights file; see `read_network`."""
     num_heads = getattr(variant(model), "num_heads", None) if model else None
-    return _of_another(path, num_heads, read_shapes(path)).config
+    found = _of_another(path, num_heads, read_shapes(path))
+    return found.config, found.meta
 
 
 def _of_vitctl(header: dict[str, Any], state: Tensors) -> Weights:
@@ -172,19 +171,13 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
             f"unknown weights format; its tensors are {listed(list(tensors))}; supported: vitctl, {known}"
         )
     beside = Beside(path.name, num_heads, *(read_json(path.parent / name) for name in BESIDE))
+    checked(CONFIG, beside.config, _OURS)
     licence = stated_licence(path.parent, beside.config)
-    try:
-        config, meta = row.describe(row, row.view(tidy), tidy, beside)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # Only what people write by hand can be of the wrong type: the JSON files.
-        raise CheckpointError(
-            f"the JSON files beside it describe no model ({one_line(str(error))})"
-        ) from error
+    config, meta = row.describe(row, row.view(tidy), tidy, beside)
     model = build(config, device="meta").state_dict()
     table = row.table(getattr(config, "num_heads", 1))
-    stated = {"licence": licence} if licence else {}
     return Weights(
-        config, to_ours(tidy, rules_for(table, model), model), meta | {"format": row.name, **stated}
+        config, to_ours(tidy, rules_for(table, model), model), meta | {"format": row.name, **licence}
     )
 
 

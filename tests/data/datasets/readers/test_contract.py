@@ -18,7 +18,7 @@ from tests.data.datasets.readers.test_cifar import plant_release
 from vitctl.data.datasets.known_sets import DATA_SETS
 from vitctl.data.datasets.readers import arrays
 from vitctl.data.datasets.readers.arrays import DSPRITES_FILE, NORB_STEMS
-from vitctl.data.datasets.readers.imagenet import imagenet_classes
+from vitctl.data.datasets.readers.imagenet import CORRUPTIONS, imagenet_classes
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.images.decode import decode
 from vitctl.data.writer.intake import read_item
@@ -339,6 +339,17 @@ def objectnet(root: Path) -> None:
         Image.fromarray(framed).save(place)
 
 
+CORRUPTED = [(s, wnid, k) for s in range(1, 6) for wnid, k in (("n01440764", 0), ("n15075141", 999))]
+
+
+def imagenet_c(root: Path) -> None:
+    """As the archives unpack: some people keep the archives' names as folders, so every other one does."""
+    for number, (name, (archive, _)) in enumerate(CORRUPTIONS.items()):
+        for severity, wnid, label in CORRUPTED:
+            place = root / (archive if number % 2 else "") / name / str(severity) / wnid / "a.JPEG"
+            plant(place, number + severity + label % 7)
+
+
 def cifar_splits(num_files: int) -> Splits:
     labels = [3, 1, 0, 9]
     counts = {"train": 4 * num_files, "test": 4}
@@ -386,6 +397,29 @@ CASES: dict[str, Case] = {
         class_folders(V2, NUMBERS, ".jpeg"),
         {"test": {"1/x_10.jpeg": 1, "1/x_2.jpeg": 1, "999/x_1.jpeg": 999}},
         kept=V2 + "/{}",
+    ),
+    **{
+        f"imagenet_{letter}": Case(
+            class_folders(f"imagenet-{letter}", class_list(f"imagenet_{letter}"), ".jpg"),
+            {
+                "test": {
+                    f"{class_list(f'imagenet_{letter}')[label]}/x_{number}.jpg": label
+                    for label, number in ((1, 10), (1, 2), (199, 1))
+                }
+            },
+            kept=f"imagenet-{letter}/{{}}",
+        )
+        for letter in "ar"
+    },
+    "imagenet_sketch": Case(
+        class_folders("sketch", class_list("imagenet"), ".JPEG"),
+        {"test": {"n01443537/x_10.JPEG": 1, "n01443537/x_2.JPEG": 1, "n15075141/x_1.JPEG": 999}},
+        kept="sketch/{}",
+    ),
+    "imagenet_c": Case(
+        imagenet_c,
+        {name: {f"{s}/{wnid}/a.JPEG": k for s, wnid, k in CORRUPTED} for name in CORRUPTIONS},
+        kept=None,
     ),
     "dtd": Case(
         dtd,
@@ -602,7 +636,9 @@ def test_open__labels_order_and_images(name: str, root: Path) -> None:
         split: list(labels.items()) for split, labels in case.splits.items()
     }
     written = {
-        hashlib.sha256(path.read_bytes()).digest() for path in root.rglob("*") if path.suffix in OF_IMAGES
+        hashlib.sha256(path.read_bytes()).digest()
+        for path in root.rglob("*")
+        if path.suffix.lower() in OF_IMAGES
     }
     for originals in splits.values():
         for item in originals.items[:3]:
@@ -631,7 +667,9 @@ def test_open__any_list_missing_damaged_or_too_large_is_one_line(
     for bound in ("LIST_FILE", "TABLE", "RECORD"):
         monkeypatch.setenv(f"VITCTL_MAX_{bound}", "1")
     ignored = {"Thumbs.db", "train2.txt", "val2.txt", "test2.txt"}
-    files = [path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix not in OF_IMAGES]
+    files = [
+        path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix.lower() not in OF_IMAGES
+    ]
     for path in (path for path in files if path.name not in ignored):
         before = path.read_bytes()
         for content in (None, b"\xff\xfe\x00", b"9" * (2**20 + 1)):
@@ -709,3 +747,9 @@ def test_sun397__without_lists_the_packed_split_asks_for_all_images(tmp_path: Pa
         (tmp_path / f"sun397_tfds_{word}.txt").unlink()
     with pytest.raises(DataError, match=r"these 3 images are not the 108,753 of SUN397, .* unpack"):
         DATA_SETS["sun397"].open(tmp_path)
+
+
+def test_imagenet_c__a_folder_that_is_not_a_class(tmp_path: Path) -> None:
+    plant(tmp_path / "fog/3/n00000000/a.JPEG")
+    with pytest.raises(DataError, match=r"n00000000 is not one of the 1,000 classes, such as n01440764$"):
+        DATA_SETS["imagenet_c"].open(tmp_path)

@@ -1,4 +1,4 @@
-"""ImageNet (ILSVRC 2012), ImageNet-21k and ObjectNet as people have them: folders, Kaggle's tree, tar files.
+"""ImageNet (ILSVRC 2012), ImageNet-21k, ImageNet-C and ObjectNet as people have them: folders, tar files.
 
 ImageNet ReaL: new labels for the validation images, with every class that is visible in them, or none.
 """
@@ -6,7 +6,7 @@ ImageNet ReaL: new labels for the validation images, with every class that is vi
 import csv
 import io
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -207,6 +207,67 @@ def _synsets_side_by_side(root: Path) -> list[Item]:
             packed = archive_items(place)
             items += [replace(item, key=f"{place.stem}/{Path(item.key).name}") for item in packed]
     return items
+
+
+# Corruptions of ImageNet-C: the archive that each comes in, and the error of AlexNet, the mean of the five
+# severities, which the mean corruption error divides by; the last four are not part of that mean.
+CORRUPTIONS: dict[str, tuple[str, float | None]] = {
+    "gaussian_noise": ("noise", 0.886428),
+    "shot_noise": ("noise", 0.894468),
+    "impulse_noise": ("noise", 0.922640),
+    "defocus_blur": ("blur", 0.819880),
+    "glass_blur": ("blur", 0.826268),
+    "motion_blur": ("blur", 0.785948),
+    "zoom_blur": ("blur", 0.798360),
+    "snow": ("weather", 0.866816),
+    "frost": ("weather", 0.826572),
+    "fog": ("weather", 0.819324),
+    "brightness": ("weather", 0.564592),
+    "contrast": ("digital", 0.853204),
+    "elastic_transform": ("digital", 0.646056),
+    "pixelate": ("digital", 0.717840),
+    "jpeg_compression": ("digital", 0.606500),
+    "speckle_noise": ("extra", None),
+    "gaussian_blur": ("extra", None),
+    "spatter": ("extra", None),
+    "saturate": ("extra", None),
+}
+
+
+def read_imagenet_c(root: Path) -> dict[str, Originals]:
+    """Read the corruptions of ImageNet-C that are there, one split each, with all five severities.
+
+    Keys begin with the severity, as `5/n01440764/ILSVRC2012_val_00000293.JPEG`.
+
+    Args:
+        root: holds `<corruption>/<severity>/<wnid>/`, perhaps within a folder named after the archive.
+
+    Raises:
+        DataError: no corruption is there, or a class folder is not one of ImageNet's.
+    """
+    wnids, splits = class_list("imagenet"), dict[str, Originals]()
+    labels = {wnid: label for label, wnid in enumerate(wnids)}
+    for name, (archive, _) in CORRUPTIONS.items():
+        folder = next((place for place in (root / name, root / archive / name) if place.is_dir()), None)
+        if folder is None:
+            continue
+        names = sorted(path.relative_to(folder).as_posix() for path in folder.glob("[1-5]/*/*.JPEG"))
+        given = [file.split("/")[1] for file in names]
+        if unknown := sorted(set(given) - labels.keys()):
+            raise DataError(
+                f"{folder}: {unknown[0]} is not one of the {len(wnids):,} classes, such as {wnids[0]}"
+            )
+        items = file_items(folder, names, [labels[wnid] for wnid in given])
+        splits[name] = Originals(items, wnids, f"ImageNet-C, {name}, severities 1 to 5")
+    if not splits:
+        raise MissingOriginalsError(f"{root}: {', '.join(CORRUPTIONS)}: none is here")
+    return splits
+
+
+def is_part_of_imagenet(names: Sequence[str], num_outputs: int) -> bool:
+    """Return whether classes are some of ImageNet's, by their wnids, and a head is for all 1,000 of them."""
+    wnids = class_list("imagenet")
+    return num_outputs == len(wnids) and set(names) < set(wnids)
 
 
 _OBJECTNET_CLASSES = 113

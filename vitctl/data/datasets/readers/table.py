@@ -1,6 +1,7 @@
 """Images listed in a table: CSV, TSV, and parquet files with paths or with the encoded images themselves.
 
-The columns are `path,label` or, where an image may have several classes, `path,labels`; perhaps `split`.
+The columns are `path,label` or, where an image may have several classes, `path,labels`; perhaps `split` and
+`group`.
 """
 
 import csv
@@ -22,6 +23,7 @@ from vitctl.system.files import CLASSES, TABLE, error_text, open_regular, parsin
 from vitctl.system.text import one_line
 
 _COLUMNS = ({"path", "label"}, {"path", "label", "split"}, {"path", "labels"}, {"path", "labels", "split"})
+GROUP = "group"  # a column for data.group_by, which this reader passes over
 _BETWEEN_LABELS = ";"
 Row = Mapping[str, str]
 
@@ -42,13 +44,13 @@ def read_table(path: Path) -> dict[str, Originals]:
         text = read_bytes(path, TABLE.limit).decode("utf-8-sig")
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         columns = list(reader.fieldnames or [])
-        if set(columns) not in _COLUMNS:
+        if set(columns) - {GROUP} not in _COLUMNS:
             raise DataError(
                 f"{path}: columns are {one_line(','.join(columns)[:200])}, should be path,label or "
                 f"path,label,split; if images may have several labels: labels, with values such as a;b"
             )
         for row in reader:
-            if None in row or not all(row.get(name) for name in columns if name != "split"):
+            if None in row or not all(row.get(name) for name in columns if name not in ("split", GROUP)):
                 raise DataError(f"{path}: line {reader.line_num}: should have {len(columns)} filled columns")
             rows.append(row)
     except (UnicodeDecodeError, csv.Error) as error:

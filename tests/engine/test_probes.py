@@ -1,0 +1,75 @@
+"""Nearest neighbours and logistic regression against NumPy in float64 and scikit-learn."""
+
+import numpy as np
+import pytest
+import torch
+
+from vitctl.engine import probes
+from vitctl.engine.probes import logistic, nearest, vote
+
+CPU = torch.device("cpu")
+
+
+def _random(n: int, m: int, width: int, classes: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    train, test = (torch.randn(count, width, generator=generator) for count in (n, m))
+    return train, test, torch.arange(n) % classes
+
+
+@pytest.mark.parametrize("chunks", [(1024, 32768), (7, 13)])
+def test_nearest__equals_numpy_and_decides_ties(monkeypatch: pytest.MonkeyPatch, chunks) -> None:
+    monkeypatch.setattr(probes, "_QUERIES", chunks[0])
+    monkeypatch.setattr(probes, "_STORED", chunks[1])
+    signs = torch.randint(0, 2, (90, 4), generator=torch.Generator().manual_seed(1)).float() * 2 - 1
+    train, test = signs[:70], signs[70:]  # of unit length 2: similarities are exact, and most are equal
+    values, places = nearest(train, test, 9, dtype=torch.float64, device=CPU)
+    exact = (test.double() @ train.double().T / 4).numpy()
+    expected = np.argsort(-exact, axis=1, kind="stable")[:, :9]
+    assert (places.numpy() == expected).all()
+    assert (values.numpy() == np.take_along_axis(exact, expected, 1)).all()
+
+
+def test_vote__equals_numpy() -> None:
+    train, test, labels = _random(300, 40, 16, 7)
+    near, places = nearest(train, test, 50, dtype=torch.float64, device=CPU)
+    found = vote(near, labels[places], (1, 10, 50), num_classes=7, temperature=0.07)
+    a, b = (x.double().numpy() / np.linalg.norm(x.double(), axis=1, keepdims=True) for x in (train, test))
+    similar = b @ a.T
+    order = np.argsort(-similar, axis=1, kind="stable")
+    for k, classes in found.items():
+        votes = np.zeros((40, 7))
+        for row in range(40):
+            for place in order[row, :k]:
+                votes[row, labels[place]] += np.exp(similar[row, place] / 0.07)
+        assert (classes.numpy() == votes.argmax(1)).all()
+
+
+def test_vote__of_equal_votes_the_lower_class() -> None:
+    found = vote(torch.ones(1, 4), torch.tensor([[3, 1, 1, 3]]), (2, 4), num_classes=5, temperature=0.07)
+    assert (found[2].item(), found[4].item()) == (1, 1)
+
+
+def test_vote__equals_scikit_learn() -> None:
+    neighbors = pytest.importorskip("sklearn.neighbors")
+    train, test, labels = _random(300, 40, 16, 7)
+    near, places = nearest(train, test, 20, dtype=torch.float64, device=CPU)
+    found = vote(near, labels[places], (20,), num_classes=7, temperature=0.07)[20]
+    theirs = neighbors.KNeighborsClassifier(
+        20, algorithm="brute", metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07)
+    ).fit(train.double().numpy(), labels.numpy())
+    assert (theirs.predict(test.double().numpy()) == found.numpy()).all()
+
+
+@pytest.mark.parametrize("c", [1e-3, 0.1, 10.0])
+def test_logistic__equals_scikit_learn(c: float) -> None:
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    train, test, labels = _random(200, 30, 8, 4)
+    layer = logistic(train, labels, c, num_classes=4)
+    theirs = linear_model.LogisticRegression(C=c, tol=1e-12, max_iter=10_000).fit(train.double(), labels)
+    assert np.abs(layer[:-1].T.numpy() - theirs.coef_).max() < 1e-6
+    likely = (test.double() @ layer[:-1] + layer[-1]).softmax(1).numpy()
+    assert np.abs(likely - theirs.predict_proba(test.double().numpy())).max() < 1e-6
+    rows = torch.nn.functional.one_hot(labels, 4)  # the gradient; a line search on losses ends near 1e-8
+    excess = (train.double() @ layer[:-1] + layer[-1]).softmax(1) - rows
+    assert (train.double().T @ excess + layer[:-1] / c).abs().max() / 200 < 1e-7
+    assert excess.sum(0).abs().max() / 200 < 1e-7

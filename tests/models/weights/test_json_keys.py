@@ -1,0 +1,89 @@
+"""Nonsense in the JSON files beside weights is one line that names the file, and never a traceback."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitctl.errors import CheckpointError
+from vitctl.models.variants import ViTConfig
+from vitctl.models.weights.json_keys import checked
+from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
+
+Make = Callable[..., Weights]
+_ODD: tuple[Any, ...] = (
+    None, True, False, 0, -1, 3, 10**30, 1e300, -0.5, "", "x", "\ud800", "3", [], [1], [None, "x"],
+    [1, 2, 3], ["a", "b", "c"], [[1]], {}, {"x": 1}, {"0": None}, {"height": "x"}, {"a": {"b": {}}},
+)  # fmt: skip
+_MORE = {
+    "preprocessor_config.json": ("crop_size", "do_center_crop", "do_rescale", "rescale_factor"),
+    "config.json": ("vision_config", "pooler_act", "rope_theta", "vitctl", "global_pool", "classifier",
+                    "layer_scale_init_value", "license", "hidden_dropout_prob", "label_names"),
+}  # fmt: skip
+
+
+def _changed(described: Any) -> Iterator[Any]:
+    """Yield the object without each key, and with each odd value in its place, at every depth."""
+    for key, value in described.items():
+        yield {name: one for name, one in described.items() if name != key}
+        yield from ({**described, key: odd} for odd in _ODD)
+        if isinstance(value, dict) and not key.endswith(("2id", "2label")):
+            yield from ({**described, key: inner} for inner in _changed(value))
+
+
+@pytest.mark.parametrize("to", ["timm", "hf"])
+def test_read__nonsense_is_one_line(plain: ViTConfig, make_weights: Make, tmp_path: Path, to: str) -> None:
+    weights, refused = make_weights(plain), 0
+    for file in write_weights(weights, tmp_path, to).files[1:]:
+        described = json.loads(file.read_text())
+        full = described | dict.fromkeys(_MORE[file.name])
+        for content in _changed(described | {key: value for key, value in full.items() if value is None}):
+            file.write_text(json.dumps(content))
+            try:
+                read_weights(tmp_path)
+            except CheckpointError as error:
+                text, refused = str(error), refused + 1
+                assert "\n" not in text
+                assert not any(word in text for word in ("NoneType", "'int'", "'str'", "'dict'", "object is"))
+                text.encode()
+        file.write_text(json.dumps(described))
+    assert refused > 100
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"hidden_size": NaN}', b'{"hidden_size": 1' + b"0" * 9999 + b"}", b'{"a":' * 10**5, b"[" * 10**5,
+        b"", b"null", b"3", b'"x"', b"[]", '{"a": 1}'.encode("utf-16"), b"\xff\xfe", b'{"a": 1e999}',
+    ],
+    ids=range(12),
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "open_clip_config.json"])
+def test_read__no_json_is_one_line(
+    plain: ViTConfig, make_weights: Make, tmp_path: Path, name: str, content: bytes
+) -> None:
+    write_weights(make_weights(plain), tmp_path, "hf")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=name) as error:
+        read_weights(tmp_path)
+    assert "\n" not in str(error.value)
+    assert "sys.set_int" not in str(error.value)
+
+
+def test_read__a_byte_order_mark_and_the_last_of_equal_keys_count(
+    plain: ViTConfig, make_weights: Make, tmp_path: Path
+) -> None:
+    write_weights(make_weights(plain), tmp_path, "hf")
+    text = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text("\ufeff" + text.replace("{", '{"hidden_size": "x",', 1))
+    assert read_weights(tmp_path).config == plain
+
+
+def test_checked__names_file_key_value_and_what_it_should_be() -> None:
+    keys = {"an object": ("a",), "a whole number above 0": ("a.b",)}
+    assert checked("f.json", {"a": {"b": 3, "c": None}, "d": None}, keys) == {"a": {"b": 3}}
+    with pytest.raises(CheckpointError) as error:
+        checked("f.json", {"a": {"b": "x"}}, keys)
+    assert str(error.value) == 'f.json: a.b is "x", should be a whole number above 0'

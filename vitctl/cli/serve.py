@@ -1,0 +1,82 @@
+"""`vitctl serve`: predictions over HTTP."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from vitctl.cli.flags import Flags, Set, check_flags, overrides_of, takes_flags
+
+_LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+@takes_flags
+def serve(
+    *,
+    flags: Flags,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0: all")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port; 0: any free one", min=0, max=65_535)] = 8000,
+    top: Annotated[int, typer.Option("--top", help="Number of classes per image, by default", min=1)] = 5,
+    batch: Annotated[
+        int,
+        typer.Option(
+            "--batch",
+            help="Most images per forward pass; above 1 the last digits depend on the other images",
+            min=1,
+            max=4096,
+        ),
+    ] = 1,
+    max_wait: Annotated[
+        float,
+        typer.Option("--max-wait", help="Milliseconds that a batch waits for more images", min=0, max=10_000),
+    ] = 2.0,
+    set_: Set = None,
+) -> None:
+    """Answer images sent over HTTP with their classes.
+
+    For example: vitctl serve --from RUN
+
+    --from also takes an exported .onnx file. Answers are those of predict. SIGTERM and Ctrl-C finish the
+    requests under way.
+    """
+    from vitctl.cli.show.console import fetch_weights, waiting
+    from vitctl.errors import LaunchError
+
+    with waiting("starting"):
+        from vitctl import __version__
+        from vitctl.jobs.inputs.classifier import open_classifier
+        from vitctl.recipe.load import load_recipe
+        from vitctl.recipe.schema import Evaluate
+        from vitctl.system.files import check_limits
+
+        try:
+            from vitctl.jobs.http_server import application, listen, open_batcher, run_server
+        except ImportError as error:
+            raise LaunchError(
+                f"serve: {error.name} is not installed; run: pip install 'vitctl[serve]'"
+            ) from None
+
+    def note(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    check_flags({flag: value for flag, (_, value) in flags.items()})
+    check_limits()
+    recipe = load_recipe("evaluate", overrides_of(flags, set_), job="evaluate").recipe
+    assert isinstance(recipe, Evaluate)
+    with listen(host, port) as listener:  # before the weights are read, which may take minutes
+        if "://" in recipe.weights.source:
+            fetch_weights(recipe.weights.source, on_stderr=True)
+        opened = open_classifier(recipe, note=note)
+        note(f"weights: {opened.path} ({opened.text})")
+        for text in opened.warnings:
+            note(f"warning: {text}")
+        batcher = open_batcher(recipe, opened, batch, max_wait / 1000)
+        address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        if host not in _LOCAL:
+            note("warning: open to anyone who reaches it; put a proxy with TLS and passwords before it")
+        note(f"serving on {address}: /predict, /health, /metrics, /docs")
+        note(f"try: curl -F image=@photo.jpg {address}/predict")
+        try:
+            run_server(application(batcher, top, __version__), batcher, listener)
+        except KeyboardInterrupt:
+            note("stopped")

@@ -1,0 +1,134 @@
+"""Classifiers on frozen representations: nearest neighbours, and logistic regression.
+
+N training images, M test images, R features, K classes. Chunks have fixed sizes, so that no setting changes
+the order of a sum.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitctl.engine.evaluation import most_likely
+
+C_GRID = tuple(torch.logspace(-6, 5, 45, dtype=torch.float64).tolist())
+_QUERIES, _STORED = 2**10, 2**15  # test and training images at a time
+_STEPS, _TOLERANCE, _HISTORY = 1000, 1e-12, 20
+
+
+def chunk_bytes(width: int, dtype: torch.dtype) -> int:
+    """Return the memory of the largest chunk of `nearest`: similarities with their order, and images."""
+    return _QUERIES * _STORED * (dtype.itemsize + 8) + (_QUERIES + _STORED) * width * dtype.itemsize
+
+
+def nearest(
+    train: Tensor, test: Tensor, k: int, *, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return cosine similarity and position of the k nearest training images of each test image, [M, k] each.
+
+    The nearest come first; of equal similarities the lower position.
+
+    Args:
+        train: [N, R], N >= k.
+        test: [M, R].
+        k: neighbours.
+        dtype, device: of the products.
+    """
+    found = []
+    for queries in torch.split(test, _QUERIES):
+        unit = F.normalize(queries.to(device, dtype), dim=1)
+        values = torch.empty(len(queries), 0, dtype=dtype, device=device)
+        places = torch.empty(len(queries), 0, dtype=torch.int64, device=device)
+        for number, stored in enumerate(torch.split(train, _STORED)):
+            near, at = _highest(unit @ F.normalize(stored.to(device, dtype), dim=1).T, k)
+            values, places = torch.cat([values, near], 1), torch.cat([places, at + number * _STORED], 1)
+            values, order = values.sort(dim=1, descending=True, stable=True)
+            values, places = values[:, :k], places.gather(1, order)[:, :k]
+        found.append((values.cpu(), places.cpu()))
+    return torch.cat([values for values, _ in found]), torch.cat([places for _, places in found])
+
+
+def _highest(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k highest values of each row and their columns; of equal values the lower column first."""
+    k = min(k, rows.shape[1])
+    values, columns = rows.topk(k, dim=1)
+    columns, order = columns.sort(dim=1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    columns = columns.gather(1, order)
+    tied = (rows >= values[:, -1:]).sum(dim=1) > k  # topk takes any of the equal ones
+    if tied.any():
+        every, of_row = rows[tied].sort(dim=1, descending=True, stable=True)
+        values[tied], columns[tied] = every[:, :k], of_row[:, :k]
+    return values, columns
+
+
+def vote(
+    similarities: Tensor, labels: Tensor, ks: Sequence[int], *, num_classes: int, temperature: float
+) -> dict[int, Tensor]:
+    """Return the class [M] of each test image for each number of neighbours.
+
+    Each neighbour votes for its class with softmax(similarity / temperature); of equal votes the lower class
+    wins.
+
+    Args:
+        similarities: [M, k] of the nearest, the highest first.
+        labels: [M, k] of the same neighbours.
+        ks: numbers of neighbours, at most k.
+        num_classes: K.
+        temperature: 0.07 in DINO.
+    """
+    weights = (similarities.double() / temperature).softmax(dim=1)
+    chosen: dict[int, list[Tensor]] = {k: [] for k in ks}
+    for some, of_some in zip(torch.split(weights, _QUERIES), torch.split(labels, _QUERIES), strict=True):
+        for k in ks:
+            votes = torch.zeros(len(some), num_classes, dtype=some.dtype)
+            votes.scatter_add_(1, of_some[:, :k], some[:, :k])
+            chosen[k].append(most_likely(votes, 1)[:, 0])
+    return {k: torch.cat(parts) for k, parts in chosen.items()}
+
+
+def logistic(
+    train: Tensor, labels: Tensor, c: float, *, num_classes: int, start: Tensor | None = None
+) -> Tensor:
+    """Return weights and bias [R + 1, K], float64, of multinomial logistic regression by L-BFGS.
+
+    They minimise C times the sum of cross-entropies plus half the squared weights; the bias is free.
+
+    Args:
+        train: [N, R].
+        labels: [N] integers.
+        c: the inverse of the regulariser, not divided by N.
+        num_classes: K.
+        start: [R + 1, K] to start from; None: zeros.
+    """
+    x, width = train.double(), train.shape[1]
+    made = torch.zeros(width + 1, num_classes, dtype=x.dtype) if start is None else start.clone()
+    made.requires_grad_()
+    solver = torch.optim.LBFGS(
+        [made],
+        max_iter=_STEPS,
+        max_eval=2 * _STEPS,
+        tolerance_grad=_TOLERANCE,
+        tolerance_change=0.0,
+        history_size=_HISTORY,
+        line_search_fn="strong_wolfe",
+    )
+
+    def loss() -> Tensor:
+        solver.zero_grad()
+        value = F.cross_entropy(x @ made[:-1] + made[-1], labels)
+        value = value + made[:-1].square().sum() / (2 * c * len(x))
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    with torch.enable_grad():
+        solver.step(loss)  # type: ignore[no-untyped-call]
+    return made.detach()
+
+
+def predicted(images: Tensor, made: Tensor) -> Tensor:
+    """Return the class [M] of representations [M, R] by a layer [R + 1, K]; of equal scores the lower."""
+    return torch.cat(
+        [most_likely(some.double() @ made[:-1] + made[-1], 1)[:, 0] for some in torch.split(images, _STORED)]
+    )

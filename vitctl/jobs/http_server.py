@@ -1,0 +1,455 @@
+"""An HTTP server of predictions: images in a request become the records that `vitctl predict` writes.
+
+Images are bytes of the request. A client's file name is text to repeat; no path or address of a client is
+opened. What a request may cost is limited before memory or time is spent: see docs/bounds.md.
+"""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import h11
+import torch
+import uvicorn
+from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
+from torch import Tensor
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from vitctl.data.images.decode import BadSample, open_picture, without_heic
+from vitctl.engine.runtime import loader_workers
+from vitctl.errors import LaunchError, explained
+from vitctl.jobs.inputs.classifier import OpenClassifier, check_finite
+from vitctl.jobs.predict import Prediction
+from vitctl.recipe.schema import Evaluate
+from vitctl.system.files import BODIES, BODY, BODY_SECONDS, CONNECTIONS, IMAGE_FILE, IMAGES, WAITING
+from vitctl.system.text import escaped_json, one_line
+
+_LINGER_SECONDS = 1
+GRACE_SECONDS = 30  # for requests that a signal finds under way
+_NAME_LETTERS = 255
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # buckets of the histogram
+_CLOSED = 499  # as nginx calls a request whose client went away; nobody receives it
+Asgi = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+class Metrics:
+    """Counters in the text format of Prometheus, of one server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        of: Any = {"registry": self.registry, "namespace": "vitctl"}
+        self.requests = Counter("requests", "Answered requests", ["path", "code"], **of)
+        self.seconds = Histogram("request_seconds", "From head to answer", buckets=_SECONDS, **of)
+        self.images = Counter("images", "Images by outcome", ["outcome"], **of)
+        self.batches = Counter("batches", "Forward passes", **of)
+        self.waiting = Gauge("waiting_images", "Images between request and answer", **of)
+        self.held = Gauge("held_bytes", "Request bodies in memory", **of)
+
+
+@dataclass
+class _Row:
+    """An image that waits for its logits."""
+
+    pixels: Tensor
+    logits: "asyncio.Future[Tensor]"
+
+
+class Batcher:
+    """Groups the images that wait for a network into batches.
+
+    One thread computes. While it does, arriving images wait, and form the next batch.
+
+    Args:
+        opened: the classifier.
+        batch_size: most images of a forward pass. With 1 an answer has the same bits as `vitctl predict` of
+            that image alone. In larger batches its last digits depend on the images beside it.
+        wait: seconds that a batch which is not full waits for more images.
+        decoders: threads that decode images; each may hold VITCTL_MAX_PICTURE bytes. Photographs that the
+            network resizes are as large as they were sent, so one of them is in memory at a time.
+    """
+
+    def __init__(self, opened: OpenClassifier, batch_size: int, wait: float, decoders: int) -> None:
+        self.opened, self.metrics, self._wait = opened, Metrics(), wait
+        self._size = 1 if opened.network.resizes else batch_size  # photographs differ in size
+        self._rows: asyncio.Queue[_Row] = asyncio.Queue()
+        self._computing = ThreadPoolExecutor(1, "network")
+        decoders = 1 if opened.network.resizes else max(1, decoders)
+        self._decoding = ThreadPoolExecutor(decoders, "decoder")
+        self._room = asyncio.Semaphore(decoders if opened.network.resizes else WAITING.limit)
+
+    async def logits(self, data: bytes) -> Tensor:
+        """Return the logits `[K]` of an encoded image. Raises BadSample if it cannot be used."""
+        loop = asyncio.get_running_loop()
+        async with self._room:
+            row = _Row(await loop.run_in_executor(self._decoding, self._shown, data), loop.create_future())
+            self._rows.put_nowait(row)
+            return await row.logits
+
+    def _shown(self, data: bytes) -> Tensor:
+        transform = self.opened.transform
+        if not data:
+            raise BadSample("empty file")
+        turned, truncated = transform.exif_orientation, transform.truncated
+        return self.opened.shown(
+            open_picture(without_heic(data), exif_orientation=turned, truncated=truncated)
+        )
+
+    def compute(self, pixels: list[Tensor]) -> Tensor:
+        """Return the logits `[B, K]` of images as the network is shown them."""
+        images = torch.stack(pixels).contiguous(memory_format=torch.channels_last)  # as the loader does
+        logits = check_finite(self.opened.network(images)).logits
+        assert logits is not None
+        return logits
+
+    async def run(self) -> None:
+        """Compute batches until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            rows = [await self._rows.get()]
+            if self._rows.qsize() < self._size - 1:
+                await asyncio.sleep(self._wait)
+            while len(rows) < self._size and not self._rows.empty():
+                rows.append(self._rows.get_nowait())
+            try:
+                pixels = [row.pixels for row in rows]
+                found = await loop.run_in_executor(self._computing, self.compute, pixels)
+            except Exception as error:  # these requests fail, the server goes on
+                for row in rows:
+                    if not row.logits.done():
+                        row.logits.set_exception(error)
+                continue
+            self.metrics.batches.inc()
+            for row, logits in zip(rows, found, strict=True):
+                if not row.logits.done():  # as after a client went away
+                    row.logits.set_result(logits)
+
+
+class _InMemory(MultiPartParser):
+    spool_max_size = 0  # no temporary files: the limit on bodies is one on memory
+
+
+class Application:
+    """The endpoints, and what all requests share.
+
+    Args:
+        batcher: computes the logits.
+        top: classes of an image where a request does not say.
+    """
+
+    def __init__(self, batcher: Batcher, top: int) -> None:
+        self.batcher, self.opened, self.metrics = batcher, batcher.opened, batcher.metrics
+        self._top, self._held, self._waiting = top, 0, 0
+
+    async def predict(
+        self,
+        request: Request,
+        top: Annotated[int | None, Query(ge=1, description="classes of each image")] = None,
+        threshold: Annotated[float, Query(ge=0, le=1, description="hide classes below it")] = 0.0,
+    ) -> Response:
+        """Predict the classes of images: the body is one image, or a form (`multipart/form-data`) with a file
+        part for each. Each record is that of `vitctl predict --format jsonl`.
+        """
+        received = [0]
+        try:
+            async with asyncio.timeout(BODY_SECONDS.limit):
+                images = await self._images(request, self._received(request, received))
+            waiting = self._waiting + len(images)
+            if waiting > WAITING.limit:
+                raise busy(f"{self._waiting} images wait already, at most {WAITING}")
+            self._count(len(images))
+            try:
+                records = await asyncio.gather(
+                    *(self._record(name, data, top or self._top, threshold) for name, data in images)
+                )
+            finally:
+                self._count(-len(images))
+        except TimeoutError:
+            raise HTTPException(408, f"the body took longer than {BODY_SECONDS} s") from None
+        except ClientDisconnect:
+            return Response(status_code=_CLOSED)
+        finally:
+            self._hold(-received[0])
+        text = ", ".join(record.json() for record in records)
+        errors = sorted({record.error for record in records if record.error})
+        if not all(record.error for record in records):
+            return answer(200, f'{{"predictions": [{text}]}}')
+        error = json.dumps(one_line(f"no image can be used: {', '.join(errors)}"), ensure_ascii=False)
+        return answer(422, f'{{"error": {error}, "predictions": [{text}]}}')
+
+    async def _images(self, request: Request, body: AsyncGenerator[bytes, None]) -> list[tuple[str, bytes]]:
+        """Return names and encoded images of a request."""
+        if int(request.headers.get("content-length", "0")) > BODY.limit:
+            raise HTTPException(413, f"the body has more than {BODY} bytes; send fewer or smaller images")
+        if not request.headers.get("content-type", "").lower().startswith("multipart/"):
+            return [("", self._checked(b"".join([chunk async for chunk in body])))]
+        try:
+            form = await _InMemory(request.headers, body, max_files=IMAGES.limit, max_fields=0).parse()
+        except MultiPartException as error:
+            fields = "; send each image as a part with a file name" if "fields" in error.message else ""
+            raise HTTPException(400, f"{error.message.rstrip('.')}{fields}") from None
+        files = [file for _, file in form.multi_items() if isinstance(file, UploadFile)]
+        if not files:
+            raise HTTPException(400, "the form has no file; send each image as a part with a file name")
+        found = [((file.filename or "")[:_NAME_LETTERS], self._checked(await file.read())) for file in files]
+        await form.close()
+        return found
+
+    @staticmethod
+    def _checked(data: bytes) -> bytes:
+        if len(data) > IMAGE_FILE.limit:
+            raise HTTPException(413, f"an image of {len(data):,} bytes, at most {IMAGE_FILE}")
+        return data
+
+    async def _received(self, request: Request, count: list[int]) -> AsyncGenerator[bytes, None]:
+        """Yield the body, as long as it and all bodies in memory keep their limits."""
+        async for chunk in request.stream():
+            count[0] += len(chunk)
+            self._hold(len(chunk))
+            if count[0] > BODY.limit:
+                raise HTTPException(413, f"the body has more than {BODY} bytes; send fewer or smaller images")
+            if self._held > BODIES.limit:
+                raise busy(f"requests hold more than {BODIES} bytes")
+            yield chunk
+
+    async def _record(self, name: str, data: bytes, top: int, threshold: float) -> Prediction:
+        try:
+            logits = await self.batcher.logits(data)
+        except BadSample as error:
+            self.metrics.images.labels(error.reason).inc()
+            return Prediction(name, [], error.reason)
+        self.metrics.images.labels("predicted").inc()
+        return Prediction(name, self.opened.rankings(logits[None], top, threshold)[0])
+
+    def _hold(self, num_bytes: int) -> None:
+        self._held += num_bytes
+        self.metrics.held.set(self._held)
+
+    def _count(self, images: int) -> None:
+        self._waiting += images
+        self.metrics.waiting.set(self._waiting)
+
+    async def health(self) -> dict[str, Any]:
+        """Return which weights answer; the server is ready once it answers at all."""
+        classes = list(self.opened.class_names) or None
+        return {"status": "ok", "weights_sha256": self.opened.digest, "classes": classes}
+
+    async def shown_metrics(self) -> Response:
+        """Return the counters, in the text format of Prometheus."""
+        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def answer(code: int, text: str, **headers: str) -> Response:
+    """Return a response of one line of JSON."""
+    return Response(f"{escaped_json(text)}\n", code, headers, "application/json")
+
+
+def refusal(code: int, text: str, **headers: str) -> Response:
+    """Return an error as one line of JSON."""
+    return answer(code, json.dumps({"error": one_line(text)}, ensure_ascii=False), **headers)
+
+
+def busy(text: str) -> HTTPException:
+    """Return the error of a server that has too much to do now."""
+    return HTTPException(503, f"busy: {text}; try again", {"Retry-After": "1"})
+
+
+async def _on_http(request: Request, error: Any) -> Response:
+    ways = {404: "no such page; see /docs", 405: f"{request.method} is not allowed here; see /docs"}
+    text = ways.get(error.status_code, str(error.detail))
+    return refusal(error.status_code, text, **(error.headers or {}))
+
+
+async def _on_value(_: Request, error: Any) -> Response:
+    found = [f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in error.errors()]
+    return refusal(422, "; ".join(found)[:1000])
+
+
+async def _on_bug(_: Request, error: Exception) -> Response:
+    return refusal(500, f"the server failed ({type(error).__name__}); its log says more")
+
+
+class _Counted:
+    """Counts and times the requests to an application."""
+
+    def __init__(self, app: Asgi, metrics: Metrics, paths: set[str]) -> None:
+        self._app, self._metrics, self._paths = app, metrics, paths
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        begin, code = time.perf_counter(), [500]
+
+        async def noting(message: Any) -> None:
+            code[0] = message.get("status", code[0])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            if scope["type"] == "http":
+                path = scope["path"] if scope["path"] in self._paths else "other"
+                self._metrics.requests.labels(path, str(code[0])).inc()
+                self._metrics.seconds.observe(time.perf_counter() - begin)
+
+
+_BODY_SCHEMA = {
+    "required": True,
+    "content": {
+        "image/*": {"schema": {"type": "string", "format": "binary"}},
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "properties": {"image": {"type": "array", "items": {"type": "string", "format": "binary"}}},
+            }
+        },
+    },
+}
+_CLASSES = [{"class": "cat", "probability": 0.97}, {"class": "dog", "probability": 0.03}]
+_EXAMPLE = {"predictions": [{"image": "photo.jpg", "classes": _CLASSES}]}
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "predictions", "content": {"application/json": {"example": _EXAMPLE}}},
+    **{code: {"description": '{"error": "..."}'} for code in (400, 408, 413, 422, 503)},
+}
+
+
+def application(batcher: Batcher, top: int, version: str) -> FastAPI:
+    """Return the ASGI application: /predict, /health, /metrics, /docs and /openapi.json."""
+    own = Application(batcher, top)
+    handlers: Any = {StarletteHTTPException: _on_http, RequestValidationError: _on_value, Exception: _on_bug}
+    app = FastAPI(
+        title="vitctl serve",
+        version=version,
+        redoc_url=None,
+        redirect_slashes=False,
+        exception_handlers=handlers,
+    )
+    about: dict[str, Any] = {"openapi_extra": {"requestBody": _BODY_SCHEMA}, "responses": _RESPONSES}
+    app.add_api_route("/predict", own.predict, methods=["POST"], response_class=Response, **about)
+    app.add_api_route("/health", own.health)
+    app.add_api_route("/metrics", own.shown_metrics, response_class=Response)
+    paths = {"/predict", "/health", "/metrics", "/docs", "/openapi.json"}
+    app.add_middleware(_Counted, metrics=own.metrics, paths=paths)
+    return app
+
+
+class _Connection(H11Protocol):
+    """A connection whose errors are JSON. One without a request in progress is closed after a while, however
+    slowly its client sends one; so is one whose client does not read its answers.
+    """
+
+    _seen: Any = None
+    _refused = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS.limit:
+            self._refuse(503, f"busy: more than {CONNECTIONS} connections; try again")
+        else:
+            self._watch()
+
+    def _watch(self) -> None:
+        done = self.cycle is None or self.cycle.response_complete
+        if self.cycle is not None and self.cycle is self._seen and (done or self.flow.write_paused):
+            self.transport.abort()
+        elif self.cycle is None and self._seen is self:
+            self._refuse(408, f"no request within {BODY_SECONDS} s")
+        elif not self.transport.is_closing():
+            self._seen = self.cycle or self
+            self.loop.call_later(BODY_SECONDS.limit, self._watch)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
+
+    def _refuse(self, code: int, text: str) -> None:
+        """Send an error where no response has begun, and close the connection.
+
+        What the client still sends is read and dropped for a moment: a connection that is closed with unread
+        data is reset, and the client might not see the answer.
+        """
+        if self._refused or self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()
+            return
+        self._refused, body = True, bytes(refusal(code, text).body)
+        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        head = h11.Response(status_code=code, headers=[*headers, ("connection", "close")], reason=b"refused")
+        events = (head, h11.Data(data=body), h11.EndOfMessage())
+        self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        self.transport.write_eof()
+        self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._refused:
+            super().data_received(data)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address.
+
+    Raises:
+        LaunchError: the address cannot be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        found = explained(error, f"{host}:{port}")
+        text = (
+            str(found)
+            if found
+            else f"--host {host}: {error.strerror or error}; give an address of this machine"
+        )
+        raise LaunchError(text) from None
+
+
+def run_server(app: FastAPI, batcher: Batcher, listener: socket.socket) -> None:
+    """Answer requests until SIGTERM or Ctrl-C, then finish those under way for at most GRACE_SECONDS.
+
+    Args:
+        app: of `application`.
+        batcher: of the application.
+        listener: a bound socket.
+    """
+    config = uvicorn.Config(
+        app,
+        http=_Connection,
+        ws="none",
+        lifespan="off",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    asyncio.run(_serve(uvicorn.Server(config), batcher, listener))
+
+
+async def _serve(server: uvicorn.Server, batcher: Batcher, listener: socket.socket) -> None:
+    task = asyncio.create_task(batcher.run())
+    try:
+        await server.serve([listener])
+    finally:
+        task.cancel()
+
+
+def open_batcher(recipe: Evaluate, opened: OpenClassifier, batch_size: int, wait: float) -> Batcher:
+    """Return a batcher whose network has computed once, so that the first request is not the slowest.
+
+    On a CPU one thread decodes: more would take the cores that the network computes on.
+    """
+    on_gpu = opened.network.device.type == "cuda"
+    decoders = loader_workers(recipe.machine, opened.network.device, 1) if on_gpu else 1
+    batcher = Batcher(opened, batch_size, wait, decoders)
+    size = opened.transform.image_size
+    batcher.compute([torch.zeros(3, size, size, dtype=torch.uint8)])
+    return batcher

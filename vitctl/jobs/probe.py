@@ -1,0 +1,129 @@
+"""Frozen representations of all training images, measured by nearest neighbours or logistic regression."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitctl.engine.evaluation import Score, stop_together
+from vitctl.engine.journal import Report, silent
+from vitctl.engine.metrics import baselines, mean_per_class
+from vitctl.engine.preemption import StopFlag
+from vitctl.engine.probes import C_GRID, chunk_bytes, logistic, nearest, predicted, vote
+from vitctl.errors import DataError
+from vitctl.jobs.fewshot import open_frozen
+from vitctl.jobs.inputs.data import FewshotSet, Inputs
+from vitctl.jobs.record.result import RunResult
+from vitctl.jobs.training import WHOLE, check_whole
+from vitctl.recipe.schema import Probe
+
+
+def probe(
+    recipe: Probe,
+    run_dir: Path,
+    report: Report = silent,
+    stop: StopFlag | None = None,
+    inputs: Inputs | None = None,
+) -> RunResult:
+    """Score frozen representations by probe.method, for every data set.
+
+    Images are shown in scoring pre-processing. The main process computes alone, from representations that
+    all processes extract.
+
+    Returns:
+        accuracy per head, the mean over data sets; and of each data set.
+
+    Raises:
+        DataError: the splits have other classes, or there are fewer training images than neighbours.
+        Stopped: a signal came to any process; finished passes over the data are kept.
+    """
+    frozen = open_frozen(recipe, run_dir, report, stop, inputs)
+    run, runtime = frozen.run, frozen.run.runtime
+    rows: dict[str, dict[str, Any]] = {}
+    for one in frozen.sets:
+        if recipe.probe.method == "knn" and len(one.train) < max(recipe.probe.k):
+            raise DataError(
+                f"{one.name}: {len(one.train)} training images, but {max(recipe.probe.k)} neighbours; set "
+                f"probe.k to at most {len(one.train)}"
+            )
+        features = frozen.features(one)
+        if features is not None:
+            rows[one.name] = (
+                _neighbours(recipe, one, features, runtime.device)
+                if recipe.probe.method == "knn"
+                else _regression(recipe, one, features, run.stop)
+            )
+            for head, row in rows[one.name].items():
+                run.journal.write("probe", step=0, data_set=one.name, head=head, accuracy=row["accuracy"])
+        stop_together(runtime, run.stop)
+    check_whole(run.shards, runtime)
+    metrics: dict[str, Any] = {}
+    if runtime.is_main:
+        heads = next(iter(rows.values()))
+        metrics = {
+            "accuracy": {h: float(np.mean([row[h]["accuracy"] for row in rows.values()])) for h in heads},
+            "data_sets": rows,
+            "baselines": {one.name: baselines(one.test.labels(), one.num_classes) for one in frozen.sets},
+            "total": sum(len(one.test) for one in frozen.sets),
+        }
+    p = recipe.probe
+    by_method: dict[str, dict[str, Any]] = {
+        "knn": {"k": list(p.k), "temperature": p.temperature, "float64": p.float64},
+        "logistic": {"hold_out": p.hold_out, "hold_out_seed": recipe.seed, "c": list(C_GRID)},
+    }
+    used = frozen.used | WHOLE | {"method": p.method} | by_method[p.method]
+    return RunResult("probe", "done", metrics, used, {})
+
+
+def probe_bytes(recipe: Probe, feature_bytes: int, width: int) -> int:
+    """Return the planned memory of a method beside the representations; of `logistic`, a float64 copy."""
+    dtype = torch.float64 if recipe.probe.float64 else torch.float32
+    return chunk_bytes(width, dtype) if recipe.probe.method == "knn" else 2 * feature_bytes
+
+
+def _neighbours(
+    recipe: Probe, one: FewshotSet, features: tuple[Tensor, Tensor], device: torch.device
+) -> dict[str, Any]:
+    p, labels = recipe.probe, torch.from_numpy(one.train.labels())
+    dtype = torch.float64 if p.float64 else torch.float32
+    near, places = nearest(*features, max(p.k), dtype=dtype, device=device)
+    classes = vote(near, labels[places], p.k, num_classes=one.num_classes, temperature=p.temperature)
+    return {f"k={k}": _row(one, classes[k]) for k in p.k}
+
+
+def _regression(
+    recipe: Probe, one: FewshotSet, features: tuple[Tensor, Tensor], stop: StopFlag
+) -> dict[str, Any]:
+    train, labels, many = features[0], torch.from_numpy(one.train.labels()), one.num_classes
+    held = held_out(one.train.labels(), recipe.probe.hold_out, recipe.seed)
+    best, chosen = -1, 0.0
+    layer: Tensor | None = None
+    for c in C_GRID:
+        if stop.raised:  # all processes stop together after this
+            return {}
+        layer = logistic(train[~held], labels[~held], c, num_classes=many, start=layer)
+        right = int((predicted(train[held], layer) == labels[held]).sum())
+        if right > best:  # of equal ones the lower C
+            best, chosen = right, c
+    layer = logistic(train, labels, chosen, num_classes=many)
+    more = {"c": chosen, "held_out_accuracy": best / int(held.sum()), "num_held_out": int(held.sum())}
+    return {"logistic": _row(one, predicted(features[1], layer)) | more}
+
+
+def held_out(labels: np.ndarray, share: float, seed: int) -> Tensor:
+    """Return which images are held out, bool [N]: of each class a share drawn by the seed, at least one."""
+    rng, held = np.random.default_rng(seed), np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        of_class = rng.permutation(np.flatnonzero(labels == label))
+        held[of_class[: min(len(of_class) - 1, max(1, round(share * len(of_class))))]] = True
+    return torch.from_numpy(held)
+
+
+def _row(one: FewshotSet, classes: Tensor) -> dict[str, Any]:
+    labels = one.test.labels()
+    images = np.bincount(labels, minlength=one.num_classes)
+    right = np.bincount(labels[classes.numpy() == labels], minlength=one.num_classes)
+    numbers = Score(int(right.sum()), len(labels), mean_per_class(np.stack([images, right], axis=1))).numbers
+    return dict(numbers)

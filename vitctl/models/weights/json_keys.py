@@ -1,0 +1,95 @@
+"""Which values the JSON files beside weights may hold. People write them by hand, so every value that is used
+is checked before.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vitctl.errors import CheckpointError
+
+_MOST = 2**31
+_SHOWN, _DEEPEST = 40, 4
+
+
+def _is_number(value: Any, least: float = -_MOST) -> bool:
+    return type(value) in (int, float) and least <= value <= _MOST
+
+
+def _is_whole(value: Any, least: int = 0) -> bool:
+    return type(value) is int and least <= value <= _MOST
+
+
+def _is_list(value: Any, lengths: tuple[int, ...], fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and len(value) in lengths and all(map(fits, value))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_TINY = 1e-30  # stands for "above 0"
+# What a value should be -> whether it is.
+_KINDS: Mapping[str, Callable[[Any], bool]] = {
+    "an object": lambda value: isinstance(value, dict),
+    "a text": _is_text,
+    "a list of texts": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "true or false": lambda value: isinstance(value, bool),
+    "a whole number": _is_whole,
+    "a whole number above 0": lambda value: _is_whole(value, 1),
+    "a whole number above 0, or a list of two": lambda value: (
+        _is_whole(value, 1) or _is_list(value, (2,), lambda one: _is_whole(one, 1))
+    ),
+    "a number": _is_number,
+    "a number above 0": lambda value: _is_number(value, _TINY),
+    "a list of three numbers": lambda value: _is_list(value, (3,), _is_number),
+    "a list of three numbers above 0": lambda value: _is_list(
+        value, (3,), lambda one: _is_number(one, _TINY)
+    ),
+    "a list of three whole numbers": lambda value: _is_list(value, (3,), _is_whole),
+    "a whole number above 0, or an object of them": lambda value: (
+        _is_whole(value, 1)
+        or (isinstance(value, dict) and bool(value) and all(_is_whole(one, 1) for one in value.values()))
+    ),
+    "an object of class numbers and names": lambda value: (
+        isinstance(value, dict)
+        and all(key.isascii() and key.isdigit() and len(key) < 10 for key in value)
+        and all(map(_is_text, value.values()))
+    ),
+}
+# What a value should be -> dotted keys. An object comes before what is in it.
+Keys = Mapping[str, tuple[str, ...]]
+
+
+def checked(file: str, content: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
+    """Return the content of a JSON file without what is null.
+
+    Args:
+        file: name for the message.
+        content: an object.
+        keys: what is used of it; all may be missing, other keys may hold anything.
+
+    Raises:
+        CheckpointError: file, key, its value, and what it should be.
+    """
+    found: dict[str, Any] = _without_nulls(content, _DEEPEST)
+    for kind, paths in keys.items():
+        for path in paths:
+            value: Any = found
+            for part in path.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            if value is not None and not _KINDS[kind](value):
+                parts = (
+                    value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+                )
+                is_deep = any(isinstance(one, dict | list) for one in parts)
+                shown = "deeper" if is_deep else json.dumps(value)
+                cut = "..." if len(shown) > _SHOWN else ""
+                raise CheckpointError(f"{file}: {path} is {shown[:_SHOWN]}{cut}, should be {kind}")
+    return found
+
+
+def _without_nulls(value: Any, depth: int) -> Any:
+    if not isinstance(value, Mapping) or not depth:
+        return value
+    return {key: _without_nulls(one, depth - 1) for key, one in value.items() if one is not None}
