@@ -23,6 +23,7 @@ from vitctl.engine.schedule import (
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.checks import (
     StoredNetwork,
+    check_heads,
     check_scored_head,
     find_network,
     is_photographs,
@@ -210,8 +211,7 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         rates = rates_of(recipe, found.config)
         notes.append(rates_in_words(recipe, rates))
         config = downstream(found.config, num_classes=num_classes, image_size=side, **rates)
-        if recipe.distillation.teacher:
-            taught = find_network(recipe.distillation.teacher)
+        if taught := check_heads(recipe, found, num_classes if source is None else source.class_names):
             teacher = replace(taught.config, image_size=side)
             notes.append(
                 f"teacher {taught.path}: {count_parameters(teacher):,} parameters, "

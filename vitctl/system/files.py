@@ -125,7 +125,7 @@ WEIGHTS_GROWTH = _bound(
     "times",
     "declared unpacked size of such an archive, as a multiple of its packed size; 256 MiB more are free",
 )
-TENSORS = _bound("tensors", 20_000, "tensors", "tensors in a weights file")
+TENSORS = _bound("tensors", 20_000, "tensors", "tensors in a weights file, or in all its parts")
 # Servers
 HTTP_SECONDS = _bound(
     "http_seconds", 60, "s", "timeout of a read from a server, and grace period before the rate below applies"
@@ -182,8 +182,8 @@ def inside(folder: Path, *names: str, error: type[VitctlError], where: object = 
         is_part = name not in ("", ".", "..") and not set(name) & set("/\\") and name == name.strip()
         if not is_part or has_control(name) or len(name.encode()) > _NAME_BYTES:
             raise error(
-                f"{one_line(str(where or folder))}: {one_line(name[:100])!r} cannot be used as a file name; "
-                f"rename it"
+                f"{one_line(str(where or folder))}: {one_line(name[:100])!r} is not a plain file name; "
+                f"correct it there"
             )
     return folder.joinpath(*names)
 

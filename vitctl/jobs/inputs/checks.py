@@ -385,16 +385,7 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None) ->
     if isinstance(recipe, Evaluate) and found is not None and inputs.scored is not None:
         check_scored_head(recipe, found, inputs.scored.class_names)
     if isinstance(recipe, Finetune) and found is not None and inputs.train is not None:
-        check_kept_head(
-            recipe, found.path, found.config, found.meta.get("class_names") or [], inputs.train.class_names
-        )
-        if recipe.distillation.teacher:
-            try:
-                teacher = find_network(recipe.distillation.teacher, fetch=fetch)
-            except CheckpointError as error:
-                raise CheckpointError(f"the teacher {error}".replace("--from", "--teacher")) from None
-            named = teacher.meta
-            check_teacher(recipe, found.config, teacher.path, teacher.config, named, inputs.train.class_names)
+        check_heads(recipe, found, inputs.train.class_names, fetch)
     if isinstance(recipe, Pretrain | Finetune):
         _check_training(recipe, inputs)
     elif isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset):
@@ -456,8 +447,32 @@ def check_scored_head(recipe: Evaluate, found: StoredNetwork, classes: Sequence[
     check_head_classes(found.path, found.config, found.meta.get("class_names") or [], classes)
 
 
+def check_heads(
+    recipe: Finetune, found: StoredNetwork, classes: Sequence[str] | int, fetch: Fetch = cached
+) -> StoredNetwork | None:
+    """Check that a stored head that is kept, and a teacher, fit the data.
+
+    Args:
+        recipe: its finetune.head and [distillation].
+        found: the start weights.
+        classes: names of the data's, or their number.
+        fetch: downloads the teacher's file of an address.
+
+    Returns the teacher, if there is one. Raises CheckpointError.
+    """
+    check_kept_head(recipe, found.path, found.config, found.meta.get("class_names") or [], classes)
+    if not recipe.distillation.teacher:
+        return None
+    try:
+        teacher = find_network(recipe.distillation.teacher, fetch=fetch)
+    except CheckpointError as error:
+        raise CheckpointError(f"the teacher {error}".replace("--from", "--teacher")) from None
+    check_teacher(recipe, found.config, teacher.path, teacher.config, teacher.meta, classes)
+    return teacher
+
+
 def check_kept_head(
-    recipe: Finetune, path: str, config: Config, stored: Sequence[str], classes: Sequence[str]
+    recipe: Finetune, path: str, config: Config, stored: Sequence[str], classes: Sequence[str] | int
 ) -> None:
     """Check that the stored head fits the data, if finetune.head keeps it.
 
@@ -483,7 +498,7 @@ def check_teacher(
     path: str,
     config: Config,
     meta: Mapping[str, Any],
-    classes: Sequence[str],
+    classes: Sequence[str] | int,
 ) -> None:
     """Check that a student can learn what [distillation] says from a teacher.
 
@@ -540,6 +555,8 @@ def check_head_classes(
             f" ({'... ' if first else ''}{', '.join(each[some])} ...)" if each else ""
             for each in (stored, names)
         )
+        if not num_classes:
+            raise CheckpointError(f"{path}: has no head, the data has {wanted} classes: {fix}")
         raise CheckpointError(
             f"{path}: its head has {count_text(num_classes, 'class', 'classes')}{head}, the data has "
             f"{wanted}{data}: {fix}"

@@ -466,7 +466,9 @@ def _architecture(config: ViTConfig) -> tuple[str, bool]:
     registers = f"reg{config.registers}_" if config.registers == 4 else ""
     biases = "_qkvb" if config.qkv_bias == "qv" else ""
     quick = ("_clip_", "_clip_quickgelu_") if config.gelu == "quick" else ("", "")
-    published = [name.format(registers=registers, biases=biases).replace(*quick) for name in names]
+    published = [
+        name.format(registers=registers, biases=biases).replace(quick[0], quick[1]) for name in names
+    ]
     size = {field: getattr(config, field) for field in _FIELDS}
     found = next((name for name in published if _named_size(name) == size), "")
     return found or names[0].format(registers="", biases=""), bool(found)
