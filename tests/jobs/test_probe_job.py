@@ -1,11 +1,13 @@
 """`probe` as a job: its accuracies are those of a direct computation, and come again from the cache."""
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.trained import Job
 from vitctl.data.datasets.catalog import open_split
+from vitctl.errors import CheckpointError
 
 
 def test_probe__equals_a_direct_computation_and_is_cached(job: Job, tiny_data, tmp_path) -> None:
@@ -29,7 +31,20 @@ def test_probe__equals_a_direct_computation_and_is_cached(job: Job, tiny_data, t
         assert first["metrics"]["accuracy"][f"k={k}"] == expected
 
 
-def test_probe__logistic_records_its_choice(job: Job) -> None:
-    row = job("probe", **{"probe.method": "logistic"})["metrics"]["data_sets"]
-    (found,) = row.values()
-    assert 0 < found["logistic"]["c"] <= 1e5 and found["logistic"]["num_held_out"] >= 6
+def test_probe__keeps_a_classifier_that_scores_as_it_said(job: Job, tmp_path) -> None:
+    said = job("probe", "probe", **{"probe.method": "logistic", "data.image_size": 32})
+    (row,) = said["metrics"]["data_sets"].values()
+    found = row["logistic"]
+    assert 0 < found["c"] <= 1e5 and found["num_held_out"] >= 6
+    again = job("evaluate", "again", **{"weights.source": str(tmp_path / "probe")})
+    names = ("accuracy", "correct", "total", "mean_per_class")
+    assert [again["metrics"][name] for name in names] == [found[name] for name in names]
+    alike = ("image_size", "eval_method", "eval_resize", "resample", "exif_orientation", "data_sha256")
+    assert [again["provenance"][name] for name in alike] == [said["provenance"][name] for name in alike]
+    assert again["provenance"]["eval_resize"] > again["provenance"]["image_size"] == 32
+
+
+def test_probe__neighbours_keep_nothing(job: Job, tmp_path) -> None:
+    job("probe", "probe", **{"probe.k": (1,)})
+    with pytest.raises(CheckpointError, match="has no checkpoints"):
+        job("evaluate", **{"weights.source": str(tmp_path / "probe")})
