@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 
 from tests.trained import Job
 from vitctl.data.datasets.catalog import open_split
+from vitctl.engine.probes import C_GRID
 from vitctl.errors import CheckpointError
 
 
@@ -31,11 +32,15 @@ def test_probe__equals_a_direct_computation_and_is_cached(job: Job, tiny_data, t
         assert first["metrics"]["accuracy"][f"k={k}"] == expected
 
 
-def test_probe__keeps_a_classifier_that_scores_as_it_said(job: Job, tmp_path) -> None:
-    said = job("probe", "probe", **{"probe.method": "logistic", "data.image_size": 32})
+@pytest.mark.parametrize("method", ["logistic", "linear"])
+def test_probe__keeps_a_classifier_that_scores_as_it_said(
+    job: Job, tmp_path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitctl.jobs.probe.C_GRID", C_GRID[::11])
+    said = job("probe", "probe", **{"probe.method": method, "probe.steps": 40, "data.image_size": 32})
     (row,) = said["metrics"]["data_sets"].values()
-    found = row["logistic"]
-    assert 0 < found["c"] <= 1e5 and found["num_held_out"] >= 6
+    found = row[method]
+    assert 0 < found[{"logistic": "c", "linear": "lr"}[method]] <= 1e5 and found["num_held_out"] >= 6
     again = job("evaluate", "again", **{"weights.source": str(tmp_path / "probe")})
     names = ("accuracy", "correct", "total", "mean_per_class")
     assert [again["metrics"][name] for name in names] == [found[name] for name in names]

@@ -1,5 +1,8 @@
-"""Frozen representations of all training images, measured by nearest neighbours or logistic regression."""
+"""Frozen representations of all training images, measured by nearest neighbours, logistic
+regression or linear layers by SGD.
+"""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,12 @@ from vitctl.engine.evaluation import Score, stop_together
 from vitctl.engine.journal import MODEL, Report, silent, tensors_file
 from vitctl.engine.metrics import baselines, mean_per_class
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.probes import C_GRID, chunk_bytes, logistic, nearest, predicted, vote
+from vitctl.engine.probes import C_GRID, chunk_bytes, drawn, linear, logistic, nearest, predicted, vote
+from vitctl.engine.trainer import RunContext
 from vitctl.errors import DataError
 from vitctl.jobs.fewshot import Frozen, open_frozen
 from vitctl.jobs.inputs.data import FewshotSet, Inputs
+from vitctl.jobs.plan import ASSUMED_CLASSES
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import WHOLE, check_whole, shown, stated
 from vitctl.models.variants import ViTConfig, downstream
@@ -56,9 +61,9 @@ def probe(
         if features is not None:
             if recipe.probe.method == "knn":
                 rows[one.name] = _neighbours(recipe, one, features, runtime.device)
-            elif found := _regression(recipe, one, features, run.stop):
+            elif found := _LAYERS[recipe.probe.method](recipe, one, features[0], run):
                 layer, more = found
-                rows[one.name] = {"logistic": _row(one, predicted(features[1], layer)) | more}
+                rows[one.name] = {recipe.probe.method: _row(one, predicted(features[1], layer)) | more}
                 name = tensors_file(MODEL if len(frozen.sets) == 1 else one.name)
                 files[one.name] = str(keep(run_dir / name, frozen, one, layer))
             for head, row in rows.get(one.name, {}).items():
@@ -78,15 +83,22 @@ def probe(
     by_method: dict[str, dict[str, Any]] = {
         "knn": {"k": list(p.k), "temperature": p.temperature, "float64": p.float64},
         "logistic": {"hold_out": p.hold_out, "hold_out_seed": recipe.seed, "c": list(C_GRID)},
+        "linear": {"hold_out": p.hold_out, "hold_out_seed": recipe.seed, "float64": p.float64}
+        | {name: getattr(p, name) for name in ("lrs", "steps", "batch_size", "momentum")},
     }
     used = frozen.used | WHOLE | {"method": p.method} | by_method[p.method]
     return RunResult("probe", "done", metrics, used, files)
 
 
 def probe_bytes(recipe: Probe, feature_bytes: int, width: int) -> int:
-    """Return the planned memory of a method beside the representations; of `logistic`, a float64 copy."""
+    """Return the planned memory of a method beside the representations; of `logistic`, a float64 copy; of
+    `linear`, its layers for 1,000 classes.
+    """
     dtype = torch.float64 if recipe.probe.float64 else torch.float32
-    return chunk_bytes(width, dtype) if recipe.probe.method == "knn" else 2 * feature_bytes
+    heads = 5 * len(recipe.probe.lrs) * width * ASSUMED_CLASSES * dtype.itemsize  # with gradients
+    return {"knn": chunk_bytes(width, dtype), "logistic": 2 * feature_bytes, "linear": heads}[
+        recipe.probe.method
+    ]
 
 
 def _neighbours(
@@ -100,15 +112,15 @@ def _neighbours(
 
 
 def _regression(
-    recipe: Probe, one: FewshotSet, features: tuple[Tensor, Tensor], stop: StopFlag
+    recipe: Probe, one: FewshotSet, train: Tensor, run: RunContext
 ) -> tuple[Tensor, dict[str, Any]] | None:
     """Return the layer, [R + 1, K], and how it was chosen; None after a signal."""
-    train, labels, many = features[0], torch.from_numpy(one.train.labels()), one.num_classes
+    labels, many = torch.from_numpy(one.train.labels()), one.num_classes
     held = held_out(one.train.labels(), recipe.probe.hold_out, recipe.seed)
     best, chosen = -1, 0.0
     layer: Tensor | None = None
     for c in C_GRID:
-        if stop.raised:  # all processes stop together after this
+        if run.stop.raised:  # all processes stop together after this
             return None
         layer = logistic(train[~held], labels[~held], c, num_classes=many, start=layer)
         right = int((predicted(train[held], layer) == labels[held]).sum())
@@ -117,6 +129,46 @@ def _regression(
     layer = logistic(train, labels, chosen, num_classes=many)
     more = {"c": chosen, "held_out_accuracy": best / int(held.sum()), "num_held_out": int(held.sum())}
     return layer, more
+
+
+def _linear(
+    recipe: Probe, one: FewshotSet, train: Tensor, run: RunContext
+) -> tuple[Tensor, dict[str, Any]] | None:
+    """Return the best of the layers, [R + 1, K], and how it was chosen; None after a signal."""
+    p, labels = recipe.probe, torch.from_numpy(one.train.labels())
+    held = held_out(one.train.labels(), p.hold_out, recipe.seed)
+    kept = torch.nonzero(~held)[:, 0]
+    steps = itertools.takewhile(lambda _: not run.stop.raised, range(p.steps))
+    batches = (kept[drawn(recipe.seed, len(kept), p.batch_size, step)] for step in steps)
+    layers = linear(
+        train,
+        labels,
+        [lr * p.batch_size / 256 for lr in p.lrs],
+        num_classes=one.num_classes,
+        batches=run.journal.watch(batches, "linear layers", p.steps * p.batch_size, 1),
+        steps=p.steps,
+        seed=recipe.seed,
+        momentum=p.momentum,
+        dtype=torch.float64 if p.float64 else torch.float32,
+        device=run.runtime.device,
+    ).double()
+    if run.stop.raised:
+        return None
+    finite = layers.isfinite().all(dim=2).all(dim=1).tolist()
+    right = {
+        lr: int((predicted(train[held], layer) == labels[held]).sum())
+        for lr, layer, is_finite in zip(p.lrs, layers, finite, strict=True)
+        if is_finite
+    }
+    if not right:
+        raise DataError(f"{one.name}: no learning rate gives finite weights; set lower ones in probe.lrs")
+    best = max(right, key=lambda lr: (right[lr], -lr))
+    shares = {f"{lr:g}": count / int(held.sum()) for lr, count in right.items()}
+    more = {"lr": best, "held_out_accuracy": shares[f"{best:g}"], "num_held_out": int(held.sum())}
+    return layers[p.lrs.index(best)], more | {"held_out_by_lr": shares}
+
+
+_LAYERS = {"logistic": _regression, "linear": _linear}
 
 
 def keep(path: Path, frozen: Frozen, one: FewshotSet, layer: Tensor) -> Path:
