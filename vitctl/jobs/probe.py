@@ -84,7 +84,7 @@ def probe(
         "knn": {"k": list(p.k), "temperature": p.temperature, "float64": p.float64},
         "logistic": {"hold_out": p.hold_out, "hold_out_seed": recipe.seed, "c": list(C_GRID)},
         "linear": {"hold_out": p.hold_out, "hold_out_seed": recipe.seed, "float64": p.float64}
-        | {name: getattr(p, name) for name in ("lrs", "steps", "batch_size", "momentum")},
+        | {"lrs": list(p.lrs), "steps": p.steps, "batch_size": p.batch_size, "momentum": p.momentum},
     }
     used = frozen.used | WHOLE | {"method": p.method} | by_method[p.method]
     return RunResult("probe", "done", metrics, used, files)
@@ -154,18 +154,11 @@ def _linear(
     ).double()
     if run.stop.raised:
         return None
-    finite = layers.isfinite().all(dim=2).all(dim=1).tolist()
-    right = {
-        lr: int((predicted(train[held], layer) == labels[held]).sum())
-        for lr, layer, is_finite in zip(p.lrs, layers, finite, strict=True)
-        if is_finite
-    }
-    if not right:
-        raise DataError(f"{one.name}: no learning rate gives finite weights; set lower ones in probe.lrs")
-    best = max(right, key=lambda lr: (right[lr], -lr))
-    shares = {f"{lr:g}": count / int(held.sum()) for lr, count in right.items()}
-    more = {"lr": best, "held_out_accuracy": shares[f"{best:g}"], "num_held_out": int(held.sum())}
-    return layers[p.lrs.index(best)], more | {"held_out_by_lr": shares}
+    right = [int((predicted(train[held], layer) == labels[held]).sum()) for layer in layers]
+    best = max(range(len(right)), key=lambda i: (right[i], -p.lrs[i]))  # of equal ones the lower rate
+    shares = [count / int(held.sum()) for count in right]
+    more = {"lr": p.lrs[best], "held_out_accuracy": shares[best], "num_held_out": int(held.sum())}
+    return layers[best], more | {"held_out_by_lr": shares}
 
 
 _LAYERS = {"logistic": _regression, "linear": _linear}

@@ -147,6 +147,7 @@ _TASK_KEYS = ("split", "data_sha256", "data_source", "train_split", "train_sha25
 # What a missing entry of a table means.
 _MISSING = {"versions": NOT_RECORDED, "hardware": NOT_RECORDED, "assumed": "not assumed"}
 _QUIET = {"from", "weights", "tasks", "eval_resize"}
+_SETTINGS = {"c", "l2", "lr"}  # that were chosen: no shares
 _INTEGERS = {"correct", "total", "top5_correct", "step"}
 _SHOWN = 12
 _CROP_TOLERANCE = 0.01  # 224 of 256 and 384 of 438 count as the same crop
@@ -358,7 +359,7 @@ def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float | str
         if isinstance(value, Mapping):
             numbers |= _flat(value, f"{prefix}{name} ")
         elif isinstance(value, int | float) and not isinstance(value, bool) and name not in _INTEGERS:
-            numbers[prefix + name] = value
+            numbers[prefix + name] = _short(value) if name in _SETTINGS else value
         elif interval := interval_text(value):
             numbers[f"{prefix}{name.replace('_interval', '')}, 95 %"] = interval
     return numbers
