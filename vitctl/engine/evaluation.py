@@ -192,6 +192,7 @@ def top_predictions(
     to_scores: Callable[[Tensor], Tensor] = lambda logits: logits,
     flip_average: bool = False,
     to_probabilities: Callable[[Tensor], Tensor] | None = None,
+    of_all_classes: bool = False,
 ) -> Tensor:
     """Return the five most likely classes of every image of a split, in the split's order.
 
@@ -201,6 +202,7 @@ def top_predictions(
         flip_average: see `class_logits`.
         to_probabilities: those scores to float64 probabilities [B, A], which are then appended: float64
             [num_images, 2 min(5, A)].
+        of_all_classes: append those of all classes: [num_images, min(5, A) + A].
 
     Returns:
         int64 [num_images, min(5, A)] on the CPU, the same on every process; the first column is the argmax;
@@ -221,7 +223,8 @@ def top_predictions(
         answers = most_likely(scores, TOP_K)
         if to_probabilities is None:
             return answers
-        return torch.cat([answers.double(), to_probabilities(scores).gather(1, answers)], dim=1)
+        shares = to_probabilities(scores)
+        return torch.cat([answers.double(), shares if of_all_classes else shares.gather(1, answers)], dim=1)
 
     found = _table(runtime, batches, best, num_images, stop)
     if runtime.sum([float(len(finite) - torch.stack(finite).sum())])[0]:

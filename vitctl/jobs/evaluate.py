@@ -1,5 +1,7 @@
 """Scoring a classifier on a split, every image once, by its labels, ReaL labels or ObjectNet's rules."""
 
+import csv
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,13 +25,17 @@ from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import RECIPE, Report, run_of, silent
 from vitctl.engine.metrics import (
+    TOP_K,
+    average_precisions,
     baselines,
+    best_thresholds,
     bootstrap,
     class_scores,
     correct_predictions,
     count_by_class,
     count_confusions,
     count_hits,
+    label_set_scores,
     macro_scores,
     mean_per_class,
     padded_sets,
@@ -61,7 +67,7 @@ from vitctl.jobs.training import (
 )
 from vitctl.models.variants import unseen_pixels
 from vitctl.recipe.schema import Evaluate
-from vitctl.system.files import write_csv
+from vitctl.system.files import TABLE, read_bytes, write_csv
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
 ORIGINAL, REAL, PART = "original", "real", "restricted"
@@ -98,6 +104,20 @@ class LabelRule:
     def has_f1(self) -> bool:
         """Return whether predictions and labels are of the same classes, one label per image."""
         return next(iter(self.labels.values())).ndim == 1 and self.prediction_names == self.class_names
+
+    @property
+    def has_label_sets(self) -> bool:
+        """Return whether the data has several labels per image, of the classes that are predicted."""
+        return list(self.labels) == [ORIGINAL] and self.labels[ORIGINAL].ndim > 1
+
+    @property
+    def truth(self) -> np.ndarray:
+        """Which classes each image with several labels has, bool `[N, K]`."""
+        labels = next(iter(self.labels.values()))
+        images, places = np.nonzero(labels >= 0)
+        truth = np.zeros((len(labels), len(self.prediction_names)), bool)
+        truth[images, labels[images, places]] = True
+        return truth
 
     def with_predictions(self, counts: np.ndarray, best: np.ndarray) -> np.ndarray:
         """Return images, correct predictions and predictions of each class, `[K, 3]`, from
@@ -305,11 +325,21 @@ def evaluate(
     model = on_device(model, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime))
     flip, file, shares = recipe.evaluation.flip_average, recipe.evaluation.answers, None
-    if file:
+    thresholds = read_thresholds(recipe.evaluation.thresholds, rule)
+    if file or rule.has_label_sets:
         shares = partial(probabilities, activation="sigmoid" if meta.get("loss") == "sigmoid" else "softmax")
     given: dict[str, Any] = {"to_scores": rule.to_scores, "to_probabilities": shares, "flip_average": flip}
+    given |= {"of_all_classes": rule.has_label_sets}
     rows = look.through(top_predictions, "scoring", model, source, **given).numpy()
-    best = (rows[:, : rows.shape[1] // 2] if file else rows).astype(np.int64)
+    best, likely = np.split(rows, [min(TOP_K, len(rule.prediction_names))], axis=1)
+    best = best.astype(np.int64)
+    files = write_counts(run_dir, rule, best) if runtime.is_main else {}
+    of_sets: dict[str, Any] = {}
+    if rule.has_label_sets:
+        of_sets = label_set_scores(likely, rule.truth, thresholds)
+        if runtime.is_main:
+            files |= _write_thresholds(run_dir, rule, likely)
+        likely = np.take_along_axis(likely, best, axis=1)
     metrics: dict[str, dict[str, Any]] = {}
     for name, labels in rule.labels.items():
         hits = count_hits(best, labels)
@@ -324,6 +354,7 @@ def evaluate(
             metrics[name] |= corruption_errors(
                 recipe.data.eval_split, source, correct_predictions(best, labels)[:, 0]
             )
+            metrics[name] |= of_sets
             if rule.has_f1:
                 metrics[name] |= macro_scores(rule.with_predictions(by_class, best))
             counted = rule.classes >= 0
@@ -348,34 +379,64 @@ def evaluate(
             "mean": list(meta["mean"]),
             "std": list(meta["std"]),
         },
-        files=(write_counts(run_dir, rule, best) | _answers(file, source, rule, rows))
-        if runtime.is_main
-        else {},
+        files=files | (_answers(file, source, rule, best, likely) if runtime.is_main else {}),
     )
 
 
-def _answers(file: str, source: Source, rule: LabelRule, rows: np.ndarray) -> dict[str, str]:
+def read_thresholds(path: str, rule: LabelRule) -> np.ndarray:
+    """Return the probability from which each class is predicted, float64 `[K]`, from a thresholds.csv; 0.5
+    without a file.
+
+    Raises:
+        DataError: the file has other classes, or is for images with one label each.
+    """
+    names = list(rule.prediction_names)
+    if not path:
+        return np.full(len(names), 0.5)
+    if not rule.has_label_sets:
+        raise DataError("evaluation.thresholds is for images with several labels each; leave it out")
+    text = read_bytes(Path(path), TABLE.limit, error=DataError).decode("utf-8", errors="replace")
+    try:
+        rows = {row["class"]: float(row["threshold"]) for row in csv.DictReader(io.StringIO(text))}
+    except (KeyError, TypeError, ValueError):
+        raise DataError(f"{path}: should have the columns class and threshold, with a number each") from None
+    if list(rows) != names:
+        raise DataError(f"{path}: should have the {len(names)} classes of the weights, in their order")
+    return np.array([*rows.values()])
+
+
+def _write_thresholds(run_dir: Path, rule: LabelRule, likely: np.ndarray) -> dict[str, str]:
+    """Write the threshold of each class that has the best F1 on these images. Returns name -> path."""
+    precise, best = average_precisions(likely, rule.truth), best_thresholds(likely, rule.truth)
+    rows = zip(rule.prediction_names, best.tolist(), precise.tolist(), strict=True)
+    table = [(name, threshold, "" if ap != ap else ap) for name, threshold, ap in rows]
+    path = write_csv(run_dir / "thresholds.csv", [("class", "threshold", "average_precision"), *table])
+    return {"thresholds": str(path)}
+
+
+def _answers(
+    file: str, source: Source, rule: LabelRule, best: np.ndarray, likely: np.ndarray
+) -> dict[str, str]:
     """Write the answer to every image, in the split's order; nothing without a file. Returns name -> path.
 
     Args:
         file: a .csv; "" writes none.
         source: the images.
         rule: the main labels and the names.
-        rows: float64 `[N, 2 A]`, the most likely classes and their probabilities.
+        best, likely: `[N, A]`, the most likely classes, and their probabilities.
     """
     if not file:
         return {}
-    half, truth = rows.shape[1] // 2, next(iter(rule.labels.values()))
-    names = rule.prediction_names
+    truth, names = next(iter(rule.labels.values())), rule.prediction_names
     table = [
         (
             sample_key(source, sample),
             ";".join(names[label] for label in np.atleast_1d(truth[sample]) if label >= 0),
-            names[int(row[0])],
-            row[half],
-            row[half] - (row[half + 1] if half > 1 else 0.0),
+            names[best[sample, 0]],
+            shares[0],
+            shares[0] - (shares[1] if len(shares) > 1 else 0.0),
         )
-        for sample, row in enumerate(rows.tolist())
+        for sample, shares in enumerate(likely.tolist())
     ]
     header = ("path", "truth", "answer", "probability", "margin")
     return {"answers": str(write_csv(Path(file), [header, *table]))}

@@ -727,6 +727,11 @@ class EvaluateScoring(Scoring):
     answers: Annotated[str, AfterValidator(_csv_file)] = knob(
         "", "also write path, truth, answer, probability and margin of each image to this .csv"
     )
+    thresholds: Annotated[str, AfterValidator(_csv_file)] = knob(
+        "",
+        "images with several labels each: the thresholds.csv of an evaluation on other images, such as "
+        "train[90%:]; '': a class is predicted from 0.5 on",
+    )
 
 
 class Evaluation(Scoring):
