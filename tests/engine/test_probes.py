@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vitctl.engine import probes
-from vitctl.engine.probes import logistic, nearest, vote
+from vitctl.engine.probes import drawn, linear, logistic, nearest, vote
 
 CPU = torch.device("cpu")
 
@@ -73,3 +73,33 @@ def test_logistic__equals_scikit_learn(c: float) -> None:
     excess = (train.double() @ layer[:-1] + layer[-1]).softmax(1) - rows
     assert (train.double().T @ excess + layer[:-1] / c).abs().max() / 200 < 1e-7
     assert excess.sum(0).abs().max() / 200 < 1e-7
+
+
+def test_drawn__every_image_once_in_each_epoch() -> None:
+    steps = [drawn(3, 10, 4, step) for step in range(5)]
+    places = torch.cat(steps)
+    assert [sorted(part.tolist()) for part in places.split(10)] == [list(range(10))] * 2
+    assert places[:10].tolist() != places[10:].tolist()
+    assert drawn(3, 3, 8, 2).bincount().tolist() in ([2, 3, 3], [3, 2, 3], [3, 3, 2])
+
+
+@pytest.mark.parametrize("lrs", [(0.003, 0.2, 1.5)])
+def test_linear__each_head_equals_torch_sgd(lrs: tuple[float, ...]) -> None:
+    train, _, labels = _random(50, 1, 8, 4)
+    steps, how = 60, {"num_classes": 4, "seed": 5, "momentum": 0.9, "dtype": torch.float64, "device": CPU}
+    batches = [drawn(5, 50, 16, step) for step in range(steps)]
+    heads = linear(train, labels, lrs, batches=batches, steps=steps, **how)
+    start = linear(train, labels, lrs, batches=[], steps=steps, **how)
+    assert start[:, -1].eq(0).all() and 0.005 < start[0, :-1].std() < 0.015
+    for head, first, lr in zip(heads, start, lrs, strict=True):
+        layer = torch.nn.Linear(8, 4, dtype=torch.float64)
+        layer.load_state_dict({"weight": first[:-1].T, "bias": first[-1]})
+        solver = torch.optim.SGD(layer.parameters(), lr=lr, momentum=0.9, weight_decay=0)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(solver, steps)
+        for at in batches:
+            solver.zero_grad()
+            torch.nn.functional.cross_entropy(layer(train[at].double()), labels[at]).backward()
+            solver.step()
+            cosine.step()
+        assert (layer.weight.T - head[:-1]).abs().max() < 1e-10
+        assert (layer.bias - head[-1]).abs().max() < 1e-10

@@ -1,11 +1,19 @@
 """`probe` as a job: its accuracies are those of a direct computation, and come again from the cache."""
 
+import os
+import signal
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.trained import Job
 from vitctl.data.datasets.catalog import open_split
+from vitctl.engine import probes
+from vitctl.engine.probes import C_GRID
+from vitctl.errors import CheckpointError
 
 
 def test_probe__equals_a_direct_computation_and_is_cached(job: Job, tiny_data, tmp_path) -> None:
@@ -29,7 +37,47 @@ def test_probe__equals_a_direct_computation_and_is_cached(job: Job, tiny_data, t
         assert first["metrics"]["accuracy"][f"k={k}"] == expected
 
 
-def test_probe__logistic_records_its_choice(job: Job) -> None:
-    row = job("probe", **{"probe.method": "logistic"})["metrics"]["data_sets"]
-    (found,) = row.values()
-    assert 0 < found["logistic"]["c"] <= 1e5 and found["logistic"]["num_held_out"] >= 6
+@pytest.mark.parametrize("method", ["logistic", "linear"])
+def test_probe__keeps_a_classifier_that_scores_as_it_said(
+    job: Job, tmp_path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitctl.jobs.probe.C_GRID", C_GRID[::11])
+    said = job("probe", "probe", **{"probe.method": method, "probe.steps": 40, "data.image_size": 32})
+    (row,) = said["metrics"]["data_sets"].values()
+    found = row[method]
+    assert 0 < found[{"logistic": "c", "linear": "lr"}[method]] <= 1e5 and found["num_held_out"] >= 6
+    again = job("evaluate", "again", **{"weights.source": str(tmp_path / "probe")})
+    names = ("accuracy", "correct", "total", "mean_per_class")
+    assert [again["metrics"][name] for name in names] == [found[name] for name in names]
+    alike = ("image_size", "eval_method", "eval_resize", "resample", "exif_orientation", "data_sha256")
+    assert [again["provenance"][name] for name in alike] == [said["provenance"][name] for name in alike]
+    assert again["provenance"]["eval_resize"] > again["provenance"]["image_size"] == 32
+
+
+def test_probe__neighbours_keep_nothing(job: Job, tmp_path) -> None:
+    job("probe", "probe", **{"probe.k": (1,)})
+    with pytest.raises(CheckpointError, match="has no checkpoints"):
+        job("evaluate", **{"weights.source": str(tmp_path / "probe")})
+
+
+@pytest.mark.parametrize(("method", "function"), [("logistic", "logistic"), ("linear", "drawn")])
+def test_probe__stopped_inside_a_method_goes_on_to_the_same_result(
+    job: Job, tmp_path, method: str, function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitctl.jobs.probe.C_GRID", C_GRID[::11])
+    values = {"probe.method": method, "probe.steps": 40, "probe.cache": str(tmp_path / "cache")}
+    whole, original, calls = job("probe", "whole", **values), getattr(probes, function), []
+
+    def and_signal(*args: Any, **more: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"vitctl.jobs.probe.{function}", and_signal)
+        assert job("probe", "stopped", **values)["status"] == "stopped"
+    assert len(calls) == 2 and not (tmp_path / "stopped" / "model.safetensors").exists()
+    assert job("probe", "stopped", **values)["metrics"] == whole["metrics"]
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped")]
+    assert all(tensor.equal(weights[1][name]) for name, tensor in weights[0].items())

@@ -246,3 +246,33 @@ def test_compare__an_accuracy_that_is_not_that_of_its_counts(tmp_path: Path) -> 
         f"{two}: its accuracy is not correct / total; result.json was changed"
         in compare_runs([one, two]).reasons
     )
+
+
+NEIGHBOURS = {"method": "knn", "k": [10, 20], "temperature": 0.07, "float64": True}
+LAYERS = {"method": "linear", "hold_out": 0.1, "hold_out_seed": 0, "float64": True, "lrs": [0.1], "steps": 9}
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "refused", "shown"),
+    [
+        (NEIGHBOURS, NEIGHBOURS | {"temperature": 0.1}, ["temperature"], []),
+        (NEIGHBOURS, NEIGHBOURS | {"k": [10]}, [], ["k"]),
+        (NEIGHBOURS, NEIGHBOURS | {"train_sha256": "e" * 64}, ["train_sha256"], []),
+        (LAYERS, LAYERS | {"hold_out": 0.2, "float64": False}, ["float64", "hold_out"], []),
+        (
+            LAYERS,
+            LAYERS | {"lrs": [0.2], "steps": 8, "hold_out_seed": 1},
+            ["lrs", "steps"],
+            ["hold_out_seed"],
+        ),
+        (NEIGHBOURS, LAYERS, ["method"], ["hold_out_seed", "k"]),
+    ],
+)
+def test_compare__probes(
+    tmp_path: Path, one: dict[str, Any], two: dict[str, Any], refused: list[str], shown: list[str]
+) -> None:
+    probed = RunResult("probe", "done", {"accuracy": {"k=10": 0.5}}, USED | {"train_sha256": "b" * 64})
+    found = compare_runs([put(tmp_path / "one", probed, **one), put(tmp_path / "two", probed, **two)])
+    assert sorted(reason.split(": ")[1].split(" is ")[0] for reason in found.reasons) == refused
+    assert sorted(key for key, _ in found.differences) == shown
+    assert not (NEIGHBOURS | LAYERS).keys() & set(found.unrecorded)

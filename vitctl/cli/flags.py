@@ -139,9 +139,9 @@ FLAGS = (
         "--method",
         "probe.method",
         str,
-        "knn: nearest neighbours as in DINO; logistic: logistic regression",
+        "knn: nearest neighbours as in DINO; logistic: logistic regression; linear: SGD as in DINOv2",
         "probe",
-        complete=completion.one_of(("knn", "logistic")),
+        complete=completion.one_of(("knn", "logistic", "linear")),
     ),
     Flag("--suite", "vtab.suite", str, "vtab: all 19 tasks; mini: tasks that need no download", "vtab"),
     Flag(

@@ -1,16 +1,20 @@
-"""Classifiers on frozen representations: nearest neighbours, and logistic regression.
+"""Classifiers on frozen representations: nearest neighbours, logistic regression, and linear layers by SGD.
 
 N training images, M test images, R features, K classes. Chunks have fixed sizes, so that no setting changes
 the order of a sum.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitctl.engine.evaluation import most_likely
+from vitctl.engine.schedule import lr_at
 
 C_GRID = tuple(torch.logspace(-6, 5, 45, dtype=torch.float64).tolist())
 _QUERIES, _STORED = 2**10, 2**15  # test and training images at a time
@@ -125,6 +129,64 @@ def logistic(
     with torch.enable_grad():
         solver.step(loss)  # type: ignore[no-untyped-call]
     return made.detach()
+
+
+def drawn(seed: int, num_images: int, batch_size: int, step: int) -> Tensor:
+    """Return the positions of the images of a step, [B]: of consecutive permutations of all, by the seed."""
+    places = range(step * batch_size, (step + 1) * batch_size)
+    epochs = range(places[0] // num_images, places[-1] // num_images + 1)
+    order = np.concatenate([_order(seed, num_images, epoch) for epoch in epochs])
+    start = places[0] - epochs[0] * num_images
+    return torch.from_numpy(order[start : start + batch_size])
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, num_images: int, epoch: int) -> NDArray[np.int64]:
+    return np.random.default_rng([seed, epoch]).permutation(num_images)
+
+
+def linear(
+    train: Tensor,
+    labels: Tensor,
+    lrs: Sequence[float],
+    *,
+    num_classes: int,
+    batches: Iterable[Tensor],
+    steps: int,
+    seed: int,
+    momentum: float,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """Return weights and bias [L, R + 1, K] on the CPU of one layer per learning rate, trained side by side
+    with SGD and a cosine schedule to 0, without weight decay.
+
+    Weights start from a normal distribution of deviation 0.01, the same for each rate; biases from 0.
+
+    Args:
+        train: [N, R].
+        labels: [N] integers.
+        lrs: L first learning rates.
+        num_classes: K.
+        batches: positions of the images, [B], of at most `steps` steps.
+        steps: length of the schedule.
+        seed: of the start.
+        momentum: 0.9 in DINOv2.
+        dtype, device: of the training.
+
+    Source: DINOv2 (code)
+    """
+    made = torch.zeros(train.shape[1] + 1, num_classes, dtype=torch.float64)
+    made[:-1].normal_(0, 0.01, generator=torch.Generator().manual_seed(seed))
+    made = made.to(device, dtype).repeat(len(lrs), 1, 1)
+    moved, rates = torch.zeros_like(made), torch.tensor(lrs, dtype=dtype, device=device).view(-1, 1, 1)
+    for step, at in enumerate(batches):
+        x, wanted = train[at].to(device, dtype), F.one_hot(labels[at].to(device), num_classes)
+        excess = ((x @ made[:, :-1] + made[:, -1:]).softmax(dim=2) - wanted) / len(at)
+        gradient = torch.cat([x.T @ excess, excess.sum(dim=1, keepdim=True)], dim=1)
+        moved = momentum * moved + gradient
+        made -= lr_at(step, base_lr=1.0, total=steps, warmup=0, decay="cosine") * rates * moved
+    return made.cpu()
 
 
 def predicted(images: Tensor, made: Tensor) -> Tensor:

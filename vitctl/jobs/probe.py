@@ -1,5 +1,9 @@
-"""Frozen representations of all training images, measured by nearest neighbours or logistic regression."""
+"""Frozen representations of all training images, measured by nearest neighbours, logistic
+regression or linear layers by SGD.
+"""
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +12,19 @@ import torch
 from torch import Tensor
 
 from vitctl.engine.evaluation import Score, stop_together
-from vitctl.engine.journal import Report, silent
+from vitctl.engine.journal import MODEL, Report, silent, tensors_file
 from vitctl.engine.metrics import baselines, mean_per_class
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.probes import C_GRID, chunk_bytes, logistic, nearest, predicted, vote
+from vitctl.engine.probes import C_GRID, chunk_bytes, drawn, linear, logistic, nearest, predicted, vote
+from vitctl.engine.trainer import RunContext
 from vitctl.errors import DataError
-from vitctl.jobs.fewshot import open_frozen
+from vitctl.jobs.fewshot import Frozen, open_frozen
 from vitctl.jobs.inputs.data import FewshotSet, Inputs
+from vitctl.jobs.plan import ASSUMED_CLASSES
 from vitctl.jobs.record.result import RunResult
-from vitctl.jobs.training import WHOLE, check_whole
+from vitctl.jobs.training import WHOLE, check_whole, shown, stated
+from vitctl.models.variants import ViTConfig, downstream
+from vitctl.models.weights.weights_file import save_weights
 from vitctl.recipe.schema import Probe
 
 
@@ -42,6 +50,7 @@ def probe(
     frozen = open_frozen(recipe, run_dir, report, stop, inputs)
     run, runtime = frozen.run, frozen.run.runtime
     rows: dict[str, dict[str, Any]] = {}
+    files: dict[str, str] = {}
     for one in frozen.sets:
         if recipe.probe.method == "knn" and len(one.train) < max(recipe.probe.k):
             raise DataError(
@@ -50,12 +59,14 @@ def probe(
             )
         features = frozen.features(one)
         if features is not None:
-            rows[one.name] = (
-                _neighbours(recipe, one, features, runtime.device)
-                if recipe.probe.method == "knn"
-                else _regression(recipe, one, features, run.stop)
-            )
-            for head, row in rows[one.name].items():
+            if recipe.probe.method == "knn":
+                rows[one.name] = _neighbours(recipe, one, features, runtime.device)
+            elif found := _LAYERS[recipe.probe.method](recipe, one, features[0], run):
+                layer, more = found
+                rows[one.name] = {recipe.probe.method: _row(one, predicted(features[1], layer)) | more}
+                name = tensors_file(MODEL if len(frozen.sets) == 1 else one.name)
+                files[one.name] = str(keep(run_dir / name, frozen, one, layer))
+            for head, row in rows.get(one.name, {}).items():
                 run.journal.write("probe", step=0, data_set=one.name, head=head, accuracy=row["accuracy"])
         stop_together(runtime, run.stop)
     check_whole(run.shards, runtime)
@@ -72,15 +83,22 @@ def probe(
     by_method: dict[str, dict[str, Any]] = {
         "knn": {"k": list(p.k), "temperature": p.temperature, "float64": p.float64},
         "logistic": {"hold_out": p.hold_out, "hold_out_seed": recipe.seed, "c": list(C_GRID)},
+        "linear": {"hold_out": p.hold_out, "hold_out_seed": recipe.seed, "float64": p.float64}
+        | {"lrs": list(p.lrs), "steps": p.steps, "batch_size": p.batch_size, "momentum": p.momentum},
     }
     used = frozen.used | WHOLE | {"method": p.method} | by_method[p.method]
-    return RunResult("probe", "done", metrics, used, {})
+    return RunResult("probe", "done", metrics, used, files)
 
 
 def probe_bytes(recipe: Probe, feature_bytes: int, width: int) -> int:
-    """Return the planned memory of a method beside the representations; of `logistic`, a float64 copy."""
+    """Return the planned memory of a method beside the representations; of `logistic`, a float64 copy; of
+    `linear`, its layers for 1,000 classes.
+    """
     dtype = torch.float64 if recipe.probe.float64 else torch.float32
-    return chunk_bytes(width, dtype) if recipe.probe.method == "knn" else 2 * feature_bytes
+    heads = 5 * len(recipe.probe.lrs) * width * ASSUMED_CLASSES * dtype.itemsize  # with gradients
+    return {"knn": chunk_bytes(width, dtype), "logistic": 2 * feature_bytes, "linear": heads}[
+        recipe.probe.method
+    ]
 
 
 def _neighbours(
@@ -94,22 +112,76 @@ def _neighbours(
 
 
 def _regression(
-    recipe: Probe, one: FewshotSet, features: tuple[Tensor, Tensor], stop: StopFlag
-) -> dict[str, Any]:
-    train, labels, many = features[0], torch.from_numpy(one.train.labels()), one.num_classes
+    recipe: Probe, one: FewshotSet, train: Tensor, run: RunContext
+) -> tuple[Tensor, dict[str, Any]] | None:
+    """Return the layer, [R + 1, K], and how it was chosen; None after a signal."""
+    labels, many = torch.from_numpy(one.train.labels()), one.num_classes
     held = held_out(one.train.labels(), recipe.probe.hold_out, recipe.seed)
     best, chosen = -1, 0.0
     layer: Tensor | None = None
     for c in C_GRID:
-        if stop.raised:  # all processes stop together after this
-            return {}
+        if run.stop.raised:  # all processes stop together after this
+            return None
         layer = logistic(train[~held], labels[~held], c, num_classes=many, start=layer)
         right = int((predicted(train[held], layer) == labels[held]).sum())
         if right > best:  # of equal ones the lower C
             best, chosen = right, c
     layer = logistic(train, labels, chosen, num_classes=many)
     more = {"c": chosen, "held_out_accuracy": best / int(held.sum()), "num_held_out": int(held.sum())}
-    return {"logistic": _row(one, predicted(features[1], layer)) | more}
+    return layer, more
+
+
+def _linear(
+    recipe: Probe, one: FewshotSet, train: Tensor, run: RunContext
+) -> tuple[Tensor, dict[str, Any]] | None:
+    """Return the best of the layers, [R + 1, K], and how it was chosen; None after a signal."""
+    p, labels = recipe.probe, torch.from_numpy(one.train.labels())
+    held = held_out(one.train.labels(), p.hold_out, recipe.seed)
+    kept = torch.nonzero(~held)[:, 0]
+    steps = itertools.takewhile(lambda _: not run.stop.raised, range(p.steps))
+    batches = (kept[drawn(recipe.seed, len(kept), p.batch_size, step)] for step in steps)
+    layers = linear(
+        train,
+        labels,
+        [lr * p.batch_size / 256 for lr in p.lrs],
+        num_classes=one.num_classes,
+        batches=run.journal.watch(batches, "linear layers", p.steps * p.batch_size, 1),
+        steps=p.steps,
+        seed=recipe.seed,
+        momentum=p.momentum,
+        dtype=torch.float64 if p.float64 else torch.float32,
+        device=run.runtime.device,
+    ).double()
+    if run.stop.raised:
+        return None
+    right = [int((predicted(train[held], layer) == labels[held]).sum()) for layer in layers]
+    best = max(range(len(right)), key=lambda i: (right[i], -p.lrs[i]))  # of equal ones the lower rate
+    shares = [count / int(held.sum()) for count in right]
+    more = {"lr": p.lrs[best], "held_out_accuracy": shares[best], "num_held_out": int(held.sum())}
+    return layers[best], more | {"held_out_by_lr": shares}
+
+
+_LAYERS = {"logistic": _regression, "linear": _linear}
+
+
+def keep(path: Path, frozen: Frozen, one: FewshotSet, layer: Tensor) -> Path:
+    """Write the network under a layer, [R + 1, K], as weights that are shown images as here; return the path.
+
+    A layer before the classification layer is kept: the representations are its output.
+    """
+    body, meta = frozen.model.config, frozen.found.weights.meta
+    config = downstream(body, num_classes=one.num_classes, image_size=frozen.transform.image_size)
+    if isinstance(config, ViTConfig) and isinstance(body, ViTConfig):
+        config = replace(config, representation_size=body.representation_size)
+    head = layer.to(frozen.run.runtime.dtype)
+    state = {
+        name: tensor
+        for name, tensor in frozen.model.state_dict().items()
+        if not name.startswith(("head.", "mask_embedding"))
+    } | {"head.weight": head[:-1].T, "head.bias": head[-1]}
+    said = {"mean": meta["mean"], "std": meta["std"], "loss": "softmax"} | stated(meta)
+    said |= shown(frozen.transform) | {"class_names": list(one.train.class_names)}
+    return save_weights(path, state, config, said)
 
 
 def held_out(labels: np.ndarray, share: float, seed: int) -> Tensor:

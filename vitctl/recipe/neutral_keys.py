@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitctl.models.variants import LATER_FIELDS
-from vitctl.recipe.schema import RENAMED, Recipe
+from vitctl.recipe.schema import RENAMED, Probing, Recipe
 from vitctl.recipe.write import flat, toml_value
 
 # Dotted keys, or tables. They change results by rounding at most; precision changes more and is not listed.
@@ -78,6 +78,10 @@ _ADDED: dict[str, Any] = {
     "fewshot_probe.group_by": "",
     "evaluation.flip_average": False,
     "export.flip_average": False,
+    **{
+        f"probe.{name}": Probing.model_fields[name].default
+        for name in ("lrs", "steps", "batch_size", "momentum")
+    },
 }
 
 

@@ -252,29 +252,40 @@ class FewShot(FeatureCache):
 class Probing(FeatureCache):
     """[probe] A classifier on frozen representations of all training images."""
 
-    method: Literal["knn", "logistic"] = knob(
+    method: Literal["knn", "logistic", "linear"] = knob(
         "knn",
-        "knn: nearest neighbours by cosine similarity; logistic: logistic regression by L-BFGS, in float64",
+        "knn: nearest neighbours by cosine similarity; logistic: logistic regression by L-BFGS, in float64; "
+        "linear: layers by SGD at several learning rates, side by side",
         source="DINO; DINOv2",
     )
     k: Ints = knob((10, 20, 100, 200), "method = 'knn': numbers of neighbours", source="DINO")
     temperature: float = knob(
         0.07, "method = 'knn': a neighbour votes with softmax(similarity / temperature)", source="DINO", gt=0
     )
-    float64: bool = knob(True, "method = 'knn': similarities in float64; false: in float32")
+    float64: bool = knob(True, "method = 'knn', 'linear': in float64; false: in float32")
     hold_out: float = knob(
         0.1,
-        "method = 'logistic': share of each class's training images that C is chosen on; the chosen C is "
-        "then solved on all",
+        "method = 'logistic', 'linear': share of each class's training images that C or the rate is chosen "
+        "on; the chosen C is then solved on all",
         source="DINOv2",
         gt=0,
         lt=1,
     )
+    lrs: Floats = knob(
+        (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1),
+        "method = 'linear': first learning rates, times batch_size / 256",
+        source="DINOv2",
+    )
+    steps: int = knob(12_500, "method = 'linear'", unit="steps", source="DINOv2", ge=1)
+    batch_size: int = knob(128, "method = 'linear'", unit="images", source="DINOv2", ge=1)
+    momentum: float = knob(0.9, "method = 'linear': of SGD", source="DINOv2", ge=0, lt=1)
 
     @model_validator(mode="after")
     def _something_to_do(self) -> "Probing":
         if not self.k or min(self.k) < 1 or len(set(self.k)) < len(self.k):
             raise ValueError(f"k = {list(self.k)} should be distinct numbers, 1 or more")
+        if not self.lrs or min(self.lrs) <= 0 or len(set(self.lrs)) < len(self.lrs):
+            raise ValueError(f"lrs = {list(self.lrs)} should be distinct rates above 0")
         return self
 
 
@@ -673,7 +684,7 @@ class Probe(FrozenRecipe):
     @property
     def most_shots(self) -> int:
         """Return how many training images each class needs: one on either side of the hold-out."""
-        return 2 if self.probe.method == "logistic" else 1
+        return 1 if self.probe.method == "knn" else 2
 
 
 class Fewshot(FrozenRecipe):

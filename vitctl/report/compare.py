@@ -15,8 +15,8 @@ from vitctl.recipe.write import toml_value
 from vitctl.report.result_tables import is_digest
 
 NOT_RECORDED = "not recorded"
-_CLASSIFIER, _FEWSHOT, _VTAB = "classifier", "fewshot", "vtab"
-_ALL = (_CLASSIFIER, _FEWSHOT, _VTAB)
+_CLASSIFIER, _FEWSHOT, _PROBE, _VTAB = "classifier", "fewshot", "probe", "vtab"
+_ALL = (_CLASSIFIER, _FEWSHOT, _PROBE, _VTAB)
 
 
 @dataclass(frozen=True)
@@ -41,23 +41,29 @@ FACTS = (
     # What is measured.
     Fact("suite", "agree", "other tasks", (_VTAB,)),
     Fact("protocol", "agree", "the protocols differ", (_VTAB,)),
-    Fact("split", "agree", "another split", (_CLASSIFIER, _FEWSHOT)),
-    Fact("num_images", "agree", "another number of images", (_CLASSIFIER, _FEWSHOT)),
-    Fact("data_sha256", "agree", "other images, or their shards were written again", (_CLASSIFIER, _FEWSHOT)),
+    Fact("split", "agree", "another split", (_CLASSIFIER, _FEWSHOT, _PROBE)),
+    Fact("num_images", "agree", "another number of images", (_CLASSIFIER, _FEWSHOT, _PROBE)),
+    Fact(
+        "data_sha256",
+        "agree",
+        "other images, or their shards were written again",
+        (_CLASSIFIER, _FEWSHOT, _PROBE),
+    ),
     Fact("data_digest", "agree", "an earlier digest covered index.json only, not labels; score it again"),
     Fact(
         "data_source",
         "agree",
         "its images are from another source, or are a part or a copy",
-        (_CLASSIFIER, _FEWSHOT),
+        (_CLASSIFIER, _FEWSHOT, _PROBE),
     ),
     Fact("labels", "agree", "other labels", (_CLASSIFIER,)),
-    Fact("train_sha256", "agree", "the shots are drawn from other images", (_FEWSHOT,)),
+    Fact("train_sha256", "agree", "other training images", (_FEWSHOT, _PROBE)),
     Fact("choose_l2", "agree", "the regulariser is chosen by another rule", (_FEWSHOT,)),
     Fact("l2", "agree", "another regulariser, or another grid of them", (_FEWSHOT,)),
     Fact(
         "float64", "agree", "solved in another precision: small regularisers give other answers", (_FEWSHOT,)
     ),
+    Fact("method", "agree", "another classifier on the representations", (_PROBE,)),
     # How it is measured. Each changes the score of the same network by whole images.
     Fact(
         "precision",
@@ -101,10 +107,10 @@ FACTS = (
         "the Polyak average: of the training, not of the measurement",
         (_CLASSIFIER,),
     ),
-    Fact("from_sha256", "show", "other pre-training is what is compared", (_FEWSHOT, _VTAB)),
-    Fact("from_chosen", "show", "as weights_chosen", (_FEWSHOT, _VTAB)),
-    Fact("from_step", "show", "as weights_chosen", (_FEWSHOT, _VTAB)),
-    Fact("from_averaged", "show", "as weights_averaged", (_FEWSHOT, _VTAB)),
+    Fact("from_sha256", "show", "other pre-training is what is compared", (_FEWSHOT, _PROBE, _VTAB)),
+    Fact("from_chosen", "show", "as weights_chosen", (_FEWSHOT, _PROBE, _VTAB)),
+    Fact("from_step", "show", "as weights_chosen", (_FEWSHOT, _PROBE, _VTAB)),
+    Fact("from_averaged", "show", "as weights_averaged", (_FEWSHOT, _PROBE, _VTAB)),
     Fact("assumed", "show", "guessed, not recorded with the weights: other weights may be at a disadvantage"),
     Fact("licence", "show", "of the weights, no part of the measurement"),
     Fact("augment", "show", "belongs to the training", (_VTAB,)),
@@ -121,16 +127,27 @@ FACTS = (
         "a digest of everything that was set; the values that differ are shown instead",
     ),
 )
-# Keys that affect rounding, and that are recorded for some devices only.
-_SOME_DEVICES = (
+# Keys that are recorded for some devices or methods only.
+_SOMETIMES = (
     Fact("threads", "show", "as device"),
     Fact("tf32", "agree", "float32 products have 10 mantissa bits in the one, 23 in the other"),
+    Fact("k", "show", "each number of neighbours has its own accuracy", (_PROBE,)),
+    Fact("temperature", "agree", "neighbours vote with other weights", (_PROBE,)),
+    Fact("float64", "agree", "computed in another precision", (_PROBE,)),
+    Fact("c", "agree", "another grid of regularisers", (_PROBE,)),
+    Fact("hold_out", "agree", "chosen on another share of the training images", (_PROBE,)),
+    Fact("hold_out_seed", "show", "other held-out images and batches estimate the same", (_PROBE,)),
+    *(
+        Fact(key, "agree", "trained otherwise", (_PROBE,))
+        for key in ("lrs", "steps", "batch_size", "momentum")
+    ),
 )
 # The data of each task in a table of tasks.
 _TASK_KEYS = ("split", "data_sha256", "data_source", "train_split", "train_sha256")
 # What a missing entry of a table means.
 _MISSING = {"versions": NOT_RECORDED, "hardware": NOT_RECORDED, "assumed": "not assumed"}
 _QUIET = {"from", "weights", "tasks", "eval_resize"}
+_SETTINGS = {"c", "l2", "lr"}  # that were chosen: no shares
 _INTEGERS = {"correct", "total", "top5_correct", "step"}
 _SHOWN = 12
 _CROP_TOLERANCE = 0.01  # 224 of 256 and 384 of 438 count as the same crop
@@ -224,10 +241,10 @@ def _recorded(result: RunResult) -> dict[str, Any]:
     return recorded
 
 
-def _facts(result: RunResult) -> list[Fact]:
+def _facts(result: RunResult, facts: Sequence[Fact] = FACTS) -> list[Fact]:
     """Return the facts that a result of this kind should record."""
     kind = _CLASSIFIER if _is_of_classifier(result) else result.job
-    return [fact for fact in FACTS if kind in fact.jobs]
+    return [fact for fact in facts if kind in fact.jobs]
 
 
 def _reasons(name: Path, first: RunResult, other: RunResult) -> list[str]:
@@ -235,7 +252,7 @@ def _reasons(name: Path, first: RunResult, other: RunResult) -> list[str]:
     kinds = [_kind(result) for result in (first, other)]
     reasons = [] if kinds[0] == kinds[1] else [f"{kinds[1]}, but {name} {kinds[0]}"]
     one, two = _recorded(first), _recorded(other)
-    some = [fact for fact in _SOME_DEVICES if fact.key in one and fact.key in two]
+    some = [fact for fact in _facts(first, _SOMETIMES) if fact.key in one and fact.key in two]
     for fact in (*_facts(first), *some):
         values = [recorded.get(fact.key, NOT_RECORDED) for recorded in (two, one)]
         if fact.key == "data_source" and one.get("data_sha256") == two.get("data_sha256") is not None:
@@ -276,7 +293,7 @@ def _differences(
     results: Sequence[RunResult], recorded: Sequence[Mapping[str, Any]], folders: Sequence[Path]
 ) -> list[tuple[str, list[Any]]]:
     """Return facts that differ or that some results lack, common keys that differ, and recipe values."""
-    expected = {fact.key: fact.rule for fact in (*_facts(results[0]), *_SOME_DEVICES)}
+    expected = {fact.key: fact.rule for fact in _facts(results[0], (*FACTS, *_SOMETIMES))}
     shown = [key for key, rule in expected.items() if rule == "show" and any(key in one for one in recorded)]
     others = [
         key
@@ -342,7 +359,7 @@ def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float | str
         if isinstance(value, Mapping):
             numbers |= _flat(value, f"{prefix}{name} ")
         elif isinstance(value, int | float) and not isinstance(value, bool) and name not in _INTEGERS:
-            numbers[prefix + name] = value
+            numbers[prefix + name] = _short(value) if name in _SETTINGS else value
         elif interval := interval_text(value):
             numbers[f"{prefix}{name.replace('_interval', '')}, 95 %"] = interval
     return numbers

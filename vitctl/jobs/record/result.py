@@ -334,7 +334,9 @@ def choose_weights(
     except ValueError as error:
         raise CheckpointError(f"{place}: --weights {error}") from None
     if (place / RECIPE).is_file() and not (place / CHECKPOINTS).is_dir():
-        raise CheckpointError(f"{place}: has no checkpoints; give a trained run with --from")
+        if not (place / tensors_file(MODEL)).is_file():  # the classifier of `probe`
+            raise CheckpointError(f"{place}: has no checkpoints; give a trained run with --from")
+        place /= tensors_file(MODEL)
     if (place / CHECKPOINTS).is_dir():
         folder, chosen = _checkpoint(place, "" if which in (AVERAGE, MODEL) else which, by_size, pinned)
     else:
