@@ -5,12 +5,14 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from tests.trained import Job
 from vitctl import load_classifier, open_split
 from vitctl.engine import checkpoint as files
+from vitctl.engine.calibration import calibration
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.inputs.weights import stored_eval_transform
 from vitctl.recipe.load import Override, load_recipe
@@ -150,3 +152,17 @@ def test_evaluate__answers_are_those_of_predict(
         assert row["answer"] == answer
         assert float(row["probability"]) == pytest.approx(probability, rel=1e-9)
         assert float(row["margin"]) == pytest.approx(probability - second, rel=1e-6, abs=1e-9)
+
+
+def test_evaluate__calibrates_a_softmax_on_single_labels(job: Job, tmp_path: Path) -> None:
+    """The tiny weights were trained with a sigmoid, and have no such numbers."""
+    assert "ece" not in job("evaluate", "sigmoid")["metrics"]
+    job("finetune", "tuned")
+    source = {"weights.source": str(tmp_path / "tuned"), "evaluation.answers": str(tmp_path / "answers.csv")}
+    metrics = job("evaluate", "scored", **source)["metrics"]
+    assert sum(one["images"] for one in metrics["calibration_bins"]) == metrics["total"]
+    rows = list(csv.DictReader((tmp_path / "answers.csv").read_text().splitlines()))
+    likely = np.array([float(row["probability"]) for row in rows])
+    right = np.array([row["truth"] == row["answer"] for row in rows])
+    found = calibration(likely, right, np.zeros((len(rows), 2)))
+    assert (metrics["ece"], metrics["calibration_bins"]) == (found["ece"], found["calibration_bins"])

@@ -19,10 +19,12 @@ from vitctl.data.datasets.readers.imagenet import (
 )
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.source.views import Source, View, sample_key
+from vitctl.engine.calibration import calibration, image_losses
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import RECIPE, Report, run_of, silent
 from vitctl.engine.metrics import (
+    TOP_K,
     baselines,
     bootstrap,
     class_scores,
@@ -38,7 +40,7 @@ from vitctl.engine.metrics import (
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.checks import check_head_classes
-from vitctl.jobs.inputs.classifier import probabilities
+from vitctl.jobs.inputs.classifier import Activation, activation_of, probabilities
 from vitctl.jobs.inputs.data import Inputs, open_inputs
 from vitctl.jobs.inputs.weights import (
     OBJECTNET,
@@ -93,6 +95,12 @@ class LabelRule:
         counted = self.classes >= 0
         right = correct_predictions(best, next(iter(self.labels.values())))[counted]
         return count_by_class(right, self.classes[counted], len(self.class_names))
+
+    @property
+    def single_labels(self) -> Tensor | None:
+        """Return the main labels, int64 `[N]`; None where an image may have several."""
+        labels = next(iter(self.labels.values()))
+        return torch.from_numpy(labels.astype(np.int64)) if labels.ndim == 1 else None
 
     @property
     def has_f1(self) -> bool:
@@ -304,12 +312,11 @@ def evaluate(
     look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime))
-    flip, file, shares = recipe.evaluation.flip_average, recipe.evaluation.answers, None
-    if file:
-        shares = partial(probabilities, activation="sigmoid" if meta.get("loss") == "sigmoid" else "softmax")
-    given: dict[str, Any] = {"to_scores": rule.to_scores, "to_probabilities": shares, "flip_average": flip}
+    flip, file, activation = recipe.evaluation.flip_average, recipe.evaluation.answers, activation_of(meta)
+    columns = partial(_columns, truth=rule.single_labels, activation=activation)
+    given: dict[str, Any] = {"to_scores": rule.to_scores, "to_columns": columns, "flip_average": flip}
     rows = look.through(top_predictions, "scoring", model, source, **given).numpy()
-    best = (rows[:, : rows.shape[1] // 2] if file else rows).astype(np.int64)
+    best = rows[:, : min(TOP_K, len(rule.prediction_names))].astype(np.int64)
     metrics: dict[str, dict[str, Any]] = {}
     for name, labels in rule.labels.items():
         hits = count_hits(best, labels)
@@ -330,6 +337,8 @@ def evaluate(
             right = correct_predictions(best, labels)[counted, 0]
             for mean, interval in bootstrap(rule.classes[counted], best[counted, 0], right).items():
                 metrics[name] |= {f"{mean}_interval": interval} if mean in metrics[name] else {}
+            if rule.single_labels is not None and activation == "softmax":
+                metrics[name] |= calibration(rows[counted, best.shape[1]], right, rows[counted, -2:])
         journal.write("evaluate", step=0, labels=name, **metrics[name])
     first, *others = metrics
     return RunResult(
@@ -354,6 +363,20 @@ def evaluate(
     )
 
 
+def _columns(
+    scores: Tensor, answers: Tensor, samples: Tensor, *, truth: Tensor | None, activation: Activation
+) -> Tensor:
+    """Return the probability of each answer and, with single labels `truth`, that of the true class and
+    `image_losses`: float64 `[B, 5 + 3]`.
+    """
+    shares = probabilities(scores, activation)
+    if truth is None:
+        return shares.gather(1, answers)
+    classes = truth[samples.clamp(min=0)].clamp(min=0).to(scores.device)
+    own = shares.gather(1, torch.cat([answers, classes[:, None]], dim=1))
+    return torch.cat([own, image_losses(scores, classes)], dim=1)
+
+
 def _answers(file: str, source: Source, rule: LabelRule, rows: np.ndarray) -> dict[str, str]:
     """Write the answer to every image, in the split's order; nothing without a file. Returns name -> path.
 
@@ -361,11 +384,11 @@ def _answers(file: str, source: Source, rule: LabelRule, rows: np.ndarray) -> di
         file: a .csv; "" writes none.
         source: the images.
         rule: the main labels and the names.
-        rows: float64 `[N, 2 A]`, the most likely classes and their probabilities.
+        rows: float64 `[N, 2 A + C]`, the most likely classes and the columns of `_columns`.
     """
     if not file:
         return {}
-    half, truth = rows.shape[1] // 2, next(iter(rule.labels.values()))
+    half, truth = min(TOP_K, len(rule.prediction_names)), next(iter(rule.labels.values()))
     names = rule.prediction_names
     table = [
         (

@@ -301,5 +301,11 @@ def _print_baselines(metrics: Mapping[str, Any]) -> None:
         per_class = f"{METRICS['mean_per_class']} {mean:.2%} ({interval})"
     per_class += ", " if per_class else ""
     say(f"  {per_class}majority class alone {majority:.2%}, chance {metrics['chance']:.2%}")
+    if "ece" in metrics:
+        say(
+            "  calibration error {ece:.2%}, negative log likelihood {nll:.4f}, Brier {brier:.4f}".format(
+                **metrics
+            )
+        )
     if warning := verdict(metrics):
         CONSOLE.print(f"warning: {warning}", style="bold yellow", soft_wrap=True)

@@ -1,7 +1,7 @@
 """Networks ready to be given images: their outputs, from PyTorch or from an ONNX file."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -38,6 +38,11 @@ def probabilities(logits: Tensor, activation: Activation) -> Tensor:
     """Return class probabilities, float64 `[B, K]`: they sum to 1 (softmax), or are independent (sigmoid)."""
     wide = logits.double()
     return wide.softmax(dim=1) if activation == "softmax" else wide.sigmoid()
+
+
+def activation_of(meta: Mapping[str, Any]) -> Activation:
+    """Return what turns the logits of weights into probabilities, by the loss of their training."""
+    return "sigmoid" if meta.get("loss") == "sigmoid" else "softmax"
 
 
 class Outputs(NamedTuple):
@@ -459,9 +464,10 @@ def _opened(
     names = tuple(meta.get("class_names") or ())
     if network.has_head and not names:
         warnings = [*warnings, "these weights do not name their classes; the classes are numbered from 0"]
-    activation: Activation = "sigmoid" if meta.get("loss") == "sigmoid" else "softmax"
     about = "; ".join(filter(None, (text, str(transform))))
-    return OpenClassifier(network, transform, names, activation, digest, path, about, tuple(warnings))
+    return OpenClassifier(
+        network, transform, names, activation_of(meta), digest, path, about, tuple(warnings)
+    )
 
 
 def _transform(recipe: Evaluate, meta: dict[str, Any]) -> EvalTransform:
