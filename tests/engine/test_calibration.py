@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize_scalar
 from sklearn.metrics import brier_score_loss, log_loss
 
-from vitctl.engine.calibration import BINS, calibration, image_losses
+from vitctl.engine.calibration import BINS, calibration, fit_temperature, image_losses
+from vitctl.errors import DataError
 
 
 def draw(num_images: int, num_classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -48,3 +50,24 @@ def test_calibration__is_the_published_definition(num_classes: int) -> None:
 def test_image_losses__of_a_certain_wrong_answer_are_finite() -> None:
     nll, brier = image_losses(torch.tensor([[900.0, 0.0]]), torch.tensor([1]))[0].tolist()
     assert (nll, brier) == (900.0, 2.0)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_fit_temperature__is_where_the_likelihood_is_highest(seed: int) -> None:
+    logits, labels = draw(500, 4, seed)
+    found = fit_temperature(torch.from_numpy(logits).float(), torch.from_numpy(labels))
+    logits = logits.astype(np.float32).astype(np.float64)
+    expected = minimize_scalar(
+        lambda log: log_loss(labels, softmax(logits / np.exp(log))),
+        bounds=(-3, 3),
+        method="bounded",
+        options={"xatol": 1e-10},
+    )
+    assert found == pytest.approx(np.exp(expected.x), rel=1e-6)
+    assert 2 < found < 4  # the logits were multiplied by 3
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_fit_temperature__refuses_images_that_do_not_tell(sign: int) -> None:
+    with pytest.raises(DataError, match="give more images"):
+        fit_temperature(sign * torch.eye(3), torch.arange(3))

@@ -259,6 +259,13 @@ FLAGS = (
         complete=completion.one_of(completion.SPLITS),
     ),
     Flag(
+        "--fit-temperature",
+        "evaluation.fit_temperature",
+        bool,
+        "Also fit a temperature to the images of --split and write it beside the weights",
+        "evaluate",
+    ),
+    Flag(
         "--answers",
         "evaluation.answers",
         str,

@@ -6,7 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitctl.errors import DataError
+
 BINS = 15
+_LOWEST, _HIGHEST = 0.01, 100.0  # temperatures; one outside says that the images do not tell
+_HALVINGS, _ROWS = 60, 4096
 
 
 def image_losses(logits: Tensor, classes: Tensor) -> Tensor:
@@ -51,3 +55,39 @@ def calibration(likely: np.ndarray, right: np.ndarray, losses: np.ndarray) -> di
     ]
     ece = float(np.abs(correct - shares).sum() / len(likely))
     return {"ece": ece, "nll": nll, "brier": brier, "calibration_bins": rows}
+
+
+def fit_temperature(logits: Tensor, classes: Tensor) -> float:
+    """Return the temperature T > 0 that minimises the negative log likelihood of softmax(logits / T).
+
+    The likelihood is concave in 1 / T, so that its derivative has one root, which bisection in log T finds.
+
+    Args:
+        logits: `[N, K]`, of images that were not trained on.
+        classes: int64 `[N]`, the correct classes.
+
+    Raises:
+        DataError: there is no minimum between 0.01 and 100, as where every answer is right.
+
+    Source: Guo et al. 2017, Section 4.2
+    """
+    parts = [
+        (wide := rows.double(), wide.gather(1, own[:, None]))
+        for rows, own in zip(logits.split(_ROWS), classes.split(_ROWS), strict=True)
+    ]
+
+    def slope(temperature: float) -> float:
+        """Return the derivative of the summed loss by 1 / T."""
+        means = (((rows / temperature).softmax(dim=1) * rows).sum() - own.sum() for rows, own in parts)
+        return float(sum(means))
+
+    if slope(_LOWEST) <= 0 or slope(_HIGHEST) >= 0:
+        raise DataError(
+            f"evaluation.fit_temperature: the best temperature for these {len(logits):,} images is not "
+            f"between {_LOWEST:g} and {_HIGHEST:g}; give more images"
+        )
+    low, high = np.log([_LOWEST, _HIGHEST])
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(float(np.exp(middle))) > 0 else (low, middle)
+    return float(np.exp((low + high) / 2))

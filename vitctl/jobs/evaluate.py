@@ -18,8 +18,8 @@ from vitctl.data.datasets.readers.imagenet import (
     read_real,
 )
 from vitctl.data.datasets.readers.original_files import class_list
-from vitctl.data.source.views import Source, View, sample_key
-from vitctl.engine.calibration import calibration, image_losses
+from vitctl.data.source.views import Source, View, sample_key, shared_samples
+from vitctl.engine.calibration import calibration, fit_temperature, image_losses
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import RECIPE, Report, run_of, silent
@@ -41,7 +41,8 @@ from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.checks import check_head_classes
 from vitctl.jobs.inputs.classifier import Activation, activation_of, probabilities
-from vitctl.jobs.inputs.data import Inputs, open_inputs
+from vitctl.jobs.inputs.data import Inputs, open_inputs, open_train
+from vitctl.jobs.inputs.temperature import Temperature
 from vitctl.jobs.inputs.weights import (
     OBJECTNET,
     OF_OBJECTNET,
@@ -62,7 +63,8 @@ from vitctl.jobs.training import (
     weights_scored,
 )
 from vitctl.models.variants import unseen_pixels
-from vitctl.recipe.schema import Evaluate
+from vitctl.recipe.load import load_recipe
+from vitctl.recipe.schema import Evaluate, Finetune, Pretrain
 from vitctl.system.files import write_csv
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
@@ -298,6 +300,8 @@ def evaluate(
         )
     _check_held_out(recipe.data.eval_split, recipe.data.group_by, found, source)
     rule = choose_label_rule(recipe.evaluation.labels, source, found, Path(recipe.data.root))
+    if recipe.evaluation.fit_temperature:
+        _check_fit(found, source, rule)
     run = start_run(recipe, run_dir, report, stop, source)
     runtime, journal = run.runtime, run.journal
     check_found(runtime, found, [source])
@@ -313,9 +317,20 @@ def evaluate(
     model = on_device(model, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime))
     flip, file, activation = recipe.evaluation.flip_average, recipe.evaluation.answers, activation_of(meta)
+    temperature, fits = meta.get("temperature") or 1.0, recipe.evaluation.fit_temperature
     columns = partial(_columns, truth=rule.single_labels, activation=activation)
-    given: dict[str, Any] = {"to_scores": rule.to_scores, "to_columns": columns, "flip_average": flip}
-    rows = look.through(top_predictions, "scoring", model, source, **given).numpy()
+    to_columns = (lambda scores, *_: scores.double()) if fits else partial(columns, temperature=temperature)
+    given: dict[str, Any] = {"to_scores": rule.to_scores, "to_columns": to_columns, "flip_average": flip}
+    table = look.through(top_predictions, "scoring", model, source, **given)
+    fitted: Temperature | None = None
+    if fits:
+        answers, scores = table.tensor_split([min(TOP_K, len(rule.prediction_names))], dim=1)
+        fitted = _fitted(recipe.data.eval_split, found, source, scores, rule.single_labels)
+        temperature = fitted.temperature
+        every = columns(scores, answers.long(), torch.arange(len(scores)), temperature=temperature)
+        table = torch.cat([answers, every], dim=1)
+        journal.write("temperature", step=0, **fitted.model_dump())
+    rows = table.numpy()
     best = rows[:, : min(TOP_K, len(rule.prediction_names))].astype(np.int64)
     metrics: dict[str, dict[str, Any]] = {}
     for name, labels in rule.labels.items():
@@ -354,27 +369,38 @@ def evaluate(
             "labels": first,
             **shown(transform),
             **({"flip_average": True} if flip else {}),
+            **({"temperature": temperature} if temperature != 1 else {}),
             "mean": list(meta["mean"]),
             "std": list(meta["std"]),
         },
-        files=(write_counts(run_dir, rule, best) | _answers(file, source, rule, rows))
+        files=(
+            write_counts(run_dir, rule, best)
+            | _answers(file, source, rule, rows)
+            | ({"temperature": fitted.write(found.path)} if fitted else {})
+        )
         if runtime.is_main
         else {},
     )
 
 
 def _columns(
-    scores: Tensor, answers: Tensor, samples: Tensor, *, truth: Tensor | None, activation: Activation
+    scores: Tensor,
+    answers: Tensor,
+    samples: Tensor,
+    *,
+    truth: Tensor | None,
+    activation: Activation,
+    temperature: float,
 ) -> Tensor:
     """Return the probability of each answer and, with single labels `truth`, that of the true class and
     `image_losses`: float64 `[B, 5 + 3]`.
     """
-    shares = probabilities(scores, activation)
+    shares = probabilities(scores, activation, temperature)
     if truth is None:
         return shares.gather(1, answers)
     classes = truth[samples.clamp(min=0)].clamp(min=0).to(scores.device)
     own = shares.gather(1, torch.cat([answers, classes[:, None]], dim=1))
-    return torch.cat([own, image_losses(scores, classes)], dim=1)
+    return torch.cat([own, image_losses(scores.double() / temperature, classes)], dim=1)
 
 
 def _answers(file: str, source: Source, rule: LabelRule, rows: np.ndarray) -> dict[str, str]:
@@ -402,6 +428,50 @@ def _answers(file: str, source: Source, rule: LabelRule, rows: np.ndarray) -> di
     ]
     header = ("path", "truth", "answer", "probability", "margin")
     return {"answers": str(write_csv(Path(file), [header, *table]))}
+
+
+def _check_fit(found: FoundWeights, source: Source, rule: LabelRule) -> None:
+    """Refuse to fit a temperature of other than a softmax on single labels, on images that the run of the
+    weights was trained on, and of weights that no file can lie beside.
+    """
+    key = "evaluation.fit_temperature"
+    if rule.single_labels is None or activation_of(found.weights.meta) != "softmax":
+        raise DataError(f"{key}: is for a softmax and one label per image; leave it out")
+    if "://" in found.path:
+        raise DataError(f"{key}: {found.path} is an address; give a copy of the file")
+    run = run_of(Path(found.path))
+    recipe = load_recipe(str(run / RECIPE)).recipe if (run / RECIPE).is_file() else None
+    if not isinstance(recipe, Pretrain | Finetune):
+        return
+    train, result = open_train(recipe.data, run / "data"), read_result(run)
+    if result is not None and result.provenance.get("train_sha256") != train.digest:
+        raise DataError(
+            f"{key}: the training images of {run} are no longer those that it was trained on, so that these "
+            f"could be some of them; bring them back"
+        )
+    if count := shared_samples(train, source):
+        raise DataError(
+            f"{key}: {run} was trained on {count:,} of these {len(source):,} images; hold some out with "
+            f"data.train_split = 'train[:90%]' and fit on --split 'train[90%:]'"
+        )
+
+
+def _fitted(
+    split: str, found: FoundWeights, source: Source, scores: Tensor, truth: Tensor | None
+) -> Temperature:
+    """Return the temperature of scores `[N, K]`, and the mean loss without and with it."""
+    assert truth is not None
+    temperature = fit_temperature(scores, truth)
+    before, after = (image_losses(scores / t, truth)[:, 0].mean().item() for t in (1.0, temperature))
+    return Temperature(
+        temperature=temperature,
+        weights_sha256=found.weights.digest,
+        split=split,
+        data_sha256=source.digest,
+        images=len(source),
+        nll_before=before,
+        nll_after=after,
+    )
 
 
 def _check_held_out(split: str, group_by: str, found: FoundWeights, source: Source) -> None:

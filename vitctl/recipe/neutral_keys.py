@@ -54,6 +54,7 @@ _ADDED: dict[str, Any] = {
     "evaluation.metric": "accuracy",
     "evaluation.patience": 0,
     "evaluation.answers": "",
+    "evaluation.fit_temperature": False,
     "finetune.head": "zero",
     "finetune.head_l2": 1024.0,
     "finetune.head_images": 50_000,

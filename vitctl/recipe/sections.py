@@ -727,6 +727,12 @@ class EvaluateScoring(Scoring):
     answers: Annotated[str, AfterValidator(_csv_file)] = knob(
         "", "also write path, truth, answer, probability and margin of each image to this .csv"
     )
+    fit_temperature: bool = knob(
+        False,
+        "find the temperature that minimises the negative log likelihood of these images, which must not be "
+        "those of the training, and write it beside the weights for later predictions",
+        source="not in the paper; Guo et al. 2017, Section 4.2",
+    )
 
 
 class Evaluation(Scoring):

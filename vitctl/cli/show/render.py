@@ -211,6 +211,8 @@ _LINES = {
     "data": "data: {text}",
     "head": "head {text}",
     "warning": "warning: {text}",
+    "temperature": "temperature {temperature:.4f}: negative log likelihood "
+    "{nll_after:.4f}, without it {nll_before:.4f}",
     "fewshot": "{shots}-shot accuracy {accuracy:.2%}",
     "probe": "{data_set}  {head}  accuracy {accuracy:.2%}",
     "setting": "lr {lr:g}, {total_steps:,} steps: mean on the validation images {accuracy:.2%}",

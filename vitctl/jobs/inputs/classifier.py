@@ -34,9 +34,12 @@ _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 Activation = Literal["softmax", "sigmoid"]
 
 
-def probabilities(logits: Tensor, activation: Activation) -> Tensor:
-    """Return class probabilities, float64 `[B, K]`: they sum to 1 (softmax), or are independent (sigmoid)."""
-    wide = logits.double()
+def probabilities(logits: Tensor, activation: Activation, temperature: float = 1.0) -> Tensor:
+    """Return class probabilities, float64 `[B, K]`: they sum to 1 (softmax), or are independent (sigmoid).
+
+    The temperature divides the logits in float64, which keeps the order of numbers of less precision.
+    """
+    wide = logits.double() / temperature
     return wide.softmax(dim=1) if activation == "softmax" else wide.sigmoid()
 
 
@@ -248,6 +251,7 @@ class OpenClassifier:
         transform: the pre-processing of `vitctl evaluate`.
         class_names: in the order of the logits; empty where they are not known.
         activation: what turns its logits into probabilities.
+        temperature: by which these logits are still to be divided.
         digest: of the weights.
         path: of the weights.
         text: which weights they are, in a line.
@@ -258,6 +262,7 @@ class OpenClassifier:
     transform: EvalTransform
     class_names: tuple[str, ...]
     activation: Activation
+    temperature: float
     digest: str
     path: str
     text: str
@@ -338,11 +343,15 @@ class OpenClassifier:
             top: most classes of each.
             threshold: lowest probability that is given, 0 to 1.
         """
-        best, likely = most_likely(logits, top), probabilities(logits, self.activation)
+        best, likely = most_likely(logits, top), self.probabilities(logits)
         return [
             [(self.name(k), p) for k, p in zip(classes, own[classes].tolist(), strict=True) if p >= threshold]
             for classes, own in zip(best.tolist(), likely, strict=True)
         ]
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return class probabilities of logits, float64 `[B, K]`."""
+        return probabilities(logits, self.activation, self.temperature)
 
     def name(self, number: int) -> str:
         """Return the name of a class, or its number where the weights name none."""
@@ -464,9 +473,12 @@ def _opened(
     names = tuple(meta.get("class_names") or ())
     if network.has_head and not names:
         warnings = [*warnings, "these weights do not name their classes; the classes are numbered from 0"]
-    about = "; ".join(filter(None, (text, str(transform))))
+    # A graph has divided its logits.
+    temperature = (meta.get("temperature") or 1.0) if isinstance(network, TorchNetwork) else 1.0
+    told = f"temperature {temperature:.4g}" if temperature != 1 else ""
+    about = "; ".join(filter(None, (text, told, str(transform))))
     return OpenClassifier(
-        network, transform, names, activation_of(meta), digest, path, about, tuple(warnings)
+        network, transform, names, activation_of(meta), temperature, digest, path, about, tuple(warnings)
     )
 
 

@@ -15,6 +15,7 @@ from vitctl.engine.agreement import check_inputs
 from vitctl.engine.journal import RECIPE, Journal
 from vitctl.engine.runtime import Runtime
 from vitctl.errors import CheckpointError, RecipeError, explaining
+from vitctl.jobs.inputs.temperature import stored_temperature
 from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, weights_place
 from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import Config, downstream, with_classifier
@@ -145,7 +146,7 @@ def scored_weights(recipe: Evaluate) -> FoundWeights:
 def weights_of(recipe: WeightsRecipe) -> FoundWeights:
     """Return the weights of a recipe, see `find_weights`."""
     wanted = recipe.weights
-    return find_weights(
+    found = find_weights(
         wanted.source,
         which=wanted.which,
         pinned=wanted.pinned,
@@ -153,6 +154,11 @@ def weights_of(recipe: WeightsRecipe) -> FoundWeights:
         job=recipe.job,
         given=_given_values(recipe),
     )
+    if recipe.job not in ("evaluate", "export"):
+        return found
+    temperature = stored_temperature(found.path, lambda: found.weights.digest)
+    meta = found.weights.meta | ({} if temperature is None else {"temperature": temperature})
+    return replace(found, weights=replace(found.weights, meta=meta))
 
 
 def planned_weights(

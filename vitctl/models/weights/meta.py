@@ -64,7 +64,7 @@ class Meta(BaseModel):
     program that vitctl does not have: it is refused where images are resized by it. `eval_share` is the share
     of the side that timm's crop keeps, at any image size. `loss` is that of the training: after "sigmoid" the
     probabilities of the classes are independent. `licence` and its address are as stated with the weights,
-    `remarks` are for their user.
+    `remarks` are for their user. `temperature` divides the logits before the softmax.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -87,6 +87,7 @@ class Meta(BaseModel):
     licence_link: str | None = None
     remarks: list[str] | None = None
     lora: LoRAMeta | None = None
+    temperature: Annotated[float, Field(ge=0.01, le=100)] | None = None
 
     @field_validator("assumed")
     @classmethod
