@@ -71,10 +71,10 @@ def fit_temperature(logits: Tensor, classes: Tensor) -> float:
 
     Source: Guo et al. 2017, Section 4.2
     """
-    parts = [
-        (wide := rows.double(), wide.gather(1, own[:, None]))
-        for rows, own in zip(logits.split(_ROWS), classes.split(_ROWS), strict=True)
-    ]
+    parts = []
+    for begin in range(0, len(logits), _ROWS):
+        wide, own = logits[begin : begin + _ROWS].double(), classes[begin : begin + _ROWS, None]
+        parts.append((wide, wide.gather(1, own)))
 
     def slope(temperature: float) -> float:
         """Return the derivative of the summed loss by 1 / T."""

@@ -427,7 +427,7 @@ def _answers(file: str, source: Source, rule: LabelRule, rows: np.ndarray) -> di
         for sample, row in enumerate(rows.tolist())
     ]
     header = ("path", "truth", "answer", "probability", "margin")
-    return {"answers": str(write_csv(Path(file), [header, *table]))}
+    return {"answers": str(write_csv(Path(file).absolute(), [header, *table]))}
 
 
 def _check_fit(found: FoundWeights, source: Source, rule: LabelRule) -> None:
