@@ -6,7 +6,13 @@ import torch
 from scipy.optimize import minimize_scalar
 from sklearn.metrics import brier_score_loss, log_loss
 
-from vitctl.engine.calibration import BINS, calibration, fit_temperature, image_losses
+from vitctl.engine.calibration import (
+    BINS,
+    calibration,
+    fit_temperature,
+    image_losses,
+    suspected_labels,
+)
 from vitctl.errors import DataError
 
 
@@ -71,3 +77,19 @@ def test_fit_temperature__is_where_the_likelihood_is_highest(seed: int) -> None:
 def test_fit_temperature__refuses_images_that_do_not_tell(sign: int) -> None:
     with pytest.raises(DataError, match="give more images"):
         fit_temperature(sign * torch.eye(3), torch.arange(3))
+
+
+def test_suspected_labels__are_those_of_a_loop_over_the_rule() -> None:
+    logits, labels = draw(400, 6, seed=3)
+    labels[labels == 5] = 0  # a class without images has no threshold
+    labels[::20] = (labels[::20] + 1) % 5
+    shares = softmax(logits)
+    own, answers, likely = shares[np.arange(400), labels], shares.argmax(axis=1), shares.max(axis=1)
+    expected = {}
+    for n in range(400):
+        others = own[labels == answers[n]]
+        if answers[n] != labels[n] and len(others) and likely[n] >= others.mean():
+            expected[n] = likely[n] - own[n]
+    found = suspected_labels(labels, own, answers, likely).tolist()
+    assert found == sorted(expected, key=lambda n: -expected[n])
+    assert 20 < len(found) < 400

@@ -269,7 +269,7 @@ FLAGS = (
         "--answers",
         "evaluation.answers",
         str,
-        "Also write path, truth, answer, probability and margin of each image to this .csv",
+        "Also write the answer to each image to this .csv, and suspected labels to RUN/suspects.csv",
         "evaluate",
     ),
     Flag(

@@ -91,3 +91,27 @@ def fit_temperature(logits: Tensor, classes: Tensor) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if slope(float(np.exp(middle))) > 0 else (low, middle)
     return float(np.exp((low + high) / 2))
+
+
+def suspected_labels(
+    classes: np.ndarray, own: np.ndarray, answers: np.ndarray, likely: np.ndarray
+) -> np.ndarray:
+    """Return the images whose label may be wrong, int64 `[M]`, the likeliest first.
+
+    The threshold of a class is the mean probability of the label over its images. An image is suspect if the
+    answer is another class than its label, and the answer's probability reaches that class's threshold.
+
+    Args:
+        classes: int64 `[N]`, the labels, at least 0.
+        own: float64 `[N]`, the probability of the label.
+        answers: int64 `[N]`, the most likely classes.
+        likely: float64 `[N]`, their probability.
+
+    Source: Northcutt, Jiang and Chuang 2021, Confident learning, Section 3.1; of the classes that reach their
+    threshold, the most likely one is taken to be the answer
+    """
+    size = int(max(classes.max(), answers.max())) + 1
+    images, sums = np.bincount(classes, minlength=size), np.bincount(classes, own, size)
+    thresholds = np.divide(sums, images, out=np.full(size, np.inf), where=images > 0)
+    found = np.flatnonzero((answers != classes) & (likely >= thresholds[answers]))
+    return found[np.argsort((own - likely)[found], kind="stable")]

@@ -19,7 +19,7 @@ from vitctl.data.datasets.readers.imagenet import (
 )
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.source.views import Source, View, sample_key, shared_samples
-from vitctl.engine.calibration import calibration, fit_temperature, image_losses
+from vitctl.engine.calibration import calibration, fit_temperature, image_losses, suspected_labels
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import RECIPE, Report, run_of, silent
@@ -375,7 +375,7 @@ def evaluate(
         },
         files=(
             write_counts(run_dir, rule, best)
-            | _answers(file, source, rule, rows)
+            | _answers(file, run_dir, source, rule, rows)
             | ({"temperature": fitted.write(found.path)} if fitted else {})
         )
         if runtime.is_main
@@ -403,19 +403,23 @@ def _columns(
     return torch.cat([own, image_losses(scores.double() / temperature, classes)], dim=1)
 
 
-def _answers(file: str, source: Source, rule: LabelRule, rows: np.ndarray) -> dict[str, str]:
-    """Write the answer to every image, in the split's order; nothing without a file. Returns name -> path.
+def _answers(file: str, run_dir: Path, source: Source, rule: LabelRule, rows: np.ndarray) -> dict[str, str]:
+    """Write the answer to every image, in the split's order, and suspects.csv, the labels that may be wrong.
 
     Args:
-        file: a .csv; "" writes none.
+        file: a .csv; "" writes none of both.
+        run_dir: gets suspects.csv, where images have single labels.
         source: the images.
         rule: the main labels and the names.
         rows: float64 `[N, 2 A + C]`, the most likely classes and the columns of `_columns`.
+
+    Returns:
+        name -> path.
     """
     if not file:
         return {}
     half, truth = min(TOP_K, len(rule.prediction_names)), next(iter(rule.labels.values()))
-    names = rule.prediction_names
+    names, single = rule.prediction_names, rule.single_labels is not None
     table = [
         (
             sample_key(source, sample),
@@ -423,11 +427,18 @@ def _answers(file: str, source: Source, rule: LabelRule, rows: np.ndarray) -> di
             names[int(row[0])],
             row[half],
             row[half] - (row[half + 1] if half > 1 else 0.0),
+            row[2 * half] if single else "",
         )
         for sample, row in enumerate(rows.tolist())
     ]
-    header = ("path", "truth", "answer", "probability", "margin")
-    return {"answers": str(write_csv(Path(file).absolute(), [header, *table]))}
+    header = ("path", "truth", "answer", "probability", "margin", "truth_probability")
+    files = {"answers": str(write_csv(Path(file).absolute(), [header, *table]))}
+    if single:
+        likely, own = rows[:, half], rows[:, 2 * half]
+        found = suspected_labels(truth, own, rows[:, 0].astype(np.int64), likely)
+        suspects = [(*table[n][:4], likely[n] - own[n], own[n]) for n in found.tolist()]
+        files["suspects"] = str(write_csv(run_dir / "suspects.csv", [header, *suspects]))
+    return files
 
 
 def _check_fit(found: FoundWeights, source: Source, rule: LabelRule) -> None:

@@ -725,7 +725,7 @@ class EvaluateScoring(Scoring):
         source="not in the paper",
     )
     answers: Annotated[str, AfterValidator(_csv_file)] = knob(
-        "", "also write path, truth, answer, probability and margin of each image to this .csv"
+        "", "also write the answer to each image to this .csv, and suspected labels to RUN/suspects.csv"
     )
     fit_temperature: bool = knob(
         False,
