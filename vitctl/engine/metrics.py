@@ -180,11 +180,11 @@ def mcnemar(one: int, other: int) -> float:
 
     Source: McNemar 1947, Note on the sampling error of the difference between correlated proportions
     """
-    tosses, term, total = one + other, 1, 1
+    tosses, term, total = one + other, 1, 1  # integers of any size: exact
     for heads in range(min(one, other)):
         term = term * (tosses - heads) // (heads + 1)  # the number of ways, exact
         total += term
-    return min(1.0, 2 * total / 2**tosses)
+    return min(1.0, 2 * total / (1 << tosses))
 
 
 def interval_text(interval: Any) -> str:

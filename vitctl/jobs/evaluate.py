@@ -42,7 +42,6 @@ from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.checks import check_head_classes
 from vitctl.jobs.inputs.classifier import Activation, activation_of, probabilities
 from vitctl.jobs.inputs.data import Inputs, open_inputs, open_train
-from vitctl.jobs.inputs.temperature import Temperature
 from vitctl.jobs.inputs.weights import (
     OBJECTNET,
     OF_OBJECTNET,
@@ -63,6 +62,7 @@ from vitctl.jobs.training import (
     weights_scored,
 )
 from vitctl.models.variants import unseen_pixels
+from vitctl.models.weights.meta import Temperature
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain
 from vitctl.system.files import write_csv

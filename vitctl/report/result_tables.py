@@ -329,7 +329,7 @@ def _reliability(name: str, bins: Sequence[Mapping[str, Any]]) -> list[Block]:
     x = "mean probability of the answers, %"
     drawn = line_chart(f"{name}-bins", "Reliability", lines, x=x, unit="percent", from_zero=True)
     rows = [(f"{one['images']:,}", share(one["probability"]), share(one["accuracy"])) for one in filled]
-    listed = table("Reliability", ("images", "mean probability", "accuracy"), rows)
+    listed = table("Answers by probability", ("images", "mean probability", "accuracy"), rows)
     return [drawn, listed] if drawn else []
 
 

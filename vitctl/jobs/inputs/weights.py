@@ -15,12 +15,18 @@ from vitctl.engine.agreement import check_inputs
 from vitctl.engine.journal import RECIPE, Journal
 from vitctl.engine.runtime import Runtime
 from vitctl.errors import CheckpointError, RecipeError, explaining
-from vitctl.jobs.inputs.temperature import stored_temperature
 from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, weights_place
 from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import Config, downstream, with_classifier
 from vitctl.models.weights.licence import USUALLY_DINOV3, licence_sentence
-from vitctl.models.weights.meta import COLOURS, HALF, assumed_line, assumed_values, require_meta
+from vitctl.models.weights.meta import (
+    COLOURS,
+    HALF,
+    assumed_line,
+    assumed_values,
+    require_meta,
+    stored_temperature,
+)
 from vitctl.models.weights.weights_file import Weights, read_weights
 from vitctl.recipe.images import OBJECTNET_RESIZE, OBJECTNET_SIZE, StoredTransform, check_letterbox
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Finetune, FrozenRecipe, Vtab
