@@ -5,10 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
-from sklearn.metrics import f1_score, precision_recall_fscore_support
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    f1_score,
+    precision_recall_fscore_support,
+)
 
 from vitctl.engine.metrics import (
     Hits,
+    average_precisions,
+    best_thresholds,
     bootstrap,
     class_scores,
     correct_predictions,
@@ -16,6 +23,7 @@ from vitctl.engine.metrics import (
     count_confusions,
     count_hits,
     interval_text,
+    label_set_scores,
     macro_f1,
     macro_scores,
     mcnemar,
@@ -141,3 +149,29 @@ def test_interval_text__of_anything_else_is_empty() -> None:
 def test_mcnemar__is_the_two_sided_binomial_test(one: int, other: int) -> None:
     expected = binomtest(one, one + other).pvalue if one + other else 1.0
     assert mcnemar(one, other) == mcnemar(other, one) == pytest.approx(expected, rel=1e-9)
+
+
+def test_label_set_scores__as_scikit_learn() -> None:
+    generator = np.random.default_rng(3)
+    truth = generator.random((200, 6)) < [0.5, 0.3, 0.1, 0.05, 0.02, 0]
+    scores = np.round(generator.random((200, 6)) + 0.4 * truth, 2)  # with ties
+    thresholds = np.array([0.5, 0.7, 0.9, 0.9, 1.2, 2.0])
+    found = label_set_scores(scores, truth, thresholds)
+    predicted, there = scores >= thresholds, truth.any(axis=0)
+    few = truth[:, there], predicted[:, there]
+    assert found["map"] == pytest.approx(average_precision_score(few[0], scores[:, there]), abs=1e-14)
+    assert found["f1"] == pytest.approx(f1_score(*few, average="macro"), abs=1e-14)
+    assert found["micro_f1"] == pytest.approx(f1_score(truth, predicted, average="micro"), abs=1e-14)
+    assert found["subset_accuracy"] == accuracy_score(truth, predicted)
+    assert np.isnan(average_precisions(scores, truth)).tolist() == [False] * 5 + [True]
+
+
+def test_best_thresholds__no_other_score_has_a_higher_f1() -> None:
+    generator = np.random.default_rng(4)
+    truth = generator.random((60, 3)) < 0.3
+    scores = np.round(generator.random((60, 3)) + 0.3 * truth, 1)
+    for label, best in enumerate(best_thresholds(scores, truth)):
+        own, values = truth[:, label], np.unique(scores[:, label])
+        reached = [f1_score(own, scores[:, label] >= value) for value in values]
+        assert best == values[::-1][np.argmax(reached[::-1])]
+    assert best_thresholds(scores, np.zeros_like(truth)).tolist() == [0.5] * 3

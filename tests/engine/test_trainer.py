@@ -181,6 +181,22 @@ def test_log__every_steps_and_the_last(run: Run) -> None:
     assert 0 <= last["data_wait"] <= 1
 
 
+def test_known__is_logged_and_flagged_once(run: Run) -> None:
+    """Of the points, the first two are impossible, the third is wide; a resumed run counts the first."""
+    points = [
+        {"metric": "loss", "at": at, "value": value, "spread": spread}
+        for at, value, spread in ((5.0, 1e-3, 1e-6), (10.0, 1e-3, 1e-6), (15.0, 1e-3, 1e-6), (20.0, 1.0, 9.0))
+    ]
+    values = {"source": "a test", "seeds": 9, "length": 20.0, "num_classes": 6, "points": points}
+    known = {f"known.{key}": value for key, value in values.items()}
+    folder = run("a", **known, **{"log.every_steps": 5})
+    compared = [(r["step"], r["known"], r["since"]) for r in records(folder, "train") if "known" in r]
+    assert compared == [(5, "above", 5), (10, "above", 5), (15, "above", 5), (20, "inside", 20)]
+    assert [r["step"] for r in records(folder, "warning") if "[known]" in r["text"]] == [10]
+    other = run("b", **{**known, "known.num_classes": 7}, **{"log.every_steps": 5})
+    assert [r for r in records(other, "train") if "known" in r] == []
+
+
 @pytest.mark.parametrize(
     ("seconds", "low", "high"), [(0.0, 0.0, 0.2), (0.25, 0.5, 1.0)], ids=["fast", "slow"]
 )

@@ -53,6 +53,13 @@ def test_several_labels__are_learned_and_scored(shards: Path, tmp_path: Path) ->
         "evaluate", tmp_path / "score", **{"weights.source": str(tmp_path / "run"), "data.path": str(shards)}
     )
     assert scored["metrics"]["correct"] == 21
+    assert scored["metrics"]["map"] > 0.95  # by chance the share of images that have a class, 4 of 7
+    thresholds = scored["files"]["thresholds"]
+    fitted = {"weights.source": str(tmp_path / "run"), "data.path": str(shards)}
+    fitted |= {"evaluation.thresholds": thresholds, "data.eval_split": "train"}
+    again = do("evaluate", tmp_path / "fitted", **fitted)["metrics"]
+    assert again["f1"] > 0.9
+    assert again["subset_accuracy"] > 0.8
     source = open_split("test", path=shards)
     recipe = load_recipe(
         "evaluate", [("weights.source", str(tmp_path / "run")), ("machine.device", "cpu")]

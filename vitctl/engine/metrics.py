@@ -11,6 +11,13 @@ _Z95 = 1.959963984540054  # the normal distribution's quantile at 0.975
 _DRAWS, _DRAWS_AT_ONCE, _SEED = 1000, 50, 0x626F6F74  # of the bootstrap
 # What evaluation.metric can choose, in words.
 METRICS = {"accuracy": "accuracy", "mean_per_class": "mean accuracy per class", "f1": "macro F1"}
+# Those of images with several labels each, in words.
+OF_LABEL_SETS = {
+    "map": "mean average precision",
+    "micro_f1": "micro F1",
+    "f1": "macro F1",
+    "subset_accuracy": "all classes right",
+}
 
 
 @dataclass(frozen=True)
@@ -245,3 +252,59 @@ def padded_sets(sets: Sequence[Sequence[int]]) -> np.ndarray:
     return np.array([[*labels, *[-1] * (width - len(labels))] for labels in sets], np.int64).reshape(
         -1, width
     )
+
+
+def average_precisions(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Average precision of each class, float64 `[K]`, NaN for classes without images; as scikit-learn's.
+
+    Args:
+        scores: `[N, K]`, the higher the more likely.
+        truth: bool `[N, K]`.
+    """
+    found = np.full(scores.shape[1], np.nan)
+    for label in np.flatnonzero(truth.any(axis=0)):
+        ends, correct = _at_thresholds(scores[:, label], truth[:, label])[1:]
+        found[label] = (np.diff(correct, prepend=0) * correct / ends).sum() / correct[-1]
+    return found
+
+
+def best_thresholds(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Return for each class the score from which predicting it gives the best F1, float64 `[K]`; of equal F1
+    the highest score, 0.5 for classes without images. Arguments as for `average_precisions`.
+    """
+    found = np.full(scores.shape[1], 0.5)
+    for label in np.flatnonzero(truth.any(axis=0)):
+        values, ends, correct = _at_thresholds(scores[:, label], truth[:, label])
+        found[label] = values[np.argmax(correct / (ends + correct[-1]))]
+    return found
+
+
+def label_set_scores(scores: np.ndarray, truth: np.ndarray, thresholds: np.ndarray) -> dict[str, float]:
+    """Return `map` (mean average precision), `micro_f1`, `f1` (macro) and `subset_accuracy`, 0..1.
+
+    Both means are over the classes that have images. As scikit-learn's average_precision_score, f1_score and
+    accuracy_score on these classes, but for subset_accuracy, which counts all classes.
+
+    Args:
+        scores, truth: as for `average_precisions`.
+        thresholds: `[K]`; a class is predicted from this score on.
+    """
+    predicted = scores >= thresholds
+    correct, wanted, given = ((predicted & truth).sum(0), truth.sum(0), predicted.sum(0))
+    there = wanted > 0
+    return {
+        "map": float(np.nanmean(average_precisions(scores, truth))),
+        "micro_f1": float(2 * correct.sum() / (wanted + given).sum()),
+        "f1": float(np.mean(2 * correct[there] / (wanted + given)[there])),
+        "subset_accuracy": float((predicted == truth).all(axis=1).mean()),
+    }
+
+
+def _at_thresholds(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return each different score `[T]`, falling, how many images have it or more, and how many of those are
+    of the class.
+    """
+    order = np.argsort(-scores, kind="stable")
+    falling = scores[order]
+    last = np.flatnonzero(np.diff(falling, append=-np.inf))
+    return falling[last], last + 1, np.cumsum(truth[order])[last]

@@ -6,7 +6,7 @@
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -57,6 +57,7 @@ from vitctl.engine.journal import (
     STEPS_HEAD,
     UNRECORDED,
     Journal,
+    Record,
     cut_after,
     head,
     read_records,
@@ -96,6 +97,7 @@ from vitctl.errors import CheckpointError, DataError, VitctlError, is_lost_peer
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
 from vitctl.models.flops import computed_flops, forward_flops
+from vitctl.recipe.known import Comparison
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab, frozen_places, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.process import HERE
@@ -295,6 +297,7 @@ class Trainer(TrainStep):
         self.resumed_from = ""  # digest of the checkpoint
         self.scores: dict[int, Score] = {}
         self.probed: set[int] = set()
+        self.known = self.comparison(())
         self.recorder: Recorder | None = None
         self.changing = threading.Lock()  # held while weights, optimizer or average change
         self.pending: deque[tuple[int, Update, float, list[Batch]]] = deque()  # not read from the device yet
@@ -401,9 +404,29 @@ class Trainer(TrainStep):
             metric = self.recipe.evaluation.metric
             self.scores |= {at: replace(score, metric=metric) for at, score in Score.by_step(records).items()}
             self.probed |= {r["step"] for r in records if r.get("kind") == "fewshot" and "step" in r}
+            self.known = self.comparison(records)
             if step:
                 self.journal.write("resume", step=step, total_steps=self.total_steps)
         return step
+
+    def comparison(self, records: Sequence[Record]) -> Comparison:
+        """Return the comparison with [known], after the records of the log so far."""
+        known, s = self.recipe.known, self.recipe.schedule
+        length = s.total_epochs if known.unit == "epochs" else self.total_steps
+        return Comparison(known, self.total_steps, length, len(self.images.train.class_names), records)
+
+    def compare(self, step: int, metric: str, value: float) -> dict[str, Any]:
+        """Return what the log says of a number beside [known]; warn once when the run is flagged."""
+        was = self.known.flagged
+        found = self.known.of(step, metric, value)
+        if self.known.flagged and not was:
+            low, high = found["band"]
+            self._warn(
+                f"{metric} {value:.4g} is {found['known']} its band in [known], {low:g} to {high:g}; honest "
+                f"runs are seldom outside twice: check learning rate, labels, image order and normalisation",
+                step,
+            )
+        return found
 
     def load(self, saved: SavedCheckpoint) -> CheckpointTensors:
         """Load a checkpoint; returns the tensors that were read. All processes call this together."""
@@ -663,6 +686,7 @@ class Trainer(TrainStep):
             data_wait=round(all_waited / seconds, 4),
             num_bad=self.counts.num_bad,
             num_skipped=self.counts.num_skipped,
+            **self.compare(step, "loss", result.loss),
         )
         self.runtime.accelerator.log(
             {"loss": result.loss, "lr": result.lr, "grad_norm": result.grad_norm}, step=step
@@ -697,7 +721,8 @@ class Trainer(TrainStep):
             score = replace(self.score(self.unwrapped), metric=self.recipe.evaluation.metric)
         self.scores[step] = score
         seconds = round(time.perf_counter() - began, 3)
-        self.journal.write("evaluate", step=step, **score.numbers, seconds=seconds)
+        found = self.compare(step, "accuracy", score.accuracy)
+        self.journal.write("evaluate", step=step, **score.numbers, **found, seconds=seconds)
         self.runtime.accelerator.log({"accuracy": score.accuracy, score.metric: score.deciding}, step=step)
         self._exclude_time(seconds)
 

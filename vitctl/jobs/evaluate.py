@@ -1,5 +1,7 @@
 """Scoring a classifier on a split, every image once, by its labels, ReaL labels or ObjectNet's rules."""
 
+import csv
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,13 +27,16 @@ from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import RECIPE, Report, run_of, silent
 from vitctl.engine.metrics import (
     TOP_K,
+    average_precisions,
     baselines,
+    best_thresholds,
     bootstrap,
     class_scores,
     correct_predictions,
     count_by_class,
     count_confusions,
     count_hits,
+    label_set_scores,
     macro_scores,
     mean_per_class,
     padded_sets,
@@ -65,7 +70,7 @@ from vitctl.models.variants import unseen_pixels
 from vitctl.models.weights.meta import Temperature
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain
-from vitctl.system.files import write_csv
+from vitctl.system.files import TABLE, read_bytes, write_csv
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
 ORIGINAL, REAL, PART = "original", "real", "restricted"
@@ -108,6 +113,20 @@ class LabelRule:
     def has_f1(self) -> bool:
         """Return whether predictions and labels are of the same classes, one label per image."""
         return next(iter(self.labels.values())).ndim == 1 and self.prediction_names == self.class_names
+
+    @property
+    def has_label_sets(self) -> bool:
+        """Return whether the data has several labels per image, of the classes that are predicted."""
+        return list(self.labels) == [ORIGINAL] and self.labels[ORIGINAL].ndim > 1
+
+    @property
+    def truth(self) -> np.ndarray:
+        """Which classes each image with several labels has, bool `[N, K]`."""
+        labels = next(iter(self.labels.values()))
+        images, places = np.nonzero(labels >= 0)
+        truth = np.zeros((len(labels), len(self.prediction_names)), bool)
+        truth[images, labels[images, places]] = True
+        return truth
 
     def with_predictions(self, counts: np.ndarray, best: np.ndarray) -> np.ndarray:
         """Return images, correct predictions and predictions of each class, `[K, 3]`, from
@@ -316,9 +335,10 @@ def evaluate(
     look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime))
+    thresholds = read_thresholds(recipe.evaluation.thresholds, rule)
     flip, file, activation = recipe.evaluation.flip_average, recipe.evaluation.answers, activation_of(meta)
     temperature, fits = meta.get("temperature") or 1.0, recipe.evaluation.fit_temperature
-    columns = partial(_columns, truth=rule.single_labels, activation=activation)
+    columns = partial(_columns, truth=rule.single_labels, activation=activation, whole=rule.has_label_sets)
     to_columns = (lambda scores, *_: scores.double()) if fits else partial(columns, temperature=temperature)
     given: dict[str, Any] = {"to_scores": rule.to_scores, "to_columns": to_columns, "flip_average": flip}
     table = look.through(top_predictions, "scoring", model, source, **given)
@@ -331,7 +351,15 @@ def evaluate(
         table = torch.cat([answers, every], dim=1)
         journal.write("temperature", step=0, **fitted.model_dump())
     rows = table.numpy()
-    best = rows[:, : min(TOP_K, len(rule.prediction_names))].astype(np.int64)
+    best, likely = np.split(rows, [min(TOP_K, len(rule.prediction_names))], axis=1)
+    best = best.astype(np.int64)
+    files = write_counts(run_dir, rule, best) if runtime.is_main else {}
+    of_sets: dict[str, Any] = {}
+    if rule.has_label_sets:
+        of_sets = label_set_scores(likely, rule.truth, thresholds)
+        if runtime.is_main:
+            files |= _write_thresholds(run_dir, rule, likely)
+        rows = np.concatenate([best, np.take_along_axis(likely, best, axis=1)], axis=1)
     metrics: dict[str, dict[str, Any]] = {}
     for name, labels in rule.labels.items():
         hits = count_hits(best, labels)
@@ -346,6 +374,7 @@ def evaluate(
             metrics[name] |= corruption_errors(
                 recipe.data.eval_split, source, correct_predictions(best, labels)[:, 0]
             )
+            metrics[name] |= of_sets
             if rule.has_f1:
                 metrics[name] |= macro_scores(rule.with_predictions(by_class, best))
             counted = rule.classes >= 0
@@ -355,6 +384,9 @@ def evaluate(
             if rule.single_labels is not None and activation == "softmax":
                 metrics[name] |= calibration(rows[counted, best.shape[1]], right, rows[counted, -2:])
         journal.write("evaluate", step=0, labels=name, **metrics[name])
+    if runtime.is_main:
+        files |= _answers(file, run_dir, source, rule, rows)
+        files |= {"temperature": fitted.write(found.path)} if fitted else {}
     first, *others = metrics
     return RunResult(
         "evaluate",
@@ -373,13 +405,7 @@ def evaluate(
             "mean": list(meta["mean"]),
             "std": list(meta["std"]),
         },
-        files=(
-            write_counts(run_dir, rule, best)
-            | _answers(file, run_dir, source, rule, rows)
-            | ({"temperature": fitted.write(found.path)} if fitted else {})
-        )
-        if runtime.is_main
-        else {},
+        files=files,
     )
 
 
@@ -391,16 +417,50 @@ def _columns(
     truth: Tensor | None,
     activation: Activation,
     temperature: float,
+    whole: bool,
 ) -> Tensor:
     """Return the probability of each answer and, with single labels `truth`, that of the true class and
-    `image_losses`: float64 `[B, 5 + 3]`.
+    `image_losses`: float64 `[B, 5 + 3]`; or, if `whole`, those of all classes.
     """
     shares = probabilities(scores, activation, temperature)
+    if whole:
+        return shares
     if truth is None:
         return shares.gather(1, answers)
     classes = truth[samples.clamp(min=0)].clamp(min=0).to(scores.device)
     own = shares.gather(1, torch.cat([answers, classes[:, None]], dim=1))
     return torch.cat([own, image_losses(scores.double() / temperature, classes)], dim=1)
+
+
+def read_thresholds(path: str, rule: LabelRule) -> np.ndarray:
+    """Return the probability from which each class is predicted, float64 `[K]`, from a thresholds.csv; 0.5
+    without a file.
+
+    Raises:
+        DataError: the file has other classes, or is for images with one label each.
+    """
+    names = list(rule.prediction_names)
+    if not path:
+        return np.full(len(names), 0.5)
+    if not rule.has_label_sets:
+        raise DataError("evaluation.thresholds is for images with several labels each; leave it out")
+    text = read_bytes(Path(path), TABLE.limit, error=DataError).decode("utf-8", errors="replace")
+    try:
+        rows = {row["class"]: float(row["threshold"]) for row in csv.DictReader(io.StringIO(text))}
+    except (KeyError, TypeError, ValueError):
+        raise DataError(f"{path}: should have the columns class and threshold, with a number each") from None
+    if list(rows) != names:
+        raise DataError(f"{path}: should have the {len(names)} classes of the weights, in their order")
+    return np.array([*rows.values()])
+
+
+def _write_thresholds(run_dir: Path, rule: LabelRule, likely: np.ndarray) -> dict[str, str]:
+    """Write the threshold of each class that has the best F1 on these images. Returns name -> path."""
+    precise, best = average_precisions(likely, rule.truth), best_thresholds(likely, rule.truth)
+    rows = zip(rule.prediction_names, best.tolist(), precise.tolist(), strict=True)
+    table = [(name, threshold, "" if ap != ap else ap) for name, threshold, ap in rows]
+    path = write_csv(run_dir / "thresholds.csv", [("class", "threshold", "average_precision"), *table])
+    return {"thresholds": str(path)}
 
 
 def _answers(file: str, run_dir: Path, source: Source, rule: LabelRule, rows: np.ndarray) -> dict[str, str]:

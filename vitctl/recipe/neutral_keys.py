@@ -13,6 +13,7 @@ from vitctl.recipe.write import flat, toml_value
 _NEUTRAL = (
     "note",
     "log.",
+    "known.",
     "machine.processes",
     "machine.workers",
     "machine.device",
@@ -55,6 +56,7 @@ _ADDED: dict[str, Any] = {
     "evaluation.patience": 0,
     "evaluation.answers": "",
     "evaluation.fit_temperature": False,
+    "evaluation.thresholds": "",
     "finetune.head": "zero",
     "finetune.head_l2": 1024.0,
     "finetune.head_images": 50_000,

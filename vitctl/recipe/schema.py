@@ -19,6 +19,7 @@ from vitctl.recipe.images import (
     TrainImages,
     VtabImages,
 )
+from vitctl.recipe.known import Known
 from vitctl.recipe.sections import (
     Averaging,
     Distillation,
@@ -486,6 +487,7 @@ class TrainRecipe(SeededRecipe):
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
+    known: Known = Known()
 
     @property
     def needs_labels(self) -> bool:

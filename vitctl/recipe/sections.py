@@ -733,6 +733,11 @@ class EvaluateScoring(Scoring):
         "those of the training, and write it beside the weights for later predictions",
         source="not in the paper; Guo et al. 2017, Section 4.2",
     )
+    thresholds: Annotated[str, AfterValidator(_csv_file)] = knob(
+        "",
+        "images with several labels each: the thresholds.csv of an evaluation on other images, such as "
+        "train[90%:]; '': a class is predicted from 0.5 on",
+    )
 
 
 class Evaluation(Scoring):

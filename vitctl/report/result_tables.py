@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from vitctl.engine.journal import RECIPE
 from vitctl.engine.metrics import METRICS, interval_text, verdict
 from vitctl.jobs.record.result import unverified_bytes
+from vitctl.recipe.known import standing
 from vitctl.report.charts import Block, Line, Unit, dot_chart, line_chart, number_text
 from vitctl.report.run_records import RunRecords, SweepRecords
 from vitctl.report.sweep_table import shared_words
@@ -137,6 +138,9 @@ def tiles(run: RunRecords) -> list[tuple[str, str, str]]:
     if isinstance(last.get("step"), int):
         counts = f"{last.get('num_skipped', 0):,} skipped, {count_text(last.get('num_bad', 0), 'bad image')}"
         shown.append(("steps", f"{last['step']:,}", counts))
+    if found := standing(run.records):
+        where = "outside" if {"above", "below"} & set(found.split()) else "inside"
+        shown.append(("known result", where, found))
     return shown
 
 

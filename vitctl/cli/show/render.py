@@ -17,7 +17,8 @@ from rich.text import Text
 
 from vitctl.cli.show.console import CONSOLE, SHORT_NAME, say, show_table
 from vitctl.engine.journal import RESULT
-from vitctl.engine.metrics import METRICS, interval_text, verdict
+from vitctl.engine.metrics import METRICS, OF_LABEL_SETS, interval_text, verdict
+from vitctl.recipe.known import in_words
 from vitctl.system.screen import VIEW, raise_output_error
 from vitctl.system.text import count_text
 
@@ -143,7 +144,7 @@ class Screen:
         elif record["kind"] == "now":
             self.waiting_for = record["text"]
         elif "accuracy" in record and record.get("step"):
-            self.accuracy = f"accuracy {record['accuracy']:.2%} at {record['step']:,}"
+            self.accuracy = f"accuracy {record['accuracy']:.2%} at {record['step']:,}{_known(record)}"
 
     def _bar(self, name: str, done: int, total: int, left: float | None, since: float) -> Table:
         row = Table.grid(padding=(0, 2, 0, 0), expand=True)
@@ -235,12 +236,19 @@ def _line(record: Mapping[str, Any]) -> str:
             f"MFU {record['mfu']:.0%}" if record.get("mfu") else "",
             f"bad {record['num_bad']}" if record["num_bad"] else "",
             f"left {_seconds_left(record) or 0.0:,.0f} s",
+            _known(record).strip(),
         )
         return "  ".join(filter(None, parts))
     step = f"step {record['step']}  " if kind == "fewshot" and record["step"] else ""
     notes = "".join(f"\n  note: {note}" for note in record["notes"]) if kind == "export" else ""
     line = _LABELS if kind == "evaluate" and "labels" in record else _LINES.get(kind, "")
-    return step + line.format(**record) + _deciding(record) + notes
+    return step + line.format(**record) + _deciding(record) + _known(record) + notes
+
+
+def _known(record: Mapping[str, Any]) -> str:
+    """Return where a score or loss is beside [known], ` (inside 72.9..75.2)`; "" where nothing is known."""
+    words = in_words(record)
+    return f" ({words})" if words else ""
 
 
 def _deciding(numbers: Mapping[str, Any]) -> str:
@@ -302,6 +310,8 @@ def _print_baselines(metrics: Mapping[str, Any]) -> None:
     if interval := interval_text(metrics.get("mean_per_class_interval")):
         per_class = f"{METRICS['mean_per_class']} {mean:.2%} ({interval})"
     per_class += ", " if per_class else ""
+    if "map" in metrics:
+        say(f"  {', '.join(f'{text} {metrics[key]:.2%}' for key, text in OF_LABEL_SETS.items())}")
     say(f"  {per_class}majority class alone {majority:.2%}, chance {metrics['chance']:.2%}")
     if "ece" in metrics:
         say(

@@ -21,6 +21,7 @@ from vitctl.launch.launcher import Follower
 from vitctl.launch.listing import RunLine, read_line
 from vitctl.launch.run_folder import LOGS, NOW, is_running
 from vitctl.launch.sweep_cells import is_done, run_cells
+from vitctl.recipe.known import standing
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sweep import Sweep, SweepCell
@@ -60,6 +61,8 @@ def show_run(folder: Path) -> None:
         ("last update", time.strftime("%Y-%m-%d %H:%M", time.localtime(line.when))),
         ("size on disk", bytes_text(line.num_bytes)),
     ]
+    if found := standing(records):
+        facts.append(("known result", found))
     show_table(("", ""), facts, title=str(folder), left=None)
     is_plain, width = CONSOLE.options.ascii_only, min(CONSOLE.width, _WIDEST)
     curves: tuple[tuple[str, str, Unit], ...] = (

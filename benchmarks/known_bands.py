@@ -1,0 +1,209 @@
+"""Make the bands of recipes whose result is our own, and count what they flag.
+
+`python benchmarks/known_bands.py RECIPE OUT SEEDS [SHARDS]` trains RECIPE, one of `POINTS`, with seeds 0 to
+SEEDS - 1, and with each mistake of `MISTAKES` and other seeds, up to a quarter of its length. OUT is a
+folder; a second call reuses what is finished. SHARDS are those of `data.path`, if the recipe's data set is
+not at hand. Two trainings run at once, each with one thread.
+
+The first seeds make the points of [known], which are printed as TOML. The others are honest runs that the
+band has not seen: how many of them it flags is its rate of false alarms.
+"""
+
+import json
+import multiprocessing
+import os
+import shutil
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from vitctl.recipe.known import Comparison, Known
+from vitctl.recipe.load import load_recipe
+from vitctl.recipe.write import toml_value
+
+NUM_KNOWN = 20  # seeds that make the band
+FIRST_WRONG = 1000  # seed of the first run with a mistake
+NUM_WRONG = 5  # runs of each mistake
+WINDOWS = 10  # of the sorted images, each shuffled within
+METRICS = {"train": "loss", "evaluate": "accuracy"}
+# Steps of the points, which the recipe must log and score: several in a quarter of the length.
+POINTS = {
+    "smoke": {"loss": (20, 40, 80, 100), "accuracy": (50, 100, 200, 400)},
+}
+RESULTS = Path(__file__).with_name("results") / "known_bands.json"
+Run = list[tuple[int, str, float]]  # step, metric and value
+
+
+def shifted(batches: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """Give each training image the label of the next class."""
+
+    def wrong(source: Any, *args: Any, **more: Any) -> Iterator[Any]:
+        for batch in batches(source, *args, **more):
+            yield replace(batch, labels=(batch.labels + 1) % len(source.class_names))
+
+    return wrong
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Images in the order of their classes, shuffled within windows of a tenth, as a loader with a small
+    buffer reads shards that were written class by class.
+    """
+
+    samples: np.ndarray
+    window_size: int = 0
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in the data set."""
+        return len(self.samples)
+
+    def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return epoch and sample at the given positions."""
+        return positions // len(self.samples), self.samples[positions % len(self.samples)]
+
+
+def by_class(_data: Any, source: Any, seed: int, _schedule: Any) -> Sorted:
+    """Return the order of the mistake, instead of the order of the recipe."""
+    generator = np.random.default_rng(seed)
+    windows = np.array_split(np.argsort(source.labels(), kind="stable"), WINDOWS)
+    return Sorted(np.concatenate([generator.permutation(window) for window in windows]))
+
+
+# name: keys of the recipe, as factors of its values or as values, and functions that are replaced
+MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Callable[[Any], Any]]]] = {
+    "rate x 4": ({"optimizer.lr": 4.0}, {}),
+    "no warm-up": ({"schedule.warmup_steps": 0}, {}),
+    "pixels 0 to 255": ({"data.mean": [0.0] * 3, "data.std": [1 / 255] * 3}, {}),
+    "pixels 0 to 1": ({"data.mean": [0.0] * 3, "data.std": [1.0] * 3}, {}),
+    "training labels shifted by one": ({}, {"vitctl.engine.trainer.train_batches": shifted}),
+    "shards sorted by class": ({}, {"vitctl.jobs.training.training_order": lambda _: by_class}),
+}
+
+
+def main() -> None:
+    """Train what is missing, and print the points and both tables."""
+    recipe, out, seeds = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    shards = sys.argv[4] if len(sys.argv) > 4 else ""
+    tasks = [(recipe, out, shards, "", seed) for seed in range(NUM_KNOWN)]
+    tasks += [
+        (recipe, out, shards, name, FIRST_WRONG + number) for number in range(NUM_WRONG) for name in MISTAKES
+    ]
+    tasks += [(recipe, out, shards, "", seed) for seed in range(NUM_KNOWN, seeds)]
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        files = list(map(Path, pool.map(trained, tasks)))
+    wanted = {(metric, at) for metric, steps in POINTS[recipe].items() for at in steps}
+    runs: dict[str, list[Run]] = {name: [] for name in ("honest", *MISTAKES)}
+    for task, file in zip(tasks, files, strict=True):
+        numbers = [(step, name, value) for step, name, value in json.loads(file.read_text())]
+        runs[task[3] or "honest"].append([number for number in numbers if (number[1], number[0]) in wanted])
+    known = {**load_recipe(recipe).recipe.known.model_dump(), "seeds": NUM_KNOWN}
+    known |= {"source": known["source"] or "-", "points": points_of(runs["honest"][:NUM_KNOWN])}
+    known |= {"length": max(steps[-1] for steps in POINTS[recipe].values())}
+    print("points = [")
+    for point in known["points"]:
+        print("  {" + ", ".join(f"{key} = {toml_value(value)}" for key, value in point.items()) + "},")
+    print("]\n\n| run | runs | flagged | at step |\n|---|---|---|---|")
+    for name, some in {"honest, other seeds": runs["honest"][NUM_KNOWN:], **runs}.items():
+        if name != "honest" and some:
+            at = [flagged_at(Known(**known), run) for run in some]
+            steps = sorted(step for step in at if step is not None)
+            print(f"| {name} | {len(some)} | {len(steps)} | {', '.join(map(str, steps))} |")
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps({**results, recipe: runs}) + "\n")
+
+
+def points_of(runs: list[Run]) -> list[dict[str, Any]]:
+    """Return mean and spread over runs of each number, as points of [known]."""
+    values: dict[tuple[str, int], list[float]] = {}
+    for run in runs:
+        for step, metric, value in run:
+            values.setdefault((metric, step), []).append(value)
+    return [
+        {
+            "metric": metric,
+            "at": at,
+            "value": rounded(statistics.mean(some)),
+            "spread": rounded(statistics.stdev(some)),
+        }
+        for (metric, at), some in values.items()
+    ]
+
+
+def rounded(value: float) -> float:
+    """Return a number with four digits."""
+    return float(f"{value:.4g}")
+
+
+def flagged_at(known: Known, run: Run) -> int | None:
+    """Return the step at which a run is flagged; None if it never is."""
+    comparison = Comparison(known, int(known.length), known.length, known.num_classes)
+    for step, metric, value in sorted(run):
+        comparison.of(step, metric, value)
+        if comparison.flagged:
+            return step
+    return None
+
+
+def trained(task: tuple[str, Path, str, str, int]) -> str:
+    """Train once, unless it was done, and return the folder, of which only the log remains."""
+    recipe_name, out, shards, mistake, seed = task
+    folder = out / recipe_name / f"{mistake.replace(' ', '_') or 'honest'}_{seed}"
+    done = folder.with_name(f"{folder.name}.json")
+    if done.exists():
+        return str(done)
+    shutil.rmtree(folder, ignore_errors=True)
+    import torch
+
+    from vitctl.launch.launcher import launch
+    from vitctl.launch.prepare_run import prepare_run
+
+    torch.set_num_threads(1)
+    keys, replaced = MISTAKES.get(mistake, ({}, {}))
+    values: dict[str, Any] = {
+        "seed": seed,
+        "machine.workers": 0,
+        "machine.device": "cpu",
+        "checkpoint.every_steps": 0,
+        "log.trace": False,
+        **({"data.path": shards} if shards else {}),
+        **keys,
+    }
+    if "optimizer.lr" in keys:
+        values["optimizer.lr"] = keys["optimizer.lr"] * load_recipe(recipe_name).recipe.optimizer.lr
+    points: list[tuple[int, str, float]] = []
+
+    class Enough(BaseException):
+        """A quarter of the length is done."""
+
+    def report(record: dict[str, Any]) -> None:
+        if record.get("kind") in METRICS:
+            metric = METRICS[record["kind"]]
+            points.append((record["step"], metric, record[metric]))
+        if mistake and record.get("kind") == "now" and record.get("step", 0) > record["total_steps"] / 4:
+            raise Enough
+
+    with ExitStack() as stack:
+        for name, function in replaced.items():
+            module, _, attribute = name.rpartition(".")
+            original = getattr(__import__(module, fromlist=[attribute]), attribute)
+            stack.enter_context(mock.patch(name, function(original)))
+        prepared = prepare_run(load_recipe(recipe_name, [*values.items()]), folder)
+        with suppress(Enough):
+            launch(folder, report, prepared=prepared)
+    shutil.rmtree(folder)
+    done.write_text(json.dumps(points))
+    return str(done)
+
+
+if __name__ == "__main__":
+    main()

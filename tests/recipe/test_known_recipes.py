@@ -1,0 +1,122 @@
+"""The numbers of recipes whose result others published, as a second reading of the sources has them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vitctl.recipe.known import Comparison, bands
+from vitctl.recipe.load import load_recipe, recipe_names
+from vitctl.recipe.schema import TrainRecipe
+from vitctl.recipe.write import flat
+
+IMAGENET = 1_281_167
+COLUMNS = (
+    "schedule.batch_size", "length", "schedule.warmup_steps", "optimizer.name", "optimizer.lr",
+    "optimizer.weight_decay", "optimizer.layer_decay", "drop_path", "data.image_size", "data.eval_resize",
+    "data.mixup_alpha", "data.cutmix_alpha", "data.random_erasing", "loss.label_smoothing",
+)  # fmt: skip
+# A row for each recipe: COLUMNS, then the accuracy in percent and its spread. Length in epochs, or steps.
+TABLE: dict[str, tuple[Any, ...]] = {
+    "mae_b16": (1024, 100, 6255, "adam", 5e-4 * 4, 0.05, 0.65, 0.1, 224, 256, 0.8, 1, 0.25, 0.1, 83.57, 0.08),
+    "mae_l16": (1024, 50, 6255, "adam", 1e-3 * 4, 0.05, 0.75, 0.2, 224, 256, 0.8, 1, 0.25, 0.1, 85.87, 0.07),
+    "augreg_b32_imagenet": (512, 20000, 500, "sgd", 0.03, 0, 1, 0, 384, 448, 0, 0, 0, 0, 83.27, 0.0473),
+    "augreg_b32_cifar10": (512, 10000, 500, "sgd", 0.003, 0, 1, 0, 384, 448, 0, 0, 0, 0, 98.55, 0.0602),
+    "augreg_b32_cifar100": (512, 10000, 500, "sgd", 0.01, 0, 1, 0, 384, 448, 0, 0, 0, 0, 91.35, 0.2279),
+    "augreg_b32_pets": (512, 500, 100, "sgd", 0.003, 0, 1, 0, 384, 448, 0, 0, 0, 0, 93.78, 0.1634),
+    "augreg_b32_flowers102": (512, 500, 100, "sgd", 0.003, 0, 1, 0, 384, 448, 0, 0, 0, 0, 99.43, 0.0129),
+    "deit3_s16": (2048, 800, 3128, "lamb", 4e-3, 0.05, 1, 0.05, 224, 0, 0.8, 1, 0, 0, 81.38, 0),
+    "deit3_b16": (2048, 800, 3128, "lamb", 3e-3, 0.05, 1, 0.2, 192, 0, 0.8, 1, 0, 0, 82.82, 0),
+    "deit3_l16": (2048, 800, 3128, "lamb", 3e-3, 0.05, 1, 0.45, 192, 0, 0.8, 1, 0, 0, 84.02, 0),
+    "deit3_h14": (2048, 800, 3128, "lamb", 3e-3, 0.05, 1, 0.6, 160, 0, 0.8, 1, 0, 0, 83.48, 0),
+    "eva02_s14": (1024, 100, 6255, "adam", 1e-4, 0.05, 0.8, 0.1, 336, 336, 0, 0, 0, 0.1, 85.78, 0),
+    "eva02_b14": (1024, 30, 3753, "adam", 1e-4, 0.05, 0.7, 0.1, 448, 448, 0, 0, 0, 0.1, 88.282, 0),
+    "beit2_b16": (1024, 100, 25020, "adam", 5e-4, 0.05, 0.6, 0.2, 224, 256, 0.8, 1, 0.25, 0.1, 85.5, 0),
+    "beit2_b16_in21k": (1024, 30, 25020, "adam", 5e-5, 0.05, 0.75, 0.1, 224, 256, 0, 0, 0.25, 0.1, 86.458, 0),
+    "better_in1k_s16": (1024, 90, 10000, "adam", 1e-3, 0.1, 1, 0, 224, 256, 0.2, 0, 0, 0, 76.5, 0),
+    "better_in1k_s16_300ep": (1024, 300, 10000, "adam", 1e-3, 0.1, 1, 0, 224, 256, 0.2, 0, 0, 0, 80, 0),
+    "short_cifar10": (512, 500, 50, "sgd", 0.03, 0, 1, "as_stored", 384, 0, 0, 0, 0, 0, 98.59, 0),
+    "short_cifar10_1000": (512, 1000, 100, "sgd", 0.03, 0, 1, "as_stored", 384, 0, 0, 0, 0, 0, 98.86, 0),
+    "short_cifar100": (512, 500, 50, "sgd", 0.03, 0, 1, "as_stored", 384, 0, 0, 0, 0, 0, 89.17, 0),
+    "short_cifar100_1000": (512, 1000, 100, "sgd", 0.03, 0, 1, "as_stored", 384, 0, 0, 0, 0, 0, 91.15, 0),
+}
+# Accuracies along the runs of DeiT III, in percent, after 5, 50, 100, 400 and 700 epochs.
+CURVES = {
+    "deit3_s16": (2.01, 53.63, 63.12, 74.45, 81.01),
+    "deit3_b16": (2.84, 56.57, 67.20, 78.00, 82.55),
+    "deit3_l16": (2.96, 55.81, 68.10, 79.62, 83.87),
+    "deit3_h14": (2.55, 47.30, 62.44, 77.72, 83.24),
+}
+
+
+def values_of(name: str) -> dict[str, Any]:
+    recipe = load_recipe(name).recipe
+    assert isinstance(recipe, TrainRecipe)
+    values = flat(recipe)
+    values["length"] = recipe.schedule.total_epochs or recipe.schedule.total_steps
+    values["drop_path"] = values.get("drop_path", values.get("model.drop_path")) or 0
+    return {"optimizer.layer_decay": 1.0, **values}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_recipe__has_the_published_numbers(name: str) -> None:
+    *settings, accuracy, spread = TABLE[name]
+    values = values_of(name)
+    found = [values[key] for key in COLUMNS]
+    assert found == [pytest.approx(one) if isinstance(one, float) else one for one in settings]
+    assert "Not the paper's" in values["note"]
+    last = max(values["known.points"], key=lambda point: point.at)
+    assert values["known.length"] == last.at == values["length"]
+    assert [100 * last.value, 100 * last.spread] == pytest.approx([accuracy, spread], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_deit3__has_the_published_curve(name: str) -> None:
+    curve = {point.at: 100 * point.value for point in values_of(name)["known.points"]}
+    assert [curve[at] for at in (5, 50, 100, 400, 700)] == pytest.approx(CURVES[name])
+
+
+def test_known__every_point_is_scored_or_logged() -> None:
+    """A point that no score meets would never be compared."""
+    named = [name for name in recipe_names() if flat(load_recipe(name).recipe).get("known.points")]
+    assert set(TABLE) < set(named)
+    for name in named:
+        values = values_of(name)
+        steps = values["schedule.total_steps"] or IMAGENET * values["length"] // values["schedule.batch_size"]
+        for metric, some in bands(known_of(name), int(steps)).items():
+            every = values["evaluation.every_steps" if metric == "accuracy" else "log.every_steps"]
+            met = [*range(every, int(steps), every)] if every else []
+            for band in some:
+                assert any(abs(step - band.step) <= 0.01 * band.step for step in [*met, int(steps)]), name
+
+
+def known_of(name: str) -> Any:
+    recipe = load_recipe(name).recipe
+    assert isinstance(recipe, TrainRecipe)
+    return recipe.known
+
+
+def test_smoke__band_is_of_its_runs_and_flags_mistakes_alone() -> None:
+    """The committed numbers of all runs: the points are of the first 20, the others are judged by them."""
+    path = Path(__file__).parents[2] / "benchmarks/results/known_bands.json"
+    runs = json.loads(path.read_text())["smoke"]
+    known = known_of("smoke")
+    for point in known.points:
+        place = (point.at, point.metric)
+        some = [value for run in runs["honest"][:20] for at, name, value in run if (at, name) == place]
+        assert len(some) == 20
+        assert [point.value, point.spread] == pytest.approx([np.mean(some), np.std(some, ddof=1)], rel=1e-3)
+
+    def flagged(run: list[tuple[int, str, float]]) -> bool:
+        comparison = Comparison(known, 400, 400, 60)
+        for at, metric, value in sorted(run):
+            comparison.of(at, metric, value)
+        return comparison.flagged
+
+    others = runs["honest"][20:]
+    assert len(others) >= 40
+    assert sum(map(flagged, others)) < len(others) / 40
+    for name in ("rate x 4", "training labels shifted by one", "shards sorted by class"):
+        assert all(max(at for at, *_ in run) <= 100 and flagged(run) for run in runs[name])
