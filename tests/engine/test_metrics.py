@@ -26,6 +26,7 @@ from vitctl.engine.metrics import (
     label_set_scores,
     macro_f1,
     macro_scores,
+    mcnemar,
     padded_sets,
     verdict,
     wilson,
@@ -142,6 +143,12 @@ def test_bootstrap__is_near_one_that_draws_the_images_and_scores_them_with_sciki
 def test_interval_text__of_anything_else_is_empty() -> None:
     assert interval_text([0.745, 0.7825]) == "74.5-78.2%"
     assert [interval_text(value) for value in (None, [1.0], ["a", 2.0], "ab", {"a": 1})] == [""] * 5
+
+
+@pytest.mark.parametrize(("one", "other"), [(0, 0), (0, 1), (3, 3), (5, 15), (182, 19), (2000, 2100)])
+def test_mcnemar__is_the_two_sided_binomial_test(one: int, other: int) -> None:
+    expected = binomtest(one, one + other).pvalue if one + other else 1.0
+    assert mcnemar(one, other) == mcnemar(other, one) == pytest.approx(expected, rel=1e-9)
 
 
 def test_label_set_scores__as_scikit_learn() -> None:

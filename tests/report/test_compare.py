@@ -13,6 +13,7 @@ from vitctl.jobs.record.result import RunResult, read_result, write_result
 from vitctl.recipe.load import Override, load_recipe, with_overrides
 from vitctl.recipe.write import to_toml, toml_value
 from vitctl.report.compare import compare_runs
+from vitctl.system.files import write_csv
 
 USED = {
     "split": "test",
@@ -276,3 +277,22 @@ def test_compare__probes(
     assert sorted(reason.split(": ")[1].split(" is ")[0] for reason in found.reasons) == refused
     assert sorted(key for key, _ in found.differences) == shown
     assert not (NEIGHBOURS | LAYERS).keys() & set(found.unrecorded)
+
+
+def test_compare__tests_answers_to_the_same_images(tmp_path: Path) -> None:
+    """Of 23 images each gets 12 right; they agree on 4 of those."""
+    runs = []
+    for name, right in (("one", range(12)), ("two", range(8, 20))):
+        rows = [
+            ("path", "truth", "answer"),
+            *((f"{n}.jpg", "a", "a" if n in right else "b") for n in range(23)),
+        ]
+        file = write_csv(tmp_path / f"{name}.csv", rows)
+        runs.append(put(tmp_path / name, replace(SCORED, files={"answers": str(file)})))
+    (text,) = compare_runs(runs).tests
+    assert "one is right on 8 images" in text and "two on 8:" in text and text.endswith("p = 1")
+    (tmp_path / "two.csv").write_text("path,truth,answer\n0.jpg,a,a\n")
+    assert "holds 1 right answers" in compare_runs(runs).tests[0]
+    (tmp_path / "two.csv").unlink()
+    assert "no McNemar's test" in compare_runs(runs).tests[0]
+    assert compare_runs([put(tmp_path / "three"), runs[0]]).tests == []

@@ -259,10 +259,17 @@ FLAGS = (
         complete=completion.one_of(completion.SPLITS),
     ),
     Flag(
+        "--fit-temperature",
+        "evaluation.fit_temperature",
+        bool,
+        "Also fit a temperature to the images of --split and write it beside the weights",
+        "evaluate",
+    ),
+    Flag(
         "--answers",
         "evaluation.answers",
         str,
-        "Also write path, truth, answer, probability and margin of each image to this .csv",
+        "Also write the answer to each image to this .csv, and suspected labels to RUN/suspects.csv",
         "evaluate",
     ),
     Flag(

@@ -227,7 +227,7 @@ def evaluate(
     if dataset and not value_of(flags, "--data"):
         row = find_data_set(dataset)
         held_out = next((split for split in ("test", "validation") if split in row.sizes), row.scored)
-        if held_out and not value_of(flags, "--split"):
+        if held_out and not (value_of(flags, "--split") or value_of(flags, "--fit-temperature")):
             flags["--split"] = ("data.eval_split", held_out)
         if row.name == "objectnet" and not value_of(flags, "--labels"):
             flags["--labels"] = ("evaluation.labels", "objectnet")

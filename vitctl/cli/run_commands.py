@@ -75,10 +75,15 @@ def compare(
         raise CheckpointError(f"{missing[0]}: no such folder; give run folders, such as {RUNS}/NAME")
     result = compare_runs(runs)
     names = [run.name for run in runs]
-    show_table(("number", *names), [(name, *map(_number, values)) for name, values in result.numbers])
+    show_table(
+        ("number", *names),
+        [(name, *(_number(value, name) for value in values)) for name, values in result.numbers],
+    )
     if result.differences:
         rows = [(name, *values) for name, values in result.differences]
         show_table(("differs", *names), rows, left=None)
+    for text in result.tests:
+        say(text)
     for reason in result.reasons:
         say(f"must not be compared: {reason}")
     if result.unrecorded:
@@ -89,9 +94,11 @@ def compare(
     say(f"{known}same images, split, labels and evaluation protocol: these numbers may be compared")
 
 
-def _number(value: float | str | None) -> str:
+def _number(value: float | str | None, name: str) -> str:
     if value is None or isinstance(value, str):
         return value or "-"
+    if name.endswith(("nll", "brier")):
+        return f"{value:.4f}"
     return f"{value:.2%}" if isinstance(value, float) and 0 <= value <= 1 else f"{value:,}"
 
 

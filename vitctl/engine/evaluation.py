@@ -191,8 +191,7 @@ def top_predictions(
     stop: StopFlag,
     to_scores: Callable[[Tensor], Tensor] = lambda logits: logits,
     flip_average: bool = False,
-    to_probabilities: Callable[[Tensor], Tensor] | None = None,
-    of_all_classes: bool = False,
+    to_columns: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Return the five most likely classes of every image of a split, in the split's order.
 
@@ -200,9 +199,8 @@ def top_predictions(
         as for `evaluate_model`.
         to_scores: logits [B, K] to the scores of the classes that may be predicted [B, A].
         flip_average: see `class_logits`.
-        to_probabilities: those scores to float64 probabilities [B, A], which are then appended: float64
-            [num_images, 2 min(5, A)].
-        of_all_classes: append those of all classes: [num_images, min(5, A) + A].
+        to_columns: those scores, the answers [B, min(5, A)] and the samples [B], -1 where padded, to columns
+            [B, C] that are appended; the result is then float64.
 
     Returns:
         int64 [num_images, min(5, A)] on the CPU, the same on every process; the first column is the argmax;
@@ -221,10 +219,9 @@ def top_predictions(
         finite.append(logits.isfinite().all())
         scores = to_scores(logits)
         answers = most_likely(scores, TOP_K)
-        if to_probabilities is None:
+        if to_columns is None:
             return answers
-        shares = to_probabilities(scores)
-        return torch.cat([answers.double(), shares if of_all_classes else shares.gather(1, answers)], dim=1)
+        return torch.cat([answers.double(), to_columns(scores, answers, batch.samples)], dim=1)
 
     found = _table(runtime, batches, best, num_images, stop)
     if runtime.sum([float(len(finite) - torch.stack(finite).sum())])[0]:

@@ -178,6 +178,22 @@ def bootstrap(classes: np.ndarray, answers: np.ndarray, right: np.ndarray) -> di
     return {name: [float(low[n]), float(high[n])] for n, name in enumerate(("mean_per_class", "f1"))}
 
 
+def mcnemar(one: int, other: int) -> float:
+    """Return the two-sided p-value of McNemar's exact test: a fair coin decides each discordant image.
+
+    Args:
+        one: images that only the first classifier gets right.
+        other: images that only the second gets right.
+
+    Source: McNemar 1947, Note on the sampling error of the difference between correlated proportions
+    """
+    tosses, term, total = one + other, 1, 1  # integers of any size: exact
+    for heads in range(min(one, other)):
+        term = term * (tosses - heads) // (heads + 1)  # the number of ways, exact
+        total += term
+    return min(1.0, 2 * total / (1 << tosses))
+
+
 def interval_text(interval: Any) -> str:
     """Write an interval of a share: "74.5-78.2%"; "" for anything else, as in results without one."""
     if not isinstance(interval, list) or [type(end) for end in interval] != [float, float]:

@@ -123,7 +123,8 @@ def export(
     model, _ = loaded_model(found, 0, torch.float32)
     use_kernels(_KERNELS)
     plain = Raw(model.eval(), found.weights.meta)  # what weights alone compute
-    scored = Raw(model, found.weights.meta, flip_average=options.flip_average).eval()
+    temperature = found.weights.meta.get("temperature") or 1.0
+    scored = Raw(model, found.weights.meta, flip_average=options.flip_average, temperature=temperature).eval()
     images = GivenImages(recipe, found, run_dir, stop) if recipe.data.path or recipe.data.dataset else None
     journal = Journal(run_dir / LOG, report)
     found.log(journal, f"to {', '.join(options.to)}")
@@ -195,7 +196,12 @@ def _graph(found: FoundWeights, plain: Raw, options: Export) -> Raw:
         )
     transform = stored_transform(meta) if options.include_preprocess else None
     return Raw(
-        plain.model, meta, transform, features=options.features, flip_average=options.flip_average
+        plain.model,
+        meta,
+        transform,
+        features=options.features,
+        flip_average=options.flip_average,
+        temperature=meta.get("temperature") or 1.0,
     ).eval()
 
 

@@ -23,18 +23,23 @@ M = TypeVar("M", bound=nn.Module)
 class _Network(nn.Module):
     """Normalised images to logits [B, K], or to them and the representation [B, R]."""
 
-    def __init__(self, model: Model, features: bool, flip_average: bool) -> None:
+    def __init__(self, model: Model, features: bool, flip_average: bool, temperature: float) -> None:
         super().__init__()
         self.model, self.gives_features, self.flip_average = model, features, flip_average
+        self.temperature = temperature
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         if not self.gives_features:
             logits: Tensor = flip_averaged(self.model, images) if self.flip_average else self.model(images)
-            return logits
+            return self._tempered(logits)
         features = self.model.features(images)
         if self.flip_average:
-            return flip_averaged(self.model, images), features
-        return (features if self.model.head is None else self.model.head(features)), features
+            return self._tempered(flip_averaged(self.model, images)), features
+        logits = features if self.model.head is None else self.model.head(features)
+        return self._tempered(logits), features
+
+    def _tempered(self, logits: Tensor) -> Tensor:
+        return logits if self.temperature == 1 else logits / self.temperature
 
 
 class Raw(nn.Module):
@@ -48,6 +53,7 @@ class Raw(nn.Module):
         features: give the representation [B, R] as a second output.
         flip_average: the logits are the mean over an image and its mirror image, see `flip_averaged`; the
             representation is that of the image.
+        temperature: divides the logits.
     """
 
     def __init__(
@@ -58,9 +64,10 @@ class Raw(nn.Module):
         *,
         features: bool = False,
         flip_average: bool = False,
+        temperature: float = 1.0,
     ) -> None:
         super().__init__()
-        self.network = _Network(model, features, flip_average)
+        self.network = _Network(model, features, flip_average, temperature)
         self.preprocess = None if transform is None else Preprocess(transform)
         self.mean: Tensor
         self.std: Tensor

@@ -116,6 +116,8 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
             f"- trained on {data.get('num_train', 0):,} images, {data.get('train_split', '')} of "
             f"{data.get('train_source', '')}, SHA-256 `{data['train_sha256']}`"
         )
+    if temperature := request.found.weights.meta.get("temperature"):
+        lines.append(f"- calibrated probabilities are softmax(logits / {temperature:.6g})")
     if own:
         lines.append(f"- licence of the weights that these were made of: {own}")
         lines += [f"- {text}" for text in (licence_sentence(own),) if text]

@@ -20,7 +20,8 @@ from vitctl.data.datasets.readers.imagenet import (
     read_real,
 )
 from vitctl.data.datasets.readers.original_files import class_list
-from vitctl.data.source.views import Source, View, sample_key
+from vitctl.data.source.views import Source, View, sample_key, shared_samples
+from vitctl.engine.calibration import calibration, fit_temperature, image_losses, suspected_labels
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.evaluation import top_predictions
 from vitctl.engine.journal import RECIPE, Report, run_of, silent
@@ -44,8 +45,8 @@ from vitctl.engine.metrics import (
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.checks import check_head_classes
-from vitctl.jobs.inputs.classifier import probabilities
-from vitctl.jobs.inputs.data import Inputs, open_inputs
+from vitctl.jobs.inputs.classifier import Activation, activation_of, probabilities
+from vitctl.jobs.inputs.data import Inputs, open_inputs, open_train
 from vitctl.jobs.inputs.weights import (
     OBJECTNET,
     OF_OBJECTNET,
@@ -66,7 +67,9 @@ from vitctl.jobs.training import (
     weights_scored,
 )
 from vitctl.models.variants import unseen_pixels
-from vitctl.recipe.schema import Evaluate
+from vitctl.models.weights.meta import Temperature
+from vitctl.recipe.load import load_recipe
+from vitctl.recipe.schema import Evaluate, Finetune, Pretrain
 from vitctl.system.files import TABLE, read_bytes, write_csv
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
@@ -99,6 +102,12 @@ class LabelRule:
         counted = self.classes >= 0
         right = correct_predictions(best, next(iter(self.labels.values())))[counted]
         return count_by_class(right, self.classes[counted], len(self.class_names))
+
+    @property
+    def single_labels(self) -> Tensor | None:
+        """Return the main labels, int64 `[N]`; None where an image may have several."""
+        labels = next(iter(self.labels.values()))
+        return torch.from_numpy(labels.astype(np.int64)) if labels.ndim == 1 else None
 
     @property
     def has_f1(self) -> bool:
@@ -310,6 +319,8 @@ def evaluate(
         )
     _check_held_out(recipe.data.eval_split, recipe.data.group_by, found, source)
     rule = choose_label_rule(recipe.evaluation.labels, source, found, Path(recipe.data.root))
+    if recipe.evaluation.fit_temperature:
+        _check_fit(found, source, rule)
     run = start_run(recipe, run_dir, report, stop, source)
     runtime, journal = run.runtime, run.journal
     check_found(runtime, found, [source])
@@ -324,13 +335,22 @@ def evaluate(
     look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime))
-    flip, file, shares = recipe.evaluation.flip_average, recipe.evaluation.answers, None
     thresholds = read_thresholds(recipe.evaluation.thresholds, rule)
-    if file or rule.has_label_sets:
-        shares = partial(probabilities, activation="sigmoid" if meta.get("loss") == "sigmoid" else "softmax")
-    given: dict[str, Any] = {"to_scores": rule.to_scores, "to_probabilities": shares, "flip_average": flip}
-    given |= {"of_all_classes": rule.has_label_sets}
-    rows = look.through(top_predictions, "scoring", model, source, **given).numpy()
+    flip, file, activation = recipe.evaluation.flip_average, recipe.evaluation.answers, activation_of(meta)
+    temperature, fits = meta.get("temperature") or 1.0, recipe.evaluation.fit_temperature
+    columns = partial(_columns, truth=rule.single_labels, activation=activation, whole=rule.has_label_sets)
+    to_columns = (lambda scores, *_: scores.double()) if fits else partial(columns, temperature=temperature)
+    given: dict[str, Any] = {"to_scores": rule.to_scores, "to_columns": to_columns, "flip_average": flip}
+    table = look.through(top_predictions, "scoring", model, source, **given)
+    fitted: Temperature | None = None
+    if fits:
+        answers, scores = table.tensor_split([min(TOP_K, len(rule.prediction_names))], dim=1)
+        fitted = _fitted(recipe.data.eval_split, found, source, scores, rule.single_labels)
+        temperature = fitted.temperature
+        every = columns(scores, answers.long(), torch.arange(len(scores)), temperature=temperature)
+        table = torch.cat([answers, every], dim=1)
+        journal.write("temperature", step=0, **fitted.model_dump())
+    rows = table.numpy()
     best, likely = np.split(rows, [min(TOP_K, len(rule.prediction_names))], axis=1)
     best = best.astype(np.int64)
     files = write_counts(run_dir, rule, best) if runtime.is_main else {}
@@ -339,7 +359,7 @@ def evaluate(
         of_sets = label_set_scores(likely, rule.truth, thresholds)
         if runtime.is_main:
             files |= _write_thresholds(run_dir, rule, likely)
-        likely = np.take_along_axis(likely, best, axis=1)
+        rows = np.concatenate([best, np.take_along_axis(likely, best, axis=1)], axis=1)
     metrics: dict[str, dict[str, Any]] = {}
     for name, labels in rule.labels.items():
         hits = count_hits(best, labels)
@@ -361,7 +381,12 @@ def evaluate(
             right = correct_predictions(best, labels)[counted, 0]
             for mean, interval in bootstrap(rule.classes[counted], best[counted, 0], right).items():
                 metrics[name] |= {f"{mean}_interval": interval} if mean in metrics[name] else {}
+            if rule.single_labels is not None and activation == "softmax":
+                metrics[name] |= calibration(rows[counted, best.shape[1]], right, rows[counted, -2:])
         journal.write("evaluate", step=0, labels=name, **metrics[name])
+    if runtime.is_main:
+        files |= _answers(file, run_dir, source, rule, rows)
+        files |= {"temperature": fitted.write(found.path)} if fitted else {}
     first, *others = metrics
     return RunResult(
         "evaluate",
@@ -376,11 +401,35 @@ def evaluate(
             "labels": first,
             **shown(transform),
             **({"flip_average": True} if flip else {}),
+            **({"temperature": temperature} if temperature != 1 else {}),
             "mean": list(meta["mean"]),
             "std": list(meta["std"]),
         },
-        files=files | (_answers(file, source, rule, best, likely) if runtime.is_main else {}),
+        files=files,
     )
+
+
+def _columns(
+    scores: Tensor,
+    answers: Tensor,
+    samples: Tensor,
+    *,
+    truth: Tensor | None,
+    activation: Activation,
+    temperature: float,
+    whole: bool,
+) -> Tensor:
+    """Return the probability of each answer and, with single labels `truth`, that of the true class and
+    `image_losses`: float64 `[B, 5 + 3]`; or, if `whole`, those of all classes.
+    """
+    shares = probabilities(scores, activation, temperature)
+    if whole:
+        return shares
+    if truth is None:
+        return shares.gather(1, answers)
+    classes = truth[samples.clamp(min=0)].clamp(min=0).to(scores.device)
+    own = shares.gather(1, torch.cat([answers, classes[:, None]], dim=1))
+    return torch.cat([own, image_losses(scores.double() / temperature, classes)], dim=1)
 
 
 def read_thresholds(path: str, rule: LabelRule) -> np.ndarray:
@@ -414,32 +463,86 @@ def _write_thresholds(run_dir: Path, rule: LabelRule, likely: np.ndarray) -> dic
     return {"thresholds": str(path)}
 
 
-def _answers(
-    file: str, source: Source, rule: LabelRule, best: np.ndarray, likely: np.ndarray
-) -> dict[str, str]:
-    """Write the answer to every image, in the split's order; nothing without a file. Returns name -> path.
+def _answers(file: str, run_dir: Path, source: Source, rule: LabelRule, rows: np.ndarray) -> dict[str, str]:
+    """Write the answer to every image, in the split's order, and suspects.csv, the labels that may be wrong.
 
     Args:
-        file: a .csv; "" writes none.
+        file: a .csv; "" writes none of both.
+        run_dir: gets suspects.csv, where images have single labels.
         source: the images.
         rule: the main labels and the names.
-        best, likely: `[N, A]`, the most likely classes, and their probabilities.
+        rows: float64 `[N, 2 A + C]`, the most likely classes and the columns of `_columns`.
+
+    Returns:
+        name -> path.
     """
     if not file:
         return {}
-    truth, names = next(iter(rule.labels.values())), rule.prediction_names
+    half, truth = min(TOP_K, len(rule.prediction_names)), next(iter(rule.labels.values()))
+    names, single = rule.prediction_names, rule.single_labels is not None
     table = [
         (
             sample_key(source, sample),
             ";".join(names[label] for label in np.atleast_1d(truth[sample]) if label >= 0),
-            names[best[sample, 0]],
-            shares[0],
-            shares[0] - (shares[1] if len(shares) > 1 else 0.0),
+            names[int(row[0])],
+            row[half],
+            row[half] - (row[half + 1] if half > 1 else 0.0),
+            row[2 * half] if single else "",
         )
-        for sample, shares in enumerate(likely.tolist())
+        for sample, row in enumerate(rows.tolist())
     ]
-    header = ("path", "truth", "answer", "probability", "margin")
-    return {"answers": str(write_csv(Path(file), [header, *table]))}
+    header = ("path", "truth", "answer", "probability", "margin", "truth_probability")
+    files = {"answers": str(write_csv(Path(file).absolute(), [header, *table]))}
+    if single:
+        likely, own = rows[:, half], rows[:, 2 * half]
+        found = suspected_labels(truth, own, rows[:, 0].astype(np.int64), likely)
+        suspects = [(*table[n][:4], likely[n] - own[n], own[n]) for n in found.tolist()]
+        files["suspects"] = str(write_csv(run_dir / "suspects.csv", [header, *suspects]))
+    return files
+
+
+def _check_fit(found: FoundWeights, source: Source, rule: LabelRule) -> None:
+    """Refuse to fit a temperature of other than a softmax on single labels, on images that the run of the
+    weights was trained on, and of weights that no file can lie beside.
+    """
+    key = "evaluation.fit_temperature"
+    if rule.single_labels is None or activation_of(found.weights.meta) != "softmax":
+        raise DataError(f"{key}: is for a softmax and one label per image; leave it out")
+    if "://" in found.path:
+        raise DataError(f"{key}: {found.path} is an address; give a copy of the file")
+    run = run_of(Path(found.path))
+    recipe = load_recipe(str(run / RECIPE)).recipe if (run / RECIPE).is_file() else None
+    if not isinstance(recipe, Pretrain | Finetune):
+        return
+    train, result = open_train(recipe.data, run / "data"), read_result(run)
+    if result is not None and result.provenance.get("train_sha256") != train.digest:
+        raise DataError(
+            f"{key}: the training images of {run} are no longer those that it was trained on, so that these "
+            f"could be some of them; bring them back"
+        )
+    if count := shared_samples(train, source):
+        raise DataError(
+            f"{key}: {run} was trained on {count:,} of these {len(source):,} images; hold some out with "
+            f"data.train_split = 'train[:90%]' and fit on --split 'train[90%:]'"
+        )
+
+
+def _fitted(
+    split: str, found: FoundWeights, source: Source, scores: Tensor, truth: Tensor | None
+) -> Temperature:
+    """Return the temperature of scores `[N, K]`, and the mean loss without and with it."""
+    assert truth is not None
+    temperature = fit_temperature(scores, truth)
+    before, after = (image_losses(scores / t, truth)[:, 0].mean().item() for t in (1.0, temperature))
+    return Temperature(
+        temperature=temperature,
+        weights_sha256=found.weights.digest,
+        split=split,
+        data_sha256=source.digest,
+        images=len(source),
+        nll_before=before,
+        nll_after=after,
+    )
 
 
 def _check_held_out(split: str, group_by: str, found: FoundWeights, source: Source) -> None:

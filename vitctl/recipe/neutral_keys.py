@@ -55,6 +55,7 @@ _ADDED: dict[str, Any] = {
     "evaluation.metric": "accuracy",
     "evaluation.patience": 0,
     "evaluation.answers": "",
+    "evaluation.fit_temperature": False,
     "evaluation.thresholds": "",
     "finetune.head": "zero",
     "finetune.head_l2": 1024.0,

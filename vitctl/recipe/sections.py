@@ -725,7 +725,13 @@ class EvaluateScoring(Scoring):
         source="not in the paper",
     )
     answers: Annotated[str, AfterValidator(_csv_file)] = knob(
-        "", "also write path, truth, answer, probability and margin of each image to this .csv"
+        "", "also write the answer to each image to this .csv, and suspected labels to RUN/suspects.csv"
+    )
+    fit_temperature: bool = knob(
+        False,
+        "find the temperature that minimises the negative log likelihood of these images, which must not be "
+        "those of the training, and write it beside the weights for later predictions",
+        source="not in the paper; Guo et al. 2017, Section 4.2",
     )
     thresholds: Annotated[str, AfterValidator(_csv_file)] = knob(
         "",

@@ -9,7 +9,7 @@ import torch
 from vitctl.data.source.views import Source, subset
 from vitctl.engine.evaluation import most_likely
 from vitctl.errors import CheckpointError, DataError
-from vitctl.jobs.inputs.classifier import OpenClassifier, TorchNetwork, open_classifier, probabilities
+from vitctl.jobs.inputs.classifier import OpenClassifier, TorchNetwork, open_classifier
 from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.models.flops import training_flops
 from vitctl.recipe.load import Override, load_recipe
@@ -94,7 +94,7 @@ def answer_split(run: RunRecords, most: int | None) -> Answers:
                 raise DataError(f"a test image cannot be used: {name}: {error}")
         assert answers.logits is not None
         best.append(most_likely(answers.logits, _TOP))
-        shares.append(probabilities(answers.logits, opened.activation).gather(1, best[-1]))
+        shares.append(opened.probabilities(answers.logits).gather(1, best[-1]))
     labels = np.asarray(shown.labels()).reshape(len(shown), -1)[:, 0]
     answered = torch.cat(best).numpy()
     remark = _remark(run, int((answered[:, 0] == labels).sum()), len(shown), len(source))

@@ -1,18 +1,21 @@
 """`vitctl compare`: the numbers of results side by side, and whether they may be compared."""
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from vitctl.engine.journal import RECIPE
-from vitctl.engine.metrics import interval_text
+from vitctl.engine.metrics import interval_text, mcnemar
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.neutral_keys import deciding_values, result_neutral, with_added
 from vitctl.recipe.write import toml_value
 from vitctl.report.result_tables import is_digest
+from vitctl.system.files import TABLE, read_bytes
 
 NOT_RECORDED = "not recorded"
 _CLASSIFIER, _FEWSHOT, _PROBE, _VTAB = "classifier", "fewshot", "probe", "vtab"
@@ -112,6 +115,7 @@ FACTS = (
     Fact("from_step", "show", "as weights_chosen", (_FEWSHOT, _PROBE, _VTAB)),
     Fact("from_averaged", "show", "as weights_averaged", (_FEWSHOT, _PROBE, _VTAB)),
     Fact("assumed", "show", "guessed, not recorded with the weights: other weights may be at a disadvantage"),
+    Fact("temperature", "show", "divides the logits before the softmax: no answer changes", (_CLASSIFIER,)),
     Fact("licence", "show", "of the weights, no part of the measurement"),
     Fact("augment", "show", "belongs to the training", (_VTAB,)),
     Fact("seeds", "show", "other draws estimate the same mean", (_FEWSHOT, _VTAB)),
@@ -161,12 +165,14 @@ class Comparison:
         numbers: for every metric: its name and its value in each result, None if it is missing.
         reasons: why the numbers must not be compared; empty when they may be.
         differences: what else differs: provenance key and its value in each result.
+        tests: lines, each a test of a result against the first, where both wrote their answers.
         unrecorded: keys that must agree and that no result records, as in results of earlier versions.
     """
 
     numbers: list[tuple[str, list[Any]]]
     reasons: list[str]
     differences: list[tuple[str, list[Any]]]
+    tests: list[str]
     unrecorded: list[str]
 
 
@@ -216,11 +222,58 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
         reasons,
         _differences(results, recorded, folders),
         [
+            _tested(folders[0], results[0], folder, result)
+            for folder, result in zip(folders[1:], results[1:], strict=True)
+            if all("answers" in one.files for one in (results[0], result))
+        ],
+        [
             fact.key
             for fact in _facts(results[0])
             if fact.rule == "agree" and not any(fact.key in one for one in recorded)
         ],
     )
+
+
+def _tested(name: Path, first: RunResult, folder: Path, other: RunResult) -> str:
+    """Return McNemar's test of two results on the same images in a line, or why there is none."""
+    try:
+        tables = [_answered(result) for result in (first, other)]
+    except VitctlError as error:
+        return f"no McNemar's test: {error}"
+    if tables[0].keys() != tables[1].keys() or first.provenance.get("labels") != other.provenance.get(
+        "labels"
+    ):
+        return "no McNemar's test: other images or labels"
+    one, two = (
+        sum(right and not against[path] for path, right in table.items())
+        for table, against in (tables, tables[::-1])
+    )
+    return (
+        f"only {name} is right on {one:,} images, only {folder} on {two:,}: McNemar's exact test, "
+        f"p = {mcnemar(one, two):.2g}"
+    )
+
+
+def _answered(result: RunResult) -> dict[str, bool]:
+    """Return which images the answers of a result get right, by path.
+
+    Raises:
+        CheckpointError: the file is missing, or its rows are not those that the result counts.
+    """
+    place = Path(result.files["answers"])
+    text = read_bytes(place, TABLE.limit, error=CheckpointError).decode(errors="replace")
+    rows = [*csv.DictReader(io.StringIO(text, newline=""))]
+    found = {
+        row["path"]: row["answer"] in (row["truth"], *(row["truth"] or "").split(";"))
+        for row in rows
+        if {"path", "truth", "answer"} <= row.keys()
+    }
+    correct = sum(found.values())
+    if (correct, len(found)) != (result.metrics.get("correct"), len(rows)):
+        raise CheckpointError(
+            f"{place}: holds {correct:,} right answers to {len(found):,} images, not the result's"
+        )
+    return found
 
 
 def _in_words(changed: Any) -> str:
@@ -232,7 +285,8 @@ def _recorded(result: RunResult) -> dict[str, Any]:
 
     In a table of tasks, the keys that each task records count as recorded.
     """
-    recorded = {"flip_average": False, **result.provenance}
+    usual = {"flip_average": False} | ({} if result.job == "probe" else {"temperature": 1.0})
+    recorded = usual | dict(result.provenance)
     size, resize = recorded.get("image_size"), recorded.get("eval_resize")
     if size and resize is not None:
         recorded["eval_share"] = size / (resize or size)

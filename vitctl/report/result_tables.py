@@ -123,6 +123,8 @@ def tiles(run: RunRecords) -> list[tuple[str, str, str]]:
         if _number(metrics.get(key)) is not None:
             interval = interval_text(metrics.get(f"{key.removesuffix('_accuracy')}_interval"))
             shown.append((name, share(metrics[key]), f"95 % interval {interval}" if interval else ""))
+    if _number(metrics.get("ece")) is not None:
+        shown.append(("calibration error", share(metrics["ece"]), f"Brier score {metrics['brier']:.4f}"))
     baseline = (
         metrics if "majority_class" in metrics else next(iter(metrics.get("baselines", {}).values()), {})
     )
@@ -315,7 +317,24 @@ def result_blocks(name: str, run: RunRecords) -> list[Block]:
         files = [(kind, f"{value:.1e}") for kind, value in metrics["max_difference"].items()]
         header = ("format", "largest difference, of the logits' deviation")
         made.append(table("Exported files, verified", header, files))
+    if isinstance(metrics.get("calibration_bins"), list):
+        made += _reliability(name, metrics["calibration_bins"])
     return made
+
+
+def _reliability(name: str, bins: Sequence[Mapping[str, Any]]) -> list[Block]:
+    """Return the accuracy of each bin of probabilities against its mean probability, with their table."""
+    filled = [one for one in bins if one["images"]]
+    found = tuple((100 * one["probability"], one["accuracy"]) for one in filled)
+    lines = [
+        Line("the answers", found, dots=True),
+        Line("accuracy = probability", ((0.0, 0.0), (100.0, 1.0)), 1),
+    ]
+    x = "mean probability of the answers, %"
+    drawn = line_chart(f"{name}-bins", "Reliability", lines, x=x, unit="percent", from_zero=True)
+    rows = [(f"{one['images']:,}", share(one["probability"]), share(one["accuracy"])) for one in filled]
+    listed = table("Answers by probability", ("images", "mean probability", "accuracy"), rows)
+    return [drawn, listed] if drawn else []
 
 
 def _fewshot_chart(name: str, data_sets: Mapping[str, Any]) -> list[Block]:

@@ -212,6 +212,8 @@ _LINES = {
     "data": "data: {text}",
     "head": "head {text}",
     "warning": "warning: {text}",
+    "temperature": "temperature {temperature:.4f}: negative log likelihood "
+    "{nll_after:.4f}, without it {nll_before:.4f}",
     "fewshot": "{shots}-shot accuracy {accuracy:.2%}",
     "probe": "{data_set}  {head}  accuracy {accuracy:.2%}",
     "setting": "lr {lr:g}, {total_steps:,} steps: mean on the validation images {accuracy:.2%}",
@@ -311,5 +313,11 @@ def _print_baselines(metrics: Mapping[str, Any]) -> None:
     if "map" in metrics:
         say(f"  {', '.join(f'{text} {metrics[key]:.2%}' for key, text in OF_LABEL_SETS.items())}")
     say(f"  {per_class}majority class alone {majority:.2%}, chance {metrics['chance']:.2%}")
+    if "ece" in metrics:
+        say(
+            "  calibration error {ece:.2%}, negative log likelihood {nll:.4f}, Brier {brier:.4f}".format(
+                **metrics
+            )
+        )
     if warning := verdict(metrics):
         CONSOLE.print(f"warning: {warning}", style="bold yellow", soft_wrap=True)

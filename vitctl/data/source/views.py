@@ -345,6 +345,18 @@ def source_text(source: Source) -> str:
     return "; ".join(filter(None, source_texts(source)))
 
 
+def shared_samples(one: Source, other: Source) -> int:
+    """Return how many samples of the stores are in both sources."""
+    places: list[dict[str, np.ndarray]] = []
+    for source in (one, other):
+        found: dict[str, np.ndarray] = {}
+        for store, rows, _ in _as_view(source).by_store():
+            taken = np.arange(len(store)) if rows is None else rows
+            found[store.digest] = np.union1d(found.get(store.digest, taken), taken)
+        places.append(found)
+    return sum(len(np.intersect1d(rows, places[1].get(digest, []))) for digest, rows in places[0].items())
+
+
 def _as_view(source: Source) -> View:
     return source if isinstance(source, View) else View((source,), source.class_names, source.digest)
 

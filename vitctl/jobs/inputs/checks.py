@@ -319,8 +319,18 @@ def fit_to_data(loaded: Loaded, run_dir: Path) -> tuple[Loaded, Inputs | None]:
 
     Returns:
         the recipe, and its images where they were opened for that.
+
+    Raises:
+        RecipeError: a temperature is to be fitted to images that the user did not name.
     """
     recipe = loaded.recipe
+    if isinstance(recipe, Evaluate) and recipe.evaluation.fit_temperature:
+        origin = loaded.origin("data.eval_split")
+        if origin in ("default", _FLAG) or origin.startswith("evaluate.toml:"):
+            raise RecipeError(
+                "evaluation.fit_temperature: images that choose a temperature test it no longer; name some "
+                "that were held out of the training and of the test with --split, such as 'train[90%:]'"
+            )
     if isinstance(recipe, Pretrain | Finetune) and needs_num_images(recipe):
         inputs = open_inputs(recipe, run_dir)
         assert inputs.train is not None

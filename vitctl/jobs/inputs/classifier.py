@@ -1,7 +1,7 @@
 """Networks ready to be given images: their outputs, from PyTorch or from an ONNX file."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -34,10 +34,18 @@ _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 Activation = Literal["softmax", "sigmoid"]
 
 
-def probabilities(logits: Tensor, activation: Activation) -> Tensor:
-    """Return class probabilities, float64 `[B, K]`: they sum to 1 (softmax), or are independent (sigmoid)."""
-    wide = logits.double()
+def probabilities(logits: Tensor, activation: Activation, temperature: float = 1.0) -> Tensor:
+    """Return class probabilities, float64 `[B, K]`: they sum to 1 (softmax), or are independent (sigmoid).
+
+    The temperature divides the logits in float64, which keeps the order of numbers of less precision.
+    """
+    wide = logits.double() / temperature
     return wide.softmax(dim=1) if activation == "softmax" else wide.sigmoid()
+
+
+def activation_of(meta: Mapping[str, Any]) -> Activation:
+    """Return what turns the logits of weights into probabilities, by the loss of their training."""
+    return "sigmoid" if meta.get("loss") == "sigmoid" else "softmax"
 
 
 class Outputs(NamedTuple):
@@ -243,6 +251,7 @@ class OpenClassifier:
         transform: the pre-processing of `vitctl evaluate`.
         class_names: in the order of the logits; empty where they are not known.
         activation: what turns its logits into probabilities.
+        temperature: by which these logits are still to be divided.
         digest: of the weights.
         path: of the weights.
         text: which weights they are, in a line.
@@ -253,6 +262,7 @@ class OpenClassifier:
     transform: EvalTransform
     class_names: tuple[str, ...]
     activation: Activation
+    temperature: float
     digest: str
     path: str
     text: str
@@ -333,11 +343,15 @@ class OpenClassifier:
             top: most classes of each.
             threshold: lowest probability that is given, 0 to 1.
         """
-        best, likely = most_likely(logits, top), probabilities(logits, self.activation)
+        best, likely = most_likely(logits, top), self.probabilities(logits)
         return [
             [(self.name(k), p) for k, p in zip(classes, own[classes].tolist(), strict=True) if p >= threshold]
             for classes, own in zip(best.tolist(), likely, strict=True)
         ]
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return class probabilities of logits, float64 `[B, K]`."""
+        return probabilities(logits, self.activation, self.temperature)
 
     def name(self, number: int) -> str:
         """Return the name of a class, or its number where the weights name none."""
@@ -459,9 +473,13 @@ def _opened(
     names = tuple(meta.get("class_names") or ())
     if network.has_head and not names:
         warnings = [*warnings, "these weights do not name their classes; the classes are numbered from 0"]
-    activation: Activation = "sigmoid" if meta.get("loss") == "sigmoid" else "softmax"
-    about = "; ".join(filter(None, (text, str(transform))))
-    return OpenClassifier(network, transform, names, activation, digest, path, about, tuple(warnings))
+    # A graph has divided its logits.
+    temperature = (meta.get("temperature") or 1.0) if isinstance(network, TorchNetwork) else 1.0
+    told = f"temperature {temperature:.4g}" if temperature != 1 else ""
+    about = "; ".join(filter(None, (text, told, str(transform))))
+    return OpenClassifier(
+        network, transform, names, activation_of(meta), temperature, digest, path, about, tuple(warnings)
+    )
 
 
 def _transform(recipe: Evaluate, meta: dict[str, Any]) -> EvalTransform:

@@ -19,7 +19,14 @@ from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, weigh
 from vitctl.models.build import Model, build, load_state, resized, transfer
 from vitctl.models.variants import Config, downstream, with_classifier
 from vitctl.models.weights.licence import USUALLY_DINOV3, licence_sentence
-from vitctl.models.weights.meta import COLOURS, HALF, assumed_line, assumed_values, require_meta
+from vitctl.models.weights.meta import (
+    COLOURS,
+    HALF,
+    assumed_line,
+    assumed_values,
+    require_meta,
+    stored_temperature,
+)
 from vitctl.models.weights.weights_file import Weights, read_weights
 from vitctl.recipe.images import OBJECTNET_RESIZE, OBJECTNET_SIZE, StoredTransform, check_letterbox
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Finetune, FrozenRecipe, Vtab
@@ -145,7 +152,7 @@ def scored_weights(recipe: Evaluate) -> FoundWeights:
 def weights_of(recipe: WeightsRecipe) -> FoundWeights:
     """Return the weights of a recipe, see `find_weights`."""
     wanted = recipe.weights
-    return find_weights(
+    found = find_weights(
         wanted.source,
         which=wanted.which,
         pinned=wanted.pinned,
@@ -153,6 +160,11 @@ def weights_of(recipe: WeightsRecipe) -> FoundWeights:
         job=recipe.job,
         given=_given_values(recipe),
     )
+    if recipe.job not in ("evaluate", "export"):
+        return found
+    temperature = stored_temperature(found.path, lambda: found.weights.digest)
+    meta = found.weights.meta | ({} if temperature is None else {"temperature": temperature})
+    return replace(found, weights=replace(found.weights, meta=meta))
 
 
 def planned_weights(

@@ -4,16 +4,19 @@ classes, and which of these values are assumed.
 One model for our files and for what is read from files of other programs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import BOUNDS, CHOICES, WITH_CLASS_TOKEN, Config
+from vitctl.system.files import RUN_FILE, read_json, write_json
 from vitctl.system.text import one_line
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # float32's normal numbers
+TEMPERATURE_SUFFIX = ".temperature.json"
 HALF = (0.5, 0.5, 0.5)
 # Mean and standard deviation of colours by name. Source: timm.data.constants
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -64,7 +67,7 @@ class Meta(BaseModel):
     program that vitctl does not have: it is refused where images are resized by it. `eval_share` is the share
     of the side that timm's crop keeps, at any image size. `loss` is that of the training: after "sigmoid" the
     probabilities of the classes are independent. `licence` and its address are as stated with the weights,
-    `remarks` are for their user.
+    `remarks` are for their user. `temperature` divides the logits before the softmax.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -87,6 +90,7 @@ class Meta(BaseModel):
     licence_link: str | None = None
     remarks: list[str] | None = None
     lora: LoRAMeta | None = None
+    temperature: Annotated[float, Field(ge=0.01, le=100)] | None = None
 
     @field_validator("assumed")
     @classmethod
@@ -177,3 +181,58 @@ def assumed_line(values: Mapping[str, Any]) -> str:
     return (
         f"assumed, not recorded with the weights: {shown}; set what differs with --set KEY=VALUE{elsewhere}"
     )
+
+
+class Temperature(BaseModel):
+    """The temperature of a classifier, in a file beside its weights, which so keep their digest.
+
+    It holds what the fit found: of which weights, on which images, and the loss before and after.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    temperature: float = Field(ge=0.01, le=100)
+    weights_sha256: str
+    split: str
+    data_sha256: str
+    images: int
+    nll_before: float
+    nll_after: float
+
+    def write(self, weights: str) -> str:
+        """Write the file beside the weights, atomically; returns its path. Raises CheckpointError."""
+        place = _beside(weights)
+        try:
+            return str(write_json(place, self.model_dump()))
+        except OSError as error:
+            reason = error.strerror or error
+            raise CheckpointError(
+                f"{place}: could not be written ({reason}); copy the weights first"
+            ) from None
+
+
+def stored_temperature(weights: str, digest: Callable[[], str]) -> float | None:
+    """Return the temperature beside weights; None if there is none, or if it is of other weights.
+
+    Args:
+        weights: their path; an address has nothing beside it.
+        digest: returns that of the weights; called only where there is a file.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    place = _beside(weights)
+    if "://" in weights or not place.is_file():
+        return None
+    try:
+        found = Temperature.model_validate(read_json(place, RUN_FILE.limit, error=CheckpointError))
+    except ValidationError:
+        raise CheckpointError(
+            f"{place}: is not a temperature of `vitctl evaluate --fit-temperature`; fit again, or remove it"
+        ) from None
+    return found.temperature if found.weights_sha256 == digest() else None
+
+
+def _beside(weights: str) -> Path:
+    path = Path(weights)
+    return path.with_name((path.name if path.is_dir() else path.stem) + TEMPERATURE_SUFFIX)

@@ -1,0 +1,117 @@
+"""Calibration: whether the probability of an answer is the share of such answers that are right."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitctl.errors import DataError
+
+BINS = 15
+_LOWEST, _HIGHEST = 0.01, 100.0  # temperatures; one outside says that the images do not tell
+_HALVINGS, _ROWS = 60, 4096
+
+
+def image_losses(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return the negative log likelihood and the Brier score of each image, float64 `[B, 2]`.
+
+    Args:
+        logits: `[B, K]`, of a softmax.
+        classes: int64 `[B]`, the correct classes.
+
+    Source: Brier 1950, Verification of forecasts expressed in terms of probability: the sum over the classes
+    """
+    log_shares = logits.double().log_softmax(dim=1)
+    own = log_shares.gather(1, classes[:, None])
+    shares, truth = log_shares.exp(), own.exp()
+    brier = (shares**2).sum(dim=1, keepdim=True) - 2 * truth + 1
+    return torch.cat([-own, brier], dim=1)
+
+
+def calibration(likely: np.ndarray, right: np.ndarray, losses: np.ndarray) -> dict[str, Any]:
+    """Return `ece`, `nll`, `brier`, and `calibration_bins`: images, mean probability and accuracy of each.
+
+    The expected calibration error is the mean over the images of the gap between the accuracy and the mean
+    probability of their bin; the bins are 15 of equal width, each with its upper end.
+
+    Args:
+        likely: float64 `[N]`, the probability of the answer; N is at least 1.
+        right: bool `[N]`, whether it is correct.
+        losses: float64 `[N, 2]`, see `image_losses`.
+
+    Source: Guo et al. 2017, On calibration of modern neural networks, Section 2
+    """
+    bins = np.clip(np.ceil(likely * BINS).astype(np.int64) - 1, 0, BINS - 1)
+    images, shares, correct = (np.bincount(bins, of, BINS) for of in (None, likely, right))
+    nll, brier = losses.mean(axis=0).tolist()
+    rows = [
+        {
+            "images": int(n),
+            "probability": float(p / n) if n else None,
+            "accuracy": float(c / n) if n else None,
+        }
+        for n, p, c in zip(images, shares, correct, strict=True)
+    ]
+    ece = float(np.abs(correct - shares).sum() / len(likely))
+    return {"ece": ece, "nll": nll, "brier": brier, "calibration_bins": rows}
+
+
+def fit_temperature(logits: Tensor, classes: Tensor) -> float:
+    """Return the temperature T > 0 that minimises the negative log likelihood of softmax(logits / T).
+
+    The likelihood is concave in 1 / T, so that its derivative has one root, which bisection in log T finds.
+
+    Args:
+        logits: `[N, K]`, of images that were not trained on.
+        classes: int64 `[N]`, the correct classes.
+
+    Raises:
+        DataError: there is no minimum between 0.01 and 100, as where every answer is right.
+
+    Source: Guo et al. 2017, Section 4.2
+    """
+    parts = []
+    for begin in range(0, len(logits), _ROWS):
+        wide, own = logits[begin : begin + _ROWS].double(), classes[begin : begin + _ROWS, None]
+        parts.append((wide, wide.gather(1, own)))
+
+    def slope(temperature: float) -> float:
+        """Return the derivative of the summed loss by 1 / T."""
+        means = (((rows / temperature).softmax(dim=1) * rows).sum() - own.sum() for rows, own in parts)
+        return float(sum(means))
+
+    if slope(_LOWEST) <= 0 or slope(_HIGHEST) >= 0:
+        raise DataError(
+            f"evaluation.fit_temperature: the best temperature for these {len(logits):,} images is not "
+            f"between {_LOWEST:g} and {_HIGHEST:g}; give more images"
+        )
+    low, high = np.log([_LOWEST, _HIGHEST])
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(float(np.exp(middle))) > 0 else (low, middle)
+    return float(np.exp((low + high) / 2))
+
+
+def suspected_labels(
+    classes: np.ndarray, own: np.ndarray, answers: np.ndarray, likely: np.ndarray
+) -> np.ndarray:
+    """Return the images whose label may be wrong, int64 `[M]`, the likeliest first.
+
+    The threshold of a class is the mean probability of the label over its images. An image is suspect if the
+    answer is another class than its label, and the answer's probability reaches that class's threshold.
+
+    Args:
+        classes: int64 `[N]`, the labels, at least 0.
+        own: float64 `[N]`, the probability of the label.
+        answers: int64 `[N]`, the most likely classes.
+        likely: float64 `[N]`, their probability.
+
+    Source: Northcutt, Jiang and Chuang 2021, Confident learning, Section 3.1; of the classes that reach their
+    threshold, the most likely one is taken to be the answer
+    """
+    size = int(max(classes.max(), answers.max())) + 1
+    images, sums = np.bincount(classes, minlength=size), np.bincount(classes, own, size)
+    thresholds = np.divide(sums, images, out=np.full(size, np.inf), where=images > 0)
+    found = np.flatnonzero((answers != classes) & (likely >= thresholds[answers]))
+    return found[np.argsort((own - likely)[found], kind="stable")]
