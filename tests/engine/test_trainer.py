@@ -297,6 +297,9 @@ class Diary(Trainer):
         )
         self.said: list[str] = []
 
+    def comparison(self, *_: Any) -> Any:
+        return None
+
     def log(self, step: int, *_: Any) -> None:
         self.said.append(f"log {step}")
 

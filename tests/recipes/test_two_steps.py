@@ -32,6 +32,7 @@ QUICK = (
 
 TRAINED: dict[str, Any] = {
     "data.synthetic": 12,
+    "data.repeats": 1,
     "data.dataset": "digits",
     "data.root": "nowhere",
     "data.train_split": "train",

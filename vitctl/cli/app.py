@@ -28,6 +28,7 @@ from vitctl.cli import (
     serve,
 )
 from vitctl.cli.completion import RECIPE_OF
+from vitctl.cli.flags import FLAGS
 from vitctl.engine.preemption import interrupt_on_signals
 from vitctl.errors import explained
 from vitctl.system.address import without_queries
@@ -349,6 +350,9 @@ def _same_keys(word: str, known: Sequence[str]) -> list[str]:
     """Return the keys that `word` names, e.g. section.name, section.word, or another program's name."""
     if f"{word}.name" in known:
         return [f"{word}.name"]
+    of_flag = [flag.key for flag in FLAGS if flag.option == f"--{word}" and flag.key in known]
+    if of_flag:
+        return of_flag[:1]
     if same := [key for key in known if key.rpartition(".")[2] == word or key.replace(".", "_") == word]:
         return same
     return [OTHER_NAMES[word]] if OTHER_NAMES.get(word) in known else []

@@ -282,8 +282,8 @@ def best_thresholds(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
 def label_set_scores(scores: np.ndarray, truth: np.ndarray, thresholds: np.ndarray) -> dict[str, float]:
     """Return `map` (mean average precision), `micro_f1`, `f1` (macro) and `subset_accuracy`, 0..1.
 
-    Both means are over the classes that have images. As scikit-learn's average_precision_score, f1_score and
-    accuracy_score on these classes, but for subset_accuracy, which counts all classes.
+    Both means are over the classes that have images, micro F1 and subset accuracy over all classes. As
+    scikit-learn's average_precision_score, f1_score and accuracy_score on these classes.
 
     Args:
         scores, truth: as for `average_precisions`.
