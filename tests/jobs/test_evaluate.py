@@ -15,6 +15,7 @@ from vitctl import load_classifier, open_split
 from vitctl.engine import checkpoint as files
 from vitctl.engine.calibration import calibration
 from vitctl.errors import CheckpointError, DataError, RecipeError
+from vitctl.jobs.evaluate import _check_answers
 from vitctl.jobs.inputs.weights import stored_eval_transform
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Evaluate
@@ -224,3 +225,12 @@ def test_temperature__is_for_a_softmax_and_for_images_that_the_user_names(job: J
         job("evaluate", **HELD_OUT)
     with pytest.raises(RecipeError, match="images that choose a temperature"):
         job("evaluate", "test", **{"evaluation.fit_temperature": True})
+
+
+def test_check_answers__other_files_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("path,label\nx,y\n")
+    for name in ("labels.csv", "nowhere/a.csv", "."):
+        with pytest.raises(DataError, match=r"another name|does not exist|is a folder"):
+            _check_answers(str(tmp_path / name))
+    (tmp_path / "a.csv").write_text("path,truth,answer,probability,margin,truth_probability\n")
+    _check_answers(str(tmp_path / "a.csv"))

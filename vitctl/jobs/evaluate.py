@@ -73,6 +73,7 @@ from vitctl.recipe.schema import Evaluate, Finetune, Pretrain
 from vitctl.system.files import TABLE, read_bytes, write_csv
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
+_ANSWERS = ("path", "truth", "answer", "probability", "margin", "truth_probability")
 ORIGINAL, REAL, PART = "original", "real", "restricted"
 
 
@@ -318,6 +319,7 @@ def evaluate(
             f"{found.path}: its head is all zeros, as in the released ImageNet-21k files; fine-tune it first"
         )
     _check_held_out(recipe.data.eval_split, recipe.data.group_by, found, source)
+    _check_answers(recipe.evaluation.answers)
     rule = choose_label_rule(recipe.evaluation.labels, source, found, Path(recipe.data.root))
     if recipe.evaluation.fit_temperature:
         _check_fit(found, source, rule)
@@ -463,6 +465,19 @@ def _write_thresholds(run_dir: Path, rule: LabelRule, likely: np.ndarray) -> dic
     return {"thresholds": str(path)}
 
 
+def _check_answers(file: str) -> None:
+    """Refuse a place where answers cannot be written, or would replace another file. Raises DataError."""
+    path = Path(file)
+    if file and not path.parent.is_dir():
+        raise DataError(f"{file}: the folder {path.parent} does not exist; create it, or name another")
+    if file and path.is_dir():
+        raise DataError(f"{file}: is a folder; give the name of a .csv file")
+    if file and path.is_file():
+        with path.open(errors="replace") as old:
+            if old.readline(200).strip() != ",".join(_ANSWERS):
+                raise DataError(f"{file}: is not a file of answers, and is not replaced; give another name")
+
+
 def _answers(file: str, run_dir: Path, source: Source, rule: LabelRule, rows: np.ndarray) -> dict[str, str]:
     """Write the answer to every image, in the split's order, and suspects.csv, the labels that may be wrong.
 
@@ -491,13 +506,12 @@ def _answers(file: str, run_dir: Path, source: Source, rule: LabelRule, rows: np
         )
         for sample, row in enumerate(rows.tolist())
     ]
-    header = ("path", "truth", "answer", "probability", "margin", "truth_probability")
-    files = {"answers": str(write_csv(Path(file).absolute(), [header, *table]))}
+    files = {"answers": str(write_csv(Path(file).absolute(), [_ANSWERS, *table]))}
     if single:
         likely, own = rows[:, half], rows[:, 2 * half]
         found = suspected_labels(truth, own, rows[:, 0].astype(np.int64), likely)
         suspects = [(*table[n][:4], likely[n] - own[n], own[n]) for n in found.tolist()]
-        files["suspects"] = str(write_csv(run_dir / "suspects.csv", [header, *suspects]))
+        files["suspects"] = str(write_csv(run_dir / "suspects.csv", [_ANSWERS, *suspects]))
     return files
 
 
