@@ -165,7 +165,7 @@ def probe(
     all_: All = False,
     slurm: Slurm = None,
 ) -> None:
-    """Measure frozen features by nearest neighbours or logistic regression on all training images.
+    """Measure frozen features by nearest neighbours, logistic regression or linear layers.
 
     For example: vitctl probe --method knn
     """

@@ -352,6 +352,9 @@ def evaluate(
         every = columns(scores, answers.long(), torch.arange(len(scores)), temperature=temperature)
         table = torch.cat([answers, every], dim=1)
         journal.write("temperature", step=0, **fitted.model_dump())
+        replaced = f"; the temperature {meta['temperature']:g} is replaced" if meta.get("temperature") else ""
+        text = f"the calibration below is of the images that the temperature was fitted to{replaced}"
+        journal.write("warning", step=0, text=f"{text}; score other images for an independent number")
     rows = table.numpy()
     best, likely = np.split(rows, [min(TOP_K, len(rule.prediction_names))], axis=1)
     best = best.astype(np.int64)
@@ -371,20 +374,13 @@ def evaluate(
         numbers["top5_interval"] = wilson(hits.correct_top5, hits.total)
         metrics[name] = numbers | baselines(labels, len(rule.prediction_names))
         if len(metrics) == 1:
-            by_class = rule.count_by_class(best)
-            metrics[name]["mean_per_class"] = mean_per_class(by_class)
-            metrics[name] |= corruption_errors(
-                recipe.data.eval_split, source, correct_predictions(best, labels)[:, 0]
-            )
-            metrics[name] |= of_sets
-            if rule.has_f1:
-                metrics[name] |= macro_scores(rule.with_predictions(by_class, best))
-            counted = rule.classes >= 0
-            right = correct_predictions(best, labels)[counted, 0]
-            for mean, interval in bootstrap(rule.classes[counted], best[counted, 0], right).items():
-                metrics[name] |= {f"{mean}_interval": interval} if mean in metrics[name] else {}
+            right = correct_predictions(best, labels)[:, 0]
+            metrics[name] |= of_sets | _class_means(rule, best, right)
+            metrics[name] |= corruption_errors(recipe.data.eval_split, source, right)
             if rule.single_labels is not None and activation == "softmax":
-                metrics[name] |= calibration(rows[counted, best.shape[1]], right, rows[counted, -2:])
+                counted = rule.classes >= 0
+                shares, losses = rows[counted, best.shape[1]], rows[counted, -2:]
+                metrics[name] |= calibration(shares, right[counted], losses)
         journal.write("evaluate", step=0, labels=name, **metrics[name])
     if runtime.is_main:
         files |= _answers(file, run_dir, source, rule, rows)
@@ -409,6 +405,22 @@ def evaluate(
         },
         files=files,
     )
+
+
+def _class_means(rule: LabelRule, best: np.ndarray, right: np.ndarray) -> dict[str, Any]:
+    """Return the means over classes under the main labels, with their intervals.
+
+    Args:
+        rule: the labels.
+        best: int64 `[N, 5]`, the top-5 predictions.
+        right: bool `[N]`, whether the first is correct.
+    """
+    by_class, counted = rule.count_by_class(best), rule.classes >= 0
+    means: dict[str, Any] = {"mean_per_class": mean_per_class(by_class)}
+    if rule.has_f1:
+        means |= macro_scores(rule.with_predictions(by_class, best))
+    intervals = bootstrap(rule.classes[counted], best[counted, 0], right[counted])
+    return means | {f"{mean}_interval": interval for mean, interval in intervals.items() if mean in means}
 
 
 def _columns(
