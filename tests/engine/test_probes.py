@@ -1,5 +1,7 @@
 """Nearest neighbours and logistic regression against NumPy in float64 and scikit-learn."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -86,19 +88,21 @@ def test_drawn__every_image_once_in_each_epoch() -> None:
 @pytest.mark.parametrize("lrs", [(0.003, 0.2, 1.5)])
 def test_linear__each_head_equals_torch_sgd(lrs: tuple[float, ...]) -> None:
     train, _, labels = _random(50, 1, 8, 4)
-    steps, how = 60, {"num_classes": 4, "seed": 5, "momentum": 0.9, "dtype": torch.float64, "device": CPU}
+    inputs, steps = (slice(None), slice(2, 5)), 60
+    how = {"num_classes": 4, "seed": 5, "momentum": 0.9, "dtype": torch.float64, "device": CPU}
     batches = [drawn(5, 50, 16, step) for step in range(steps)]
-    heads = linear(train, labels, lrs, batches=batches, steps=steps, **how)
-    start = linear(train, labels, lrs, batches=[], steps=steps, **how)
-    assert start[:, -1].eq(0).all() and 0.005 < start[0, :-1].std() < 0.015
-    for head, first, lr in zip(heads, start, lrs, strict=True):
-        layer = torch.nn.Linear(8, 4, dtype=torch.float64)
+    heads = linear(train, labels, lrs, batches=batches, steps=steps, inputs=inputs, **how)
+    start = linear(train, labels, lrs, batches=[], steps=steps, inputs=inputs, **how)
+    assert start[0][:, -1].eq(0).all() and 0.005 < start[0][0, :-1].std() < 0.015
+    for (group, part), (number, lr) in itertools.product(enumerate(inputs), enumerate(lrs)):
+        head, first, seen = heads[group][number], start[group][number], train[:, part].double()
+        layer = torch.nn.Linear(seen.shape[1], 4, dtype=torch.float64)
         layer.load_state_dict({"weight": first[:-1].T, "bias": first[-1]})
         solver = torch.optim.SGD(layer.parameters(), lr=lr, momentum=0.9, weight_decay=0)
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(solver, steps)
         for at in batches:
             solver.zero_grad()
-            torch.nn.functional.cross_entropy(layer(train[at].double()), labels[at]).backward()
+            torch.nn.functional.cross_entropy(layer(seen[at]), labels[at]).backward()
             solver.step()
             cosine.step()
         assert (layer.weight.T - head[:-1]).abs().max() < 1e-10

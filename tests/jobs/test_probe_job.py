@@ -14,6 +14,7 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.engine import probes
 from vitctl.engine.probes import C_GRID
 from vitctl.errors import CheckpointError
+from vitctl.jobs import probe
 
 
 def test_probe__equals_a_direct_computation_and_is_cached(job: Job, tiny_data, tmp_path) -> None:
@@ -37,21 +38,47 @@ def test_probe__equals_a_direct_computation_and_is_cached(job: Job, tiny_data, t
         assert first["metrics"]["accuracy"][f"k={k}"] == expected
 
 
-@pytest.mark.parametrize("method", ["logistic", "linear"])
+@pytest.mark.parametrize("method", ["logistic", "linear", 0, 1, 2, 3])
 def test_probe__keeps_a_classifier_that_scores_as_it_said(
-    job: Job, tmp_path, method: str, monkeypatch: pytest.MonkeyPatch
+    job: Job, tmp_path, method: str | int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vitctl.jobs.probe.C_GRID", C_GRID[::11])
+    if isinstance(method, int):  # one of DINOv2's inputs alone
+        every, only, method = probe.heads_of, method, "linear"
+        monkeypatch.setattr(probe, "heads_of", lambda *asked: every(*asked)[only : only + 1])
     said = job("probe", "probe", **{"probe.method": method, "probe.steps": 40, "data.image_size": 32})
     (row,) = said["metrics"]["data_sets"].values()
     found = row[method]
     assert 0 < found[{"logistic": "c", "linear": "lr"}[method]] <= 1e5 and found["num_held_out"] >= 6
+    share, total = found["accuracy"], found["total"]  # its ends solve (p - share)^2 = z^2 p (1 - p) / n
+    for end in found["accuracy_interval"]:
+        assert (end - share) ** 2 == pytest.approx(1.959963984540054**2 * end * (1 - end) / total)
     again = job("evaluate", "again", **{"weights.source": str(tmp_path / "probe")})
     names = ("accuracy", "correct", "total", "mean_per_class")
     assert [again["metrics"][name] for name in names] == [found[name] for name in names]
     alike = ("image_size", "eval_method", "eval_resize", "resample", "exif_orientation", "data_sha256")
     assert [again["provenance"][name] for name in alike] == [said["provenance"][name] for name in alike]
     assert again["provenance"]["eval_resize"] > again["provenance"]["image_size"] == 32
+
+
+def test_probe__linear_layers_as_in_dinov2(job: Job) -> None:
+    values = {"probe.method": "linear", "probe.steps": 30, "probe.lrs": (0.01, 0.1)}
+    (row,) = job("probe", "all", **values)["metrics"]["data_sets"].values()
+    table = row["linear"]["held_out_by_head"]  # the network has two blocks, not four
+    assert list(table) == [
+        "1 block",
+        "1 block and patches",
+        "2 blocks",
+        "2 blocks and patches",
+    ]  # of 2 blocks
+    assert all(len(shares) == 2 for shares in table.values())
+    best = max(max(shares) for shares in table.values())
+    first = next((head, lr) for head in table for lr in range(2) if table[head][lr] == best)
+    assert (row["linear"]["head"], row["linear"]["lr"]) == (first[0], values["probe.lrs"][first[1]])
+    (alone,) = job("probe", "one", **values, **{"probe.blocks": (1,)})["metrics"]["data_sets"].values()
+    assert alone["linear"]["held_out_by_head"] == {name: table[name] for name in list(table)[:2]}
+    (given,) = job("probe", "none", **values, **{"probe.blocks": ()})["metrics"]["data_sets"].values()
+    assert list(given["linear"]["held_out_by_head"]) == ["classifier input"]
 
 
 def test_probe__neighbours_keep_nothing(job: Job, tmp_path) -> None:

@@ -47,8 +47,9 @@ def transformer(
     """The representation that feeds the head."""
     if isinstance(config, HybridConfig):
         images = resnet_v1(config.stage_depths, config.num_groups, w, images)
-    x = encode(config, w, embed(config, w, images), factors)
-    first, patches = x[:, 0], x[:, config.registers + has_token(config) :].mean(1)
+    states = encode(config, w, embed(config, w, images), factors)
+    x, first = states[-1], np.concatenate([x[:, 0] for x in states[-config.token_blocks :]], -1)
+    patches = x[:, config.registers + has_token(config) :].mean(1)
     if config.classifier == "attention":
         x = attention_pool(config, w, x)
     elif config.classifier == "token_patches":
@@ -72,7 +73,9 @@ def has_token(config: ViTConfig) -> bool:
     return config.classifier in ("token", "patches", "token_patches")
 
 
-def encode(config: ViTConfig, w: Weights, x: Array, factors: tuple[float, ...] = NO_DROPOUT) -> Array:
+def encode(config: ViTConfig, w: Weights, x: Array, factors: tuple[float, ...] = NO_DROPOUT) -> list[Array]:
+    """The tokens after each block, `[B, N, D]`."""
+    states: list[Array] = []
     prefix = [w[name] for name in ("class_token", "registers") if name in w]
     x = np.concatenate([*(np.repeat(one, len(x), 0) for one in prefix), x], 1)
     for layer in range(config.depth):
@@ -85,7 +88,8 @@ def encode(config: ViTConfig, w: Weights, x: Array, factors: tuple[float, ...] =
             x = axial_block(config, w, f"blocks.{layer}", x, factors)
         else:
             x = block(config, w, f"blocks.{layer}", x, factors)
-    return norm(x, w, "norm", config.norm_eps) if config.norm_at == "tokens" else x
+        states.append(norm(x, w, "norm", config.norm_eps) if config.norm_at == "tokens" else x)
+    return states
 
 
 def position(config: ViTConfig, w: Weights, layer: int) -> Array:
@@ -390,4 +394,4 @@ def masked_patch(config: MaskedPatchConfig, w: Weights, images: Array, source: N
     for image, place in product(*map(range, source.shape)):
         from_ = source[image, place]
         moved[image, place] = w["mask_embedding"][0, 0] if from_ < 0 else patches[image, from_]
-    return dense(encode(config, w, moved)[:, config.prefix_tokens :], w, "head")
+    return dense(encode(config, w, moved)[-1][:, config.prefix_tokens :], w, "head")

@@ -42,6 +42,8 @@ TINY: dict[str, Config] = {
         rotary="dinov3",
         norm_eps=1e-5,
     ),
+    "dinov2 linear": replace(VIT, classifier="token_patches", token_blocks=2, registers=1),
+    "two tokens": replace(VIT, token_blocks=2, position_at="every_layer"),
     "eva": replace(
         VIT, classifier="patches", norm_at="pooled", mlp="swiglu", mlp_norm=True, qkv_bias="qv", rotary="eva"
     ),

@@ -157,9 +157,10 @@ def linear(
     momentum: float,
     dtype: torch.dtype,
     device: torch.device,
-) -> Tensor:
-    """Return weights and bias [L, R + 1, K] on the CPU of one layer per learning rate, trained side by side
-    with SGD and a cosine schedule to 0, without weight decay.
+    inputs: Sequence[slice] = (slice(None),),
+) -> list[Tensor]:
+    """Return weights and bias [L, R_i + 1, K] on the CPU for each input: one layer per learning rate, all
+    trained side by side with SGD and a cosine schedule to 0, without weight decay.
 
     Weights start from a normal distribution of deviation 0.01, the same for each rate; biases from 0.
 
@@ -173,24 +174,31 @@ def linear(
         seed: of the start.
         momentum: 0.9 in DINOv2.
         dtype, device: of the training.
+        inputs: features that the layers of each group read; R_i of them.
 
     Source: DINOv2 (code)
     """
-    made = torch.zeros(train.shape[1] + 1, num_classes, dtype=torch.float64)
-    made[:-1].normal_(0, 0.01, generator=torch.Generator().manual_seed(seed))
-    made = made.to(device, dtype).repeat(len(lrs), 1, 1)
-    moved, rates = torch.zeros_like(made), torch.tensor(lrs, dtype=dtype, device=device).view(-1, 1, 1)
+    made = []
+    for part in inputs:
+        layer = torch.zeros(train[:0, part].shape[1] + 1, num_classes, dtype=torch.float64)
+        layer[:-1].normal_(0, 0.01, generator=torch.Generator().manual_seed(seed))
+        made.append(layer.to(device, dtype).repeat(len(lrs), 1, 1))
+    moved = [torch.zeros_like(layers) for layers in made]
+    rates = torch.tensor(lrs, dtype=dtype, device=device).view(-1, 1, 1)
     for step, at in enumerate(batches):
-        x, wanted = train[at].to(device, dtype), F.one_hot(labels[at].to(device), num_classes)
-        excess = ((x @ made[:, :-1] + made[:, -1:]).softmax(dim=2) - wanted) / len(at)
-        gradient = torch.cat([x.T @ excess, excess.sum(dim=1, keepdim=True)], dim=1)
-        moved = momentum * moved + gradient
-        made -= lr_at(step, base_lr=1.0, total=steps, warmup=0, decay="cosine") * rates * moved
-    return made.cpu()
+        seen, wanted = train[at].to(device, dtype), F.one_hot(labels[at].to(device), num_classes)
+        rate = lr_at(step, base_lr=1.0, total=steps, warmup=0, decay="cosine") * rates
+        for part, layers, velocity in zip(inputs, made, moved, strict=True):
+            x = seen[:, part]
+            excess = ((x @ layers[:, :-1] + layers[:, -1:]).softmax(dim=2) - wanted) / len(at)
+            gradient = torch.cat([x.T @ excess, excess.sum(dim=1, keepdim=True)], dim=1)
+            layers -= rate * velocity.mul_(momentum).add_(gradient)
+    return [layers.cpu() for layers in made]
 
 
 def predicted(images: Tensor, made: Tensor) -> Tensor:
     """Return the class [M] of representations [M, R] by a layer [R + 1, K]; of equal scores the lower."""
+    weights, biases = made[:-1].double(), made[-1].double()
     return torch.cat(
-        [most_likely(some.double() @ made[:-1] + made[-1], 1)[:, 0] for some in torch.split(images, _STORED)]
+        [most_likely(some.double() @ weights + biases, 1)[:, 0] for some in torch.split(images, _STORED)]
     )

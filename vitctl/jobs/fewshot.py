@@ -3,7 +3,7 @@ form.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from vitctl.jobs.training import (
     weights_used,
 )
 from vitctl.models.build import Model, build
-from vitctl.models.variants import unseen_pixels
+from vitctl.models.variants import unseen_pixels, with_blocks
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.schema import Fewshot, FrozenRecipe
 from vitctl.recipe.sections import StartWeights
@@ -175,6 +175,10 @@ def open_frozen(
 
 
 def _frozen(found: FoundWeights, recipe: FrozenRecipe, runtime: Runtime) -> tuple[Model, EvalTransform]:
+    if (config := with_blocks(found.weights.config, recipe.blocks)) is not found.weights.config:
+        others = ("head.", "pre_logits.", "mask_embedding")
+        state = {name: one for name, one in found.weights.state.items() if not name.startswith(others)}
+        found = replace(found, weights=replace(found.weights, config=config, state=state))
     model, image_size = loaded_model(found, recipe.data.image_size, runtime.dtype)
     if recipe.weights.initialise == "random":
         model = build(model.config, seed=recipe.seed, dtype=runtime.dtype)

@@ -50,7 +50,7 @@ from vitctl.models.flops import (
     training_flops,
     training_memory_bytes,
 )
-from vitctl.models.variants import Config, ViTConfig, check_lora, downstream, unseen_pixels
+from vitctl.models.variants import Config, ViTConfig, check_lora, downstream, unseen_pixels, with_blocks
 from vitctl.recipe.images import OBJECTNET_SIZE, Place, TrainImages
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import (
@@ -442,6 +442,7 @@ def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
                 notes.append("the steps are counted as if the sweep chose the longest schedule")
         images = [(task.name, (known_size(task.data_set, task.test) or (0, 0))[0]) for task in tasks]
     elif isinstance(recipe, FrozenRecipe):
+        found = found._replace(config=with_blocks(found.config, recipe.blocks))
         for name, place, trained, scored in fewshot_places(recipe.data):
             sizes = [_looked_up(place, split, needed=False) for split in (trained, scored)]
             images += [

@@ -3,9 +3,10 @@ regression or linear layers by SGD.
 """
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,19 +14,19 @@ from torch import Tensor
 
 from vitctl.engine.evaluation import Score, stop_together
 from vitctl.engine.journal import MODEL, Report, silent, tensors_file
-from vitctl.engine.metrics import baselines, mean_per_class
+from vitctl.engine.metrics import baselines, interval_text, mean_per_class, wilson
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.probes import C_GRID, chunk_bytes, drawn, linear, logistic, nearest, predicted, vote
-from vitctl.engine.trainer import RunContext
 from vitctl.errors import DataError
 from vitctl.jobs.fewshot import Frozen, open_frozen
 from vitctl.jobs.inputs.data import FewshotSet, Inputs
 from vitctl.jobs.plan import ASSUMED_CLASSES
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import WHOLE, check_whole, shown, stated
-from vitctl.models.variants import ViTConfig, downstream
+from vitctl.models.variants import Config, ViTConfig, downstream
 from vitctl.models.weights.weights_file import save_weights
 from vitctl.recipe.schema import Probe
+from vitctl.system.text import count_text
 
 
 def probe(
@@ -61,13 +62,16 @@ def probe(
         if features is not None:
             if recipe.probe.method == "knn":
                 rows[one.name] = _neighbours(recipe, one, features, runtime.device)
-            elif found := _LAYERS[recipe.probe.method](recipe, one, features[0], run):
-                layer, more = found
-                rows[one.name] = {recipe.probe.method: _row(one, predicted(features[1], layer)) | more}
+            elif found := _LAYERS[recipe.probe.method](recipe, one, features[0], frozen):
+                read, layer, more = found
+                classes = predicted(features[1][:, read.features], layer)
+                rows[one.name] = {recipe.probe.method: _row(one, classes) | more}
                 name = tensors_file(MODEL if len(frozen.sets) == 1 else one.name)
-                files[one.name] = str(keep(run_dir / name, frozen, one, layer))
+                files[one.name] = str(keep(run_dir / name, frozen, one, layer, read.config))
             for head, row in rows.get(one.name, {}).items():
-                run.journal.write("probe", step=0, data_set=one.name, head=head, accuracy=row["accuracy"])
+                text = interval_text(row["accuracy_interval"])
+                said = {"data_set": one.name, "head": head, "accuracy": row["accuracy"], "interval": text}
+                run.journal.write("probe", step=0, **said)
         stop_together(runtime, run.stop)
     check_whole(run.shards, runtime)
     metrics: dict[str, Any] = {}
@@ -84,21 +88,46 @@ def probe(
         "knn": {"k": list(p.k), "temperature": p.temperature, "float64": p.float64},
         "logistic": {"hold_out": p.hold_out, "hold_out_seed": recipe.seed, "c": list(C_GRID)},
         "linear": {"hold_out": p.hold_out, "hold_out_seed": recipe.seed, "float64": p.float64}
-        | {"lrs": list(p.lrs), "steps": p.steps, "batch_size": p.batch_size, "momentum": p.momentum},
+        | {"lrs": list(p.lrs), "steps": p.steps, "batch_size": p.batch_size, "momentum": p.momentum}
+        | {"heads": [head.name for head in heads_of(frozen.model.config, p.blocks)]},
     }
     used = frozen.used | WHOLE | {"method": p.method} | by_method[p.method]
     return RunResult("probe", "done", metrics, used, files)
 
 
-def probe_bytes(recipe: Probe, feature_bytes: int, width: int) -> int:
+class Head(NamedTuple):
+    """The input of a linear layer: a name, the features that it reads, and the configuration of the network
+    whose classification layer reads them.
+    """
+
+    name: str
+    features: slice
+    config: Config
+
+
+def heads_of(config: Config, blocks: Sequence[int]) -> list[Head]:
+    """Return the inputs that layers on a network `with_blocks` read, in the order of DINOv2's."""
+    if not blocks or not isinstance(config, ViTConfig) or config.classifier != "token_patches":
+        return [Head("classifier input", slice(None), config)]
+    heads, most, width = [], config.token_blocks, config.hidden_size
+    for number in sorted({min(number, most) for number in blocks}):
+        name, first = count_text(number, "block"), (most - number) * width
+        token = replace(config, classifier="token", token_blocks=number)
+        heads.append(Head(name, slice(first, most * width), token))
+        joined = replace(token, classifier="token_patches")
+        heads.append(Head(f"{name} and patches", slice(first, (most + 1) * width), joined))
+    return heads
+
+
+def probe_bytes(recipe: Probe, feature_bytes: int, config: Config) -> int:
     """Return the planned memory of a method beside the representations; of `logistic`, a float64 copy; of
     `linear`, its layers for 1,000 classes.
     """
-    dtype = torch.float64 if recipe.probe.float64 else torch.float32
-    heads = 5 * len(recipe.probe.lrs) * width * ASSUMED_CLASSES * dtype.itemsize  # with gradients
-    return {"knn": chunk_bytes(width, dtype), "logistic": 2 * feature_bytes, "linear": heads}[
-        recipe.probe.method
-    ]
+    p, dtype = recipe.probe, torch.float64 if recipe.probe.float64 else torch.float32
+    widths = sum(len(range(config.feature_size)[head.features]) for head in heads_of(config, p.blocks))
+    heads = 5 * len(p.lrs) * widths * ASSUMED_CLASSES * dtype.itemsize  # with gradients
+    knn = chunk_bytes(config.feature_size, dtype)
+    return {"knn": knn, "logistic": 2 * feature_bytes, "linear": heads}[p.method]
 
 
 def _neighbours(
@@ -112,15 +141,15 @@ def _neighbours(
 
 
 def _regression(
-    recipe: Probe, one: FewshotSet, train: Tensor, run: RunContext
-) -> tuple[Tensor, dict[str, Any]] | None:
-    """Return the layer, [R + 1, K], and how it was chosen; None after a signal."""
+    recipe: Probe, one: FewshotSet, train: Tensor, frozen: Frozen
+) -> tuple[Head, Tensor, dict[str, Any]] | None:
+    """Return the layer, [R + 1, K], under its input, and how it was chosen; None after a signal."""
     labels, many = torch.from_numpy(one.train.labels()), one.num_classes
     held = held_out(one.train.labels(), recipe.probe.hold_out, recipe.seed)
     best, chosen = -1, 0.0
     layer: Tensor | None = None
     for c in C_GRID:
-        if run.stop.raised:  # all processes stop together after this
+        if frozen.run.stop.raised:  # all processes stop together after this
             return None
         layer = logistic(train[~held], labels[~held], c, num_classes=many, start=layer)
         right = int((predicted(train[held], layer) == labels[held]).sum())
@@ -128,14 +157,17 @@ def _regression(
             best, chosen = right, c
     layer = logistic(train, labels, chosen, num_classes=many)
     more = {"c": chosen, "held_out_accuracy": best / int(held.sum()), "num_held_out": int(held.sum())}
-    return layer, more
+    return heads_of(frozen.model.config, ())[0], layer, more
 
 
 def _linear(
-    recipe: Probe, one: FewshotSet, train: Tensor, run: RunContext
-) -> tuple[Tensor, dict[str, Any]] | None:
-    """Return the best of the layers, [R + 1, K], and how it was chosen; None after a signal."""
-    p, labels = recipe.probe, torch.from_numpy(one.train.labels())
+    recipe: Probe, one: FewshotSet, train: Tensor, frozen: Frozen
+) -> tuple[Head, Tensor, dict[str, Any]] | None:
+    """Return the best of the layers, [R + 1, K], under its input, and how it was chosen; None after a
+    signal.
+    """
+    p, labels, run = recipe.probe, torch.from_numpy(one.train.labels()), frozen.run
+    heads = heads_of(frozen.model.config, p.blocks)
     held = held_out(one.train.labels(), p.hold_out, recipe.seed)
     kept = torch.nonzero(~held)[:, 0]
     steps = itertools.takewhile(lambda _: not run.stop.raised, range(p.steps))
@@ -151,25 +183,36 @@ def _linear(
         momentum=p.momentum,
         dtype=torch.float64 if p.float64 else torch.float32,
         device=run.runtime.device,
-    ).double()
+        inputs=[head.features for head in heads],
+    )
     if run.stop.raised:
         return None
-    right = [int((predicted(train[held], layer) == labels[held]).sum()) for layer in layers]
-    best = max(range(len(right)), key=lambda i: (right[i], -p.lrs[i]))  # of equal ones the lower rate
-    shares = [count / int(held.sum()) for count in right]
-    more = {"lr": p.lrs[best], "held_out_accuracy": shares[best], "num_held_out": int(held.sum())}
-    return layers[best], more | {"held_out_by_lr": shares}
+    left, answers = train[held], labels[held]
+    shares = [
+        [float((predicted(left[:, head.features], layer) == answers).double().mean()) for layer in of_head]
+        for head, of_head in zip(heads, layers, strict=True)
+    ]
+    # Of equal ones the earlier head, then the lower rate.
+    at = max(
+        itertools.product(range(len(heads)), range(len(p.lrs))),
+        key=lambda at: (shares[at[0]][at[1]], -at[0], -p.lrs[at[1]]),
+    )
+    by_head = {head.name: of_head for head, of_head in zip(heads, shares, strict=True)}
+    more = {"head": heads[at[0]].name, "lr": p.lrs[at[1]], "held_out_accuracy": shares[at[0]][at[1]]}
+    more |= {"num_held_out": len(answers), "held_out_by_head": by_head}
+    return heads[at[0]], layers[at[0]][at[1]], more
 
 
 _LAYERS = {"logistic": _regression, "linear": _linear}
 
 
-def keep(path: Path, frozen: Frozen, one: FewshotSet, layer: Tensor) -> Path:
+def keep(path: Path, frozen: Frozen, one: FewshotSet, layer: Tensor, body: Config) -> Path:
     """Write the network under a layer, [R + 1, K], as weights that are shown images as here; return the path.
 
-    A layer before the classification layer is kept: the representations are its output.
+    `body` is its configuration. A layer before the classification layer is kept: the representations are its
+    output.
     """
-    body, meta = frozen.model.config, frozen.found.weights.meta
+    meta = frozen.found.weights.meta
     config = downstream(body, num_classes=one.num_classes, image_size=frozen.transform.image_size)
     if isinstance(config, ViTConfig) and isinstance(body, ViTConfig):
         config = replace(config, representation_size=body.representation_size)
@@ -197,5 +240,5 @@ def _row(one: FewshotSet, classes: Tensor) -> dict[str, Any]:
     labels = one.test.labels()
     images = np.bincount(labels, minlength=one.num_classes)
     right = np.bincount(labels[classes.numpy() == labels], minlength=one.num_classes)
-    numbers = Score(int(right.sum()), len(labels), mean_per_class(np.stack([images, right], axis=1))).numbers
-    return dict(numbers)
+    score = Score(int(right.sum()), len(labels), mean_per_class(np.stack([images, right], axis=1)))
+    return score.numbers | {"accuracy_interval": wilson(score.correct, score.total)}

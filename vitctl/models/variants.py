@@ -16,7 +16,7 @@ BOUNDS = {
     "patch_size": (1, 4096), "hidden_size": (1, 2**16), "depth": (1, 1000), "mlp_size": (1, 2**18),
     "num_heads": (1, 2**12),
     "image_size": (1, 2**14), "width": (1, 2**13), "num_groups": (1, 2**13), "num_classes": (0, 2**24),
-    "representation_size": (0, 2**16), "registers": (0, 256),
+    "representation_size": (0, 2**16), "registers": (0, 256), "token_blocks": (1, 1000),
 }  # fmt: skip
 _MAX_UNITS = 1000  # of a stage
 CHOICES = {
@@ -48,7 +48,8 @@ class ViTConfig:
 
     The fields after `norm_eps` are later networks'; their defaults are the paper's. `classifier`: `patches`
     averages the patches beside a class token, `token_patches` joins both, `attention` is SigLIP's pooling
-    head. `norm_at`: the last norm comes before the pooling or after it. `registers` are tokens without a
+    head. `token_blocks` last blocks each give their class token, after the last norm; those are joined.
+    `norm_at`: the last norm comes before the pooling or after it. `registers` are tokens without a
     position. `layer_scale` is the initial scale of each branch, 0 for none. `mlp_size` of a `swiglu` is that
     of its gate. `rotary` turns queries and keys of patches, by DINOv3's rule or EVA-02's; in training all
     coordinates are multiplied by one number from [1 / `rotary_rescale`, `rotary_rescale`].
@@ -84,6 +85,7 @@ class ViTConfig:
     qkv_bias: Literal["qkv", "qv", "none"] = "qkv"
     rotary: Literal["none", "dinov3", "eva"] = "none"
     rotary_rescale: float = 1.0
+    token_blocks: int = 1
 
     def __post_init__(self) -> None:
         _check(self)
@@ -136,7 +138,7 @@ class ViTConfig:
     @property
     def pooled_size(self) -> int:
         """Width of the one vector that is made of all tokens."""
-        return self.hidden_size * (1 + (self.classifier == "token_patches"))
+        return self.hidden_size * (self.token_blocks + (self.classifier == "token_patches"))
 
     def misfits(self) -> Iterator[str]:
         """Fields that do not fit together, or lie out of range."""
@@ -171,6 +173,9 @@ class ViTConfig:
             yield "mlp_norm is of mlp 'swiglu'"
         if self.norm_at == "pooled" and self.classifier in ("token_patches", "attention"):
             yield f"norm_at 'pooled' does not go with classifier {self.classifier!r}"
+        joins = self.classifier in ("token", "token_patches") and self.norm_at == "tokens"
+        if self.token_blocks > (self.depth if joins else 1):
+            yield f"token_blocks {self.token_blocks} needs as many blocks, and a head that reads class tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,7 +318,7 @@ Config = ViTConfig | ResNetConfig
 # Younger than the first weights files.
 LATER_FIELDS = (
     "norm_at", "norm_pre", "patch_bias", "position_class_row", "registers", "layer_scale", "mlp", "mlp_norm",
-    "qkv_bias", "rotary", "rotary_rescale",
+    "qkv_bias", "rotary", "rotary_rescale", "token_blocks",
 )  # fmt: skip
 
 
@@ -602,6 +607,20 @@ def with_classifier(config: Config, classifier: str) -> Config:
         )
     changes: dict[str, Any] = {"classifier": classifier, "num_classes": 0, "representation_size": 0}
     return replace(config, **changes)
+
+
+def with_blocks(config: Config, blocks: Iterable[int]) -> Config:
+    """Return the body whose representation joins the class tokens of the last max(`blocks`) blocks, at most
+    all, and the mean of the last patches; it has no head.
+
+    A network that does not read a class token after the last norm, and without `blocks` every one, stays as
+    it is. Source: DINOv2 (code)
+    """
+    reads_token = isinstance(config, ViTConfig) and config.has_class_token and config.norm_at == "tokens"
+    if not isinstance(config, ViTConfig) or not reads_token or not (most := max(blocks, default=0)):
+        return config
+    changes: dict[str, Any] = {"classifier": "token_patches", "token_blocks": min(most, config.depth)}
+    return replace(downstream(config, num_classes=0, image_size=config.image_size), **changes)
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -298,11 +298,11 @@ class VisionTransformer(nn.Module):
 
     def encode(self, patches: Tensor, first: int | None = None) -> Tensor:
         """Return the normalised output `[B, N, D]`, class token first, for `patches` `[B, rows * columns,
-        D]`.
+        D]`; before it those of the `token_blocks - 1` blocks before the last, `[B, token_blocks - 1 + N, D]`.
 
-        `first`: of so many tokens alone, `[B, first, D]`.
+        `first`: of so many tokens of the last block alone.
         """
-        tokens, positions, turns = patches, self.positions(), self.turns()
+        tokens, positions, turns, earlier = patches, self.positions(), self.turns(), list[Tensor]()
         prefix = [one for one in (self.class_token, self.registers) if one is not None]
         if prefix:
             tokens = torch.cat([*(one.expand(patches.shape[0], -1, -1) for one in prefix), patches], dim=1)
@@ -316,6 +316,9 @@ class VisionTransformer(nn.Module):
             only = None if index + 1 < len(self.blocks) else first
             more = (only, turns) if turns is not None else () if only is None else (only,)
             tokens = run(block, (tokens, *more), self.checkpoint_blocks)
+            if 0 < len(self.blocks) - 1 - index < self.config.token_blocks:
+                earlier.append(tokens[:, :1])
+        tokens = torch.cat([*earlier, tokens], dim=1) if earlier else tokens
         encoded: Tensor = self.norm(tokens) if self.config.norm_at == "tokens" else tokens
         return encoded
 
@@ -328,13 +331,15 @@ class VisionTransformer(nn.Module):
         return pooled if self.pre_logits is None else torch.tanh(self.pre_logits(pooled))
 
     def pooled(self, encoded: Tensor) -> Tensor:
-        """Return one vector `[B, D]` for each image, or `[B, 2 D]`, of the encoder's output `[B, N, D]`."""
+        """Return one vector for each image, `[B, pooled_size]`, of what `encode` returns."""
+        joined = self.config.token_blocks
+        token = encoded[:, 0] if joined == 1 else encoded[:, :joined].flatten(1)
         if self.config.classifier == "token":
-            return encoded[:, 0]
+            return token
         if self.pool is not None:
             return cast(Tensor, self.pool(encoded))
-        mean = encoded[:, self.config.prefix_tokens :].mean(dim=1)
-        return torch.cat([encoded[:, 0], mean], -1) if self.config.classifier == "token_patches" else mean
+        mean = encoded[:, joined - 1 + self.config.prefix_tokens :].mean(dim=1)
+        return torch.cat([token, mean], -1) if self.config.classifier == "token_patches" else mean
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits `[B, K]` of `images` `[B, 3, H, W]` in [-1, 1]; without a head, their

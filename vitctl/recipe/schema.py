@@ -271,6 +271,12 @@ class Probing(FeatureCache):
         gt=0,
         lt=1,
     )
+    blocks: Ints = knob(
+        (1, 4),
+        "method = 'linear': layers read the class tokens of so many last blocks, each with and without the "
+        "mean of the patches; []: the input of the classification layer alone",
+        source="DINOv2",
+    )
     lrs: Floats = knob(
         (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1),
         "method = 'linear': first learning rates, times batch_size / 256",
@@ -286,6 +292,8 @@ class Probing(FeatureCache):
             raise ValueError(f"k = {list(self.k)} should be distinct numbers, 1 or more")
         if not self.lrs or min(self.lrs) <= 0 or len(set(self.lrs)) < len(self.lrs):
             raise ValueError(f"lrs = {list(self.lrs)} should be distinct rates above 0")
+        if len(set(self.blocks)) < len(self.blocks) or not all(0 < number <= 1000 for number in self.blocks):
+            raise ValueError(f"blocks = {list(self.blocks)} should be distinct numbers, 1 to 1000")
         return self
 
 
@@ -668,6 +676,11 @@ class FrozenRecipe(SeededRecipe):
         """Return how many training images each class needs."""
         return 1
 
+    @property
+    def blocks(self) -> Ints:
+        """Return the numbers of last blocks whose class tokens are read, see `with_blocks`."""
+        return ()
+
 
 class Probe(FrozenRecipe):
     """`vitctl probe`"""
@@ -685,6 +698,11 @@ class Probe(FrozenRecipe):
     def most_shots(self) -> int:
         """Return how many training images each class needs: one on either side of the hold-out."""
         return 1 if self.probe.method == "knn" else 2
+
+    @property
+    def blocks(self) -> Ints:
+        """Return probe.blocks, for the method that reads them."""
+        return self.probe.blocks if self.probe.method == "linear" else ()
 
 
 class Fewshot(FrozenRecipe):

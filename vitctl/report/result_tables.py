@@ -267,13 +267,14 @@ def _fewshot_table(job: str, metrics: Mapping[str, Any], percent: Percent) -> Re
         majority = percent(metrics.get("baselines", {}).get(data_set, {}).get("majority_class"))
         for shots, v in by_shots.items():
             numbers = [percent(v.get(key)) for key in ("accuracy", "std", "mean_per_class")]
-            rows.append((data_set, shots, *numbers, majority, f"{v['l2']:g}" if "l2" in v else ""))
+            last = f"{v['l2']:g}" if "l2" in v else interval_text(v.get("accuracy_interval"))
+            rows.append((data_set, shots, *numbers, majority, last))
     if (number := len(metrics["data_sets"])) > 1:
         means = metrics["accuracy"].items()
         rows += [(f"mean of {number}", shots, percent(value), "", "", "", "") for shots, value in means]
     if job == "probe":  # no draws, and no l2
-        header: Sequence[str] = ("data set", "head", "accuracy", "per class", "majority")
-        return ResultTable("Accuracy of frozen features", header, [(*r[:3], *r[4:6]) for r in rows])
+        header: Sequence[str] = ("data set", "head", "accuracy", "95 %", "per class", "majority")
+        return ResultTable("Accuracy of frozen features", header, [(*r[:3], r[6], *r[4:6]) for r in rows])
     header = ("data set", "shots", "accuracy", "std", "per class", "majority", "l2")
     return ResultTable("Few-shot accuracy", header, rows)
 

@@ -72,7 +72,7 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
         from vitctl.jobs.probe import probe_bytes
 
         rows.append(("method", recipe.probe.method))
-        more = probe_bytes(recipe, plan.feature_bytes, plan.config.feature_size)
+        more = probe_bytes(recipe, plan.feature_bytes, plan.config)
         features = f"features {bytes_text(plan.feature_bytes)}, {recipe.probe.method} {bytes_text(more)}"
         rows.append(("memory", f"{features} more, in the main process"))
     rows += [(f"{name} drawn", f"{count_text(number, 'image')} for each seed") for name, number in plan.drawn]

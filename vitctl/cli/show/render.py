@@ -215,7 +215,7 @@ _LINES = {
     "temperature": "temperature {temperature:.4f}: negative log likelihood "
     "{nll_after:.4f}, without it {nll_before:.4f}",
     "fewshot": "{shots}-shot accuracy {accuracy:.2%}",
-    "probe": "{data_set}  {head}  accuracy {accuracy:.2%}",
+    "probe": "{data_set}  {head}  accuracy {accuracy:.2%}  95 % interval {interval}",
     "setting": "lr {lr:g}, {total_steps:,} steps: mean on the validation images {accuracy:.2%}",
     "task": "{task}  accuracy {accuracy:.2%}",
     "export": "{path}: verified, largest difference {difference:.1e} of the logits' deviation",
