@@ -142,7 +142,7 @@ SLIPS = [
     Slip("evaluate --from run --model B/16 --data shards --out e", "not a B/16, it has", EVALUATE),
     Slip("fewshot --from run --data shards --shots five", "write numbers with commas"),
     Slip("fewshot --from run --data shards --shots 500",
-         "training images, 500 shots were requested; use fewer"),
+         "training images, 500 are needed; use fewer --shots"),
     Slip("finetune --from run --data shards --lr fast", "--lr fast: "),
     Slip("finetune --from run --data shards --steps -5", "should be above 0"),
     Slip("vtab --from run --suite mini --task digit", "digit"),

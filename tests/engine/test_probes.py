@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vitctl.engine import probes
-from vitctl.engine.probes import drawn, linear, logistic, nearest, vote
+from vitctl.engine.probes import drawn, linear, logistic, nearest, predicted, vote
 
 CPU = torch.device("cpu")
 
@@ -75,6 +75,18 @@ def test_logistic__equals_scikit_learn(c: float) -> None:
     excess = (train.double() @ layer[:-1] + layer[-1]).softmax(1) - rows
     assert (train.double().T @ excess + layer[:-1] / c).abs().max() / 200 < 1e-7
     assert excess.sum(0).abs().max() / 200 < 1e-7
+
+
+@pytest.mark.parametrize("c", [0.01, 10.0, 1e5])
+def test_logistic__a_rough_solution_answers_as_the_exact_one(c: float) -> None:
+    train, test, labels = _random(200, 200, 8, 4)
+    train = train + 2 * torch.eye(8)[labels]
+    exact = logistic(train, labels, c, num_classes=4)
+    rough = logistic(train, labels, c, num_classes=4, rough=True)
+    assert not rough.equal(exact)
+    likely = [(test.double() @ layer[:-1] + layer[-1]).softmax(1) for layer in (exact, rough)]
+    assert (likely[0] - likely[1]).abs().max() < 1e-4
+    assert predicted(test, rough).equal(predicted(test, exact))
 
 
 def test_drawn__every_image_once_in_each_epoch() -> None:

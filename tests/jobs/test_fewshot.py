@@ -72,7 +72,7 @@ def test_fewshot__batch_size_does_not_matter(job: Job) -> None:
 def test_fewshot__more_shots_than_images(job: Job) -> None:
     with pytest.raises(
         DataError,
-        match=r"class '\w+' has \d+ training images, 25 shots were requested; use fewer",
+        match=r"class '\w+' has \d+ training images, 25 are needed; use fewer --shots",
     ):
         job("fewshot", **{"fewshot.shots": (1, 25)})
 

@@ -13,7 +13,7 @@ from tests.trained import Job
 from vitctl.data.datasets.catalog import open_split
 from vitctl.engine import probes
 from vitctl.engine.probes import C_GRID
-from vitctl.errors import CheckpointError
+from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs import probe
 
 
@@ -59,6 +59,12 @@ def test_probe__keeps_a_classifier_that_scores_as_it_said(
     alike = ("image_size", "eval_method", "eval_resize", "resample", "exif_orientation", "data_sha256")
     assert [again["provenance"][name] for name in alike] == [said["provenance"][name] for name in alike]
     assert again["provenance"]["eval_resize"] > again["provenance"]["image_size"] == 32
+
+
+def test_probe__one_image_of_a_class(job: Job) -> None:
+    values = {"data.train_split": "train[:1% of each class]"}
+    with pytest.raises(DataError, match=r"has \d training images, 2 are needed; use --method knn, or add"):
+        job("probe", **values, **{"probe.method": "linear"})
 
 
 def test_probe__linear_layers_as_in_dinov2(job: Job) -> None:

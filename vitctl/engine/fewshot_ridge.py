@@ -28,7 +28,13 @@ L2_GRID = tuple(2.0**power for power in range(-10, 20))  # of the authors' earli
 
 
 def choose_shots(
-    labels: NDArray[np.int64], shots: int, *, num_classes: int, seed: int, class_names: Sequence[str] = ()
+    labels: NDArray[np.int64],
+    shots: int,
+    *,
+    num_classes: int,
+    seed: int,
+    class_names: Sequence[str] = (),
+    fix: str = "use fewer shots",
 ) -> NDArray[np.int64]:
     """`shots` images of each class, drawn from one generator per seed; fewer shots are prefixes of more.
 
@@ -38,6 +44,7 @@ def choose_shots(
         num_classes: classes 0 .. num_classes - 1.
         seed: of the draw.
         class_names: for the message; empty: numbers.
+        fix: for the message.
 
     Returns:
         [num_classes * shots] positions in `labels`, class by class.
@@ -52,8 +59,7 @@ def choose_shots(
         if len(of_class) < shots:
             raise DataError(
                 f"class {repr(class_names[label]) if class_names else label} has {len(of_class)} training "
-                f"images, "
-                f"{shots} shots were requested; use fewer, e.g. --shots {max(1, len(of_class))}"
+                f"images, {shots} are needed; {fix}"
             )
         chosen.append(of_class[:shots])
     return np.concatenate(chosen)

@@ -455,7 +455,8 @@ def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
                 drawn.append((name, recipe.most_shots * sizes[0].num_classes))
             train, test = (size.source for size in sizes)
             if train is not None and test is not None:
-                check_set(FewshotSet(name, trained, scored, train, test), recipe.most_shots)
+                one = FewshotSet(name, trained, scored, train, test)
+                check_set(one, recipe.most_shots, recipe.with_fewer)
     else:
         size = _looked_up(recipe.data, recipe.data.eval_split, needed=False)
         images = [(recipe.data.eval_split, size.num_images)]

@@ -120,14 +120,14 @@ def heads_of(config: Config, blocks: Sequence[int]) -> list[Head]:
 
 
 def probe_bytes(recipe: Probe, feature_bytes: int, config: Config) -> int:
-    """Return the planned memory of a method beside the representations; of `logistic`, a float64 copy; of
-    `linear`, its layers for 1,000 classes.
+    """Return the planned memory of a method beside the representations; of `logistic`, a copy and one in
+    float64; of `linear`, its layers for 1,000 classes.
     """
     p, dtype = recipe.probe, torch.float64 if recipe.probe.float64 else torch.float32
     widths = sum(len(range(config.feature_size)[head.features]) for head in heads_of(config, p.blocks))
     heads = 5 * len(p.lrs) * widths * ASSUMED_CLASSES * dtype.itemsize  # with gradients
     knn = chunk_bytes(config.feature_size, dtype)
-    return {"knn": knn, "logistic": 2 * feature_bytes, "linear": heads}[p.method]
+    return {"knn": knn, "logistic": 3 * feature_bytes, "linear": heads}[p.method]
 
 
 def _neighbours(
@@ -146,15 +146,17 @@ def _regression(
     """Return the layer, [R + 1, K], under its input, and how it was chosen; None after a signal."""
     labels, many = torch.from_numpy(one.train.labels()), one.num_classes
     held = held_out(one.train.labels(), recipe.probe.hold_out, recipe.seed)
-    best, chosen = -1, 0.0
+    best, chosen, fitted, left = -1, 0.0, train[~held], train[held]
     layer: Tensor | None = None
     for c in C_GRID:
         if frozen.run.stop.raised:  # all processes stop together after this
             return None
-        layer = logistic(train[~held], labels[~held], c, num_classes=many, start=layer)
-        right = int((predicted(train[held], layer) == labels[held]).sum())
+        layer = logistic(fitted, labels[~held], c, num_classes=many, start=layer, rough=True)
+        right = int((predicted(left, layer) == labels[held]).sum())
         if right > best:  # of equal ones the lower C
             best, chosen = right, c
+        if best == held.sum():  # no other is better
+            break
     layer = logistic(train, labels, chosen, num_classes=many)
     more = {"c": chosen, "held_out_accuracy": best / int(held.sum()), "num_held_out": int(held.sum())}
     return heads_of(frozen.model.config, ())[0], layer, more

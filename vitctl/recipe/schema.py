@@ -674,7 +674,12 @@ class FrozenRecipe(SeededRecipe):
     @property
     def most_shots(self) -> int:
         """Return how many training images each class needs."""
-        return 1
+        raise NotImplementedError
+
+    @property
+    def with_fewer(self) -> str:
+        """Return what to do where a class has fewer images."""
+        raise NotImplementedError
 
     @property
     def blocks(self) -> Ints:
@@ -700,6 +705,12 @@ class Probe(FrozenRecipe):
         return 1 if self.probe.method == "knn" else 2
 
     @property
+    def with_fewer(self) -> str:
+        """Return what to do where a class has fewer images."""
+        other = "" if self.probe.method == "knn" else "use --method knn, or "
+        return f"{other}add images of this class to the training split"
+
+    @property
     def blocks(self) -> Ints:
         """Return probe.blocks, for the method that reads them."""
         return self.probe.blocks if self.probe.method == "linear" else ()
@@ -720,6 +731,11 @@ class Fewshot(FrozenRecipe):
     def most_shots(self) -> int:
         """Return the largest number of shots."""
         return max(self.fewshot.shots)
+
+    @property
+    def with_fewer(self) -> str:
+        """Return what to do where a class has fewer images."""
+        return "use fewer --shots"
 
     @model_validator(mode="after")
     def _others_to_choose_by(self) -> "Fewshot":

@@ -445,8 +445,9 @@ class FewshotSet:
         return own | data_used(self.test, self.eval_split)
 
 
-def open_sets(data: FewshotImages, shots: Sequence[int], run_dir: Path) -> list[FewshotSet]:
-    """Open the data sets of a recipe's [data], checked to have enough images for the shots.
+def open_sets(data: FewshotImages, shots: int, fix: str, run_dir: Path) -> list[FewshotSet]:
+    """Open the data sets of a recipe's [data], checked to have enough images for the shots; with fewer, `fix`
+    says what to do.
 
     Raises:
         DataError: data is missing, the splits have different classes, labels are invalid, an expression takes
@@ -456,7 +457,7 @@ def open_sets(data: FewshotImages, shots: Sequence[int], run_dir: Path) -> list[
     for name, place, train_split, eval_split in fewshot_places(data):
         train, test = (open_whole(place, split, run_dir) for split in (train_split, eval_split))
         one = FewshotSet(name, train_split, eval_split, train, test)
-        check_set(one, max(shots))
+        check_set(one, shots, fix)
         sets.append(one)
     return sets
 
@@ -478,8 +479,9 @@ def fewshot_places(data: FewshotImages) -> list[tuple[str, FewshotImages, str, s
     return rows
 
 
-def check_set(one: FewshotSet, shots: int) -> None:
-    """Check that both splits have the same classes and valid labels, and each class enough images.
+def check_set(one: FewshotSet, shots: int, fix: str) -> None:
+    """Check that both splits have the same classes and valid labels, and each class enough images; with less,
+    `fix` says what to do.
 
     Raises DataError.
     """
@@ -493,9 +495,8 @@ def check_set(one: FewshotSet, shots: int) -> None:
     check_labels(one.test, one.eval_split, "scoring", single=True)
     for source, split in ((one.train, one.train_split), (one.test, one.eval_split)):
         check_once(source, split)
-    choose_shots(
-        one.train.labels(), shots, num_classes=one.num_classes, seed=0, class_names=one.train.class_names
-    )
+    labels, names = one.train.labels(), one.train.class_names
+    choose_shots(labels, shots, num_classes=one.num_classes, seed=0, class_names=names, fix=fix)
 
 
 @dataclass(frozen=True)
@@ -536,7 +537,7 @@ def open_inputs(recipe: Recipe, run_dir: Path) -> Inputs:
             tried = trained, chosen_by
         return Inputs(train, scored, probed, tried)
     if isinstance(recipe, FrozenRecipe):
-        return Inputs(sets=open_sets(recipe.data, (recipe.most_shots,), run_dir))
+        return Inputs(sets=open_sets(recipe.data, recipe.most_shots, recipe.with_fewer, run_dir))
     if isinstance(recipe, Vtab):
         return Inputs(tasks=open_tasks(recipe, chosen_tasks(recipe), run_dir))
     if isinstance(recipe, Evaluate):
@@ -556,7 +557,7 @@ def open_probe(recipe: Pretrain, run_dir: Path) -> FewshotSet | None:
     data = FewshotImages(
         dataset=p.dataset, path=p.path, root=p.root, train_split=p.train_split, eval_split=p.eval_split
     )
-    return open_sets(data, p.shots, run_dir)[0]
+    return open_sets(data, max(p.shots), "set fewshot_probe.shots to fewer", run_dir)[0]
 
 
 def chosen_tasks(recipe: Vtab) -> list[VtabTask]:
