@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from safetensors import safe_open
+from scipy.stats import binomtest
 
 from tests import warm
 from tests.cli.conftest import Vitctl
@@ -63,6 +64,19 @@ def test_predict__a_folder_as_a_table(vitctl: Vitctl, pretrained: Path, photos: 
     (photos / "corrupt.jpg").unlink()
     said = vitctl("predict", "photos", "--from", pretrained, "--strict", *FAST)
     assert (said.code, "cannot be used" in said.err) == (0, False)
+
+
+def test_predict__scores_images_in_folders_of_classes(vitctl: Vitctl, pretrained: Path, photos: Path) -> None:
+    (photos / "more").rename(photos / shapes.SHAPES[0])
+    said = vitctl("predict", "photos", "--from", pretrained, "--top", 1, "--format", "csv", *FAST)
+    rows = list(csv.DictReader(said.out.splitlines()))
+    right = sum(row["class"] == Path(row["image"]).parent.name for row in rows)
+    low, high = (100 * end for end in binomtest(right, 2).proportion_ci(method="wilson"))
+    (line,) = [line for line in said.err.splitlines() if line.startswith("accuracy")]
+    assert line.startswith(
+        f"accuracy {right / 2:.2%} ({right} of 2 labelled images)  95 % interval {low:.1f}-{high:.1f}%"
+    )
+    assert line.endswith(f"vitctl evaluate --from {pretrained} --data photos")
 
 
 def test_predict__csv_and_jsonl_say_the_same(vitctl: Vitctl, pretrained: Path, photos: Path) -> None:

@@ -3,9 +3,12 @@
 import csv
 import io
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -15,8 +18,8 @@ from vitctl import load_classifier, open_split
 from vitctl.engine import checkpoint as files
 from vitctl.engine.calibration import calibration
 from vitctl.errors import CheckpointError, DataError, RecipeError
-from vitctl.jobs.evaluate import _check_answers
 from vitctl.jobs.inputs.weights import stored_eval_transform
+from vitctl.jobs.record.answer_table import COLUMNS, check_place, is_right, read_answers, write_answers
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Evaluate
 
@@ -192,6 +195,19 @@ def test_temperature__of_held_out_images_divides_all_logits(
     after_fit = json.loads(file.read_text())["nll_after"]
     assert fitted["metrics"]["nll"] == pytest.approx(after_fit, rel=1e-12)
 
+    job("evaluate", "leaky", **source, **HELD_OUT | {"data.eval_split": "test"})
+    assert json.loads(file.read_text())["split"] == "test"
+    job("evaluate", "again", **source, **HELD_OUT)
+    assert json.loads(file.read_text())["temperature"] == temperature
+    for name, of_test, replaced in (
+        ("fitted", False, None),
+        ("leaky", True, f"temperature {temperature:.4f}, fitted to train[50%:] (35 images, "),
+        ("again", False, "fitted to test (23 images, "),
+    ):
+        said = (tmp_path / name / "log.jsonl").read_text()
+        assert ("fitted to test images" in said) == of_test
+        assert ("an earlier fit is replaced" in said) == bool(replaced) and (replaced or "") in said
+
     scored = job("evaluate", "scored", **source)
     kept = [name for name in plain["metrics"] if name not in ("ece", "nll", "brier", "calibration_bins")]
     assert {name: scored["metrics"][name] for name in kept} == {name: plain["metrics"][name] for name in kept}
@@ -227,10 +243,41 @@ def test_temperature__is_for_a_softmax_and_for_images_that_the_user_names(job: J
         job("evaluate", "test", **{"evaluation.fit_temperature": True})
 
 
-def test_check_answers__other_files_are_kept(tmp_path: Path) -> None:
+def test_check_place__other_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "labels.csv").write_text("path,label\nx,y\n")
-    for name in ("labels.csv", "nowhere/a.csv", "."):
-        with pytest.raises(DataError, match=r"another name|does not exist|is a folder"):
-            _check_answers(str(tmp_path / name))
-    (tmp_path / "a.csv").write_text("path,truth,answer,probability,margin,truth_probability\n")
-    _check_answers(str(tmp_path / "a.csv"))
+    pq.write_table(pa.table({"path": ["x"]}), tmp_path / "labels.parquet")
+    (tmp_path / "text.parquet").write_text("path,label\nx,y\n")
+    for name in ("labels.csv", "labels.parquet", "text.parquet", "nowhere/a.csv", "."):
+        with pytest.raises(
+            DataError, match=r"another name|does not exist|is a folder|not a complete parquet"
+        ):
+            check_place(tmp_path / name)
+    for name in ("a.csv", "a.parquet"):
+        assert check_place(tmp_path / name) == []
+        write_answers(tmp_path / name, [("x", "a", "b", 0.5, 0.25, None)])
+        (warning,) = check_place(tmp_path / name)
+        assert "earlier evaluation" in warning
+    with pytest.raises(RecipeError, match=r"should be the name of a \.csv or \.parquet file"):
+        load_recipe("evaluate", [Override("evaluation.answers", "answers.json")])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"pip install 'vitctl\[data\]'"):
+        check_place(tmp_path / "b.parquet")
+
+
+def test_answers__parquet_holds_the_rows_of_csv(tmp_path: Path) -> None:
+    rows = [("a\x1b/1.png", "x;y", "x", 0.1, -2.5e-300, None), ("ü.png", "=z", "y", 0.5, 0.0, 1 / 3)]
+    tables = [read_answers(write_answers(tmp_path / f"a{ending}", rows)) for ending in (".csv", ".parquet")]
+    tables[0][1]["truth"] = tables[0][1]["truth"].removeprefix("'")  # a formula, in a spreadsheet
+    assert tables[0] == tables[1]
+    assert [tuple(row.values())[3:] for row in tables[1]] == [row[3:] for row in rows]
+    assert [is_right(row) for row in tables[1]] == [True, False]
+    table = pq.read_table(tmp_path / "a.parquet")
+    assert [str(kind) for kind in table.schema.types] == ["string"] * 3 + ["double"] * 3
+
+
+def test_read_answers__refuses_other_tables(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("path,truth,answer,probability,margin\n1.png,a,a,0.5,0.1\n")
+    (tmp_path / "b.csv").write_text(f"{','.join(COLUMNS)}\n1.png,a,a,most,0.1,\n")
+    for name in ("a.csv", "b.csv"):
+        with pytest.raises(CheckpointError, match="not a file of answers"):
+            read_answers(tmp_path / name)

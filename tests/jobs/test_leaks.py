@@ -22,6 +22,8 @@ from vitctl.data.writer.intake import Item
 from vitctl.data.writer.shard_writer import write_split
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs import finetune as job
+from vitctl.jobs.inputs.data import group_notes
+from vitctl.recipe.images import Place
 from vitctl.recipe.load import load_recipe
 
 NAMES = ("cat", "dog")
@@ -143,6 +145,17 @@ def test_group_by__is_recorded_and_wanted_of_evaluate(tune: Tune, photos: Path, 
         do("evaluate", tmp_path / "other", **scored)
     again = do("evaluate", tmp_path / "same", **scored, **{"data.group_by": pattern})
     assert again["metrics"]["correct"] == found["metrics"]["correct"]
+
+
+def test_group_notes__count_groups_on_each_side_and_on_both(photos: Path) -> None:
+    sides = {split: open_split(split, path=photos) for split in SIDES.values()}
+    place = Place(path=str(photos), group_by="/[0-9]")
+    tens = [{one.key(n)[4] for n in range(len(one))} for one in sides.values()]
+    (note,) = group_notes(place, sides)
+    assert f"; {len(tens[0] & tens[1])} groups on both sides" in note
+    assert group_notes(place.model_copy(update={"group_by": ""}), sides) == []
+    apart = {split: open_split(split, path=photos, group_by="/[0-9]") for split in SIDES.values()}
+    assert "both" not in group_notes(place, apart)[0]
 
 
 def test_group_by__is_the_same_in_every_process(photos: Path) -> None:

@@ -27,10 +27,11 @@ from vitctl import VitctlError, load_classifier, open_split
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.images.decode import without_heic
 from vitctl.data.source.stores import ImageFiles
-from vitctl.data.source.views import Source
+from vitctl.data.source.views import Source, View
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.classifier import open_classifier
-from vitctl.jobs.predict import Prediction, predict
+from vitctl.jobs.inputs.given_images import find_images
+from vitctl.jobs.predict import Prediction, known_classes, predict
 from vitctl.models.weights.weights_file import read_weights, save_weights
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate
@@ -148,6 +149,38 @@ def test_predict__its_best_classes_are_those_that_evaluate_counts(
     )
     top5 = [names[label] in dict(one.classes) for one, label in zip(own, labels, strict=True)]
     assert sum(top5) == result["metrics"]["top5_correct"]
+
+
+def test_predict__accuracy_of_labelled_images_is_that_of_evaluate(
+    job: Job, trained: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    """Of shards, and of the same images in a folder for each class; others have no label."""
+    scored = job("evaluate", **{"weights.source": str(trained), "machine.precision": "float32"})["metrics"]
+    split = open_split("test", path=tiny_data)
+    for sample, label in enumerate(split.labels()):
+        place = tmp_path / "photos" / split.class_names[label] / f"{sample}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(split.read(sample))
+    (tmp_path / "photos" / "others").mkdir()
+    (tmp_path / "photos" / "others" / "x.png").write_bytes(split.read(0))
+    (tmp_path / "photos" / split.class_names[0] / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    how = recipe(trained, **{"machine.precision": "float32"})
+    for names in ([f"{tiny_data}:test"], [str(tmp_path / "photos")]):
+        sources = find_images(names, how.data, stdin=io.BytesIO(), note=lambda _: None)
+        right = [one.is_right for batch in predict(how, sources, threshold=1.0) for one in batch]
+        assert (right.count(True), right.count(False)) == (
+            scored["correct"],
+            scored["total"] - scored["correct"],
+        )
+    assert right.count(None) == 2
+
+
+def test_known_classes__of_shards_with_several_labels_and_of_other_classes() -> None:
+    labels = np.array([[1, 0], [2, -1], [-1, -1]])
+    shards = View((), ("a", "b", "c"), "", np.arange(3), labels)
+    assert known_classes(shards, ("a", "b", "c")).tolist() == labels.tolist()
+    for others in (("b", "a", "c"), ("a", "b"), ()):
+        assert known_classes(shards, others).tolist() == [[-1]] * 3
 
 
 def test_predict__shards_are_read_as_they_are(trained: Path, extracted: list[Path], tiny_data: Path) -> None:

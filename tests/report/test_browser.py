@@ -182,14 +182,19 @@ COLLISIONS = """() => {
 
 @pytest.fixture(scope="module")
 def wide_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that learned nothing of six classes with wide names, with its images and figures."""
+    """A run that learned nothing of six classes with wide names, and its evaluation: images, figures, wrong
+    answers and calibration.
+    """
     root = tmp_path_factory.mktemp("wide")
     for split, size in (("train", 48), ("test", 24)):
         items = shapes.items("shape", split, size, seed=0, image_size=16)
         write_split(items, root / "data" / split, WIDE, seed=0, source_text="test")
     steps = {"schedule.total_steps": 1, "schedule.warmup_steps": 0, "optimizer.lr": 1e-9}
-    do(TINY, root / "run", **CPU, **steps, **{"data.path": str(root / "data")})
-    write_report([root / "run"], root / "wide.html")
+    values = {"data.path": str(root / "data"), **CPU}
+    do(TINY, root / "run", **values, **steps, **{"loss.name": "softmax"})
+    scored = {"weights.source": str(root / "run"), "evaluation.answers": str(root / "answers.csv")}
+    do("evaluate", root / "scored", **values, **scored)
+    write_report([root / "run", root / "scored"], root / "wide.html")
     return root / "wide.html"
 
 
@@ -204,6 +209,7 @@ def test_page__wide_names_do_not_collide(browser: Any, wide_page: Path, width: i
     text = shown.page.inner_text("main")
     assert "no better than always predicting the majority class" in text
     assert all(name in text for name in WIDE) and "wrong answers" in text.lower()
+    assert "95 % interval" in text and "Reliability" in text and "List of wrong answers" in text
     shown.context.close()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 import pytest
 
 from vitctl.errors import CheckpointError
+from vitctl.jobs.record.answer_table import answers_digest, write_answers
 from vitctl.jobs.record.result import RunResult, read_result, write_result
 from vitctl.recipe.load import Override, load_recipe, with_overrides
 from vitctl.recipe.write import to_toml, toml_value
 from vitctl.report.compare import compare_runs
-from vitctl.system.files import write_csv
 
 USED = {
     "split": "test",
@@ -279,20 +280,20 @@ def test_compare__probes(
     assert not (NEIGHBOURS | LAYERS).keys() & set(found.unrecorded)
 
 
-def test_compare__tests_answers_to_the_same_images(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_compare__tests_answers_to_the_same_images(tmp_path: Path, ending: str) -> None:
     """Of 23 images each gets 12 right; they agree on 4 of those."""
     runs = []
     for name, right in (("one", range(12)), ("two", range(8, 20))):
-        rows = [
-            ("path", "truth", "answer"),
-            *((f"{n}.jpg", "a", "a" if n in right else "b") for n in range(23)),
-        ]
-        file = write_csv(tmp_path / f"{name}.csv", rows)
-        runs.append(put(tmp_path / name, replace(SCORED, files={"answers": str(file)})))
+        rows = [(f"{n}.jpg", "a", "a" if n in right else "b", 0.9, 0.8, 0.1) for n in range(23)]
+        file = write_answers(tmp_path / f"{name}{ending}", rows)
+        result = replace(SCORED, files={"answers": str(file)})
+        runs.append(put(tmp_path / name, result, answers_sha256=answers_digest(file)))
     (text,) = compare_runs(runs).tests
     assert "one is right on 8 images" in text and "two on 8:" in text and text.endswith("p = 1")
-    (tmp_path / "two.csv").write_text("path,truth,answer\n0.jpg,a,a\n")
-    assert "holds 1 right answers" in compare_runs(runs).tests[0]
-    (tmp_path / "two.csv").unlink()
+    assert not compare_runs(runs).differences  # digests of the answers differ
+    shutil.copy(tmp_path / f"one{ending}", tmp_path / f"two{ending}")  # as many right answers, of another run
+    assert f"no longer has the answers of {runs[1]}" in compare_runs(runs).tests[0]
+    (tmp_path / f"two{ending}").unlink()
     assert "no McNemar's test" in compare_runs(runs).tests[0]
     assert compare_runs([put(tmp_path / "three"), runs[0]]).tests == []

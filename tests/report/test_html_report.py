@@ -21,15 +21,19 @@ from tests.report.conftest import made_up, vtab_result
 from tests.trained import do
 from vitctl.data.datasets.catalog import open_split
 from vitctl.errors import CheckpointError
+from vitctl.jobs.record.answer_table import read_answers
 from vitctl.jobs.record.result import RunResult, read_result
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.paper import TABLE_9
 from vitctl.recipe.schema import Pretrain
 from vitctl.report import html_report
 from vitctl.report.answers import answer_split
+from vitctl.report.charts import Block
+from vitctl.report.class_tables import Budget, thumbnail
 from vitctl.report.html_report import MAX_BYTES, write_report
 from vitctl.report.result_tables import table
 from vitctl.report.run_records import read_folders, read_run
+from vitctl.report.wrong_answers import wrong_answers
 
 HOSTILE = "</td></script><script>alert(1)</script>\"'&\x1b[31m\u202e{{ 7*7 }}{% raw %}"
 AS_TEXT = "</td></script><script>alert(1)</script>\"'&\\x1b[31m\\u202e{{ 7*7 }}{% raw %}"
@@ -107,7 +111,7 @@ def test_page__its_predictions_are_those_of_evaluate(trained: Path, tiny_data: P
     )
     found = answer_split(read_run(trained, "a"), None)
     assert int((found.best[:, 0] == found.labels).sum()) == result["metrics"]["correct"]
-    assert found.num_images == result["metrics"]["total"] == len(found.best)
+    assert len(found.whole) == result["metrics"]["total"] == len(found.best)
     assert np.all(np.diff(found.shares, axis=1) <= 0)
     lines = (tmp_path / "scored" / "confusion.csv").read_text().splitlines()[1:]
     names = found.source.class_names
@@ -119,6 +123,45 @@ def test_page__its_predictions_are_those_of_evaluate(trained: Path, tiny_data: P
     few = answer_split(read_run(trained, "a"), 5)
     assert few.labels.tolist() == found.labels[[n * 23 // 5 for n in range(5)]].tolist()
     assert "5 of the 23 images" in few.remark
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_wrong_answers__are_those_of_the_evaluation_the_most_confident_first(
+    trained: Path, tiny_data: Path, tmp_path: Path, ending: str
+) -> None:
+    file, values = tmp_path / f"a{ending}", {"weights.source": str(trained), "data.path": str(tiny_data)}
+    do("evaluate", tmp_path / "scored", **values, **{"evaluation.answers": str(file)})
+    run = read_run(tmp_path / "scored", "a")
+    wrong = [row for row in read_answers(file) if row["truth"] != row["answer"]]
+    wrong.sort(key=lambda row: -row["probability"])
+    suspects = {row["path"] for row in read_answers(tmp_path / "scored" / "suspects.csv")}
+    *shown, (listing,) = _blocks(wrong_answers(run, answer_split(run, 3), Budget(10**6)))
+    assert [row[:4] for row in listing["rows"]] == [
+        (*(row[name] for name in ("path", "truth", "answer")), f"{row['probability']:.2%}") for row in wrong
+    ]
+    assert [row[0] for row in listing["rows"] if row[5] == "yes"] == [
+        row["path"] for row in wrong if row["path"] in suspects
+    ]
+    pictures = [one["picture"]["alt"] for one in shown[1]["items"]]
+    assert pictures == [f"{row['path']}, of class {row['truth']}" for row in wrong[:12]]
+    source = open_split("test", path=tiny_data)
+    keys = [source.key(sample) for sample in range(len(source))]
+    best = thumbnail(source, keys.index(wrong[0]["path"]), "", Budget(10**6))
+    assert best is not None and shown[1]["items"][0]["picture"]["address"] == best["address"]
+
+    (*_, (alone,)) = _blocks(wrong_answers(run, None, Budget(10**6)))  # without weights and images
+    assert alone["rows"] == listing["rows"]
+    file.write_bytes(b"x")
+    assert wrong_answers(run, None, Budget(10**6)) == []
+    (*_, (computed,)) = _blocks(wrong_answers(run, answer_split(run, None), Budget(10**6)))
+    assert {row[:3] for row in computed["rows"]} == {row[:3] for row in listing["rows"]}
+    assert "Wrong answers" in page_of(tmp_path, tmp_path / "scored", images=None).text
+
+
+def _blocks(blocks: list[Block]) -> tuple[Block, Block, list[Block]]:
+    """Return the line, the examples, and the tables of the list."""
+    line, examples, folded = blocks
+    return line, examples, folded["blocks"][0]["blocks"]
 
 
 def test_page__without_the_images_of_the_result_shows_no_examples(trained: Path, tmp_path: Path) -> None:

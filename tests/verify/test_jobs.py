@@ -59,9 +59,11 @@ def test_vtab__a_task_is_replayed(pretrained: Path, tmp_path: Path) -> None:
 
 
 def test_evaluate__is_scored_again(job: Job, tmp_path: Path) -> None:
-    correct = job("evaluate", "a")["metrics"]["correct"]
-    folder = tmp_path / "a"
+    answers = tmp_path / "answers.csv"
+    correct = job("evaluate", "a", **{"evaluation.answers": str(answers)})["metrics"]["correct"]
+    folder, written = tmp_path / "a", answers.stat()
     assert found(folder, scores=True, reads_bytes=True) == []
+    assert answers.stat() == written  # a run is only read
     assert said(folder, "weights") == []  # they are those of another run
     assert said(folder, "score", scores=True) == [
         ("ok", f"scored again: {correct} of 23 correct, the same integers")

@@ -132,9 +132,10 @@ def shards_of(photographs: str, runs: Path) -> Path:
     from vitctl.cli.show.console import say
     from vitctl.data.datasets.catalog import open_originals
     from vitctl.data.shards.index import find_splits
+    from vitctl.data.writer.intake import RECORD
     from vitctl.data.writer.shard_writer import write_originals
     from vitctl.errors import DataError
-    from vitctl.jobs.inputs.checks import RECORD, fingerprint, shards_folder
+    from vitctl.jobs.inputs.checks import fingerprint, shards_folder
     from vitctl.system.files import write_text
 
     state = fingerprint(photographs)

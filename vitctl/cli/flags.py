@@ -269,7 +269,8 @@ FLAGS = (
         "--answers",
         "evaluation.answers",
         str,
-        "Also write the answer to each image to this .csv, and suspected labels to RUN/suspects.csv",
+        "Also write the answer to each image to this .csv or .parquet, and suspected labels to "
+        "RUN/suspects.csv",
         "evaluate",
     ),
     Flag(

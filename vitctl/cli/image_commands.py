@@ -92,7 +92,10 @@ def predict(
 
         fetch_weights(recipe.weights.source, on_stderr=True)
     batches = predictions(recipe, sources, top=top, threshold=threshold, features=features, note=note)
-    errors = _print_predictions(batches, format_, some_names(sources, _NAMES_MEASURED), total)
+    errors, right = _print_predictions(batches, format_, some_names(sources, _NAMES_MEASURED), total)
+    if right.total():
+        data = typed(images[0]) if len(images) == 1 and Path(images[0]).is_dir() else "DATA"
+        note(_accuracy_line(right[True], right.total(), recipe.weights.source, data))
     if errors:
         reasons = ", ".join(f"{count:,} {one_line(reason)}" for reason, count in errors.most_common())
         note(f"{errors.total():,} of {total:,} images cannot be used: {reasons}")
@@ -102,6 +105,18 @@ def predict(
         note(f"vitctl: {text}")
     if missing or (strict and errors):
         raise typer.Exit(2)
+
+
+def _accuracy_line(correct: int, total: int, weights: str, data: str) -> str:
+    """Return the accuracy of answers to labelled images, and the command that scores held-out ones."""
+    from vitctl.engine.metrics import interval_text, wilson
+
+    counts = f"{correct:,} of {count_text(total, 'labelled image')}"
+    command = f"vitctl evaluate --from {'RUN' if weights.endswith('.onnx') else typed(weights)} --data {data}"
+    return (
+        f"accuracy {correct / total:.2%} ({counts})  95 % interval {interval_text(wilson(correct, total))}; "
+        f"all scores of the held-out images: {command}"
+    )
 
 
 def _starting() -> AbstractContextManager[None]:
@@ -115,7 +130,7 @@ def _starting() -> AbstractContextManager[None]:
 
 def _print_predictions(
     batches: "Iterable[Sequence[Prediction]]", format_: str, names: Sequence[str], total: int
-) -> Counter[str]:
+) -> tuple[Counter[str], Counter[bool]]:
     """Print predictions batch by batch, so that they can be piped.
 
     Args:
@@ -125,7 +140,7 @@ def _print_predictions(
         total: number of images.
 
     Returns:
-        how many images had which error.
+        how many images had which error, and how many answers to labelled images are right and wrong.
 
     Raises:
         RecipeError: there is no such format.
@@ -139,9 +154,10 @@ def _print_predictions(
     width = max(len("image"), min(_WIDEST_NAME, max((_width(name) for name in names), default=0)))
     header = {"table": f"{'image':{width}}  probability  class\n", "csv": csv_text([CSV_HEADER]), "jsonl": ""}
     text = header[format_]
-    errors: Counter[str] = Counter()
+    errors, right = Counter[str](), Counter[bool]()
     for batch in _with_bar(batches, total):
         errors.update(prediction.error for prediction in batch if prediction.error)
+        right.update(prediction.is_right for prediction in batch if prediction.is_right is not None)
         if format_ == "table":
             text += "".join(_table_lines(prediction, width) for prediction in batch)
         elif format_ == "csv":
@@ -151,7 +167,7 @@ def _print_predictions(
         sys.stdout.write(text)
         sys.stdout.flush()
         text = ""
-    return errors
+    return errors, right
 
 
 def _with_bar(batches: "Iterable[Sequence[Prediction]]", total: int) -> "Iterator[Sequence[Prediction]]":

@@ -164,9 +164,9 @@ def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) 
         DataError: as `vitctl data shards`; or several processes would write the same shards.
         CheckpointError: the weights are missing; no shards were written.
     """
+    from vitctl.data.writer.intake import RECORD
     from vitctl.errors import DataError
     from vitctl.jobs.inputs.checks import (
-        RECORD,
         check_not_missing,
         check_weights,
         fingerprint,

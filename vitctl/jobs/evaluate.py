@@ -46,7 +46,7 @@ from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.checks import check_head_classes
 from vitctl.jobs.inputs.classifier import Activation, activation_of, probabilities
-from vitctl.jobs.inputs.data import Inputs, open_inputs, open_train
+from vitctl.jobs.inputs.data import Inputs, open_inputs, open_recipe_split, open_train
 from vitctl.jobs.inputs.weights import (
     OBJECTNET,
     OF_OBJECTNET,
@@ -57,6 +57,7 @@ from vitctl.jobs.inputs.weights import (
     scored_weights,
     stored_eval_transform,
 )
+from vitctl.jobs.record.answer_table import COLUMNS, SUSPECTS, answers_digest, check_place, write_answers
 from vitctl.jobs.record.result import RunResult, data_used, read_result
 from vitctl.jobs.training import (
     WHOLE,
@@ -67,13 +68,16 @@ from vitctl.jobs.training import (
     weights_scored,
 )
 from vitctl.models.variants import unseen_pixels
-from vitctl.models.weights.meta import Temperature
+from vitctl.models.weights.meta import Temperature, stored_temperature
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain
 from vitctl.system.files import TABLE, read_bytes, write_csv
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
-_ANSWERS = ("path", "truth", "answer", "probability", "margin", "truth_probability")
+_FIT_OF_TEST = (
+    "the temperature is fitted to test images, whose calibration is then too good; fit it to images that "
+    "were held out of the training and of the test"
+)
 ORIGINAL, REAL, PART = "original", "real", "restricted"
 
 
@@ -319,10 +323,11 @@ def evaluate(
             f"{found.path}: its head is all zeros, as in the released ImageNet-21k files; fine-tune it first"
         )
     _check_held_out(recipe.data.eval_split, recipe.data.group_by, found, source)
-    _check_answers(recipe.evaluation.answers)
+    file = Path(recipe.evaluation.answers) if recipe.evaluation.answers else None
+    cautions = check_place(file) if file is not None else []
     rule = choose_label_rule(recipe.evaluation.labels, source, found, Path(recipe.data.root))
     if recipe.evaluation.fit_temperature:
-        _check_fit(found, source, rule)
+        cautions += _check_fit(recipe.data.eval_split, found, source, rule)
     run = start_run(recipe, run_dir, report, stop, source)
     runtime, journal = run.runtime, run.journal
     check_found(runtime, found, [source])
@@ -332,13 +337,13 @@ def evaluate(
     if not meta.get("class_names"):
         found = replace(found, assumed={**found.assumed, "classes": "in the order of the data"})
     found.log(journal, str(transform))
-    for text in unseen_pixels(model.config):
+    for text in (*unseen_pixels(model.config), *cautions):
         journal.write("warning", step=0, text=text)
     look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime))
     thresholds = read_thresholds(recipe.evaluation.thresholds, rule)
-    flip, file, activation = recipe.evaluation.flip_average, recipe.evaluation.answers, activation_of(meta)
+    flip, activation = recipe.evaluation.flip_average, activation_of(meta)
     temperature, fits = meta.get("temperature") or 1.0, recipe.evaluation.fit_temperature
     columns = partial(_columns, truth=rule.single_labels, activation=activation, whole=rule.has_label_sets)
     to_columns = (lambda scores, *_: scores.double()) if fits else partial(columns, temperature=temperature)
@@ -352,8 +357,7 @@ def evaluate(
         every = columns(scores, answers.long(), torch.arange(len(scores)), temperature=temperature)
         table = torch.cat([answers, every], dim=1)
         journal.write("temperature", step=0, **fitted.model_dump())
-        replaced = f"; the temperature {meta['temperature']:g} is replaced" if meta.get("temperature") else ""
-        text = f"the calibration below is of the images that the temperature was fitted to{replaced}"
+        text = "the calibration below is of the images that the temperature was fitted to"
         journal.write("warning", step=0, text=f"{text}; score other images for an independent number")
     rows = table.numpy()
     best, likely = np.split(rows, [min(TOP_K, len(rule.prediction_names))], axis=1)
@@ -383,7 +387,7 @@ def evaluate(
                 metrics[name] |= calibration(shares, right[counted], losses)
         journal.write("evaluate", step=0, labels=name, **metrics[name])
     if runtime.is_main:
-        files |= _answers(file, run_dir, source, rule, rows)
+        files |= _answers(file, run_dir, source, rule, rows) if file is not None else {}
         files |= {"temperature": fitted.write(found.path)} if fitted else {}
     first, *others = metrics
     return RunResult(
@@ -399,6 +403,7 @@ def evaluate(
             "labels": first,
             **shown(transform),
             **({"flip_average": True} if flip else {}),
+            **({"answers_sha256": answers_digest(file)} if file and runtime.is_main else {}),
             **({"temperature": temperature} if temperature != 1 else {}),
             "mean": list(meta["mean"]),
             "std": list(meta["std"]),
@@ -477,24 +482,11 @@ def _write_thresholds(run_dir: Path, rule: LabelRule, likely: np.ndarray) -> dic
     return {"thresholds": str(path)}
 
 
-def _check_answers(file: str) -> None:
-    """Refuse a place where answers cannot be written, or would replace another file. Raises DataError."""
-    path = Path(file)
-    if file and not path.parent.is_dir():
-        raise DataError(f"{file}: the folder {path.parent} does not exist; create it, or name another")
-    if file and path.is_dir():
-        raise DataError(f"{file}: is a folder; give the name of a .csv file")
-    if file and path.is_file():
-        with path.open(errors="replace") as old:
-            if old.readline(200).strip() != ",".join(_ANSWERS):
-                raise DataError(f"{file}: is not a file of answers, and is not replaced; give another name")
-
-
-def _answers(file: str, run_dir: Path, source: Source, rule: LabelRule, rows: np.ndarray) -> dict[str, str]:
+def _answers(file: Path, run_dir: Path, source: Source, rule: LabelRule, rows: np.ndarray) -> dict[str, str]:
     """Write the answer to every image, in the split's order, and suspects.csv, the labels that may be wrong.
 
     Args:
-        file: a .csv; "" writes none of both.
+        file: see `write_answers`.
         run_dir: gets suspects.csv, where images have single labels.
         source: the images.
         rule: the main labels and the names.
@@ -503,8 +495,6 @@ def _answers(file: str, run_dir: Path, source: Source, rule: LabelRule, rows: np
     Returns:
         name -> path.
     """
-    if not file:
-        return {}
     half, truth = min(TOP_K, len(rule.prediction_names)), next(iter(rule.labels.values()))
     names, single = rule.prediction_names, rule.single_labels is not None
     table = [
@@ -514,32 +504,39 @@ def _answers(file: str, run_dir: Path, source: Source, rule: LabelRule, rows: np
             names[int(row[0])],
             row[half],
             row[half] - (row[half + 1] if half > 1 else 0.0),
-            row[2 * half] if single else "",
+            row[2 * half] if single else None,
         )
         for sample, row in enumerate(rows.tolist())
     ]
-    files = {"answers": str(write_csv(Path(file).absolute(), [_ANSWERS, *table]))}
+    files = {"answers": str(write_answers(file.absolute(), table))}
     if single:
         likely, own = rows[:, half], rows[:, 2 * half]
         found = suspected_labels(truth, own, rows[:, 0].astype(np.int64), likely)
         suspects = [(*table[n][:4], likely[n] - own[n], own[n]) for n in found.tolist()]
-        files["suspects"] = str(write_csv(run_dir / "suspects.csv", [_ANSWERS, *suspects]))
+        files["suspects"] = str(write_csv(run_dir / SUSPECTS, [COLUMNS, *suspects]))
     return files
 
 
-def _check_fit(found: FoundWeights, source: Source, rule: LabelRule) -> None:
+def _check_fit(split: str, found: FoundWeights, source: Source, rule: LabelRule) -> list[str]:
     """Refuse to fit a temperature of other than a softmax on single labels, on images that the run of the
     weights was trained on, and of weights that no file can lie beside.
+
+    Returns:
+        warnings: the images are test images; an earlier temperature is replaced.
     """
     key = "evaluation.fit_temperature"
     if rule.single_labels is None or activation_of(found.weights.meta) != "softmax":
         raise DataError(f"{key}: is for a softmax and one label per image; leave it out")
     if "://" in found.path:
         raise DataError(f"{key}: {found.path} is an address; give a copy of the file")
+    old: object = stored_temperature(found.path, lambda: found.weights.digest)
+    if old is None and (stored := found.weights.meta.get("temperature")):
+        old = f"temperature {stored:.4f}, stored in the weights"
+    replaced = [f"an earlier fit is replaced: {old}"] if old else []
     run = run_of(Path(found.path))
     recipe = load_recipe(str(run / RECIPE)).recipe if (run / RECIPE).is_file() else None
     if not isinstance(recipe, Pretrain | Finetune):
-        return
+        return [*([_FIT_OF_TEST] if split.startswith("test") else []), *replaced]
     train, result = open_train(recipe.data, run / "data"), read_result(run)
     if result is not None and result.provenance.get("train_sha256") != train.digest:
         raise DataError(
@@ -551,6 +548,10 @@ def _check_fit(found: FoundWeights, source: Source, rule: LabelRule) -> None:
             f"{key}: {run} was trained on {count:,} of these {len(source):,} images; hold some out with "
             f"data.train_split = 'train[:90%]' and fit on --split 'train[90%:]'"
         )
+    data = recipe.data
+    scored = open_recipe_split(data, data.eval_split, run / "data") if data.eval_split else None
+    is_test = scored is not None and shared_samples(scored, source)
+    return [*([_FIT_OF_TEST] if is_test else []), *replaced]
 
 
 def _fitted(

@@ -23,6 +23,7 @@ from vitctl.jobs.inputs.data import (
     Inputs,
     at_size,
     corrected,
+    group_notes,
     open_inputs,
     open_training_images,
     sampling_notes,
@@ -100,7 +101,8 @@ def finetune(
     recipe = fitted_recipe(recipe, len(train_on))
     run = start_run(recipe, run_dir, report, stop, score_on, train_on, act=act)
     uneven = corrected(recipe, train_on)
-    for text in (*sampling_notes(data, train_on), *([uneven.note] if uneven else ())):
+    groups = group_notes(data, {data.train_split: train_on, data.eval_split: score_on})
+    for text in (*groups, *sampling_notes(data, train_on), *([uneven.note] if uneven else ())):
         run.journal.write("data", step=0, text=text)
 
     _warn_of_duplicates(data, run, train_on, score_on)

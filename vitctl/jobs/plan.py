@@ -36,6 +36,7 @@ from vitctl.jobs.inputs.data import (
     chosen_tasks,
     corrected,
     fewshot_places,
+    group_notes,
     open_recipe_split,
     open_train,
     sampling_notes,
@@ -500,21 +501,38 @@ def call_with_timeout(seconds: float, call: Callable[[], T]) -> T | str:
     return answers[0] if answers else f"no answer within {seconds:g} s"
 
 
+def _planned_split(data: Place, split: str) -> Source:
+    """Return a split of photographs or shards."""
+    if is_photographs(data.path):
+        return select(split, planned_splits(data.path), data.path, data.group_by)
+    return open_recipe_split(data, split, None)
+
+
+def _group_notes(data: Place, split: str, source: Source) -> list[str]:
+    """Return a note on the groups of images on each side of the split, if data.group_by makes some."""
+    sides = {split: source}
+    if data.group_by and isinstance(data, TrainImages) and data.eval_split and not data.mixture:
+        sides[data.eval_split] = _planned_split(data, data.eval_split)
+    return group_notes(data, sides)
+
+
 def _counted(data: Place, split: str) -> _Size:
     trained = data if isinstance(data, TrainImages) else None
     if trained is not None and trained.synthetic:
         classes = find_data_set(data.dataset).num_classes if data.dataset else ASSUMED_CLASSES
         return _Size(trained.synthetic, classes, "synthetic images", [])
     if is_photographs(data.path):
-        source = select(split, planned_splits(data.path), data.path)
+        source = _planned_split(data, split)
         size = subset_size(trained, len(source)) if trained else len(source)
-        return _Size(size, len(source.class_names), f"{data.path}, photographs", [], source)
+        notes = _group_notes(data, split, source)
+        return _Size(size, len(source.class_names), f"{data.path}, photographs", notes, source)
     place = data.path or (str(Path(data.root) / find_data_set(data.dataset).name) if data.dataset else "")
     parts = trained.mixture if trained else ()
     if parts or (place and locate_splits(place, split, makes_index=bool(data.path))):
         source = open_train(trained, None) if trained else open_recipe_split(data, split, None)
         shown = f"a mixture of {len(parts)} sources" if parts else place
-        notes = sampling_notes(trained, source) if trained else []
+        notes = _group_notes(data, split, source)
+        notes += sampling_notes(trained, source) if trained else []
         return _Size(len(source), len(source.class_names), shown, notes, source)
     known = known_size(data.dataset, split) if data.dataset and not (data.path or data.classes) else None
     if known is None and data.path:

@@ -20,6 +20,8 @@ from torch import Tensor
 from vitctl.data.images.decode import BadSample, from_pillow, open_picture
 from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source
+from vitctl.engine.evaluation import most_likely
+from vitctl.engine.metrics import correct_predictions, label_sets
 from vitctl.engine.runtime import loader_workers
 from vitctl.errors import CheckpointError, DataError, RecipeError, explaining
 from vitctl.jobs.inputs.classifier import (
@@ -49,11 +51,13 @@ class Prediction:
         name: its path, its address, or its key in a shard.
         classes: names and probabilities, the most likely first.
         error: why it cannot be used; "" where it can.
+        is_right: whether the most likely class is that of its label or its folder; None if neither is known.
     """
 
     name: str
     classes: Ranking
     error: str = ""
+    is_right: bool | None = None
 
     def json(self) -> str:
         """Return the record of `vitctl predict --format jsonl`, without a line break."""
@@ -102,6 +106,7 @@ def predict(
     embeddings = Embeddings(features, sum(map(len, sources))) if features is not None else None
     workers = loader_workers(recipe.machine, opened.network.device, 1)
     for source in sources:
+        truth, done = known_classes(source, opened.class_names), 0
         for answers in opened.answers(
             source,
             batch_size=recipe.evaluation.batch_size,
@@ -111,14 +116,36 @@ def predict(
             if embeddings is not None:
                 embeddings.add(answers)
             classes: list[Ranking] = [[]] * len(answers.names)
+            right: list[bool | None] = [None] * len(answers.names)
             if answers.logits is not None:
                 classes = opened.rankings(answers.logits, top, threshold)
+                labels = truth[done : (done := done + len(right))]
+                hits = correct_predictions(most_likely(answers.logits, 1).numpy(), labels)
+                known = labels.max(axis=1) >= 0
+                right = [bool(hits[n, 0]) if known[n] else None for n in range(len(right))]
             yield [
-                Prediction(name, [] if error else own, error)
-                for name, error, own in zip(answers.names, answers.errors, classes, strict=True)
+                Prediction(name, [], error) if error else Prediction(name, own, is_right=hit)
+                for name, error, own, hit in zip(answers.names, answers.errors, classes, right, strict=True)
             ]
     if embeddings is not None:
         embeddings.write(opened)
+
+
+def known_classes(source: Source, class_names: Sequence[str]) -> np.ndarray:
+    """Return the true classes of images, int64 `[N, L]`, padded with -1, which also stands for unknown ones.
+
+    Shards of the classifier's classes have labels. The class of another image is the name of its folder, if a
+    class has this name.
+
+    Args:
+        source: the images.
+        class_names: of the classifier, in the order of its logits.
+    """
+    if isinstance(source, ImageFiles):
+        numbers = {name: number for number, name in enumerate(class_names)}
+        return np.array([[numbers.get(Path(name).parent.name, -1)] for name in source.names], np.int64)
+    is_same = class_names and tuple(source.class_names) == class_names
+    return label_sets(source.labels()) if is_same else np.full((len(source), 1), -1)
 
 
 def _format_of(path: Path) -> str:

@@ -16,7 +16,7 @@ from vitctl.engine.preemption import StopFlag
 from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.trainer import RunContext
 from vitctl.jobs.fewshot import score_draw
-from vitctl.jobs.inputs.data import FewshotSet, Inputs, corrected, open_inputs, sampling_notes
+from vitctl.jobs.inputs.data import FewshotSet, Inputs, corrected, group_notes, open_inputs, sampling_notes
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import (
     Act,
@@ -101,7 +101,8 @@ def pretrain(
     in_order = [score_on, *((probed.train, probed.test) if probed else ()), train_on]
     run = start_run(recipe, run_dir, report, stop, *in_order, act=act)
     uneven = corrected(recipe, train_on)
-    for text in (*sampling_notes(recipe.data, train_on), *([uneven.note] if uneven else ())):
+    groups = group_notes(recipe.data, {recipe.data.train_split: train_on, recipe.data.eval_split: score_on})
+    for text in (*groups, *sampling_notes(recipe.data, train_on), *([uneven.note] if uneven else ())):
         run.journal.write("data", step=0, text=text)
 
     config = recipe.network(len(train_on.class_names))

@@ -701,6 +701,12 @@ def _csv_file(name: str) -> str:
     return name
 
 
+def _answers_file(name: str) -> str:
+    if name and not name.endswith((".csv", ".parquet")):
+        raise ValueError(f"'{name}' should be the name of a .csv or .parquet file")
+    return name
+
+
 class Scoring(Section):
     """[evaluation] of the jobs that only score."""
 
@@ -724,8 +730,10 @@ class EvaluateScoring(Scoring):
         "logits are the mean over each image and its mirror image, for twice the computation",
         source="not in the paper",
     )
-    answers: Annotated[str, AfterValidator(_csv_file)] = knob(
-        "", "also write the answer to each image to this .csv, and suspected labels to RUN/suspects.csv"
+    answers: Annotated[str, AfterValidator(_answers_file)] = knob(
+        "",
+        "also write the answer to each image to this .csv or .parquet, and suspected labels to "
+        "RUN/suspects.csv",
     )
     fit_temperature: bool = knob(
         False,

@@ -8,6 +8,7 @@ import torch
 
 from vitctl.data.source.views import Source, subset
 from vitctl.engine.evaluation import most_likely
+from vitctl.engine.metrics import correct_predictions, label_sets
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.inputs.classifier import OpenClassifier, TorchNetwork, open_classifier
 from vitctl.jobs.inputs.data import open_recipe_split
@@ -39,21 +40,23 @@ class Answers:
     """Answers of a classifier.
 
     Args:
-        source: the images that were shown to it.
+        whole: the images of the split.
+        source: those that were shown to it.
         labels: int64 `[N]`, their classes; the first of several.
+        is_right: bool `[N]`, whether the first answer is one of their classes.
         best: int64 `[N, 5]`, the answers, the most likely first.
         shares: float32 `[N, 5]`, probability of each answer.
         split: that the images are of.
-        num_images: of that split.
         remark: how many images were shown, and whether the answers agree with the result.
     """
 
+    whole: Source
     source: Source
     labels: np.ndarray
+    is_right: np.ndarray
     best: np.ndarray
     shares: np.ndarray
     split: str
-    num_images: int
     remark: str
 
 
@@ -95,11 +98,18 @@ def answer_split(run: RunRecords, most: int | None) -> Answers:
         assert answers.logits is not None
         best.append(most_likely(answers.logits, _TOP))
         shares.append(opened.probabilities(answers.logits).gather(1, best[-1]))
-    labels = np.asarray(shown.labels()).reshape(len(shown), -1)[:, 0]
-    answered = torch.cat(best).numpy()
-    remark = _remark(run, int((answered[:, 0] == labels).sum()), len(shown), len(source))
-    split = recipe.data.eval_split
-    return Answers(shown, labels, answered, torch.cat(shares).float().numpy(), split, len(source), remark)
+    labels, answered = label_sets(shown.labels()), torch.cat(best).numpy()
+    is_right = correct_predictions(answered, labels)[:, 0]
+    return Answers(
+        source,
+        shown,
+        labels[:, 0],
+        is_right,
+        answered,
+        torch.cat(shares).float().numpy(),
+        recipe.data.eval_split,
+        _remark(run, int(is_right.sum()), len(shown), len(source)),
+    )
 
 
 def _scoring(run: RunRecords) -> Evaluate:

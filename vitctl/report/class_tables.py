@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from vitctl.data.images.decode import BadSample, decode
+from vitctl.data.source.views import Source
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.report.charts import Block
 from vitctl.report.result_tables import DASH, share, table
@@ -120,11 +121,11 @@ def _wrong_answers(name: str, answers: "Answers", budget: Budget) -> list[Block]
     names = answers.source.class_names
     if name not in names:
         return []
-    wrong = (answers.labels == names.index(name)) & (answers.best[:, 0] != answers.labels)
+    wrong = (answers.labels == names.index(name)) & ~answers.is_right
     pictures = []
     for sample in np.flatnonzero(wrong)[:_NUM_WRONG].tolist():
         answer = names[answers.best[sample, 0]]
-        picture = _thumbnail(answers, sample, f"class {name}, answered as {answer}", budget)
+        picture = thumbnail(answers.source, sample, f"class {name}, answered as {answer}", budget)
         if picture is not None:
             pictures.append(picture | {"caption": f"as {answer}"})
     return pictures
@@ -139,33 +140,24 @@ def _natural(name: str) -> tuple[int, str]:
 
 
 def examples(answers: "Answers", budget: Budget) -> Block:
-    """Return evenly spaced images with their answers, half of them wrong if there are enough."""
-    is_right = answers.best[:, 0] == answers.labels
-    wrong, right = np.flatnonzero(~is_right), np.flatnonzero(is_right)
-    num_wrong = min(len(wrong), max(_NUM_EXAMPLES // 2, _NUM_EXAMPLES - len(right)))
-    chosen = [*_spread(wrong, num_wrong), *_spread(right, _NUM_EXAMPLES - num_wrong)]
-    names, items = answers.source.class_names, []
-    for sample in sorted(chosen):
+    """Return evenly spaced images with their answers."""
+    names, items, number = answers.source.class_names, [], min(_NUM_EXAMPLES, len(answers.labels))
+    for sample in (n * len(answers.labels) // number for n in range(number)):
         label = names[answers.labels[sample]]
-        picture = _thumbnail(answers, sample, f"a test image of class {label}", budget)
+        picture = thumbnail(answers.source, sample, f"a test image of class {label}", budget)
         if picture is not None:
             best = zip(answers.best[sample][:3], answers.shares[sample].tolist(), strict=False)
             bars = [(names[answer], share) for answer, share in best]
             items.append(
-                {"picture": picture, "label": label, "is_right": bool(is_right[sample]), "bars": bars}
+                {"picture": picture, "label": label, "is_right": bool(answers.is_right[sample]), "bars": bars}
             )
     return {"kind": "examples", "items": items}
 
 
-def _spread(rows: np.ndarray, number: int) -> list[int]:
-    number = min(number, len(rows))
-    return [int(rows[n * len(rows) // number]) for n in range(number)]
-
-
-def _thumbnail(answers: "Answers", sample: int, alt: str, budget: Budget) -> Block | None:
+def thumbnail(source: Source, sample: int, alt: str, budget: Budget) -> Block | None:
     """Return a small JPEG of a sample, or None if it cannot be read or does not fit."""
     try:
-        image = Image.fromarray(np.ascontiguousarray(decode(answers.source.read(sample))))
+        image = Image.fromarray(np.ascontiguousarray(decode(source.read(sample))))
     except (BadSample, OSError):
         return None
     scale = _THUMBNAIL / max(image.size)

@@ -1,7 +1,5 @@
 """`vitctl compare`: the numbers of results side by side, and whether they may be compared."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +8,12 @@ from typing import Any, Literal
 from vitctl.engine.journal import RECIPE
 from vitctl.engine.metrics import interval_text, mcnemar
 from vitctl.errors import CheckpointError, VitctlError
+from vitctl.jobs.record.answer_table import answers_digest, is_right, read_answers
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.neutral_keys import deciding_values, result_neutral, with_added
 from vitctl.recipe.write import toml_value
 from vitctl.report.result_tables import is_digest
-from vitctl.system.files import TABLE, read_bytes
 
 NOT_RECORDED = "not recorded"
 _CLASSIFIER, _FEWSHOT, _PROBE, _VTAB = "classifier", "fewshot", "probe", "vtab"
@@ -150,7 +148,7 @@ _SOMETIMES = (
 _TASK_KEYS = ("split", "data_sha256", "data_source", "train_split", "train_sha256")
 # What a missing entry of a table means.
 _MISSING = {"versions": NOT_RECORDED, "hardware": NOT_RECORDED, "assumed": "not assumed"}
-_QUIET = {"from", "weights", "tasks", "eval_resize"}
+_QUIET = {"from", "weights", "tasks", "eval_resize", "answers_sha256"}
 _SETTINGS = {"c", "l2", "lr"}  # that were chosen: no shares
 _INTEGERS = {"correct", "total", "top5_correct", "step"}
 _SHOWN = 12
@@ -237,7 +235,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
 def _tested(name: Path, first: RunResult, folder: Path, other: RunResult) -> str:
     """Return McNemar's test of two results on the same images in a line, or why there is none."""
     try:
-        tables = [_answered(result) for result in (first, other)]
+        tables = [_answered(*pair) for pair in ((name, first), (folder, other))]
     except VitctlError as error:
         return f"no McNemar's test: {error}"
     if tables[0].keys() != tables[1].keys() or first.provenance.get("labels") != other.provenance.get(
@@ -254,20 +252,20 @@ def _tested(name: Path, first: RunResult, folder: Path, other: RunResult) -> str
     )
 
 
-def _answered(result: RunResult) -> dict[str, bool]:
+def _answered(folder: Path, result: RunResult) -> dict[str, bool]:
     """Return which images the answers of a result get right, by path.
 
     Raises:
-        CheckpointError: the file is missing, or its rows are not those that the result counts.
+        CheckpointError: the file has other answers than those of the result.
+        VitctlError: the file is missing or damaged.
     """
     place = Path(result.files["answers"])
-    text = read_bytes(place, TABLE.limit, error=CheckpointError).decode(errors="replace")
-    rows = [*csv.DictReader(io.StringIO(text, newline=""))]
-    found = {
-        row["path"]: row["answer"] in (row["truth"], *(row["truth"] or "").split(";"))
-        for row in rows
-        if {"path", "truth", "answer"} <= row.keys()
-    }
+    if result.provenance.get("answers_sha256") not in (None, answers_digest(place)):
+        raise CheckpointError(
+            f"{place}: no longer has the answers of {folder}; evaluate again with another --answers"
+        )
+    rows = read_answers(place)
+    found = {row["path"]: is_right(row) for row in rows}
     correct = sum(found.values())
     if (correct, len(found)) != (result.metrics.get("correct"), len(rows)):
         raise CheckpointError(

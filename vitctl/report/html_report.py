@@ -43,6 +43,7 @@ from vitctl.report.result_tables import (
 )
 from vitctl.report.run_records import RunRecords, SweepRecords, inner_trainings, read_folders
 from vitctl.report.sweep_table import shared_words
+from vitctl.report.wrong_answers import wrong_answers
 from vitctl.system.files import write_text
 from vitctl.system.text import printable
 
@@ -261,10 +262,10 @@ def _answer_parts(run: RunRecords, page: _Page, asks: bool) -> dict[str, list[Bl
     if counts:
         classes.append(group("pair classes", confusion_blocks(counts)))
         classes.append(group("classes", worst_classes(counts, answers, page.budget)))
-    chosen = paragraph("Chosen so that half of them are wrong, where there are so many.", "note")
     return {
         "Classes": classes,
-        "Examples": [chosen, examples(answers, page.budget)] if answers is not None else [],
+        "Wrong answers": wrong_answers(run, answers, page.budget),
+        "Examples": [examples(answers, page.budget)] if answers is not None else [],
     }
 
 

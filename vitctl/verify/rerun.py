@@ -178,7 +178,8 @@ def _evaluated(rerun: Rerun, result: RunResult | None) -> Finding:
     if result is None or result.status != "done":
         return unproven("score", "there is no result")
     rerun.scratch.mkdir(parents=True)
-    alone = with_overrides(rerun.loaded, [Override("machine.processes", 1)]).recipe
+    quiet = {"machine.processes": 1, "evaluation.answers": "", "evaluation.fit_temperature": False}
+    alone = with_overrides(rerun.loaded, [Override(key, value) for key, value in quiet.items()]).recipe
     assert isinstance(alone, Evaluate)
     here = evaluate(alone, rerun.scratch)
     for name in ("weights_sha256", "data_sha256"):

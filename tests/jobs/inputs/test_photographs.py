@@ -7,8 +7,10 @@ import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.docs.conftest import photo
+from vitctl.data.inspect.check_shards import unused_files
 from vitctl.data.source.splits import select
-from vitctl.jobs.inputs.checks import RECORD, is_photographs, planned_splits
+from vitctl.data.writer.intake import RECORD
+from vitctl.jobs.inputs.checks import is_photographs, planned_splits
 
 QUICK = ("--steps", 2, "--batch-size", 4, "--set", "machine.device=cpu", "--set", "machine.workers=0")
 
@@ -41,6 +43,7 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
     assert (said.code, said.err) == (0, "")
     folder = made(tmp_path)
     assert f"PHOTOS: photos, writing their shards to {folder.relative_to(tmp_path)}" in said.out
+    assert unused_files(folder) == ([], [])
     by_hand = vitctl("data", "shards", "PHOTOS", "by-hand")
     assert by_hand.code == 0
     shard = "train/shard-000000.tar"
@@ -112,6 +115,10 @@ def test_finetune__dry_run_writes_nothing(vitctl: Vitctl, pretrained: Path, tmp_
     assert "their shards would be written to runs/shards/PHOTOS-" in said.out
     assert "8 images, 2 classes" in said.out
     assert sorted(tmp_path.rglob("*")) == before
+    by_class = ("--group-by", "^(...)/[0-3]")
+    said = vitctl("finetune", "--from", pretrained, "--data", "PHOTOS", "--dry-run", *by_class)
+    sides = ("2 groups of up to 4 images in train[:80%", "2 groups of up to 1 image in train[80%:")
+    assert said.code == 0 and all(text in said.out for text in sides)
     said = vitctl("evaluate", "--from", pretrained, "--data", "PHOTOS", "--split", "val", "--dry-run")
     assert (said.code, said.err) == (2, "vitctl: PHOTOS: has no split 'val'; found: train\n")
 

@@ -18,6 +18,7 @@ from vitctl.data.source.splits import DIGEST, changed_images, image_digest
 from vitctl.data.source.splits import FILE as EXCLUDED
 from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import check_labels, has_label, sample_key
+from vitctl.data.writer.intake import RECORD
 from vitctl.data.writer.intake import REPORT as INTAKE
 from vitctl.errors import DataError
 from vitctl.system.pool import Done, counted, run_tasks
@@ -276,7 +277,7 @@ def unused_files(folder: Path) -> tuple[list[str], list[str]]:
                 f"{path}: {count_text(len(shards), 'shard')} and no index.json; "
                 f"write it with `vitctl data index {path}`"
             )
-        elif path.name != INTAKE:
+        elif path.name not in (INTAKE, RECORD):
             notes.append(f"{path}: left over, of no split")
     class_names = {}
     for split, place in splits.items():

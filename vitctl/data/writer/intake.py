@@ -78,6 +78,7 @@ class Originals:
 
 Bad = Literal["stop", "skip", "keep"]
 REPORT = "intake.csv"
+RECORD = "photographs.json"  # in the folder of shards of photographs, written last: what they were made of
 _IMAGES_PER_TASK = 64
 _HEIC = "heic"
 _HEIC_NAMES = (".heic", ".heif", ".hif")

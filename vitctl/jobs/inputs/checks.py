@@ -63,7 +63,6 @@ from vitctl.recipe.schema import (
 from vitctl.system.text import count_text, typed, typed_command
 
 _MOST_EXPLAINED = 3  # data sets whose missing files are named one by one
-RECORD = "photographs.json"  # in the folder of shards, written last: what they were made of
 
 
 def is_photographs(path: str) -> bool:

@@ -220,6 +220,26 @@ def label_entropy(labels: np.ndarray) -> float:
     return float(-(shares * np.log2(shares)).sum())
 
 
+def group_notes(data: Place, sides: Mapping[str, Source | None]) -> list[str]:
+    """Return how many groups each side of a split has, and how many lie on both; nothing without
+    data.group_by.
+
+    Args:
+        data: of a recipe.
+        sides: the images to train on and to score, by split expression.
+    """
+    if not data.group_by:
+        return []
+    groups = {split: Counter(group_names(one, data.group_by)) for split, one in sides.items() if one}
+    parts = [
+        f"{count_text(len(of), 'group')} of up to {count_text(max(of.values()), 'image')} in {split}"
+        for split, of in groups.items()
+    ]
+    num_shared = sum(map(len, groups.values())) - len(set().union(*groups.values()))
+    shared = f"; {count_text(num_shared, 'group')} on both sides of the split" if num_shared else ""
+    return [f"{', '.join(parts)} (data.group_by = '{data.group_by}'){shared}"]
+
+
 def sampling_notes(data: TrainImages, source: Source) -> list[str]:
     """Return notes on the data for plan and log: shares of a mixture, subsets, how remote shards are read."""
     notes = []
@@ -235,12 +255,6 @@ def sampling_notes(data: TrainImages, source: Source) -> list[str]:
     for own in source.parts if data.mixture and isinstance(source, View) else (source,):
         if repeated := num_repeated(own):
             notes.append(f"'{data.train_split}' takes {count_text(repeated, 'image')} twice")
-    if data.group_by:
-        sizes = Counter(group_names(source, data.group_by)).values()
-        notes.append(
-            f"{count_text(len(sizes), 'group')} of {min(sizes)} to {max(sizes)} training images "
-            f"(data.group_by = '{data.group_by}'), whole on one side of the split"
-        )
     if data.subset_images or data.subset_fraction < 1:
         notes.append(
             f"a random subset of {count_text(len(source), 'image')} (data.subset_seed = {data.subset_seed})"

@@ -163,7 +163,7 @@ def weights_of(recipe: WeightsRecipe) -> FoundWeights:
     if recipe.job not in ("evaluate", "export"):
         return found
     temperature = stored_temperature(found.path, lambda: found.weights.digest)
-    meta = found.weights.meta | ({} if temperature is None else {"temperature": temperature})
+    meta = found.weights.meta | ({} if temperature is None else {"temperature": temperature.temperature})
     return replace(found, weights=replace(found.weights, meta=meta))
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import BOUNDS, CHOICES, WITH_CLASS_TOKEN, Config
 from vitctl.system.files import RUN_FILE, read_json, write_json
-from vitctl.system.text import one_line
+from vitctl.system.text import count_text, one_line
 
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # float32's normal numbers
 TEMPERATURE_SUFFIX = ".temperature.json"
@@ -199,6 +199,10 @@ class Temperature(BaseModel):
     nll_before: float
     nll_after: float
 
+    def __str__(self) -> str:
+        images, data = count_text(self.images, "image"), self.data_sha256[:12]
+        return f"temperature {self.temperature:.4f}, fitted to {self.split} ({images}, digest {data})"
+
     def write(self, weights: str) -> str:
         """Write the file beside the weights, atomically; returns its path. Raises CheckpointError."""
         place = _beside(weights)
@@ -211,7 +215,7 @@ class Temperature(BaseModel):
             ) from None
 
 
-def stored_temperature(weights: str, digest: Callable[[], str]) -> float | None:
+def stored_temperature(weights: str, digest: Callable[[], str]) -> Temperature | None:
     """Return the temperature beside weights; None if there is none, or if it is of other weights.
 
     Args:
@@ -230,7 +234,7 @@ def stored_temperature(weights: str, digest: Callable[[], str]) -> float | None:
         raise CheckpointError(
             f"{place}: is not a temperature of `vitctl evaluate --fit-temperature`; fit again, or remove it"
         ) from None
-    return found.temperature if found.weights_sha256 == digest() else None
+    return found if found.weights_sha256 == digest() else None
 
 
 def _beside(weights: str) -> Path:

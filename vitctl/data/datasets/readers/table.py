@@ -135,7 +135,7 @@ def read_parquet(files: list[Path]) -> dict[str, Originals]:
     Raises:
         DataError: pyarrow is missing, a file is damaged, or a column is missing.
     """
-    if len(files) == 1 and set(_open_parquet(files[0]).schema_arrow.names) in _COLUMNS:
+    if len(files) == 1 and set(open_parquet(files[0]).schema_arrow.names) in _COLUMNS:
         return _read_rows(files[0], _parquet_rows(files[0]))
     splits: dict[str, list[Path]] = {}
     for path in sorted(files):
@@ -148,7 +148,7 @@ def _parquet_rows(path: Path) -> list[dict[str, str]]:
     """Return the rows of a table of paths as text, lists of labels joined."""
     rows: list[dict[str, str]] = []
     num_bytes = 0
-    for row in _parquet_dicts(path, _open_parquet(path), batch_size=1024):
+    for row in parquet_dicts(path, open_parquet(path), batch_size=1024):
         if not row["path"] or row.get("label", row.get("labels")) in (None, []):
             raise DataError(f"{path}: should have a path and a label in every row")
         rows.append({name: _as_text(value) for name, value in row.items()})
@@ -172,13 +172,13 @@ def _read_images(paths: list[Path]) -> Originals:
     class_names: list[str] = []
     rows: list[tuple[str, int | tuple[int, ...], int, int]] = []
     for path in paths:
-        table = _open_parquet(path)
+        table = open_parquet(path)
         image, label = _image_and_label(path, table.schema_arrow.names)
         names = _names_in_metadata(table.schema_arrow.metadata or {}, label)
         if class_names and names != class_names:
             raise DataError(f"{path}: its class names are not those of {paths[0].name}")
         class_names = names
-        for row in _parquet_dicts(path, table, batch_size=64, columns=[image, label]):
+        for row in parquet_dicts(path, table, batch_size=64, columns=[image, label]):
             stored, number = row[image], row[label]
             data, name = (
                 (stored.get("bytes"), stored.get("path")) if isinstance(stored, dict) else (stored, "")
@@ -228,8 +228,8 @@ def _names_in_metadata(metadata: dict[bytes, bytes], label: str) -> list[str]:
         return []
 
 
-def _open_parquet(path: Path) -> Any:
-    """Open a file. Raises DataError if pyarrow is missing or the file is damaged."""
+def need_pyarrow(path: Path) -> Any:
+    """Return pyarrow. Raises DataError if it is missing."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -237,6 +237,12 @@ def _open_parquet(path: Path) -> Any:
         raise DataError(
             f"{path}: parquet needs pyarrow; install it with `pip install 'vitctl[data]'`"
         ) from None
+    return pyarrow
+
+
+def open_parquet(path: Path) -> Any:
+    """Open a file. Raises DataError if pyarrow is missing or the file is damaged."""
+    pyarrow = need_pyarrow(path)
     open_regular(path, error=DataError).close()
     try:
         with parsing(path, DataError, "not a complete parquet file"):
@@ -250,7 +256,7 @@ def _open_parquet(path: Path) -> Any:
     return file
 
 
-def _parquet_dicts(path: Path, table: Any, **how: Any) -> Iterator[dict[str, Any]]:
+def parquet_dicts(path: Path, table: Any, **how: Any) -> Iterator[dict[str, Any]]:
     """Yield a file's rows. Damaged pages show only here, as errors of pyarrow or of the system."""
     try:
         with parsing(path, DataError, "damaged parquet file"):

@@ -1,0 +1,84 @@
+"""The answers of an evaluation: a row for each image, as .csv or .parquet."""
+
+import csv
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitctl.data.datasets.readers.table import need_pyarrow, open_parquet, parquet_dicts
+from vitctl.errors import CheckpointError, DataError
+from vitctl.system.files import TABLE, atomic_write, parsing, read_bytes, write_csv
+from vitctl.system.text import printable
+
+_TEXTS = ("path", "truth", "answer")
+COLUMNS = (*_TEXTS, "probability", "margin", "truth_probability")
+PARQUET = ".parquet"
+SUSPECTS = "suspects.csv"  # in the folder of an evaluation
+
+
+def check_place(path: Path) -> list[str]:
+    """Refuse a place where answers cannot be written, or would replace another file. Raises DataError.
+
+    Returns:
+        a warning if earlier answers will be replaced.
+    """
+    if not path.parent.is_dir():
+        raise DataError(f"{path}: the folder {path.parent} does not exist; create it, or name another")
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; give the name of a .csv or .parquet file")
+    if path.suffix == PARQUET:
+        need_pyarrow(path)
+    if not path.is_file():
+        return []
+    if path.suffix == PARQUET:
+        names = open_parquet(path).schema_arrow.names
+    else:
+        with path.open(errors="replace") as old:
+            names = old.readline(200).strip().split(",")
+    if tuple(names) != COLUMNS:
+        raise DataError(f"{path}: is not a file of answers, and is not replaced; give another name")
+    return [f"{path}: the answers of an earlier evaluation are replaced"]
+
+
+def write_answers(path: Path, rows: Sequence[Sequence[object]]) -> Path:
+    """Write rows of COLUMNS atomically, by the file's ending; None is a missing number."""
+    if path.suffix != PARQUET:
+        return write_csv(path, [COLUMNS, *rows])
+    pyarrow = need_pyarrow(path)
+    kinds = [pyarrow.string() if name in _TEXTS else pyarrow.float64() for name in COLUMNS]
+    texts = [[printable(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    table = pyarrow.table(
+        dict(zip(COLUMNS, zip(*texts, strict=True), strict=True)),
+        schema=pyarrow.schema([*zip(COLUMNS, kinds, strict=True)]),
+    )
+    with atomic_write(path) as aside:
+        pyarrow.parquet.write_table(table, aside)
+    return path
+
+
+def answers_digest(path: Path) -> str:
+    """Return the SHA-256 of a file of answers. Raises CheckpointError."""
+    return hashlib.sha256(read_bytes(path, TABLE.limit, error=CheckpointError)).hexdigest()
+
+
+def read_answers(path: Path) -> list[dict[str, Any]]:
+    """Return the rows. Raises CheckpointError or DataError."""
+    with parsing(path, CheckpointError, "not a file of answers of `vitctl evaluate --answers`"):
+        if path.suffix == PARQUET:
+            return [{name: row[name] for name in COLUMNS} for row in parquet_dicts(path, open_parquet(path))]
+        text = read_bytes(path, TABLE.limit, error=CheckpointError).decode(errors="replace")
+        rows = csv.DictReader(io.StringIO(text, newline=""))
+        return [
+            {
+                name: row[name] if name in _TEXTS else float(row[name]) if row[name] else None
+                for name in COLUMNS
+            }
+            for row in rows
+        ]
+
+
+def is_right(row: Mapping[str, Any]) -> bool:
+    """Return whether the answer of a row is the truth, or one of several classes."""
+    return row["answer"] in (row["truth"], *(row["truth"] or "").split(";"))
