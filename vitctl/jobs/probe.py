@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitctl.engine.evaluation import Score, stop_together
-from vitctl.engine.journal import MODEL, Report, silent, tensors_file
+from vitctl.engine.journal import MODEL, RECIPE, Report, silent, tensors_file
 from vitctl.engine.metrics import baselines, mean_per_class
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.probes import C_GRID, chunk_bytes, drawn, linear, logistic, nearest, predicted, vote
@@ -25,6 +25,8 @@ from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import WHOLE, check_whole, shown, stated
 from vitctl.models.variants import ViTConfig, downstream
 from vitctl.models.weights.weights_file import save_weights
+from vitctl.recipe.known import Comparison
+from vitctl.recipe.neutral_keys import unlike_known
 from vitctl.recipe.schema import Probe
 
 
@@ -66,10 +68,15 @@ def probe(
                 rows[one.name] = {recipe.probe.method: _row(one, predicted(features[1], layer)) | more}
                 name = tensors_file(MODEL if len(frozen.sets) == 1 else one.name)
                 files[one.name] = str(keep(run_dir / name, frozen, one, layer))
-            for head, row in rows.get(one.name, {}).items():
-                run.journal.write("probe", step=0, data_set=one.name, head=head, accuracy=row["accuracy"])
+            scored = {head: row["accuracy"] for head, row in rows.get(one.name, {}).items()}
+            known = Comparison(recipe.known, 0, recipe.known.length, one.num_classes)  # of the best head
+            for head, accuracy in scored.items():
+                beside = known.of(0, accuracy=accuracy) if accuracy == max(scored.values()) else {}
+                run.journal.write("probe", step=0, data_set=one.name, head=head, accuracy=accuracy, **beside)
         stop_together(runtime, run.stop)
     check_whole(run.shards, runtime)
+    if text := unlike_known(run_dir / RECIPE):
+        run.journal.write("warning", step=0, text=text)
     metrics: dict[str, Any] = {}
     if runtime.is_main:
         heads = next(iter(rows.values()))
