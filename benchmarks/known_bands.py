@@ -1,12 +1,12 @@
 """Make the bands of recipes whose result is our own, and count what they flag.
 
 `python benchmarks/known_bands.py RECIPE OUT SEEDS [SHARDS]` trains RECIPE, one of `POINTS`, with seeds 0 to
-SEEDS - 1, and with each mistake of `MISTAKES` and other seeds, up to a quarter of its length. OUT is a
-folder; a second call reuses what is finished. SHARDS are those of `data.path`, if the recipe's data set is
-not at hand. Two trainings run at once, each with one thread.
+SEEDS - 1. Up to a quarter of its length, it trains with each mistake of `MISTAKES` and other seeds, and with
+the seeds of `FRESH`. OUT is a folder; a second call reuses what is finished. SHARDS are those of `data.path`,
+if the recipe's data set is not at hand. Two trainings run at once, each with one thread.
 
-The first seeds make the points of [known], which are printed as TOML. The others are honest runs that the
-band has not seen: how many of them it flags is its rate of false alarms.
+The first seeds make the points of [known], which are printed as TOML. The other seeds below SEEDS chose what
+flags a run. Those of `FRESH` were looked at last: how many of them are flagged is the rate of false alarms.
 """
 
 import json
@@ -32,11 +32,16 @@ from vitctl.recipe.write import toml_value
 NUM_KNOWN = 20  # seeds that make the band
 FIRST_WRONG = 1000  # seed of the first run with a mistake
 NUM_WRONG = 5  # runs of each mistake
+FRESH = range(100, 140)
 WINDOWS = 10  # of the sorted images, each shuffled within
-METRICS = {"train": "loss", "evaluate": "accuracy"}
-# Steps of the points, which the recipe must log and score: several in a quarter of the length.
+METRICS = {"train": ("loss", "pixel_std"), "evaluate": ("accuracy",)}
+# Steps of the points, several in a quarter of the length. The recipe must score those of its accuracies.
 POINTS = {
-    "smoke": {"loss": (20, 40, 80, 100), "accuracy": (50, 100, 200, 400)},
+    "smoke": {
+        "loss": (4, 8, 20, 40, 80),
+        "pixel_std": (4, 8),
+        "accuracy": (50, 75, 200, 400),
+    },
 }
 RESULTS = Path(__file__).with_name("results") / "known_bands.json"
 Run = list[tuple[int, str, float]]  # step, metric and value
@@ -97,15 +102,16 @@ def main() -> None:
     tasks += [
         (recipe, out, shards, name, FIRST_WRONG + number) for number in range(NUM_WRONG) for name in MISTAKES
     ]
-    tasks += [(recipe, out, shards, "", seed) for seed in range(NUM_KNOWN, seeds)]
+    tasks += [(recipe, out, shards, "", seed) for seed in (*range(NUM_KNOWN, seeds), *FRESH)]
     os.environ["OMP_NUM_THREADS"] = "1"
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         files = list(map(Path, pool.map(trained, tasks)))
     wanted = {(metric, at) for metric, steps in POINTS[recipe].items() for at in steps}
-    runs: dict[str, list[Run]] = {name: [] for name in ("honest", *MISTAKES)}
+    runs: dict[str, list[Run]] = {name: [] for name in ("honest", "honest, fresh", *MISTAKES)}
     for task, file in zip(tasks, files, strict=True):
         numbers = [(step, name, value) for step, name, value in json.loads(file.read_text())]
-        runs[task[3] or "honest"].append([number for number in numbers if (number[1], number[0]) in wanted])
+        name = task[3] or ("honest, fresh" if task[4] in FRESH else "honest")
+        runs[name].append([number for number in numbers if (number[1], number[0]) in wanted])
     known = {**load_recipe(recipe).recipe.known.model_dump(), "seeds": NUM_KNOWN}
     known |= {"source": known["source"] or "-", "points": points_of(runs["honest"][:NUM_KNOWN])}
     known |= {"length": max(steps[-1] for steps in POINTS[recipe].values())}
@@ -132,23 +138,23 @@ def points_of(runs: list[Run]) -> list[dict[str, Any]]:
         {
             "metric": metric,
             "at": at,
-            "value": rounded(statistics.mean(some)),
+            "value": rounded(statistics.mean(some), 6),  # a loss starts with hardly any spread
             "spread": rounded(statistics.stdev(some)),
         }
-        for (metric, at), some in values.items()
+        for (metric, at), some in sorted(values.items(), key=lambda item: item[0][1])
     ]
 
 
-def rounded(value: float) -> float:
-    """Return a number with four digits."""
-    return float(f"{value:.4g}")
+def rounded(value: float, digits: int = 4) -> float:
+    """Return a number with so many digits."""
+    return float(f"{value:.{digits}g}")
 
 
 def flagged_at(known: Known, run: Run) -> int | None:
     """Return the step at which a run is flagged; None if it never is."""
     comparison = Comparison(known, int(known.length), known.length, known.num_classes)
     for step, metric, value in sorted(run):
-        comparison.of(step, metric, value)
+        comparison.of(step, **{metric: value})
         if comparison.flagged:
             return step
     return None
@@ -174,6 +180,7 @@ def trained(task: tuple[str, Path, str, str, int]) -> str:
         "machine.workers": 0,
         "machine.device": "cpu",
         "checkpoint.every_steps": 0,
+        "log.every_steps": 1,
         "log.trace": False,
         **({"data.path": shards} if shards else {}),
         **keys,
@@ -186,10 +193,13 @@ def trained(task: tuple[str, Path, str, str, int]) -> str:
         """A quarter of the length is done."""
 
     def report(record: dict[str, Any]) -> None:
-        if record.get("kind") in METRICS:
-            metric = METRICS[record["kind"]]
+        for metric in METRICS.get(record.get("kind", ""), ()):
             points.append((record["step"], metric, record[metric]))
-        if mistake and record.get("kind") == "now" and record.get("step", 0) > record["total_steps"] / 4:
+        if (
+            (mistake or seed in FRESH)
+            and record.get("kind") == "now"
+            and record.get("step", 0) > record["total_steps"] / 4
+        ):
             raise Enough
 
     with ExitStack() as stack:

@@ -181,6 +181,23 @@ def test_log__every_steps_and_the_last(run: Run) -> None:
     assert 0 <= last["data_wait"] <= 1
 
 
+def test_log__deviation_of_the_pixels_that_the_network_sees(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[np.ndarray] = []
+
+    def update(self: Trainer, step: int, micro_batches: list[Batch]) -> Update:
+        seen.append(np.concatenate([one.images.numpy() for one in micro_batches]))
+        return TrainStep.update(self, step, micro_batches)
+
+    monkeypatch.setattr(Trainer, "update", update)
+    mean, std = np.array([0.1, 0.2, 0.3]), np.array([0.5, 0.25, 1.0])
+    folder = run("a", **SHORT, **{"data.mean": mean.tolist(), "data.std": std.tolist()})
+    expected = [((x / 255 - mean[:, None, None]) / std[:, None, None]).std(ddof=1) for x in seen]
+    found = [r["pixel_std"] for r in train_records(folder)]
+    assert len(found) == 8 and found == pytest.approx(expected, rel=1e-4)
+
+
 def test_known__is_logged_and_flagged_once(run: Run) -> None:
     """Of the points, the first two are impossible, the third is wide; a resumed run counts the first."""
     points = [
@@ -189,12 +206,14 @@ def test_known__is_logged_and_flagged_once(run: Run) -> None:
     ]
     values = {"source": "a test", "seeds": 9, "length": 20.0, "num_classes": 6, "points": points}
     known = {f"known.{key}": value for key, value in values.items()}
-    folder = run("a", **known, **{"log.every_steps": 5})
-    compared = [(r["step"], r["known"], r["since"]) for r in records(folder, "train") if "known" in r]
+    folder = run("a", **known, **{"log.every_steps": 8})
+    assert [r["step"] for r in train_records(folder)] == [5, 8, 10, 15, 16, 20]
+    losses = [(r["step"], r["known"]["loss"]) for r in records(folder, "train") if "known" in r]
+    compared = [(step, found["place"], found["since"]) for step, found in losses]
     assert compared == [(5, "above", 5), (10, "above", 5), (15, "above", 5), (20, "inside", 20)]
     assert [r["step"] for r in records(folder, "warning") if "[known]" in r["text"]] == [10]
-    other = run("b", **{**known, "known.num_classes": 7}, **{"log.every_steps": 5})
-    assert [r for r in records(other, "train") if "known" in r] == []
+    other = run("b", **{**known, "known.num_classes": 7}, **{"log.every_steps": 8})
+    assert [r["step"] for r in train_records(other) if "known" not in r] == [8, 16, 20]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`probe` as a job: its accuracies are those of a direct computation, and come again from the cache."""
 
+import json
 import os
 import signal
 from typing import Any
@@ -15,6 +16,7 @@ from vitctl.engine import probes
 from vitctl.engine.probes import C_GRID
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs import probe
+from vitctl.recipe.known import standing
 
 
 def test_probe__equals_a_direct_computation_and_is_cached(job: Job, tiny_data, tmp_path) -> None:
@@ -85,6 +87,20 @@ def test_probe__linear_layers_as_in_dinov2(job: Job) -> None:
     assert alone["linear"]["held_out_by_head"] == {name: table[name] for name in list(table)[:2]}
     (given,) = job("probe", "none", **values, **{"probe.blocks": ()})["metrics"]["data_sets"].values()
     assert list(given["linear"]["held_out_by_head"]) == ["classifier input"]
+
+
+@pytest.mark.parametrize(("value", "place"), [(0.999, "below"), (0.001, "above")])
+def test_probe__best_head_is_compared_with_known(job: Job, tmp_path, value: float, place: str) -> None:
+    known = {"source": "a test", "length": 1.0, "num_classes": 6, "points": [{"at": 1.0, "value": value}]}
+    more = {f"known.{key}": one for key, one in known.items()}
+    said = job("probe", "probe", **{"probe.k": (1, 40)}, **more)["metrics"]["accuracy"]
+    lines = [json.loads(line) for line in (tmp_path / "probe" / "log.jsonl").read_text().splitlines()]
+    places = {r["head"]: r["known"]["accuracy"]["place"] for r in lines if "known" in r}
+    assert places == {head: place for head in said if said[head] == max(said.values())}
+    assert standing(lines) == f"accuracy {place}"
+    other = job("probe", "other", **{"probe.k": (1,)} | more | {"known.num_classes": 7})
+    text = (tmp_path / "other" / "log.jsonl").read_text()
+    assert other["status"] == "done" and '"known"' not in text
 
 
 def test_probe__neighbours_keep_nothing(job: Job, tmp_path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 from scipy import stats
 
-from vitctl.recipe.known import FALSE_ALARMS, Comparison, Known, Point, bands, in_words, standing
+from vitctl.recipe.known import FALSE_ALARMS, Comparison, Known, Point, bands, known_in_words, standing
 
 MAE = (0.8363, 0.8366, 0.8352, 0.8346)
 
@@ -56,33 +56,64 @@ def test_bands__one_published_run_has_a_band_that_narrows_and_stays_a_share() ->
 def test_comparison__says_since_when_and_resumes_from_the_log() -> None:
     known = made((10.0, 0.2, 0.01), (20.0, 0.3, 0.01), (50.0, 0.5, 0.01), (100.0, 0.6, 0.01), seeds=10)
     run = Comparison(known, 100, 100.0, 10)
-    records = [{"step": 10, **run.of(10, "accuracy", 0.2)}, {"step": 20, **run.of(20, "accuracy", 0.1)}]
-    assert run.of(30, "accuracy", 0.1) == {} and run.of(20, "loss", 0.1) == {}
+    records = [{"step": 10, **run.of(10, accuracy=0.2)}, {"step": 20, **run.of(20, accuracy=0.1)}]
+    assert run.of(30, accuracy=0.1) == {} and run.of(20, loss=0.1) == {}
     resumed = Comparison(known, 100, 100.0, 10, records)
-    records.append({"step": 50, **resumed.of(50, "accuracy", 0.2)})
-    assert [(r["known"], r["since"]) for r in records] == [("inside", 10), ("below", 20), ("below", 20)]
-    assert "below" in in_words(records[-1]) and "20" in in_words(records[-1])
+    records.append({"step": 50, **resumed.of(50, accuracy=0.2)})
+    found = [record["known"]["accuracy"] for record in records]
+    assert [(one["place"], one["since"]) for one in found] == [("inside", 10), ("below", 20), ("below", 20)]
+    assert "below" in known_in_words(records[-1]) and "20" in known_in_words(records[-1])
     assert standing(records) == "accuracy below since step 20"
     assert resumed.flagged and not Comparison(known, 100, 100.0, 10, records[:2]).flagged
-    assert resumed.of(100, "accuracy", 0.6)["since"] == 100
+    assert resumed.of(100, accuracy=0.6)["known"]["accuracy"]["since"] == 100
+
+
+def test_comparison__numbers_of_one_step_are_compared_side_by_side() -> None:
+    points = [{"metric": name, "at": 5.0, "value": 1.0, "spread": 0.1} for name in ("loss", "pixel_std")]
+    known = Known.model_validate(
+        {"source": "a paper", "seeds": 20, "length": 10.0, "num_classes": 2, "points": points}
+    )
+    run = Comparison(known, 10, 10.0, 2)
+    record = {"step": 5, **run.of(5, loss=9.0, pixel_std=0.1, accuracy=0.5)}
+    assert {name: found["place"] for name, found in record["known"].items()} == {
+        "loss": "above",
+        "pixel_std": "below",
+    }
+    assert run.flagged and Comparison(known, 10, 10.0, 2, [record]).flagged
+    assert standing([record]) == "loss above since step 5; pixel deviation below since step 5"
+
+
+def test_bands__a_point_may_have_seeds_of_its_own() -> None:
+    points = [
+        {"at": 50.0, "value": 0.5, "spread": 0.01},
+        {"at": 100.0, "value": 0.5, "spread": 0.01, "seeds": 3},
+    ]
+    table = {"source": "a paper", "seeds": 10, "length": 100.0, "num_classes": 2, "points": points}
+    many, few = bands(Known.model_validate(table), 100)["accuracy"]
+    halves = [stats.t.ppf(1 - FALSE_ALARMS / 4, n - 1) * 0.04 * math.sqrt(1 + 1 / n) for n in (10, 3)]
+    assert [math.log(b.high / (1 - b.high)) for b in (many, few)] == pytest.approx(halves)
+    with pytest.raises(ValidationError):
+        Known.model_validate(table | {"points": [points[1] | {"seeds": 1}]})
 
 
 @pytest.mark.parametrize(("length", "num_classes"), [(99.0, 10), (100.0, 11)])
 def test_comparison__another_length_or_data_set_is_not_compared(length: float, num_classes: int) -> None:
     known = made((100.0, 0.6, 0.01), seeds=10)
-    assert Comparison(known, 100, length, num_classes).of(100, "accuracy", 0.1) == {}
+    assert Comparison(known, 100, length, num_classes).of(100, accuracy=0.1) == {}
 
 
 def test_comparison__a_number_that_is_not_finite_is_outside() -> None:
     run = Comparison(made((100.0, 2.0, 0.1), seeds=10, metric="loss"), 100, 100.0, 10)
-    assert run.of(100, "loss", math.nan)["known"] == "above"
+    assert run.of(100, loss=math.nan)["known"]["loss"]["place"] == "above"
 
 
-def test_in_words__a_forged_record_says_nothing() -> None:
-    good = {"known": "inside", "since": 3, "band": [0.1, 0.2], "metric_known": "accuracy"}
-    assert in_words(good)
-    for change in ({"known": "\x1b"}, {"since": "3"}, {"band": [1]}, {"band": "12"}, {"band": [1, "a"]}):
-        assert in_words({**good, **change}) == ""
+def test_known_in_words__a_forged_record_says_nothing() -> None:
+    good = {"place": "inside", "since": 3, "band": [0.1, 0.2]}
+    assert known_in_words({"known": {"accuracy": good}})
+    for change in ({"place": "\x1b"}, {"since": "x"}, {"band": [1]}, {"band": "12"}, {"band": [1, "a"]}):
+        assert known_in_words({"known": {"accuracy": good | change}}) == ""
+    for known in ({"\x1b": good}, {"accuracy": "inside"}, "inside", [good]):
+        assert known_in_words({"known": known}) == ""
 
 
 @pytest.mark.parametrize(

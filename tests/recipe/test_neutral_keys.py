@@ -10,9 +10,15 @@ from tests.conftest import Run, train_records
 from vitctl.engine.journal import json_digest
 from vitctl.jobs.record.result import RunResult, with_recipe
 from vitctl.recipe.load import Override, every_key, load_recipe, recipe_names
-from vitctl.recipe.neutral_keys import FREE_TO_CHANGE, deciding_values, result_neutral, with_added
+from vitctl.recipe.neutral_keys import (
+    FREE_TO_CHANGE,
+    deciding_values,
+    result_neutral,
+    unlike_known,
+    with_added,
+)
 from vitctl.recipe.schema import JOBS
-from vitctl.recipe.write import flat, toml_value
+from vitctl.recipe.write import flat, to_toml, toml_value
 from vitctl.report.our_results import FinishedRun, recipe_misfit
 
 OTHERS: dict[str, Any] = {
@@ -85,3 +91,22 @@ def test_added__every_entry_is_of_a_key_and_its_default() -> None:
         values = {key: toml_value(value) for key, value in flat(loaded.recipe).items()}
         defaults |= {key: value for key, value in values.items() if loaded.origin(key) == "default"}
     assert {key: defaults[key] for key in with_added({})} == with_added({})
+
+
+def test_unlike_known__names_what_a_run_changes_in_the_recipe_of_its_known_result(tmp_path: Path) -> None:
+    def keys(name: str, *values: tuple[str, Any]) -> list[str]:
+        (tmp_path / "recipe.toml").write_text(to_toml(load_recipe(name, values)))
+        return unlike_known(tmp_path / "recipe.toml").partition("differs in ")[2].split(", ")
+
+    own = tmp_path / "own.toml"
+    own.write_text('extends = "smoke"\n[optimizer]\nlr = 1e-3\n[machine]\nworkers = 0\n')
+    assert keys("smoke", ("seed", 3), ("log.every_steps", 7), ("data.root", "elsewhere")) == [""]
+    assert keys("mae_b16", ("weights.source", "mae.pth")) == [""]
+    changed = ("schedule.warmup_steps", 0), ("data.mean", [0.0] * 3)
+    assert keys("smoke", *changed) == ["data.mean", "schedule.warmup_steps"]
+    assert keys("deit3_b16", ("model.drop_path", 0.0)) == ["model.drop_path"]
+    assert keys(str(own), *changed[:1]) == ["optimizer.lr", "schedule.warmup_steps"]
+    assert keys("in1k_b16", ("optimizer.lr", 1.0)) == [""]
+    own.unlink()
+    assert unlike_known(tmp_path / "recipe.toml") == ""
+    assert unlike_known(tmp_path / "none.toml") == ""

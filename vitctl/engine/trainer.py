@@ -53,6 +53,7 @@ from vitctl.engine.journal import (
     LOG_HEAD,
     MODEL,
     OPTIMIZER,
+    RECIPE,
     STEP_RECORDS,
     STEPS_HEAD,
     UNRECORDED,
@@ -61,6 +62,7 @@ from vitctl.engine.journal import (
     cut_after,
     head,
     read_records,
+    run_of,
 )
 from vitctl.engine.mixing import Mixing, classification
 from vitctl.engine.optimizer import Average, averaged, build_optimizer, load_optimizer_tensors
@@ -97,13 +99,15 @@ from vitctl.errors import CheckpointError, DataError, VitctlError, is_lost_peer
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
 from vitctl.models.flops import computed_flops, forward_flops
-from vitctl.recipe.known import Comparison
+from vitctl.recipe.known import Comparison, known_in_words
+from vitctl.recipe.neutral_keys import unlike_known
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab, frozen_places, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.process import HERE
 from vitctl.system.text import typed
 
 BAD_SAMPLES, SAMPLES = "bad_samples.jsonl", "samples"
+_PIXELS_OF = 64  # images of a step, those of the main process, whose pixels are logged
 BUDGET_FLOOR = 10_000  # images; the budget of bad samples is computed from at least this many
 
 
@@ -213,9 +217,10 @@ class Trainer(TrainStep):
         if recipe.loss.class_weights != "none":
             found = correction(recipe.loss.class_weights, "shuffle", images.train)
             weights = torch.from_numpy(found.factors).to(runtime.device)
+        self.normalise = runtime.normaliser(tuple(meta["mean"]), tuple(meta["std"]))
         objective = partial(
             objective or classification(recipe.loss, images.mixing, recipe.seed, weights),
-            normalise=runtime.normaliser(tuple(meta["mean"]), tuple(meta["std"])),
+            normalise=self.normalise,
         )
         if teacher is not None:
             assert isinstance(recipe, Finetune)
@@ -351,6 +356,8 @@ class Trainer(TrainStep):
                 self.stop_if_stale(step)
             # 3. Train. A finished run only gives its score again.
             if step < self.total_steps:
+                if self.known.bands and (text := unlike_known(run_of(self.folder) / RECIPE)):
+                    self._warn(text, step)
                 self.train_from(step)
             # 4. A signal after the last step still stops the run: it resumes at its result.
             stop_together(self.runtime, self.stop)
@@ -415,15 +422,14 @@ class Trainer(TrainStep):
         length = s.total_epochs if known.unit == "epochs" else self.total_steps
         return Comparison(known, self.total_steps, length, len(self.images.train.class_names), records)
 
-    def compare(self, step: int, metric: str, value: float) -> dict[str, Any]:
-        """Return what the log says of a number beside [known]; warn once when the run is flagged."""
+    def compare(self, step: int, **numbers: float) -> dict[str, Any]:
+        """Return what the log says of numbers beside [known]; warn once when the run is flagged."""
         was = self.known.flagged
-        found = self.known.of(step, metric, value)
+        found = self.known.of(step, **numbers)
         if self.known.flagged and not was:
-            low, high = found["band"]
             self._warn(
-                f"{metric} {value:.4g} is {found['known']} its band in [known], {low:g} to {high:g}; honest "
-                f"runs are seldom outside twice: check learning rate, labels, image order and normalisation",
+                f"[known]: {known_in_words(found)}; honest runs are seldom outside {self.known.strikes} "
+                f"times: check learning rate, warm-up, labels, image order and normalisation",
                 step,
             )
         return found
@@ -595,7 +601,8 @@ class Trainer(TrainStep):
             self.probe_every,
             self.recipe.checkpoint.every_steps,
         )
-        return step == self.total_steps or any(is_due(step, every) for every in often)
+        is_now = step == self.total_steps or self.known.logs(step)
+        return is_now or any(is_due(step, every) for every in often)
 
     def log(self, step: int, result: Result, waited: float, micro_batches: list[Batch]) -> None:
         """Count unreadable images and skipped updates, record the step, and log it every log.every_steps.
@@ -614,14 +621,15 @@ class Trainer(TrainStep):
             )
             self.journal.append(self.folder / SKIPPED, record)
             self._warn(f"step {step} was not finite and is skipped: {in_words(result)}", step)
-        is_logged = is_due(step, self.recipe.log.every_steps) or step == self.total_steps
+        every = self.recipe.log.every_steps
+        is_logged = is_due(step, every) or self.known.logs(step) or step == self.total_steps
         # The record waits for the other processes. They have nothing else to log of a step like this one.
         if not (result.num_bad or result.skipped or self.recipe.log.sample_keys):
             self.counted_step = step
         if self.recorder is not None:
             with_weights = is_logged or is_due(step, self.recipe.checkpoint.every_steps)
             self.recorder.add(step, result, micro_batches, weights=with_weights)
-        self._log_step(step, result, waited, is_logged)
+        self._log_step(step, result, waited, micro_batches if is_logged else [])
         self.logged_step = step
         # Checks that end the run come last: the step and its log are complete.
         read, allowed = step * self.batch_size, self.recipe.data.max_bad_fraction
@@ -651,14 +659,15 @@ class Trainer(TrainStep):
         """Return the key of a training image."""
         return sample_key(self.images.train, sample)
 
-    def _log_step(self, step: int, result: Result, waited: float, is_logged: bool) -> None:
+    def _log_step(self, step: int, result: Result, waited: float, micro_batches: list[Batch]) -> None:
+        """Show the progress; log the step if its micro-batches are given."""
         read = step * self.batch_size
         began, first, all_waited = self._window
         all_waited += waited
         self._window = (began, first, all_waited)
         seconds = time.perf_counter() - began
         rate = (step - first) * self.batch_size / seconds
-        if not is_logged:
+        if not micro_batches:
             self.journal.show_progress(
                 step=step,
                 total_steps=self.total_steps,
@@ -670,6 +679,8 @@ class Trainer(TrainStep):
                 num_bad=self.counts.num_bad,
             )
             return
+        images = torch.cat([batch.images[:_PIXELS_OF] for batch in micro_batches[:_PIXELS_OF]])
+        pixel_std = float(f"{self.normalise(images[:_PIXELS_OF]).float().std().item():.5g}")
         flops, peak = rate * self.flops_per_image / self.runtime.num_processes, self.runtime.peak_flops
         self.journal.write(
             "train",
@@ -680,13 +691,14 @@ class Trainer(TrainStep):
             loss=result.loss,
             lr=result.lr,
             grad_norm=result.grad_norm,
+            pixel_std=pixel_std,
             images_per_second=round(rate, 2),
             tflops=round(flops / 1e12, 4),
             mfu=round(flops / peak, 4) if peak else None,
             data_wait=round(all_waited / seconds, 4),
             num_bad=self.counts.num_bad,
             num_skipped=self.counts.num_skipped,
-            **self.compare(step, "loss", result.loss),
+            **self.compare(step, loss=result.loss, pixel_std=pixel_std),
         )
         self.runtime.accelerator.log(
             {"loss": result.loss, "lr": result.lr, "grad_norm": result.grad_norm}, step=step
@@ -721,7 +733,7 @@ class Trainer(TrainStep):
             score = replace(self.score(self.unwrapped), metric=self.recipe.evaluation.metric)
         self.scores[step] = score
         seconds = round(time.perf_counter() - began, 3)
-        found = self.compare(step, "accuracy", score.accuracy)
+        found = self.compare(step, accuracy=score.accuracy)
         self.journal.write("evaluate", step=step, **score.numbers, **found, seconds=seconds)
         self.runtime.accelerator.log({"accuracy": score.accuracy, score.metric: score.deciding}, step=step)
         self._exclude_time(seconds)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitctl.engine.evaluation import Score, stop_together
-from vitctl.engine.journal import MODEL, Report, silent, tensors_file
+from vitctl.engine.journal import MODEL, RECIPE, Report, silent, tensors_file
 from vitctl.engine.metrics import baselines, interval_text, mean_per_class, wilson
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.probes import C_GRID, chunk_bytes, drawn, linear, logistic, nearest, predicted, vote
@@ -25,6 +25,8 @@ from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import WHOLE, check_whole, shown, stated
 from vitctl.models.variants import Config, ViTConfig, downstream
 from vitctl.models.weights.weights_file import save_weights
+from vitctl.recipe.known import Comparison
+from vitctl.recipe.neutral_keys import unlike_known
 from vitctl.recipe.schema import Probe
 from vitctl.system.text import count_text
 
@@ -68,12 +70,18 @@ def probe(
                 rows[one.name] = {recipe.probe.method: _row(one, classes) | more}
                 name = tensors_file(MODEL if len(frozen.sets) == 1 else one.name)
                 files[one.name] = str(keep(run_dir / name, frozen, one, layer, read.config))
-            for head, row in rows.get(one.name, {}).items():
-                text = interval_text(row["accuracy_interval"])
-                said = {"data_set": one.name, "head": head, "accuracy": row["accuracy"], "interval": text}
-                run.journal.write("probe", step=0, **said)
+            scored = rows.get(one.name, {})
+            best = max((row["accuracy"] for row in scored.values()), default=0.0)
+            known = Comparison(recipe.known, 0, recipe.known.length, one.num_classes)  # of the best head
+            for head, row in scored.items():
+                said = {"data_set": one.name, "head": head, "accuracy": row["accuracy"]}
+                said |= {"interval": interval_text(row["accuracy_interval"])}
+                beside = known.of(0, accuracy=best) if row["accuracy"] == best else {}
+                run.journal.write("probe", step=0, **said, **beside)
         stop_together(runtime, run.stop)
     check_whole(run.shards, runtime)
+    if text := unlike_known(run_dir / RECIPE):
+        run.journal.write("warning", step=0, text=text)
     metrics: dict[str, Any] = {}
     if runtime.is_main:
         heads = next(iter(rows.values()))

@@ -2,29 +2,33 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
 from vitctl.recipe.sections import Section, knob
 
 FALSE_ALARMS = 0.02  # share of honest runs with any point outside, if numbers are normal on their scale
 _STRIKES = 2  # points outside that flag a run
-# One run on ImageNet: the deviation of MAE's four seeds of B/16, 0.08 points at 83.57 %, as log-odds.
+# One run on ImageNet: the deviation of MAE's four seeds of B/16, 0.094 points at 83.57 %, as log-odds.
 _LEAST_DEVIATION = 0.00094 / (0.8357 * (1 - 0.8357))
 _ONE_RUN_FACTOR = 8.0
-_NEAR = 0.01  # of a point's step: an epoch is seldom a whole number of steps
+_NEAR = 0.01  # of a scored point's step: an epoch is seldom a whole number of steps
+Metric = Literal["accuracy", "loss", "pixel_std"]
+_NAMES: dict[Metric, str] = {"accuracy": "accuracy", "loss": "loss", "pixel_std": "pixel deviation"}
 Place = Literal["inside", "below", "above"]
 
 
 class Point(Section):
-    """One published number. A spread of 0 stands for none."""
+    """One published number. A spread of 0 stands for none, `seeds` of 0 for those of the table."""
 
-    metric: Literal["accuracy", "loss"] = "accuracy"
+    metric: Metric = "accuracy"
     at: float = Field(gt=0)
     value: float = Field(gt=0)
     spread: float = Field(0.0, ge=0)
+    seeds: int = Field(0, ge=0)
 
     @model_validator(mode="after")
     def _is_a_share(self) -> "Point":
@@ -47,8 +51,8 @@ class Known(Section):
     num_classes: int = knob(0, "classes of its data; a run on others is not compared", ge=0)
     points: Annotated[tuple[Point, ...], Field(strict=False)] = knob(
         (),
-        "[{at = 100, value = 0.836, spread = 0.00094}]: metric (accuracy, or the logged loss of one batch), "
-        "at, mean value, and standard deviation over seeds; 0: not published",
+        "[{at = 100, value = 0.836, spread = 0.00094}]: metric (accuracy, or the logged loss or pixel_std of "
+        "one batch), at, mean value, standard deviation over seeds (0: not published), and seeds if others",
         max_length=1000,
     )
 
@@ -58,7 +62,7 @@ class Known(Section):
             raise ValueError("points need source and num_classes: who measured them, on how many classes")
         if late := [point.at for point in self.points if point.at > self.length]:
             raise ValueError(f"a point at {late[0]:g} is after length = {self.length:g} {self.unit}")
-        if any(point.spread for point in self.points) and self.seeds < 2:
+        if any(point.spread and (point.seeds or self.seeds) < 2 for point in self.points):
             raise ValueError("a spread needs seeds = 2 or more")
         return self
 
@@ -82,7 +86,7 @@ def bands(known: Known, total_steps: int) -> dict[str, list[Band]]:
     """Return the bands of a run of `total_steps`, by metric.
 
     A band is a prediction interval for one more run. Its scale is one where deviations are nearly symmetric
-    and that ends where the metric does: log-odds of an accuracy, logarithm of a loss.
+    and that ends where the metric does: log-odds of an accuracy, logarithm of the others.
 
     With a spread s from n runs it is t * s * sqrt(1 + 1/n), with Student's t of n - 1 degrees of freedom, as
     mean and spread are estimates themselves. t leaves out FALSE_ALARMS divided by the number of points, on
@@ -90,10 +94,10 @@ def bands(known: Known, total_steps: int) -> dict[str, list[Band]]:
     outside, however the points are correlated. Losses of single batches early in training have heavier
     tails than normal ones, which is why a run is flagged by its second point outside, see `Comparison`.
 
-    Without a spread it is 8 * 0.0058 * sqrt(length / at) on that scale. 0.0058 is the deviation of MAE's
-    seeds, 0.08 points at 83.57 %. The factor leaves room for another program: runs of big_vision's S/16 by
-    others were up to 0.37 points from its 76.5, 3.6 such deviations. The root widens the band early, where
-    curves are steep: 0.7 points at 81.4 % at the end, 1.3 to 3.2 for 2.0 after a hundredth of the run. This
+    Without a spread it is 8 * 0.0068 * sqrt(length / at) on that scale. 0.0068 is the deviation of MAE's
+    seeds, 0.094 points at 83.57 %. The factor leaves room for another program: runs of big_vision's S/16 by
+    others were up to 0.37 points from its 76.5, 3 such deviations. The root widens the band early, where
+    curves are steep: 0.8 points at 81.4 % at the end, 1.2 to 3.4 for 2.0 after a hundredth of the run. This
     is a choice, not an estimate.
     """
     from scipy.special import stdtrit
@@ -102,8 +106,9 @@ def bands(known: Known, total_steps: int) -> dict[str, list[Band]]:
     for point in sorted(known.points, key=lambda point: point.at):
         share = 1 - point.value if point.metric == "accuracy" else 1.0
         if point.spread:
-            t = float(stdtrit(known.seeds - 1, 1 - FALSE_ALARMS / len(known.points) / 2))
-            half = t * math.sqrt(1 + 1 / known.seeds) * point.spread / (point.value * share)
+            seeds = point.seeds or known.seeds
+            t = float(stdtrit(seeds - 1, 1 - FALSE_ALARMS / len(known.points) / 2))
+            half = t * math.sqrt(1 + 1 / seeds) * point.spread / (point.value * share)
         else:
             half = _ONE_RUN_FACTOR * _LEAST_DEVIATION * math.sqrt(known.length / point.at)
         low, high = (_moved(point, sign * half) for sign in (-1, 1))
@@ -115,7 +120,7 @@ def bands(known: Known, total_steps: int) -> dict[str, list[Band]]:
 
 def _moved(point: Point, by: float) -> float:
     """Return the value of a point, moved on the scale of its metric."""
-    if point.metric == "loss":
+    if point.metric != "accuracy":
         return point.value * math.exp(by)
     return 1 / (1 + (1 - point.value) / point.value * math.exp(-by))
 
@@ -147,13 +152,18 @@ class Comparison:
         self.strikes = _STRIKES if sum(map(len, self.bands.values())) > 1 else 1
         self.outside: list[int] = []  # steps of points
         for record in records:
-            if in_words(record):
-                self._add(record["step"], record["metric_known"], record["known"])
+            for metric, found in compared(record).items():
+                self._add(record["step"], metric, found.place)
 
     @property
     def flagged(self) -> bool:
         """Return whether enough points are outside."""
         return len(self.outside) >= self.strikes
+
+    def logs(self, step: int) -> bool:
+        """Return whether a point is of this step's batch, so that the step has to be logged."""
+        of_batches = [some for metric, some in self.bands.items() if metric != "accuracy"]
+        return any(step == band.step for some in of_batches for band in some)
 
     def _add(self, step: int, metric: str, place: str) -> None:
         before, since = self.last.get(metric, ("", step))
@@ -161,39 +171,59 @@ class Comparison:
         if place != "inside":
             self.outside.append(step)
 
-    def of(self, step: int, metric: str, value: float) -> dict[str, Any]:
-        """Return what log.jsonl says of a number: place, since which step, and the band; empty where nothing
-        is known.
+    def of(self, step: int, **numbers: float) -> dict[str, Any]:
+        """Return what log.jsonl says of a step's numbers, by metric: place, since which step, and the band;
+        empty where nothing is known.
         """
-        near = [band for band in self.bands.get(metric, ()) if abs(band.step - step) <= _NEAR * band.step]
-        if not near:
-            return {}
-        band = min(near, key=lambda band: abs(band.step - step))
-        self._add(step, metric, band.place(value))
-        return {
-            "known": self.last[metric][0],
-            "since": self.last[metric][1],
-            "band": [float(f"{end:.4g}") for end in (band.low, band.high)],
-            "metric_known": metric,
-        }
+        found: dict[str, dict[str, Any]] = {}
+        for metric, value in numbers.items():
+            share = _NEAR if metric == "accuracy" else 0.0  # steps of other points are logged
+            near = [band for band in self.bands.get(metric, ()) if abs(band.step - step) <= share * band.step]
+            if near:
+                band = min(near, key=lambda band: abs(band.step - step))
+                self._add(step, metric, band.place(value))
+                place, since = self.last[metric]
+                ends = [float(f"{end:.5g}") for end in (band.low, band.high)]
+                found[metric] = {"place": place, "since": since, "band": ends}
+        return {"known": found} if found else {}
 
 
-def in_words(record: Mapping[str, Any]) -> str:
-    """Return a record's comparison as text, `inside 72.9..75.2` in percent for an accuracy; "" without one.
+class Compared(BaseModel):
+    """A number beside its band, as log.jsonl has it."""
 
-    The record may be from a file of others.
+    place: Place
+    since: int
+    band: tuple[float, float]
+
+    @property
+    def since_step(self) -> str:
+        """Return since when, as text; "" of a result that has no step."""
+        return f" since step {self.since:,}" if self.since else ""
+
+
+_COMPARED = TypeAdapter(dict[Metric, Compared])
+
+
+def compared(record: Mapping[str, Any]) -> dict[Metric, Compared]:
+    """Return a record's comparisons by metric; none of a record that vitctl did not write."""
+    with suppress(ValidationError):
+        return _COMPARED.validate_python(record.get("known", {}))
+    return {}
+
+
+def known_in_words(record: Mapping[str, Any]) -> str:
+    """Return a record's comparisons as text, `inside 72.9..75.2` in percent for an accuracy, with the name
+    of any other metric; "" without one.
     """
-    place, since, band = record.get("known"), record.get("since"), record.get("band")
-    is_band = isinstance(band, list) and len(band) == 2 and all(isinstance(end, int | float) for end in band)
-    if place not in ("inside", "below", "above") or not isinstance(since, int) or not is_band:
-        return ""
-    assert isinstance(band, list)
-    is_loss = record.get("metric_known") == "loss"
-    ends = "..".join(f"{end:.3g}" if is_loss else f"{100 * end:.1f}" for end in band)
-    return f"{place} {'loss ' * is_loss}{ends}" + (f" since step {since:,}" if place != "inside" else "")
+    texts = []
+    for metric, found in compared(record).items():
+        name, form = ("", "{:.1%}") if metric == "accuracy" else (f"{_NAMES[metric]} ", "{:.4g}")
+        ends = "..".join(form.format(end).rstrip("%") for end in found.band)
+        texts.append(f"{name}{found.place} {ends}" + found.since_step * (found.place != "inside"))
+    return ", ".join(texts)
 
 
 def standing(records: Iterable[Mapping[str, Any]]) -> str:
     """Return where a run is, from its log: `accuracy inside since step 50`; "" if nothing is known."""
-    last = {str(r.get("metric_known")): r for r in records if in_words(r)}
-    return "; ".join(f"{name} {r['known']} since step {r['since']:,}" for name, r in sorted(last.items()))
+    last = {metric: found for record in records for metric, found in compared(record).items()}
+    return "; ".join(f"{_NAMES[name]} {last[name].place}{last[name].since_step}" for name in sorted(last))

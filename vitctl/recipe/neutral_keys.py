@@ -1,11 +1,15 @@
 """Keys of a recipe that do not affect results, for resuming, digests, and to match a run with its recipe."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from vitctl.errors import RecipeError
 from vitctl.models.variants import LATER_FIELDS
+from vitctl.recipe.load import load_recipe, recipe_names
 from vitctl.recipe.schema import RENAMED, Probing, Recipe
-from vitctl.recipe.write import flat, toml_value
+from vitctl.recipe.write import flat, toml_value, written_name
 
 # Dotted keys, or tables. They change results by rounding at most; precision changes more and is not listed.
 # With dropout, processes, micro_batch and compile change the random draws; a result then records them
@@ -118,3 +122,19 @@ def with_added(values: Mapping[str, str]) -> dict[str, str]:
     key.
     """
     return {key: toml_value(value) for key, value in _ADDED.items()} | dict(values)
+
+
+def unlike_known(file: Path) -> str:
+    """Return in which keys a run's recipe.toml differs from the recipe that set its [known], as a sentence.
+
+    Left out are keys that change no result, the seed and the start weights. Return "" if none differs, or if
+    that recipe is gone.
+    """
+    free, keys = (*result_neutral(), "seed", "weights.source"), []
+    with suppress(RecipeError):
+        named, run = load_recipe(written_name(file)), load_recipe(file)
+        home = named.origin("known.points").partition(".toml:")[0]  # that recipe, or one that it extends
+        known = load_recipe(home).recipe if home in recipe_names() else named.recipe
+        one, two = deciding_values(known, free), deciding_values(run.recipe, free)
+        keys = [key for key in sorted(one | two) if one.get(key) != two.get(key)] if home != "default" else []
+    return f"[known] is of another recipe: this run differs in {', '.join(keys)}" if keys else ""

@@ -693,6 +693,7 @@ class Probe(FrozenRecipe):
     job: Literal["probe"]
     data: ProbeImages = ProbeImages()
     probe: Probing = Probing()
+    known: Known = Known()
 
     @property
     def cached(self) -> FeatureCache:

@@ -18,7 +18,7 @@ from rich.text import Text
 from vitctl.cli.show.console import CONSOLE, SHORT_NAME, say, show_table
 from vitctl.engine.journal import RESULT
 from vitctl.engine.metrics import METRICS, OF_LABEL_SETS, interval_text, verdict
-from vitctl.recipe.known import in_words
+from vitctl.recipe.known import known_in_words
 from vitctl.system.screen import VIEW, raise_output_error
 from vitctl.system.text import count_text
 
@@ -236,19 +236,18 @@ def _line(record: Mapping[str, Any]) -> str:
             f"MFU {record['mfu']:.0%}" if record.get("mfu") else "",
             f"bad {record['num_bad']}" if record["num_bad"] else "",
             f"left {_seconds_left(record) or 0.0:,.0f} s",
-            _known(record).strip(),
         )
-        return "  ".join(filter(None, parts))
+        return "  ".join(filter(None, parts)) + _known(record, "\n  known: {}")
     step = f"step {record['step']}  " if kind == "fewshot" and record["step"] else ""
     notes = "".join(f"\n  note: {note}" for note in record["notes"]) if kind == "export" else ""
     line = _LABELS if kind == "evaluate" and "labels" in record else _LINES.get(kind, "")
     return step + line.format(**record) + _deciding(record) + _known(record) + notes
 
 
-def _known(record: Mapping[str, Any]) -> str:
-    """Return where a score or loss is beside [known], ` (inside 72.9..75.2)`; "" where nothing is known."""
-    words = in_words(record)
-    return f" ({words})" if words else ""
+def _known(record: Mapping[str, Any], form: str = " ({})") -> str:
+    """Return where numbers are beside [known], ` (inside 72.9..75.2)`; "" where nothing is known."""
+    words = known_in_words(record)
+    return form.format(words) if words else ""
 
 
 def _deciding(numbers: Mapping[str, Any]) -> str:
