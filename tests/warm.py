@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import termios
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -188,19 +189,44 @@ def become(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
 
 
+def end_at_once() -> None:
+    """End this process without taking the imports apart, which would copy every page that the fork shares.
+
+    Registered before all imports, this runs after all other functions of atexit.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    if status is KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status)
+
+
 if __name__ == "__main__":
+    status: Any = 0
+    atexit.register(end_at_once)
     for name in IMPORTED:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # or every collection of garbage in a process would look through the imports, too
     request = serve(socket.socket(fileno=int(sys.argv[1])))
     if request is not None:
-        atexit.register(gc.unfreeze)  # or triton says at the end of a process that its objects leak
         become(request)
         how, what, *arguments = request["line"]
         sys.argv = [what if how == "-m" else how, *arguments]
-        if how == "-c":
-            exec(what, {"__name__": "__main__"})
-        else:
-            sys.modules.pop(what, None)  # as anew
-            runpy.run_module(what, run_name="__main__", alter_sys=True)
+        try:
+            if how == "-c":
+                exec(what, {"__name__": "__main__"})
+            else:
+                sys.modules.pop(what, None)  # as anew
+                runpy.run_module(what, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+            raise
+        except KeyboardInterrupt:
+            status = KeyboardInterrupt
+            raise
+        except BaseException:
+            status = 1
+            raise
