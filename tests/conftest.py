@@ -11,11 +11,13 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
+import typer.main
 
 from tests import warm
 
@@ -73,6 +75,20 @@ def no_fsync() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_command_tree() -> Iterator[None]:
+    """Let typer build its commands once in this process, and not for each line that a test types."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def imports_are_no_garbage() -> None:
+    """Exempt from garbage collection what the modules before this one imported and keep."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
