@@ -1,8 +1,11 @@
 """Helpers that all tests share: a run in this process, commands as processes, and what a run left."""
 
 import gc
+import hashlib
+import io
 import json
 import os
+import pickle
 import random
 import re
 import shlex
@@ -11,11 +14,13 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
+import typer.main
 
 from tests import warm
 
@@ -73,6 +78,55 @@ def no_fsync() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_command_tree() -> Iterator[None]:
+    """Let typer build its commands once in this process, and not for each line that a test types."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
+        yield
+
+
+class Pickler(pickle.Pickler):
+    """Pickles equal modules to equal bytes: their tensors as types, shapes and digests."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value).__name__ not in ("Tensor", "Parameter"):
+            return NotImplemented
+        digest = hashlib.sha256(value.detach().numpy().tobytes()).hexdigest()
+        return str, (f"{value.dtype} {tuple(value.shape)} {digest}",)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_export_of_each_graph() -> Iterator[None]:
+    """Let torch, which takes 2 s for it, export equal modules to ONNX once; each caller gets a copy."""
+    import onnx
+    import torch
+    from onnx_ir import serde
+
+    export, exported = torch.onnx.export, dict[bytes, bytes]()
+
+    def copied(module: Any, args: Any, **how: Any) -> Any:
+        from vitctl.models import kernels
+
+        content = io.BytesIO()
+        Pickler(content).dump((module, args, kernels._attention_kernel, kernels._linear_kernel, repr(how)))
+        key = content.getvalue()
+        if key not in exported:
+            exported[key] = export(module, args, **how).model_proto.SerializeToString()
+        model = serde.deserialize_model(onnx.load_from_string(exported[key]))
+        return torch.onnx.ONNXProgram(model, None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.onnx, "export", copied)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def imports_are_no_garbage() -> None:
+    """Exempt from garbage collection what the modules before this one imported and keep."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

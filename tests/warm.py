@@ -2,18 +2,21 @@
 saves 4 seconds.
 
 `Popen` and `run` are those of subprocess, for lines that begin with this Python and `-m` or `-c`. The process
-has signals, streams,
-an environment, a folder, a session and an end of its own. Only its imports are over: a test of the start
-takes subprocess itself.
+has signals, streams, an environment, a folder, a session and an end of its own. Only its imports are over: a
+test of the start takes subprocess itself. The launcher's agent and workers, which such a process starts in
+turn, are forked from it in the same way.
 """
 
 import atexit
+import ctypes
 import fcntl
 import gc
 import importlib
 import inspect
 import json
+import multiprocessing.util
 import os
+import re
 import runpy
 import select
 import signal
@@ -21,9 +24,12 @@ import socket
 import subprocess
 import sys
 import termios
+import threading
+import weakref
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTED = (
@@ -42,6 +48,9 @@ IMPORTED = (
     "vitctl.launch.launcher",
     "vitctl.launch.prepare_run",
 )
+# What is forked where a process of this kind starts it.
+FORKED = re.compile(r"vitctl\.launch\.(agent|worker)|tests\.launch\.\w+_worker")
+ROOM = 1 << 15  # bytes of a process's arguments and of its environment, as /proc shows them
 CHANGEABLE = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}
 
 
@@ -122,11 +131,12 @@ def _server() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     with theirs:
-        line = [sys.executable, "-m", "tests.warm", str(theirs.fileno())]
+        line = [sys.executable, "-m", "tests.warm", str(theirs.fileno()), "-" * ROOM]
         environment = {
             **os.environ,
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        }  # to look for a GPU must not spoil a fork
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # to look for a GPU must not spoil a fork
+            "ROOM": "-" * ROOM,
+        }
         server = subprocess.Popen(
             line, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
         )
@@ -185,7 +195,102 @@ def become(request: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_IGN if number in request["ignored"] else usual)
     os.environ.clear()
     os.environ.update(request["environment"])
+    show_in_proc(request)
     os.chdir(request["folder"])
+
+
+def show_in_proc(request: dict[str, Any]) -> None:
+    """Let /proc, and so psutil, tell the arguments and the environment of this process, not of the first."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    words = [sys.executable, *request["line"]]
+    settings = [f"{key}={value}" for key, value in request["environment"].items()]
+    for texts, first in ((words, 45), (settings, 47)):
+        begin, end = int(fields[first]), int(fields[first + 1])
+        content = "".join(f"{text}\0" for text in texts).encode()[: end - begin - 1]
+        ctypes.memmove(begin, content.ljust(end - begin, b"\0"), end - begin)
+
+
+execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+
+def fork_or_execute(popen: Any, *given: Any) -> None:
+    """What subprocess starts in a process of this kind: the launcher's agent and workers are forked."""
+    call = inspect.signature(execute).bind(popen, *given).arguments
+    words = [] if isinstance(call["args"], str) else [str(word) for word in call["args"] if word != "-u"]
+    if not (words[:2] == [sys.executable, "-m"] and FORKED.fullmatch(words[2])):
+        return execute(popen, *given)
+    ends = [call["p2cread"], call["c2pwrite"], call["errwrite"]]
+    request = {
+        "line": words[1:],
+        "folder": os.path.abspath(call["cwd"] or "."),
+        "environment": dict(os.environ if call["env"] is None else call["env"]),
+        "session": False,
+        "ignored": [number for number in CHANGEABLE if signal.getsignal(number) == signal.SIG_IGN],
+        "streams": [end if end != -1 else own for own, end in enumerate(ends)],
+    }
+    sys.stdout.flush()
+    popen.pid = os.fork()
+    if popen.pid == 0:
+        try:
+            gc.freeze()
+            forget_the_parent()
+            if call["start_new_session"]:
+                os.setsid()
+            if call["preexec_fn"] is not None:
+                call["preexec_fn"]()
+            become(request)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            run_program(request["line"])
+        finally:
+            os._exit(1)
+    popen._child_created = True
+    popen._close_pipe_fds(*(call[name] for name in PIPES))
+    return None
+
+
+def forget_the_parent() -> None:
+    """Forget what the parent has opened and computed, and what it does at its end."""
+    for name, module in list(sys.modules.items()):
+        for value in vars(module).values() if name.startswith("vitctl.") else ():
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
+    atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    for function in (weakref.finalize._exitfunc, multiprocessing.util._exit_function):  # type: ignore[attr-defined]
+        atexit.register(function)
+
+
+def run_program(line: list[str]) -> NoReturn:
+    """Run a program and end as Python does, but without taking the imports apart: that would copy every page
+    that the fork shares.
+    """
+    subprocess.Popen._execute_child = fork_or_execute  # type: ignore[attr-defined]
+    how, what, *arguments = line
+    sys.argv = [what if how == "-m" else how, *arguments]
+    code: Any = 0
+    try:
+        if how == "-c":
+            exec(what, {"__name__": "__main__"})
+        else:
+            sys.modules.pop(what, None)  # as anew
+            runpy.run_module(what, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = error if isinstance(error, KeyboardInterrupt) else 1
+    if not isinstance(code, int | KeyboardInterrupt | None):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    if isinstance(code, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(int(code or 0) & 0xFF)
 
 
 if __name__ == "__main__":
@@ -195,12 +300,5 @@ if __name__ == "__main__":
     gc.freeze()  # or every collection of garbage in a process would look through the imports, too
     request = serve(socket.socket(fileno=int(sys.argv[1])))
     if request is not None:
-        atexit.register(gc.unfreeze)  # or triton says at the end of a process that its objects leak
         become(request)
-        how, what, *arguments = request["line"]
-        sys.argv = [what if how == "-m" else how, *arguments]
-        if how == "-c":
-            exec(what, {"__name__": "__main__"})
-        else:
-            sys.modules.pop(what, None)  # as anew
-            runpy.run_module(what, run_name="__main__", alter_sys=True)
+        run_program(request["line"])

@@ -1,6 +1,7 @@
 """`vitctl.finetune` and `vitctl.predict` do what the commands do."""
 
 import json
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests import warm
 from tests.cli.conftest import Vitctl
 from tests.conftest import checkpoint
 from tests.trained import CPU, SMALL
@@ -48,12 +50,18 @@ def test_finetune__several_processes_are_started_as_the_command_does(
     pretrained: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
     keys = {**CPU, **SMALL, "schedule.lanes": 4, "schedule.leaf_images": 2, "machine.precision": "float32"}
-    runs = [
-        finetune(out=tmp_path / str(count), data=tiny_data, from_=pretrained, processes=count, overrides=keys)
-        for count in (1, 2)
-    ]
-    assert checkpoint(runs[0].folder, 6) == checkpoint(runs[1].folder, 6)
-    assert runs[0].metrics == runs[1].metrics
+    given = {"data": str(tiny_data), "from_": str(pretrained), "overrides": keys}
+    alone = finetune(out=tmp_path / "1", processes=1, **given)
+    code = (
+        "import json, sys, vitctl\n"
+        f"run = vitctl.finetune(out={str(tmp_path / '2')!r}, processes=2, **{given!r})\n"
+        "print(json.dumps([str(run.folder), run.metrics]), file=sys.stderr)"
+    )
+    done = warm.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    folder, metrics = json.loads(done.stderr.splitlines()[-1])
+    assert checkpoint(alone.folder, 6) == checkpoint(Path(folder), 6)
+    assert alone.metrics == metrics
+    assert (Path(folder) / "logs" / "rank_01.txt").exists()
 
 
 def test_predict__is_the_command(vitctl: Vitctl, pretrained: Path, tiny_data: Path) -> None:

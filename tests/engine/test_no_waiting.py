@@ -110,7 +110,7 @@ def test_update__of_every_family_waits_for_nothing(name: str) -> None:
     model = build(FAMILIES[name])
     with FakeCard() as card:
         trainer = on_card(card, model)
-        steps(trainer, card, 3)
+        steps(trainer, card, 2)
         assert {p.device for p in model.parameters()} == {CARD}
 
 
@@ -126,7 +126,7 @@ def test_update__of_masked_patches_waits_for_nothing(target: str) -> None:
 def test_update__waits_for_nothing(case: str) -> None:
     model = build(FAMILIES["vit"])
     with FakeCard() as card:
-        steps(on_card(card, model, **CASES[case]), card, 3)
+        steps(on_card(card, model, **CASES[case]), card, 2)
 
 
 def test_result__waits_for_an_event_of_its_own_and_for_no_later_step() -> None:
