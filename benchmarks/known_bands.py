@@ -5,8 +5,9 @@ SEEDS - 1. Up to a quarter of its length, it trains with each mistake of `MISTAK
 the seeds of `FRESH`. OUT is a folder; a second call reuses what is finished. SHARDS are those of `data.path`,
 if the recipe's data set is not at hand. Two trainings run at once, each with one thread.
 
-The first seeds make the points of [known], which are printed as TOML. The other seeds below SEEDS chose what
-flags a run. Those of `FRESH` were looked at last: how many of them are flagged is the rate of false alarms.
+The first 20 seeds make the points of [known], which are printed as TOML. Other seeds below SEEDS are honest
+runs to choose a rule on. Those of `FRESH` were looked at last: how many of them are flagged is the rate of
+false alarms.
 """
 
 import json
@@ -40,7 +41,7 @@ POINTS = {
     "smoke": {
         "loss": (4, 8, 20, 40, 80),
         "pixel_std": (4, 8),
-        "accuracy": (50, 75, 200, 400),
+        "accuracy": (50, 75, 100, 200, 400),
     },
 }
 RESULTS = Path(__file__).with_name("results") / "known_bands.json"
