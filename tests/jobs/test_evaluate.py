@@ -228,6 +228,16 @@ def test_temperature__of_held_out_images_divides_all_logits(
     (copied,) = (tmp_path / "files").rglob("*.safetensors")
     tensors = load_classifier(str(copied), precision="float64", device="cpu", top=6)
     assert tensors(images) == after(images)
+    job("export", "hf", **source, **{"export.to": ("hf",), "machine.precision": "auto"})
+    (config,) = (tmp_path / "hf").rglob("config.json")
+    exported = load_classifier(str(config.parent), precision="float64", device="cpu", top=6)
+    np.testing.assert_allclose([[p for _, p in row] for row in exported(images)], expected, rtol=1e-9)
+    changed = json.loads(config.read_text())
+    changed["vitctl"]["weights_sha256"] = "0" * 64  # of weights that were trained on
+    config.write_text(json.dumps(changed))
+    assert load_classifier(str(config.parent), precision="float64", device="cpu", top=6)(images) != exported(
+        images
+    )
 
     file.write_text(file.read_text().replace('"weights_sha256": "', '"weights_sha256": "0'))  # of others
     assert load_classifier(str(run), precision="float64", device="cpu", top=6)(images) == before(images)

@@ -50,7 +50,11 @@ def write_weights_file(request: ExportRequest, folder: Path) -> Written:
         write_text(folder / "README.md", model_card(request, notes))
     if config := read_json(folder / CONFIG):
         meta = {key: value for key, value in weights.meta.items() if key != "class_names"}
-        ours = {"preprocessing": meta, **({"resizing": request.resizing.note} if request.resizing else {})}
+        ours = {
+            "preprocessing": meta,
+            "weights_sha256": weights.digest,
+            **({"resizing": request.resizing.note} if request.resizing else {}),
+        }
         names = {"licence": "license", "licence_link": "license_link"}
         known = {theirs: meta[name] for name, theirs in names.items() if meta.get(name)}
         write_json(folder / CONFIG, config | known | {"vitctl": ours})

@@ -59,7 +59,10 @@ LAYOUTS: tuple[WeightsLayout, ...] = (
 TARGETS = ("safetensors", "google", "timm", "hf", "torchvision")
 _FILE_NAMES = {"safetensors": FILE_NAMES[0], "npz": "model.npz"}
 # What an export of ours records in config.json.
-_OURS: Keys = {"an object": ("vitctl", "vitctl.preprocessing")}
+_OURS: Keys = {
+    "an object": ("vitctl", "vitctl.preprocessing"),
+    "a number above 0": ("vitctl.preprocessing.temperature",),
+}
 # The sizes that a model's name stands for.
 _NAMED_FIELDS = ("patch_size", "hidden_size", "depth", "mlp_size", "num_heads", "stage_depths", "width")
 
@@ -176,9 +179,19 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
     config, meta = row.describe(row, row.view(tidy), tidy, beside)
     model = build(config, device="meta").state_dict()
     table = row.table(getattr(config, "num_heads", 1))
-    return Weights(
-        config, to_ours(tidy, rules_for(table, model), model), meta | {"format": row.name, **licence}
-    )
+    state = to_ours(tidy, rules_for(table, model), model)
+    meta = meta | {"format": row.name, **licence}
+    return Weights(config, state, meta | _exported_temperature(beside.config.get("vitctl") or {}, state))
+
+
+def _exported_temperature(ours: Mapping[str, Any], state: Tensors) -> dict[str, float]:
+    """Return the temperature that an export recorded in config.json; empty if it is of other weights."""
+    temperature = (ours.get("preprocessing") or {}).get("temperature")
+    if temperature is None or any(tensor.is_meta for tensor in state.values()):
+        return {}
+    if ours.get("weights_sha256") != weights_digest(state):
+        return {}
+    return {"temperature": temperature}
 
 
 def check_numbers(state: Mapping[str, Tensor]) -> None:
