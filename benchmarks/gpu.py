@@ -30,6 +30,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("gpu_run"))
+    parser.add_argument("--data", default="", help="shards of photographs, for the rate of the loader")
     given = parser.parse_args()
     import torch
 
@@ -48,8 +49,9 @@ def main() -> None:
     lines += kernels_against_rule((given.out / "kernels.txt").read_text())
     lines += [backward_bits("cuda", number, kernel) for number in (197, 577) for kernel in ("fused", "math")]
     lines += lanes(given.out, range(1, min(2, torch.cuda.device_count()) + 1), "cuda")
-    words = ["-m", "vitctl", "bench", "data", "--synthetic", "--json", str(given.out / "loader.json")]
-    lines += part("loader", given.out, 60, words)
+    if given.data:
+        words = ["-m", "vitctl", "bench", "data", "--recipe", "in1k_b16", "--data", given.data]
+        lines += part("loader", given.out, 120, [*words, "--json", str(given.out / "loader.json")])
     lines += ["", f"{time.perf_counter() - began:.0f} s; {json.dumps(machine.record(('torch', 'timm')))}"]
     text = "\n".join(lines) + "\n"
     print(text)
