@@ -1,13 +1,15 @@
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.models.tiny_models import TINY
 from vitctl.models import kernels
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import build
-from vitctl.models.kernels import Head, Linear, onednn_problem, set_linear
+from vitctl.models.kernels import Head, Linear, onednn_problem, packed, set_linear
 from vitctl.models.variants import variant
 
 CPU = torch.device("cpu")
@@ -21,7 +23,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
     product = kernels._product
 
-    def counted(*given: Tensor | None) -> Tensor:
+    def counted(*given: Any) -> Tensor:
         calls.append("product")
         found: Tensor = product(*given)
         return found
@@ -109,3 +111,47 @@ def test_onednn_problem__bf16_needs_a_processor_with_its_product(monkeypatch: py
     assert onednn_problem(torch.bfloat16, CPU).startswith("oneDNN has no bf16 product on this processor")
     assert onednn_problem(torch.float32, CPU) == ""
     assert onednn_problem(torch.float64, CPU) and onednn_problem(torch.float32, torch.device("cuda"))
+
+
+@needs_onednn
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_packed_weights_compute_what_weights_do(name: str, dtype: torch.dtype) -> None:
+    if onednn_problem(dtype, CPU):
+        pytest.skip("this processor has no bf16 product")
+    model = build(TINY[name]).eval()
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    images = torch.randn(3, 3, model.config.image_size, model.config.image_size)
+    set_linear("onednn")
+    mixed = torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16)
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(images.double())
+        with mixed:
+            plain = model(images)
+            with packed(model, dtype):
+                fast = model(images)
+            after = model(images)
+    assert torch.equal(after, plain)
+    assert fast.dtype == plain.dtype
+    off, before = ((logits - exact).abs().max() / exact.std() for logits in (fast, plain))
+    assert off < (1e-5 if dtype == torch.float32 else max(1.5 * before, 0.02))
+
+
+@needs_onednn
+def test_packed_weights__what_is_packed() -> None:
+    set_linear("torch")
+    model = build(variant("Ti/16", image_size=32, num_classes=3, depth=1))
+    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    with packed(model, torch.float32):  # torch's library multiplies in float32
+        assert not any(layer.packed for layer in layers)
+    set_linear("onednn")
+    with packed(model, torch.float32):
+        assert [isinstance(layer, Head) for layer in layers if layer.packed is None] == [True]
+    assert not any(layer.packed for layer in layers)
+    with packed(model.double(), torch.float64):
+        assert not any(layer.packed for layer in layers)
+    compile_blocks(model.float(), backend="eager")
+    with packed(model, torch.float32):
+        assert not any(layer.packed for layer in layers)

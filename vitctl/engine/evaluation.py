@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,10 @@ from vitctl.engine.metrics import (
 )
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.runtime import Computation, Runtime, Transfer, given
+from vitctl.engine.sharding import is_sharded
 from vitctl.errors import DataError
 from vitctl.models.build import Model
+from vitctl.models.kernels import packed
 from vitctl.models.weights.containers import save_tensors
 from vitctl.system.files import atomic_write
 
@@ -135,6 +137,7 @@ def evaluate_model(
     with (
         torch.no_grad(),
         runtime.autocast(),
+        _packed(runtime, model),
     ):  # sharded weights that were gathered in inference mode could not be trained
         for batch in _sent(runtime, batches, stop):
             logits = model(normalise(given(batch).images))
@@ -156,6 +159,10 @@ def evaluate_model(
         raise DataError(f"none of the {num_images} images has a label; there is nothing to score")
     f1 = None if may_lack_labels else macro_f1(by_class)
     return Score(correct, total, mean_per_class(by_class), f1)
+
+
+def _packed(runtime: Runtime, model: nn.Module) -> AbstractContextManager[None]:
+    return nullcontext() if is_sharded(model) else packed(model, runtime.product_dtype)
 
 
 def _sent(runtime: Runtime, batches: Iterable[Batch], stop: StopFlag) -> Iterator[Batch]:
@@ -223,7 +230,8 @@ def top_predictions(
             return answers
         return torch.cat([answers.double(), to_columns(scores, answers, batch.samples)], dim=1)
 
-    found = _table(runtime, batches, best, num_images, stop)
+    with _packed(runtime, model):
+        found = _table(runtime, batches, best, num_images, stop)
     if runtime.sum([float(len(finite) - torch.stack(finite).sum())])[0]:
         raise DataError(f"{NOT_FINITE}; use other weights")
     return found
@@ -290,7 +298,8 @@ def representations(
     def features(batch: Batch) -> Tensor:
         return image_features(runtime, model, normalise(given(batch).images)).float()
 
-    return _table(runtime, batches, features, num_images, stop)
+    with _packed(runtime, model):
+        return _table(runtime, batches, features, num_images, stop)
 
 
 def _table(

@@ -1,7 +1,8 @@
 """Kernels: the attention product, and linear layers on a CPU."""
 
 import math
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -100,7 +101,11 @@ def used_linear() -> LinearKernel:
 class Linear(nn.Linear):
     """A linear layer, `[..., in_features]` to `[..., out_features]`."""
 
+    packed: tuple[Tensor, Tensor | None, torch.dtype] | None = None  # weight and bias, see `pack`
+
     def forward(self, inputs: Tensor) -> Tensor:
+        if self.packed is not None:
+            return self._by_packed(inputs, "none", "")
         device, weight, bias = inputs.device.type, self.multiplied(), self.added()
         if _linear_kernel == "torch" or device != "cpu" or weight.dtype == torch.float64:
             return F.linear(inputs, weight, bias)
@@ -109,6 +114,20 @@ class Linear(nn.Linear):
         bias = None if bias is None else bias.to(dtype)
         outputs: Tensor = _OneDNN.apply(inputs.to(dtype), weight.to(dtype), bias)
         return outputs
+
+    def then(self, inputs: Tensor, activation: nn.Module) -> Tensor:
+        """Return `activation(self(inputs))`. With packed weights, the product computes a GELU on its sums in
+        float32.
+        """
+        if self.packed is None or not isinstance(activation, nn.GELU):
+            outputs: Tensor = activation(self(inputs))
+            return outputs
+        return self._by_packed(inputs, "gelu", activation.approximate)
+
+    def _by_packed(self, inputs: Tensor, then: str, how: str) -> Tensor:
+        assert self.packed is not None
+        weight, bias, dtype = self.packed
+        return _product(inputs.to(dtype), weight, bias, then, how)
 
     def multiplied(self) -> Tensor:
         """Return the matrix that inputs are multiplied by, `[out_features, in_features]`."""
@@ -168,6 +187,41 @@ def onednn_problem(dtype: torch.dtype, device: torch.device) -> str:
     return ""
 
 
+def pack(model: nn.Module, dtype: torch.dtype) -> None:
+    """Lay the weights of linear layers out for oneDNN, once, on a CPU whose products are oneDNN's.
+
+    Otherwise every product converts its weights from float32 and reorders them. The copies do not follow the
+    weights: `packed` drops them.
+
+    Args:
+        model: not trained while it is packed. Compiled ones stay as they are; so do layers of `Head`, whose
+            weights stay wide.
+        dtype: of the products.
+    """
+    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    is_compiled = any(module._compiled_call_impl is not None for module in model.modules())
+    is_onednn = dtype == torch.bfloat16 or _linear_kernel == "onednn"
+    if is_compiled or not is_onednn or not layers or onednn_problem(dtype, layers[0].weight.device):
+        return
+    for layer in layers:
+        if not isinstance(layer, Head):
+            weight, bias = layer.multiplied().detach().to(dtype), layer.added()
+            layout = torch.ops.mkldnn._reorder_linear_weight(weight)
+            layer.packed = layout, None if bias is None else bias.detach().to(dtype), dtype
+
+
+@contextmanager
+def packed(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Compute with packed weights within the block, in which they do not change; see `pack`."""
+    pack(model, dtype)
+    try:
+        yield
+    finally:
+        for module in model.modules():
+            if isinstance(module, Linear):
+                module.packed = None
+
+
 class _OneDNN(torch.autograd.Function):
     """inputs weight^T + bias by oneDNN; all of one dtype."""
 
@@ -221,8 +275,10 @@ def _(gradient: Tensor, inputs: Tensor) -> Tensor:
     return gradient.new_empty(gradient.shape[-1], inputs.shape[-1])
 
 
-def _product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """inputs weight^T + bias: `[..., I]` and `[O, I]` to `[..., O]`."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+def _product(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, then: str = "none", how: str = ""
+) -> Tensor:
+    """inputs weight^T + bias: `[..., I]` and `[O, I]` to `[..., O]`, and what is applied to it then."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, then, [], how)
     outputs: Tensor = product.contiguous()
     return outputs

@@ -134,7 +134,7 @@ class MLP(nn.Module):
         self.dropout2 = nn.Dropout(config.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        hidden = self.norm(self.dropout1(self.gelu(self.fc1(tokens))))
+        hidden = self.norm(self.dropout1(self.fc1.then(tokens, self.gelu)))
         outputs: Tensor = self.dropout2(self.fc2(hidden))
         return outputs
 

@@ -21,6 +21,7 @@ from vitctl.errors import CheckpointError, DataError, LaunchError, RecipeError
 from vitctl.jobs.inputs.weights import loaded_model, scored_weights, stored_eval_transform
 from vitctl.jobs.record.result import newest_run
 from vitctl.models.build import Model
+from vitctl.models.kernels import pack
 from vitctl.models.variants import unseen_pixels
 from vitctl.models.weights.download import fetch, locate
 from vitctl.models.weights.meta import Meta, assumed_line, require_meta
@@ -403,11 +404,15 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
     computation = alone(precision=machine.precision, device=machine.device)
     transform = _transform(recipe, meta)
     model, _ = loaded_model(found, transform.image_size, computation.dtype)
+    model.to(device=computation.device, dtype=computation.dtype).eval()
+    kernels = choose_kernels(machine, model.config, computation)
+    use_kernels(kernels)
+    pack(model, computation.product_dtype)
     network = TorchNetwork(
-        model.to(device=computation.device, dtype=computation.dtype).eval(),
+        model,
         computation,
         computation.normaliser(meta["mean"], meta["std"]),
-        choose_kernels(machine, model.config, computation),
+        kernels,
         found.weights.has_head,
         flip_average=recipe.evaluation.flip_average,
     )

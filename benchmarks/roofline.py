@@ -1,0 +1,99 @@
+"""The times that vitctl/models/roofline.py expects, and how far published runs are from them.
+
+`python benchmarks/roofline.py TIMM > benchmarks/results/roofline.md`: TIMM is a clone of
+huggingface/pytorch-image-models, of which the tables of measured rates in results/ are read. Needs no GPU.
+"""
+
+import csv
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from vitctl.models.roofline import MEMORY, estimate
+from vitctl.models.variants import variant
+
+SHOWN = (("S/16", (224, 384)), ("B/16", (224, 384)), ("L/16", (224, 384)), ("H/14", (224, 392)))
+DEVICES = ("A100", "H100", "H200")
+# timm's table: GPU, whether it trains, whether it is compiled
+TABLES = {
+    "benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv": ("GeForce RTX 3090", True, False),
+    "benchmark-infer-amp-nchw-pt240-cu124-rtx3090.csv": ("GeForce RTX 3090", False, False),
+    "benchmark-infer-amp-nchw-pt240-cu124-rtx4090-dynamo.csv": ("GeForce RTX 4090", False, True),
+    "benchmark-infer-amp-nchw-pt291-cu130-5090-dynamo.csv": ("GeForce RTX 5090", False, True),
+}
+NAMES = {"small": "S", "base": "B", "large": "L", "huge": "H"}
+# Whole runs, with their data loading and scoring: network, pixels, epochs, batch per GPU, GPUs, hours.
+# Source: MAE, FINETUNE.md.
+RUNS = (
+    ("B/16", 224, 100, 32, 32, 7 + 11 / 60),
+    ("L/16", 224, 50, 32, 32, 8 + 52 / 60),
+    ("H/14", 224, 50, 16, 64, 13 + 9 / 60),
+)
+IMAGENET = 1_281_167
+
+
+def measured(file: Path, key: str) -> Iterator[tuple[str, str, int, int, float]]:
+    """Yield name, network, image size, batch size and images per second of the plain ViTs of a table."""
+    for row in csv.DictReader(file.read_text().splitlines()):
+        words = row["model"].split("_")
+        is_plain = len(words) == 4 and words[0] == "vit" and words[1] in NAMES
+        if is_plain and words[2].startswith("patch") and words[3].isdigit():
+            network = f"{NAMES[words[1]]}/{words[2].removeprefix('patch')}"
+            yield (
+                row["model"],
+                network,
+                int(row[f"{key}_img_size"]),
+                int(row[f"{key}_batch_size"]),
+                float(row[f"{key}_samples_per_sec"]),
+            )
+
+
+def main() -> None:
+    """Print the tables."""
+    results = Path(sys.argv[1]) / "results"
+    print("# Expected and published rates\n\n`python benchmarks/roofline.py TIMM`. No GPU was used.\n")
+    print("## Expected, training in bf16, compiled, 64 images per step\n")
+    print("| network | pixels | " + " | ".join(f"{name}: images/s, MFU" for name in DEVICES) + " |")
+    print("|---" * (2 + len(DEVICES)) + "|")
+    for name, sizes in SHOWN:
+        for size in sizes:
+            config = variant(name, image_size=size, num_classes=1000)
+            found = [estimate(config, device, 64) for device in DEVICES]
+            cells = " | ".join(f"{one.images_per_second:,.0f}, {one.mfu:.0%}" for one in found)
+            print(f"| {name} | {size} | {cells} |")
+    print("\n## timm's measured rates\n")
+    print(
+        "Expected over measured; 1 is exact. In fp16, which has the peak of bf16. The training of torch 1.12"
+    )
+    print("has no fused attention.\n")
+    print("| table | network | batch | measured, images/s | expected | ratio |")
+    print("|---" * 6 + "|")
+    spreads = []
+    for file, (device, training, compiled) in TABLES.items():
+        ratios = []
+        for name, network, size, batch, rate in measured(results / file, "train" if training else "infer"):
+            config = variant(network, image_size=size, num_classes=1000, classifier="patches")
+            found = estimate(config, device, batch, training=training, compiled=compiled).images_per_second
+            ratios.append(found / rate)
+            print(f"| {file} | {name} | {batch} | {rate:,.0f} | {found:,.0f} | {ratios[-1]:.2f} |")
+        spreads.append(
+            f"{file}: {min(ratios):.2f} to {max(ratios):.2f}, median {statistics.median(ratios):.2f}"
+        )
+    print("\n" + "\n".join(f"- {line}" for line in spreads))
+    print("\n## Published runs\n")
+    print("With data loading, scoring, exchange of gradients and kernels of their time, not compiled.\n")
+    print("| run | GPUs | hours | expected of the GPUs alone | ratio |")
+    print("|---" * 5 + "|")
+    for name, size, epochs, batch, gpus, hours in RUNS:
+        config = variant(name, image_size=size, num_classes=1000, classifier="gap")
+        rate = gpus * estimate(config, "V100", batch, compiled=False).images_per_second
+        found = epochs * IMAGENET / rate / 3600
+        print(
+            f"| MAE {name}, {epochs} epochs | {gpus} V100 | {hours:.1f} | {found:.1f} | {found / hours:.2f} |"
+        )
+    assert set(DEVICES) <= set(MEMORY)
+
+
+if __name__ == "__main__":
+    main()
