@@ -1,14 +1,18 @@
-"""FSDP2: parameters, gradients and optimizer state are sharded over the processes; checkpoints are unsharded.
+"""FSDP2: parameters, gradients, optimizer state and checkpoints are sharded over the processes.
 
 The result is that of DDP: weights are gathered in the type of the parameters, and autocast converts them. It
 is the same, bit for bit, where the weights that autocast would convert are gathered in bf16: only when they
 are converted differs.
 """
 
+import hashlib
 import sys
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
@@ -151,10 +155,104 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_part(tensor) else tensor
 
 
+def held(tensor: Tensor) -> tuple[Tensor, list[int]]:
+    """Return the part of a tensor that this process holds, and where it begins in each dimension."""
+    if not is_part(tensor):
+        return tensor, [0] * tensor.dim()
+    [chunk] = cast("Any", tensor).__create_chunk_list__()  # what torch.distributed.checkpoint asks for
+    return local(tensor), list(chunk.offsets)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of a sharded model this process holds.
+
+    Args:
+        index, count: of the parts.
+        replica: of the model that the part belongs to.
+    """
+
+    index: int
+    count: int
+    replica: int
+
+    @classmethod
+    def of(cls, model: Any) -> "Share":
+        """Return that of a sharded model."""
+        mesh = next(p for p in model.parameters() if is_part(p)).device_mesh
+        *replica, index = cast("list[int]", mesh.get_coordinate())
+        return cls(index, mesh.size(-1), *replica or [0])
+
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CHUNK, _CPU_CHUNK = (
+    2**22,
+    2**15,
+)  # words at a time: at most 64 MiB of temporary memory; on a CPU what fits its cache
+_FACTOR = 0x1E3779B97F4A7C15  # odd; spreads the positions in a tensor over all 64 bits
+
+
+@torch.no_grad()
+def sum_of_words(tensor: Tensor, before: int = 0) -> int:
+    """Return the sum of a tensor's words, each times an odd number from its position, modulo 2^64.
+
+    The sums of the parts of a tensor add up to that of the tensor; `before` is the number of words before
+    this part.
+    """
+    words = tensor.detach().contiguous().flatten().view(_WORDS[tensor.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    chunk = _CPU_CHUNK if words.device.type == "cpu" else _CHUNK
+    for first in range(0, len(words), chunk):
+        part = words[first : first + chunk].to(torch.int64)
+        places = torch.arange(before + first + 1, before + first + 1 + len(part), device=words.device)
+        total += (part * (places * _FACTOR | 1)).sum()
+    return int(total)
+
+
+def word_sum(parts: Iterable[tuple[str, Tensor, Sequence[int]]]) -> int:
+    """Return one number for parts of named tensors, each with the place where it begins: over all processes
+    the numbers add up, modulo 2^64, to that of the tensors, however they are cut along their rows.
+    """
+    total = 0
+    for name, tensor, begin in parts:
+        before = begin[0] * tensor[0].numel() if tensor.numel() and tensor.dim() else 0
+        factor = int.from_bytes(hashlib.sha256(f"{name} {tensor.dtype}".encode()).digest()[:8]) | 1
+        total += factor * sum_of_words(tensor, before)
+    return total % 2**64
+
+
+def read_held(files: Sequence[Path], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read from files of tensors, or of parts of them, what this process holds.
+
+    Args:
+        files: whole, or all parts; of any number of processes.
+        like: tensors by name, or by what follows a slash in it. One of the same shape is read as the part of
+            it that this process holds, every other one in full, on the CPU.
+    """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = HuggingFaceStorageReader(str(files[0].parent))
+    reader.fs.ls = lambda _: [str(file) for file in files]  # type: ignore  # no others
+    found: dict[str, Any] = {}
+    for name, stored in reader.read_metadata().state_dict_metadata.items():
+        whole, known = cast("Any", stored), cast("Any", like.get(name.rpartition("/")[2]))
+        dtype = whole.properties.dtype
+        is_known = known is not None and known.shape == whole.size
+        found[name] = (
+            torch.empty_like(known, dtype=dtype) if is_known else torch.empty(whole.size, dtype=dtype)
+        )
+    with warnings.catch_warnings(action="ignore"):  # that no process waits for another is on purpose
+        load(found, storage_reader=reader, no_dist=True)
+    return found
+
+
 def like(whole: Tensor, reference: Tensor) -> Tensor:
-    """Return a full tensor, the same on every process, sharded and placed like `reference`."""
+    """Return a full tensor, the same on every process, sharded and placed like `reference`; one that is
+    sharded so already stays.
+    """
     placed = whole.to(reference.device, reference.dtype)
-    if not is_part(reference):
+    if not is_part(reference) or is_part(whole):
         return placed
     from torch.distributed.tensor import distribute_tensor
 

@@ -24,7 +24,6 @@ from vitctl.data.source.uneven import correction
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source, sample_key
 from vitctl.engine.agreement import (
-    CheckpointTensors,
     agreed_checkpoint,
     agreed_tensors,
     check_inputs,
@@ -32,7 +31,7 @@ from vitctl.engine.agreement import (
     check_same_state,
     identity,
 )
-from vitctl.engine.checkpoint import SavedCheckpoint, Saver, check_space, parts, set_aside_after
+from vitctl.engine.checkpoint import Peers, SavedCheckpoint, Saver, check_space, parts, set_aside_after
 from vitctl.engine.computation import (
     choose_kernels,
     choose_micro_batch,
@@ -65,9 +64,9 @@ from vitctl.engine.journal import (
 from vitctl.engine.mixing import Mixing, classification
 from vitctl.engine.optimizer import Average, averaged, build_optimizer, load_optimizer_tensors
 from vitctl.engine.preemption import StopFlag, Stopped
-from vitctl.engine.runtime import Runtime, num_workers, raised_on_all
+from vitctl.engine.runtime import Runtime, gather_texts, new_group, num_workers, raised_on_all
 from vitctl.engine.schedule import lanes_of, learning_rate, total_steps
-from vitctl.engine.sharding import is_sharded, load_full_state, shard_as
+from vitctl.engine.sharding import Share, is_sharded, load_full_state, shard_as
 from vitctl.engine.step import (
     SKIPPED,
     AllReduced,
@@ -288,6 +287,11 @@ class Trainer(TrainStep):
         )
         kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
         self.saver = Saver(run.folder / CHECKPOINTS, model.config, meta, *kept, journal=run.journal)
+        self.writes = runtime.is_main  # a checkpoint, or a part of one
+        if is_sharded(model):
+            part = Share.of(model)
+            exchange = partial(gather_texts, group=new_group(range(part.count)))
+            self.saver.peers, self.writes = Peers(part, exchange), part.replica == 0
         self.start_state()
 
     def start_state(self) -> None:
@@ -385,15 +389,14 @@ class Trainer(TrainStep):
         for problem in problems:
             self._warn(problem, 0)
         step = 0
-        read: CheckpointTensors = {}
         if saved is not None:
             step = saved.step
             if change := check_resumable(self.runtime, saved, self.total_steps, self.identity):
                 self._warn(change, step)
-            read = self.load(saved)
+            self.load(saved)
             self._check_records(saved)
         state = parts(self.unwrapped, self.average, self.optimizer)
-        check_same_state(self.runtime, step, self.unwrapped, state, read)
+        check_same_state(self.runtime, step, self.unwrapped, state, saved)
         if self.runtime.is_main:
             # The logs go back to the checkpoint too: what came after it will be written again.
             set_aside_after(self.folder / CHECKPOINTS, step)
@@ -428,9 +431,9 @@ class Trainer(TrainStep):
             )
         return found
 
-    def load(self, saved: SavedCheckpoint) -> CheckpointTensors:
-        """Load a checkpoint; returns the tensors that were read. All processes call this together."""
-        read = agreed_tensors(self.runtime, saved)
+    def load(self, saved: SavedCheckpoint) -> None:
+        """Load a checkpoint. All processes call this together."""
+        read = agreed_tensors(self.runtime, saved, self.unwrapped)
         load_full_state(self.unwrapped, read[MODEL] | read[ADAPTERS[MODEL]])
         load_optimizer_tensors(self.optimizer, self.unwrapped, read[OPTIMIZER])
         self.counts = Counts(**{name: int(saved.state.get(name, 0)) for name in asdict(Counts())})
@@ -438,7 +441,6 @@ class Trainer(TrainStep):
             averages = read[AVERAGE] | read[ADAPTERS[AVERAGE]]
             self.average.load(averages, saved.step - self.counts.num_skipped)
         self.saved_step = saved.step
-        return read
 
     def _check_records(self, saved: SavedCheckpoint) -> None:
         """Check that log.jsonl, steps.jsonl and the weights are those that a checkpoint was saved with.
@@ -783,22 +785,20 @@ class Trainer(TrainStep):
 
     def start_saving(self, step: int) -> None:
         """Start to write a checkpoint of this step; with a sharded model all processes take part."""
-        everything = parts(self.unwrapped, self.average, self.optimizer)
+        everything = list(parts(self.unwrapped, self.average, self.optimizer))
+        state: dict[str, Any] = {}
         if self.runtime.is_main:
             state = {"samples": step * self.batch_size, **asdict(self.counts), **self.identity.state}
             steps_head, unrecorded = end_of_steps(self.folder, step)
             state |= {STEPS_HEAD: steps_head, UNRECORDED: unrecorded, LOG_HEAD: head(self.folder / LOG)}
-            live = not is_sharded(self.unwrapped)
-            self.saver.start(step, everything, state, self._deciding, live=live)
-        elif is_sharded(self.unwrapped):
-            for _ in everything:
-                pass
+        if self.writes:
+            self.saver.start(step, everything, state, self._deciding)
         self.saved_step = step
 
     def _finish_save(self) -> str:
         """Wait for the save in progress; returns its problem on every process, "" when it is complete."""
         with self.changing:
-            problem = self.saver.finish() if self.runtime.is_main else ""
+            problem = self.saver.finish()
         problem = self.runtime.broadcast(problem)
         if problem:
             self.saved_step = -1
