@@ -24,7 +24,7 @@ from vitctl.engine.checkpoint import (
 )
 from vitctl.engine.journal import TENSOR_FILES, json_digest, run_of
 from vitctl.engine.runtime import Runtime, check_same, gather_texts, raised_on_all
-from vitctl.engine.sharding import Share, held, is_part, is_sharded, sum_of_words, word_sum
+from vitctl.engine.sharding import held, is_part, is_sharded, place_of, sum_of_words, word_sum
 from vitctl.errors import CheckpointError, LaunchError
 from vitctl.recipe.neutral_keys import deciding_values, with_added
 from vitctl.recipe.schema import TrainRecipe
@@ -36,7 +36,7 @@ CheckpointTensors = Mapping[str, dict[str, Tensor]]  # file of a checkpoint -> i
 _FAILING = (
     "resume; if this happens again, remove that machine from the run: its memory or disk may be failing"
 )
-_FIX = (
+FIX = (
     "make sure that all nodes read the same files (a network disk may show one of them an old state; a run "
     "that is active writes "
     "new checkpoints: name one of them with --from), then start again"
@@ -67,7 +67,7 @@ def check_inputs(
         "model": f"{config!r} {json.dumps(meta, sort_keys=True, default=str)}",
         "data index": " ".join(source.digest if source is not None else "none" for source in sources),
     }
-    check_same(facts, _FIX)
+    check_same(facts, FIX)
 
 
 def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[SavedCheckpoint | None, list[str]]:
@@ -235,14 +235,12 @@ def check_same_state(
         check_same(facts | {"weights or optimizer state": said}, _FAILING)
         return
     check_same(facts, _FAILING)
-    share = Share.of(model)  # what is not sharded counts once
-    own = [
-        (f"{part} {name}", *held(one)) for part, name, one in everything if is_part(one) or not share.index
-    ]
+    _, number, count = place_of(model)
+    counted = (row for row in everything if is_part(row[2]) or not number)  # the others once
+    own = [(f"{part} {name}", *held(tensor)) for part, name, tensor in counted]
     total = int(runtime.sum_words(np.array([word_sum(own)], dtype=np.uint64))[0])
     words = sum(file.get(WORDS, 0) for file in saved.state["files"].values()) if saved is not None else 0
-    replicas = runtime.num_processes // share.count
-    if saved is not None and saved.is_in_parts and total != words * replicas % 2**64:
+    if saved is not None and saved.is_in_parts and total != words * (runtime.num_processes // count) % 2**64:
         raise LaunchError(
             f"{saved.folder}: the processes hold other weights or optimizer state than were saved; {_FAILING}"
         )

@@ -17,8 +17,8 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,13 +50,13 @@ from vitctl.engine.journal import (
     write_run_json,
 )
 from vitctl.engine.optimizer import Average, optimizer_tensors
-from vitctl.engine.sharding import Share, full, held, is_part, like, read_held, word_sum
+from vitctl.engine.sharding import full, held, is_part, like, read_held, word_sum
 from vitctl.errors import CheckpointError, VitctlError, os_code
 from vitctl.models.blocks import trainable
 from vitctl.models.lora import stored
 from vitctl.models.weights.containers import read_tensors, save_tensors
 from vitctl.models.weights.header import SHARDING, part_file
-from vitctl.models.weights.weights_file import own_metadata, save_weights
+from vitctl.models.weights.weights_file import own_metadata
 from vitctl.system.files import RUN_FILE, flush, parse_json, write_text
 from vitctl.system.text import bytes_text, one_line
 
@@ -107,6 +107,23 @@ class SavedCheckpoint:
         )  # not a FIFO or a device, which would be read for ever
 
 
+@dataclass(frozen=True)
+class Peers:
+    """The processes that write a checkpoint together, a part each; by default one that writes all of it.
+
+    Args:
+        part, count: this process's part from 0, and how many there are; 0: the checkpoint is not in parts.
+        exchange: gathers a text of each process, in the order of the parts; no other thread uses it.
+    """
+
+    part: int = 0
+    count: int = 0
+    exchange: Callable[[str], list[str]] = field(default=lambda text: [text])
+
+
+ALONE = Peers()
+
+
 def save_checkpoint(
     root: Path,
     step: int,
@@ -115,135 +132,82 @@ def save_checkpoint(
     config: Any,
     meta: dict[str, Any],
     state: dict[str, Any],
+    peers: Peers = ALONE,
+    rows: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
+    problem: str = "",
 ) -> Path:
     """Write `root/step_XXXXXXXX`, completely or not at all.
+
+    Peers call this together. The first of them completes the checkpoint, once all have written, flushed and
+    hashed their parts.
 
     Args:
         root: the run's checkpoints folder.
         step: finished steps.
         tensors: of the model, of its average if there is one, and of the optimizer, by their names; one file
-            each.
+            each. Of a part, what this process holds of them.
         config, meta: of the model, kept inside the weights files.
         state: what else is needed to resume; JSON.
-
-    Returns:
-        the checkpoint's folder.
-
-    Raises:
-        CheckpointError: there is a complete checkpoint of this step, which is never replaced.
-    """
-    final = step_folder(root, step)
-    if final.exists() and _is_whole(final):
-        raise CheckpointError(
-            f"{final}: already exists and is complete; it is never replaced: move it, or choose another "
-            f"folder"
-        )
-    aside = root / f".{final.name}.{os.getpid()}"
-    with _removed_on_error(aside):
-        aside.mkdir(parents=True)
-        for name in (part for part in tensors if part in (MODEL, AVERAGE)):
-            save_weights(aside / tensors_file(name), tensors[name], config, meta)
-        for name in sorted({OPTIMIZER, *tensors} - {MODEL, AVERAGE}):
-            file, state_of = aside / tensors_file(name), tensors.get(name, {})
-            save_tensors({k: v.detach().cpu().contiguous() for k, v in state_of.items()}, file)
-            flush(file)
-        files = {path.name: _record(path) for path in sorted(aside.iterdir())}
-        return _complete(aside, final, {"format": FORMAT, "step": step, **state, "files": files})
-
-
-def _record(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-
-
-def _complete(aside: Path, final: Path, recorded: Mapping[str, Any]) -> Path:
-    write_run_json(aside / STATE, {**recorded, "sha256": json_digest(recorded)})
-    flush(aside)
-    if final.exists():
-        shutil.rmtree(final)
-    aside.rename(final)
-    flush(final.parent)
-    return final
-
-
-@dataclass(frozen=True)
-class Peers:
-    """The processes that write a checkpoint together.
-
-    Args:
-        share: that this process writes.
-        exchange: gathers a text of each process, in the order of the parts; no other thread uses it.
-    """
-
-    share: Share
-    exchange: Callable[[str], list[str]]
-
-
-def save_part(
-    root: Path,
-    step: int,
-    peers: Peers,
-    *,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    begins: Mapping[str, Mapping[str, list[int]]],
-    config: Any,
-    meta: dict[str, Any],
-    state: dict[str, Any],
-    problem: str = "",
-) -> Path:
-    """Write this process's part of `root/step_XXXXXXXX`; the peers call this together.
-
-    The first of them completes the checkpoint once all have written, flushed and hashed their parts.
-
-    Args:
-        root, step, config, meta, state: as `save_checkpoint` takes them.
-        tensors, begins: what this process holds, and where that begins in each dimension; by file and name.
+        peers: this process among those that write a part each.
+        rows: of a part, the first row of each tensor.
         problem: why this process has nothing to write.
 
     Returns:
-        the checkpoint's folder; while it is not complete on processes other than the first.
+        the checkpoint's folder, which the first process has completed.
 
     Raises:
-        OSError, CheckpointError: a part could not be written; the same on every process.
+        CheckpointError: there is a complete checkpoint of this step, which is never replaced.
+        OSError, CheckpointError: it could not be written; the same on every process.
     """
-    final, part = step_folder(root, step), peers.share.index
-    aside, files, code = root / f".{final.name}.parts", dict[str, Any](), 0
+    final = step_folder(root, step)
+    aside, files, code = root / f".{final.name}.new", dict[str, Any](), 0
+    if peers.part == 0:
+        shutil.rmtree(aside, ignore_errors=True)
     peers.exchange("")  # the first process has made room
     try:
-        if not problem and part == 0 and final.exists() and _is_whole(final):
-            problem = f"{final} already exists and is complete"
+        if not problem and peers.part == 0 and final.exists() and _is_whole(final):
+            problem = (
+                f"{final}: already exists and is complete; it is never replaced: move it, or choose another "
+                f"folder"
+            )
+        if problem:
+            raise CheckpointError(problem)
         aside.mkdir(parents=True, exist_ok=True)
-        for name in sorted(tensors):
-            path = aside / part_file(name, part + 1, peers.share.count)
-            about: dict[str, Any] = {key: {"saved_offsets": begin} for key, begin in begins[name].items()}
-            about |= own_metadata(config, meta) if name in (MODEL, AVERAGE) else {}
-            save_tensors(dict(tensors[name]), path, {SHARDING: json.dumps(about, sort_keys=True)})
+        for name in sorted({OPTIMIZER, *tensors}):
+            own = {key: one.detach().cpu().contiguous() for key, one in sorted(tensors.get(name, {}).items())}
+            path, record = aside / tensors_file(name), dict[str, Any]()
+            about: dict[str, Any] = own_metadata(config, meta) if name in (MODEL, AVERAGE) else {}
+            if peers.count:
+                path = aside / part_file(name, peers.part + 1, peers.count)
+                held_rows = [(key, one, rows[name][key]) for key, one in own.items()]
+                for key, one, row in held_rows:
+                    about[key] = {"saved_offsets": [row, *[0] * one.dim()][: one.dim()]}
+                about = {SHARDING: json.dumps(about, sort_keys=True)}
+                record = {WORDS: word_sum((f"{name} {key}", one, row) for key, one, row in held_rows)}
+            save_tensors(own, path, about or None)
             flush(path)
-            words = word_sum((f"{name} {key}", one, begins[name][key]) for key, one in tensors[name].items())
-            files[path.name] = _record(path) | {WORDS: words}
+            files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path), **record}
     except Exception as error:  # any error: the others wait for this process
         problem, code = _reason(error), os_code(error)
     said = [json.loads(text) for text in peers.exchange(json.dumps([problem[:500], code, files]))]
-    for problem, code, of_peer in said:
-        if problem:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise OSError(code, problem) if code > 0 else CheckpointError(problem)
-        files |= of_peer
-    if part == 0:
-        _complete(aside, final, {"format": PARTS_FORMAT, "step": step, **state, "files": files})
-    return final
-
-
-@contextmanager
-def _removed_on_error(aside: Path) -> Iterator[None]:
-    """A folder that is empty at first, and removed when the writing failed: half a checkpoint would keep a
-    full disk full.
-    """
-    shutil.rmtree(aside, ignore_errors=True)
     try:
-        yield
-    except BaseException:
+        for problem, code, of_peer in said:
+            if problem:
+                raise OSError(code, problem) if code > 0 else CheckpointError(problem)
+            files |= of_peer
+        if peers.part == 0:
+            kind = PARTS_FORMAT if peers.count else FORMAT
+            recorded = {"format": kind, "step": step, **state, "files": files}
+            write_run_json(aside / STATE, {**recorded, "sha256": json_digest(recorded)})
+            flush(aside)
+            if final.exists():
+                shutil.rmtree(final)
+            aside.rename(final)
+            flush(root)
+    except BaseException:  # half a checkpoint would keep a full disk full
         shutil.rmtree(aside, ignore_errors=True)
         raise
+    return final
 
 
 def newest_checkpoint(
@@ -462,7 +426,7 @@ class Saver:
         config, meta: of the model, kept inside the weights files.
         last, best: how many checkpoints are kept.
         journal: gets a record of each save and its duration.
-        peers: that write a part each, of which the first keeps the journal; None: this process writes all.
+        peers: this process among those that write a part each; the first of them keeps the journal.
     """
 
     root: Path
@@ -471,9 +435,9 @@ class Saver:
     last: int
     best: int
     journal: Journal
-    peers: Peers | None = None
+    peers: Peers = ALONE
     _buffers: Snapshot = field(default_factory=dict)
-    _begins: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    _rows: dict[str, dict[str, int]] = field(default_factory=dict)
     _thread: threading.Thread | None = None
     _copied: threading.Event = field(default_factory=threading.Event)
     _stall: float = 0.0  # seconds that the save held training up
@@ -548,9 +512,6 @@ class Saver:
             snapshot, devices = copy()
         except Exception as error:  # out of memory
             problem = _reason(error)
-            if self.peers is None:
-                self._fail(step, problem)
-                return
         finally:
             if self._waiting_since is not None:
                 self._stall += time.perf_counter() - self._waiting_since
@@ -558,7 +519,7 @@ class Saver:
         for copied in devices:
             copied.synchronize()
         write = partial(self._write_behind_records, step, tensors=snapshot, state=state, problem=problem)
-        if self.peers is None or self.peers.share.index == 0:
+        if self.peers.part == 0:
             self._write(step, write, snapshot, scores)
             return
         with suppress(Exception):  # the first process says what went wrong
@@ -571,11 +532,10 @@ class Saver:
         snapshot: Snapshot = {}
         devices: set[torch.device] = set()
         for part, name, whole in parts:
-            tensor, begin = held(whole)
-            if self.peers is not None:
-                if not tensor.numel() or (self.peers.share.index > 0 and not is_part(whole)):
-                    continue
-                self._begins.setdefault(part, {})[name] = begin
+            tensor, row = held(whole)
+            if self.peers.count and (not tensor.numel() or (self.peers.part and not is_part(whole))):
+                continue  # the first part has what is not sharded
+            self._rows.setdefault(part, {})[name] = row
             buffer = self._buffers.setdefault(part, {}).get(name)
             if buffer is None:
                 pinned = tensor.device.type == "cuda"
@@ -592,7 +552,7 @@ class Saver:
     ) -> None:
         began = time.perf_counter()
         num_bytes = sum(tensor.nbytes for tensors in snapshot.values() for tensor in tensors.values())
-        num_bytes *= self.peers.share.count if self.peers is not None else 1
+        num_bytes *= max(1, self.peers.count)
         path = self._try_write(step, write, num_bytes, scores)
         if path is None:
             return
@@ -604,17 +564,15 @@ class Saver:
             digest = {"digest": read_state(path)["sha256"]}
         self.journal.write("checkpoint", step=step, path=str(path), **digest, **times)
 
-    def _write_behind_records(self, step: int, problem: str, **given: Any) -> Path:
+    def _write_behind_records(self, step: int, **given: Any) -> Path:
         """Write a checkpoint once the records that it names are on disk: after a power failure it would not
         fit shorter ones.
         """
         for name in CHAINED:
             if (self.root.parent / name).is_file():
                 flush(self.root.parent / name)
-        given |= {"config": self.config, "meta": self.meta}
-        if self.peers is None:
-            return save_checkpoint(self.root, step, **given)
-        return save_part(self.root, step, self.peers, begins=self._begins, problem=problem, **given)
+        given |= {"peers": self.peers, "rows": self._rows}
+        return save_checkpoint(self.root, step, config=self.config, meta=self.meta, **given)
 
     def _try_write(
         self, step: int, write: Callable[[], Path], num_bytes: int, scores: Mapping[int, float]
@@ -630,14 +588,14 @@ class Saver:
             if not has_room and self._delete_old(step, scores):
                 continue
             reason, is_full = os.strerror(errno.ENOSPC), True
-            if has_room or self.peers is not None:
+            if has_room or self.peers.count:
                 try:
                     return write()
                 except (
                     Exception
                 ) as error:  # any error: in this thread it would be lost, and the step would count as saved
                     reason, is_full = _reason(error), os_code(error) in _FULL
-                is_full = is_full and self.peers is None  # which do not try again before the next save
+                is_full = is_full and not self.peers.count  # peers try again at the next save
                 if is_full and self._delete_old(step, scores):  # a quota, which disk_usage does not show
                     continue
             self._fail(step, reason)

@@ -268,11 +268,9 @@ def gather_texts(text: str, group: dist.ProcessGroup | None = None) -> list[str]
     return [_unpacked(one) for one in said]
 
 
-def new_group(ranks: Sequence[int]) -> Any:
-    """Return a group of some processes for a thread beside the training; all processes call this together."""
-    if not dist.is_initialized():
-        return None
-    return dist.new_group(list(ranks), timeout=timedelta(days=1), backend="gloo")
+def new_group(count: int) -> Any:
+    """Return a group of the first processes for a thread beside the training; all call this together."""
+    return dist.new_group(list(range(count)), timeout=timedelta(days=1), backend="gloo")
 
 
 def _packed(text: str) -> torch.Tensor:

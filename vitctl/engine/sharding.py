@@ -6,11 +6,11 @@ are converted differs.
 """
 
 import hashlib
+import math
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from vitctl.errors import LaunchError
 from vitctl.models.blocks import Block
+from vitctl.models.build import Model, draw_parts
 from vitctl.models.kernels import Head, Linear
-from vitctl.models.lora import adapted_layers
 from vitctl.recipe.schema import ShardedMachine, TrainMachine
 
 if TYPE_CHECKING:
@@ -31,14 +31,24 @@ if TYPE_CHECKING:
     from vitctl.engine.runtime import Runtime
 
 
-def shard_as(machine: TrainMachine, runtime: "Runtime", model: nn.Module, *, probed: bool) -> None:
-    """Shard the model where machine.sharding says so.
+def shard_as(machine: TrainMachine, runtime: "Runtime", model: Model, *, seed: int, probed: bool) -> str:
+    """Shard the model where machine.sharding says so; no device holds it in full.
+
+    Args:
+        machine: of the recipe.
+        runtime: this process among its peers.
+        model: on the CPU, or on the meta device: then its weights are drawn, one tensor at a time.
+        seed: of these draws.
+        probed: the model is called for its features only, as well.
+
+    Returns:
+        a digest of what was drawn; "" where nothing was.
 
     Raises:
-        LaunchError: the machine cannot, or the model is probed, which calls it for its features only.
+        LaunchError: the machine cannot, or the model is probed.
     """
     if not (isinstance(machine, ShardedMachine) and machine.sharding == "fsdp"):
-        return
+        return ""
     if probed:
         raise LaunchError(
             "fewshot_probe.every_steps needs model features, which machine.sharding = 'fsdp' does not "
@@ -51,7 +61,16 @@ def shard_as(machine: TrainMachine, runtime: "Runtime", model: nn.Module, *, pro
             f"precision; set machine.precision to 'bf16' or machine.sharding_dtype to 'float32'"
         )
     machine.shards(runtime.num_processes)  # raises where they cannot be divided so
+    given = model.state_dict()
+    model.to("meta")
     shard(model, runtime.device, runtime.num_processes, machine.sharding_replicas, gathers_bf16=gathers_bf16)
+    model.to_empty(device=runtime.device)
+    own = model.state_dict()
+    if all(tensor.is_meta for tensor in given.values()):
+        return draw_parts(model.config, seed, {name: held(tensor) for name, tensor in own.items()})
+    for name, tensor in own.items():
+        local(tensor).copy_(local(like(given.pop(name), tensor)))
+    return ""
 
 
 def shard(
@@ -155,33 +174,21 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_part(tensor) else tensor
 
 
-def held(tensor: Tensor) -> tuple[Tensor, list[int]]:
-    """Return the part of a tensor that this process holds, and where it begins in each dimension."""
+def held(tensor: Tensor) -> tuple[Tensor, int]:
+    """Return the rows of a tensor that this process holds, and the number of the first one."""
     if not is_part(tensor):
-        return tensor, [0] * tensor.dim()
+        return tensor, 0
     [chunk] = cast("Any", tensor).__create_chunk_list__()  # what torch.distributed.checkpoint asks for
-    return local(tensor), list(chunk.offsets)
+    return local(tensor), chunk.offsets[0]
 
 
-@dataclass(frozen=True)
-class Share:
-    """Which part of a sharded model this process holds.
-
-    Args:
-        index, count: of the parts.
-        replica: of the model that the part belongs to.
+def place_of(model: Any) -> tuple[int, int, int]:
+    """Return the replica of a sharded model that this process holds a part of, the part from 0, and how many
+    parts there are.
     """
-
-    index: int
-    count: int
-    replica: int
-
-    @classmethod
-    def of(cls, model: Any) -> "Share":
-        """Return that of a sharded model."""
-        mesh = next(p for p in model.parameters() if is_part(p)).device_mesh
-        *replica, index = cast("list[int]", mesh.get_coordinate())
-        return cls(index, mesh.size(-1), *replica or [0])
+    mesh = next(p for p in model.parameters() if is_part(p)).device_mesh
+    *replica, part = cast("list[int]", mesh.get_coordinate())
+    return sum(replica), part, mesh.size(-1)
 
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -209,15 +216,14 @@ def sum_of_words(tensor: Tensor, before: int = 0) -> int:
     return int(total)
 
 
-def word_sum(parts: Iterable[tuple[str, Tensor, Sequence[int]]]) -> int:
-    """Return one number for parts of named tensors, each with the place where it begins: over all processes
+def word_sum(parts: Iterable[tuple[str, Tensor, int]]) -> int:
+    """Return one number for rows of named tensors, each with the number of the first: over all processes
     the numbers add up, modulo 2^64, to that of the tensors, however they are cut along their rows.
     """
     total = 0
-    for name, tensor, begin in parts:
-        before = begin[0] * tensor[0].numel() if tensor.numel() and tensor.dim() else 0
+    for name, tensor, row in parts:
         factor = int.from_bytes(hashlib.sha256(f"{name} {tensor.dtype}".encode()).digest()[:8]) | 1
-        total += factor * sum_of_words(tensor, before)
+        total += factor * sum_of_words(tensor, row * math.prod(tensor.shape[1:]))
     return total % 2**64
 
 
@@ -257,13 +263,3 @@ def like(whole: Tensor, reference: Tensor) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(placed, reference.device_mesh, reference.placements, src_data_rank=None)
-
-
-def load_full_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Give a model a whole state, of which each process takes its part.
-
-    Weights with adapters stay: they are frozen, and a checkpoint has them merged.
-    """
-    own = model.state_dict()
-    given = {name: like(value, own[name]) if name in own else value for name, value in state.items()}
-    model.load_state_dict(given | {name: own[name] for name in adapted_layers(model)})

@@ -24,6 +24,7 @@ from vitctl.data.source.uneven import correction
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source, sample_key
 from vitctl.engine.agreement import (
+    FIX,
     agreed_checkpoint,
     agreed_tensors,
     check_inputs,
@@ -64,9 +65,9 @@ from vitctl.engine.journal import (
 from vitctl.engine.mixing import Mixing, classification
 from vitctl.engine.optimizer import Average, averaged, build_optimizer, load_optimizer_tensors
 from vitctl.engine.preemption import StopFlag, Stopped
-from vitctl.engine.runtime import Runtime, gather_texts, new_group, num_workers, raised_on_all
+from vitctl.engine.runtime import Runtime, check_same, gather_texts, new_group, num_workers, raised_on_all
 from vitctl.engine.schedule import lanes_of, learning_rate, total_steps
-from vitctl.engine.sharding import Share, is_sharded, load_full_state, shard_as
+from vitctl.engine.sharding import is_sharded, place_of, shard_as
 from vitctl.engine.step import (
     SKIPPED,
     AllReduced,
@@ -96,6 +97,7 @@ from vitctl.errors import CheckpointError, DataError, VitctlError, is_lost_peer
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
 from vitctl.models.flops import computed_flops, forward_flops
+from vitctl.models.lora import adapted_layers
 from vitctl.recipe.known import Comparison
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab, frozen_places, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
@@ -199,7 +201,9 @@ class Trainer(TrainStep):
         )
         self.probe_every = recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0
         # Processes that read other files would train something that no recipe describes.
-        check_inputs(runtime, model.state_dict(), model.config, meta, (images.train, images.scored))
+        is_drawn = any(tensor.is_meta for tensor in model.parameters())
+        start = {} if is_drawn else model.state_dict()
+        check_inputs(runtime, start, model.config, meta, (images.train, images.scored))
 
         # How it is computed. Weights are sharded before the micro-batch is measured, and it is measured on
         # the loss itself.
@@ -231,7 +235,8 @@ class Trainer(TrainStep):
             model.checkpoint_blocks = True
         if machine.compile:
             compile_blocks(model)
-        shard_as(machine, runtime, model, probed=probe is not None)
+        drawn = shard_as(machine, runtime, model, seed=recipe.seed, probed=probe is not None)
+        check_same({"start weights": drawn}, FIX)
         self.micro_batch = choose_micro_batch(
             recipe, runtime, run.folder, model, objective, lambda n: next(self.batches(0, n, 0)), share
         )
@@ -289,9 +294,9 @@ class Trainer(TrainStep):
         self.saver = Saver(run.folder / CHECKPOINTS, model.config, meta, *kept, journal=run.journal)
         self.writes = runtime.is_main  # a checkpoint, or a part of one
         if is_sharded(model):
-            part = Share.of(model)
-            exchange = partial(gather_texts, group=new_group(range(part.count)))
-            self.saver.peers, self.writes = Peers(part, exchange), part.replica == 0
+            replica, part, count = place_of(model)
+            exchange = partial(gather_texts, group=new_group(count))
+            self.saver.peers, self.writes = Peers(part, count, exchange), replica == 0
         self.start_state()
 
     def start_state(self) -> None:
@@ -434,7 +439,10 @@ class Trainer(TrainStep):
     def load(self, saved: SavedCheckpoint) -> None:
         """Load a checkpoint. All processes call this together."""
         read = agreed_tensors(self.runtime, saved, self.unwrapped)
-        load_full_state(self.unwrapped, read[MODEL] | read[ADAPTERS[MODEL]])
+        frozen = {
+            name: layer.weight for name, layer in adapted_layers(self.unwrapped).items()
+        }  # saved merged
+        self.unwrapped.load_state_dict(read[MODEL] | read[ADAPTERS[MODEL]] | frozen)
         load_optimizer_tensors(self.optimizer, self.unwrapped, read[OPTIMIZER])
         self.counts = Counts(**{name: int(saved.state.get(name, 0)) for name in asdict(Counts())})
         if self.average is not None:
