@@ -257,7 +257,7 @@ def is_set_aside(folder: Path) -> bool:
 
 
 def read_checkpoint(
-    folder: Path, *, by_size: bool = False, share: tuple[int, int] = (0, 1)
+    folder: Path, *, by_size: bool = False, share: tuple[int, int] = (0, 1), only: str = ""
 ) -> SavedCheckpoint:
     """Check one checkpoint against the sizes and digests that were noted when it was written.
 
@@ -265,6 +265,7 @@ def read_checkpoint(
         folder: of the checkpoint.
         by_size: read none of its files of tensors; whoever loads them reads them all.
         share: this process among those that divide the parts of a sharded run; it reads only its parts.
+        only: check only the files of the model, its average or the optimizer.
 
     Raises:
         CheckpointError: a file is missing, cannot be read or has changed since it was written.
@@ -274,6 +275,8 @@ def read_checkpoint(
     if state.pop("sha256", None) != json_digest(state):
         raise CheckpointError(f"{folder}: damaged checkpoint: {STATE} changed since it was written")
     for name, recorded in state["files"].items():
+        if only not in ("", name_of(name)):
+            continue
         number = re.search(r"-(\d{5})-of-", name)
         is_of_others = number is not None and (int(number[1]) - 1) % share[1] != share[0]
         if not _matches_record(folder / name, recorded, by_size or is_of_others):

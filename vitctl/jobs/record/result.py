@@ -371,6 +371,10 @@ def choose_weights(
         chosen = replace(chosen, unfinished=result is None or result.status != "done")
     if not path.exists():
         raise CheckpointError(f"{path}: no such weights; {_INSTEAD[name]}")
+    if chosen.how == _GIVEN and path.name != tensors_file(name) and (folder / STATE).exists():
+        from vitctl.engine.checkpoint import read_checkpoint
+
+        read_checkpoint(folder, by_size=by_size, only=name)  # a part of another checkpoint would fit
     return path, replace(chosen, step=step_of(folder), averaged=name == AVERAGE)
 
 
