@@ -536,6 +536,7 @@ class Saver:
         devices: set[torch.device] = set()
         for part, name, whole in parts:
             tensor, row = held(whole)
+            of_file = snapshot.setdefault(part, {})  # written, though nothing of it is held
             if self.peers.count and (not tensor.numel() or (self.peers.part and not is_part(whole))):
                 continue  # the first part has what is not sharded
             self._rows.setdefault(part, {})[name] = row
@@ -545,7 +546,7 @@ class Saver:
                 buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
                 self._buffers[part][name] = buffer
             buffer.copy_(tensor.detach(), non_blocking=True)
-            snapshot.setdefault(part, {})[name] = buffer
+            of_file[name] = buffer
             if tensor.device.type == "cuda":
                 devices.add(tensor.device)
         return snapshot, [torch.cuda.current_stream(device).record_event() for device in devices]
