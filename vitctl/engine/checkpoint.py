@@ -165,13 +165,13 @@ def save_checkpoint(
         shutil.rmtree(aside, ignore_errors=True)
     peers.exchange("")  # the first process has made room
     try:
-        if not problem and peers.part == 0 and final.exists() and _is_whole(final):
-            problem = (
+        if problem:
+            raise CheckpointError(problem)
+        if peers.part == 0 and final.exists() and _is_whole(final):
+            raise CheckpointError(
                 f"{final}: already exists and is complete; it is never replaced: move it, or choose another "
                 f"folder"
             )
-        if problem:
-            raise CheckpointError(problem)
         aside.mkdir(parents=True, exist_ok=True)
         for name in sorted({OPTIMIZER, *tensors}):
             own = {key: one.detach().cpu().contiguous() for key, one in sorted(tensors.get(name, {}).items())}
