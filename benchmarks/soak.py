@@ -226,8 +226,10 @@ def finished(folder: Path) -> bool:
 
 def assert_equal(folder: Path, straight: Path, steps: int) -> None:
     """Tensors, losses and sample keys bit for bit."""
-    for name in ("model", "ema", "optimizer"):
-        path = Path("checkpoints") / f"step_{steps:08d}" / f"{name}.safetensors"
+    last = Path("checkpoints") / f"step_{steps:08d}"
+    names = sorted(path.name for path in (straight / last).glob("*.safetensors"))
+    assert names == sorted(path.name for path in (folder / last).glob("*.safetensors"))
+    for path in (last / name for name in names):
         assert (folder / path).read_bytes() == (straight / path).read_bytes(), f"{folder / path} is another"
     assert losses(folder) == losses(straight)
     assert len(losses(folder)) == steps

@@ -21,6 +21,7 @@ from typing import Any
 import hypothesis
 import pytest
 import typer.main
+from torch import Tensor
 
 from tests import warm
 
@@ -29,7 +30,8 @@ from tests import warm
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
-from vitctl.engine.journal import CHECKPOINTS
+from vitctl.engine.checkpoint import read_checkpoint
+from vitctl.engine.journal import CHECKPOINTS, name_of
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
@@ -175,6 +177,12 @@ def checkpoint(folder: Path, step: int) -> dict[str, bytes]:
     files = sorted((folder / CHECKPOINTS / f"step_{step:08d}").glob("*.safetensors"))
     assert files
     return {path.name: path.read_bytes() for path in files}
+
+
+def stored(folder: Path, step: int) -> dict[str, dict[str, Tensor]]:
+    """File -> its tensors of one checkpoint, of which each file may be in parts."""
+    saved = read_checkpoint(folder / CHECKPOINTS / f"step_{step:08d}")
+    return {name: saved.tensors(name) for name in {name_of(file) for file in saved.state["files"]}}
 
 
 def sample_keys(folder: Path) -> dict[int, list[str]]:

@@ -15,6 +15,7 @@ from typing import Any
 from vitctl.engine import checkpoint as files
 from vitctl.engine import losses
 from vitctl.engine.preemption import exit_on_signals
+from vitctl.engine.sharding import local
 from vitctl.engine.step import TrainStep
 from vitctl.errors import VitctlError
 from vitctl.launch.worker import leave_group, redirect_output, work
@@ -116,10 +117,10 @@ def other_numbers_read(run_dir: Path) -> dict[str, Any]:
     """The second process reads one other bit after it has verified the file."""
     tensors = files.SavedCheckpoint.tensors
 
-    def flipped(saved: files.SavedCheckpoint, name: str) -> Any:
-        read = tensors(saved, name)
+    def flipped(saved: files.SavedCheckpoint, name: str, *more: Any) -> Any:
+        read = tensors(saved, name, *more)
         if name == "model":
-            flip_last_bit(read["blocks.0.mlp.fc1.weight"])
+            flip_last_bit(local(read["blocks.0.mlp.fc1.weight"]))
         return read
 
     if is_second():

@@ -43,6 +43,7 @@ def test_start__what_changes_later_is_not_saved(tmp_path: Path, monkeypatch: pyt
             {"a": step},
             {},
         )
+        one.wait_for_copy()
         weight.fill_(99)  # the training goes on
         assert not (tmp_path / "checkpoints" / f"step_{step:08d}").exists()
         go.set()
@@ -69,7 +70,7 @@ def test_start__live_tensors_are_copied_until_they_may_change(
     for step in (1, 2):
         go.clear()
         weight.fill_(step)
-        one.start(step, [("model", "w", weight)], {}, {}, live=True)
+        one.start(step, [("model", "w", weight)], {}, {})
         threading.Timer(0.2, go.set).start()
         one.wait_for_copy()
         weight.fill_(99)
@@ -86,10 +87,10 @@ def test_start__a_copy_that_fails_holds_nothing_up(tmp_path: Path, monkeypatch: 
     one = saver(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(Saver, "_copy", wrong)
-        one.start(3, [("model", "w", torch.zeros(3))], {}, {}, live=True)
+        one.start(3, [("model", "w", torch.zeros(3))], {}, {})
         one.wait_for_copy()
         assert "MemoryError: no room for a copy" in one.finish()
-    one.start(4, [("model", "w", torch.zeros(3))], {}, {}, live=True)
+    one.start(4, [("model", "w", torch.zeros(3))], {}, {})
     assert one.finish() == ""
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from tests.conftest import TINY, checkpoint, records, started
+from tests.conftest import TINY, checkpoint, records, started, stored
 from tests.trained import CPU, SMALL, Job, do, made_once
 from tests.verify.conftest import said
 from vitctl.engine.trainer import Trainer
@@ -134,9 +133,8 @@ def test_several_processes__train_the_same_weights(
     job("finetune", "one", **{**DISTIL, "distillation.teacher": str(teacher), **values})
     values |= {"machine.micro_batch": 3}
     several(tmp_path / "two", tiny_data, pretrained, teacher, 2, **values, **more)
-    for file in (tmp_path / "one" / "checkpoints" / "step_00000006").glob("*.safetensors"):
-        shared = load_file(tmp_path / "two" / "checkpoints" / "step_00000006" / file.name)
-        torch.testing.assert_close(shared, load_file(file), rtol=1e-9, atol=1e-10)
+    one, two = stored(tmp_path / "one", 6), stored(tmp_path / "two", 6)
+    torch.testing.assert_close(two, one, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("more", [{}, LANES], ids=["", "lanes"])

@@ -7,7 +7,7 @@ import torch
 
 from tests.models.tiny_models import TINY
 from vitctl.errors import CheckpointError
-from vitctl.models.build import Model, build, resize_axis, resize_position_embedding, transfer
+from vitctl.models.build import Model, build, draw_parts, resize_axis, resize_position_embedding, transfer
 from vitctl.models.positions import grid_table
 from vitctl.models.variants import Config, ViTConfig
 
@@ -168,3 +168,22 @@ def test_transfer__refuses_another_body_even_where_the_shapes_fit(
     with pytest.raises(CheckpointError, match=re.escape(words)):
         transfer(model, TINY[source], build(TINY[source]).state_dict())
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", TINY)
+def test_draw_parts__together_are_the_weights_of_build(name: str, count: int) -> None:
+    whole = build(TINY[name], seed=3).state_dict()
+    digests, drawn = set(), {key: list[torch.Tensor]() for key in whole}
+    for number in range(count):
+        parts = {}
+        for key, tensor in whole.items():
+            rows = -(-len(tensor) // count)
+            first = min(len(tensor), number * rows)
+            part = torch.full_like(tensor[first : first + rows], float("nan"))
+            parts[key] = part, first
+            drawn[key].append(part)
+        digests.add(draw_parts(TINY[name], 3, parts))
+    assert len(digests) == 1
+    assert all(torch.equal(torch.cat(drawn[key]), tensor) for key, tensor in whole.items())
+    assert draw_parts(TINY[name], 4, {key: (tensor, 0) for key, tensor in whole.items()}) not in digests

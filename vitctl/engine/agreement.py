@@ -8,17 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from vitctl.data.source.views import Source
-from vitctl.engine.checkpoint import SavedCheckpoint, newest_checkpoint, newest_name, read_checkpoint
+from vitctl.engine.checkpoint import (
+    WORDS,
+    SavedCheckpoint,
+    newest_checkpoint,
+    newest_name,
+    read_checkpoint,
+    read_state,
+)
 from vitctl.engine.journal import TENSOR_FILES, json_digest, run_of
-from vitctl.engine.runtime import Runtime, check_same, raised_on_all
-from vitctl.engine.sharding import is_sharded
-from vitctl.errors import CheckpointError
+from vitctl.engine.runtime import Runtime, check_same, gather_texts, raised_on_all
+from vitctl.engine.sharding import held, is_part, is_sharded, place_of, sum_of_words, word_sum
+from vitctl.errors import CheckpointError, LaunchError
 from vitctl.recipe.neutral_keys import deciding_values, with_added
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.system.files import read_json, write_json
@@ -26,15 +33,10 @@ from vitctl.system.text import typed
 
 CheckpointTensors = Mapping[str, dict[str, Tensor]]  # file of a checkpoint -> its tensors by name
 
-_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_CHUNK, _CPU_CHUNK = (
-    2**22,
-    2**15,
-)  # words at a time: at most 64 MiB of temporary memory; on a CPU what fits its cache
-_FACTOR = 0x1E3779B97F4A7C15  # odd; spreads the positions in a tensor over all 64 bits
-
-
-_FIX = (
+_FAILING = (
+    "resume; if this happens again, remove that machine from the run: its memory or disk may be failing"
+)
+FIX = (
     "make sure that all nodes read the same files (a network disk may show one of them an old state; a run "
     "that is active writes "
     "new checkpoints: name one of them with --from), then start again"
@@ -65,11 +67,13 @@ def check_inputs(
         "model": f"{config!r} {json.dumps(meta, sort_keys=True, default=str)}",
         "data index": " ".join(source.digest if source is not None else "none" for source in sources),
     }
-    check_same(facts, _FIX)
+    check_same(facts, FIX)
 
 
 def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[SavedCheckpoint | None, list[str]]:
     """Return the newest complete checkpoint that rank 0 sees, read and verified by every process.
+
+    Of a sharded run's checkpoint each process verifies some of the parts.
 
     Args:
         runtime: this process among its peers, all of which call this.
@@ -83,12 +87,33 @@ def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[SavedCheckpoint | N
         CheckpointError: a process cannot read exactly that checkpoint, or sees a newer one; the same line on
             every process.
     """
+    saved, problems = _agreed(runtime, root, runtime.num_processes)
+    wrong = [text for text in gather_texts(_problem_of(runtime, saved)) if text]
+    if saved is None or not wrong:
+        return saved, problems
+    other, problems = _agreed(runtime, root, 1)  # rank 0 verifies all parts, and takes an older one
+    if other is not None and other.folder == saved.folder:
+        raise CheckpointError(wrong[0])
+    return other, problems
+
+
+def _problem_of(runtime: Runtime, saved: SavedCheckpoint | None) -> str:
+    """Return which part is damaged of those that this process verifies; "" where none is."""
+    try:
+        if saved is not None and saved.is_in_parts and not runtime.is_main:
+            read_checkpoint(saved.folder, share=(runtime.rank, runtime.num_processes))
+    except (CheckpointError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def _agreed(runtime: Runtime, root: Path, verifiers: int) -> tuple[SavedCheckpoint | None, list[str]]:
     saved: SavedCheckpoint | None = None
     problems: list[str] = []
     chosen: dict[str, str] = {}
     with raised_on_all():
         if runtime.is_main:
-            saved, problems = newest_checkpoint(root)
+            saved, problems = newest_checkpoint(root, share=(0, verifiers))
             name, digest = (saved.folder.name, saved.digest) if saved else ("", "")
             chosen = {"name": name, "digest": digest, "newest": newest_name(root)}
     chosen = json.loads(runtime.broadcast(json.dumps(chosen)))
@@ -153,15 +178,16 @@ def _read_chosen(runtime: Runtime, root: Path, chosen: dict[str, str]) -> SavedC
 
 def _read_as(who: str, folder: Path, fix: str) -> SavedCheckpoint:
     try:
-        return read_checkpoint(folder)
+        # Parts are verified once all have agreed on the checkpoint.
+        return read_checkpoint(folder, by_size=SavedCheckpoint(folder, read_state(folder)).is_in_parts)
     except CheckpointError as error:
         raise CheckpointError(
             f"{error}, when {who} reads it; process 0 reads it without an error; {fix}"
         ) from None
 
 
-def agreed_tensors(runtime: Runtime, saved: SavedCheckpoint) -> CheckpointTensors:
-    """Return the tensors of a checkpoint, read by every process.
+def agreed_tensors(runtime: Runtime, saved: SavedCheckpoint, model: nn.Module) -> CheckpointTensors:
+    """Return the tensors of a checkpoint, read by every process; for a sharded model what each holds of them.
 
     Raises:
         CheckpointError: a process could not read them, though it had verified them; the same line on every
@@ -170,7 +196,7 @@ def agreed_tensors(runtime: Runtime, saved: SavedCheckpoint) -> CheckpointTensor
     read: CheckpointTensors = {}
     with raised_on_all():
         try:
-            read = {name: saved.tensors(name) for name in TENSOR_FILES}
+            read = {name: saved.tensors(name, model.state_dict()) for name in TENSOR_FILES}
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"{saved.folder}: process {runtime.rank} on {socket.gethostname()} could not read it "
@@ -184,34 +210,40 @@ def check_same_state(
     step: int,
     model: nn.Module,
     everything: Iterable[tuple[str, str, Tensor]],
-    read: CheckpointTensors,
+    saved: SavedCheckpoint | None,
 ) -> None:
     """Check that step, weights, their average and the optimizer state are the same on all processes.
 
-    With a sharded model each process holds another part: there the full tensors are compared that it was cut
-    from.
+    With a sharded model each process holds another part: there all parts together are compared with those
+    that were saved, which a checkpoint of a sharded run says.
 
     Args:
         runtime: this process among its peers.
         step: finished steps.
         model: that is trained.
         everything: (part, name, tensor) of all training state.
-        read: tensors of the checkpoint that the run resumes from; empty where there is none.
+        saved: the checkpoint that the run resumes from; None where there is none.
 
     Raises:
         LaunchError: they differ; the same line on every process.
     """
     if runtime.num_processes == 1:
         return
-    if is_sharded(model):
-        everything = (
-            (file, name, tensor) for file, tensors in read.items() for name, tensor in tensors.items()
+    facts = {"step": str(step)}
+    if not is_sharded(model):
+        said = checksum((f"{part} {name}", tensor) for part, name, tensor in everything)
+        check_same(facts | {"weights or optimizer state": said}, _FAILING)
+        return
+    check_same(facts, _FAILING)
+    _, number, count = place_of(model)
+    counted = (row for row in everything if is_part(row[2]) or not number)  # the others once
+    own = [(f"{part} {name}", *held(tensor)) for part, name, tensor in counted]
+    total = int(runtime.sum_words(np.array([word_sum(own)], dtype=np.uint64))[0])
+    words = sum(file.get(WORDS, 0) for file in saved.state["files"].values()) if saved is not None else 0
+    if saved is not None and saved.is_in_parts and total != words * (runtime.num_processes // count) % 2**64:
+        raise LaunchError(
+            f"{saved.folder}: the processes hold other weights or optimizer state than were saved; {_FAILING}"
         )
-    held = checksum((f"{part} {name}", tensor) for part, name, tensor in everything)
-    check_same(
-        {"step": str(step), "weights or optimizer state": held},
-        "resume; if this happens again, remove that machine from the run: its memory or disk may be failing",
-    )
 
 
 def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
@@ -222,21 +254,8 @@ def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """
     digest = hashlib.sha256()
     for name, tensor in tensors:
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} {_word_sum(tensor)}\n".encode())
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} {sum_of_words(tensor)}\n".encode())
     return digest.hexdigest()
-
-
-@torch.no_grad()
-def _word_sum(tensor: Tensor) -> int:
-    """Return the sum of a tensor's words, each times an odd number from its position, modulo 2^64."""
-    words = tensor.detach().contiguous().flatten().view(_WORDS[tensor.element_size()])
-    total = torch.zeros((), dtype=torch.int64, device=words.device)
-    chunk = _CPU_CHUNK if words.device.type == "cpu" else _CHUNK
-    for first in range(0, len(words), chunk):
-        part = words[first : first + chunk].to(torch.int64)
-        places = torch.arange(first + 1, first + 1 + len(part), device=words.device)
-        total += (part * (places * _FACTOR | 1)).sum()
-    return int(total)
 
 
 KEY = "made_of"  # in state.json

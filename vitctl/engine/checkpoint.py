@@ -1,6 +1,9 @@
 """Checkpoints: safetensors and JSON, written to a temporary folder, flushed, renamed; digests tell which one
 is complete.
 
+Where the model is sharded, each process of one replica writes its part, in the format of
+torch.distributed.checkpoint, and the first one completes the checkpoint once all have written theirs.
+
 They are saved in the background: the state is copied to host memory, and written to disk, while training
 continues. Weights, averages and the optimizer's state change in the optimizer step alone, so the copy has the
 whole forward and backward pass of the next step; only what is left of it then holds training up.
@@ -8,15 +11,18 @@ whole forward and backward pass of the next step; only what is left of it then h
 
 import errno
 import hashlib
+import json
 import os
+import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import torch
@@ -35,6 +41,7 @@ from vitctl.engine.journal import (
     STATE,
     Journal,
     json_digest,
+    name_of,
     no_permission,
     step_folder,
     step_folders,
@@ -43,16 +50,18 @@ from vitctl.engine.journal import (
     write_run_json,
 )
 from vitctl.engine.optimizer import Average, optimizer_tensors
-from vitctl.engine.sharding import full
+from vitctl.engine.sharding import full, held, is_part, like, read_held, word_sum
 from vitctl.errors import CheckpointError, VitctlError, os_code
 from vitctl.models.blocks import trainable
 from vitctl.models.lora import stored
-from vitctl.models.weights.containers import save_tensors
-from vitctl.models.weights.weights_file import save_weights
+from vitctl.models.weights.containers import read_tensors, save_tensors
+from vitctl.models.weights.header import SHARDING, part_file
+from vitctl.models.weights.weights_file import own_metadata
 from vitctl.system.files import RUN_FILE, flush, parse_json, write_text
 from vitctl.system.text import bytes_text, one_line
 
-FORMAT = "vitctl-checkpoint/1"
+FORMAT, PARTS_FORMAT = "vitctl-checkpoint/1", "vitctl-checkpoint/2"  # whole; in parts
+WORDS = "words"  # of a part in state.json: see `word_sum`
 _TORN = "torn_"
 
 
@@ -73,15 +82,46 @@ class SavedCheckpoint:
         """SHA-256 of its state, which covers every byte of its other files."""
         return json_digest(self.state)
 
-    def tensors(self, name: str) -> dict[str, Tensor]:
+    @property
+    def is_in_parts(self) -> bool:
+        """Whether processes wrote a part each."""
+        return bool(self.state["format"] == PARTS_FORMAT)
+
+    def files(self, name: str) -> list[Path]:
+        """Return the files of its model, average or optimizer: one, or all parts; none where it has none."""
+        return [self.folder / file for file in sorted(self.state["files"]) if name_of(file) == name]
+
+    def tensors(self, name: str, like: Mapping[str, Tensor] = MappingProxyType({})) -> dict[str, Tensor]:
         """Return the tensors of its model, average or optimizer, on the CPU.
 
-        Empty if there is no such file.
+        Empty if there is no such file. With sharded tensors in `like`, as `read_held` reads them.
         """
         path = self.folder / tensors_file(name)
+        files = [file for file in self.files(name) if file.is_file()]
+        if files and any(map(is_part, like.values())):
+            return read_held(files, like)
+        if files and files[0] != path:
+            return read_tensors(files[0])
         return (
             load_file(path) if path.is_file() else {}
         )  # not a FIFO or a device, which would be read for ever
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The processes that write a checkpoint together, a part each; by default one that writes all of it.
+
+    Args:
+        part, count: this process's part from 0, and how many there are; 0: the checkpoint is not in parts.
+        exchange: gathers a text of each process, in the order of the parts; no other thread uses it.
+    """
+
+    part: int = 0
+    count: int = 0
+    exchange: Callable[[str], list[str]] = field(default=lambda text: [text])
+
+
+ALONE = Peers()
 
 
 def save_checkpoint(
@@ -92,68 +132,89 @@ def save_checkpoint(
     config: Any,
     meta: dict[str, Any],
     state: dict[str, Any],
+    peers: Peers = ALONE,
+    rows: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
+    problem: str = "",
 ) -> Path:
     """Write `root/step_XXXXXXXX`, completely or not at all.
+
+    Peers call this together. The first of them completes the checkpoint, once all have written, flushed and
+    hashed their parts.
 
     Args:
         root: the run's checkpoints folder.
         step: finished steps.
         tensors: of the model, of its average if there is one, and of the optimizer, by their names; one file
-            each.
+            each. Of a part, what this process holds of them.
         config, meta: of the model, kept inside the weights files.
         state: what else is needed to resume; JSON.
+        peers: this process among those that write a part each.
+        rows: of a part, the first row of each tensor.
+        problem: why this process has nothing to write.
 
     Returns:
-        the checkpoint's folder.
+        the checkpoint's folder, which the first process has completed.
 
     Raises:
         CheckpointError: there is a complete checkpoint of this step, which is never replaced.
+        OSError, CheckpointError: it could not be written; the same on every process.
     """
     final = step_folder(root, step)
-    if final.exists() and _is_whole(final):
-        raise CheckpointError(
-            f"{final}: already exists and is complete; it is never replaced: move it, or choose another "
-            f"folder"
-        )
-    aside = root / f".{final.name}.{os.getpid()}"
-    with _removed_on_error(aside):
-        aside.mkdir(parents=True)
-        for name in (part for part in tensors if part in (MODEL, AVERAGE)):
-            save_weights(aside / tensors_file(name), tensors[name], config, meta)
-        for name in sorted({OPTIMIZER, *tensors} - {MODEL, AVERAGE}):
-            file, state_of = aside / tensors_file(name), tensors.get(name, {})
-            save_tensors({k: v.detach().cpu().contiguous() for k, v in state_of.items()}, file)
-            flush(file)
-        files = {
-            path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-            for path in sorted(aside.iterdir())
-        }
-        recorded = {"format": FORMAT, "step": step, **state, "files": files}
-        write_run_json(aside / STATE, {**recorded, "sha256": json_digest(recorded)})
-        flush(aside)
-        if final.exists():
-            shutil.rmtree(final)
-        aside.rename(final)
-    flush(root)
+    aside, files, code = root / f".{final.name}.new", dict[str, Any](), 0
+    if peers.part == 0:
+        shutil.rmtree(aside, ignore_errors=True)
+    peers.exchange("")  # the first process has made room
+    try:
+        if problem:
+            raise CheckpointError(problem)
+        if peers.part == 0 and final.exists() and _is_whole(final):
+            raise CheckpointError(
+                f"{final}: already exists and is complete; it is never replaced: move it, or choose another "
+                f"folder"
+            )
+        aside.mkdir(parents=True, exist_ok=True)
+        for name in sorted({OPTIMIZER, *tensors}):
+            own = {key: one.detach().cpu().contiguous() for key, one in sorted(tensors.get(name, {}).items())}
+            path, record = aside / tensors_file(name), dict[str, Any]()
+            about: dict[str, Any] = own_metadata(config, meta) if name in (MODEL, AVERAGE) else {}
+            if peers.count:
+                path = aside / part_file(name, peers.part + 1, peers.count)
+                held_rows = [(key, one, rows[name][key]) for key, one in own.items()]
+                for key, one, row in held_rows:
+                    about[key] = {"saved_offsets": [row, *[0] * one.dim()][: one.dim()]}
+                about = {SHARDING: json.dumps(about, sort_keys=True)}
+                record = {WORDS: word_sum((f"{name} {key}", one, row) for key, one, row in held_rows)}
+            save_tensors(own, path, about or None)
+            flush(path)
+            files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path), **record}
+    except Exception as error:  # any error: the others wait for this process
+        problem, code = _reason(error), os_code(error)
+    said = [json.loads(text) for text in peers.exchange(json.dumps([problem[:500], code, files]))]
+    try:
+        for problem, code, of_peer in said:
+            if problem:
+                raise OSError(code, problem) if code > 0 else CheckpointError(problem)
+            files |= of_peer
+        if peers.part == 0:
+            kind = PARTS_FORMAT if peers.count else FORMAT
+            recorded = {"format": kind, "step": step, **state, "files": files}
+            write_run_json(aside / STATE, {**recorded, "sha256": json_digest(recorded)})
+            flush(aside)
+            if final.exists():
+                shutil.rmtree(final)
+            aside.rename(final)
+            flush(root)
+    except BaseException:  # half a checkpoint would keep a full disk full
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
     return final
 
 
-@contextmanager
-def _removed_on_error(aside: Path) -> Iterator[None]:
-    """A folder that is empty at first, and removed when the writing failed: half a checkpoint would keep a
-    full disk full.
-    """
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-
-
-def newest_checkpoint(root: Path, *, by_size: bool = False) -> tuple[SavedCheckpoint | None, list[str]]:
-    """Return the newest whole checkpoint, and one line for each newer one that is not whole; `by_size` as
-    `read_checkpoint` takes it.
+def newest_checkpoint(
+    root: Path, *, by_size: bool = False, share: tuple[int, int] = (0, 1)
+) -> tuple[SavedCheckpoint | None, list[str]]:
+    """Return the newest whole checkpoint, and one line for each newer one that is not whole; `by_size` and
+    `share` as `read_checkpoint` takes them.
 
     Raises:
         CheckpointError: there is no permission to read one; a run that used an older one, or started from
@@ -163,7 +224,7 @@ def newest_checkpoint(root: Path, *, by_size: bool = False) -> tuple[SavedCheckp
     try:
         for folder in sorted(step_folders(root), reverse=True):
             try:
-                return read_checkpoint(folder, by_size=by_size), problems
+                return read_checkpoint(folder, by_size=by_size, share=share), problems
             except CheckpointError as error:
                 problems.append(str(error))
     except PermissionError as error:
@@ -195,12 +256,16 @@ def is_set_aside(folder: Path) -> bool:
     return folder.name.startswith(_TORN)
 
 
-def read_checkpoint(folder: Path, *, by_size: bool = False) -> SavedCheckpoint:
+def read_checkpoint(
+    folder: Path, *, by_size: bool = False, share: tuple[int, int] = (0, 1), only: str = ""
+) -> SavedCheckpoint:
     """Check one checkpoint against the sizes and digests that were noted when it was written.
 
     Args:
         folder: of the checkpoint.
         by_size: read none of its files of tensors; whoever loads them reads them all.
+        share: this process among those that divide the parts of a sharded run; it reads only its parts.
+        only: check only the files of the model, its average or the optimizer.
 
     Raises:
         CheckpointError: a file is missing, cannot be read or has changed since it was written.
@@ -210,7 +275,11 @@ def read_checkpoint(folder: Path, *, by_size: bool = False) -> SavedCheckpoint:
     if state.pop("sha256", None) != json_digest(state):
         raise CheckpointError(f"{folder}: damaged checkpoint: {STATE} changed since it was written")
     for name, recorded in state["files"].items():
-        if not _matches_record(folder / name, recorded, by_size):
+        if only not in ("", name_of(name)):
+            continue
+        number = re.search(r"-(\d{5})-of-", name)
+        is_of_others = number is not None and (int(number[1]) - 1) % share[1] != share[0]
+        if not _matches_record(folder / name, recorded, by_size or is_of_others):
             raise CheckpointError(
                 f"{folder}: damaged checkpoint: {name} is missing or changed since it was written"
             )
@@ -231,7 +300,7 @@ class _State(BaseModel):
 
     format: str = Field(max_length=100)
     step: int = Field(ge=0, le=10**12)
-    files: dict[Annotated[str, Field(pattern=r"^[\w-]+\.safetensors$")], _File] = Field(max_length=100)
+    files: dict[Annotated[str, Field(pattern=r"^[\w-]+\.safetensors$")], _File] = Field(max_length=100_000)
     num_bad: int = Field(0, ge=0, le=2**53)
     num_skipped: int = Field(0, ge=0, le=2**53)
     skipped_in_a_row: int = Field(0, ge=0, le=2**53)
@@ -259,7 +328,8 @@ def read_state(folder: Path) -> dict[str, Any]:
         raise
     except (OSError, CheckpointError):
         raise torn from None
-    if isinstance(state, dict) and isinstance(state.get("files"), dict) and state.get("format") != FORMAT:
+    is_known = isinstance(state, dict) and state.get("format") in (FORMAT, PARTS_FORMAT)
+    if isinstance(state, dict) and isinstance(state.get("files"), dict) and not is_known:
         said = one_line(str(state.get("format"))[:100])
         raise CheckpointError(f"{folder}: {STATE} says '{said}', this vitctl reads {FORMAT!r}")
     try:
@@ -359,6 +429,7 @@ class Saver:
         config, meta: of the model, kept inside the weights files.
         last, best: how many checkpoints are kept.
         journal: gets a record of each save and its duration.
+        peers: this process among those that write a part each; the first of them keeps the journal.
     """
 
     root: Path
@@ -367,7 +438,9 @@ class Saver:
     last: int
     best: int
     journal: Journal
+    peers: Peers = ALONE
     _buffers: Snapshot = field(default_factory=dict)
+    _rows: dict[str, dict[str, int]] = field(default_factory=dict)
     _thread: threading.Thread | None = None
     _copied: threading.Event = field(default_factory=threading.Event)
     _stall: float = 0.0  # seconds that the save held training up
@@ -384,21 +457,19 @@ class Saver:
         parts: Iterable[tuple[str, str, Tensor]],
         state: Mapping[str, Any],
         scores: Any,
-        *,
-        live: bool = False,
     ) -> None:
         """Start to copy and to write what is to be saved.
+
+        `wait_for_copy` tells when the tensors may change.
 
         Args:
             step: finished steps.
             parts: (file, name, tensor) of the model, of its average if there is one, and of the optimizer.
             state: what else is needed to resume.
             scores: step -> accuracy, to choose the best that are kept.
-            live: the tensors are those of the training, which calls `wait_for_copy` before it changes them;
-                else they are copied before this returns.
         """
         began = time.perf_counter()
-        copy = partial(self._copy, list(parts)) if live else _already(self._copy(parts))
+        copy = partial(self._copy, list(parts))
         self._stall, self._waiting_since = time.perf_counter() - began, None
         self._thread = threading.Thread(
             target=self._save, args=(step, copy, dict(state), dict(scores)), daemon=True
@@ -439,18 +510,23 @@ class Saver:
     def _save(
         self, step: int, copy: Callable[[], Copy], state: dict[str, Any], scores: dict[int, float]
     ) -> None:
+        snapshot, devices, problem = dict[str, Any](), list[Any](), ""
         try:
             snapshot, devices = copy()
         except Exception as error:  # out of memory
-            self._fail(step, _reason(error))
-            return
+            problem = _reason(error)
         finally:
             if self._waiting_since is not None:
                 self._stall += time.perf_counter() - self._waiting_since
             self._copied.set()
         for copied in devices:
             copied.synchronize()
-        self._write(step, snapshot, state, scores)
+        write = partial(self._write_behind_records, step, tensors=snapshot, state=state, problem=problem)
+        if self.peers.part == 0:
+            self._write(step, write, snapshot, scores)
+            return
+        with suppress(Exception):  # the first process says what went wrong
+            write()
 
     def _copy(self, parts: Iterable[tuple[str, str, Tensor]]) -> Copy:
         """Copy the tensors to buffers that are allocated once; from a GPU, to pinned memory, which it does
@@ -458,29 +534,29 @@ class Saver:
         """
         snapshot: Snapshot = {}
         devices: set[torch.device] = set()
-        for part, name, tensor in parts:
+        for part, name, whole in parts:
+            tensor, row = held(whole)
+            of_file = snapshot.setdefault(part, {})  # written, though nothing of it is held
+            if self.peers.count and (not tensor.numel() or (self.peers.part and not is_part(whole))):
+                continue  # the first part has what is not sharded
+            self._rows.setdefault(part, {})[name] = row
             buffer = self._buffers.setdefault(part, {}).get(name)
             if buffer is None:
                 pinned = tensor.device.type == "cuda"
                 buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
                 self._buffers[part][name] = buffer
             buffer.copy_(tensor.detach(), non_blocking=True)
-            snapshot.setdefault(part, {})[name] = buffer
+            of_file[name] = buffer
             if tensor.device.type == "cuda":
                 devices.add(tensor.device)
         return snapshot, [torch.cuda.current_stream(device).record_event() for device in devices]
 
-    def _write(self, step: int, snapshot: Snapshot, state: dict[str, Any], scores: dict[int, float]) -> None:
+    def _write(
+        self, step: int, write: Callable[[], Path], snapshot: Snapshot, scores: dict[int, float]
+    ) -> None:
         began = time.perf_counter()
-        write = partial(
-            self._write_behind_records,
-            step,
-            tensors=snapshot,
-            config=self.config,
-            meta=self.meta,
-            state=state,
-        )
         num_bytes = sum(tensor.nbytes for tensors in snapshot.values() for tensor in tensors.values())
+        num_bytes *= max(1, self.peers.count)
         path = self._try_write(step, write, num_bytes, scores)
         if path is None:
             return
@@ -499,7 +575,8 @@ class Saver:
         for name in CHAINED:
             if (self.root.parent / name).is_file():
                 flush(self.root.parent / name)
-        return save_checkpoint(self.root, step, **given)
+        given |= {"peers": self.peers, "rows": self._rows}
+        return save_checkpoint(self.root, step, config=self.config, meta=self.meta, **given)
 
     def _try_write(
         self, step: int, write: Callable[[], Path], num_bytes: int, scores: Mapping[int, float]
@@ -515,13 +592,14 @@ class Saver:
             if not has_room and self._delete_old(step, scores):
                 continue
             reason, is_full = os.strerror(errno.ENOSPC), True
-            if has_room:
+            if has_room or self.peers.count:
                 try:
                     return write()
                 except (
                     Exception
                 ) as error:  # any error: in this thread it would be lost, and the step would count as saved
                     reason, is_full = _reason(error), os_code(error) in _FULL
+                is_full = is_full and not self.peers.count  # peers try again at the next save
                 if is_full and self._delete_old(step, scores):  # a quota, which disk_usage does not show
                     continue
             self._fail(step, reason)
@@ -547,14 +625,10 @@ class Saver:
         return False
 
 
-def _already(copy: Copy) -> Callable[[], Copy]:
-    return lambda: copy
-
-
 def _reason(error: Exception) -> str:
     if (code := os_code(error)) > 0:
         return os.strerror(code)
-    if isinstance(error, SafetensorError | OSError):
+    if isinstance(error, SafetensorError | OSError | CheckpointError):
         return str(error)
     return f"{type(error).__name__}: {error}"
 
@@ -562,16 +636,16 @@ def _reason(error: Exception) -> str:
 def parts(
     model: nn.Module, average: Average | None, optimizer: Optimizer
 ) -> Iterable[tuple[str, str, Tensor]]:
-    """Yield all tensors of a training by file and name, unsharded, one at a time; with a sharded model all
-    processes must iterate. Adapters are merged into the weights, and yielded by themselves too.
+    """Yield all tensors of a training by file and name; of a sharded model as they are sharded, and with
+    adapters all processes must iterate. Adapters are merged into the weights, and yielded by themselves too.
     """
     states = {MODEL: model.state_dict()}
     states |= {} if average is None else {AVERAGE: states[MODEL] | average.tensors}
     for part, state in states.items():
-        for is_adapter, name, tensor in stored(model, state, full):
+        for is_adapter, name, tensor in stored(model, state, full, like):
             yield ADAPTERS[part] if is_adapter else part, name, tensor
     for name, tensor in optimizer_tensors(optimizer, model).items():
-        yield OPTIMIZER, name, full(tensor)
+        yield OPTIMIZER, name, tensor
 
 
 def check_space(root: Path, model: nn.Module, average: Average | None, *, slots: int, kept: int) -> None:

@@ -39,7 +39,8 @@ STEP_RECORDS, TRACE = (
     "steps.jsonl",
     "trace.bin",
 )  # a chained line of each step, and digests of its samples and gradients
-# A checkpoint's files of tensors, each NAME.safetensors; no average, and no adapters, where there are none.
+# A checkpoint's files of tensors, each NAME.safetensors, or NAME-00001-of-00004.safetensors and so on of a
+# sharded run; no average, and no adapters, where there are none.
 MODEL, AVERAGE, OPTIMIZER = "model", "ema", "optimizer"
 ADAPTERS = {MODEL: "lora", AVERAGE: "lora_ema"}  # of the weights that the file beside them has merged
 TENSOR_FILES = (MODEL, OPTIMIZER, AVERAGE, *ADAPTERS.values())
@@ -54,6 +55,18 @@ FEATURES = "features"  # beside the runs that share them: representations that `
 def tensors_file(name: str) -> str:
     """Return the file name of a checkpoint's model, average or optimizer."""
     return f"{name}.safetensors"
+
+
+def name_of(file: str) -> str:
+    """Return which tensors of a checkpoint a file holds, or a part of them: its model, average or
+    optimizer.
+    """
+    return re.sub(r"(-\d{5}-of-\d{5})?\.safetensors$", "", file)
+
+
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """Return the files of tensors in a checkpoint's folder by name; of a sharded run, the first parts."""
+    return {name_of(path.name): path for path in sorted(folder.glob(tensors_file("*")), reverse=True)}
 
 
 def step_folder(root: Path, step: int) -> Path:

@@ -254,17 +254,23 @@ def broadcast_text(text: str) -> str:
     return _unpacked(said)
 
 
-def gather_texts(text: str) -> list[str]:
+def gather_texts(text: str, group: dist.ProcessGroup | None = None) -> list[str]:
     """Return the text of each process, cut after 2,000 bytes, by rank, on every process; without a process
-    group its own.
+    group its own. A thread beside the training has its own `group`.
     """
     if not dist.is_initialized():
         return [text]
-    HERE.arrive()
+    if group is None:
+        HERE.arrive()
     own = _packed(text)
-    said = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(said, own)
+    said = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(said, own, group=group)
     return [_unpacked(one) for one in said]
+
+
+def new_group(count: int) -> Any:
+    """Return a group of the first processes for a thread beside the training; all call this together."""
+    return dist.new_group(list(range(count)), timeout=timedelta(days=1), backend="gloo")
 
 
 def _packed(text: str) -> torch.Tensor:

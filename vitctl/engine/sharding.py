@@ -1,14 +1,18 @@
-"""FSDP2: parameters, gradients and optimizer state are sharded over the processes; checkpoints are unsharded.
+"""FSDP2: parameters, gradients, optimizer state and checkpoints are sharded over the processes.
 
 The result is that of DDP: weights are gathered in the type of the parameters, and autocast converts them. It
 is the same, bit for bit, where the weights that autocast would convert are gathered in bf16: only when they
 are converted differs.
 """
 
+import hashlib
+import math
 import sys
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
@@ -16,8 +20,8 @@ from torch import Tensor, nn
 
 from vitctl.errors import LaunchError
 from vitctl.models.blocks import Block
+from vitctl.models.build import Model, draw_parts
 from vitctl.models.kernels import Head, Linear
-from vitctl.models.lora import adapted_layers
 from vitctl.recipe.schema import ShardedMachine, TrainMachine
 
 if TYPE_CHECKING:
@@ -27,14 +31,24 @@ if TYPE_CHECKING:
     from vitctl.engine.runtime import Runtime
 
 
-def shard_as(machine: TrainMachine, runtime: "Runtime", model: nn.Module, *, probed: bool) -> None:
-    """Shard the model where machine.sharding says so.
+def shard_as(machine: TrainMachine, runtime: "Runtime", model: Model, *, seed: int, probed: bool) -> str:
+    """Shard the model where machine.sharding says so; no device holds it in full.
+
+    Args:
+        machine: of the recipe.
+        runtime: this process among its peers.
+        model: on the CPU, or on the meta device: then its weights are drawn, one tensor at a time.
+        seed: of these draws.
+        probed: the model is called for its features only, as well.
+
+    Returns:
+        a digest of what was drawn; "" where nothing was.
 
     Raises:
-        LaunchError: the machine cannot, or the model is probed, which calls it for its features only.
+        LaunchError: the machine cannot, or the model is probed.
     """
     if not (isinstance(machine, ShardedMachine) and machine.sharding == "fsdp"):
-        return
+        return ""
     if probed:
         raise LaunchError(
             "fewshot_probe.every_steps needs model features, which machine.sharding = 'fsdp' does not "
@@ -47,7 +61,16 @@ def shard_as(machine: TrainMachine, runtime: "Runtime", model: nn.Module, *, pro
             f"precision; set machine.precision to 'bf16' or machine.sharding_dtype to 'float32'"
         )
     machine.shards(runtime.num_processes)  # raises where they cannot be divided so
+    given = model.state_dict()
+    model.to("meta")
     shard(model, runtime.device, runtime.num_processes, machine.sharding_replicas, gathers_bf16=gathers_bf16)
+    model.to_empty(device=runtime.device)
+    own = model.state_dict()
+    if all(tensor.is_meta for tensor in given.values()):
+        return draw_parts(model.config, seed, {name: held(tensor) for name, tensor in own.items()})
+    for name, tensor in own.items():
+        local(tensor).copy_(local(like(given.pop(name), tensor)))
+    return ""
 
 
 def shard(
@@ -151,21 +174,92 @@ def full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_part(tensor) else tensor
 
 
+def held(tensor: Tensor) -> tuple[Tensor, int]:
+    """Return the rows of a tensor that this process holds, and the number of the first one."""
+    if not is_part(tensor):
+        return tensor, 0
+    [chunk] = cast("Any", tensor).__create_chunk_list__()  # what torch.distributed.checkpoint asks for
+    return local(tensor), chunk.offsets[0]
+
+
+def place_of(model: Any) -> tuple[int, int, int]:
+    """Return the replica of a sharded model that this process holds a part of, the part from 0, and how many
+    parts there are.
+    """
+    mesh = next(p for p in model.parameters() if is_part(p)).device_mesh
+    *replica, part = cast("list[int]", mesh.get_coordinate())
+    return sum(replica), part, mesh.size(-1)
+
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CHUNK, _CPU_CHUNK = (
+    2**22,
+    2**15,
+)  # words at a time: at most 64 MiB of temporary memory; on a CPU what fits its cache
+_FACTOR = 0x1E3779B97F4A7C15  # odd; spreads the positions in a tensor over all 64 bits
+
+
+@torch.no_grad()
+def sum_of_words(tensor: Tensor, before: int = 0) -> int:
+    """Return the sum of a tensor's words, each times an odd number from its position, modulo 2^64.
+
+    The sums of the parts of a tensor add up to that of the tensor; `before` is the number of words before
+    this part.
+    """
+    words = tensor.detach().contiguous().flatten().view(_WORDS[tensor.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    chunk = _CPU_CHUNK if words.device.type == "cpu" else _CHUNK
+    for first in range(0, len(words), chunk):
+        part = words[first : first + chunk].to(torch.int64)
+        places = torch.arange(before + first + 1, before + first + 1 + len(part), device=words.device)
+        total += (part * (places * _FACTOR | 1)).sum()
+    return int(total)
+
+
+def word_sum(parts: Iterable[tuple[str, Tensor, int]]) -> int:
+    """Return one number for rows of named tensors, each with the number of the first: over all processes
+    the numbers add up, modulo 2^64, to that of the tensors, however they are cut along their rows.
+    """
+    total = 0
+    for name, tensor, row in parts:
+        factor = int.from_bytes(hashlib.sha256(f"{name} {tensor.dtype}".encode()).digest()[:8]) | 1
+        total += factor * sum_of_words(tensor, row * math.prod(tensor.shape[1:]))
+    return total % 2**64
+
+
+def read_held(files: Sequence[Path], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read from files of tensors, or of parts of them, what this process holds.
+
+    Args:
+        files: whole, or all parts; of any number of processes.
+        like: tensors by name, or by what follows a slash in it. One of the same shape is read as the part of
+            it that this process holds, every other one in full, on the CPU.
+    """
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = HuggingFaceStorageReader(str(files[0].parent))
+    reader.fs.ls = lambda _: [str(file) for file in files]  # type: ignore  # no others
+    found: dict[str, Any] = {}
+    for name, stored in reader.read_metadata().state_dict_metadata.items():
+        whole, known = cast("Any", stored), cast("Any", like.get(name.rpartition("/")[2]))
+        dtype = whole.properties.dtype
+        is_known = known is not None and known.shape == whole.size
+        found[name] = (
+            torch.empty_like(known, dtype=dtype) if is_known else torch.empty(whole.size, dtype=dtype)
+        )
+    with warnings.catch_warnings(action="ignore"):  # that no process waits for another is on purpose
+        load(found, storage_reader=reader, no_dist=True)
+    return found
+
+
 def like(whole: Tensor, reference: Tensor) -> Tensor:
-    """Return a full tensor, the same on every process, sharded and placed like `reference`."""
+    """Return a full tensor, the same on every process, sharded and placed like `reference`; one that is
+    sharded so already stays.
+    """
     placed = whole.to(reference.device, reference.dtype)
-    if not is_part(reference):
+    if not is_part(reference) or is_part(whole):
         return placed
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(placed, reference.device_mesh, reference.placements, src_data_rank=None)
-
-
-def load_full_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Give a model a whole state, of which each process takes its part.
-
-    Weights with adapters stay: they are frozen, and a checkpoint has them merged.
-    """
-    own = model.state_dict()
-    given = {name: like(value, own[name]) if name in own else value for name, value in state.items()}
-    model.load_state_dict(given | {name: own[name] for name in adapted_layers(model)})

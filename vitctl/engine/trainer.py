@@ -24,7 +24,7 @@ from vitctl.data.source.uneven import correction
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source, sample_key
 from vitctl.engine.agreement import (
-    CheckpointTensors,
+    FIX,
     agreed_checkpoint,
     agreed_tensors,
     check_inputs,
@@ -32,7 +32,7 @@ from vitctl.engine.agreement import (
     check_same_state,
     identity,
 )
-from vitctl.engine.checkpoint import SavedCheckpoint, Saver, check_space, parts, set_aside_after
+from vitctl.engine.checkpoint import Peers, SavedCheckpoint, Saver, check_space, parts, set_aside_after
 from vitctl.engine.computation import (
     choose_kernels,
     choose_micro_batch,
@@ -67,9 +67,9 @@ from vitctl.engine.journal import (
 from vitctl.engine.mixing import Mixing, classification
 from vitctl.engine.optimizer import Average, averaged, build_optimizer, load_optimizer_tensors
 from vitctl.engine.preemption import StopFlag, Stopped
-from vitctl.engine.runtime import Runtime, num_workers, raised_on_all
+from vitctl.engine.runtime import Runtime, check_same, gather_texts, new_group, num_workers, raised_on_all
 from vitctl.engine.schedule import lanes_of, learning_rate, total_steps
-from vitctl.engine.sharding import is_sharded, load_full_state, shard_as
+from vitctl.engine.sharding import is_sharded, place_of, shard_as
 from vitctl.engine.step import (
     SKIPPED,
     AllReduced,
@@ -99,6 +99,7 @@ from vitctl.errors import CheckpointError, DataError, VitctlError, is_lost_peer
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
 from vitctl.models.flops import computed_flops, forward_flops
+from vitctl.models.lora import adapted_layers
 from vitctl.recipe.known import Comparison, known_in_words
 from vitctl.recipe.neutral_keys import unlike_known
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab, frozen_places, lora_of
@@ -204,7 +205,9 @@ class Trainer(TrainStep):
         )
         self.probe_every = recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0
         # Processes that read other files would train something that no recipe describes.
-        check_inputs(runtime, model.state_dict(), model.config, meta, (images.train, images.scored))
+        is_drawn = any(tensor.is_meta for tensor in model.parameters())
+        start = {} if is_drawn else model.state_dict()
+        check_inputs(runtime, start, model.config, meta, (images.train, images.scored))
 
         # How it is computed. Weights are sharded before the micro-batch is measured, and it is measured on
         # the loss itself.
@@ -237,7 +240,8 @@ class Trainer(TrainStep):
             model.checkpoint_blocks = True
         if machine.compile:
             compile_blocks(model)
-        shard_as(machine, runtime, model, probed=probe is not None)
+        drawn = shard_as(machine, runtime, model, seed=recipe.seed, probed=probe is not None)
+        check_same({"start weights": drawn}, FIX)
         self.micro_batch = choose_micro_batch(
             recipe, runtime, run.folder, model, objective, lambda n: next(self.batches(0, n, 0)), share
         )
@@ -293,6 +297,11 @@ class Trainer(TrainStep):
         )
         kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
         self.saver = Saver(run.folder / CHECKPOINTS, model.config, meta, *kept, journal=run.journal)
+        self.writes = runtime.is_main  # a checkpoint, or a part of one
+        if is_sharded(model):
+            replica, part, count = place_of(model)
+            exchange = partial(gather_texts, group=new_group(count))
+            self.saver.peers, self.writes = Peers(part, count, exchange), replica == 0
         self.start_state()
 
     def start_state(self) -> None:
@@ -392,15 +401,14 @@ class Trainer(TrainStep):
         for problem in problems:
             self._warn(problem, 0)
         step = 0
-        read: CheckpointTensors = {}
         if saved is not None:
             step = saved.step
             if change := check_resumable(self.runtime, saved, self.total_steps, self.identity):
                 self._warn(change, step)
-            read = self.load(saved)
+            self.load(saved)
             self._check_records(saved)
         state = parts(self.unwrapped, self.average, self.optimizer)
-        check_same_state(self.runtime, step, self.unwrapped, state, read)
+        check_same_state(self.runtime, step, self.unwrapped, state, saved)
         if self.runtime.is_main:
             # The logs go back to the checkpoint too: what came after it will be written again.
             set_aside_after(self.folder / CHECKPOINTS, step)
@@ -434,17 +442,19 @@ class Trainer(TrainStep):
             )
         return found
 
-    def load(self, saved: SavedCheckpoint) -> CheckpointTensors:
-        """Load a checkpoint; returns the tensors that were read. All processes call this together."""
-        read = agreed_tensors(self.runtime, saved)
-        load_full_state(self.unwrapped, read[MODEL] | read[ADAPTERS[MODEL]])
+    def load(self, saved: SavedCheckpoint) -> None:
+        """Load a checkpoint. All processes call this together."""
+        read = agreed_tensors(self.runtime, saved, self.unwrapped)
+        frozen = {
+            name: layer.weight for name, layer in adapted_layers(self.unwrapped).items()
+        }  # saved merged
+        self.unwrapped.load_state_dict(read[MODEL] | read[ADAPTERS[MODEL]] | frozen)
         load_optimizer_tensors(self.optimizer, self.unwrapped, read[OPTIMIZER])
         self.counts = Counts(**{name: int(saved.state.get(name, 0)) for name in asdict(Counts())})
         if self.average is not None:
             averages = read[AVERAGE] | read[ADAPTERS[AVERAGE]]
             self.average.load(averages, saved.step - self.counts.num_skipped)
         self.saved_step = saved.step
-        return read
 
     def _check_records(self, saved: SavedCheckpoint) -> None:
         """Check that log.jsonl, steps.jsonl and the weights are those that a checkpoint was saved with.
@@ -795,22 +805,20 @@ class Trainer(TrainStep):
 
     def start_saving(self, step: int) -> None:
         """Start to write a checkpoint of this step; with a sharded model all processes take part."""
-        everything = parts(self.unwrapped, self.average, self.optimizer)
+        everything = list(parts(self.unwrapped, self.average, self.optimizer))
+        state: dict[str, Any] = {}
         if self.runtime.is_main:
             state = {"samples": step * self.batch_size, **asdict(self.counts), **self.identity.state}
             steps_head, unrecorded = end_of_steps(self.folder, step)
             state |= {STEPS_HEAD: steps_head, UNRECORDED: unrecorded, LOG_HEAD: head(self.folder / LOG)}
-            live = not is_sharded(self.unwrapped)
-            self.saver.start(step, everything, state, self._deciding, live=live)
-        elif is_sharded(self.unwrapped):
-            for _ in everything:
-                pass
+        if self.writes:
+            self.saver.start(step, everything, state, self._deciding)
         self.saved_step = step
 
     def _finish_save(self) -> str:
         """Wait for the save in progress; returns its problem on every process, "" when it is complete."""
         with self.changing:
-            problem = self.saver.finish() if self.runtime.is_main else ""
+            problem = self.saver.finish()
         problem = self.runtime.broadcast(problem)
         if problem:
             self.saved_step = -1

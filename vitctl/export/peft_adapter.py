@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitctl.engine.journal import ADAPTERS, tensors_file
+from vitctl.engine.journal import ADAPTERS, name_of, tensor_files
 from vitctl.errors import CheckpointError
 from vitctl.export.export import ExportRequest, Written
 from vitctl.export.graph import Raw
@@ -107,8 +107,8 @@ def open_peft(request: ExportRequest, path: Path) -> Run:
 def _adapters(found: FoundWeights) -> dict[str, Tensor]:
     """Return the adapters that lie beside the weights; empty where none do."""
     path = Path(found.path)
-    file = path.with_name(tensors_file(ADAPTERS.get(path.stem, "")))
-    return read_tensors(file) if file.is_file() else {}
+    file = tensor_files(path.parent).get(ADAPTERS.get(name_of(path.name), ""))
+    return read_tensors(file) if file is not None else {}
 
 
 def _modules(

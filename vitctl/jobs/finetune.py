@@ -281,7 +281,8 @@ def _train(
         run.journal.write("warning", step=0, text=text)
     mean = found.weights.meta["mean"]
     images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule, mean)
-    model = on_device(model, run.runtime)
+    if recipe.machine.sharding == "none" or recipe.finetune.head == "fewshot":  # else parts of it
+        model = on_device(model, run.runtime)
     if recipe.finetune.head == "fewshot":
         start_head(recipe, run, model, images, found.weights.meta)
     digest = found.weights.digest

@@ -108,7 +108,9 @@ def pretrain(
     config = recipe.network(len(train_on.class_names))
     for text in unseen_pixels(config):
         run.journal.write("warning", step=0, text=text)
-    model = on_device(build(config, seed=recipe.seed, dtype=run.runtime.dtype), run.runtime)
+    is_whole = recipe.machine.sharding == "none"  # else each process draws its part
+    model = build(config, seed=recipe.seed, dtype=run.runtime.dtype, device="cpu" if is_whole else "meta")
+    model = on_device(model, run.runtime) if is_whole else model
 
     objective: Callable[..., Tensor] | None = None
     if isinstance(config, MaskedPatchConfig):

@@ -27,8 +27,9 @@ from vitctl.engine.journal import (
     Record,
     Report,
     json_digest,
+    name_of,
     read_records,
-    tensors_file,
+    tensor_files,
 )
 from vitctl.engine.metrics import baselines, wilson
 from vitctl.engine.preemption import StopFlag
@@ -324,11 +325,11 @@ def training_result(
     state = read_state(path.parent)
     weights = {
         **chosen.used(),
-        "weights_sha256": weights_digest(SavedCheckpoint(path.parent, state).tensors(path.stem)),
+        "weights_sha256": weights_digest(SavedCheckpoint(path.parent, state).tensors(name_of(path.name))),
         "skipped_updates": state.get("num_skipped", 0),
         **changed_on_purpose(run_dir),
     }
-    files = {file.stem: str(file) for file in sorted(path.parent.glob(tensors_file("*")))}
+    files = {name: str(file) for name, file in sorted(tensor_files(path.parent).items())}
     return RunResult(recipe.job, "done", metrics=metrics, provenance=used | weights, files=files)
 
 

@@ -1,5 +1,7 @@
 """From a configuration to a model with weights: fresh, stored, or a stored body under a new head."""
 
+import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, overload
@@ -8,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from vitctl.errors import CheckpointError
 from vitctl.models import axial, masked_patch, resnet, vit
@@ -78,6 +81,51 @@ def build(
         model.to_empty(device=device)
         initialise(model, np.random.default_rng(seed))
     return model
+
+
+class _Held(TorchFunctionMode):
+    """Writes what is given to a parameter on the meta device, or to a view of it, to the part that is held.
+
+    Args:
+        parts: parameter's id -> the rows that are held, and the number of the first.
+    """
+
+    def __init__(self, parts: Mapping[int, tuple[Tensor, int]]) -> None:
+        super().__init__()
+        self._parts = parts
+        self.drawn = hashlib.sha256()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function not in (Tensor.copy_, Tensor.fill_, Tensor.zero_):
+            return function(*args, **(kwargs or {}))
+        written, *values = args
+        whole = written if written._base is None else written._base
+        part, row = self._parts[id(whole)]
+        first = written.storage_offset() - row * math.prod(whole.shape[1:])
+        low, high = max(first, 0), min(first + written.numel(), part.numel())
+        if isinstance(values[0] if values else None, Tensor):
+            self.drawn.update(values[0].numpy().data)
+            values = [values[0].flatten()[low - first : high - first]]
+        if low < high:
+            function(part.view(-1)[low:high], *values)
+        return written
+
+
+def draw_parts(config: Config, seed: int, parts: Mapping[str, tuple[Tensor, int]]) -> str:
+    """Draw the weights that `build` draws, one tensor at a time, and keep parts of them.
+
+    Args:
+        config, seed: as `build` takes them.
+        parts: rows of each parameter, written in place, and the number of the first.
+
+    Returns:
+        a digest of all that was drawn.
+    """
+    blank = build(config, device="meta")
+    held = _Held({id(weight): parts[name] for name, weight in blank.named_parameters()})
+    with held:
+        _FAMILIES[type(config)][1](blank, np.random.default_rng(seed))
+    return held.drawn.hexdigest()
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -151,7 +151,10 @@ def adapted_layers(model: nn.Module) -> dict[str, Adapted]:
 
 
 def stored(
-    model: nn.Module, state: Mapping[str, Tensor], full: Callable[[Tensor], Tensor]
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    full: Callable[[Tensor], Tensor],
+    like: Callable[[Tensor, Tensor], Tensor],
 ) -> Iterator[tuple[bool, str, Tensor]]:
     """Yield a state as it is stored: of the network without adapters, which are merged, and of the adapters.
 
@@ -159,17 +162,18 @@ def stored(
         model: with adapters, or without any.
         state: of the model, or averages of it.
         full: gathers what is sharded.
+        like: shards a full tensor as another one.
 
     Yields:
         whether it is of an adapter, its name, the tensor.
     """
     layers, pairs = adapted_layers(model), factors_of(state)
     for name, tensor in state.items():
-        whole = full(tensor)
+        stored = tensor
         if name in layers:
             gathered = {target: (full(a), full(b)) for target, (a, b) in pairs[name].items()}
-            whole = merged(whole, gathered, layers[name].scale)
-        yield f".{ADAPTERS}." in name, name, whole
+            stored = like(merged(full(tensor), gathered, layers[name].scale), tensor)
+        yield f".{ADAPTERS}." in name, name, stored
 
 
 def factors_of(state: Mapping[str, Tensor]) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:

@@ -257,8 +257,8 @@ def _check_weights(training: Training, intact: Sequence[SavedCheckpoint]) -> Ite
     saved = next((saved for saved in intact if saved.step == recorded.weights_step), None)
     if result is None or saved is None or result.job not in TRAINING:
         return
-    part = AVERAGE if tensors_file(AVERAGE) in saved.state["files"] else MODEL
-    path = saved.folder / tensors_file(part)
+    part = AVERAGE if saved.files(AVERAGE) else MODEL
+    path = next(iter(saved.files(part)), saved.folder / tensors_file(part))
     is_same_part = recorded.weights_averaged == (part == AVERAGE)
     if is_same_part and weights_digest(saved.tensors(part)) == recorded.weights_sha256:
         yield ok("weights", f"{saved.folder.name}/{path.name} are those of the result")

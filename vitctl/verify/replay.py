@@ -25,6 +25,7 @@ from vitctl.engine.journal import (
     step_folders,
     step_of,
 )
+from vitctl.engine.sharding import full
 from vitctl.engine.step import Result, take
 from vitctl.engine.trace import (
     PARTS,
@@ -365,7 +366,7 @@ class _Replay:
             self._unproven(str(error))
         trainer, here = self.trainer, dict[str, dict[str, Tensor]]()
         for part, name, tensor in parts(trainer.unwrapped, trainer.average, trainer.optimizer):
-            here.setdefault(part, {})[name] = tensor.detach()
+            here.setdefault(part, {})[name] = full(tensor).detach()
         for part in TENSOR_FILES:
             stored, now = saved.tensors(part), here.get(part, {})
             names = sorted(stored.keys() | now.keys())

@@ -14,7 +14,7 @@ import torch
 from vitctl.engine.checkpoint import read_checkpoint
 from vitctl.engine.computation import KERNELS, MICRO_BATCH
 from vitctl.engine.evaluation import Score
-from vitctl.engine.journal import CHECKPOINTS, LOG, MODEL, RECIPE, RESULT, step_folders, tensors_file
+from vitctl.engine.journal import CHECKPOINTS, LOG, MODEL, RECIPE, RESULT, step_folders, tensor_files
 from vitctl.engine.optimizer import averaged
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.trace import StartLine
@@ -137,7 +137,7 @@ class Rerun:
         if isinstance(self.loaded.recipe, Pretrain | Finetune):
             values["machine.sharding"] = "none"
         if self.built_from is not None:
-            values |= {"weights.source": str(self.built_from / tensors_file(MODEL)), "weights.which": ""}
+            values |= {"weights.source": str(tensor_files(self.built_from)[MODEL]), "weights.which": ""}
         if self.start is not None:
             values["machine.micro_batch"] = self.start.micro_batch
             if self.loaded.recipe.machine.precision == "auto" and self.start.precision:

@@ -23,7 +23,7 @@ from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.splits import NOT_TRAINED, TEST, TRAIN, DefaultSplits, default_splits
 from vitctl.data.source.views import Source
 from vitctl.data.writer.intake import Originals, read_item
-from vitctl.engine.journal import CHECKPOINTS, MODEL, step_folders, tensors_file
+from vitctl.engine.journal import CHECKPOINTS, MODEL, step_folders, tensor_files
 from vitctl.engine.schedule import (
     TASK_IMAGES,
     checked_steps,
@@ -309,8 +309,8 @@ def _newest_file(folder: Path) -> Path | None:
     """Return the weights of a run folder's newest checkpoint: all checkpoints of a run have the same
     network.
     """
-    files = (step / tensors_file(MODEL) for step in step_folders(folder / CHECKPOINTS))
-    return max(filter(Path.exists, files), default=None)
+    files = (tensor_files(step).get(MODEL) for step in step_folders(folder / CHECKPOINTS))
+    return max(filter(None, files), default=None)
 
 
 def fit_to_data(loaded: Loaded, run_dir: Path) -> tuple[Loaded, Inputs | None]:

@@ -23,11 +23,13 @@ from vitctl.engine.journal import (
     head,
     json_digest,
     json_text,
+    name_of,
     parse_json_text,
     read_records,
     step_folder,
     step_folders,
     step_of,
+    tensor_files,
     tensors_file,
     with_infinities,
     write_run_json,
@@ -345,7 +347,8 @@ def choose_weights(
             raise CheckpointError(
                 f"{place}: --weights {which} chooses among the checkpoints of a run; give a run folder"
             )
-    is_ours = folder.is_dir() and ((folder / STATE).exists() or (folder / tensors_file(AVERAGE)).exists())
+    files = tensor_files(folder)
+    is_ours = (folder / STATE).exists() or AVERAGE in files
     if not is_ours:
         if which:
             raise CheckpointError(
@@ -360,17 +363,18 @@ def choose_weights(
                     else "give a run folder, a checkpoint folder or a weights file with --from"
                 )
             )
-        return folder, ChosenWeights(
-            step=step_of(folder.parent), averaged=folder.name == tensors_file(AVERAGE)
-        )
-    has_average = (folder / tensors_file(AVERAGE)).exists()
-    name = which if which in (AVERAGE, MODEL) else AVERAGE if has_average else MODEL
-    path = folder / tensors_file(name)
+        return folder, ChosenWeights(step=step_of(folder.parent), averaged=name_of(folder.name) == AVERAGE)
+    name = which if which in (AVERAGE, MODEL) else AVERAGE if AVERAGE in files else MODEL
+    path = files.get(name, folder / tensors_file(name))
     if chosen.how != _GIVEN:
         result = read_result(place)
         chosen = replace(chosen, unfinished=result is None or result.status != "done")
     if not path.exists():
         raise CheckpointError(f"{path}: no such weights; {_INSTEAD[name]}")
+    if chosen.how == _GIVEN and path.name != tensors_file(name) and (folder / STATE).exists():
+        from vitctl.engine.checkpoint import read_checkpoint
+
+        read_checkpoint(folder, by_size=by_size, only=name)  # a part of another checkpoint would fit
     return path, replace(chosen, step=step_of(folder), averaged=name == AVERAGE)
 
 

@@ -20,7 +20,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitctl.errors import CheckpointError
-from vitctl.models.weights.header import INDEX, MAX_NUMBER, bounded, parts_of, safetensors_header
+from vitctl.models.weights.header import (
+    INDEX,
+    MAX_NUMBER,
+    begins_of,
+    bounded,
+    parts_of,
+    safetensors_header,
+    shards_of,
+)
 from vitctl.models.weights.layouts import Tensors, listed
 from vitctl.system import files
 from vitctl.system.files import WEIGHTS, WEIGHTS_GROWTH, write_text
@@ -148,11 +156,11 @@ def _whole(path: Path, what: str) -> Iterator[None]:
 
 def read_tensors(path: Path) -> Tensors:
     """Return every tensor of the file by its name, on the CPU, without what wrappers put in front of all
-    names. An index stands for the files that it lists.
+    names. An index stands for the files that it lists, a part of sharded weights for all parts.
 
     Raises CheckpointError when the file is damaged, or holds more than plain tensors.
     """
-    return _bare(path, _of_parts(path, _read) if path.name.endswith(INDEX) else _read(path))
+    return _bare(path, _all(path, _read))
 
 
 def read_shapes(path: Path) -> Tensors:
@@ -160,7 +168,30 @@ def read_shapes(path: Path) -> Tensors:
 
     Raises CheckpointError, as `read_tensors` does where a header shows what is wrong.
     """
-    return _bare(path, _of_parts(path, _shapes) if path.name.endswith(INDEX) else _shapes(path))
+    return _bare(path, _all(path, _shapes))
+
+
+def _all(path: Path, read: Callable[[Path], Tensors]) -> Tensors:
+    if path.name.endswith(INDEX):
+        return _of_parts(path, read)
+    return _joined(path, shards, read) if (shards := shards_of(path)) else read(path)
+
+
+def _joined(path: Path, shards: list[Path], read: Callable[[Path], Tensors]) -> Tensors:
+    """Join the rows of each tensor, of which every part holds those that follow the part before."""
+    found: dict[str, list[Tensor]] = {}
+    for shard in bounded(path, shards):
+        begins = begins_of(shard)
+        for name, tensor in read(shard).items():
+            rows = found.setdefault(name, [])
+            place = [sum(map(len, rows)), *[0] * (tensor.dim() - 1)] if tensor.dim() else []
+            if begins.get(name) != {"saved_offsets": place} or (rows and not place):
+                raise CheckpointError(
+                    f"{shard}: {one_line(name)} does not follow the part before; copy all parts again"
+                )
+            rows.append(tensor)
+    with _whole(path, "sharded weights"):
+        return {name: rows[0] if len(rows) == 1 else torch.cat(rows) for name, rows in found.items()}
 
 
 def _of_parts(index: Path, read: Callable[[Path], Tensors]) -> Tensors:

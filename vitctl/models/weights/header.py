@@ -6,6 +6,7 @@ Reads no tensor and imports no torch.
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from vitctl.system.text import one_line
 
 FORMAT = "vitctl/1"
 OWN_KEY = "vitctl"  # of our JSON in the metadata of a safetensors file
+# The key of torch.distributed.checkpoint in the metadata of a part of sharded weights: a JSON object, tensor
+# -> where in the tensor the part begins. Ours is in it, because safetensors stores several keys in no order.
+SHARDING = "DCP_SHARDING_INFO"
 MAX_NUMBER = 2**53
 _MAX_BYTES = 100 * 2**20  # the bound of safetensors itself
 INDEX = ".index.json"  # ends the name of the file that lists the parts of weights
@@ -51,7 +55,7 @@ def own_header(path: Path) -> dict[str, Any] | None:
     Raises:
         CheckpointError: the JSON is damaged, or of another version.
     """
-    text = (safetensors_header(path) or {}).get("__metadata__", {}).get(OWN_KEY)
+    text = _metadata(path).get(OWN_KEY) or begins_of(path).get(OWN_KEY)
     if text is None:
         return None
     try:
@@ -97,6 +101,42 @@ def safetensors_header(path: Path) -> dict[str, Any] | None:
     return header
 
 
+def _metadata(path: Path) -> dict[str, str]:
+    return {
+        name: str(text) for name, text in (safetensors_header(path) or {}).get("__metadata__", {}).items()
+    }
+
+
+def part_file(name: str, number: int, count: int) -> str:
+    """Return the file name of a part of sharded weights, counted from 1."""
+    return f"{name}-{number:05d}-of-{count:05d}.safetensors"
+
+
+def begins_of(path: Path) -> dict[str, Any]:
+    """Return where the tensors of a part of sharded weights begin, by name; empty for another file.
+
+    Raises:
+        CheckpointError: the file's metadata is damaged.
+    """
+    begins = parse_json(_metadata(path).get(SHARDING, "{}").encode(), path, error=CheckpointError)
+    if not isinstance(begins, dict):
+        raise CheckpointError(f"{path}: its {SHARDING} should be a JSON object; copy it again")
+    return begins
+
+
+def shards_of(path: Path) -> list[Path]:
+    """Return all parts of the sharded weights that a file is a part of, in order; none for another file.
+
+    Raises:
+        CheckpointError: the file's metadata is damaged, or its name does not say which part it is.
+    """
+    if not begins_of(path):
+        return []
+    if not (name := re.fullmatch(r"(.+)-\d{5}-of-(\d{5})\.safetensors", path.name)):
+        raise CheckpointError(f"{path}: a part of sharded weights; restore its name, NAME-00001-of-00004")
+    return [path.with_name(part_file(name[1], number + 1, int(name[2]))) for number in range(int(name[2]))]
+
+
 def parts_of(index: Path) -> dict[str, set[str]]:
     """Return the parts of weights in several files: name of a file beside the index -> its tensors.
 
@@ -130,7 +170,7 @@ def bounded(index: Path, parts: Iterable[Path]) -> Iterator[Path]:
     total = 0
     for part in parts:
         if not part.is_file():
-            raise CheckpointError(f"{part}: missing, but {index.name} lists it; copy all parts")
+            raise CheckpointError(f"{part}: missing, but {index.name} needs it; copy all parts")
         total += part.stat().st_size
         if total > WEIGHTS.limit:
             raise CheckpointError(f"{index}: its parts are larger than {WEIGHTS} together")

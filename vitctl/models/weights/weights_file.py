@@ -233,12 +233,18 @@ def save_weights(
     """
     state = model_or_state.state_dict() if isinstance(model_or_state, nn.Module) else model_or_state
     tensors = {name: state[name].detach().cpu().contiguous() for name in sorted(state)}
-    header = {"format": FORMAT, "config": to_dict(config), "meta": dict(meta)}
-    # One key, because safetensors stores several in no fixed order, and equal weights must give equal files.
-    metadata = {OWN_KEY: json.dumps(header, sort_keys=True, allow_nan=False)}
     with atomic_write(path) as aside:
-        save_tensors(tensors, aside, metadata)
+        save_tensors(tensors, aside, own_metadata(config, meta))
     return path
+
+
+def own_metadata(config: Config, meta: Mapping[str, Any]) -> dict[str, str]:
+    """Return what vitctl's file says in its header.
+
+    One key, because safetensors stores several in no fixed order, and equal weights must give equal files.
+    """
+    header = {"format": FORMAT, "config": to_dict(config), "meta": dict(meta)}
+    return {OWN_KEY: json.dumps(header, sort_keys=True, allow_nan=False)}
 
 
 def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights:
