@@ -512,6 +512,15 @@ Slurm = Annotated[
         rich_help_panel=MACHINE,
     ),
 ]
+K8s = Annotated[
+    str | None,
+    typer.Option(
+        "--k8s",
+        help="Write a Kubernetes JobSet instead of running: nodes=4,gpus=8,image=IMAGE,claim=NAME:/PATH; "
+        ",submit also submits it",
+        rich_help_panel=MACHINE,
+    ),
+]
 Nodes = Annotated[
     str | None,
     typer.Option(
@@ -542,6 +551,7 @@ class RunOptions(TypedDict, total=False):
     dry_run: DryRun
     all_: All
     slurm: Slurm
+    k8s: K8s
     nodes: Nodes
     restarts: Restarts
 
