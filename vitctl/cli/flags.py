@@ -538,6 +538,14 @@ Restarts = Annotated[
         rich_help_panel=MACHINE,
     ),
 ]
+Link = Annotated[
+    str | None,
+    typer.Option(
+        "--link",
+        help="With --dry-run: network of a node, Gbit/s of a link and number of links; default: 400x8",
+        rich_help_panel=MACHINE,
+    ),
+]
 Workers = Annotated[
     int, typer.Option("--workers", help="Number of processes; 0: this one; default: one per core", min=-1)
 ]
@@ -554,6 +562,7 @@ class RunOptions(TypedDict, total=False):
     k8s: K8s
     nodes: Nodes
     restarts: Restarts
+    link: Link
 
 
 def _run_options() -> Iterator[inspect.Parameter]:
