@@ -155,6 +155,7 @@ _LOST_PEER = (
     "connection reset by peer",
     "broken pipe",
     "socket timeout",
+    "timed out waiting",
     "nccl",
 )
 

@@ -343,7 +343,7 @@ def sweep(
             typer.echo(f"vitctl resume {shlex.quote(str(folder / cell.name))}")
         elif not is_done(folder / cell.name):
             write_job(batch, folder / cell.name)
-    without = batch.flag if batch else "--print"
+    without = batch.launcher if batch else "--print"
     print(
         f"to make the table when they are done: the same command with --out {folder}, without {without}",
         file=sys.stderr,

@@ -256,16 +256,13 @@ def batch_job(slurm: str | None, k8s: str | None) -> "Resources | None":
         LaunchError: both are given, or one is malformed.
     """
     from vitctl.errors import LaunchError
-
-    if slurm is not None and k8s is not None:
-        raise LaunchError("--slurm and --k8s: each writes a job of its own; leave one of them out")
-    if k8s is not None:
-        from vitctl.launch.jobset import JobSet
-
-        return JobSet.parse(k8s)
     from vitctl.launch.cluster import Job
+    from vitctl.launch.jobset import JobSet
 
-    return None if slurm is None else Job.parse(slurm)
+    given = [(kind, text) for kind, text in ((Job, slurm), (JobSet, k8s)) if text is not None]
+    if len(given) > 1:
+        raise LaunchError("--slurm and --k8s: each writes a job of its own; leave one of them out")
+    return given[0][0].parse(given[0][1]) if given else None
 
 
 def started_processes(
@@ -279,17 +276,17 @@ def started_processes(
     from vitctl.errors import LaunchError
     from vitctl.recipe.load import Override
 
-    if member is None and batch is None:
+    starter = member or batch
+    if starter is None:
         return []
-    starter = member.launcher if member else batch.flag if batch else ""
-    processes = member.num_processes if member else batch.num_processes if batch else 1
+    name, processes = starter.launcher, starter.num_processes
     for other in given:
         if other.key == "machine.processes" and other.value != processes:
             raise LaunchError(
-                f"{other.flag} says {other.value} processes, {starter} starts {processes}: leave "
+                f"{other.flag} says {other.value} processes, {name} starts {processes}: leave "
                 f"{other.flag} out"
             )
-    return [Override("machine.processes", processes, starter)]
+    return [Override("machine.processes", processes, name)]
 
 
 def write_job(batch: "Resources", run_dir: Path) -> None:
@@ -313,9 +310,9 @@ def launch_config(
     from vitctl.launch.agent import parse_nodes
 
     config = parse_nodes(nodes or "1", restarts)
-    if (nodes or restarts) and (starter := member.launcher if member else batch.flag if batch else ""):
+    if (nodes or restarts) and (starter := member or batch):
         raise LaunchError(
-            f"--nodes and --restarts start processes, and so does {starter}: leave one of them out"
+            f"--nodes and --restarts start processes, and so does {starter.launcher}: leave one of them out"
         )
     if config.nodes > 1 and out is None:
         raise LaunchError(f"--nodes {nodes}: give all machines the same run folder with --out")

@@ -104,7 +104,6 @@ class TrainingPlan:
     num_images: int
     num_classes: int
     steps: int
-    images_per_step: int
     epochs: float
     parameters: int
     trained_parameters: int
@@ -234,7 +233,6 @@ def plan_training(
         num_images=num_images,
         num_classes=num_classes,
         steps=steps,
-        images_per_step=s.batch_size,
         epochs=steps * s.batch_size / num_images if num_images else 0.0,
         parameters=parameters,
         trained_parameters=trained,

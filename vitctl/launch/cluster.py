@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -217,10 +217,8 @@ class Resources:
     GPUs. `submit` also submits the job.
     """
 
-    flag: ClassVar[str]
+    launcher: ClassVar[str]  # its flag
     example: ClassVar[str]
-    needed: ClassVar[tuple[str, ...]]
-    patterns: ClassVar[Mapping[str, str]]  # of values that are not plain words
     submits: ClassVar[tuple[str, ...]]  # command that submits a file
 
     nodes: int = 1
@@ -246,20 +244,23 @@ class Resources:
         Raises:
             LaunchError: a name is unknown or missing, or its value is invalid.
         """
-        known = {field.name: field.type for field in fields(cls)}
+        known = {one.name: one.type for one in fields(cls)}
+        patterns = {one.name: one.metadata.get("pattern", _WORD) for one in fields(cls)}
         values: dict[str, Any] = {}
-        then = f"for example {cls.flag} {cls.example}"
+        then = f"for example {cls.launcher} {cls.example}"
         for word in filter(None, text.split(",")):
             name, equals, value = word.strip().partition("=")
             if name not in known or (name == "submit") == bool(equals):
-                raise LaunchError(f"{cls.flag}: {word!r} is unknown; known: {', '.join(known)}; {then}")
+                raise LaunchError(f"{cls.launcher}: {word!r} is unknown; known: {', '.join(known)}; {then}")
             if known[name] is int and not _is_count(value, 1 if name in ("nodes", "tasks") else 0):
-                raise LaunchError(f"{cls.flag}: {word!r} should be a whole number; {then}")
-            if known[name] is str and not re.fullmatch(cls.patterns.get(name, _WORD), value):
-                raise LaunchError(f"{cls.flag}: {word!r} is not a valid {name}; {then}")
+                raise LaunchError(f"{cls.launcher}: {word!r} should be a whole number; {then}")
+            if known[name] is str and not re.fullmatch(patterns[name], value):
+                raise LaunchError(f"{cls.launcher}: {word!r} is not a valid {name}; {then}")
             values[name] = True if name == "submit" else int(value) if known[name] is int else value
-        if missing := [name for name in cls.needed if name not in values]:
-            raise LaunchError(f"{cls.flag}: {missing[0]} is missing; {then}")
+        if missing := [
+            one.name for one in fields(cls) if "needed" in one.metadata and one.name not in values
+        ]:
+            raise LaunchError(f"{cls.launcher}: {missing[0]} is missing; {then}")
         return cls(**values)
 
     def write(self, run_dir: Path) -> Path:
@@ -279,13 +280,11 @@ def _is_count(text: str, least: int) -> bool:
 class Job(Resources):
     """A Slurm job, see `job_text`."""
 
-    flag = "--slurm"
+    launcher = "--slurm"
     example = "nodes=4,gpus=8,time=24:00:00"
-    needed = ("time",)
-    patterns: ClassVar[Mapping[str, str]] = {"time": _TIME}
     submits = ("sbatch",)
 
-    time: str = ""
+    time: str = field(default="", metadata={"pattern": _TIME, "needed": True})
     partition: str = ""
     account: str = ""
     qos: str = ""

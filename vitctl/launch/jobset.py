@@ -2,9 +2,9 @@
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -30,21 +30,14 @@ class JobSet(Resources):
         namespace: of the JobSet.
     """
 
-    flag = "--k8s"
+    launcher = "--k8s"
     example = "nodes=4,gpus=8,image=registry.org/vitctl:1.0,claim=runs:/runs"
-    needed = ("image", "claim")
-    patterns: ClassVar = {
-        "image": r"[A-Za-z0-9_./:@-]+",
-        "claim": r"[a-z0-9.-]+:/[A-Za-z0-9_./-]+",
-        "memory": "[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?",
-        "namespace": "[a-z0-9-]+",
-    }
     submits = ("kubectl", "create", "-f")
 
-    image: str = ""
-    claim: str = ""
-    memory: str = ""
-    namespace: str = ""
+    image: str = field(default="", metadata={"pattern": r"[A-Za-z0-9_./:@-]+", "needed": True})
+    claim: str = field(default="", metadata={"pattern": r"[a-z0-9.-]+:/[A-Za-z0-9_./-]+", "needed": True})
+    memory: str = field(default="", metadata={"pattern": "[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?"})
+    namespace: str = field(default="", metadata={"pattern": "[a-z0-9-]+"})
 
     def write(self, run_dir: Path) -> Path:
         """Write RUN/jobset.yaml."""
@@ -114,7 +107,6 @@ def jobset_manifest(job: JobSet, run_dir: Path) -> dict[str, Any]:
         "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": ends}]},
         "template": {"spec": pod},
     }
-    fails = {"name": "fixable", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
@@ -124,7 +116,9 @@ def jobset_manifest(job: JobSet, run_dir: Path) -> dict[str, Any]:
                 "maxRestarts": MAX_RESTARTS,
                 # All old pods are gone before new ones start: the run folder is locked.
                 "restartStrategy": "BlockingRecreate",
-                "rules": [fails],
+                "rules": [
+                    {"name": "fixable", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+                ],
             },
             "replicatedJobs": [{"name": _WORKERS, "replicas": 1, "template": {"spec": workers}}],
         },

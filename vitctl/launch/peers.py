@@ -118,8 +118,10 @@ def raise_first_error(run_dir: Path, num_processes: int) -> None:
     if error["mendable"]:
         raise VitctlError(f"{error['text']} (process {rank}; {log})")
     if not is_cause(error):
+        late = "timed out" in error["text"].lower() or "timeout" in error["text"].lower()
+        what = "waited longer than machine.group_timeout for" if late else "lost the connection to"
         raise LostProcess(
-            f"process {rank} lost the connection to another process, which left no error message "
+            f"process {rank} {what} another process, which left no error message "
             f"({error['text'].splitlines()[0]}); {log} has more{recorded}; {resume}"
         )
     raise RuntimeError(f"process {rank} failed: {error['text']}; {log} has the traceback")

@@ -144,7 +144,7 @@ def _show_training(loaded: Loaded, run_dir: Path, nodes: int, given_link: str | 
         ("checkpoint", f"{bytes_text(plan.checkpoint_bytes)}, at most {bytes_text(plan.disk_bytes)} on disk"),
         ("of a process", ", ".join(f"{kind} {bytes_text(size)}" for kind, size in plan.memory.items())),
         ("host", _host(plan, recipe, nodes)),
-        *_network(plan, nodes, link, assumed=not given_link),
+        *_network(plan, recipe.schedule.batch_size, nodes, link, assumed=not given_link),
         ("run folder", str(run_dir)),
     ]
     show_table((f"{recipe.job}", loaded.name), rows, left=None)
@@ -172,14 +172,16 @@ def _host(plan: "TrainingPlan", recipe: Pretrain | Finetune, nodes: int) -> str:
     return f"{local} a node, runtime {bytes_text(RUNTIME_BYTES)} each{copy}{cpu}"
 
 
-def _network(plan: "TrainingPlan", nodes: int, link: object, *, assumed: bool) -> Iterator[tuple[str, str]]:
+def _network(
+    plan: "TrainingPlan", batch: int, nodes: int, link: object, *, assumed: bool
+) -> Iterator[tuple[str, str]]:
     """Yield the rows on what a node sends and reads."""
     words = f"{link} Gbit/s{' (assumed; --link)' if assumed else ''}"
     if nodes > 1:
         yield "network", f"{bytes_text(round(plan.sent_bytes))} a step and node, over {words}"
     if read := plan.read:
         rate = plan.seconds["data"] and 1 / max(plan.seconds.values())
-        size = read.per_image * plan.images_per_step / nodes * read.amplification
+        size = read.per_image * batch / nodes * read.amplification
         often = f", each shard fetched by {read.amplification} nodes" if read.amplification > 1 else ""
         cache = f", cache {bytes_text(read.cache)} a node" if read.cache else ""
         yield (
