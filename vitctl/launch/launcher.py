@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -170,7 +169,8 @@ def _launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: Lau
                 if watcher.waits_in_vain():
                     break
     follower.poll()
-    note_first_killed(run_dir, log.read_bytes()[before:].decode(errors="replace"))
+    with suppress(OSError):  # a failing disk: the outcome then names no process
+        note_first_killed(run_dir, log.read_bytes()[before:].decode(errors="replace"))
     try:
         _check_outcome(run_dir, recipe, config, watcher, log)
     except Exception as error:
@@ -231,7 +231,9 @@ def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, watcher:
     status, until = read_status(run_dir), time.monotonic() + NOTES_SECONDS
     is_stopping = bool(watcher.agent.signals)
     error = first_error(run_dir)
-    while config.nodes > 1 and not is_stopping and _only_lost_peers(error) and time.monotonic() < until:
+    while config.nodes > 1 and not is_stopping and error is not None and time.monotonic() < until:
+        if is_cause(error):
+            break
         time.sleep(POLL_SECONDS)
         error = first_error(run_dir)
     # A process that the agent terminates, because another one failed, may record that it was stopped.
@@ -262,7 +264,3 @@ def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, watcher:
         f"there "
         f"says how they ended"
     )
-
-
-def _only_lost_peers(error: Mapping[str, Any] | None) -> bool:
-    return error is not None and not is_cause(error)
