@@ -180,7 +180,7 @@ def wait_for_moment(
 
 def harm(process: "subprocess.Popen[str]", family: list[psutil.Process], kind: str) -> str:
     """Do it; what cannot be done at this moment becomes a SIGKILL of the launcher."""
-    agents = [p.pid for p in family if "vitctl.launch.agent" in _cmdline(p)]
+    agents = [p.pid for p in family if "accelerate.commands.launch" in _cmdline(p)]
     ranks = [p for p in family if p.ppid() in agents]
     workers = [p for p in family if p.pid not in agents and p not in ranks]
     if kind in SIGNALS:

@@ -28,7 +28,7 @@ def test_messages__match_the_golden_file(request: pytest.FixtureRequest) -> None
 
 def messages() -> Iterator[str]:
     """Yield `module ErrorClass: text with {placeholders}` for each message in the package."""
-    kinds = {"VitctlError", *(kind.__name__ for kind in VitctlError.__subclasses__())}
+    kinds = {"VitctlError", "LostProcess", *(kind.__name__ for kind in VitctlError.__subclasses__())}
     for path in PACKAGE.rglob("*.py"):
         module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
         tree = ast.parse(path.read_text())

@@ -5,6 +5,7 @@ VitctlError
   DataError         shards, an index, an image or a data set is wrong or missing
   CheckpointError   weights or a checkpoint are wrong or missing
   LaunchError       processes, devices or the environment are wrong
+    LostProcess     a process was killed, or its machine was lost
 
 `explained` turns operating system errors into one of these, for the command line and for every process of a
 run.
@@ -47,6 +48,13 @@ class CheckpointError(VitctlError):
 
 class LaunchError(VitctlError):
     """Processes, devices or the environment are wrong."""
+
+
+class LostProcess(LaunchError):  # noqa: N818 - part of what it says
+    """A process was killed, or its machine was lost: the same command resumes the run."""
+
+
+RESTARTED = "VITCTL_RESTARTED"  # set where a scheduler restarts the run after exit code 3
 
 
 _FULL = "free some space there, or choose another path"
@@ -147,6 +155,7 @@ _LOST_PEER = (
     "connection reset by peer",
     "broken pipe",
     "socket timeout",
+    "timed out waiting",
     "nccl",
 )
 

@@ -154,7 +154,7 @@ def test_dry_run__the_plan_is_on_the_first_screen_and_defaults_are_asked_for(
     whole = vitctl("pretrain", "--recipe", "jft_h14", "--dry-run", "--all").out
     assert whole.count("# default") > 30
     assert vitctl("pretrain", "--recipe", "jft_h14", "--all").err == (
-        "vitctl: --all needs --dry-run: it adds default values to the plan\n"
+        "vitctl: --all needs --dry-run: it is about the plan\n"
     )
 
 
@@ -440,7 +440,7 @@ def test_slurm__of_the_other_jobs(vitctl: Vitctl, pretrained: Path, tiny_data: P
         ),
         (
             ("-n", "4", "--slurm", "nodes=1,tasks=2,time=10"),
-            "--processes says 4 processes, --slurm nodes=1,tasks=2,time=10 starts 2",
+            "--processes says 4 processes, --slurm starts 2",
         ),
         (("--steps", "0"), "vitctl: --steps 0: should be above 0"),
         (("--epochs", "-1"), "vitctl: --epochs -1: should be above 0"),

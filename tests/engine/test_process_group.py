@@ -11,17 +11,22 @@ from tests.conftest import free_port
 JOIN = """
 import sys, time
 from vitctl.engine.runtime import broadcast_text, check_all_reduce, join, node_lines
-from vitctl.errors import LaunchError
+from vitctl.errors import LaunchError, is_lost_peer
 rank, mode = int(sys.argv[1]), sys.argv[2]
 try:
-    join(cpu=True, seconds=1 if mode == "alone" else 60)
-    if mode == "hangs" and rank == 1:
+    join(cpu=True, seconds=1 if mode == "alone" else 60, group_seconds=2 if mode == "late" else 60)
+    if mode == "late":
+        check_all_reduce(cpu=True, seconds=60)
+    if mode in ("hangs", "late") and rank == 1:
         print("met", flush=True)
         input()
-    check_all_reduce(cpu=True, seconds=1 if mode == "hangs" else 60)
+    if mode != "late":
+        check_all_reduce(cpu=True, seconds=1 if mode == "hangs" else 60)
     print(broadcast_text(f"rank {rank} says ü"), node_lines(cpu=True))
 except LaunchError as error:
     print(error)
+except RuntimeError as error:
+    print(f"lost: {is_lost_peer(str(error))}; {error}")
 """
 
 
@@ -50,6 +55,14 @@ def test_check_all_reduce__the_other_hangs() -> None:
     )
     assert said.count("\n") == 1
     assert hanging.poll() is None
+    assert hanging.communicate("\n", timeout=60)[0].startswith("met\n")
+
+
+def test_operation__takes_at_most_the_timeout_of_the_group() -> None:
+    port = free_port()
+    waiting, hanging = (start(rank, port, "late") for rank in (0, 1))
+    said = waiting.communicate(timeout=60)[0]
+    assert said.startswith("lost: True; ") and "imed out waiting 2000ms" in said
     assert hanging.communicate("\n", timeout=60)[0].startswith("met\n")
 
 

@@ -14,7 +14,9 @@ from tests.models.weights.conftest import hollow
 from vitctl.data.datasets.catalog import open_split
 from vitctl.errors import DataError, LaunchError, VitctlError
 from vitctl.jobs.inputs.checks import check_recipe, fit_to_data
-from vitctl.jobs.plan import GPU_BYTES, call_with_timeout, plan_training
+from vitctl.jobs.plan import call_with_timeout, plan_training
+from vitctl.jobs.resources import GPU_BYTES
+from vitctl.models.flops import block_parameters
 from vitctl.recipe.load import Override, load_recipe, parse_override
 
 
@@ -159,8 +161,9 @@ def test_plan_training__with_fsdp_the_weights_are_cut_over_the_processes() -> No
         )
         for how in ("none", "fsdp")
     )
-    weights = 4 * 4 * whole.parameters  # weights, gradients, two moments
-    assert whole.memory_bytes - cut.memory_bytes == weights - -(-weights // 64)
+    for kind, numbers in (("weights", 1), ("gradients", 1), ("moments", 2)):
+        size = 4 * numbers * whole.parameters
+        assert (whole.memory[kind], cut.memory[kind]) == (size, -(-size // 64))
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -175,10 +178,12 @@ def test_plan_training__copies_of_weights_in_bf16_are_cut_where_they_are_gathere
         plan_training(recipe("jft_h14", **values, **{"machine.sharding_dtype": dtype}))
         for dtype in ("float32", "bf16")
     )
-    assert plain.memory_bytes - gathered.memory_bytes == (1 if checkpointed else 32) * 12 * 1280**2 * 2
+    copies = [one.memory["bf16 copies"] for one in (plain, gathered)]
+    assert copies[0] - copies[1] == (1 if checkpointed else 32) * 12 * 1280**2 * 2
     whole = plan_training(recipe("jft_h14", **{**values, "machine.sharding": "none"}))
-    weights = 4 * 4 * whole.parameters
-    assert whole.memory_bytes - plain.memory_bytes == weights - -(-weights // 64)
+    assert whole.memory["bf16 copies"] == copies[0]
+    # Two blocks are gathered at a time.
+    assert plain.memory["buffers"] - gathered.memory["buffers"] == 2 * 2 * max(block_parameters(plain.config))
 
 
 def test_within__says_why_there_is_nothing() -> None:

@@ -88,6 +88,7 @@ def test_line__of_several_processes_has_every_flag(load: Load, tmp_path: Path) -
         "--main_process_ip": "127.0.0.1",
         "--main_process_port": "0",
         "--rdzv_backend": "c10d",
+        "--rdzv_conf": "join_timeout=600",
         "--max_restarts": "3",
         "--monitor_interval": "0.1",
         "--gpu_ids": "all",
@@ -112,10 +113,10 @@ def test_line__of_several_machines(load: Load, tmp_path: Path) -> None:
     ("text", "threads"), [("3", "3"), ("4,2", "4"), (" 5 ", "5"), ("abc", ""), ("", ""), ("-1", "")]
 )
 def test_line__openmp_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, threads: str
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, threads: str
 ) -> None:
     """As OpenMP reads them, which accelerate does not."""
     monkeypatch.setenv("OMP_NUM_THREADS", text)
-    words = accelerate_arguments(tmp_path, 2, LaunchConfig())
+    words = accelerate_arguments(tmp_path, load(**{"machine.processes": 2}).recipe.machine, LaunchConfig())
     count = words[words.index("--num_cpu_threads_per_process") + 1]
     assert count == (threads or str(max(1, (os.cpu_count() or 1) // 2)))

@@ -5,6 +5,7 @@ golden file and run by a bash.
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -16,15 +17,15 @@ from vitctl.errors import LaunchError
 from vitctl.launch.cluster import (
     FIRST_PORT,
     NUM_PORTS,
+    UNUSED_SIGNAL,
     Job,
+    check_arrives,
     find_member,
     first_host,
     job_text,
-    parse_job,
     submit,
     tasks_per_node,
     without_settings,
-    write_job,
 )
 from vitctl.system.text import has_control
 
@@ -168,6 +169,55 @@ def test_settings__of_accelerate_are_left_out() -> None:
     }
 
 
+LAUNCHED = {"ACCELERATE_DYNAMO_MODE": "default", "ACCELERATE_MIXED_PRECISION": "no"}
+
+
+@pytest.mark.parametrize(
+    ("env", "key"),
+    [
+        (
+            {"MASTER_ADDR": "127.0.0.1"},
+            "--num_processes: starts one process.*or add --multi_gpu",
+        ),
+        ({"ACCELERATE_MIXED_PRECISION": "fp16"}, "--mixed_precision .*=fp16.*give vitctl --precision bf16"),
+        ({"ACCELERATE_USE_FSDP": "true"}, "--use_fsdp .*give vitctl --set machine.sharding=fsdp"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "--use_deepspeed"),
+        ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "--dynamo_backend .*--set machine.compile=true"),
+        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "--gradient_accumulation_steps"),
+    ],
+)
+def test_foreign_launch__what_does_not_arrive_is_refused(env: dict[str, str], key: str) -> None:
+    with pytest.raises(LaunchError, match=f"^accelerate launch {key}"):
+        check_arrives({**LAUNCHED, **env})
+    check_arrives(env)  # set by the user for something else
+    check_arrives({**LAUNCHED, **env, "PET_SIGNALS_TO_HANDLE": UNUSED_SIGNAL, "RANK": "0"})
+
+
+def test_foreign_launch__what_arrives_is_accepted() -> None:
+    check_arrives({})
+    several = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "ACCELERATE_DYNAMO_BACKEND": "no"}
+    check_arrives({**LAUNCHED, **several, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [
+        (["--num_processes", "2"], "--num_processes: starts one process"),
+        (["--num_processes", "2", "--multi_gpu", "--mixed_precision", "bf16"], "--mixed_precision"),
+        pytest.param(["--mixed_precision", "fp16"], "--mixed_precision", marks=pytest.mark.slow),
+        pytest.param(["--num_processes", "2", "--use_fsdp"], "--use_fsdp", marks=pytest.mark.slow),
+    ],
+)
+def test_foreign_launch__real(flags: list[str], key: str, tmp_path: Path) -> None:
+    """accelerate's own command, with vitctl behind it."""
+    vitctl = ["pretrain", "--recipe", "smoke", "--synthetic", "--out", str(tmp_path / "run")]
+    line = [sys.executable, "-m", "accelerate.commands.launch", *flags, "-m", "vitctl", *vitctl]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 1
+    assert f"vitctl: accelerate launch {key}" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_leftovers__of_another_launcher_are_removed() -> None:
     kept = {"HOME": "/root", "MASTER_ADDR": "10.0.0.1"}
     torchrun = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "2"}
@@ -179,12 +229,12 @@ def test_leftovers__of_another_launcher_are_removed() -> None:
 
 
 def test_parse__reads_every_word() -> None:
-    job = parse_job(
+    job = Job.parse(
         "nodes=4,gpus=8,time=1-00:00:00,partition=long,account=a.b,qos=high,constraint=a100&ib,cpus=12,submit"
     )
-    assert job == Job(4, 8, 1, 12, "1-00:00:00", "long", "a.b", "high", "a100&ib", True)
+    assert job == Job(4, 8, 1, 12, True, "1-00:00:00", "long", "a.b", "high", "a100&ib")
     assert job.num_processes == 32
-    assert parse_job("tasks=2,time=30").num_processes == 2
+    assert Job.parse("tasks=2,time=30").num_processes == 2
 
 
 @pytest.mark.parametrize(
@@ -202,12 +252,12 @@ def test_parse__reads_every_word() -> None:
 )
 def test_parse__refuses(text: str, key: str) -> None:
     with pytest.raises(LaunchError, match=key):
-        parse_job(text)
+        Job.parse(text)
 
 
 def test_job_text__golden() -> None:
-    job = parse_job("nodes=4,gpus=8,time=24:00:00,partition=long")
-    assert job_text(job, Path("/runs/jft h14"), "jft_h14", "/opt/python") == GOLDEN.read_text()
+    job = Job.parse("nodes=4,gpus=8,time=24:00:00,partition=long")
+    assert job_text(job, Path("/runs/jft h14"), "/opt/python") == GOLDEN.read_text()
     subprocess.run(["bash", "-n", str(GOLDEN)], check=True)
 
 
@@ -218,7 +268,7 @@ def test_job_text__golden() -> None:
 def test_job__is_queued_again_when_it_was_saved_and_not_cancelled(
     tmp_path: Path, code: int, cancelled: bool, requeued: bool
 ) -> None:
-    file = write_job(parse_job("tasks=2,time=10"), tmp_path / "a run", "smoke")
+    file = Job.parse("tasks=2,time=10").write(tmp_path / "a run")
     bin_ = tmp_path / "bin"
     bin_.mkdir()
     (bin_ / "srun").write_text(
@@ -239,14 +289,14 @@ def test_job__is_queued_again_when_it_was_saved_and_not_cancelled(
 def test_submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match=r"not on this machine.*sbatch x\.sbatch"):
-        submit(Path("x.sbatch"))
+        submit(Job(), Path("x.sbatch"))
     sbatch = tmp_path / "sbatch"
     sbatch.write_text("#!/bin/sh\necho 'Submitted batch job 12'\n")
     sbatch.chmod(0o755)
-    assert submit(Path("x.sbatch")) == "Submitted batch job 12"
+    assert submit(Job(), Path("x.sbatch")) == "Submitted batch job 12"
     sbatch.write_text("#!/bin/sh\necho 'invalid partition'\nexit 1\n")
     with pytest.raises(LaunchError, match=r"sbatch refused x\.sbatch: invalid partition"):
-        submit(Path("x.sbatch"))
+        submit(Job(), Path("x.sbatch"))
 
 
 # What a shell, sbatch or both give a meaning to, and letters of the world.
@@ -256,23 +306,23 @@ _NASTY = st.text(
 _RECORDER = '#!/bin/bash\nprintf "%s\\0" "${0##*/}" "$@" >> "$RECORD"\n[ "${0##*/}" != srun ] || exit 3\n'
 
 
-def _script(name: str, run_dir: Path, word: str) -> str:
+def _script(run_dir: Path, word: str) -> str:
     """The script, or the refusal."""
     try:
-        return job_text(parse_job(f"time=1:00:00,partition={word}"), run_dir, name, "/opt/python")
+        return job_text(Job.parse(f"time=1:00:00,partition={word}"), run_dir, "/opt/python")
     except LaunchError as error:
         return f"refused: {error}"
 
 
 @settings(max_examples=60, deadline=None)
-@given(name=_NASTY, folder=_NASTY, word=st.one_of(st.just("long"), _NASTY))
-def test_job__no_field_runs_a_command(name: str, folder: str, word: str) -> None:
+@given(folder=_NASTY, word=st.one_of(st.just("long"), _NASTY))
+def test_job__no_field_runs_a_command(folder: str, word: str) -> None:
     """Whatever is typed: a refusal in one line, or a script that runs srun and scontrol with our words, and
     nothing else.
     """
     with tempfile.TemporaryDirectory() as where:
         run_dir, script = Path(where) / "runs" / folder, Path(where) / "job.sbatch"
-        text = _script(name, run_dir, word)
+        text = _script(run_dir, word)
         if text.startswith("refused"):
             assert not has_control(text)
             return

@@ -178,7 +178,7 @@ def test_two_processes__a_killed_launcher_is_named(tiny_data: Path, tmp_path: Pa
     wait_for(logged(tmp_path, 5), [one])
     family = family_of([one])
     alive = (process for process in family if process.status() != psutil.STATUS_ZOMBIE)
-    (agent,) = (process for process in alive if "vitctl.launch.agent" in process.cmdline())
+    (agent,) = (process for process in alive if "accelerate.commands.launch" in process.cmdline())
     agent.kill()
     [(code, _, text)] = ended([one])
     assert (code, text.count("Traceback")) == (2, 0)

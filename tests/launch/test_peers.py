@@ -14,10 +14,21 @@ from typing import Any
 
 import psutil
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from tests.conftest import PACED, WITH_WORKER, Run, assert_golden, checkpoint, command, records, sample_keys
 from tests.launch.conftest import assert_gone, ended, family_of, logged, rank_of, wait_for
-from vitctl.launch.peers import first_error, is_cause, is_final, note_killed
+from vitctl.errors import LostProcess
+from vitctl.launch.agent import note_first_killed
+from vitctl.launch.peers import (
+    first_error,
+    forget_errors,
+    is_cause,
+    is_final,
+    note_error,
+    note_killed,
+    raise_first_error,
+)
 from vitctl.launch.run_folder import LOGS
 
 HASTY = WITH_WORKER.format(worker="tests.launch.hasty_worker")
@@ -162,3 +173,51 @@ def test_is_final__what_only_the_user_can_fix(tmp_path: Path) -> None:
     assert note(mendable=False) == (True, False)
     note_killed(tmp_path, 0, "SIGKILL")
     assert (is_cause(first_error(tmp_path)), is_final(first_error(tmp_path))) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "Timed out waiting 6000ms for recv operation",
+            "waited longer than machine.group_timeout for another",
+        ),
+        ("Connection reset by peer", "lost the connection to another process, which left no error message"),
+    ],
+)
+def test_raise_first_error__of_a_process_that_waited(tmp_path: Path, text: str, said: str) -> None:
+    note_error(tmp_path, RuntimeError(text))
+    (tmp_path / LOGS / "nccl_rank_1").write_bytes(b"")
+    with pytest.raises(LostProcess, match=said) as caught:
+        raise_first_error(tmp_path, 2)
+    assert f"flight recorder (read it with torchfrtrace): {tmp_path / LOGS / 'nccl_rank_1'}" in str(
+        caught.value
+    )
+    forget_errors(tmp_path)
+    assert first_error(tmp_path) is None and not list((tmp_path / LOGS).glob("nccl*"))
+
+
+@pytest.mark.parametrize(("name", "guesses"), [("SIGKILL", True), ("SIGABRT", False)])
+def test_raise_first_error__only_a_kill_may_be_a_lack_of_memory(
+    tmp_path: Path, name: str, guesses: bool
+) -> None:
+    (tmp_path / LOGS).mkdir()
+    note_killed(tmp_path, 1, name)
+    with pytest.raises(LostProcess, match=rf"process 1 of 2 was killed \({name}\)") as caught:
+        raise_first_error(tmp_path, 2)
+    assert ("out of memory" in str(caught.value)) == guesses
+
+
+def test_first_killed__is_read_from_what_torchrun_prints(tmp_path: Path) -> None:
+    (tmp_path / LOGS).mkdir()
+    failures = {
+        rank: ProcessFailure(rank, 100 + rank, code, "")
+        for rank, code in ((0, -int(signal.SIGTERM)), (1, -int(signal.SIGABRT)))
+    }
+    failures[0].timestamp, failures[1].timestamp = 9, 7
+    note_first_killed(tmp_path, f"earlier\n{ChildFailedError('worker', failures)}\n")
+    error = first_error(tmp_path)
+    assert error is not None and (error["rank"], error["killed"]) == (1, "SIGABRT")
+    forget_errors(tmp_path)
+    note_first_killed(tmp_path, str(ChildFailedError("worker", {0: ProcessFailure(0, 9, 1, "")})))
+    assert first_error(tmp_path) is None

@@ -513,6 +513,15 @@ Slurm = Annotated[
         rich_help_panel=MACHINE,
     ),
 ]
+K8s = Annotated[
+    str | None,
+    typer.Option(
+        "--k8s",
+        help="Write a Kubernetes JobSet instead of running: nodes=4,gpus=8,image=IMAGE,claim=NAME:/PATH; "
+        ",submit also submits it",
+        rich_help_panel=MACHINE,
+    ),
+]
 Nodes = Annotated[
     str | None,
     typer.Option(
@@ -530,6 +539,14 @@ Restarts = Annotated[
         rich_help_panel=MACHINE,
     ),
 ]
+Link = Annotated[
+    str | None,
+    typer.Option(
+        "--link",
+        help="With --dry-run: network of a node, Gbit/s of a link and number of links; default: 400x8",
+        rich_help_panel=MACHINE,
+    ),
+]
 Workers = Annotated[
     int, typer.Option("--workers", help="Number of processes; 0: this one; default: one per core", min=-1)
 ]
@@ -543,8 +560,10 @@ class RunOptions(TypedDict, total=False):
     dry_run: DryRun
     all_: All
     slurm: Slurm
+    k8s: K8s
     nodes: Nodes
     restarts: Restarts
+    link: Link
 
 
 def _run_options() -> Iterator[inspect.Parameter]:

@@ -12,6 +12,7 @@ from vitctl.cli.flags import (
     All,
     DryRun,
     Flags,
+    K8s,
     Nodes,
     Out,
     RecipeName,
@@ -25,14 +26,14 @@ from vitctl.cli.flags import (
     value_of,
 )
 from vitctl.cli.run_job import (
+    batch_job,
     finetune_recipe,
     launch_config,
-    processes_from_launcher,
-    processes_from_slurm,
     run_job,
     run_loaded,
     start_command,
-    write_slurm_job,
+    started_processes,
+    write_job,
 )
 from vitctl.engine.journal import RECIPE
 from vitctl.recipe.export_formats import FORMATS
@@ -100,6 +101,7 @@ def resume(
         ),
     ] = None,
     slurm: Slurm = None,
+    k8s: K8s = None,
     nodes: Nodes = None,
     restarts: Restarts = 0,
 ) -> None:
@@ -110,18 +112,18 @@ def resume(
     from vitctl.errors import CheckpointError
     from vitctl.recipe.load import load_recipe
 
-    member = start_command()
-    if not slurm:
+    member, batch = start_command(), batch_job(slurm, k8s)
+    if not batch:
         ignore_output_errors()
-    config = launch_config(member, nodes, restarts, run, slurm)
+    config = launch_config(member, nodes, restarts, run, batch)
     if not (run / RECIPE).is_file():
         raise CheckpointError(
             f"{run}: not a run folder, it has no recipe.toml; `vitctl runs` lists the runs here"
         )
     overrides = overrides_of(flags, set_)
-    overrides += processes_from_launcher(member) + processes_from_slurm(slurm, overrides)
+    overrides += started_processes(member, batch, overrides)
     loaded = load_recipe(str(run / RECIPE), overrides)
-    run_loaded(loaded, run, member, config, slurm, name=run.name, allow=allow or ())
+    run_loaded(loaded, run, member, config, batch, allow or ())
 
 
 @takes_flags
@@ -303,25 +305,26 @@ def sweep(
     ] = False,
     dry_run: DryRun = False,
     slurm: Slurm = None,
+    k8s: K8s = None,
 ) -> None:
     """Run a grid over any keys of a recipe.
 
     For example: vitctl sweep smoke --grid optimizer.lr=0.001,0.003 --grid seed=0,1
 
-    Runs start one after the other, or with --slurm as one job each. To resume, run the same command again
-    with the same --out; finished runs are kept. The result is a table (sweep.csv, sweep.json) and a plot
-    (sweep.png, if matplotlib is installed).
+    Runs start one after the other, or with --slurm or --k8s as one job each. To resume, run the same command
+    again with the same --out; finished runs are kept. The result is a table (sweep.csv, sweep.json) and a
+    plot (sweep.png, if matplotlib is installed).
     """
     from vitctl.launch.run_folder import new_run_dir
     from vitctl.launch.sweep_cells import is_done, prepare_cells
     from vitctl.recipe.sweep import expand_sweep, find_sweep, parse_axis
 
-    if not (print_ or dry_run or slurm):
+    if not (print_ or dry_run or slurm or k8s):
         ignore_output_errors()
     check_flags({flag: value for flag, (_, value) in flags.items()})
-    chosen = find_sweep(what)
+    chosen, batch = find_sweep(what), batch_job(slurm, k8s)
     overrides = overrides_of(flags, set_)
-    overrides += processes_from_slurm(slurm, overrides)
+    overrides += started_processes(None, batch, overrides)
     cells = expand_sweep(chosen, dict(parse_axis(text) for text in grid or ()), overrides)
     if dry_run:
         from vitctl.cli.show.run_views import show_costs
@@ -330,17 +333,17 @@ def sweep(
         return
     folder = out or new_run_dir(f"sweep_{chosen.name}")
     prepare_cells(cells, folder)
-    if not (print_ or slurm):
+    if not (print_ or batch):
         from vitctl.cli.show.run_views import run_and_show
 
         run_and_show(chosen, cells, folder, metric)
         return
     for cell in cells:
-        if not slurm:
+        if not batch:
             typer.echo(f"vitctl resume {shlex.quote(str(folder / cell.name))}")
         elif not is_done(folder / cell.name):
-            write_slurm_job(slurm, folder / cell.name, cell.name)
-    without = "--slurm" if slurm else "--print"
+            write_job(batch, folder / cell.name)
+    without = batch.launcher if batch else "--print"
     print(
         f"to make the table when they are done: the same command with --out {folder}, without {without}",
         file=sys.stderr,

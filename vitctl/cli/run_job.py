@@ -1,6 +1,7 @@
 """From a recipe's flags to a result: what all commands that run a job share."""
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from vitctl.system.text import typed
 
 if TYPE_CHECKING:
     from vitctl.launch.agent import LaunchConfig
-    from vitctl.launch.cluster import Member
+    from vitctl.launch.cluster import Member, Resources
     from vitctl.launch.prepare_run import Prepared
     from vitctl.recipe.load import Loaded, Override
 
@@ -30,10 +31,12 @@ def run_job(
     dry_run: bool = False,
     all_: bool = False,
     slurm: str | None = None,
+    k8s: str | None = None,
     nodes: str | None = None,
     restarts: int = 0,
+    link: str | None = None,
 ) -> None:
-    """Resolve the recipe, then run it, print its plan, or write its Slurm job.
+    """Resolve the recipe, then run it, print its plan, or write its Slurm job or JobSet.
 
     Exits with the command's exit code.
 
@@ -42,23 +45,23 @@ def run_job(
         recipe: name or path.
         flags: everyday flags that were given: flag -> (dotted key, value).
         out: run folder; None makes a new one.
-        set_, dry_run, all_, slurm, nodes, restarts: values of these flags.
+        set_, dry_run, all_, slurm, k8s, nodes, restarts, link: values of these flags.
     """
     from vitctl.cli.show.console import waiting
     from vitctl.errors import RecipeError
 
-    if all_ and not dry_run:
-        raise RecipeError("--all needs --dry-run: it adds default values to the plan")
+    if (all_ or link) and not dry_run:
+        raise RecipeError(f"{'--all' if all_ else '--link'} needs --dry-run: it is about the plan")
     check_flags({flag: value for flag, (_, value) in flags.items()})
-    member = start_command()
-    if not (dry_run or slurm):
+    member, batch = start_command(), batch_job(slurm, k8s)
+    if not (dry_run or batch):
         ignore_output_errors()
     with waiting("starting"):  # these imports take a second or more
         from vitctl.recipe.load import load_recipe
 
-        config = launch_config(member, nodes, restarts, out, slurm)
+        config = launch_config(member, nodes, restarts, out, batch)
         overrides = overrides_of(flags, set_)
-        overrides += processes_from_launcher(member) + processes_from_slurm(slurm, overrides)
+        overrides += started_processes(member, batch, overrides)
         is_alone = config.nodes == 1 and (member is None or member.num_processes == 1)
         loaded = load_recipe(recipe, overrides, job=job)
     loaded = with_shards(loaded, out.parent if out else Path("runs"), dry_run=dry_run, is_alone=is_alone)
@@ -71,10 +74,11 @@ def run_job(
         from vitctl.launch.agent import check_spread
 
         check_spread(config, loaded.recipe.machine.processes)
-        show_plan(loaded, run_dir, config, everything=all_)
+        spread = batch.nodes if batch else config.nodes
+        show_plan(loaded, run_dir, config, nodes=spread, link=link, everything=all_)
         return
     fetch_weights_of(loaded)
-    run_loaded(loaded, run_dir, member, config, slurm, name=loaded.name)
+    run_loaded(loaded, run_dir, member, config, batch)
 
 
 def finetune_recipe(dataset: str | None) -> str:
@@ -100,20 +104,18 @@ def run_loaded(
     run_dir: Path,
     member: "Member | None",
     config: "LaunchConfig",
-    slurm: str | None,
-    *,
-    name: str,
+    batch: "Resources | None",
     allow: Sequence[str] = (),
 ) -> None:
-    """Prepare the run folder, then run it or write its Slurm job; exits with the command's exit code.
+    """Prepare the run folder, then run it or write its job; exits with the command's exit code.
 
     Args:
-        name: of the Slurm job.
+        batch: the resources of a job that runs it; None: it runs now.
         allow: what may differ from the start of the run.
     """
     from vitctl.cli.show.console import say, waiting
 
-    with waiting("checking data and weights", prints=not slurm):
+    with waiting("checking data and weights", prints=not batch):
         from vitctl.launch.agent import check_spread, own_address
         from vitctl.launch.prepare_run import prepare_run
 
@@ -122,8 +124,8 @@ def run_loaded(
         prepared = prepare_run(loaded, run_dir, allow, config)
     if prepared.taken:
         say(prepared.taken, style="bold yellow")
-    if slurm:
-        write_slurm_job(slurm, run_dir, name)
+    if batch:
+        write_job(batch, run_dir)
     else:
         _launch(run_dir, prepared, member, config)
 
@@ -235,8 +237,9 @@ def start_command() -> "Member | None":
     Called before anything slow.
     """
     from vitctl.engine.preemption import exit_on_signals
-    from vitctl.launch.cluster import find_member
+    from vitctl.launch.cluster import check_arrives, find_member
 
+    check_arrives()
     member = find_member()
     exit_on_signals(while_waiting=member is not None)
     if member is not None and member.rank > 0:
@@ -246,15 +249,26 @@ def start_command() -> "Member | None":
     return member
 
 
-def processes_from_launcher(member: "Member | None") -> "list[Override]":
-    """Set the number of processes that a launcher such as srun or torchrun started."""
-    from vitctl.recipe.load import Override
+def batch_job(slurm: str | None, k8s: str | None) -> "Resources | None":
+    """Return the resources of --slurm or --k8s.
 
-    return [Override("machine.processes", member.num_processes, member.launcher)] if member else []
+    Raises:
+        LaunchError: both are given, or one is malformed.
+    """
+    from vitctl.errors import LaunchError
+    from vitctl.launch.cluster import Job
+    from vitctl.launch.jobset import JobSet
+
+    given = [(kind, text) for kind, text in ((Job, slurm), (JobSet, k8s)) if text is not None]
+    if len(given) > 1:
+        raise LaunchError("--slurm and --k8s: each writes a job of its own; leave one of them out")
+    return given[0][0].parse(given[0][1]) if given else None
 
 
-def processes_from_slurm(slurm: str | None, given: "Sequence[Override]") -> "list[Override]":
-    """Set the number of processes of --slurm.
+def started_processes(
+    member: "Member | None", batch: "Resources | None", given: "Sequence[Override]"
+) -> "list[Override]":
+    """Set the number of processes that srun, torchrun or the like started, or that a job will start.
 
     Raises:
         LaunchError: `given` sets another number.
@@ -262,45 +276,43 @@ def processes_from_slurm(slurm: str | None, given: "Sequence[Override]") -> "lis
     from vitctl.errors import LaunchError
     from vitctl.recipe.load import Override
 
-    if slurm is None:
+    starter = member or batch
+    if starter is None:
         return []
-    from vitctl.launch.cluster import parse_job
-
-    processes = parse_job(slurm).num_processes
+    name, processes = starter.launcher, starter.num_processes
     for other in given:
         if other.key == "machine.processes" and other.value != processes:
             raise LaunchError(
-                f"{other.flag} says {other.value} processes, --slurm {slurm} starts {processes}: leave "
+                f"{other.flag} says {other.value} processes, {name} starts {processes}: leave "
                 f"{other.flag} out"
             )
-    return [Override("machine.processes", processes, "--slurm")]
+    return [Override("machine.processes", processes, name)]
 
 
-def write_slurm_job(slurm: str, run_dir: Path, name: str) -> None:
-    """Write the Slurm job of a prepared run, and submit it if --slurm says so."""
-    from vitctl.launch.cluster import parse_job, submit, write_job
+def write_job(batch: "Resources", run_dir: Path) -> None:
+    """Write the job of a prepared run, and submit it if its flag says so."""
+    from vitctl.launch.cluster import submit
 
-    job = parse_job(slurm)
-    file = write_job(job, run_dir, Path(name).stem)
-    print(submit(file) if job.submit else f"wrote {file}; submit it with: sbatch {typed(file)}")
+    file = batch.write(run_dir)
+    line = shlex.join([*batch.submits, str(file)])
+    print(submit(batch, file) if batch.submit else f"wrote {file}; submit it with: {line}")
 
 
 def launch_config(
-    member: "Member | None", nodes: str | None, restarts: int, out: Path | None, slurm: str | None
+    member: "Member | None", nodes: str | None, restarts: int, out: Path | None, batch: "Resources | None"
 ) -> "LaunchConfig":
     """Return the machines and restarts of --nodes and --restarts.
 
     Raises:
-        LaunchError: a launcher or --slurm already starts the processes, or --out is missing.
+        LaunchError: a launcher or a job already starts the processes, or --out is missing.
     """
     from vitctl.errors import LaunchError
     from vitctl.launch.agent import parse_nodes
 
     config = parse_nodes(nodes or "1", restarts)
-    if (nodes or restarts) and (member is not None or slurm):
-        other = member.launcher if member is not None else "--slurm"
+    if (nodes or restarts) and (starter := member or batch):
         raise LaunchError(
-            f"--nodes and --restarts start processes, and so does {other}: leave one of them out"
+            f"--nodes and --restarts start processes, and so does {starter.launcher}: leave one of them out"
         )
     if config.nodes > 1 and out is None:
         raise LaunchError(f"--nodes {nodes}: give all machines the same run folder with --out")

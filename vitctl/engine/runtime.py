@@ -162,15 +162,25 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 JOIN_SECONDS, CHECK_SECONDS, FIRST_NCCL_SECONDS = 600.0, 5.0, 60.0
+_RECORDED = 2000  # operations that NCCL's flight recorder keeps
 TEXT_BYTES = 2000
 
 
-def join(*, cpu: bool, seconds: float = JOIN_SECONDS) -> None:
+def join(
+    *,
+    cpu: bool,
+    seconds: float = JOIN_SECONDS,
+    group_seconds: float = JOIN_SECONDS,
+    recording: Path | None = None,
+) -> None:
     """Join the other processes at MASTER_ADDR:MASTER_PORT, unless this process has joined already.
 
     Args:
         cpu: compute on the CPU even where there are GPUs.
-        seconds: timeout of the rendezvous, and of each later operation.
+        seconds: timeout of the rendezvous.
+        group_seconds: timeout of each later operation.
+        recording: start of the name of the file, which ends with the rank, that NCCL's flight recorder writes
+            when an operation times out; None: where torch writes it by default.
 
     Raises:
         LaunchError: not all processes joined.
@@ -180,17 +190,17 @@ def join(*, cpu: bool, seconds: float = JOIN_SECONDS) -> None:
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     if not cpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    if recording is not None:
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(_RECORDED))
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(recording))
     try:
-        backend, limit = "gloo" if cpu else "cpu:gloo,cuda:nccl", timedelta(seconds=seconds)
+        limit = timedelta(seconds=group_seconds)
+        store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
         if _store_outlives_processes():
-            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            kept = dist.TCPStore(
-                os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), size, False, limit
-            )
-            store = dist.PrefixStore(f"restart_{os.environ['TORCHELASTIC_RESTART_COUNT']}", kept)
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
-        else:
-            dist.init_process_group(backend, timeout=limit)
+            store = dist.PrefixStore(f"restart_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+        backend = "gloo" if cpu else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except (RuntimeError, ValueError) as error:
         raise LaunchError(
             f"process {os.environ.get('RANK')} on {socket.gethostname()}: the {os.environ.get('WORLD_SIZE')} "

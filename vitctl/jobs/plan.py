@@ -1,10 +1,10 @@
 """The cost of a run, planned without a GPU and without data."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from vitctl.data.datasets.catalog import find_data_set, known_size, no_data
 from vitctl.data.shards.remote import is_remote
@@ -42,14 +42,24 @@ from vitctl.jobs.inputs.data import (
     sampling_notes,
     subset_size,
 )
+from vitctl.jobs.resources import (
+    GPU_BYTES,
+    RUNTIME_BYTES,
+    USABLE_SHARE,
+    Fetched,
+    Link,
+    Memory,
+    Reading,
+    fetched,
+    reading_of,
+    step_seconds,
+    traffic_bytes,
+    trained_parameters,
+)
 from vitctl.models.flops import (
-    converted_bytes,
-    count_adapted,
     count_macs,
     count_parameters,
-    count_trained,
     training_flops,
-    training_memory_bytes,
 )
 from vitctl.models.variants import Config, ViTConfig, check_lora, downstream, unseen_pixels, with_blocks
 from vitctl.recipe.images import OBJECTNET_SIZE, Place, TrainImages
@@ -72,8 +82,6 @@ if TYPE_CHECKING:
     from vitctl.jobs.inputs.weights import WeightsRecipe
 
 CURVE_POINTS = 9
-GPU_BYTES = 80 * 2**30
-USABLE_SHARE = 0.9  # of a GPU's memory; the rest is for the framework
 LOOKUP_SECONDS = 2.0  # timeout of each of a plan's two requests: the list of splits, and their sizes
 ASSUMED_CLASSES = 1000
 
@@ -84,9 +92,12 @@ T = TypeVar("T")
 class TrainingPlan:
     """The cost of a training run. Sizes are in bytes; `curve` is (step, learning rate).
 
-    `num_images` is 0 where the data could not be looked up. `fitting_micro_batch` is the largest micro-batch
-    whose estimate stays below nine tenths of an 80 GiB GPU, 0 when none does. `ways` are settings that make
-    the run fit where it does not, each with its memory per process.
+    `memory` is that of a process by kind; `copy_bytes` of the copy of a checkpoint in the memory of the host,
+    in process 0 or, of a sharded model, in each; `sent_bytes` what a node sends to others in a step; `read`
+    what it reads, None where the shards are not known; `seconds` those of a step by what they are spent on:
+    the greatest counts. `num_images` is 0 where the data could not be looked up. `fitting_micro_batch` is the
+    largest micro-batch whose estimate stays below nine tenths of an 80 GiB GPU, 0 when none does. `ways` are
+    settings that make the run fit where it does not, each with its memory per process.
     """
 
     config: Config
@@ -101,7 +112,11 @@ class TrainingPlan:
     macs_per_image: int
     training_flops: int
     micro_batch: int
-    memory_bytes: int
+    memory: Mapping[str, int]
+    copy_bytes: int
+    sent_bytes: float
+    read: Fetched | None
+    seconds: Mapping[str, float]
     fitting_micro_batch: int
     checkpoint_bytes: int
     disk_bytes: int
@@ -109,62 +124,18 @@ class TrainingPlan:
     notes: tuple[str, ...] = field(default=())
     ways: tuple[tuple[str, int], ...] = field(default=())
 
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of a process, without its runtime."""
+        return sum(self.memory.values())
 
-@dataclass(frozen=True)
-class _Memory:
-    """Memory of a process in bytes.
-
-    Args:
-        weights: and everything of their size that is sharded with them.
-        converted, sharded_converted: copies of weights that are not, with one shard and with several.
-        image: for each image.
-    """
-
-    weights: int
-    converted: int
-    sharded_converted: int
-    image: int
-
-    @classmethod
-    def of(
-        cls,
-        config: Config,
-        recipe: Pretrain | Finetune,
-        teacher: Config | None,
-        *,
-        checkpoint_blocks: bool,
-    ) -> "_Memory":
-        slots, averaging = OPTIMIZERS[recipe.optimizer.name].slots, recipe.averaging.decay > 0
-        precision: Literal["float32", "tf32", "bf16", "float64"] = (
-            "bf16" if recipe.machine.precision == "auto" else recipe.machine.precision
-        )
-        frozen = frozen_places(recipe, config)
-        weights, one = (
-            training_memory_bytes(config, images, precision, slots, averaging, checkpoint_blocks, frozen)
-            for images in (0, 1)
-        )
-        converted, gathered = (
-            converted_bytes(config, precision, checkpoint_blocks, gathers_bf16=in_bf16, frozen=frozen)
-            for in_bf16 in (False, recipe.machine.sharding_dtype == "bf16")
-        )
-        trained = _trained(recipe, config)
-        spared = (8 if precision == "float64" else 4) * (count_trained(config, frozen) - trained)
-        sharded = weights - converted - (1 + slots + averaging) * spared + 4 * trained * _held_sums(recipe)
-        # A teacher is whole on each process. It computes before the student, and keeps its weights alone.
-        beside = (8 if precision == "float64" else 4) * count_parameters(teacher) if teacher else 0
-        return cls(sharded, converted + beside, gathered + beside, one - weights)
-
-    def at(self, micro_batch: int, shards: int = 1) -> int:
-        """With `micro_batch` images in a forward pass, the weights sharded over `shards` processes."""
-        converted = self.converted if shards == 1 else self.sharded_converted
-        return -(-self.weights // shards) + converted + micro_batch * self.image
-
-    def fitting(self, shards: int = 1) -> int:
-        """Return the largest micro-batch that fits, 0 when none does."""
-        return max(0, int((USABLE_SHARE * GPU_BYTES - self.at(0, shards)) // self.image))
+    @property
+    def resident_bytes(self) -> int:
+        """Memory of process 0 on a CPU, where one memory holds all."""
+        return RUNTIME_BYTES + self.memory_bytes + self.copy_bytes
 
 
-def plan_loaded(loaded: Loaded) -> tuple[Loaded, TrainingPlan]:
+def plan_loaded(loaded: Loaded, nodes: int = 1, link: Link = Link()) -> tuple[Loaded, TrainingPlan]:
     """Return a recipe that trains, with the values that depend on the number of images, and its cost from
     `plan_training`.
     """
@@ -172,19 +143,27 @@ def plan_loaded(loaded: Loaded) -> tuple[Loaded, TrainingPlan]:
     size = _size(loaded.recipe)
     loaded = fit_schedule(loaded, size.num_images) if needs_num_images(loaded.recipe) else loaded
     assert isinstance(loaded.recipe, Pretrain | Finetune)
-    return loaded, plan_training(loaded.recipe, size)
+    return loaded, plan_training(loaded.recipe, size, nodes, link)
 
 
-def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> TrainingPlan:
+def plan_training(
+    recipe: Pretrain | Finetune, size: "_Size | None" = None, nodes: int = 1, link: Link = Link()
+) -> TrainingPlan:
     """Return the cost of `recipe`, from the data if it is there, else from the known size of the data set.
 
     Nothing is downloaded; a remote index has a timeout of a few seconds.
+
+    Args:
+        recipe: that trains.
+        size: of its training split; None: it is looked up.
+        nodes: machines that the processes are spread over.
+        link: network of each.
 
     Raises:
         RecipeError: the length depends on data that cannot be read.
         CheckpointError: the weights are not here, and their model is not named.
     """
-    num_images, num_classes, data, size_notes, source = size or _size(recipe)
+    num_images, num_classes, data, size_notes, source, reading = size or _size(recipe)
     notes = list(size_notes)
     if source is not None and (uneven := corrected(recipe, source)):
         notes.append(uneven.note)
@@ -226,17 +205,14 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         notes.append(
             "memory is estimated for bf16, which machine.precision = 'auto' uses where the device supports it"
         )
-    memory, shards = (
-        _Memory.of(config, recipe, teacher, checkpoint_blocks=m.checkpoint_blocks),
-        recipe.machine.shards(recipe.machine.processes),
-    )
-    fitting = memory.fitting(shards)
+    memory = Memory.of(config, recipe, teacher)
+    fitting = memory.fitting()
     micro_batch = min(max(1, fitting) if m.micro_batch == -1 else m.micro_batch or share, share)
     if lanes := lanes_of(recipe, m.processes):
         micro_batch, notes = lanes.largest_leaf, [*notes, lanes_note(lanes)]
     parameters = count_parameters(config)
     frozen = frozen_places(recipe, config)
-    trained, adapters = _trained(recipe, config), lora_of(recipe).rank > 0
+    trained, adapters = trained_parameters(recipe, config), lora_of(recipe).rank > 0
     checkpoint = 4 * (parameters * (1 + averaging) + trained * (slots + adapters * (1 + averaging)))
     kept = recipe.checkpoint.keep_last + recipe.checkpoint.keep_best + 1
     points = sorted(
@@ -247,6 +223,11 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
     notes += unseen_pixels(config)
     seen = steps * s.batch_size
     flops = training_flops(config, seen, frozen, adapters=adapters)
+    flops += 2 * count_macs(teacher) * seen if teacher else 0
+    kinds = memory.kinds(micro_batch)
+    copy = checkpoint // m.shards(m.processes) if recipe.checkpoint.background else 0
+    sent = traffic_bytes(config, recipe, micro_batch, nodes, trained)
+    read = fetched(recipe, reading, nodes) if reading.num_bytes else None
     return TrainingPlan(
         config=config,
         data=data,
@@ -258,9 +239,13 @@ def plan_training(recipe: Pretrain | Finetune, size: "_Size | None" = None) -> T
         trained_parameters=trained,
         tokens=config.num_tokens if isinstance(config, ViTConfig) else 0,
         macs_per_image=count_macs(config),
-        training_flops=flops + (2 * count_macs(teacher) * seen if teacher else 0),
+        training_flops=flops,
         micro_batch=micro_batch,
-        memory_bytes=memory.at(micro_batch, shards),
+        memory=kinds,
+        copy_bytes=copy,
+        sent_bytes=sent,
+        read=read,
+        seconds=step_seconds(flops / steps, recipe, sent, read, nodes, link),
         fitting_micro_batch=min(fitting, share),
         checkpoint_bytes=checkpoint,
         disk_bytes=checkpoint * kept,
@@ -281,58 +266,40 @@ def _of_weights(recipe: "WeightsRecipe", found: StoredNetwork) -> list[str]:
     return [place, *planned_weights(recipe, *found[:2], found.meta).warnings]
 
 
-def _trained(recipe: Pretrain | Finetune, config: Config) -> int:
-    """Return the number of parameters that are trained."""
-    lora = lora_of(recipe)
-    if lora.rank:
-        check_lora(config, lora.blocks)
-        return count_adapted(config, lora.rank, lora.targets, lora.blocks)
-    return count_trained(config, frozen_places(recipe, config))
-
-
-def _held_sums(recipe: Pretrain | Finetune) -> int:
-    """Gradients that a process keeps at most beside that of the current pass: with lanes those of finished
-    subtrees of its leaves.
-    """
-    lanes, processes = lanes_of(recipe, recipe.machine.processes), recipe.machine.processes
-    return max(lanes.most_held(rank, processes) for rank in range(processes)) if lanes else 0
+def _with(recipe: Pretrain | Finetune, **values: Any) -> Pretrain | Finetune:
+    """Return a recipe with other values of [machine]."""
+    return recipe.model_copy(update={"machine": recipe.machine.model_copy(update=values)})
 
 
 def _ways(
-    config: Config, recipe: Pretrain | Finetune, teacher: Config | None, memory: _Memory
+    config: Config, recipe: Pretrain | Finetune, teacher: Config | None, memory: Memory
 ) -> list[tuple[str, int]]:
     """Settings that make a run fit GPUs of 80 GiB, least change first, and the memory of a process then."""
     batch, m = recipe.schedule.batch_size, recipe.machine
-    ways: list[tuple[str, int]] = []
+    fitting = memory.fitting()
     if recipe.schedule.lanes:
-        fitting = memory.fitting()
         return [(f"--set schedule.leaf_images={fitting}", memory.at(fitting))] if fitting else []
-    if fitting := memory.fitting(recipe.machine.shards(recipe.machine.processes)):
-        ways.append(
-            (
-                f"--set machine.micro_batch={fitting}",
-                memory.at(fitting, recipe.machine.shards(recipe.machine.processes)),
-            )
-        )
+    if fitting:
+        ways = [(f"--set machine.micro_batch={fitting}", memory.at(fitting))]
         processes = -(-batch // fitting)
-        if not m.micro_batch and processes <= batch:
-            shards = processes if recipe.machine.shards(recipe.machine.processes) > 1 else 1
-            ways.append((f"--processes {processes}", memory.at(-(-batch // processes), shards)))
+        if not m.micro_batch and processes <= batch and not processes % m.sharding_replicas:
+            more = Memory.of(config, _with(recipe, processes=processes), teacher)
+            ways.append((f"--processes {processes}", more.at(-(-batch // processes))))
         return ways
-    thin = _Memory.of(config, recipe, teacher, checkpoint_blocks=True)
-    for used, extra in ((memory, ""), (thin, " --set machine.checkpoint_blocks=true")):
-        room = USABLE_SHARE * GPU_BYTES - used.image - used.sharded_converted
-        if extra and (fitting := used.fitting(recipe.machine.shards(recipe.machine.processes))):
-            ways.append(
-                (
-                    f"--set machine.micro_batch={fitting}{extra}",
-                    used.at(fitting, recipe.machine.shards(recipe.machine.processes)),
-                )
-            )
-        elif room > 0:
-            processes = max(m.processes, int(-(-used.weights // room)))
-            words = f"--processes {processes} --set machine.sharding=fsdp --set machine.micro_batch=1{extra}"
-            ways.append((words, used.at(1, processes)))
+    ways = []
+    for again, extra in ((m.checkpoint_blocks, ""), (True, " --set machine.checkpoint_blocks=true")):
+        thin = _with(recipe, checkpoint_blocks=again)
+        if extra and (fitting := (used := Memory.of(config, thin, teacher)).fitting()):
+            ways.append((f"--set machine.micro_batch={fitting}{extra}", used.at(fitting)))
+            continue
+        processes = m.processes
+        while processes <= batch:
+            used = Memory.of(config, _with(thin, processes=processes, sharding="fsdp"), teacher)
+            if used.at(1) <= USABLE_SHARE * GPU_BYTES:
+                words = f"--processes {processes} --set machine.sharding=fsdp --set machine.micro_batch=1"
+                ways.append((f"{words}{extra}", used.at(1)))
+                break
+            processes *= 2
     return ways
 
 
@@ -347,6 +314,7 @@ class _Size(NamedTuple):
     place: str
     notes: list[str]
     source: Source | None = None
+    reading: Reading = Reading(0, 0, 0, False)
 
 
 def _size(recipe: Pretrain | Finetune) -> _Size:
@@ -533,7 +501,7 @@ def _counted(data: Place, split: str) -> _Size:
         shown = f"a mixture of {len(parts)} sources" if parts else place
         notes = _group_notes(data, split, source)
         notes += sampling_notes(trained, source) if trained else []
-        return _Size(len(source), len(source.class_names), shown, notes, source)
+        return _Size(len(source), len(source.class_names), shown, notes, source, reading_of(source))
     known = known_size(data.dataset, split) if data.dataset and not (data.path or data.classes) else None
     if known is None and data.path:
         raise DataError(no_index_message(data.path, split))

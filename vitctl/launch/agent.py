@@ -1,10 +1,10 @@
 """`accelerate launch`, the agent that starts the processes of a run: its arguments, and the agent as a child
 process.
 
-`python -m vitctl.launch.agent RUN WORDS...` is `accelerate launch WORDS...` that also records which process
-ended first. RUN/launch.txt holds the plain line for a person.
+RUN/launch.txt holds the same line for a person.
 """
 
+import math
 import os
 import re
 import shlex
@@ -27,13 +27,13 @@ from vitctl.engine.preemption import RESUMABLE, say
 from vitctl.errors import LaunchError
 from vitctl.launch.cluster import UNUSED_SIGNAL, without_settings
 from vitctl.launch.peers import first_error, is_cause, note_killed
-from vitctl.launch.run_folder import LOGS
-from vitctl.recipe.schema import Recipe
+from vitctl.recipe.schema import Machine, Recipe
 from vitctl.system.files import write_text
 from vitctl.system.process import SIGNALS, end_with_parent, handles_signal, is_repeated, signal_handler
 
 PORT = 29_400
 WORKER = "vitctl.launch.worker"
+ACCELERATE = "accelerate.commands.launch"
 CONFIG = "accelerate.yaml"
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 15.0  # for processes to end, once they were killed or another one has failed for good
@@ -114,12 +114,13 @@ def own_address(config: LaunchConfig) -> str:
     return host if address == place[0] or address.startswith("127.") else address
 
 
-def accelerate_arguments(run_dir: Path, processes: int, config: LaunchConfig) -> list[str]:
+def accelerate_arguments(run_dir: Path, machine: Machine, config: LaunchConfig) -> list[str]:
     """Return the arguments of `accelerate launch`, the same on each machine.
 
     The agents assign the ranks of the machines at the rendezvous. With a rank other than 0 accelerate does
     not check that the port is still free: another machine of this run may already listen there.
     """
+    processes = machine.processes
     flags = {
         "--config_file": run_dir / CONFIG,
         "--num_processes": processes,
@@ -128,6 +129,7 @@ def accelerate_arguments(run_dir: Path, processes: int, config: LaunchConfig) ->
         "--main_process_ip": config.host or "127.0.0.1",
         "--main_process_port": config.port if config.nodes > 1 else 0,
         "--rdzv_backend": "c10d",
+        "--rdzv_conf": f"join_timeout={math.ceil(machine.start_timeout)}",
         "--max_restarts": config.restarts,
         "--monitor_interval": 0.1,
         "--gpu_ids": "all",
@@ -166,17 +168,10 @@ def launch_line(run_dir: Path, recipe: Recipe, config: LaunchConfig = LaunchConf
     if not config.starts(recipe):
         return shlex.join([sys.executable, "-m", WORKER, str(run_dir)])
     script = Path(sys.executable).with_name("accelerate")
-    program = (
-        [str(script)] if script.exists() else [sys.executable, "-m", "accelerate.commands.accelerate_cli"]
-    )
-    words = accelerate_arguments(run_dir, recipe.machine.processes, config)
+    program = [str(script), "launch"] if script.exists() else [sys.executable, "-m", ACCELERATE]
+    words = [*program, *accelerate_arguments(run_dir, recipe.machine, config)]
     settings = accelerate_environment(run_dir, config).items()
-    return " ".join(
-        [
-            *(f"{name}={shlex.quote(value)}" for name, value in settings),
-            shlex.join([*program, "launch", *words]),
-        ]
-    )
+    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in settings), shlex.join(words)])
 
 
 def write_accelerate_config(run_dir: Path, recipe: Recipe, config: LaunchConfig) -> None:
@@ -192,19 +187,18 @@ class Agent:
     signal once to each process and kills all of them at a second one.
 
     Args:
-        run_dir: its logs get a note about a process that was killed.
         words: arguments of `accelerate launch`.
         settings: environment variables of this launch. No other setting of accelerate or torchrun has effect.
         output: file for what the agent prints, and signals are then announced here; None: the screen.
     """
 
     def __init__(
-        self, run_dir: Path, words: Sequence[str], settings: Mapping[str, str], output: IO[Any] | None = None
+        self, words: Sequence[str], settings: Mapping[str, str], output: IO[Any] | None = None
     ) -> None:
         # The agent would kill everything at a signal, so it listens to one that is never sent.
         settings = {**settings, "PET_SIGNALS_TO_HANDLE": UNUSED_SIGNAL}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(run_dir), *words],
+            [sys.executable, "-m", ACCELERATE, *words],
             env={**without_settings(os.environ), **settings},
             stdout=output,
             stderr=output,
@@ -280,6 +274,24 @@ class Agent:
             say(f"{name}: stopping as soon as the work so far is safe; a second signal stops at once")
 
 
+# torchrun's last words, of the process that failed first.
+_ROOT_CAUSE = re.compile(r"Root Cause .*?\n\s*rank +: (\d+) .*?\n\s*exitcode +: (-?\d+) ", re.DOTALL)
+
+
+def note_first_killed(run_dir: Path, printed: str) -> None:
+    """Write the note of the process that was killed first, which could not say so, unless another note says
+    why the run failed.
+
+    Args:
+        run_dir: of the run.
+        printed: output of the agent of this machine.
+    """
+    for rank, code in _ROOT_CAUSE.findall(printed):
+        was_killed = int(code) < 0 and -int(code) not in SIGNALS
+        if was_killed and not is_cause(first_error(run_dir)):
+            note_killed(run_dir, int(rank), signal.Signals(-int(code)).name)
+
+
 def run_in_processes(recipe: Recipe) -> int:
     """Start the typed command in as many processes as the recipe says; return the exit code.
 
@@ -289,40 +301,12 @@ def run_in_processes(recipe: Recipe) -> int:
     with tempfile.TemporaryDirectory(prefix="vitctl-bench-") as folder:
         run_dir, config = Path(folder), LaunchConfig()
         write_accelerate_config(run_dir, recipe, config)
-        words = accelerate_arguments(run_dir, recipe.machine.processes, config)
+        words = accelerate_arguments(run_dir, recipe.machine, config)
         words = [*words[: words.index("--module") + 1], "vitctl", *sys.argv[1:]]
-        agent = Agent(run_dir, words, accelerate_environment(run_dir, config))
+        agent = Agent(words, accelerate_environment(run_dir, config))
         with agent.watched():
             while agent.runs():
                 agent.forward_signal()
                 if agent.signals and not agent.had_workers:
                     break
     return RESUMABLE if agent.signals else agent.process.returncode
-
-
-def main() -> None:
-    """Be the agent: run `accelerate launch`, and note a process that was killed and could not say so."""
-    from accelerate.commands.launch import launch_command, launch_command_parser
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    run_dir = Path(sys.argv[1])
-    try:
-        launch_command(launch_command_parser().parse_args(sys.argv[2:]))
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        was_killed = failure.exitcode < 0 and -failure.exitcode not in SIGNALS
-        if was_killed and (run_dir / LOGS).is_dir() and not is_cause(first_error(run_dir)):
-            note_killed(run_dir, rank, signal.Signals(-failure.exitcode).name)
-        _exit(error)
-    except Exception as error:
-        _exit(error)
-
-
-def _exit(error: Exception) -> None:
-    """Print an error and end at once: it takes Python seconds to finalise torch, and vitctl waits."""
-    print(error, file=sys.stderr, flush=True)
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

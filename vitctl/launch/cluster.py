@@ -1,4 +1,4 @@
-"""What a launcher or a batch system says: this process's rank among several, and the Slurm job of a run."""
+"""What a launcher or a batch system says: this process's rank among several; and the Slurm job of a run."""
 
 import os
 import re
@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from vitctl.errors import LaunchError
 from vitctl.launch.run_folder import LOGS
 from vitctl.system.files import write_text
-from vitctl.system.text import has_control, one_line, typed
+from vitctl.system.text import has_control, one_line
 
 Environment = MutableMapping[str, str]
 # Prefixes of the settings of accelerate and torchrun; the user did not set these for this run.
@@ -50,6 +50,43 @@ def started_by_vitctl(env: Mapping[str, str] = os.environ) -> bool:
 def restarts_left(env: Mapping[str, str] = os.environ) -> int:
     """Return how often the agent will still restart the processes."""
     return int(env.get("TORCHELASTIC_MAX_RESTARTS", "0")) - int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+# Set by accelerate launch, and by nobody else: the settings that follow are then meant for this command.
+_ACCELERATE = "ACCELERATE_DYNAMO_MODE"
+# Setting -> its flag of accelerate launch, and what vitctl has in its place.
+_FOREIGN = {
+    "ACCELERATE_MIXED_PRECISION": ("--mixed_precision", "--precision bf16"),
+    "ACCELERATE_USE_FSDP": ("--use_fsdp", "--set machine.sharding=fsdp"),
+    "ACCELERATE_USE_DEEPSPEED": ("--use_deepspeed", "--set machine.sharding=fsdp"),
+    "ACCELERATE_USE_MEGATRON_LM": ("--use_megatron_lm", "--set machine.sharding=fsdp"),
+    "ACCELERATE_DYNAMO_BACKEND": ("--dynamo_backend", "--set machine.compile=true"),
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": (
+        "--gradient_accumulation_steps",
+        "--set machine.micro_batch=IMAGES",
+    ),
+}
+
+
+def check_arrives(env: Mapping[str, str] = os.environ) -> None:
+    """Refuse what accelerate launch was told and vitctl would not do.
+
+    Raises:
+        LaunchError: names the flag of vitctl that does.
+    """
+    if _ACCELERATE not in env or started_by_vitctl(env):
+        return
+    if "MASTER_ADDR" in env and "RANK" not in env:
+        raise LaunchError(
+            "accelerate launch --num_processes: starts one process without --multi_gpu; leave accelerate "
+            "launch out, and give vitctl --processes, or add --multi_gpu"
+        )
+    for name, (flag, ours) in _FOREIGN.items():
+        if (value := env.get(name, "")).lower() not in ("", "no", "false", "0", "1"):
+            raise LaunchError(
+                f"accelerate launch {flag} ({name}={one_line(value[:20])}): has no effect in vitctl; leave "
+                f"it out, and give vitctl {ours}"
+            )
 
 
 @dataclass(frozen=True)
@@ -166,7 +203,6 @@ def first_host(text: str) -> str:
 JOB_FILE = "job.sbatch"
 _LONGEST_NAME = 64
 SAVE_SECONDS = 300  # before the time limit: enough to finish a step, an evaluation batch and a save
-_EXAMPLE = "for example --slurm nodes=4,gpus=8,time=24:00:00"
 _TIME = r"([0-9]+-)?[0-9]+(:[0-9][0-9]){0,2}"
 _WORD = r"[A-Za-z0-9_.@:&|*+-]+"
 # In a #SBATCH line these end or change a quoted path, even when they are escaped.
@@ -174,21 +210,21 @@ _NOT_IN_A_PATH = ('"', "\\")
 
 
 @dataclass(frozen=True)
-class Job:
-    """The resources requested from Slurm.
+class Resources:
+    """The resources requested from a batch system.
 
-    `gpus` is per node, and so is `tasks`, the number of processes where there are no GPUs.
+    `gpus` and `cpus` are per node and per process, and `tasks` is the number of processes of a node without
+    GPUs. `submit` also submits the job.
     """
+
+    launcher: ClassVar[str]  # its flag
+    example: ClassVar[str]
+    submits: ClassVar[tuple[str, ...]]  # command that submits a file
 
     nodes: int = 1
     gpus: int = 0
     tasks: int = 1
     cpus: int = 0
-    time: str = ""
-    partition: str = ""
-    account: str = ""
-    qos: str = ""
-    constraint: str = ""
     submit: bool = False
 
     @property
@@ -201,50 +237,73 @@ class Job:
         """Processes on all nodes."""
         return self.nodes * self.tasks_per_node
 
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the words of the flag, such as "nodes=4,gpus=8,time=24:00:00,partition=long,submit".
 
-def parse_job(text: str) -> Job:
-    """Read the words of --slurm, such as "nodes=4,gpus=8,time=24:00:00,partition=long,submit".
+        Raises:
+            LaunchError: a name is unknown or missing, or its value is invalid.
+        """
+        known = {one.name: one.type for one in fields(cls)}
+        patterns = {one.name: one.metadata.get("pattern", _WORD) for one in fields(cls)}
+        values: dict[str, Any] = {}
+        then = f"for example {cls.launcher} {cls.example}"
+        for word in filter(None, text.split(",")):
+            name, equals, value = word.strip().partition("=")
+            if name not in known or (name == "submit") == bool(equals):
+                raise LaunchError(f"{cls.launcher}: {word!r} is unknown; known: {', '.join(known)}; {then}")
+            if known[name] is int and not _is_count(value, 1 if name in ("nodes", "tasks") else 0):
+                raise LaunchError(f"{cls.launcher}: {word!r} should be a whole number; {then}")
+            if known[name] is str and not re.fullmatch(patterns[name], value):
+                raise LaunchError(f"{cls.launcher}: {word!r} is not a valid {name}; {then}")
+            values[name] = True if name == "submit" else int(value) if known[name] is int else value
+        if missing := [
+            one.name for one in fields(cls) if "needed" in one.metadata and one.name not in values
+        ]:
+            raise LaunchError(f"{cls.launcher}: {missing[0]} is missing; {then}")
+        return cls(**values)
 
-    Raises:
-        LaunchError: a name is unknown, or its value is invalid.
-    """
-    known = {field.name: field.type for field in fields(Job)}
-    values: dict[str, Any] = {}
-    for word in filter(None, text.split(",")):
-        name, equals, value = word.strip().partition("=")
-        if name not in known or (name == "submit") == bool(equals):
-            raise LaunchError(f"--slurm: {word!r} is unknown; known: {', '.join(known)}; {_EXAMPLE}")
-        if known[name] is int and not _is_count(value, 1 if name in ("nodes", "tasks") else 0):
-            raise LaunchError(f"--slurm: {word!r} should be a whole number; {_EXAMPLE}")
-        if known[name] is str and not re.fullmatch(_TIME if name == "time" else _WORD, value):
-            raise LaunchError(f"--slurm: {word!r} is not a valid {name}; {_EXAMPLE}")
-        values[name] = True if name == "submit" else int(value) if known[name] is int else value
-    if "time" not in values:
-        raise LaunchError(f"--slurm: time is missing; {_EXAMPLE}")
-    return Job(**values)
+    def write(self, run_dir: Path) -> Path:
+        """Write the file that starts or resumes the prepared run, and return it.
+
+        Raises:
+            LaunchError: the batch system cannot use such a path.
+        """
+        raise NotImplementedError
 
 
 def _is_count(text: str, least: int) -> bool:
     return re.fullmatch("[0-9]{1,6}", text) is not None and int(text) >= least
 
 
-def write_job(job: Job, run_dir: Path, name: str) -> Path:
-    """Write RUN/job.sbatch, which starts or resumes the prepared run, and return it.
+@dataclass(frozen=True)
+class Job(Resources):
+    """A Slurm job, see `job_text`."""
 
-    Raises LaunchError, see `job_text`.
-    """
-    folder = run_dir.resolve()
-    (folder / LOGS).mkdir(parents=True, exist_ok=True)
-    write_text(folder / JOB_FILE, job_text(job, folder, name, sys.executable))
-    return folder / JOB_FILE
+    launcher = "--slurm"
+    example = "nodes=4,gpus=8,time=24:00:00"
+    submits = ("sbatch",)
+
+    time: str = field(default="", metadata={"pattern": _TIME, "needed": True})
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+
+    def write(self, run_dir: Path) -> Path:
+        """Write RUN/job.sbatch."""
+        folder = run_dir.resolve()
+        (folder / LOGS).mkdir(parents=True, exist_ok=True)
+        write_text(folder / JOB_FILE, job_text(self, folder, sys.executable))
+        return folder / JOB_FILE
 
 
-def job_text(job: Job, run_dir: Path, name: str, python: str) -> str:
+def job_text(job: Job, run_dir: Path, python: str) -> str:
     """Return the batch script. Slurm sends USR1 to the tasks; they save and exit with code 3, and the job is
     requeued.
 
-    A job that is cancelled gets TERM: it saves too, and is not requeued. Characters that Slurm does not allow
-    in `name` become underscores.
+    A job that is cancelled gets TERM: it saves too, and is not requeued. It is called like the run folder;
+    characters that Slurm does not allow become underscores.
 
     Raises:
         LaunchError: a path holds a character that would break the script.
@@ -257,7 +316,7 @@ def job_text(job: Job, run_dir: Path, name: str, python: str) -> str:
                 "choose another folder with --out"
             )
     options = {
-        "job-name": re.sub("[^A-Za-z0-9_.-]+", "_", name)[:_LONGEST_NAME] or "vitctl",
+        "job-name": re.sub("[^A-Za-z0-9_.-]+", "_", run_dir.name)[:_LONGEST_NAME] or "vitctl",
         "nodes": job.nodes,
         "ntasks-per-node": job.tasks_per_node,
         "gpus-per-node": job.gpus or None,
@@ -293,18 +352,19 @@ def job_text(job: Job, run_dir: Path, name: str, python: str) -> str:
     )
 
 
-def submit(file: Path) -> str:
-    """Submit a job to Slurm; return the output of sbatch.
+def submit(job: Resources, file: Path) -> str:
+    """Submit a written job; return the output of the command.
 
     Raises:
-        LaunchError: there is no sbatch on this machine, or it fails.
+        LaunchError: the command is not on this machine, or it fails.
     """
+    program, line = job.submits[0], [*job.submits, str(file)]
     try:
-        done = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, check=False)
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise LaunchError(
-            f"sbatch is not on this machine; submit it where it is: sbatch {typed(file)}"
+            f"{program} is not on this machine; submit it where it is: {shlex.join(line)}"
         ) from None
     if done.returncode:
-        raise LaunchError(f"sbatch refused {file}: {(done.stderr or done.stdout).strip()}")
+        raise LaunchError(f"{program} refused {file}: {(done.stderr or done.stdout).strip()}")
     return done.stdout.strip()

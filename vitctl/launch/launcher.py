@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from vitctl.engine.journal import (
     write_run_json,
 )
 from vitctl.engine.preemption import AT_ONCE, say
-from vitctl.errors import LaunchError, VitctlError
+from vitctl.errors import LostProcess, VitctlError
 from vitctl.launch.agent import (
     GRACE_SECONDS,
     POLL_SECONDS,
@@ -32,6 +31,7 @@ from vitctl.launch.agent import (
     LaunchConfig,
     accelerate_arguments,
     accelerate_environment,
+    note_first_killed,
     own_address,
 )
 from vitctl.launch.cluster import find_member
@@ -155,11 +155,12 @@ def _launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: Lau
     (logs / NOW).unlink(missing_ok=True)
     follower = Follower(run_dir / LOG, never_raising(report, run_dir / LOG), logs / NOW)
     log = logs / f"launcher_{socket.gethostname()}.txt"
-    words = accelerate_arguments(run_dir, recipe.machine.processes, config)
+    words = accelerate_arguments(run_dir, recipe.machine, config)
     words += [LOCKED] if config.nodes == 1 else []
     settings = {**accelerate_environment(run_dir, config), "PET_LOCAL_ADDR": own_address(config)}
     with open(log, "a", encoding="utf-8", opener=no_links) as file:
-        agent = Agent(run_dir, words, settings, file)
+        before = file.tell()
+        agent = Agent(words, settings, file)
     watcher = _Watcher(run_dir, agent, config)
     with agent.watched():
         while agent.runs():
@@ -168,6 +169,8 @@ def _launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: Lau
                 if watcher.waits_in_vain():
                     break
     follower.poll()
+    with suppress(OSError):  # a failing disk: the outcome then names no process
+        note_first_killed(run_dir, log.read_bytes()[before:].decode(errors="replace"))
     try:
         _check_outcome(run_dir, recipe, config, watcher, log)
     except Exception as error:
@@ -228,7 +231,9 @@ def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, watcher:
     status, until = read_status(run_dir), time.monotonic() + NOTES_SECONDS
     is_stopping = bool(watcher.agent.signals)
     error = first_error(run_dir)
-    while config.nodes > 1 and not is_stopping and _only_lost_peers(error) and time.monotonic() < until:
+    while config.nodes > 1 and not is_stopping and error is not None and time.monotonic() < until:
+        if is_cause(error):
+            break
         time.sleep(POLL_SECONDS)
         error = first_error(run_dir)
     # A process that the agent terminates, because another one failed, may record that it was stopped.
@@ -244,13 +249,13 @@ def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, watcher:
         return
     raise_first_error(run_dir, recipe.machine.processes)
     if config.nodes > 1:
-        raise LaunchError(
+        raise LostProcess(
             f"accelerate launch ended before all processes reached {config.host}:{config.port}: run "
             f"this command on every machine; see {log}; resume with the same command"
         )
     code = watcher.agent.process.returncode
     if code is not None and code < 0:
-        raise LaunchError(
+        raise LostProcess(
             f"accelerate launch and its processes were killed by {signal.Signals(-code).name}; "
             f"{resume_text(run_dir)}: vitctl resume {typed(run_dir)}"
         )
@@ -259,7 +264,3 @@ def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, watcher:
         f"there "
         f"says how they ended"
     )
-
-
-def _only_lost_peers(error: Mapping[str, Any] | None) -> bool:
-    return error is not None and not is_cause(error)

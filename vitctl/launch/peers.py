@@ -23,8 +23,8 @@ import psutil
 
 from vitctl.engine.journal import CHECKPOINTS, Journal, step_folders, step_of, write_run_json
 from vitctl.engine.preemption import StopFlag
-from vitctl.errors import LaunchError, VitctlError, is_lost_peer
-from vitctl.launch.run_folder import LOGS, read_status
+from vitctl.errors import LaunchError, LostProcess, VitctlError, is_lost_peer
+from vitctl.launch.run_folder import FLIGHT, LOGS, read_status
 from vitctl.system.files import atomic_write, no_links, read_json
 from vitctl.system.process import HERE
 from vitctl.system.text import printable, typed
@@ -64,8 +64,9 @@ def _write_note(run_dir: Path, rank: int, **values: Any) -> None:
 
 def forget_errors(run_dir: Path) -> None:
     """Remove the notes of processes that failed in an earlier launch."""
-    for old in (run_dir / LOGS).glob("error_*.json"):
-        old.unlink(missing_ok=True)
+    for pattern in ("error_*.json", f"{FLIGHT}*"):
+        for old in (run_dir / LOGS).glob(pattern):
+            old.unlink(missing_ok=True)
 
 
 def first_error(run_dir: Path) -> dict[str, Any] | None:
@@ -106,17 +107,22 @@ def raise_first_error(run_dir: Path, num_processes: int) -> None:
     log = log_of(run_dir, rank)
     if not log.exists():  # the process ended before it could open one
         log = log.parent
+    flights = ", ".join(str(path) for path in sorted((run_dir / LOGS).glob(f"{FLIGHT}*")))
+    recorded = f"; flight recorder (read it with torchfrtrace): {flights}" if flights else ""
     if "killed" in error:
-        raise LaunchError(
-            f"process {rank} of {num_processes} was killed ({error['killed']}), most often because it ran "
-            f"out of memory; {log} has its output; {resume}"
+        guess = ", most often because it ran out of memory" if error["killed"] == "SIGKILL" else ""
+        raise LostProcess(
+            f"process {rank} of {num_processes} was killed ({error['killed']}){guess}; {log} has its "
+            f"output{recorded}; {resume}"
         )
     if error["mendable"]:
         raise VitctlError(f"{error['text']} (process {rank}; {log})")
     if not is_cause(error):
-        raise LaunchError(
-            f"process {rank} lost the connection to another process, which left no error message "
-            f"({error['text'].splitlines()[0]}); {log} has more; {resume}"
+        late = "timed out" in error["text"].lower() or "timeout" in error["text"].lower()
+        what = "waited longer than machine.group_timeout for" if late else "lost the connection to"
+        raise LostProcess(
+            f"process {rank} {what} another process, which left no error message "
+            f"({error['text'].splitlines()[0]}); {log} has more{recorded}; {resume}"
         )
     raise RuntimeError(f"process {rank} failed: {error['text']}; {log} has the traceback")
 

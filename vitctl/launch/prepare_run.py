@@ -29,7 +29,7 @@ from vitctl.launch.agent import LaunchConfig, launch_line, write_accelerate_conf
 from vitctl.launch.cluster import Member, find_member
 from vitctl.launch.peers import forget_errors
 from vitctl.launch.run_folder import check_not_foreign, clear, failed_without_output, prepared_folder
-from vitctl.launch.worker import on_cpu
+from vitctl.launch.worker import join_group
 from vitctl.recipe.export_formats import FORMATS
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
 from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
@@ -53,7 +53,6 @@ PACKAGES = (
     "onnx",
     "onnxruntime",
 )
-WAIT_SECONDS = 600.0  # for another machine of the same run to finish its preparation
 
 
 class Prepared(NamedTuple):
@@ -97,11 +96,10 @@ def prepare_run(
 
 
 def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member: Member) -> Prepared:
-    from vitctl.engine.runtime import broadcast_text, check_all_reduce, join
+    from vitctl.engine.runtime import broadcast_text, check_all_reduce
 
     if member.num_processes > 1:
-        join(cpu=on_cpu(loaded.recipe))
-        check_all_reduce(cpu=on_cpu(loaded.recipe))
+        check_all_reduce(cpu=join_group(run_dir, loaded.recipe))
     said, prepared = "", None
     if member.rank == 0:
         try:
@@ -125,7 +123,8 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
             f"--out {one_line(str(run_dir))}: has a control character in its name; choose another"
         )
     file = run_dir / RECIPE
-    with prepared_folder(run_dir, WAIT_SECONDS if config.nodes > 1 else 0.0):
+    # Another machine of the same run may be preparing the folder.
+    with prepared_folder(run_dir, loaded.recipe.machine.start_timeout if config.nodes > 1 else 0.0):
         check_not_foreign(run_dir)  # not before: another machine may be writing the files of this run
         before = (
             load_recipe(str(file)).recipe if file.exists() and not failed_without_output(run_dir) else None

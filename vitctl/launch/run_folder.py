@@ -16,6 +16,7 @@ from vitctl.system.files import open_lock, open_regular, read_json, write_bytes
 
 LOCK = ".lock"
 LOGS = "logs"
+FLIGHT = "nccl_rank_"  # in logs, and the rank: a dump of NCCL's flight recorder
 NOW = "now.json"  # in logs: the current state of a run that several processes do
 LOCK_POLL_SECONDS = 0.2
 _FLOCK = "hhqqi0q"  # Linux: type, whence, start, length, process

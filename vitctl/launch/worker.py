@@ -42,7 +42,7 @@ from vitctl.launch.peers import (
     roll_call,
     write_failed_result,
 )
-from vitctl.launch.run_folder import LOGS, NOW, locked_for_run, read_status
+from vitctl.launch.run_folder import FLIGHT, LOGS, NOW, locked_for_run, read_status
 from vitctl.system.files import atomic_write, no_links
 from vitctl.system.process import end_with_parent
 from vitctl.system.screen import ignore_output_errors
@@ -188,12 +188,10 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
             check_all_reduce,
             check_same,
             gather_texts,
-            join,
             node_lines,
         )
 
-        cpu = on_cpu(recipe)
-        join(cpu=cpu)
+        cpu = join_group(run_dir, recipe)
         if _is_main():
             forget_errors(run_dir)  # of an earlier start; all processes of this one wait in check_all_reduce
         check_all_reduce(cpu=cpu)
@@ -212,6 +210,24 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
     )
     for line in node_lines(cpu=cpu):
         journal.write("node", step=0, text=line)
+
+
+def join_group(run_dir: Path, recipe: "Recipe") -> bool:
+    """Join the process group of a run, and return whether it computes on the CPU.
+
+    Raises:
+        LaunchError: not all processes joined in machine.start_timeout.
+    """
+    from vitctl.engine.runtime import join
+
+    cpu, m = on_cpu(recipe), recipe.machine
+    join(
+        cpu=cpu,
+        seconds=m.start_timeout,
+        group_seconds=m.group_timeout,
+        recording=run_dir.absolute() / LOGS / FLIGHT,
+    )
+    return cpu
 
 
 def on_cpu(recipe: "Recipe") -> bool:

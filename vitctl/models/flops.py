@@ -256,6 +256,11 @@ def _kept_bytes(
     return micro_batch * per_image + once
 
 
+def block_parameters(config: Config) -> list[int]:
+    """Return the number of parameters of each block, exactly."""
+    return [block.parameters for block in _network(config)[1]]
+
+
 def _total(config: Config) -> Cost:
     ends, blocks = _network(config)
     return add(ends, *blocks)

@@ -21,6 +21,8 @@ _NEUTRAL = (
     "machine.processes",
     "machine.workers",
     "machine.device",
+    "machine.start_timeout",
+    "machine.group_timeout",
     "machine.attention",
     "machine.linear",
     "machine.checkpoint_blocks",

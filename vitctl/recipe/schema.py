@@ -75,6 +75,19 @@ class Machine(Section):
     device: Literal["auto", "cpu", "cuda"] = knob(
         "auto", "auto: CUDA where available, else CPU; cuda: an error where there is none"
     )
+    start_timeout: float = knob(
+        600.0,
+        "how long the processes and machines of a run wait for each other at its start",
+        unit="seconds",
+        gt=0,
+    )
+    group_timeout: float = knob(
+        600.0,
+        "how long one operation of all processes may take, such as the sum of gradients, before the run "
+        "ends; raise it where a process may be busy for longer, as with storage that stalls",
+        unit="seconds",
+        gt=0,
+    )
 
 
 class NetworkMachine(Machine):

@@ -1,11 +1,13 @@
 """`--dry-run`: what a run does and costs, and the values that were set."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rich.markup import escape
 
 from vitctl.cli.show.console import CONSOLE, show_table
+from vitctl.errors import LaunchError
 from vitctl.launch.agent import LaunchConfig, launch_line
 from vitctl.models.flops import PEAK_TFLOPS, count_macs, count_parameters
 from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
@@ -18,12 +20,19 @@ if TYPE_CHECKING:
     from vitctl.jobs.plan import TrainingPlan
 
 BAR = 40
+_TIMES = (("days", 86_400), ("hours", 3_600), ("minutes", 60))
 _UNITS = (("exaFLOPs", 1e18), ("PFLOPs", 1e15), ("TFLOPs", 1e12), ("GFLOPs", 1e9), ("MFLOPs", 1e6))
-GPU, MFU, GPU_TEXT = "H100", 0.4, "80 GiB"
+GPU_TEXT = "80 GiB"
 
 
 def show_plan(
-    loaded: Loaded, run_dir: Path, config: LaunchConfig = LaunchConfig(), *, everything: bool = False
+    loaded: Loaded,
+    run_dir: Path,
+    config: LaunchConfig = LaunchConfig(),
+    *,
+    nodes: int = 1,
+    link: str | None = None,
+    everything: bool = False,
 ) -> None:
     """Print what a run does, its cost and memory, then the values that were set.
 
@@ -31,10 +40,16 @@ def show_plan(
         loaded: a recipe of any job but export.
         run_dir: where it would run.
         config: the machines and the restarts.
+        nodes: machines that the processes are spread over.
+        link: value of --link.
         everything: add the defaults.
+
+    Raises:
+        LaunchError: not even one image at a time fits a GPU of 80 GiB; raised after the plan.
     """
+    refusal = ""
     if isinstance(loaded.recipe, Pretrain | Finetune):
-        loaded = _show_training(loaded, run_dir)
+        loaded, refusal = _show_training(loaded, run_dir, nodes, link)
     else:
         loaded = _show_scoring(loaded, run_dir)
     CONSOLE.print(
@@ -47,6 +62,8 @@ def show_plan(
     CONSOLE.print(escape(to_toml(loaded, defaults=everything)), soft_wrap=True)
     if not everything:
         CONSOLE.print("# values that were not set are left out: --dry-run --all adds the defaults")
+    if refusal:
+        raise LaunchError(refusal)
 
 
 def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
@@ -83,11 +100,17 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
     return loaded
 
 
-def _show_training(loaded: Loaded, run_dir: Path) -> Loaded:
-    """Print the cost of a training and its learning rates. Returns the recipe with its length."""
-    from vitctl.jobs.plan import plan_loaded
+def _show_training(loaded: Loaded, run_dir: Path, nodes: int, given_link: str | None) -> tuple[Loaded, str]:
+    """Print the cost of a training and its learning rates.
 
-    loaded, plan = plan_loaded(loaded)
+    Returns:
+        the recipe with its length, and why it cannot run; "" if it can.
+    """
+    from vitctl.jobs.plan import plan_loaded
+    from vitctl.jobs.resources import Link, parse_link
+
+    link = parse_link(given_link) if given_link else Link()
+    loaded, plan = plan_loaded(loaded, nodes, link)
     recipe = cast(Pretrain | Finetune, loaded.recipe)
     images = (
         f"{count_text(plan.num_images, 'image')}, {count_text(plan.num_classes, 'class', 'classes')}"
@@ -107,7 +130,7 @@ def _show_training(loaded: Loaded, run_dir: Path) -> Loaded:
             f"{plan.config.image_size} pixels{tokens}, forward {_macs(plan.macs_per_image)}",
         ),
         ("steps", f"{plan.steps:,} of {recipe.schedule.batch_size:,} images{per_epoch}"),
-        ("training", _work(plan.training_flops, processes)),
+        ("training", f"{_flops(plan.training_flops)}: {_hours(plan, processes)}"),
         (
             "micro-batch",
             f"{count_text(plan.micro_batch, 'image')} in each of "
@@ -119,6 +142,9 @@ def _show_training(loaded: Loaded, run_dir: Path) -> Loaded:
             for n, (way, size) in enumerate(plan.ways)
         ),
         ("checkpoint", f"{bytes_text(plan.checkpoint_bytes)}, at most {bytes_text(plan.disk_bytes)} on disk"),
+        ("of a process", ", ".join(f"{kind} {bytes_text(size)}" for kind, size in plan.memory.items())),
+        ("host", _host(plan, recipe, nodes)),
+        *_network(plan, recipe.schedule.batch_size, nodes, link, assumed=not given_link),
         ("run folder", str(run_dir)),
     ]
     show_table((f"{recipe.job}", loaded.name), rows, left=None)
@@ -128,7 +154,43 @@ def _show_training(loaded: Loaded, run_dir: Path) -> Loaded:
     top = max(lr for _, lr in plan.curve) or 1.0
     for step, lr in plan.curve:
         CONSOLE.print(f"  step {step:>9,}  {lr:.3e}  {'#' * round(BAR * lr / top)}")
-    return loaded
+    if plan.fitting_micro_batch:
+        return loaded, ""
+    then = f"; set {plan.ways[0][0].removeprefix('--set ')}" if plan.ways else "; choose a smaller model"
+    return loaded, f"no micro-batch fits {GPU_TEXT} ({bytes_text(plan.memory_bytes)} per process){then}"
+
+
+def _host(plan: "TrainingPlan", recipe: Pretrain | Finetune, nodes: int) -> str:
+    """Describe the memory of the host."""
+    from vitctl.jobs.resources import RUNTIME_BYTES
+
+    m = recipe.machine
+    each = "each process" if m.shards(m.processes) > 1 else "process 0"
+    copy = f", copy of a checkpoint {bytes_text(plan.copy_bytes)} in {each}" if plan.copy_bytes else ""
+    local = count_text(m.processes // nodes, "process", "processes")
+    cpu = f"; on a CPU process 0 needs {bytes_text(plan.resident_bytes)}"
+    return f"{local} a node, runtime {bytes_text(RUNTIME_BYTES)} each{copy}{cpu}"
+
+
+def _network(
+    plan: "TrainingPlan", batch: int, nodes: int, link: object, *, assumed: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield the rows on what a node sends and reads."""
+    words = f"{link} Gbit/s{' (assumed; --link)' if assumed else ''}"
+    if nodes > 1:
+        yield "network", f"{bytes_text(round(plan.sent_bytes))} a step and node, over {words}"
+    if read := plan.read:
+        rate = plan.seconds["data"] and 1 / max(plan.seconds.values())
+        size = read.per_image * batch / nodes * read.amplification
+        often = f", each shard fetched by {read.amplification} nodes" if read.amplification > 1 else ""
+        cache = f", cache {bytes_text(read.cache)} a node" if read.cache else ""
+        yield (
+            "reading",
+            (
+                f"{size * rate / 1e9:.3g} GB/s a node{often}; images of a batch from at most "
+                f"{count_text(read.shards, 'shard')}{cache}"
+            ),
+        )
 
 
 def _macs(macs: int) -> str:
@@ -137,21 +199,40 @@ def _macs(macs: int) -> str:
 
 def _work(flops: int, processes: int) -> str:
     """Return an amount of computation, and its time on the GPU that `recipes table` uses."""
-    unit, size = next((row for row in _UNITS if flops >= row[1]), _UNITS[-1])
-    return f"{flops / size:,.4g} {unit}: {_time(flops, processes)}"
+    from vitctl.jobs.resources import GPU, MFU
 
-
-def _time(flops: int, processes: int) -> str:
     seconds = flops / (MFU * PEAK_TFLOPS[GPU] * 1e12 * processes)
-    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+    return f"{_flops(flops)}: {_time(seconds)} {_where(processes)}"
+
+
+def _flops(flops: int) -> str:
+    unit, size = next((row for row in _UNITS if flops >= row[1]), _UNITS[-1])
+    return f"{flops / size:,.4g} {unit}"
+
+
+def _where(processes: int) -> str:
+    from vitctl.jobs.resources import GPU, MFU
+
+    return f"on {processes} {GPU} at {MFU:.0%} of the bf16 peak"
+
+
+def _time(seconds: float) -> str:
+    for unit, length in _TIMES:
         if seconds >= length:
-            return f"{seconds / length:,.1f} {unit} on {processes} {GPU} at {MFU:.0%} of the bf16 peak"
-    shown = f"{seconds:.1f} s" if seconds >= 0.1 else "less than 0.1 s"
-    return f"{shown} on {processes} {GPU} at {MFU:.0%} of the bf16 peak"
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.1f} s" if seconds >= 0.1 else "less than 0.1 s"
+
+
+def _hours(plan: "TrainingPlan", processes: int) -> str:
+    """Return the time of a training: that of what takes longest, and where it is not alone, that of each."""
+    total = {kind: plan.steps * seconds for kind, seconds in plan.seconds.items() if seconds}
+    most = max(total, key=lambda kind: total[kind])
+    parts = ", ".join(f"{kind} {_time(seconds)}" for kind, seconds in total.items())
+    return f"{_time(total[most])} {_where(processes)}{f' ({parts})' if len(total) > 1 else ''}"
 
 
 def _fit(plan: "TrainingPlan") -> str:
-    from vitctl.jobs.plan import USABLE_SHARE
+    from vitctl.jobs.resources import USABLE_SHARE
 
     return (
         f"does not fit {GPU_TEXT} ({1 - USABLE_SHARE:.0%} kept free)"

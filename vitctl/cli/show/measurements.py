@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitctl.cli.flags import Flags, check_flags, value_of
-from vitctl.cli.run_job import processes_from_launcher, start_command
+from vitctl.cli.run_job import start_command, started_processes
 from vitctl.cli.show.console import CONSOLE, say, show_table
 from vitctl.engine.preemption import stop_on_signals
 from vitctl.errors import RecipeError, writing
@@ -116,7 +116,7 @@ def chosen_recipe(
             )
         overrides.append(Override("model.name", model, model))
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items()]
-    recipe = load_recipe(name, [*overrides, *processes_from_launcher(member)]).recipe
+    recipe = load_recipe(name, [*overrides, *started_processes(member, None, overrides)]).recipe
     if not isinstance(recipe, Pretrain | Finetune):
         raise RecipeError(
             f"recipe '{name}' is for `vitctl {recipe.job}`: bench needs a recipe of pretrain or finetune"

@@ -1,0 +1,125 @@
+"""The JobSet of a run: a Kubernetes resource that starts a pod on each node, and restarts all of them."""
+
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitctl.errors import RESTARTED, LaunchError
+from vitctl.launch.agent import PORT
+from vitctl.launch.cluster import SAVE_SECONDS, Resources
+from vitctl.system.files import write_text
+
+JOBSET_FILE = "jobset.yaml"
+MAX_RESTARTS = 3
+_LONGEST_NAME = 40  # of 63 letters of a host name, which adds the numbers of job and pod
+_WORKERS, _CONTAINER = "workers", "vitctl"
+
+
+@dataclass(frozen=True)
+class JobSet(Resources):
+    """A JobSet, see `jobset_manifest`.
+
+    Args:
+        image: container image in which `python -m vitctl` works.
+        claim: persistent volume claim and where it is mounted, "NAME:/PATH"; it holds the run folder.
+        memory: of a node, such as "900Gi".
+        namespace: of the JobSet.
+    """
+
+    launcher = "--k8s"
+    example = "nodes=4,gpus=8,image=registry.org/vitctl:1.0,claim=runs:/runs"
+    submits = ("kubectl", "create", "-f")
+
+    image: str = field(default="", metadata={"pattern": r"[A-Za-z0-9_./:@-]+", "needed": True})
+    claim: str = field(default="", metadata={"pattern": r"[a-z0-9.-]+:/[A-Za-z0-9_./-]+", "needed": True})
+    memory: str = field(default="", metadata={"pattern": "[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?"})
+    namespace: str = field(default="", metadata={"pattern": "[a-z0-9-]+"})
+
+    def write(self, run_dir: Path) -> Path:
+        """Write RUN/jobset.yaml."""
+        folder = run_dir.resolve()
+        text = yaml.safe_dump(jobset_manifest(self, folder), sort_keys=False, width=110)
+        write_text(folder / JOBSET_FILE, text)
+        return folder / JOBSET_FILE
+
+
+def jobset_manifest(job: JobSet, run_dir: Path) -> dict[str, Any]:
+    """Return the JobSet, apiVersion jobset.x-k8s.io/v1alpha2, as Kubernetes reads it.
+
+    A pod that is deleted gets TERM: all processes save and exit with code 3. After that, and after a lost pod
+    or process, all pods are started again, `MAX_RESTARTS` times; exit code 2, an error that the user can
+    fix, ends the JobSet.
+
+    Args:
+        job: the resources.
+        run_dir: absolute, below the mount path of the claim. It names the JobSet; characters that Kubernetes
+            does not allow become hyphens.
+
+    Raises:
+        LaunchError: the run folder is not on the claim.
+    """
+    claim, mount = job.claim.split(":")
+    if not run_dir.is_relative_to(mount):
+        raise LaunchError(
+            f"{run_dir}: not on the claim {claim}, which pods mount at {mount}; choose a folder there with "
+            f"--out"
+        )
+    name = re.sub("[^a-z0-9]+", "-", run_dir.name.lower()).lstrip("-0123456789")
+    name = name[:_LONGEST_NAME].rstrip("-") or "vitctl"  # a service's name begins with a letter
+    words = ["python", "-m", "vitctl", "resume", str(run_dir)]
+    first = f"{name}-{_WORKERS}-0-0.{name}"
+    # The address of the first pod has no meaning before that pod is scheduled.
+    waits = f"until getent hosts {first} > /dev/null; do sleep 1; done; exec " if job.nodes > 1 else "exec "
+    words += ["--nodes", f"{job.nodes}@{first}:{PORT}"] if job.nodes > 1 else []
+    limits = {
+        "nvidia.com/gpu": job.gpus,
+        "cpu": job.cpus * job.tasks_per_node,
+        "memory": job.memory,
+    }
+    container = {
+        "name": _CONTAINER,
+        "image": job.image,
+        # Kubernetes expands $(NAME) in a command, and makes $$ a plain dollar sign.
+        "command": ["sh", "-c", (waits + shlex.join(words)).replace("$", "$$")],
+        "env": [{"name": RESTARTED, "value": "1"}],
+        "resources": {"limits": {key: value for key, value in limits.items() if value}},
+        "volumeMounts": [{"name": "runs", "mountPath": mount}, {"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": SAVE_SECONDS,
+        "containers": [container],
+        "volumes": [
+            {"name": "runs", "persistentVolumeClaim": {"claimName": claim}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},  # 64 MB by default; batches pass through it
+        ],
+    }
+    ends = {"containerName": _CONTAINER, "operator": "In", "values": [2]}
+    workers = {
+        "completionMode": "Indexed",
+        "completions": job.nodes,
+        "parallelism": job.nodes,
+        "backoffLimit": 0,
+        "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": ends}]},
+        "template": {"spec": pod},
+    }
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name, **({"namespace": job.namespace} if job.namespace else {})},
+        "spec": {
+            "failurePolicy": {
+                "maxRestarts": MAX_RESTARTS,
+                # All old pods are gone before new ones start: the run folder is locked.
+                "restartStrategy": "BlockingRecreate",
+                "rules": [
+                    {"name": "fixable", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+                ],
+            },
+            "replicatedJobs": [{"name": _WORKERS, "replicas": 1, "template": {"spec": workers}}],
+        },
+    }
