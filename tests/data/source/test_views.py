@@ -193,7 +193,7 @@ def test_check_labels__several(labels: list[list[int]], refused: str) -> None:
 
 
 def test_check_labels__chunks_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "_CHUNK", 7)
+    monkeypatch.setattr(views, "CHUNK", 7)
     labels = [0] * 30
     for sample in (8, 9, 29):
         labels[sample] = 5

@@ -31,6 +31,7 @@ from vitctl.data.shards.remote import (
     read_changed,
     read_file,
 )
+from vitctl.data.source.rows import Ranges
 from vitctl.data.source.splits import ROLES, read_exclusion, without_excluded
 from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import Source, subset, unlabelled_samples
@@ -88,17 +89,15 @@ class SplitLocation:
         source = ShardSource(index, cache)
         if not self.shards:
             return without_excluded(source)
-        ends = np.cumsum([shard.num_samples for shard in index.shards]).tolist()
-        limits = {
-            shard.name: (end - shard.num_samples, end) for shard, end in zip(index.shards, ends, strict=True)
-        }
-        if missing := [name for name in self.shards if name not in limits]:
+        numbers = {shard.name: number for number, shard in enumerate(index.shards)}
+        if missing := [name for name in self.shards if name not in numbers]:
             raise DataError(
                 f"{self.base or self.folder}: {missing[0]} is not in the index ({len(missing)} shards are "
                 f"not)"
             )
-        rows = np.concatenate([np.arange(*limits[name]) for name in self.shards])
-        return subset(source, rows[~np.isin(rows, read_exclusion(index))])
+        chosen, ends = [numbers[name] for name in self.shards], np.array([0, *source.ends])
+        rows = Ranges(ends[chosen], ends[1:][chosen])
+        return subset(source, rows.without(read_exclusion(index)))
 
 
 def locate_all_splits(text: str) -> dict[str, SplitLocation]:

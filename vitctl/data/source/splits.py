@@ -14,6 +14,7 @@ import numpy as np
 
 from vitctl.data.images.decode import BadSample
 from vitctl.data.shards.index import Index
+from vitctl.data.source.rows import Ranges
 from vitctl.data.source.stores import ShardSource, array_digest, open_index
 from vitctl.data.source.views import Source, View, concat, sample_key, subset
 from vitctl.errors import DataError
@@ -114,7 +115,7 @@ def select(spec: str, sources: Mapping[str, Source], place: str = "the data", gr
 
 def num_repeated(source: Source) -> int:
     """Count the samples that a source selects more than once, as `test[:20]+test[10:]` does."""
-    if not isinstance(source, View):
+    if not isinstance(source, View) or getattr(source.rows, "is_distinct", False):
         return 0
     seen: dict[str, np.ndarray] = {}
     repeated = 0
@@ -387,7 +388,7 @@ def without_excluded(source: ShardSource) -> Source:
     excluded = read_exclusion(source.index)
     if not len(excluded):
         return source
-    kept = subset(source, np.delete(np.arange(len(source)), excluded))
+    kept = subset(source, Ranges.whole(len(source)).without(excluded))
     return replace(kept, digest=array_digest(f"without {source.digest} ", excluded))
 
 

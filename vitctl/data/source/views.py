@@ -16,13 +16,12 @@ import numpy as np
 
 from vitctl.data.images.decode import BadSample
 from vitctl.data.shards.tar import padded
-from vitctl.data.source.order import Order
+from vitctl.data.source.rows import CHUNK, Chained, Joined, RandomPart, Ranges, Rows, spans
 from vitctl.data.source.stores import ShardSource, array_digest
 from vitctl.errors import DataError
 from vitctl.system.text import count_text, did_you_mean, nearest, one_line
 
 Use = Literal["training", "scoring", "draws", "pixels"]
-_CHUNK = 2**20
 
 
 class Source(Protocol):
@@ -62,7 +61,8 @@ class View:
         stores: sources that hold the samples.
         class_names: in label order.
         digest: hex digest of the samples and their order.
-        rows: position of each sample in the concatenation of all stores, int64 `[n]`; None: all, in order.
+        rows: position of each sample in the concatenation of all stores, int64 `[n]` or computed; None: all,
+            in order.
         new_labels: labels that replace those of the stores, `[n]` or `[n, L]`.
         parts: the concatenated sources; empty for other views.
     """
@@ -70,7 +70,7 @@ class View:
     stores: tuple[Source, ...]
     class_names: tuple[str, ...]
     digest: str
-    rows: np.ndarray | None = None
+    rows: Rows | None = None
     new_labels: np.ndarray | None = None
     parts: tuple[Source, ...] = ()
 
@@ -110,9 +110,10 @@ class View:
         Yields:
             the store; the samples' rows in it, None for all in order; their places among those given.
         """
-        rows = self.rows
-        if samples is not None:
-            rows = np.asarray(samples, np.int64) if rows is None else rows[samples]
+        if samples is None:
+            rows = None if self.rows is None else self.rows[:]
+        else:
+            rows = np.asarray(samples, np.int64) if self.rows is None else self.rows[samples]
         if rows is None:
             for store, begin, end in zip(self.stores, self._begins, self._ends, strict=True):
                 yield store, None, slice(begin, end)
@@ -138,19 +139,19 @@ class View:
         return [0, *self._ends[:-1]]
 
 
-def subset(source: Source, rows: np.ndarray) -> View:
+def subset(source: Source, rows: Rows) -> View:
     """Select samples of a source.
 
     Args:
         source: to select from.
-        rows: numbers of samples, int64 `[n]`, in the order of the subset.
+        rows: numbers of samples, int64 `[n]` or computed, in the order of the subset.
     """
     whole = _as_view(source)
     return replace(
         whole,
         digest=array_digest(f"subset {source.digest} ", rows),
-        rows=rows if whole.rows is None else whole.rows[rows],
-        new_labels=None if whole.new_labels is None else whole.new_labels[rows],
+        rows=rows if whole.rows is None else Chained(whole.rows, rows),
+        new_labels=None if whole.new_labels is None else whole.new_labels[rows[:]],
         parts=(),
     )
 
@@ -176,11 +177,8 @@ def concat(sources: Sequence[Source]) -> View:
     )
     if any(view.rows is not None for view in views):
         begins = accumulate((view._ends[-1] for view in views), initial=0)
-        rows = [
-            begin + (np.arange(len(view)) if view.rows is None else view.rows)
-            for begin, view in zip(begins, views, strict=False)
-        ]
-        joined = replace(joined, rows=np.concatenate(rows))
+        rows = [Ranges.whole(len(view)) if view.rows is None else view.rows for view in views]
+        joined = replace(joined, rows=Joined([*zip(begins, rows, strict=False)]))
     if any(view.new_labels is not None for view in views):
         tables = [view.labels() for view in views]
         width = max(table.shape[1:] for table in tables)
@@ -206,10 +204,7 @@ def random_subset(source: Source, num_samples: int, seed: int) -> Source:
         raise DataError(f"a subset of {num_samples:,} images was requested, but there are {len(source):,}")
     if num_samples == len(source):
         return source
-    chosen, order = np.zeros(len(source), bool), Order(len(source), seed)
-    for begin in range(0, num_samples, _CHUNK):
-        chosen[order.at(np.arange(begin, min(begin + _CHUNK, num_samples)))[1]] = True
-    return subset(source, np.flatnonzero(chosen))
+    return subset(source, RandomPart(len(source), num_samples, seed))
 
 
 def of_classes(source: Source, names: tuple[str, ...]) -> View:
@@ -267,8 +262,8 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
     if single and width:
         raise DataError(f"'{name}': needs one label per image, but these images may have several")
     invalid, unlabelled = [], []
-    for begin in range(0, len(source), _CHUNK):
-        labels = source.labels(np.arange(begin, min(begin + _CHUNK, len(source))))
+    for begin in range(0, len(source), CHUNK):
+        labels = source.labels(np.arange(begin, min(begin + CHUNK, len(source))))
         rows = labels.reshape(len(labels), -1)
         is_invalid = ((rows >= num_classes) | (rows < -1)).any(axis=1)
         is_invalid |= ((rows[:, :-1] < 0) & (rows[:, 1:] >= 0)).any(axis=1)
@@ -330,6 +325,22 @@ def split_sources(source: Source) -> tuple[ShardSource, ...]:
     """Return the indexed splits behind a source, in order; empty when it is not stored in shards."""
     stores = source.stores if isinstance(source, View) else (source,)
     return tuple(store for store in stores if isinstance(store, ShardSource))
+
+
+def used_shards(source: Source) -> Iterator[tuple[ShardSource, np.ndarray]]:
+    """Yield each indexed split behind a source, and which of its shards hold one of the samples, bool."""
+    view = _as_view(source)
+    ends = [
+        begin + np.array(store.ends if isinstance(store, ShardSource) else [len(store)])
+        for begin, store in zip(view._begins, view.stores, strict=True)
+    ]
+    used = np.ones(sum(map(len, ends)), bool)
+    if view.rows is not None:
+        used = spans(view.rows, np.concatenate(ends))
+    parts = np.split(used, np.cumsum([len(part) for part in ends])[:-1])
+    for store, part in zip(view.stores, parts, strict=True):
+        if isinstance(store, ShardSource):
+            yield store, part
 
 
 def source_texts(source: Source) -> tuple[str, ...]:
