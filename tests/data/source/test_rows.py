@@ -9,7 +9,7 @@ from tests.data.conftest import MakeSplit
 from vitctl.data.source import rows
 from vitctl.data.source.locate import SplitLocation
 from vitctl.data.source.order import Order
-from vitctl.data.source.rows import Chained, Joined, RandomPart, Ranges, Rows, spans
+from vitctl.data.source.rows import RandomPart, Ranges, Rows
 from vitctl.data.source.stores import ShardSource, array_digest
 from vitctl.data.source.views import concat, random_subset, subset, used_shards
 
@@ -24,9 +24,6 @@ def check(found: Rows, wanted: np.ndarray) -> None:
     assert [int(found[place]) for place in (0, len(wanted) - 1)] == [wanted[0], wanted[-1]]
     for start, stop in (np.sort(places)[:2], np.sort(places)[-2:], (0, 1), (1, 0), (3, len(wanted) + 9)):
         assert np.array_equal(found[start:stop], wanted[start:stop])
-    ends = np.unique(np.append(np.arange(0, wanted.max(), 7) + 3, wanted.max() + 1))
-    used = np.isin(np.arange(len(ends)), np.searchsorted(ends, wanted, side="right"))
-    assert np.array_equal(spans(found, ends), used)
     assert array_digest("x", found) == array_digest("x", wanted)
     if isinstance(found, rows.Computed) and found.is_distinct:
         assert len(np.unique(wanted)) == len(wanted)
@@ -67,14 +64,6 @@ def test_random_part__is_the_start_of_a_shuffle(
     check(RandomPart(size, count, 5), drawn(size, count, 5))
 
 
-def test_selections_of_selections() -> None:
-    (listed, numbers), part = arrays([50, 0, 200], [40, 30, 100]), RandomPart(170, 60, 1)
-    check(Chained(listed, part), numbers[drawn(170, 60, 1)])
-    check(Chained(part, np.array([3, 3, 0])), drawn(170, 60, 1)[[3, 3, 0]])
-    both = np.concatenate((7 + numbers, 1000 + drawn(170, 60, 1), np.array([5, 2])))
-    check(Joined([(7, listed), (1000, part), (0, np.array([5, 2]))]), both)
-
-
 def test_views__lists_and_random_subsets_are_those_of_arrays(make_split: MakeSplit) -> None:
     """Runs name these digests."""
     source = ShardSource(make_split(60))
@@ -92,5 +81,10 @@ def test_views__lists_and_random_subsets_are_those_of_arrays(make_split: MakeSpl
     assert part.labels().tolist() == listed.labels()[wanted].tolist()
     joined = concat((part, source))
     assert joined.labels().tolist() == [*part.labels(), *source.labels()]
-    assert [used.tolist() for _, used in used_shards(listed)] == [[n in chosen for n in range(len(names))]]
-    assert [used.all() for _, used in used_shards(joined)] == [False, True]
+    both = subset(joined, np.array([10, 2, 68, 9]))
+    assert both.labels().tolist() == joined.labels()[[10, 2, 68, 9]].tolist()
+    assert [*map(both.key, range(4))] == [joined.key(n) for n in (10, 2, 68, 9)]
+    assert [used.tolist() for _, used in used_shards(listed)] == [sorted(chosen)]
+    assert [used.tolist() for _, used in used_shards(joined)][1] == [*range(len(names))]
+    places = np.searchsorted(source.ends, numbers[wanted], side="right")
+    assert [used.tolist() for _, used in used_shards(part)] == [np.unique(places).tolist()]

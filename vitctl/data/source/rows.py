@@ -5,7 +5,6 @@ here stands for an int64 array: it has a length, and is indexed by a number, a s
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,10 @@ class Computed(ABC):
         if isinstance(key, slice):
             start, stop, _ = key.indices(len(self))
             return self._between(start, max(start, stop))
-        return self._at(np.asarray(key))
+        places = np.asarray(key)
+        if places.size > 1 and (np.diff(places) == 1).all():
+            return self._between(int(places[0]), int(places[-1]) + 1)  # consecutive places are faster
+        return self._at(places)
 
 
 Rows = np.ndarray | Computed
@@ -128,63 +130,3 @@ class RandomPart(Computed):
         last = int(np.searchsorted(self._before, stop))
         numbers = np.flatnonzero(np.unpackbits(self._bits[first:last])) + first * (8 * _BLOCK)
         return numbers[start - int(self._before[first]) :][: stop - start]
-
-
-class Joined(Computed):
-    """Several selections after each other, each with what is added to its numbers."""
-
-    def __init__(self, parts: Sequence[tuple[int, Rows]]) -> None:
-        self._parts, self._stops = parts, np.cumsum([len(rows) for _, rows in parts])
-
-    def __len__(self) -> int:
-        return int(self._stops[-1])
-
-    def _at(self, places: np.ndarray) -> np.ndarray:
-        parts, found = np.searchsorted(self._stops, places, side="right"), np.empty_like(places)
-        for number in np.unique(parts).tolist():
-            (added, rows), chosen = self._parts[number], parts == number
-            found[chosen] = added + rows[places[chosen] - (self._stops[number] - len(rows))]
-        return found
-
-    def _between(self, start: int, stop: int) -> np.ndarray:
-        begins = self._stops - [len(rows) for _, rows in self._parts]
-        return np.concatenate(
-            [
-                added + rows[max(0, start - begin) : max(0, stop - begin)]
-                for (added, rows), begin in zip(self._parts, begins.tolist(), strict=True)
-            ]
-        )
-
-
-class Chained(Computed):
-    """A selection from a selection: the numbers of `outer` at the places that `inner` gives."""
-
-    def __init__(self, outer: Rows, inner: Rows) -> None:
-        self._outer, self._inner = outer, inner
-        self.is_distinct = all(getattr(rows, "is_distinct", False) for rows in (outer, inner))
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def _at(self, places: np.ndarray) -> np.ndarray:
-        return np.asarray(self._outer[self._inner[places]])
-
-    def _between(self, start: int, stop: int) -> np.ndarray:
-        return np.asarray(self._outer[self._inner[start:stop]])
-
-
-def spans(rows: Rows, ends: np.ndarray) -> np.ndarray:
-    """Return which of several spans hold one of the numbers: bool `[S]`.
-
-    Args:
-        rows: the numbers.
-        ends: int64 `[S]`, ascending; a span begins where the one before it ends.
-    """
-    if isinstance(rows, Ranges):
-        opened = np.bincount(np.searchsorted(ends, rows.begins, side="right"), minlength=len(ends) + 1)
-        closed = np.bincount(np.searchsorted(ends, rows.ends - 1, side="right") + 1, minlength=len(ends) + 1)
-        return np.asarray(np.cumsum(opened - closed)[:-1] > 0)
-    used = np.zeros(len(ends), bool)
-    for begin in range(0, len(rows), CHUNK):
-        used[np.searchsorted(ends, rows[begin : begin + CHUNK], side="right")] = True
-    return used

@@ -16,7 +16,7 @@ from vitctl.data.images.decode import BadSample
 from vitctl.data.shards.index import Index
 from vitctl.data.source.rows import Ranges
 from vitctl.data.source.stores import ShardSource, array_digest, open_index
-from vitctl.data.source.views import Source, View, concat, sample_key, subset
+from vitctl.data.source.views import Source, View, concat, sample_key, stored, subset
 from vitctl.errors import DataError
 from vitctl.system.files import INDEX, TABLE, read_bytes, read_json, write_json
 from vitctl.system.text import one_line
@@ -119,7 +119,7 @@ def num_repeated(source: Source) -> int:
         return 0
     seen: dict[str, np.ndarray] = {}
     repeated = 0
-    for store, rows, _ in source.by_store():
+    for store, rows in stored(source):
         taken = seen.setdefault(store.digest, np.zeros(len(store), bool))
         chosen = slice(None) if rows is None else rows
         repeated += int(np.count_nonzero(taken[chosen]))

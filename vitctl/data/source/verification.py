@@ -15,8 +15,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from vitctl.data.shards import index as shard_index
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source import hashing
@@ -236,7 +234,7 @@ def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:
             if recorded["num_bytes"] > shard_index.VERIFIED_ON_OPEN:
                 path = os.path.abspath(split.index.folder / name)
                 files[path] = _File(path, recorded["num_bytes"], recorded["sha256"])
-        for number in np.flatnonzero(used).tolist():
+        for number in used.tolist():
             shard, address = split.index.shards[number], split.index.address(number)
             is_far = is_remote(address)
             if is_far and split.cache is None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from vitctl.data.images.decode import BadSample
 from vitctl.data.shards.tar import padded
-from vitctl.data.source.rows import CHUNK, Chained, Joined, RandomPart, Ranges, Rows, spans
+from vitctl.data.source.rows import CHUNK, RandomPart, Ranges, Rows
 from vitctl.data.source.stores import ShardSource, array_digest
 from vitctl.errors import DataError
 from vitctl.system.text import count_text, did_you_mean, nearest, one_line
@@ -55,16 +55,15 @@ class Source(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Samples of one or more stores, in a given order; made by the functions below.
+    """Samples of one or more sources, in a given order; made by the functions below.
 
     Args:
-        stores: sources that hold the samples.
+        stores: sources that hold the samples; some may be views.
         class_names: in label order.
         digest: hex digest of the samples and their order.
         rows: position of each sample in the concatenation of all stores, int64 `[n]` or computed; None: all,
             in order.
         new_labels: labels that replace those of the stores, `[n]` or `[n, L]`.
-        parts: the concatenated sources; empty for other views.
     """
 
     stores: tuple[Source, ...]
@@ -72,7 +71,11 @@ class View:
     digest: str
     rows: Rows | None = None
     new_labels: np.ndarray | None = None
-    parts: tuple[Source, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Source, ...]:
+        """The concatenated sources; empty for other views."""
+        return self.stores if self.rows is None else ()
 
     def __len__(self) -> int:
         return self._ends[-1] if self.rows is None else len(self.rows)
@@ -110,13 +113,15 @@ class View:
         Yields:
             the store; the samples' rows in it, None for all in order; their places among those given.
         """
-        if samples is None:
-            rows = None if self.rows is None else self.rows[:]
-        else:
-            rows = np.asarray(samples, np.int64) if self.rows is None else self.rows[samples]
+        rows = None if self.rows is None else self.rows[slice(None) if samples is None else samples]
+        if samples is not None and rows is None:
+            rows = np.asarray(samples, np.int64)
         if rows is None:
             for store, begin, end in zip(self.stores, self._begins, self._ends, strict=True):
                 yield store, None, slice(begin, end)
+            return
+        if len(self.stores) == 1:
+            yield self.stores[0], rows, slice(None)
             return
         numbers = np.searchsorted(self._ends, rows, side="right")
         for number in np.unique(numbers).tolist():
@@ -146,14 +151,7 @@ def subset(source: Source, rows: Rows) -> View:
         source: to select from.
         rows: numbers of samples, int64 `[n]` or computed, in the order of the subset.
     """
-    whole = _as_view(source)
-    return replace(
-        whole,
-        digest=array_digest(f"subset {source.digest} ", rows),
-        rows=rows if whole.rows is None else Chained(whole.rows, rows),
-        new_labels=None if whole.new_labels is None else whole.new_labels[rows[:]],
-        parts=(),
-    )
+    return View((source,), source.class_names, array_digest(f"subset {source.digest} ", rows), rows)
 
 
 def concat(sources: Sequence[Source]) -> View:
@@ -168,23 +166,8 @@ def concat(sources: Sequence[Source]) -> View:
                 "splits with different class names cannot be joined, their labels mean different things: "
                 f"{_names(sources[0])} and {_names(other)}"
             )
-    views = [_as_view(source) for source in sources]
-    joined = View(
-        stores=tuple(store for view in views for store in view.stores),
-        class_names=sources[0].class_names,
-        digest=hashlib.sha256(" ".join(["concat", *(view.digest for view in views)]).encode()).hexdigest(),
-        parts=tuple(sources),
-    )
-    if any(view.rows is not None for view in views):
-        begins = accumulate((view._ends[-1] for view in views), initial=0)
-        rows = [Ranges.whole(len(view)) if view.rows is None else view.rows for view in views]
-        joined = replace(joined, rows=Joined([*zip(begins, rows, strict=False)]))
-    if any(view.new_labels is not None for view in views):
-        tables = [view.labels() for view in views]
-        width = max(table.shape[1:] for table in tables)
-        tables = [padded(table, *width) for table in tables] if width else tables
-        joined = replace(joined, new_labels=np.concatenate(tables))
-    return joined
+    digests = " ".join(["concat", *(source.digest for source in sources)])
+    return View(tuple(sources), sources[0].class_names, hashlib.sha256(digests.encode()).hexdigest())
 
 
 def random_subset(source: Source, num_samples: int, seed: int) -> Source:
@@ -321,26 +304,46 @@ def sample_key(source: Source, sample: int) -> str:
         return f"number {sample}"
 
 
+def stored(source: Source, samples: np.ndarray | None = None) -> Iterator[tuple[Source, np.ndarray | None]]:
+    """Yield the sources behind some samples of a source, or all, that are not views, and the samples' numbers
+    there; None for all.
+    """
+    if not isinstance(source, View):
+        yield source, samples
+        return
+    for store, rows, _ in source.by_store(samples):
+        yield from stored(store, rows)
+
+
 def split_sources(source: Source) -> tuple[ShardSource, ...]:
     """Return the indexed splits behind a source, in order; empty when it is not stored in shards."""
-    stores = source.stores if isinstance(source, View) else (source,)
-    return tuple(store for store in stores if isinstance(store, ShardSource))
+    if isinstance(source, View):
+        return tuple(split for store in source.stores for split in split_sources(store))
+    return (source,) if isinstance(source, ShardSource) else ()
 
 
 def used_shards(source: Source) -> Iterator[tuple[ShardSource, np.ndarray]]:
-    """Yield each indexed split behind a source, and which of its shards hold one of the samples, bool."""
-    view = _as_view(source)
-    ends = [
-        begin + np.array(store.ends if isinstance(store, ShardSource) else [len(store)])
-        for begin, store in zip(view._begins, view.stores, strict=True)
-    ]
-    used = np.ones(sum(map(len, ends)), bool)
-    if view.rows is not None:
-        used = spans(view.rows, np.concatenate(ends))
-    parts = np.split(used, np.cumsum([len(part) for part in ends])[:-1])
-    for store, part in zip(view.stores, parts, strict=True):
-        if isinstance(store, ShardSource):
-            yield store, part
+    """Yield indexed splits behind a source, and the numbers of the shards that hold its samples."""
+    if isinstance(source, ShardSource):
+        yield source, np.arange(len(source.ends))
+    if not isinstance(source, View):
+        return
+    first, splits = source.stores[0], dict.fromkeys(split_sources(source))
+    if source.rows is None:
+        for store in source.stores:
+            yield from used_shards(store)
+    elif isinstance(source.rows, Ranges) and isinstance(first, ShardSource):
+        limits = source.rows.begins, source.rows.ends - 1
+        runs = zip(*np.searchsorted(np.array(first.ends), limits, side="right"), strict=True)
+        yield first, np.unique(np.concatenate([np.arange(begin, end + 1) for begin, end in runs]))
+    else:
+        ends = {split: np.array(split.ends) for split in splits}
+        used = {split: np.zeros(len(split.ends), bool) for split in splits}
+        for begin in range(0, len(source), CHUNK):
+            for split, rows in stored(source, np.arange(begin, min(begin + CHUNK, len(source)))):
+                if isinstance(split, ShardSource) and rows is not None:
+                    used[split][np.searchsorted(ends[split], rows, side="right")] = True
+        yield from ((split, np.flatnonzero(found)) for split, found in used.items())
 
 
 def source_texts(source: Source) -> tuple[str, ...]:
@@ -361,15 +364,11 @@ def shared_samples(one: Source, other: Source) -> int:
     places: list[dict[str, np.ndarray]] = []
     for source in (one, other):
         found: dict[str, np.ndarray] = {}
-        for store, rows, _ in _as_view(source).by_store():
+        for store, rows in stored(source):
             taken = np.arange(len(store)) if rows is None else rows
             found[store.digest] = np.union1d(found.get(store.digest, taken), taken)
         places.append(found)
     return sum(len(np.intersect1d(rows, places[1].get(digest, []))) for digest, rows in places[0].items())
-
-
-def _as_view(source: Source) -> View:
-    return source if isinstance(source, View) else View((source,), source.class_names, source.digest)
 
 
 def _names(source: Source) -> str:
