@@ -119,6 +119,11 @@ def blocked_signals(numbers: Sequence[int] = SIGNALS) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+def is_main_process() -> bool:
+    """Return whether this process has rank 0 among those of a launcher, or no launcher started it."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @dataclass
 class Place:
     """Where the main thread is.

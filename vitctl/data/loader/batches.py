@@ -26,8 +26,9 @@ from vitctl.data.loader.workers import (
     start_workers,
     worker_init,
 )
+from vitctl.data.shards.index import has_label
 from vitctl.data.source.order import Lanes, SampleOrder, micro_batches, own_slots, share
-from vitctl.data.source.views import Source, has_label, sample_key
+from vitctl.data.source.views import Source, sample_key
 from vitctl.errors import DataError
 from vitctl.system import files
 from vitctl.system.files import HELD

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from vitctl.data.images.decode import BadSample
+from vitctl.data.shards.index import has_label, wrong_labels
 from vitctl.data.shards.tar import padded
 from vitctl.data.source.rows import CHUNK, RandomPart, Ranges, Rows
 from vitctl.data.source.stores import ShardSource, array_digest
@@ -225,12 +226,13 @@ def no_class(name: str, known: Iterable[str]) -> DataError:
 
 
 def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -> None:
-    """Refuse a source whose labels are not valid for the job. Labels are read in chunks to save memory.
+    """Refuse a source whose labels are not valid for the job.
 
-    A label is 0 to K - 1 of K classes, or -1 for none. Missing labels come last. Any other label means that
-    the index is damaged, and is refused for every use. An image without a label is refused in `training`
-    and `scoring`; where images may have several labels, scoring skips those without any. `draws` (few-shot)
-    never take such images, `pixels` (masked patch prediction) need no labels.
+    Labels are read in chunks to save memory, and not at all where the counts in the index rule out an
+    error. A label of no class, see `wrong_labels`, means that the index is damaged, and is refused for
+    every use. An image without a label is refused in `training` and `scoring`; where images may have
+    several labels, scoring skips those without any. `draws` (few-shot) never take such images, `pixels`
+    (masked patch prediction) need no labels.
 
     Args:
         source: an opened split.
@@ -244,15 +246,15 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
     num_classes, width = len(source.class_names), source.labels(np.zeros(0, np.int64)).shape[1:]
     if single and width:
         raise DataError(f"'{name}': needs one label per image, but these images may have several")
+    if _are_counted(source, num_classes, use in ("training", "scoring")):
+        return
     invalid, unlabelled = [], []
     for begin in range(0, len(source), CHUNK):
         labels = source.labels(np.arange(begin, min(begin + CHUNK, len(source))))
-        rows = labels.reshape(len(labels), -1)
-        is_invalid = ((rows >= num_classes) | (rows < -1)).any(axis=1)
-        is_invalid |= ((rows[:, :-1] < 0) & (rows[:, 1:] >= 0)).any(axis=1)
+        is_missing, is_invalid = wrong_labels(labels, num_classes)
         invalid.append(begin + np.flatnonzero(is_invalid))
         if use in ("training", "scoring"):
-            unlabelled.append(begin + np.flatnonzero(~has_label(labels)))
+            unlabelled.append(begin + np.flatnonzero(is_missing))
     if num_invalid := sum(map(len, invalid)):
         first = int(np.concatenate(invalid)[0])
         raise DataError(
@@ -265,6 +267,18 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
     is_refused = use == "training" or not width or num_unlabelled == len(source)
     if num_unlabelled and is_refused:
         raise DataError(f"'{name}': {_unlabelled_text(source, np.concatenate(unlabelled))}")
+
+
+def _are_counted(source: Source, num_classes: int, all_needed: bool) -> bool:
+    """Return whether the indexes behind a source say that all its labels are valid, and none is missing if
+    all are needed.
+    """
+    if isinstance(source, View):
+        stores = (_are_counted(store, num_classes, all_needed) for store in source.stores)
+        return source.new_labels is None and all(stores)
+    counts = source.index.label_counts if isinstance(source, ShardSource) else None
+    is_same = len(source.class_names) == num_classes
+    return is_same and counts is not None and not (counts.outside or (all_needed and counts.missing))
 
 
 def unlabelled_samples(source: Source) -> np.ndarray:
@@ -289,11 +303,6 @@ def _unlabelled_text(source: Source, unlabelled: np.ndarray) -> str:
         f"{said}; the first is {one_line(sample_key(source, first))} of {source.location(first)}; they "
         f"cannot be trained on or scored: give them {fix} and index the shards again"
     )
-
-
-def has_label(labels: np.ndarray) -> np.ndarray:
-    """Return which samples have a label: bool `[n]` of labels `[n]` or `[n, L]`."""
-    return np.asarray(labels >= 0 if labels.ndim == 1 else (labels >= 0).any(axis=1))
 
 
 def sample_key(source: Source, sample: int) -> str:
