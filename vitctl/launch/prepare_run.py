@@ -2,7 +2,6 @@
 on resume.
 """
 
-import os
 import platform
 import socket
 import subprocess
@@ -36,6 +35,7 @@ from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
 from vitctl.recipe.schema import ExportRecipe, Finetune, Recipe, TrainRecipe, Vtab
 from vitctl.recipe.write import differences, to_toml, toml_value, written_name
 from vitctl.system.files import write_text
+from vitctl.system.process import usable_cores
 from vitctl.system.text import has_control, one_line, printable, typed
 
 if TYPE_CHECKING:
@@ -289,6 +289,6 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "cpu": cpu_name(),
-        "cpus": os.cpu_count(),
+        "cpus": usable_cores(),
         "git_commit": commit or None,
     }

@@ -17,7 +17,7 @@ from vitctl.system.files import open_lock, open_regular, read_json, write_bytes
 LOCK = ".lock"
 LOGS = "logs"
 NOW = "now.json"  # in logs: the current state of a run that several processes do
-LOCK_POLL_SECONDS = 0.2
+LOCK_POLL_SECONDS = 2.0
 _FLOCK = "hhqqi0q"  # Linux: type, whence, start, length, process
 _MOST_BYTES = 256 * 2**20
 _OWN = (LOCK, LOGS, "data")  # what a run folder may hold before its recipe is written

@@ -27,7 +27,7 @@ DataVerified = Literal[
     "whole", "part", "none", "damaged"
 ]  # how much of the bytes behind a result match their digests
 _RECORDED = ("path", "sha256", "inode", "mtime_ns", "ctime_ns", "problem")
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 2.0  # every look asks for the state of every file
 _CHANGED = "changed while it was in use"
 _REMOVED = " (a copy in the cache; it was removed and is fetched again)"
 
@@ -131,8 +131,10 @@ class Verification:
         """Wait until the shards of some sources (all without any) are verified, or this process is done with
         its part.
         """
-        while any(process.poll() is None for process in self._processes) and self.found(*sources).num_unread:
-            time.sleep(_POLL_SECONDS)
+        for process in self._processes:
+            while process.poll() is None and self.found(*sources).num_unread:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_SECONDS)
 
     def complete(self, *sources: Source) -> None:
         """Verify here what no process recorded: the disk was full, or the folder was removed.
