@@ -156,7 +156,7 @@ def train_batches(
     parts = (
         lanes.parts(rank, num_processes)
         if lanes
-        else micro_batches(batch_size, num_processes, rank, micro_batch)
+        else micro_batches(batch_size, num_processes, rank, micro_batch, getattr(order, "num_lanes", 1))
     )
 
     def positions() -> Iterator[list[int]]:
@@ -165,7 +165,7 @@ def train_batches(
                 before = [first + part.before] if neighbours else []
                 yield [*before, *(first + slot for slot in part.slots)]
 
-    own = own_slots(batch_size, lanes, rank, num_processes) if lanes else None
+    own = own_slots(batch_size, lanes, rank, num_processes)
     samples = _TrainSamples(source, order, transform, seed, needs_labels, checksums, own)
     batches = _batches(samples, positions(), num_workers, pinned)
     return map(_with_neighbour, batches) if neighbours else batches
