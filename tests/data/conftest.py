@@ -33,13 +33,20 @@ def make_split(tmp_path: Path) -> MakeSplit:
     """Writes `num_samples` pictures with keys k0, k1 ...; `bad` ones are cut short, with a signature."""
 
     def make(
-        num_samples: int, name: str = "train", *, bad: tuple[int, ...] = (), max_samples: int = 7
+        num_samples: int,
+        name: str = "train",
+        *,
+        bad: tuple[int, ...] = (),
+        max_samples: int = 7,
+        labels: Sequence[int] = (0, 1, 2),
     ) -> Index:
         def read(number: int) -> bytes:
             data = _tiny_png(number)
             return data[: len(data) // 2] if number in bad else data
 
-        items = [Item(f"k{number}", number % 3, partial(read, number)) for number in range(num_samples)]
+        items = [
+            Item(f"k{number}", labels[number % 3], partial(read, number)) for number in range(num_samples)
+        ]
         return write_split(
             items, tmp_path / name, ("a", "b", "c"), seed=1, source_text="noise", max_samples=max_samples
         )

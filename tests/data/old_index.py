@@ -5,7 +5,8 @@ from pathlib import Path
 
 
 def forget_tables(folder: Path) -> None:
-    """An index of before it noted the digests of its tables: what was changed in them is found otherwise."""
+    """An index of before it noted digests of its tables and counts of labels: changes are found otherwise."""
     fields = json.loads((folder / "index.json").read_text())
-    fields.pop("tables", None)
+    for name in ("tables", "labels"):
+        fields.pop(name, None)
     (folder / "index.json").write_text(json.dumps(fields))

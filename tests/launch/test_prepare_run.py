@@ -20,7 +20,7 @@ from vitctl.jobs.record.result import choose_weights
 from vitctl.launch.agent import LaunchConfig
 from vitctl.launch.listing import plan_removal
 from vitctl.launch.prepare_run import prepare_run
-from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.load import Override, load_recipe, with_overrides
 from vitctl.recipe.write import to_toml, written_name
 
 
@@ -40,6 +40,28 @@ def test_prepare__writes_what_the_processes_need(load: Load, tmp_path: Path) -> 
     env = json.loads((folder / "env.json").read_text())
     assert {"versions", "python", "platform", "host", "cpu", "cpus", "git_commit"} == set(env)
     assert env["versions"]["torch"][0].isdigit()
+
+
+def test_prepare__lanes_follow_from_the_nodes_of_the_first_start(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lanes(name: str, nodes: int, order: str = "windowed", **more: int) -> int:
+        given = {f"data.{key}": value for key, value in more.items()}
+        loaded = with_overrides(
+            load(), [Override("data.order", order), *map(Override, given, given.values())]
+        )
+        with monkeypatch.context() as context:
+            context.setattr("vitctl.jobs.inputs.data.num_shards", lambda _: 10_000)
+            context.setattr("vitctl.jobs.inputs.data._check_entropy", lambda *_: None)
+            found = prepare_run(loaded, tmp_path / name, nodes=nodes).recipe
+        assert load_recipe(str(tmp_path / name / "recipe.toml")).recipe == found
+        return int(found.data.lanes)  # type: ignore[attr-defined]
+
+    assert [lanes("new", 3), lanes("new", 1), lanes("new", 8)] == [4, 4, 4]
+    assert [lanes("one", 1), lanes("one", 4)] == [0, 0]  # as a run of before lanes
+    assert [lanes("given", 4, lanes=1), lanes("exact", 4, "exact")] == [1, 0]
+    with pytest.raises(RecipeError, match=r"data\.lanes was 4, now 8"):
+        lanes("new", 8, lanes=8)
 
 
 @pytest.mark.parametrize("recipe", ["finetune", "evaluate", "export"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vitctl.bench.measuring import Budget, cpu_seconds, machine_facts, num_cores
+from vitctl.bench.measuring import Budget, cpu_seconds, machine_facts
 from vitctl.bench.step_speed import bench_model
 from vitctl.bench.timed_steps import DATA, SYNTHETIC_IMAGES, without_extras
 from vitctl.data.images.decode import BadSample, open_picture
@@ -24,6 +24,7 @@ from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import open_training_images
 from vitctl.jobs.training import images_of
 from vitctl.recipe.schema import Finetune, Pretrain
+from vitctl.system.process import usable_cores
 from vitctl.system.text import count_text, rate_text
 
 READ, DECODE, AUGMENT = "read", "decode", "augment"
@@ -66,7 +67,7 @@ def bench_data(
         loader = measure_loader(recipe, images, workers, budget.part(_LOADER), pinned=on_gpu)
         split, image_bytes = measure_images(images, recipe.seed, budget.part(_SPLIT))
     needed, origin = _step_rate(recipe, step_rate, budget)
-    bottleneck, text = verdict(loader["images_per_second"], workers, split, needed, cores=num_cores())
+    bottleneck, text = verdict(loader["images_per_second"], workers, split, needed, cores=usable_cores())
     return {
         "kind": "loader",
         "data": recipe.data.path or recipe.data.dataset or "noise",

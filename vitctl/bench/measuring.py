@@ -18,6 +18,7 @@ from vitctl.engine.preemption import StopFlag
 from vitctl.engine.runtime import Computation
 from vitctl.models.flops import bf16_tflops, cpu_name
 from vitctl.models.kernels import onednn_problem
+from vitctl.system.process import usable_cores
 from vitctl.system.text import count_text
 
 _SHAPES = {"cpu": ((1576, 768, 3072), (2048, 2048, 2048)), "cuda": ((8192, 8192, 8192), (50_176, 1024, 4096))}
@@ -71,7 +72,7 @@ def machine_facts(computation: Computation) -> dict[str, Any]:
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "cpu": cpu_name(),
         "hardware": processor(device),
-        "cores": num_cores(),
+        "cores": usable_cores(),
         "threads": torch.get_num_threads(),
         **load,
         "memory_bytes": psutil.virtual_memory().total,
@@ -91,11 +92,6 @@ def cpu_seconds() -> float:
             times = child.cpu_times()
             total += times.user + times.system
     return total
-
-
-def num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def matrix_rate(device: torch.device, precision: str, seconds: float = 1.0) -> float:

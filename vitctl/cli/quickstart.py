@@ -12,6 +12,7 @@ import typer
 
 from vitctl.engine.journal import RESULT, read_run_json, write_run_json
 from vitctl.errors import VitctlError
+from vitctl.system.process import usable_cores
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
 
@@ -75,7 +76,7 @@ def quickstart(
     Takes under 4 minutes on 2 cores.
     """
     ignore_output_errors()
-    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    load, cores = os.getloadavg()[0], usable_cores()
     busy = f"; this machine is busy (load {load:.1f} on {cores} cores), so it will take longer"
     print(f"quickstart: about 4 minutes on 2 cores{busy if load > cores else ''}", flush=True)
     try:

@@ -117,11 +117,13 @@ def run_loaded(
 
     with waiting("checking data and weights", prints=not batch):
         from vitctl.launch.agent import check_spread, own_address
+        from vitctl.launch.cluster import parse_job
         from vitctl.launch.prepare_run import prepare_run
 
         check_spread(config, loaded.recipe.machine.processes)
         own_address(config)
-        prepared = prepare_run(loaded, run_dir, allow, config)
+        nodes = parse_job(slurm).nodes if slurm else config.nodes
+        prepared = prepare_run(loaded, run_dir, allow, config, nodes)
     if prepared.taken:
         say(prepared.taken, style="bold yellow")
     if batch:

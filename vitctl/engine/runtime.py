@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, PartialState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from vitctl.errors import CheckpointError, LaunchError
 from vitctl.models.flops import bf16_tflops
 from vitctl.recipe.schema import Machine, TrainRecipe
 from vitctl.recipe.write import flat, toml_value
-from vitctl.system.process import HERE
+from vitctl.system.process import HERE, usable_cores
 from vitctl.system.text import count_text
 
 _cuda: Any = torch.cuda  # not all of it has types
@@ -189,7 +189,8 @@ def join(
         return
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     if not cpu:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        # A batch system may show each process one GPU: index 0 for all of them.
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % max(1, torch.cuda.device_count()))
     if recording is not None:
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(_RECORDED))
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
@@ -541,6 +542,9 @@ def start(
             f"log.trackers: {', '.join(lacking)} is not installed here, or unknown to accelerate"
         )
     AcceleratorState._reset_state()
+    state = PartialState(cpu=cpu)
+    if state.device.index is not None:  # accelerate takes this for the index of the GPU
+        state.local_process_index = state.device.index
     accelerator = Accelerator(
         cpu=cpu,
         mixed_precision="bf16" if chosen == "bf16" else "no",
@@ -615,7 +619,7 @@ def loader_workers(machine: Machine, device: torch.device, num_processes: int) -
     """Return the same for a process without a `Runtime`."""
     if machine.workers >= 0:
         return machine.workers
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     if device.type == "cuda":
         return min(8, cores // min(num_processes, max(1, torch.cuda.device_count())))
     return max(1, min(8, cores // 2))

@@ -107,7 +107,7 @@ from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.process import HERE
 from vitctl.system.text import typed
 
-BAD_SAMPLES, SAMPLES = "bad_samples.jsonl", "samples"
+BAD_SAMPLES, SAMPLES = "bad_samples*.jsonl", "samples"  # rank 0 writes the one without a number
 _PIXELS_OF = 64  # images of a step, those of the main process, whose pixels are logged
 BUDGET_FLOOR = 10_000  # images; the budget of bad samples is computed from at least this many
 
@@ -387,7 +387,7 @@ class Trainer(TrainStep):
             self._warn(f"{text}; {self.folder / SKIPPED} lists them", self.total_steps)
         if self.counts.num_bad:
             text = f"images that could not be used: {self.bad_reasons()}"
-            self._warn(f"{text}; {self.folder / BAD_SAMPLES} lists them", self.total_steps)
+            self._warn(f"{text}; {self._bad_samples()} lists them", self.total_steps)
 
     def resume(self) -> int:
         """Resume from the newest complete checkpoint that rank 0 sees; returns its step, 0 without any.
@@ -412,8 +412,9 @@ class Trainer(TrainStep):
         if self.runtime.is_main:
             # The logs go back to the checkpoint too: what came after it will be written again.
             set_aside_after(self.folder / CHECKPOINTS, step)
-            logs = (self.folder / name for name in (LOG, STEP_RECORDS, BAD_SAMPLES, SKIPPED))
-            for path in (*logs, *(self.folder / SAMPLES).glob("rank_*.jsonl")):
+            logs = (self.folder / name for name in (LOG, STEP_RECORDS, SKIPPED))
+            of_ranks = self.folder.glob(BAD_SAMPLES), (self.folder / SAMPLES).glob("rank_*.jsonl")
+            for path in chain(logs, *of_ranks):
                 cut_after(path, step)
             records = read_records(self.folder / LOG)
             metric = self.recipe.evaluation.metric
@@ -646,7 +647,7 @@ class Trainer(TrainStep):
         if self.counts.num_bad > allowed * max(read, BUDGET_FLOOR):
             raise DataError(
                 f"{self.counts.num_bad} of {read} images read so far cannot be used, more than "
-                f"data.max_bad_fraction = {allowed:g} allows; {self.folder / BAD_SAMPLES} lists them: "
+                f"data.max_bad_fraction = {allowed:g} allows; {self._bad_samples()} lists them: "
                 f"{self.bad_reasons()}; fix the data, or resume with: vitctl resume {typed(self.folder)} "
                 f"--set "
                 f"data.max_bad_fraction=SHARE --allow data.max_bad_fraction"
@@ -657,7 +658,7 @@ class Trainer(TrainStep):
         for batch in micro_batches:
             for sample, key, reason in batch.bad:
                 bad = {"step": step, "sample": sample, "key": key, "reason": reason}
-                self.journal.append(self.folder / BAD_SAMPLES, bad)
+                self.journal.append(Path(self._bad_samples(self.runtime.rank)), bad)
         if self.recipe.log.sample_keys:
             path = self.folder / SAMPLES / f"rank_{self.runtime.rank:02d}.jsonl"
             self.journal.append(path, {"step": step, "keys": self._keys(micro_batches)})
@@ -724,9 +725,17 @@ class Trainer(TrainStep):
         began, first, waited = self._window
         self._window = (began + seconds, first, waited)
 
+    def _bad_samples(self, rank: int | None = None) -> str:
+        """Return the file in which a rank lists them, or the pattern of all: over a network file system
+        processes that append to one file overwrite each other.
+        """
+        which = "*" if rank is None and self.runtime.num_processes > 1 else f"_{rank:02d}" if rank else ""
+        return str(self.folder / BAD_SAMPLES.replace("*", which))
+
     def bad_reasons(self) -> str:
         """Return how many images could not be used, by reason, the most frequent first."""
-        counts = Counter(str(record.get("reason")) for record in read_records(self.folder / BAD_SAMPLES))
+        found = chain.from_iterable(map(read_records, self.folder.glob(BAD_SAMPLES)))
+        counts = Counter(str(record.get("reason")) for record in found)
         return ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
 
     def _warn(self, text: str, step: int) -> None:

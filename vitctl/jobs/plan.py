@@ -61,7 +61,7 @@ from vitctl.models.flops import (
     count_parameters,
     training_flops,
 )
-from vitctl.models.variants import Config, ViTConfig, check_lora, downstream, unseen_pixels, with_blocks
+from vitctl.models.variants import Config, ViTConfig, downstream, unseen_pixels, with_blocks
 from vitctl.recipe.images import OBJECTNET_SIZE, Place, TrainImages
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import (

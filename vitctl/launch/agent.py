@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,13 +30,20 @@ from vitctl.launch.cluster import UNUSED_SIGNAL, without_settings
 from vitctl.launch.peers import first_error, is_cause, note_killed
 from vitctl.recipe.schema import Machine, Recipe
 from vitctl.system.files import write_text
-from vitctl.system.process import SIGNALS, end_with_parent, handles_signal, is_repeated, signal_handler
+from vitctl.system.process import (
+    SIGNALS,
+    end_with_parent,
+    handles_signal,
+    is_repeated,
+    signal_handler,
+    usable_cores,
+)
 
 PORT = 29_400
 WORKER = "vitctl.launch.worker"
 ACCELERATE = "accelerate.commands.launch"
 CONFIG = "accelerate.yaml"
-POLL_SECONDS = 0.2
+POLL_SECONDS, _WAIT_SECONDS = 2.0, 0.1  # each poll reads files of the run, and looks through all processes
 GRACE_SECONDS = 15.0  # for processes to end, once they were killed or another one has failed for good
 _EXAMPLE = "for example --nodes 2@gpu01:29400"
 # Without this file accelerate would read the user's default configuration for everything that no flag sets.
@@ -148,7 +156,7 @@ def _threads(processes: int) -> int:
     equal share of the cores.
     """
     match = re.match(r"\s*([0-9]{1,4})\s*(,|$)", os.environ.get("OMP_NUM_THREADS", ""))
-    return int(match[1]) if match and int(match[1]) else max(1, (os.cpu_count() or 1) // processes)
+    return int(match[1]) if match and int(match[1]) else max(1, usable_cores() // processes)
 
 
 def accelerate_environment(run_dir: Path, config: LaunchConfig) -> dict[str, str]:
@@ -228,10 +236,13 @@ class Agent:
         return bool(self._family)
 
     def runs(self) -> bool:
-        """Wait a moment, and return whether the agent still runs."""
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(POLL_SECONDS)
-        return self.process.returncode is None
+        """Wait until the next poll, the end of the agent or a signal; return whether the agent still runs."""
+        until = time.monotonic() + POLL_SECONDS
+        while self.process.poll() is None:
+            time.sleep(_WAIT_SECONDS)
+            if self.signals or time.monotonic() > until:
+                return True
+        return False
 
     def workers(self) -> list[psutil.Process]:
         """Return the processes that the agent has started; only they have a rank in their environment."""

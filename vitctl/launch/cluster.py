@@ -156,6 +156,11 @@ def find_member(env: Environment = os.environ) -> Member | None:
     return None
 
 
+def num_nodes(member: Member, env: Mapping[str, str] = os.environ) -> int:
+    """Return how many machines its processes are on, if every machine has as many as this one."""
+    return -(-member.num_processes // max(1, int(env.get("LOCAL_WORLD_SIZE", member.num_processes))))
+
+
 def _slurm_member(env: Environment) -> Member:
     try:
         rank, num_tasks, job = env["SLURM_PROCID"], env["SLURM_STEP_NUM_TASKS"], env["SLURM_JOB_ID"]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitctl.system.process import usable_cores
 from vitctl.system.text import count_text
 
 MIN_FREE_GIB = 5
@@ -76,12 +77,8 @@ def _torch() -> Iterator[Finding]:
     except (ImportError, RuntimeError) as error:
         yield Finding(False, "torchvision", f"does not fit torch ({error}); install both from the same index")
     name = f"{cpu_name()} ({torch.backends.cpu.get_cpu_capability()})"
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Finding(
-        True,
-        "cpu",
-        f"{name}, {count_text(cpus or 1, 'core')}, {count_text(torch.get_num_threads(), 'torch thread')}",
-    )
+    threads = count_text(torch.get_num_threads(), "torch thread")
+    yield Finding(True, "cpu", f"{name}, {count_text(usable_cores(), 'core')}, {threads}")
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             p = torch.cuda.get_device_properties(i)

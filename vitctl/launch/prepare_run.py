@@ -2,7 +2,6 @@
 on resume.
 """
 
-import os
 import platform
 import socket
 import subprocess
@@ -26,7 +25,7 @@ from vitctl.engine.journal import (
 )
 from vitctl.errors import LaunchError, RecipeError, VitctlError
 from vitctl.launch.agent import LaunchConfig, launch_line, write_accelerate_config
-from vitctl.launch.cluster import Member, find_member
+from vitctl.launch.cluster import Member, find_member, num_nodes
 from vitctl.launch.peers import forget_errors
 from vitctl.launch.run_folder import check_not_foreign, clear, failed_without_output, prepared_folder
 from vitctl.launch.worker import join_group
@@ -36,6 +35,7 @@ from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
 from vitctl.recipe.schema import ExportRecipe, Finetune, Recipe, TrainRecipe, Vtab
 from vitctl.recipe.write import differences, to_toml, toml_value, written_name
 from vitctl.system.files import write_text
+from vitctl.system.process import usable_cores
 from vitctl.system.text import has_control, one_line, printable, typed
 
 if TYPE_CHECKING:
@@ -70,7 +70,11 @@ class Prepared(NamedTuple):
 
 
 def prepare_run(
-    loaded: Loaded, run_dir: Path, allow: Sequence[str] = (), config: LaunchConfig = LaunchConfig()
+    loaded: Loaded,
+    run_dir: Path,
+    allow: Sequence[str] = (),
+    config: LaunchConfig = LaunchConfig(),
+    nodes: int = 0,
 ) -> Prepared:
     """Check everything that can be checked before the first process, then write recipe.toml, launch.txt and
     env.json.
@@ -83,6 +87,7 @@ def prepare_run(
         run_dir: new, or of a run that is resumed.
         allow: dotted keys, or tables, that may differ from those of the run in the folder.
         config: machines and restarts of the launch that follows.
+        nodes: machines that the run will start on; 0: as `config` or the launcher says.
 
     Raises:
         VitctlError: as `check_recipe` raises; nothing was written.
@@ -91,7 +96,7 @@ def prepare_run(
     """
     member = find_member()
     if member is None:
-        return _prepare(loaded, run_dir, allow, config)
+        return _prepare(loaded, run_dir, allow, config, nodes or config.nodes)
     return _prepare_on_all(loaded, run_dir, allow, member)
 
 
@@ -103,7 +108,7 @@ def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member:
     said, prepared = "", None
     if member.rank == 0:
         try:
-            prepared = _prepare(loaded, run_dir, allow, LaunchConfig())
+            prepared = _prepare(loaded, run_dir, allow, LaunchConfig(), num_nodes(member))
             forget_errors(run_dir)
         except VitctlError as error:
             said = str(error)
@@ -114,9 +119,11 @@ def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member:
     return prepared or Prepared(load_recipe(str(run_dir / RECIPE)).recipe)
 
 
-def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: LaunchConfig) -> Prepared:
+def _prepare(
+    loaded: Loaded, run_dir: Path, allow: Sequence[str], config: LaunchConfig, nodes: int
+) -> Prepared:
     from vitctl.engine.agreement import allow as note_allowed
-    from vitctl.jobs.inputs.checks import check_recipe, fit_to_data
+    from vitctl.jobs.inputs.checks import check_recipe, fit_lanes, fit_to_data
 
     if has_control(str(run_dir)):
         raise RecipeError(
@@ -131,9 +138,10 @@ def _prepare(loaded: Loaded, run_dir: Path, allow: Sequence[str], config: Launch
         )
         loaded, taken = _pinned(_with_earlier_formats(loaded, before, run_dir), before)
         loaded, inputs = fit_to_data(loaded, run_dir)
+        loaded, inputs = fit_lanes(loaded, before, inputs, run_dir, nodes)
         _not_shorter(loaded.recipe, run_dir)  # first: the other error would advise this length
         changed = _changes(before, loaded.recipe, run_dir, allow) if before is not None else ""
-        inputs = check_recipe(loaded.recipe, run_dir, inputs)
+        inputs = check_recipe(loaded.recipe, run_dir, inputs, nodes)
         if before is None:
             clear(run_dir)
         if before != loaded.recipe:
@@ -288,6 +296,6 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "cpu": cpu_name(),
-        "cpus": os.cpu_count(),
+        "cpus": usable_cores(),
         "git_commit": commit or None,
     }

@@ -44,7 +44,7 @@ from vitctl.launch.peers import (
 )
 from vitctl.launch.run_folder import FLIGHT, LOGS, NOW, locked_for_run, read_status
 from vitctl.system.files import atomic_write, no_links
-from vitctl.system.process import end_with_parent
+from vitctl.system.process import end_with_parent, is_main_process
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import PlainStream, one_line, typed
 
@@ -86,9 +86,9 @@ def work(
     echo = ECHO_SECONDS if "RANK" in os.environ else 0.0
     with (
         stop_on_signals(echo, ignore_afterwards=has_agent()) as stop,
-        locked_for_run(run_dir) if _is_main() and not locked else nullcontext(),
+        locked_for_run(run_dir) if is_main_process() and not locked else nullcontext(),
     ):
-        report = never_raising(report, run_dir / LOG if _is_main() else None)
+        report = never_raising(report, run_dir / LOG if is_main_process() else None)
         return _work(run_dir, prepared, report, stop, stopped_code)
 
 
@@ -119,13 +119,13 @@ def _work(
         result = RunResult(recipe.job, "stopped", error=late)
     except Exception as error:
         fixable = explained(error, run_dir, f"resume with: vitctl resume {typed(run_dir)}")
-        if _is_main():
+        if is_main_process():
             write_failed_result(run_dir, recipe.job, str(fixable or f"{type(error).__name__}: {error}"))
         if fixable is not None and fixable is not error:
             raise fixable from error
         raise
     result = with_recipe(result, recipe)
-    return vars(write_result(run_dir, result) if _is_main() else result)
+    return vars(write_result(run_dir, result) if is_main_process() else result)
 
 
 def work_as_member(
@@ -146,10 +146,6 @@ def work_as_member(
         raise
     leave_group()
     return result
-
-
-def _is_main() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _job(name: str) -> Callable[..., Any]:
@@ -181,7 +177,7 @@ def _job(name: str) -> Callable[..., Any]:
 def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
     """Join the process group, and log a line for each node."""
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    journal = Journal(run_dir / LOG if _is_main() else None, report)
+    journal = Journal(run_dir / LOG if is_main_process() else None, report)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several:
         from vitctl.engine.runtime import (
@@ -192,7 +188,7 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
         )
 
         cpu = join_group(run_dir, recipe)
-        if _is_main():
+        if is_main_process():
             forget_errors(run_dir)  # of an earlier start; all processes of this one wait in check_all_reduce
         check_all_reduce(cpu=cpu)
         # Only the node that lost a process counts the restart.
@@ -272,17 +268,17 @@ def main() -> None:
         sys.exit(f"vitctl: {error}")
     run_dir = Path(sys.argv[1])
     if not (run_dir / RECIPE).is_file():
-        if not _is_main():
+        if not is_main_process():
             sys.exit(1)
         sys.exit(
             f"vitctl: {run_dir}: not a prepared run folder; type the vitctl command of the run, without "
             f"--dry-run"
         )
-    screen = None if not _is_main() or started_by_vitctl() else os.dup(2)
+    screen = None if not is_main_process() or started_by_vitctl() else os.dup(2)
     _say(screen, f"{run_dir}: progress is in {LOG}, the output of each process in {LOGS}/")
     redirect_output(run_dir)
     ignore_output_errors()  # standard output is now a file, on a disk that may be full
-    report = partial(_write_now, run_dir / LOGS / NOW) if _is_main() else silent
+    report = partial(_write_now, run_dir / LOGS / NOW) if is_main_process() else silent
     try:
         result = work_as_member(run_dir, report, locked=LOCKED in sys.argv, stopped_code=0)
         resume = f"; resume with: vitctl resume {typed(run_dir)}" if result["status"] == "stopped" else ""

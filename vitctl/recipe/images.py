@@ -207,6 +207,14 @@ class TrainImages(Place):
         "exact: any image next; windowed: shards are read in one go, images shuffled within windows of them",
     )
     order_window_shards: int = knob(16, "windowed: shards that are shuffled together", unit="shards", ge=1)
+    lanes: int = knob(
+        0,
+        "windowed: parts of the global batch that each read shards of their own, so that a node fetches its "
+        "part of the data once; schedule.lanes takes precedence. 0: none, or, for a new run on several "
+        "nodes, their number rounded up to a power of two; 1: none",
+        ge=0,
+        le=4096,
+    )
     image_size: int = knob(0, IMAGE_SIZE, unit="pixels", source="B.1.1", ge=0)
     crop: Literal["inception", "random", "none", "letterbox"] = knob(
         "inception",
@@ -321,6 +329,11 @@ class TrainImages(Place):
             raise ValueError(
                 "order_window_shards does nothing for order = 'exact'; set data.order = 'windowed', or "
                 "leave it out"
+            )
+        if self.order == "exact" and self.lanes > 1:
+            raise ValueError(
+                f"lanes = {self.lanes} does nothing for order = 'exact', in which every image has the same "
+                f"chance everywhere; set data.order = 'windowed', or leave it out"
             )
         if self.sampling == "balanced" and (self.order == "windowed" or self.mixture or self.synthetic):
             raise ValueError(

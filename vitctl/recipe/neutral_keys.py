@@ -82,6 +82,7 @@ _ADDED: dict[str, Any] = {
     "data.color_jitter": (),
     "data.random_erasing": 0.0,
     "data.repeats": 1,
+    "data.lanes": 0,
     "data.group_by": "",
     "fewshot_probe.group_by": "",
     "evaluation.flip_average": False,

@@ -22,6 +22,7 @@ from vitctl.system.process import (
     ignore_signals,
     release_lock,
     shared_lock,
+    usable_cores,
     use_lock,
 )
 
@@ -36,7 +37,7 @@ _USER_ERROR, _BUG, _DONE, _OS_ERROR = -1, -2, -3, -4  # message kinds, sent in p
 
 def default_workers() -> int:
     """One worker per core that this process may use, at most 16."""
-    return min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
+    return min(_MAX_WORKERS, usable_cores())
 
 
 def run_tasks(

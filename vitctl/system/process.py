@@ -119,6 +119,16 @@ def blocked_signals(numbers: Sequence[int] = SIGNALS) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may use, which a batch system may limit."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_main_process() -> bool:
+    """Return whether this process has rank 0 among those of a launcher, or no launcher started it."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @dataclass
 class Place:
     """Where the main thread is.

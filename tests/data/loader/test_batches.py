@@ -15,10 +15,10 @@ from vitctl.data.images.decode import decode
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
 from vitctl.data.loader import batches as module
 from vitctl.data.loader.batches import Batch, eval_batches, train_batches
-from vitctl.data.shards.index import Index
+from vitctl.data.shards.index import Index, has_label
 from vitctl.data.source.order import Order, share
 from vitctl.data.source.stores import ShardSource, SyntheticSource
-from vitctl.data.source.views import Source, concat, has_label, subset
+from vitctl.data.source.views import Source, concat, subset
 from vitctl.data.writer.intake import Item
 from vitctl.errors import DataError
 

@@ -26,6 +26,7 @@ from vitctl.data.source.stores import ShardSource
 from vitctl.data.source.views import Source
 from vitctl.errors import DataError
 from vitctl.system import http
+from vitctl.system.pool import run_each
 
 MakeSplit = Callable[..., Index]
 FAULTS = {"drop": 0.08, "503": 0.08, "429": 0.04, "short": 0.08, "short_range": 0.08}
@@ -285,6 +286,24 @@ def test_remote_index__is_renewed_by_every_command(
         open_split("train", path=url)
     assert len(open_split("train", path=url)) == 20  # a folder of splits too
     assert "the cached index is used" in capfd.readouterr().err
+
+
+def test_remote_index__the_processes_of_a_machine_ask_once(
+    make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = Faults()
+    with serving(make_split(20).folder.parent, faults) as url:
+
+        def opened(_: int) -> int:
+            return len(open_split("train", path=f"{url}/train"))
+
+        monkeypatch.setenv("RANK", "3")
+        assert run_each(opened, 4, 1, workers=4) == [20] * 4
+        assert asked_for(faults) == ["index.json", "samples.npy"]
+        monkeypatch.setattr("vitctl.data.source.locate._FRESH_SECONDS", 0.0)
+        opened(0)
+        monkeypatch.undo()
+        assert asked_for(faults) == ["index.json"]
 
 
 @pytest.mark.parametrize("name", ["index.json", "samples.npy"])

@@ -120,6 +120,20 @@ def test_open_index__is_read_again_only_if_a_file_changed(
         open_index(folder)
 
 
+def test_open_index__of_the_processes_of_a_run_rank_0_checks_the_sizes(
+    make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_split(20).folder
+    os.truncate(folder / "shard-000001.tar", 600)
+    monkeypatch.setenv("RANK", "1")
+    source = ShardSource(open_index(folder))
+    with pytest.raises(BadSample, match=r"shard-000001\.tar ends before byte"):
+        source.read(13)
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(DataError, match=r"shard-000001\.tar has 600 bytes"):
+        open_index(folder)
+
+
 def test_synthetic_source__is_pure_and_learnable() -> None:
     source = SyntheticSource(40, 4, 24)
     pictures = [decode(source.read(sample)) for sample in range(40)]

@@ -1,6 +1,8 @@
 """Views of splits: subsets, classes, concatenations, their labels and their provenance."""
 
+import json
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from vitctl.data.source import views
 from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.data.source.views import (
     Source,
+    Use,
     View,
     check_labels,
     concat,
@@ -193,12 +196,42 @@ def test_check_labels__several(labels: list[list[int]], refused: str) -> None:
 
 
 def test_check_labels__chunks_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "_CHUNK", 7)
+    monkeypatch.setattr(views, "CHUNK", 7)
     labels = [0] * 30
     for sample in (8, 9, 29):
         labels[sample] = 5
     with pytest.raises(DataError, match=r"3 of 30 images .*, first number 8 \(5\) of synthetic sample 8"):
         check_labels(labelled(labels), "test", "scoring")
+
+
+def test_check_labels__counts_in_the_index_stand_for_the_labels(
+    make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_split(12).folder
+    assert json.loads((folder / "index.json").read_text())["labels"] == {"missing": 0, "outside": 0}
+    read: list[int] = []
+    labels = ShardSource.labels
+
+    def counted(source: ShardSource, samples: np.ndarray | None = None) -> np.ndarray:
+        found = labels(source, samples)
+        read.append(len(found))
+        return found
+
+    def check(folder: Path, use: Use) -> int:
+        read.clear()
+        source = ShardSource(read_index(folder))
+        check_labels(concat((subset(source, np.array([3])), source)), "train", use)
+        return sum(read)
+
+    monkeypatch.setattr(ShardSource, "labels", counted)
+    assert check(folder, "training") == 0
+    some = make_split(12, "some", labels=[0, 1, -1]).folder
+    assert json.loads((some / "index.json").read_text())["labels"] == {"missing": 4, "outside": 0}
+    assert check(some, "pixels") == 0
+    with pytest.raises(DataError, match=r"[45] of 13 images have no label"):
+        check(some, "training")
+    forget_tables(folder)
+    assert check(folder, "training") == 13
 
 
 def test_check_labels__through_every_view(make_split: MakeSplit) -> None:

@@ -12,7 +12,14 @@ from tests.data.old_index import forget_tables
 from tests.data.server import Faults, serving
 from tests.trained import CPU, SMALL, do
 from vitctl.data.datasets.readers.arrays import encode_png
-from vitctl.data.source.order import LaneOrder, MixtureOrder, Order, WindowedOrder
+from vitctl.data.source.order import (
+    LaneOrder,
+    MixtureOrder,
+    Order,
+    WindowedOrder,
+    micro_batches,
+    most_lanes,
+)
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.shard_writer import write_split
 from vitctl.engine.journal import read_records
@@ -20,6 +27,7 @@ from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.checks import check_recipe
 from vitctl.jobs.inputs.data import (
     check_order,
+    default_lanes,
     label_entropy,
     num_shards,
     open_train,
@@ -123,6 +131,41 @@ def test_training_order__lanes_walk_through_windows_of_their_own(tmp_path: Path)
         RecipeError, match=r"windows of data\.order_window_shards = 1 in each of 8 lanes, should be 16"
     ):
         check_order(windowed, source, 3, OFF.model_copy(update={"lanes": 8}))
+
+
+@pytest.mark.parametrize("processes", [4, 6, 8])
+def test_data_lanes__a_node_reads_the_shards_of_its_lanes_alone(tmp_path: Path, processes: int) -> None:
+    """Whatever adds the gradients: the partners of MixUp lie in the same lane, too."""
+    folder = split(tmp_path / "d", 320)
+    source = open_train(recipe(folder).data, None)
+    data = recipe(folder, order="windowed", order_window_shards=1, lanes=4).data
+    order = training_order(data, source, 3, OFF.model_copy(update={"batch_size": 24}))
+    assert order == LaneOrder(WindowedOrder(320, 3, 10, 1), 24, 4)
+    read: list[set[int]] = [set() for _ in range(4)]
+    for step in range(320 // 24):
+        for rank in range(processes):
+            for part in micro_batches(24, processes, rank, 2, 4):
+                slots = np.array([part.before, *part.slots])
+                lanes = slots * 4 // 24
+                assert lanes[0] == lanes[1]
+                for lane, sample in zip(lanes, order.at(step * 24 + slots)[1] // 10, strict=True):
+                    read[lane].add(int(sample))
+    shared = sum(map(len, read)) - len(set.union(*read))
+    assert shared <= 3 and len(set.union(*read)) >= 31  # lanes share the shards at their ends only
+
+
+def test_data_lanes__of_a_new_run_follow_from_its_nodes(tmp_path: Path) -> None:
+    folder = split(tmp_path / "d", 320)
+    source = open_train(recipe(folder).data, None)
+    data = recipe(folder, order="windowed", order_window_shards=1).data
+    lanes = {nodes: default_lanes(data, source, OFF, nodes) for nodes in (1, 2, 3, 4, 5)}
+    assert lanes == {1: 1, 2: 2, 3: 4, 4: 4, 5: 4}  # a batch of 8 has two images in each of 4 lanes
+    wide = OFF.model_copy(update={"batch_size": 4096})
+    assert [default_lanes(data, source, wide, nodes) for nodes in (5, 16, 64)] == [8, 16, 16]
+    many = data.model_copy(update={"lanes": 8})
+    with pytest.raises(RecipeError, match=r"data\.lanes = 8 needs two images in each lane"):
+        check_order(many, source, 3, OFF)
+    assert [most_lanes(64, nodes) for nodes in (1, 2, 32, 48, 64, 128)] == [64, 32, 2, 2, 1, 1]
 
 
 def mixed(tmp_path: Path) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from PIL import Image, ImageDraw, ImageFont
 from vitctl.data.images.decode import BadSample, decode, open_picture
 from vitctl.data.images.image_types import image_extension
 from vitctl.data.images.transforms import TrainTransform, augmentation_rng
-from vitctl.data.source.views import Source, has_label
+from vitctl.data.shards.index import has_label
+from vitctl.data.source.views import Source
 from vitctl.system.figures import drawable, note_spelled
 from vitctl.system.files import atomic_write
 from vitctl.system.pool import Done, run_each

@@ -26,8 +26,9 @@ from vitctl.data.loader.workers import (
     start_workers,
     worker_init,
 )
+from vitctl.data.shards.index import has_label
 from vitctl.data.source.order import Lanes, SampleOrder, micro_batches, own_slots, share
-from vitctl.data.source.views import Source, has_label, sample_key
+from vitctl.data.source.views import Source, sample_key
 from vitctl.errors import DataError
 from vitctl.system import files
 from vitctl.system.files import HELD
@@ -155,7 +156,7 @@ def train_batches(
     parts = (
         lanes.parts(rank, num_processes)
         if lanes
-        else micro_batches(batch_size, num_processes, rank, micro_batch)
+        else micro_batches(batch_size, num_processes, rank, micro_batch, getattr(order, "num_lanes", 1))
     )
 
     def positions() -> Iterator[list[int]]:
@@ -164,7 +165,7 @@ def train_batches(
                 before = [first + part.before] if neighbours else []
                 yield [*before, *(first + slot for slot in part.slots)]
 
-    own = own_slots(batch_size, lanes, rank, num_processes) if lanes else None
+    own = own_slots(batch_size, lanes, rank, num_processes)
     samples = _TrainSamples(source, order, transform, seed, needs_labels, checksums, own)
     batches = _batches(samples, positions(), num_workers, pinned)
     return map(_with_neighbour, batches) if neighbours else batches

@@ -39,6 +39,7 @@ from vitctl.system.files import (
     read_json,
     write_text,
 )
+from vitctl.system.process import is_main_process
 from vitctl.system.text import breaks_line, count_text, escaped_json, one_line
 
 FORMAT = "vitctl-index/1"
@@ -85,6 +86,18 @@ class _Table(BaseModel, extra="forbid"):
     sha256: Annotated[StrictStr, Field(pattern=_SHA256)]
 
 
+@dataclass(frozen=True)
+class LabelCounts:
+    """How many images of a split have no label, and how many a label of no class.
+
+    With these numbers a run that needs labels starts without reading all of them.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    missing: _Count
+    outside: _Count
+
+
 class _Content(BaseModel):
     """The fields of `index.json`."""
 
@@ -95,6 +108,7 @@ class _Content(BaseModel):
     members: Fields = Fields()
     max_labels: Annotated[StrictInt, Field(ge=1, le=_MAX_LABELS)] | None = None
     tables: dict[str, _Table] | None = None
+    labels: LabelCounts | None = None
 
     @property
     def table_shapes(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -113,6 +127,7 @@ _SHOULD = {
     "members": "members should name the extensions of image and label",
     "max_labels": f"max_labels should be a whole number from 1 to {_MAX_LABELS:,}",
     "tables": "tables should hold num_bytes and sha256 of",
+    "labels": "labels should count those missing and those outside",
 }
 
 
@@ -134,6 +149,7 @@ class Index:
         members: which members of a sample are its image and its label.
         tables: num_bytes and sha256 of `samples.npy` and `labels.npy` by name, as in `index.json`; empty for
             indexes of older releases, which do not record them.
+        label_counts: as in `index.json`; None for indexes of older releases.
     """
 
     folder: Path
@@ -146,6 +162,7 @@ class Index:
     base: str = ""
     members: Fields = field(default_factory=Fields)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
+    label_counts: LabelCounts | None = field(default=None, compare=False)
 
     @cached_property
     def digest(self) -> str:
@@ -222,6 +239,7 @@ def read_index(folder: Path, base: str = "") -> Index:
         base=base,
         members=content.members,
         tables={name: table.model_dump() for name, table in (content.tables or {}).items()},
+        label_counts=content.labels if content.tables else None,
     )
 
 
@@ -305,9 +323,12 @@ def _checked_addresses(shards: list[Shard], base: str) -> tuple[list[Shard], lis
 
 
 def size_problems(folder: Path, shards: Sequence[Shard]) -> list[str]:
-    """Return a line for each local shard that is missing or has another size than the index says."""
+    """Return a line for each local shard that is missing or has another size than the index says.
+
+    Among the processes of a run only rank 0 looks: 512 of them would ask a file server 50 million times.
+    """
     problems = []
-    for shard in shards:
+    for shard in shards if is_main_process() else ():
         if shard.url:
             continue
         try:
@@ -506,9 +527,31 @@ def _write(
     if labels is not None:
         fields["max_labels"] = labels.shape[1]
         fields["tables"][LABELS] = write_table(folder / LABELS, labels)
+    wrong = wrong_labels(rows["label"] if labels is None else labels, len(fields["class_names"]))
+    fields["labels"] = {"missing": int(wrong[0].sum()), "outside": int(wrong[1].sum())}
     text = escaped_json(json.dumps(fields, indent=1, ensure_ascii=False))
     write_text(folder / INDEX_FILE, text + "\n")
     return read_index(folder)
+
+
+def wrong_labels(labels: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return which samples have no label, and which a label of no class: bool `[n]` each.
+
+    A label is 0 to K - 1 of K classes, or -1 for none. Missing labels come last.
+
+    Args:
+        labels: `[n]` or `[n, L]`.
+        num_classes: K.
+    """
+    rows = labels.reshape(len(labels), -1)
+    outside = ((rows >= num_classes) | (rows < -1)).any(axis=1)
+    outside |= ((rows[:, :-1] < 0) & (rows[:, 1:] >= 0)).any(axis=1)
+    return ~has_label(labels), np.asarray(outside)
+
+
+def has_label(labels: np.ndarray) -> np.ndarray:
+    """Return which samples have a label: bool `[n]` of labels `[n]` or `[n, L]`."""
+    return np.asarray(labels >= 0 if labels.ndim == 1 else (labels >= 0).any(axis=1))
 
 
 def write_table(path: Path, rows: np.ndarray) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from vitctl.data.shards.remote import (
     read_changed,
     read_file,
 )
+from vitctl.data.source.rows import Ranges
 from vitctl.data.source.splits import ROLES, read_exclusion, without_excluded
 from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import Source, subset, unlabelled_samples
@@ -42,6 +43,7 @@ from vitctl.system.files import (
     atomic_write,
     cache_folder,
     inside,
+    locked,
     open_lock,
     read_bytes,
     write_bytes,
@@ -57,6 +59,7 @@ _MAX_NAMES = 10**6
 _ETAG, _MAX_ETAG_BYTES = f"{INDEX_FILE}.etag", 1000
 _LOOKED_FOR = ("train", "validation", "val", "test", "train800", "val200", "train800val200")
 _LOCK = ".index.lock"
+_FRESH_SECONDS = 120.0
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -88,17 +91,15 @@ class SplitLocation:
         source = ShardSource(index, cache)
         if not self.shards:
             return without_excluded(source)
-        ends = np.cumsum([shard.num_samples for shard in index.shards]).tolist()
-        limits = {
-            shard.name: (end - shard.num_samples, end) for shard, end in zip(index.shards, ends, strict=True)
-        }
-        if missing := [name for name in self.shards if name not in limits]:
+        numbers = {shard.name: number for number, shard in enumerate(index.shards)}
+        if missing := [name for name in self.shards if name not in numbers]:
             raise DataError(
                 f"{self.base or self.folder}: {missing[0]} is not in the index ({len(missing)} shards are "
                 f"not)"
             )
-        rows = np.concatenate([np.arange(*limits[name]) for name in self.shards])
-        return subset(source, rows[~np.isin(rows, read_exclusion(index))])
+        chosen, ends = [numbers[name] for name in self.shards], np.array([0, *source.ends])
+        rows = Ranges(ends[chosen], ends[1:][chosen])
+        return subset(source, rows.without(read_exclusion(index)))
 
 
 def locate_all_splits(text: str) -> dict[str, SplitLocation]:
@@ -409,16 +410,30 @@ def _remote_splits(url: str, names: Sequence[str]) -> dict[str, SplitLocation]:
 
 
 def _fetched_index(url: str) -> Path:
-    """Fetch the index of a remote split into the cache.
+    """Fetch the index of a remote split into the cache, one process of a machine at a time.
 
-    A cached index is revalidated by its ETag, so that an unchanged index takes one short response. An
+    The processes of a run take a copy that one of them requested in the last two minutes. Otherwise a
+    cached index is revalidated by its ETag, so that an unchanged index takes one short response. An
     incomplete or damaged copy is fetched again. If the server does not respond, the cached copy is used,
     with a warning.
     """
-    folder, cached = _cached_index(url), b""
+    folder = _cached_index(url)
+    with ExitStack() as stack:
+        with suppress(OSError):  # without locks, or in the cache of another user, it is requested more often
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder.with_suffix(".lock")))
+        return _revalidated(url, folder)
+
+
+def _revalidated(url: str, folder: Path) -> Path:
+    cached = b""
     with suppress(DataError):
         open_index(folder, url)
         cached = read_bytes(folder / INDEX_FILE, INDEX.limit, error=DataError)
+    with suppress(OSError):
+        age = time.time() - (folder / _ETAG).stat().st_mtime
+        if cached and "RANK" in os.environ and 0 <= age < _FRESH_SECONDS:
+            return folder
     if not cached:
         _fetch_index(url, folder, read_file(f"{url}/{INDEX_FILE}", INDEX.limit))
         return folder
@@ -429,9 +444,9 @@ def _fetched_index(url: str) -> Path:
         changed = read_changed(f"{url}/{INDEX_FILE}", INDEX.limit, etag.decode("ascii", "ignore").strip())
         if changed is not None and changed[0] != cached:
             _fetch_index(url, folder, *changed)
-        elif changed is not None:
+        else:
             with suppress(OSError):  # owned by another user: reading is enough
-                write_text(folder / _ETAG, changed[1])
+                write_text(folder / _ETAG, etag.decode("ascii", "ignore") if changed is None else changed[1])
     except UnreachableError as error:
         print(f"warning: {one_line(str(error))}; the cached index is used", file=sys.stderr)
     return folder

@@ -415,13 +415,25 @@ def share(batch_size: int, num_parts: int, part: int) -> range:
     return range(batch_size * part // num_parts, batch_size * (part + 1) // num_parts)
 
 
-def micro_batches(batch_size: int, num_processes: int, rank: int, size: int) -> tuple[Part, ...]:
-    """Cut a process's share of the global batch into parts of `size` images, without lanes; the partner of
-    the first image is the last.
+def micro_batches(
+    batch_size: int, num_processes: int, rank: int, size: int, num_lanes: int = 1
+) -> tuple[Part, ...]:
+    """Cut a process's share of the global batch into parts of `size` images. The partner of a lane's first
+    image is its last: another lane reads other shards.
     """
     own = share(batch_size, num_processes, rank)
-    parts = (range(first, min(first + size, own.stop)) for first in range(own.start, own.stop, size))
-    return tuple(Part(slots, (slots.start - 1) % batch_size) for slots in parts)
+    parts = []
+    for first in range(own.start, own.stop, size):
+        lane = share(batch_size, num_lanes, ((first + 1) * num_lanes - 1) // batch_size)
+        before = lane[(first - lane.start - 1) % len(lane)]
+        parts.append(Part(range(first, min(first + size, own.stop)), before))
+    return tuple(parts)
+
+
+def most_lanes(num_lanes: int, num_nodes: int) -> int:
+    """Return how many lanes a node reads at most."""
+    nodes = range(num_nodes)
+    return max(-(-(node + 1) * num_lanes // num_nodes) - node * num_lanes // num_nodes for node in nodes)
 
 
 Tree = int | tuple["Tree", "Tree"]  # the number of a leaf, or two subtrees

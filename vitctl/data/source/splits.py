@@ -14,8 +14,9 @@ import numpy as np
 
 from vitctl.data.images.decode import BadSample
 from vitctl.data.shards.index import Index
+from vitctl.data.source.rows import Ranges
 from vitctl.data.source.stores import ShardSource, array_digest, open_index
-from vitctl.data.source.views import Source, View, concat, sample_key, subset
+from vitctl.data.source.views import Source, View, concat, sample_key, stored, subset
 from vitctl.errors import DataError
 from vitctl.system.files import INDEX, TABLE, read_bytes, read_json, write_json
 from vitctl.system.text import one_line
@@ -114,11 +115,11 @@ def select(spec: str, sources: Mapping[str, Source], place: str = "the data", gr
 
 def num_repeated(source: Source) -> int:
     """Count the samples that a source selects more than once, as `test[:20]+test[10:]` does."""
-    if not isinstance(source, View):
+    if not isinstance(source, View) or getattr(source.rows, "is_distinct", False):
         return 0
     seen: dict[str, np.ndarray] = {}
     repeated = 0
-    for store, rows, _ in source.by_store():
+    for store, rows in stored(source):
         taken = seen.setdefault(store.digest, np.zeros(len(store), bool))
         chosen = slice(None) if rows is None else rows
         repeated += int(np.count_nonzero(taken[chosen]))
@@ -387,7 +388,7 @@ def without_excluded(source: ShardSource) -> Source:
     excluded = read_exclusion(source.index)
     if not len(excluded):
         return source
-    kept = subset(source, np.delete(np.arange(len(source)), excluded))
+    kept = subset(source, Ranges.whole(len(source)).without(excluded))
     return replace(kept, digest=array_digest(f"without {source.digest} ", excluded))
 
 

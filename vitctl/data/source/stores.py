@@ -23,6 +23,7 @@ from vitctl.data.images.decode import BadSample
 from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, read_index, size_problems
 from vitctl.data.shards.remote import ShardCache, is_remote, read_file, read_range
 from vitctl.data.shards.tar import member_name, split_name, unescape_key
+from vitctl.data.source.rows import CHUNK, Rows
 from vitctl.errors import DataError, explained
 from vitctl.system.address import without_queries
 from vitctl.system.files import IMAGE_FILE, read_bytes
@@ -50,9 +51,12 @@ def _read_once(folder: Path, base: str, *_state: tuple[int, ...] | None) -> Inde
     return read_index(folder, base)
 
 
-def array_digest(text: str, samples: np.ndarray) -> str:
+def array_digest(text: str, samples: Rows) -> str:
     """Return the SHA-256 of a text and of the numbers of samples after it, in hex."""
-    return hashlib.sha256(text.encode() + np.ascontiguousarray(samples, "<i8").tobytes()).hexdigest()
+    digest = hashlib.sha256(text.encode())
+    for begin in range(0, len(samples), CHUNK):
+        digest.update(np.ascontiguousarray(samples[begin : begin + CHUNK], "<i8").data)
+    return digest.hexdigest()
 
 
 def _status(path: Path) -> tuple[int, ...] | None:
@@ -79,7 +83,7 @@ class ShardSource:
         self.index = index
         self.cache = cache
         self._reads_ranges = cache is None and index.is_remote
-        self._ends = list(accumulate(shard.num_samples for shard in index.shards))
+        self.ends = list(accumulate(shard.num_samples for shard in index.shards))  # of each shard's samples
         self._open = lru_cache(max_open_shards(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))(self._opened)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -112,19 +116,12 @@ class ShardSource:
     def location(self, sample: int) -> str:
         """Return the path or URL of the shard that holds the sample."""
         self._row(sample)
-        return self.index.address(bisect.bisect_right(self._ends, sample))
+        return self.index.address(bisect.bisect_right(self.ends, sample))
 
     def read(self, sample: int) -> bytes:
         """Return the encoded image, exactly as stored in the shard."""
         row = self._row(sample)
         return self._pread(sample, int(row["header"]) + int(row["data"]), int(row["size"]))
-
-    def shards_of(self, samples: np.ndarray | None) -> list[int]:
-        """Return the numbers of the shards that hold the given samples; None: of all shards."""
-        if samples is None:
-            return list(range(len(self._ends)))
-        shards: list[int] = np.unique(np.searchsorted(self._ends, samples, side="right")).tolist()
-        return shards
 
     def _row(self, sample: int) -> np.ndarray:
         if not 0 <= sample < len(self):
@@ -133,7 +130,7 @@ class ShardSource:
         return row
 
     def _pread(self, sample: int, offset: int, size: int) -> bytes:
-        number = bisect.bisect_right(self._ends, sample)
+        number = bisect.bisect_right(self.ends, sample)
         address = self.index.address(number)
         if size > IMAGE_FILE.limit:
             raise BadSample("too large", f"{address}: {size} bytes at byte {offset}")

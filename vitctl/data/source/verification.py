@@ -11,16 +11,14 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-
-import numpy as np
 
 from vitctl.data.shards import index as shard_index
 from vitctl.data.shards.remote import is_remote
 from vitctl.data.source import hashing
-from vitctl.data.source.stores import ShardSource
-from vitctl.data.source.views import Source, View
+from vitctl.data.source.views import Source, used_shards
 from vitctl.errors import DataError
 from vitctl.system.files import RUN_FILE, open_regular, read_bytes
 
@@ -29,7 +27,7 @@ DataVerified = Literal[
     "whole", "part", "none", "damaged"
 ]  # how much of the bytes behind a result match their digests
 _RECORDED = ("path", "sha256", "inode", "mtime_ns", "ctime_ns", "problem")
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 2.0  # every look asks for the state of every file
 _CHANGED = "changed while it was in use"
 _REMOVED = " (a copy in the cache; it was removed and is fetched again)"
 
@@ -133,8 +131,10 @@ class Verification:
         """Wait until the shards of some sources (all without any) are verified, or this process is done with
         its part.
         """
-        while any(process.poll() is None for process in self._processes) and self.found(*sources).num_unread:
-            time.sleep(_POLL_SECONDS)
+        for process in self._processes:
+            while process.poll() is None and self.found(*sources).num_unread:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_SECONDS)
 
     def complete(self, *sources: Source) -> None:
         """Verify here what no process recorded: the disk was full, or the folder was removed.
@@ -231,18 +231,12 @@ def _files(sources: Sequence[Source]) -> tuple[list[_File], int]:
     """
     files: dict[str, _File] = {}
     unread: dict[str, int] = {}
-    stores: list[tuple[Source, np.ndarray | None]] = []
-    for source in sources:
-        in_stores = source.by_store() if isinstance(source, View) else [(source, None, slice(None))]
-        stores += [(store, rows) for store, rows, _ in in_stores]
-    for split, rows in stores:
-        if not isinstance(split, ShardSource):
-            continue
+    for split, used in chain.from_iterable(map(used_shards, sources)):
         for name, recorded in split.index.tables.items():
             if recorded["num_bytes"] > shard_index.VERIFIED_ON_OPEN:
                 path = os.path.abspath(split.index.folder / name)
                 files[path] = _File(path, recorded["num_bytes"], recorded["sha256"])
-        for number in split.shards_of(rows):
+        for number in used.tolist():
             shard, address = split.index.shards[number], split.index.address(number)
             is_far = is_remote(address)
             if is_far and split.cache is None:

@@ -15,14 +15,14 @@ from typing import Literal, Protocol
 import numpy as np
 
 from vitctl.data.images.decode import BadSample
+from vitctl.data.shards.index import has_label, wrong_labels
 from vitctl.data.shards.tar import padded
-from vitctl.data.source.order import Order
+from vitctl.data.source.rows import CHUNK, RandomPart, Ranges, Rows
 from vitctl.data.source.stores import ShardSource, array_digest
 from vitctl.errors import DataError
 from vitctl.system.text import count_text, did_you_mean, nearest, one_line
 
 Use = Literal["training", "scoring", "draws", "pixels"]
-_CHUNK = 2**20
 
 
 class Source(Protocol):
@@ -56,23 +56,27 @@ class Source(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Samples of one or more stores, in a given order; made by the functions below.
+    """Samples of one or more sources, in a given order; made by the functions below.
 
     Args:
-        stores: sources that hold the samples.
+        stores: sources that hold the samples; some may be views.
         class_names: in label order.
         digest: hex digest of the samples and their order.
-        rows: position of each sample in the concatenation of all stores, int64 `[n]`; None: all, in order.
+        rows: position of each sample in the concatenation of all stores, int64 `[n]` or computed; None: all,
+            in order.
         new_labels: labels that replace those of the stores, `[n]` or `[n, L]`.
-        parts: the concatenated sources; empty for other views.
     """
 
     stores: tuple[Source, ...]
     class_names: tuple[str, ...]
     digest: str
-    rows: np.ndarray | None = None
+    rows: Rows | None = None
     new_labels: np.ndarray | None = None
-    parts: tuple[Source, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Source, ...]:
+        """The concatenated sources; empty for other views."""
+        return self.stores if self.rows is None else ()
 
     def __len__(self) -> int:
         return self._ends[-1] if self.rows is None else len(self.rows)
@@ -110,12 +114,15 @@ class View:
         Yields:
             the store; the samples' rows in it, None for all in order; their places among those given.
         """
-        rows = self.rows
-        if samples is not None:
-            rows = np.asarray(samples, np.int64) if rows is None else rows[samples]
+        rows = None if self.rows is None else self.rows[slice(None) if samples is None else samples]
+        if samples is not None and rows is None:
+            rows = np.asarray(samples, np.int64)
         if rows is None:
             for store, begin, end in zip(self.stores, self._begins, self._ends, strict=True):
                 yield store, None, slice(begin, end)
+            return
+        if len(self.stores) == 1:
+            yield self.stores[0], rows, slice(None)
             return
         numbers = np.searchsorted(self._ends, rows, side="right")
         for number in np.unique(numbers).tolist():
@@ -138,21 +145,14 @@ class View:
         return [0, *self._ends[:-1]]
 
 
-def subset(source: Source, rows: np.ndarray) -> View:
+def subset(source: Source, rows: Rows) -> View:
     """Select samples of a source.
 
     Args:
         source: to select from.
-        rows: numbers of samples, int64 `[n]`, in the order of the subset.
+        rows: numbers of samples, int64 `[n]` or computed, in the order of the subset.
     """
-    whole = _as_view(source)
-    return replace(
-        whole,
-        digest=array_digest(f"subset {source.digest} ", rows),
-        rows=rows if whole.rows is None else whole.rows[rows],
-        new_labels=None if whole.new_labels is None else whole.new_labels[rows],
-        parts=(),
-    )
+    return View((source,), source.class_names, array_digest(f"subset {source.digest} ", rows), rows)
 
 
 def concat(sources: Sequence[Source]) -> View:
@@ -167,26 +167,8 @@ def concat(sources: Sequence[Source]) -> View:
                 "splits with different class names cannot be joined, their labels mean different things: "
                 f"{_names(sources[0])} and {_names(other)}"
             )
-    views = [_as_view(source) for source in sources]
-    joined = View(
-        stores=tuple(store for view in views for store in view.stores),
-        class_names=sources[0].class_names,
-        digest=hashlib.sha256(" ".join(["concat", *(view.digest for view in views)]).encode()).hexdigest(),
-        parts=tuple(sources),
-    )
-    if any(view.rows is not None for view in views):
-        begins = accumulate((view._ends[-1] for view in views), initial=0)
-        rows = [
-            begin + (np.arange(len(view)) if view.rows is None else view.rows)
-            for begin, view in zip(begins, views, strict=False)
-        ]
-        joined = replace(joined, rows=np.concatenate(rows))
-    if any(view.new_labels is not None for view in views):
-        tables = [view.labels() for view in views]
-        width = max(table.shape[1:] for table in tables)
-        tables = [padded(table, *width) for table in tables] if width else tables
-        joined = replace(joined, new_labels=np.concatenate(tables))
-    return joined
+    digests = " ".join(["concat", *(source.digest for source in sources)])
+    return View(tuple(sources), sources[0].class_names, hashlib.sha256(digests.encode()).hexdigest())
 
 
 def random_subset(source: Source, num_samples: int, seed: int) -> Source:
@@ -206,10 +188,7 @@ def random_subset(source: Source, num_samples: int, seed: int) -> Source:
         raise DataError(f"a subset of {num_samples:,} images was requested, but there are {len(source):,}")
     if num_samples == len(source):
         return source
-    chosen, order = np.zeros(len(source), bool), Order(len(source), seed)
-    for begin in range(0, num_samples, _CHUNK):
-        chosen[order.at(np.arange(begin, min(begin + _CHUNK, num_samples)))[1]] = True
-    return subset(source, np.flatnonzero(chosen))
+    return subset(source, RandomPart(len(source), num_samples, seed))
 
 
 def of_classes(source: Source, names: tuple[str, ...]) -> View:
@@ -247,12 +226,13 @@ def no_class(name: str, known: Iterable[str]) -> DataError:
 
 
 def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -> None:
-    """Refuse a source whose labels are not valid for the job. Labels are read in chunks to save memory.
+    """Refuse a source whose labels are not valid for the job.
 
-    A label is 0 to K - 1 of K classes, or -1 for none. Missing labels come last. Any other label means that
-    the index is damaged, and is refused for every use. An image without a label is refused in `training`
-    and `scoring`; where images may have several labels, scoring skips those without any. `draws` (few-shot)
-    never take such images, `pixels` (masked patch prediction) need no labels.
+    Labels are read in chunks to save memory, and not at all where the counts in the index rule out an
+    error. A label of no class, see `wrong_labels`, means that the index is damaged, and is refused for
+    every use. An image without a label is refused in `training` and `scoring`; where images may have
+    several labels, scoring skips those without any. `draws` (few-shot) never take such images, `pixels`
+    (masked patch prediction) need no labels.
 
     Args:
         source: an opened split.
@@ -266,15 +246,15 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
     num_classes, width = len(source.class_names), source.labels(np.zeros(0, np.int64)).shape[1:]
     if single and width:
         raise DataError(f"'{name}': needs one label per image, but these images may have several")
+    if _are_counted(source, num_classes, use in ("training", "scoring")):
+        return
     invalid, unlabelled = [], []
-    for begin in range(0, len(source), _CHUNK):
-        labels = source.labels(np.arange(begin, min(begin + _CHUNK, len(source))))
-        rows = labels.reshape(len(labels), -1)
-        is_invalid = ((rows >= num_classes) | (rows < -1)).any(axis=1)
-        is_invalid |= ((rows[:, :-1] < 0) & (rows[:, 1:] >= 0)).any(axis=1)
+    for begin in range(0, len(source), CHUNK):
+        labels = source.labels(np.arange(begin, min(begin + CHUNK, len(source))))
+        is_missing, is_invalid = wrong_labels(labels, num_classes)
         invalid.append(begin + np.flatnonzero(is_invalid))
         if use in ("training", "scoring"):
-            unlabelled.append(begin + np.flatnonzero(~has_label(labels)))
+            unlabelled.append(begin + np.flatnonzero(is_missing))
     if num_invalid := sum(map(len, invalid)):
         first = int(np.concatenate(invalid)[0])
         raise DataError(
@@ -287,6 +267,18 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
     is_refused = use == "training" or not width or num_unlabelled == len(source)
     if num_unlabelled and is_refused:
         raise DataError(f"'{name}': {_unlabelled_text(source, np.concatenate(unlabelled))}")
+
+
+def _are_counted(source: Source, num_classes: int, all_needed: bool) -> bool:
+    """Return whether the indexes behind a source say that all its labels are valid, and none is missing if
+    all are needed.
+    """
+    if isinstance(source, View):
+        stores = (_are_counted(store, num_classes, all_needed) for store in source.stores)
+        return source.new_labels is None and all(stores)
+    counts = source.index.label_counts if isinstance(source, ShardSource) else None
+    is_same = len(source.class_names) == num_classes
+    return is_same and counts is not None and not (counts.outside or (all_needed and counts.missing))
 
 
 def unlabelled_samples(source: Source) -> np.ndarray:
@@ -313,11 +305,6 @@ def _unlabelled_text(source: Source, unlabelled: np.ndarray) -> str:
     )
 
 
-def has_label(labels: np.ndarray) -> np.ndarray:
-    """Return which samples have a label: bool `[n]` of labels `[n]` or `[n, L]`."""
-    return np.asarray(labels >= 0 if labels.ndim == 1 else (labels >= 0).any(axis=1))
-
-
 def sample_key(source: Source, sample: int) -> str:
     """Return the key of a sample, or its number if its shard is damaged."""
     try:
@@ -326,10 +313,46 @@ def sample_key(source: Source, sample: int) -> str:
         return f"number {sample}"
 
 
+def stored(source: Source, samples: np.ndarray | None = None) -> Iterator[tuple[Source, np.ndarray | None]]:
+    """Yield the sources behind some samples of a source, or all, that are not views, and the samples' numbers
+    there; None for all.
+    """
+    if not isinstance(source, View):
+        yield source, samples
+        return
+    for store, rows, _ in source.by_store(samples):
+        yield from stored(store, rows)
+
+
 def split_sources(source: Source) -> tuple[ShardSource, ...]:
     """Return the indexed splits behind a source, in order; empty when it is not stored in shards."""
-    stores = source.stores if isinstance(source, View) else (source,)
-    return tuple(store for store in stores if isinstance(store, ShardSource))
+    if isinstance(source, View):
+        return tuple(split for store in source.stores for split in split_sources(store))
+    return (source,) if isinstance(source, ShardSource) else ()
+
+
+def used_shards(source: Source) -> Iterator[tuple[ShardSource, np.ndarray]]:
+    """Yield indexed splits behind a source, and the numbers of the shards that hold its samples."""
+    if isinstance(source, ShardSource):
+        yield source, np.arange(len(source.ends))
+    if not isinstance(source, View):
+        return
+    first, splits = source.stores[0], dict.fromkeys(split_sources(source))
+    if source.rows is None:
+        for store in source.stores:
+            yield from used_shards(store)
+    elif isinstance(source.rows, Ranges) and isinstance(first, ShardSource):
+        limits = source.rows.begins, source.rows.ends - 1
+        runs = zip(*np.searchsorted(np.array(first.ends), limits, side="right"), strict=True)
+        yield first, np.unique(np.concatenate([np.arange(begin, end + 1) for begin, end in runs]))
+    else:
+        ends = {split: np.array(split.ends) for split in splits}
+        used = {split: np.zeros(len(split.ends), bool) for split in splits}
+        for begin in range(0, len(source), CHUNK):
+            for split, rows in stored(source, np.arange(begin, min(begin + CHUNK, len(source)))):
+                if isinstance(split, ShardSource) and rows is not None:
+                    used[split][np.searchsorted(ends[split], rows, side="right")] = True
+        yield from ((split, np.flatnonzero(found)) for split, found in used.items())
 
 
 def source_texts(source: Source) -> tuple[str, ...]:
@@ -350,15 +373,11 @@ def shared_samples(one: Source, other: Source) -> int:
     places: list[dict[str, np.ndarray]] = []
     for source in (one, other):
         found: dict[str, np.ndarray] = {}
-        for store, rows, _ in _as_view(source).by_store():
+        for store, rows in stored(source):
             taken = np.arange(len(store)) if rows is None else rows
             found[store.digest] = np.union1d(found.get(store.digest, taken), taken)
         places.append(found)
     return sum(len(np.intersect1d(rows, places[1].get(digest, []))) for digest, rows in places[0].items())
-
-
-def _as_view(source: Source) -> View:
-    return source if isinstance(source, View) else View((source,), source.class_names, source.digest)
 
 
 def _names(source: Source) -> str:

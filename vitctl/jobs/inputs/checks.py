@@ -39,6 +39,7 @@ from vitctl.jobs.inputs.data import (
     check_order,
     chosen_tasks,
     corrected,
+    default_lanes,
     open_inputs,
     open_scored,
 )
@@ -47,7 +48,7 @@ from vitctl.models.variants import Config, check_lora, downstream, variant, with
 from vitctl.models.weights.download import Fetch, cached, fetch, locate
 from vitctl.models.weights.header import read_network
 from vitctl.recipe.images import Place
-from vitctl.recipe.load import Loaded, Override
+from vitctl.recipe.load import Loaded, Override, with_overrides
 from vitctl.recipe.schema import (
     Evaluate,
     ExportRecipe,
@@ -337,6 +338,36 @@ def fit_to_data(loaded: Loaded, run_dir: Path) -> tuple[Loaded, Inputs | None]:
     return (fit_schedule(loaded, TASK_IMAGES) if isinstance(recipe, Vtab) else loaded), None
 
 
+def fit_lanes(
+    loaded: Loaded, before: Recipe | None, inputs: Inputs | None, run_dir: Path, nodes: int
+) -> tuple[Loaded, Inputs | None]:
+    """Fill in data.lanes of a new run on several nodes with the windowed order; a run that is resumed keeps
+    its lanes, on any number of nodes.
+
+    Args:
+        loaded: the recipe.
+        before: the recipe that the run started with; None: it is new.
+        inputs: the images, if they are open already.
+        run_dir, nodes: of the run.
+
+    Returns:
+        the recipe, and its images where they were opened for that.
+    """
+    recipe = loaded.recipe
+    if not isinstance(recipe, Pretrain | Finetune) or recipe.data.order == "exact" or recipe.data.synthetic:
+        return loaded, inputs
+    lanes, origin = 0, "when the run started"
+    if isinstance(before, Pretrain | Finetune):
+        lanes = before.data.lanes
+    elif nodes > 1 and not recipe.schedule.lanes:
+        inputs = inputs or open_inputs(recipe, run_dir)
+        assert inputs.train is not None
+        lanes = default_lanes(recipe.data, inputs.train, recipe.schedule, nodes)
+        origin = f"for {nodes} nodes"
+    is_open = lanes and not recipe.data.lanes
+    return with_overrides(loaded, [Override("data.lanes", lanes, origin)]) if is_open else loaded, inputs
+
+
 def check_not_missing(recipe: Recipe) -> None:
     """Name everything at once that a job without --from lacks: weights, and shards of known data sets.
 
@@ -381,10 +412,11 @@ def check_not_missing(recipe: Recipe) -> None:
     raise CheckpointError(f"{text}{'' if text.endswith('?') else '.'} Type next: {lines}")
 
 
-def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None) -> Inputs:
+def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None, nodes: int = 1) -> Inputs:
     """Check everything that can be checked before the first process starts, and return the opened images.
 
-    Data sets that come with vitctl are generated once. `inputs` are the images, if they are open already.
+    Data sets that come with vitctl are generated once. `inputs` are the images, if they are open already;
+    `nodes` are the machines that share the work.
 
     Raises:
         VitctlError: data or weights are missing or invalid, or the model or the schedule is impossible.
@@ -396,7 +428,7 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None) ->
     if isinstance(recipe, Finetune) and found is not None and inputs.train is not None:
         check_heads(recipe, found, inputs.train.class_names, fetch)
     if isinstance(recipe, Pretrain | Finetune):
-        _check_training(recipe, inputs)
+        _check_training(recipe, inputs, nodes)
     elif isinstance(recipe, ExportRecipe) and (recipe.data.path or recipe.data.dataset):
         open_scored(recipe.data, recipe.data.eval_split, run_dir)
     return inputs
@@ -572,7 +604,7 @@ def check_head_classes(
         )
 
 
-def _check_training(recipe: Pretrain | Finetune, inputs: Inputs) -> None:
+def _check_training(recipe: Pretrain | Finetune, inputs: Inputs, nodes: int) -> None:
     train, test, s = inputs.train, inputs.scored, recipe.schedule
     assert train is not None
     checked_steps(len(train), s, recipe.machine.processes)
@@ -604,7 +636,7 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs) -> None:
             f"may have several; set evaluation.metric = 'accuracy'"
         )
     if not recipe.data.synthetic:
-        check_order(recipe.data, train, recipe.seed, s)
+        check_order(recipe.data, train, recipe.seed, s, nodes)
     if isinstance(recipe, Pretrain):
         recipe.network(len(train.class_names))
 

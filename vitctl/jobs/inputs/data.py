@@ -21,6 +21,7 @@ from vitctl.data.source.order import (
     RepeatedOrder,
     SampleOrder,
     WindowedOrder,
+    most_lanes,
     quotas,
 )
 from vitctl.data.source.splits import group_names, num_repeated
@@ -98,8 +99,8 @@ def training_order(data: TrainImages, source: Source, seed: int, schedule: Sched
     """Return the order of data.order over the images of `open_train`; each source of a mixture has an order
     of its own.
 
-    With schedule.lanes each lane walks through its own part of a windowed order. The exact order needs none:
-    every sample has the same chance in every lane.
+    With lanes, see `num_lanes`, each of them walks through its own part of a windowed order. The exact order
+    needs none: every sample has the same chance in every lane.
     """
     order: SampleOrder
     if data.sampling == "balanced":
@@ -112,11 +113,23 @@ def training_order(data: TrainImages, source: Source, seed: int, schedule: Sched
         order = MixtureOrder(walks, quotas([part.weight for part in data.mixture]), seed)
     if data.repeats > 1:
         return RepeatedOrder(order, data.repeats, schedule.batch_size)
-    return (
-        LaneOrder(order, schedule.batch_size, schedule.lanes)
-        if order.window_size and schedule.lanes
-        else order
-    )
+    lanes = num_lanes(data, schedule)
+    return LaneOrder(order, schedule.batch_size, lanes) if order.window_size and lanes else order
+
+
+def num_lanes(data: TrainImages, schedule: Schedule) -> int:
+    """Return the parts of the global batch that read shards of their own; 0: all read the same."""
+    return schedule.lanes or data.lanes
+
+
+def default_lanes(data: TrainImages, source: Source, schedule: Schedule, nodes: int) -> int:
+    """Return data.lanes of a new run on several nodes: as many as there are nodes, rounded up to a power of
+    two, but at most as many as have two windows of shards, and two images of each batch.
+    """
+    parts = source.parts if data.mixture and isinstance(source, View) else (source,)
+    shards = min(map(num_shards, parts))
+    most = min(shards // (2 * data.order_window_shards), schedule.batch_size // 2)
+    return min(1 << (nodes - 1).bit_length(), 1 << max(1, most).bit_length() - 1)
 
 
 def _walk(data: TrainImages, source: Source, seed: int) -> SampleOrder:
@@ -130,8 +143,8 @@ def num_shards(source: Source) -> int:
     return sum(len(split.index.shards) for split in split_sources(source)) or 1
 
 
-def check_order(data: TrainImages, source: Source, seed: int, schedule: Schedule) -> None:
-    """Refuse an order that would train badly, or read the same shards again and again.
+def check_order(data: TrainImages, source: Source, seed: int, schedule: Schedule, nodes: int = 1) -> None:
+    """Refuse an order that would train badly, or read the same shards again and again on one of the nodes.
 
     Raises:
         RecipeError: one line with what is wrong and what to set.
@@ -142,11 +155,16 @@ def check_order(data: TrainImages, source: Source, seed: int, schedule: Schedule
             f"{schedule.batch_size}; set it to at least {2 * data.repeats}"
         )
     parts = source.parts if data.mixture and isinstance(source, View) else (source,)
-    num_walks = max(1, schedule.lanes)
+    num_walks = max(1, num_lanes(data, schedule))
+    if 2 * data.lanes > schedule.batch_size and data.lanes > 1:
+        raise RecipeError(
+            f"data.lanes = {data.lanes} needs two images in each lane, and schedule.batch_size is "
+            f"{schedule.batch_size}; set data.lanes to at most {schedule.batch_size // 2}"
+        )
     for part in parts:
         if data.order == "windowed":
             _check_window(data, part, num_walks)
-        _check_cache(data, part, num_walks)
+        _check_cache(data, part, most_lanes(num_walks, nodes))
     _check_entropy(data, source, seed, schedule)
 
 
@@ -169,7 +187,7 @@ def _check_cache(data: TrainImages, source: Source, num_walks: int) -> None:
     sizes = sorted((shard.num_bytes for index in remote for shard in index.shards), reverse=True)
     bound = data.cache_gib * _GIB
     if data.order == "windowed":
-        each = f" for each of {num_walks} lanes" if num_walks > 1 else ""
+        each = f" for each of {num_walks} lanes of a node" if num_walks > 1 else ""
         needed, what = sum(sizes[: 2 * data.order_window_shards * num_walks]), f"two windows of shards{each}"
     else:
         needed, what = sum(sizes), "all shards, which the exact order visits at random,"
