@@ -214,9 +214,9 @@ def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":
     if not path:
         return loaded
     from vitctl.cli.show.console import say
-    from vitctl.data.shards.remote import is_remote
     from vitctl.jobs.inputs.checks import FittedSplits, fit_splits
     from vitctl.jobs.plan import LOOKUP_SECONDS, call_with_timeout
+    from vitctl.system.remote import is_remote
 
     if with_timeout and is_remote(path):
         splits = call_with_timeout(LOOKUP_SECONDS, lambda: fit_splits(loaded))

@@ -325,6 +325,7 @@ class Trainer(TrainStep):
             needs_labels=self.needs_labels,
             checksums=self.recipe.log.trace,
             pinned=self.runtime.device.type == "cuda",
+            outages=True,
         )
 
     def fit(self) -> Score | None:
@@ -334,7 +335,7 @@ class Trainer(TrainStep):
             the score after the last step; None when there are no images to score.
 
         Raises:
-            Stopped: a signal came; the state is saved.
+            Stopped: a signal came, or images could not be fetched; the state is saved.
             DataError: too many images cannot be read.
         """
         self.stop.save_alone = self.save_alone
@@ -497,7 +498,7 @@ class Trainer(TrainStep):
             raise
         began = time.perf_counter()
         self.journal.show_progress(at_once=True, text="compiling")
-        first = take(batches, len(self.own))
+        first = take(batches, len(self.own), self.stop)
         self.warm_up(first)
         self.journal.write("compile", step=step, seconds=round(time.perf_counter() - began, 3))
         return chain(first, batches)
@@ -518,10 +519,11 @@ class Trainer(TrainStep):
             while step < self.total_steps:
                 # Wait for the images of the step; the device still computes the step before.
                 began = time.perf_counter()
-                micro_batches = take(batches, len(self.own))
+                micro_batches = take(batches, len(self.own), self.stop)
                 waited = time.perf_counter() - began
                 # Tell the device to compute the step. The update carries this process's stop flag: all
-                # processes learn of a signal at the same step, without another exchange.
+                # processes learn of a signal, or that one has no images, at the same step, without another
+                # exchange.
                 update = self.update(step, micro_batches)
                 step += 1
                 self.pending.append((step, update, waited, micro_batches))
@@ -542,7 +544,7 @@ class Trainer(TrainStep):
         except Stopped:
             # Every process is at the same step: save it together, and wait until it is on disk.
             self.log_pending()
-            self.save(step, last=True)
+            self.save(self.finished_step, last=True)
             raise
         except Exception as error:
             with suppress(Exception):  # the first error is the one to report
@@ -551,12 +553,16 @@ class Trainer(TrainStep):
             raise
 
     def log_pending(self, keep: int = 0) -> bool:
-        """Log all but the newest `keep` updates; return whether a process received a signal."""
+        """Log all but the newest `keep` updates; return whether a process should stop."""
         stopped = False
         while len(self.pending) > keep:
             step, update, waited, micro_batches = self.pending.popleft()
             result = update.result()
             stopped = stopped or result.stop
+            if result.lost:  # it changed nothing, on any process: the state is that of the step before
+                self.pending.clear()
+                self.finished_step = HERE.step = step - 1
+                break
             self.log(step, result, waited, micro_batches)
         return stopped
 

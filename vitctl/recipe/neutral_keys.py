@@ -29,6 +29,7 @@ _NEUTRAL = (
     "weights.pinned",  # results record the digest of the weights themselves
     "data.root",
     "data.cache_gib",
+    "data.patience",
     "fewshot_probe.root",
     "fewshot_probe.cache_gib",
     "fewshot.cache",

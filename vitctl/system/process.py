@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -241,6 +241,28 @@ def release_lock() -> None:
         if lock.is_held:
             lock.is_held = False
             fcntl.lockf(lock.descriptor, fcntl.LOCK_UN)
+
+
+_TOLD_BYTES = 500
+
+
+def tell(text: str) -> None:
+    """In a worker: let the process that started it know what it waits for, "" for nothing more. Elsewhere:
+    print it, in a line.
+    """
+    for lock in _IN_USE:
+        os.pwrite(lock.descriptor, text.encode()[:_TOLD_BYTES].ljust(_TOLD_BYTES), 0)
+    if text and not _IN_USE:
+        with suppress(OSError):  # a closed terminal must not stop the job
+            print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def told() -> str:
+    """Return what the workers of this process wait for, as one of them told last."""
+    return "".join(
+        os.pread(lock.descriptor, _TOLD_BYTES, 0).decode(errors="replace").rstrip(" \0")
+        for lock in _FOR_CHILDREN
+    )
 
 
 def _attached(descriptor: Any) -> MemoryLock:

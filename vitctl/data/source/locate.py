@@ -20,17 +20,8 @@ from pathlib import Path
 import numpy as np
 from braceexpand import braceexpand
 
+from vitctl.data.shards.cache import ShardCache
 from vitctl.data.shards.index import INDEX_FILE, find_splits, index_shards, link_shards, table_limits
-from vitctl.data.shards.remote import (
-    MissingError,
-    ShardCache,
-    UnreachableError,
-    bounded,
-    check_address,
-    is_remote,
-    read_changed,
-    read_file,
-)
 from vitctl.data.source.splits import ROLES, read_exclusion, without_excluded
 from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import Source, subset, unlabelled_samples
@@ -46,6 +37,15 @@ from vitctl.system.files import (
     read_bytes,
     write_bytes,
     write_text,
+)
+from vitctl.system.remote import (
+    GaveUpError,
+    MissingError,
+    check_address,
+    copy,
+    is_remote,
+    read_changed,
+    read_file,
 )
 from vitctl.system.text import count_text, nearest, one_line
 
@@ -75,17 +75,18 @@ class SplitLocation:
     base: str = ""
     shards: tuple[str, ...] = ()
 
-    def open(self, cache_bytes: int) -> Source:
+    def open(self, cache_bytes: int, patience: float | None = None) -> Source:
         """Open the split.
 
         Args:
             cache_bytes: size limit of the cache of remote shards; 0 reads single images without a cache.
+            patience: see `ShardSource`.
         """
         index = open_index(self.folder, self.base)
         cache = None
         if index.is_remote and cache_bytes:
             cache = ShardCache(cache_folder() / "shards", cache_bytes)
-        source = ShardSource(index, cache)
+        source = ShardSource(index, cache, patience)
         if not self.shards:
             return without_excluded(source)
         ends = np.cumsum([shard.num_samples for shard in index.shards]).tolist()
@@ -432,7 +433,7 @@ def _fetched_index(url: str) -> Path:
         elif changed is not None:
             with suppress(OSError):  # owned by another user: reading is enough
                 write_text(folder / _ETAG, changed[1])
-    except UnreachableError as error:
+    except GaveUpError as error:
         print(f"warning: {one_line(str(error))}; the cached index is used", file=sys.stderr)
     return folder
 
@@ -447,6 +448,6 @@ def _fetch_index(url: str, folder: Path, text: bytes, etag: str = "") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, max_bytes in table_limits(text).items():
         with atomic_write(folder / name) as aside, aside.open("wb") as file:
-            file.writelines(bounded(f"{url}/{name}", max_bytes))
+            copy(f"{url}/{name}", file, max_bytes)
     write_bytes(folder / INDEX_FILE, text)
     write_text(folder / _ETAG, etag)

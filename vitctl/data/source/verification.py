@@ -17,12 +17,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from vitctl.data.shards import index as shard_index
-from vitctl.data.shards.remote import is_remote
 from vitctl.data.source import hashing
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.source.views import Source, View
 from vitctl.errors import DataError
 from vitctl.system.files import RUN_FILE, open_regular, read_bytes
+from vitctl.system.remote import is_remote
 
 FOLDER = "verified"
 DataVerified = Literal[

@@ -326,6 +326,26 @@ def sample_key(source: Source, sample: int) -> str:
         return f"number {sample}"
 
 
+def read_together(source: Source, samples: np.ndarray, *, at_once: bool = False) -> dict[int, bytes]:
+    """Return those of some encoded images that take a request each; see `ShardSource.read_together`."""
+    found: dict[int, bytes] = {}
+    if not any(split.index.is_remote for split in split_sources(source)):
+        return found
+    for store, rows, chosen in _as_view(source).by_store(samples):
+        if isinstance(store, ShardSource) and rows is not None:
+            numbers = dict(zip(rows.tolist(), samples[chosen].tolist(), strict=True))
+            read = store.read_together(list(numbers), at_once=at_once)
+            found |= {numbers[row]: data for row, data in read.items()}
+    return found
+
+
+def fetch_ahead(source: Source, samples: np.ndarray) -> None:
+    """Fetch the remote shards of some samples into the cache; see `ShardSource.fetch_ahead`."""
+    for store, rows, _ in _as_view(source).by_store(samples):
+        if isinstance(store, ShardSource) and rows is not None:
+            store.fetch_ahead(rows)
+
+
 def split_sources(source: Source) -> tuple[ShardSource, ...]:
     """Return the indexed splits behind a source, in order; empty when it is not stored in shards."""
     stores = source.stores if isinstance(source, View) else (source,)
