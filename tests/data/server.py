@@ -17,7 +17,14 @@ class Faults:
     def __init__(self, seed: int = 0, **shares: float) -> None:
         self.shares, self.done = shares, Counter[str]()
         self.asked: list[tuple[str, str]] = []
+        self.sent = self.open = self.most_open = 0  # bytes of files; connections
         self._random, self._lock = random.Random(seed), threading.Lock()
+
+    def connected(self, change: int) -> None:
+        """A connection was opened (1) or closed (-1)."""
+        with self._lock:
+            self.open += change
+            self.most_open = max(self.most_open, self.open)
 
     def draw(self, path: str, span: str) -> str:
         """The fault of the next answer, '' for none."""
@@ -38,6 +45,15 @@ def serving(folder: Path, faults: Faults, *, ranges: bool = True) -> Iterator[st
     """Serve the files of a folder; gives the address."""
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle(self) -> None:
+            faults.connected(1)
+            try:
+                super().handle()
+            finally:
+                faults.connected(-1)
+
         def log_message(self, format: str, *args: object) -> None:
             pass
 
@@ -51,6 +67,7 @@ def serving(folder: Path, faults: Faults, *, ranges: bool = True) -> Iterator[st
                 self.send_response(int(fault))
                 if fault == "429":
                     self.send_header("Retry-After", "0")
+                self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
             if not path.is_file():
@@ -77,7 +94,10 @@ def serving(folder: Path, faults: Faults, *, ranges: bool = True) -> Iterator[st
             told = body[: len(body) // 3] if fault == "short_range" else body
             self.send_header("Content-Length", str(len(told)))
             self.end_headers()
-            self.wfile.write(told[: len(told) // 2] if fault == "short" else told)
+            told = told[: len(told) // 2] if fault == "short" else told
+            self.close_connection = fault == "short" or self.close_connection
+            faults.sent += len(told)
+            self.wfile.write(told)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

@@ -165,12 +165,13 @@ JOIN_SECONDS, CHECK_SECONDS, FIRST_NCCL_SECONDS = 600.0, 5.0, 60.0
 TEXT_BYTES = 2000
 
 
-def join(*, cpu: bool, seconds: float = JOIN_SECONDS) -> None:
+def join(*, cpu: bool, seconds: float = JOIN_SECONDS, patience: float = 0.0) -> None:
     """Join the other processes at MASTER_ADDR:MASTER_PORT, unless this process has joined already.
 
     Args:
         cpu: compute on the CPU even where there are GPUs.
-        seconds: timeout of the rendezvous, and of each later operation.
+        seconds: timeout of the rendezvous.
+        patience: seconds that a process may wait for its images; each later operation may take so much longer.
 
     Raises:
         LaunchError: not all processes joined.
@@ -181,7 +182,7 @@ def join(*, cpu: bool, seconds: float = JOIN_SECONDS) -> None:
     if not cpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     try:
-        backend, limit = "gloo" if cpu else "cpu:gloo,cuda:nccl", timedelta(seconds=seconds)
+        backend, limit = "gloo" if cpu else "cpu:gloo,cuda:nccl", timedelta(seconds=seconds + patience)
         if _store_outlives_processes():
             rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             kept = dist.TCPStore(

@@ -101,6 +101,7 @@ from vitctl.recipe.known import Comparison
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab, frozen_places, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.process import HERE
+from vitctl.system.remote import GaveUpError
 from vitctl.system.text import typed
 
 BAD_SAMPLES, SAMPLES = "bad_samples.jsonl", "samples"
@@ -654,8 +655,12 @@ class Trainer(TrainStep):
         return [self.key(int(sample)) for batch in micro_batches for sample in batch.samples]
 
     def key(self, sample: int) -> str:
-        """Return the key of a training image."""
-        return sample_key(self.images.train, sample)
+        """Return the key of a training image; its number where the server of remote shards is away."""
+        try:
+            return sample_key(self.images.train, sample)
+        except GaveUpError as error:
+            self.stop.outage = str(error)
+            return f"number {sample}"
 
     def _log_step(self, step: int, result: Result, waited: float, is_logged: bool) -> None:
         read = step * self.batch_size

@@ -29,7 +29,7 @@ from vitctl.launch.agent import LaunchConfig, launch_line, write_accelerate_conf
 from vitctl.launch.cluster import Member, find_member
 from vitctl.launch.peers import forget_errors
 from vitctl.launch.run_folder import check_not_foreign, clear, failed_without_output, prepared_folder
-from vitctl.launch.worker import on_cpu
+from vitctl.launch.worker import on_cpu, patience
 from vitctl.recipe.export_formats import FORMATS
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
 from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
@@ -100,7 +100,7 @@ def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member:
     from vitctl.engine.runtime import broadcast_text, check_all_reduce, join
 
     if member.num_processes > 1:
-        join(cpu=on_cpu(loaded.recipe))
+        join(cpu=on_cpu(loaded.recipe), patience=patience(loaded.recipe))
         check_all_reduce(cpu=on_cpu(loaded.recipe))
     said, prepared = "", None
     if member.rank == 0:

@@ -95,6 +95,7 @@ def work(
 def _work(
     run_dir: Path, prepared: "Prepared | None", report: Report, stop: StopFlag, stopped_code: int
 ) -> dict[str, Any]:
+    from vitctl.engine.runtime import gather_texts
     from vitctl.jobs.record.result import RunResult, with_recipe, write_result
     from vitctl.recipe.load import load_recipe
 
@@ -115,8 +116,13 @@ def _work(
         with roll_call(run_dir, Journal(run_dir / LOG, report), stop, end):
             result = job(recipe, run_dir, report, stop, **given)
     except Stopped:
-        late = f"stopped; it {stop.reason}; {resume_text(run_dir)}" if stop.reason else ""
-        result = RunResult(recipe.job, "stopped", error=late)
+        outage = next(filter(None, gather_texts(stop.outage)), "")  # of any process
+        if outage and restarts_left() > 0:
+            leave_group()
+            print(outage, file=sys.stderr)
+            raise SystemExit(RESUMABLE) from None  # the agent starts all processes again
+        late = outage or (f"it {stop.reason}" if stop.reason else "")
+        result = RunResult(recipe.job, "stopped", error=late and f"stopped; {late}; {resume_text(run_dir)}")
     except Exception as error:
         fixable = explained(error, run_dir, f"resume with: vitctl resume {typed(run_dir)}")
         if _is_main():
@@ -193,7 +199,7 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
         )
 
         cpu = on_cpu(recipe)
-        join(cpu=cpu)
+        join(cpu=cpu, patience=patience(recipe))
         if _is_main():
             forget_errors(run_dir)  # of an earlier start; all processes of this one wait in check_all_reduce
         check_all_reduce(cpu=cpu)
@@ -201,7 +207,9 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
         restarts = max(map(int, gather_texts(str(restarts))))
     if restarts:
         journal.write(
-            "warning", step=0, text=f"a process was lost, all processes were restarted (restart {restarts})"
+            "warning",
+            step=0,
+            text=f"a process was lost or had no images, all processes were restarted (restart {restarts})",
         )
     if not several:
         return
@@ -212,6 +220,11 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
     )
     for line in node_lines(cpu=cpu):
         journal.write("node", step=0, text=line)
+
+
+def patience(recipe: "Recipe") -> float:
+    """Return how long a process may wait for its images, and the others for it."""
+    return float(getattr(getattr(recipe, "data", None), "patience", 0.0))
 
 
 def on_cpu(recipe: "Recipe") -> bool:

@@ -353,9 +353,9 @@ async def _pause(
     Raises GaveUpError where no attempt is left.
     """
     host, now = urlsplit(url).netloc, time.monotonic()
-    began, last = _DOWN.get(host, (now, -_OLD_SECONDS))
+    first, last = _DOWN.get(host, (now, -_OLD_SECONDS))
     is_new = now - last >= _OLD_SECONDS
-    since = since if is_new else min(since, began)
+    since = since if is_new else min(since, first)
     _DOWN[host] = since, now
     if patience is None:
         patience = PATIENCE_SECONDS if host in _ANSWERED else FIRST_SECONDS
