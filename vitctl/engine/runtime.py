@@ -171,7 +171,7 @@ def join(*, cpu: bool, seconds: float = JOIN_SECONDS, patience: float = 0.0) -> 
     Args:
         cpu: compute on the CPU even where there are GPUs.
         seconds: timeout of the rendezvous.
-        patience: seconds that a process may wait for its images; each later operation may take so much longer.
+        patience: seconds that a process may wait for its images, which later operations may take longer.
 
     Raises:
         LaunchError: not all processes joined.

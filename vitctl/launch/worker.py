@@ -44,7 +44,7 @@ from vitctl.launch.peers import (
 )
 from vitctl.launch.run_folder import LOGS, NOW, locked_for_run, read_status
 from vitctl.system.files import atomic_write, no_links
-from vitctl.system.process import end_with_parent
+from vitctl.system.process import end_with_parent, mark_start
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import PlainStream, one_line, typed
 
@@ -263,6 +263,7 @@ def main() -> None:
     """
     if has_agent():
         end_with_parent(os.getppid())
+    mark_start()
     try:
         find_member()
     except LaunchError as error:

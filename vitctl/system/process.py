@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
+
 from vitctl.errors import LaunchError
 from vitctl.system.files import LARGE
 
@@ -241,6 +243,21 @@ def release_lock() -> None:
         if lock.is_held:
             lock.is_held = False
             fcntl.lockf(lock.descriptor, fcntl.LOCK_UN)
+
+
+START = "VITCTL_START"
+
+
+def mark_start() -> None:
+    """Give this start of a command a name in the environment: the same in all processes that it starts, and
+    in those that another launcher starts on this node, which have the same parent.
+    """
+    is_rank = "RANK" in os.environ or os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
+    if is_rank and START in os.environ:
+        return
+    process = psutil.Process(os.getppid() if is_rank else os.getpid())
+    unique = process.create_time() if is_rank else time.time_ns()
+    os.environ[START] = f"{process.pid} {unique}"
 
 
 _TOLD_BYTES = 500

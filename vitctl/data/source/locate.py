@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,11 +33,13 @@ from vitctl.system.files import (
     atomic_write,
     cache_folder,
     inside,
+    locked,
     open_lock,
     read_bytes,
     write_bytes,
     write_text,
 )
+from vitctl.system.process import START
 from vitctl.system.remote import (
     GaveUpError,
     MissingError,
@@ -55,6 +57,7 @@ _STRAY_BRACE = re.compile(r"\{[^}]*(\{|$)|(^|\})[^{]*\}")
 _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})(\.\.[0-9]{1,18})?")
 _MAX_NAMES = 10**6
 _ETAG, _MAX_ETAG_BYTES = f"{INDEX_FILE}.etag", 1000
+_ASKED = f"{INDEX_FILE}.asked"  # the start of a command that asked for it last
 _LOOKED_FOR = ("train", "validation", "val", "test", "train800", "val200", "train800val200")
 _LOCK = ".index.lock"
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -410,19 +413,46 @@ def _remote_splits(url: str, names: Sequence[str]) -> dict[str, SplitLocation]:
 
 
 def _fetched_index(url: str) -> Path:
-    """Fetch the index of a remote split into the cache.
+    """Fetch the index of a remote split into the cache, once for all processes of a command on this node.
+
+    Raises:
+        MissingError: there is none.
+    """
+    folder, start = _cached_index(url), os.environ.get(START, "")
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / _LOCK) if os.access(folder, os.W_OK) else nullcontext():
+        found = ""
+        with suppress(DataError):
+            found = read_bytes(folder / _ASKED, _MAX_ETAG_BYTES, error=DataError).decode(errors="replace")
+        if start and found == f"{start} missing":
+            raise MissingError(f"{url}/{INDEX_FILE}: no such file on the server")
+        if not start or found != start:
+            try:
+                _update_index(url, folder)
+                found = start
+            except MissingError:
+                found = f"{start} missing"
+                raise
+            finally:
+                with suppress(OSError):
+                    write_text(folder / _ASKED, found)
+    return folder
+
+
+def _update_index(url: str, folder: Path) -> None:
+    """Fetch an index that is not in the cache, or changed.
 
     A cached index is revalidated by its ETag, so that an unchanged index takes one short response. An
     incomplete or damaged copy is fetched again. If the server does not respond, the cached copy is used,
     with a warning.
     """
-    folder, cached = _cached_index(url), b""
+    cached = b""
     with suppress(DataError):
         open_index(folder, url)
         cached = read_bytes(folder / INDEX_FILE, INDEX.limit, error=DataError)
     if not cached:
         _fetch_index(url, folder, read_file(f"{url}/{INDEX_FILE}", INDEX.limit))
-        return folder
+        return
     etag = b""
     with suppress(DataError):
         etag = read_bytes(folder / _ETAG, _MAX_ETAG_BYTES, error=DataError)
@@ -435,7 +465,6 @@ def _fetched_index(url: str) -> Path:
                 write_text(folder / _ETAG, changed[1])
     except GaveUpError as error:
         print(f"warning: {one_line(str(error))}; the cached index is used", file=sys.stderr)
-    return folder
 
 
 def _cached_index(name: str, errors: str = "surrogatepass") -> Path:
@@ -445,7 +474,6 @@ def _cached_index(name: str, errors: str = "surrogatepass") -> Path:
 
 def _fetch_index(url: str, folder: Path, text: bytes, etag: str = "") -> None:
     """Fetch the tables of an index; `index.json` is written last."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name, max_bytes in table_limits(text).items():
         with atomic_write(folder / name) as aside, aside.open("wb") as file:
             copy(f"{url}/{name}", file, max_bytes)
