@@ -32,6 +32,7 @@ _NEUTRAL = (
     "data.patience",
     "fewshot_probe.root",
     "fewshot_probe.cache_gib",
+    "fewshot_probe.patience",
     "fewshot.cache",
     "probe.cache",
     "vtab.keep_checkpoints",
