@@ -16,8 +16,10 @@ from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.source import stores
 from vitctl.data.source.order import WindowedOrder
+from vitctl.data.source.views import split_sources
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.shard_writer import write_split
+from vitctl.errors import DataError
 from vitctl.system import remote
 from vitctl.system.process import START
 
@@ -79,3 +81,23 @@ def test_node__fetches_every_byte_once_over_few_connections(
     first = RANKS * LOADERS * 8 * 12_800 if large == 1 and cache_bytes else 0
     assert faults.sent <= 1.05 * size + first
     assert faults.most_open <= remote.CONNECTIONS
+
+
+@pytest.mark.parametrize("fault", ["", "flip"])
+def test_first_batch__is_compared_with_the_shard(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path))
+    monkeypatch.setattr(stores, "_LARGE_BYTES", 1)
+    faults = Faults()
+    with serving(data, faults) as url:
+        [store] = split_sources(open_split("train", path=url, cache_bytes=2**30))
+        faults.shares = {fault: 1.0}
+        read = store.read_together(range(3), at_once=True)
+        faults.shares = {}
+        assert list(read) == [0, 1, 2]
+        if fault:
+            with pytest.raises(DataError, match="sent other bytes at"):
+                store.read(0)
+        else:
+            assert read == {number: store.read(number) for number in range(3)}

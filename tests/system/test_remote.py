@@ -1,6 +1,7 @@
 """Servers that never end, as a person would meet them: each answer ends here, in bounded time and bytes."""
 
 import asyncio
+import multiprocessing
 import re
 import socket
 import threading
@@ -10,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from fsspec import asyn
 
 from tests.data.server import Faults, serving
 from vitctl.errors import CheckpointError, DataError, VitctlError
@@ -153,6 +155,8 @@ ALL_FAULTS = {"drop": 0.15, "503": 0.15, "429": 0.1, "short": 0.1, "short_range"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(remote, "_ANSWERED", set())  # ports are used again
+    monkeypatch.setattr(remote, "_DOWN", {})
     monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.001)
     (tmp_path / "file").write_bytes(TEXT)
 
@@ -267,3 +271,33 @@ def test_fsspec__reads_ranges_and_whole_files(monkeypatch: pytest.MonkeyPatch) -
     assert read_file("s3://bucket/file", len(TEXT)) == TEXT
     with pytest.raises(MissingError, match="no such file"):
         read_file("s3://bucket/none", 10)
+
+
+def _read_after_fork(url: str, found: "multiprocessing.Queue[tuple[bool, bytes]]") -> None:
+    found.put(
+        (asyn.loop[0] is None, b"".join(read_ranges([(url, at, at + 100) for at in range(0, 1000, 100)])))
+    )
+
+
+def test_loop__is_made_anew_after_a_fork(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    found: multiprocessing.Queue[tuple[bool, bytes]] = fork.Queue()
+    with serving(tmp_path, Faults()) as url:
+        assert only(f"{url}/file", 0, 1000) == TEXT[:1000]
+        workers = [fork.Process(target=_read_after_fork, args=(f"{url}/file", found)) for _ in range(4)]
+        for worker in workers:
+            worker.start()
+        assert [found.get(timeout=60) for _ in workers] == [(True, TEXT[:1000])] * 4
+        for worker in workers:
+            worker.join()
+
+
+def test_outage__is_of_the_whole_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waited for another process during the outage does not wait as long again."""
+    monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.01)
+    with serving(tmp_path, Faults(0, drop=1.0)) as url:
+        span = remote.Span(f"{url}/file", 0, 10)
+        began = time.monotonic()
+        with pytest.raises(remote.GaveUpError, match=r"gave up after 3 attempts in 60\d s"):
+            remote.transfer([span], patience=600.0, since=began - 600.0)
+        assert time.monotonic() - began < 60

@@ -1,4 +1,4 @@
-"""s3:// against a server of moto: the images of a local split, read by processes forked after a first read."""
+"""s3:// from a server of moto gives the images of the local split, also in processes forked after a read."""
 
 import zlib
 from collections.abc import Callable, Iterator

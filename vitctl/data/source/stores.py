@@ -84,6 +84,7 @@ class ShardSource:
         self.cache = cache
         self.patience = patience
         self._reads_ranges = cache is None and index.is_remote
+        self._unverified: dict[int, list[tuple[int, bytes]]] = {}  # shard -> offset and bytes read before it
         self._ends = list(accumulate(shard.num_samples for shard in index.shards))
         self._open = lru_cache(max_open_shards(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))(self._opened)
 
@@ -136,7 +137,11 @@ class ShardSource:
             with suppress(BadSample):  # reported by `read`
                 if self._needs_request(sample):
                     places[sample] = self._place(sample)
-        return dict(zip(places, read_ranges([*places.values()], self.patience), strict=True))
+        found = dict(zip(places, read_ranges([*places.values()], self.patience), strict=True))
+        for sample, data in found.items() if self.cache is not None else ():
+            number = bisect.bisect_right(self._ends, sample)
+            self._unverified.setdefault(number, []).append((places[sample][1], data))
+        return found
 
     def _needs_request(self, sample: int) -> bool:
         number = bisect.bisect_right(self._ends, sample)
@@ -203,7 +208,11 @@ class ShardSource:
     def _opened(self, number: int) -> "_OpenShard":
         shard, address = self.index.shards[number], self.index.address(number)
         if self.cache is not None and is_remote(address):
-            return _OpenShard(self.cache.open(address, shard.num_bytes, shard.sha256, self.patience))
+            opened = _OpenShard(self.cache.open(address, shard.num_bytes, shard.sha256, self.patience))
+            for start, data in self._unverified.pop(number, ()):
+                if os.pread(opened.descriptor, len(data), start) != data:
+                    raise DataError(f"{address}: its server sent other bytes at {start} before; start again")
+            return opened
         return _OpenShard(os.open(address, os.O_RDONLY | os.O_CLOEXEC))
 
 

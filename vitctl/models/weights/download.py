@@ -6,7 +6,9 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from vitctl.errors import CheckpointError, DataError, explained
@@ -141,7 +143,21 @@ def fetch(
     return target
 
 
+def _held_by_hub(url: str, repository: str, revision: str, name: str) -> Path | None:
+    """Return a file in the cache of huggingface_hub; None if it is not there.
+
+    Raises NotOnServerError where that cache says that the repository has no such file.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    held = try_to_load_from_cache(repository, name, revision=revision)
+    if held is not None and not isinstance(held, str):
+        raise NotOnServerError(f"{url}: no such file on the server")
+    return None if held is None else Path(held)
+
+
 def _from_hub_cache(url: str, progress: Progress, repository: str, revision: str, name: str) -> Path:
+    """Return a file of the cache of huggingface_hub, downloaded and checked if it is not there."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     from huggingface_hub.utils.tqdm import tqdm
@@ -149,15 +165,20 @@ def _from_hub_cache(url: str, progress: Progress, repository: str, revision: str
     class Bar(tqdm):
         """Passes on what huggingface_hub would show."""
 
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **{**named, "disable": True})  # type: ignore[no-untyped-call]
+
         def update(self, n: float | None = 1) -> None:
             self.n += n or 0
             progress(int(self.n), int(self.total or 0))
 
+    if held := _held_by_hub(url, repository, revision, name):
+        return held
     try:
-        return Path(hf_hub_download(repository, name, revision=revision, tqdm_class=Bar))
-    except EntryNotFoundError as error:
-        if isinstance(error, LocalEntryNotFoundError):
-            raise CheckpointError(f"{url}: the host cannot be reached; check the network") from None
+        path = Path(hf_hub_download(repository, name, revision=revision, tqdm_class=Bar))
+    except LocalEntryNotFoundError:
+        raise CheckpointError(f"{url}: the host cannot be reached; check the network") from None
+    except EntryNotFoundError:
         raise NotOnServerError(f"{url}: no such file on the server") from None
     except (OSError, ValueError) as error:  # of huggingface_hub too; their texts may quote an address
         if explained(error) is not None:
@@ -165,17 +186,32 @@ def _from_hub_cache(url: str, progress: Progress, repository: str, revision: str
         raise CheckpointError(
             f"{url}: {type(error).__name__}; what is private or gated on Hugging Face needs HF_TOKEN set"
         ) from None
+    blob = path.resolve()
+    if re.fullmatch("[0-9a-f]{64}", blob.name):  # large files are named by their digest
+        with blob.open("rb") as file:
+            _check_digest(url, file, "sha256", blob.name)
+    return path
+
+
+def _check_digest(url: str, file: BufferedReader, algorithm: str, start: str) -> None:
+    """Compare the digest of a file with the one that is stated, or with its start.
+
+    Raises CheckpointError, and removes the file, where they differ.
+    """
+    file.seek(0)
+    digest = hashlib.file_digest(file, algorithm).hexdigest()
+    if not digest.startswith(start):
+        os.unlink(file.name)
+        raise CheckpointError(
+            f"{url}: its {algorithm} is {digest[:16]}..., the server says {start[:16]}...; run again"
+        )
 
 
 def cached(url: str) -> Path:
     """Return the cached file behind `url`. Raises NotOnServerError: it has not been fetched yet."""
     path = _place(cache_folder(), url)
     if hub := _HUB_FILE.fullmatch(url):
-        from huggingface_hub import try_to_load_from_cache
-
-        repository, revision, name = map(unquote, hub.groups())
-        held = try_to_load_from_cache(repository, name, revision=revision)
-        path = Path(held) if isinstance(held, str) else path
+        path = _held_by_hub(url, *map(unquote, hub.groups())) or path
     if not path.exists():
         raise NotOnServerError(f"{url}: not in {cache_folder()} yet")
     return path
@@ -237,13 +273,7 @@ def _download(url: str, target: Path, progress: Progress, patience: float | None
             raise
     with part.open("rb") as file:
         for algorithm, start in _stated_digests(url, span.head.headers):
-            file.seek(0)
-            digest = hashlib.file_digest(file, algorithm).hexdigest()
-            if not digest.startswith(start):
-                part.unlink()
-                raise CheckpointError(
-                    f"{url}: its {algorithm} is {digest[:16]}..., the server says {start[:16]}...; run again"
-                )
+            _check_digest(url, file, algorithm, start)
         os.fsync(file.fileno())
     version.unlink(missing_ok=True)
     os.replace(part, target)
