@@ -2,6 +2,7 @@
 
 import random
 import re
+import socket
 import threading
 import zlib
 from collections import Counter
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+_ESTABLISHED = 1  # TCP_ESTABLISHED of Linux
+
 
 class Faults:
     """How a server misbehaves: the share of each fault, and what it did so far."""
@@ -17,14 +20,21 @@ class Faults:
     def __init__(self, seed: int = 0, **shares: float) -> None:
         self.shares, self.done = shares, Counter[str]()
         self.asked: list[tuple[str, str]] = []
-        self.sent = self.open = self.most_open = 0  # bytes of files; connections
+        self.sent = self.most_open = 0  # bytes of files; connections at a time
+        self.open: set[socket.socket] = set()
         self._random, self._lock = random.Random(seed), threading.Lock()
 
-    def connected(self, change: int) -> None:
-        """A connection was opened (1) or closed (-1)."""
+    def connected(self, one: socket.socket) -> None:
+        """A connection was opened; some that were closed by the other side may still have their thread."""
         with self._lock:
-            self.open += change
-            self.most_open = max(self.most_open, self.open)
+            self.open.add(one)
+            states = [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] for each in self.open]
+            self.most_open = max(self.most_open, states.count(_ESTABLISHED))
+
+    def disconnected(self, one: socket.socket) -> None:
+        """Its thread has ended."""
+        with self._lock:
+            self.open.discard(one)
 
     def draw(self, path: str, span: str) -> str:
         """The fault of the next answer, '' for none."""
@@ -48,11 +58,11 @@ def serving(folder: Path, faults: Faults, *, ranges: bool = True) -> Iterator[st
         protocol_version = "HTTP/1.1"
 
         def handle(self) -> None:
-            faults.connected(1)
+            faults.connected(self.connection)
             try:
                 super().handle()
             finally:
-                faults.connected(-1)
+                faults.disconnected(self.connection)
 
         def log_message(self, format: str, *args: object) -> None:
             pass
