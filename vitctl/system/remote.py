@@ -26,7 +26,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from vitctl.errors import DataError
 from vitctl.system.address import LOOPBACK, VARIABLE, check, split, with_query
-from vitctl.system.files import HTTP_SECONDS, HTTP_SLOWEST, cache_folder
+from vitctl.system.files import HTTP_SECONDS, HTTP_SLOWEST, cache_folder, error_text
 from vitctl.system.process import tell
 
 CONNECTIONS = 16
@@ -37,6 +37,7 @@ PART_BYTES = 8 * 2**20
 HUB = "https://huggingface.co"  # the only host that receives HF_TOKEN
 _LONGEST_PAUSE_SECONDS, _SLOT_SECONDS = 30.0, 0.02
 LEAST_ATTEMPTS = 3
+_SLOT = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _RECOVERED_BYTES = 2**20  # in one response: the server works again
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
@@ -101,7 +102,7 @@ class Span:
     url: str
     start: int = 0
     stop: int | None = None
-    file: IO[bytes] = field(default_factory=io.BytesIO)
+    file: Any = field(default_factory=io.BytesIO)
     at: int = 0
     done: int = 0
     etag: str = ""
@@ -146,14 +147,14 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]], patience: float | None =
     """
     spans = [Span(*one) for one in ranges]
     transfer(spans, patience=patience)
-    return [_content(span) for span in spans]
+    return [span.file.getvalue() for span in spans]
 
 
 def read_file(url: str, max_bytes: int) -> bytes:
     """Read a whole remote file. Raises as `transfer`."""
     span = Span(url)
     transfer([span], max_bytes)
-    return _content(span)
+    return bytes(span.file.getvalue())
 
 
 def copy(url: str, file: IO[bytes], max_bytes: int) -> None:
@@ -180,12 +181,7 @@ def read_changed(url: str, max_bytes: int, etag: str) -> tuple[bytes, str] | Non
         transfer([span], max_bytes, patience=FIRST_SECONDS)
     except NotModifiedError:
         return None
-    return _content(span), span.head.etag
-
-
-def _content(span: Span) -> bytes:
-    assert isinstance(span.file, io.BytesIO)
-    return span.file.getvalue()
+    return span.file.getvalue(), span.head.etag
 
 
 def transfer(
@@ -221,6 +217,7 @@ def transfer(
 
     for span in spans:
         span.url = check_address(span.url)
+    spans = [span for span in spans if span.stop != span.start]
     work = _transferred(deque(spans), max_bytes, patience, since, min(connections, len(spans)))
     future = asyncio.run_coroutine_threadsafe(work, get_loop())
     try:
@@ -236,13 +233,15 @@ async def _transferred(
     slots: list[int] = []
 
     async def work(session: Any) -> None:
+        asked: float | None = time.monotonic() if since is None else since
         while spans:
             if (slot := _free_slot()) is None:
                 await asyncio.sleep(_SLOT_SECONDS)
                 continue
             slots.append(slot)
             while spans:
-                await _complete(session, spans.popleft(), max_bytes, patience, since)
+                await _complete(session, spans.popleft(), max_bytes, patience, asked)
+                asked = None
 
     try:
         async with _session() as session, asyncio.TaskGroup() as group:
@@ -261,23 +260,16 @@ def _free_slot() -> int | None:
     The kernel releases it when its holder dies.
     """
     folder = cache_folder() / "connections"
-    with suppress(OSError):
+    try:
         folder.mkdir(parents=True, exist_ok=True)
-    for number in range(CONNECTIONS):
-        slot = os.open(os.devnull, os.O_RDONLY)
-        try:
-            flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-            place = os.open(folder / f"{socket.gethostname()}-{number:02d}", flags, 0o666)
-        except OSError:
-            return slot  # a folder that cannot be written: each process counts for itself
-        os.close(slot)
-        try:
-            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return place
-        except BlockingIOError:
-            os.close(place)
-        except OSError:  # a disk without locks
-            return place
+        for number in range(CONNECTIONS):
+            slot = os.open(folder / f"{socket.gethostname()}-{number:02d}", _SLOT, 0o666)
+            with suppress(BlockingIOError):
+                fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return slot
+            os.close(slot)
+    except OSError:  # a disk that cannot be written, or without locks: each process counts for itself
+        return os.open(os.devnull, os.O_RDONLY)
     return None
 
 
@@ -405,7 +397,7 @@ async def _from_fsspec(span: Span, scheme: str) -> AsyncIterator[Response]:
                 f"{span.url}: access denied ({error}); credentials are read from the environment"
             ) from None
         except Exception as error:  # each file system has its own types, also for dropped connections
-            raise TransientError(f"{type(error).__name__}: {str(error)[:200]}") from None
+            raise TransientError(error_text(error)) from None
 
     size = int((await call("info"))["size"]) if span.stop is None else None
     first, end = span.start + span.done, span.stop or size or 0
@@ -439,16 +431,9 @@ def _session() -> Any:
     )
 
 
-@dataclass
-class _Way:
-    """Where the redirects of a request have led to."""
-
-    host: str
-
-
 async def _check_redirect(_session: Any, context: Any, given: Any) -> None:
     """Refuse a redirect to an address that may not be requested, or from elsewhere to this machine."""
-    response, way = given.response, context.trace_request_ctx
+    response = given.response
     try:
         text = urljoin(str(given.url), response.headers.get("Location", response.headers.get("URI", "")))
         text = check(split(text, DataError)[0], DataError)
@@ -458,7 +443,7 @@ async def _check_redirect(_session: Any, context: Any, given: Any) -> None:
     except BaseException:
         response.close()
         raise
-    way.host = place.netloc
+    context.trace_request_ctx[:] = [place.netloc]
 
 
 @asynccontextmanager
@@ -474,18 +459,18 @@ async def _from_web(session: Any, span: Span) -> AsyncIterator[Response]:
         headers["Range"] = f"bytes={first}-{'' if span.stop is None else span.stop - 1}"
     if span.done and span.etag:
         headers["If-Range"] = span.etag  # the server sends everything again when the file has changed since
-    address, way = with_query(url), _Way(urlsplit(url).netloc)
-    with _web_errors(span.url, way):
+    address, host = with_query(url), [urlsplit(url).netloc]  # the last one of its redirects
+    with _web_errors(span.url, host):
         async with asyncio.timeout(HTTP_SECONDS.limit):
             response = await session.get(
                 URL(address, encoded=address.isascii()),
                 headers=headers,
-                proxy=None if proxy_bypass(way.host) else getproxies().get(urlsplit(url).scheme),
+                proxy=None if proxy_bypass(host[0]) else getproxies().get(urlsplit(url).scheme),
                 max_redirects=_MAX_REDIRECTS,
-                trace_request_ctx=way,
+                trace_request_ctx=host,
             )
     try:
-        _ANSWERED.update((urlsplit(span.url).netloc, way.host))
+        _ANSWERED.update((urlsplit(span.url).netloc, *host))
         found = _SPAN.fullmatch(response.headers.get("Content-Range", "")) if response.status == 206 else None
         _check_status(response, span, url, found is not None and int(found[1]) == first)
         length = found[2] if found else response.headers.get("Content-Length")
@@ -494,7 +479,7 @@ async def _from_web(session: Any, span: Span) -> AsyncIterator[Response]:
         if not found or not etag.startswith("W/"):
             span.etag = "" if etag.startswith("W/") else etag
         head = Head(parse_num_bytes(length), etag, response.headers)
-        yield head, first if found else 0, _chunks(response, span.url, way)
+        yield head, first if found else 0, _chunks(response, span.url, host)
     finally:
         response.close()  # no effect on a connection whose response is complete
 
@@ -521,11 +506,11 @@ def _check_status(response: Any, span: Span, url: str, is_asked: bool) -> None:
     raise DataError(f"{span.url}: {text}")
 
 
-async def _chunks(response: Any, url: str, way: _Way) -> AsyncIterator[bytes]:
+async def _chunks(response: Any, url: str, host: list[str]) -> AsyncIterator[bytes]:
     """Yield the body of a response. Raises TransientError where it is too slow, or breaks off."""
     began, received = time.monotonic(), 0
     while True:
-        with _web_errors(url, way, "the connection broke"):
+        with _web_errors(url, host, "the connection broke"):
             async with asyncio.timeout(HTTP_SECONDS.limit):
                 chunk = await response.content.readany()
         if not chunk:
@@ -538,7 +523,7 @@ async def _chunks(response: Any, url: str, way: _Way) -> AsyncIterator[bytes]:
 
 
 @contextmanager
-def _web_errors(url: str, way: _Way, text: str = "the request failed") -> Iterator[None]:
+def _web_errors(url: str, host: list[str], text: str = "the request failed") -> Iterator[None]:
     """Convert the errors of aiohttp. Their own texts may repeat the query, or what the server sent."""
     import aiohttp
 
@@ -549,7 +534,7 @@ def _web_errors(url: str, way: _Way, text: str = "the request failed") -> Iterat
     except (aiohttp.InvalidURL, ValueError):
         raise DataError(f"{url}: the address or its redirect is not valid; correct it") from None
     except aiohttp.ClientConnectorError as error:
-        raise TransientError(_connection_text(error.os_error, way.host)) from None
+        raise TransientError(_connection_text(error.os_error, *host)) from None
     except TimeoutError:
         raise TransientError(f"{text} (no answer in {HTTP_SECONDS.limit} s)") from None
     except aiohttp.ClientResponseError:

@@ -32,6 +32,7 @@ from vitctl.system.remote import is_remote, read_file, read_ranges
 
 _RESOURCE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _MAX_INDEXES = 16
+_TOGETHER_BYTES = 256 * 2**20  # of images that are fetched at the same time
 _LARGE_BYTES = 32 * 2**20  # of a shard for which the first batch does not wait
 
 
@@ -132,11 +133,14 @@ class ShardSource:
             samples: to read, if they are remote and there is no cache.
             at_once: also those in large shards that are not in the cache yet, instead of waiting for these.
         """
-        places = {}
+        places, held = {}, 0
         for sample in samples if self.index.is_remote and (at_once or self.cache is None) else ():
             with suppress(BadSample):  # reported by `read`
                 if self._needs_request(sample):
-                    places[sample] = self._place(sample)
+                    places[sample] = _, start, stop = self._place(sample)
+                    held += stop - start
+            if held > _TOGETHER_BYTES:
+                break  # the others are read one by one
         found = dict(zip(places, read_ranges([*places.values()], self.patience), strict=True))
         for sample, data in found.items() if self.cache is not None else ():
             number = bisect.bisect_right(self._ends, sample)
