@@ -2,6 +2,7 @@
 
 import random
 import re
+import socket
 import threading
 import zlib
 from collections import Counter
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+_ESTABLISHED = 1  # TCP_ESTABLISHED of Linux
+
 
 class Faults:
     """How a server misbehaves: the share of each fault, and what it did so far."""
@@ -17,7 +20,21 @@ class Faults:
     def __init__(self, seed: int = 0, **shares: float) -> None:
         self.shares, self.done = shares, Counter[str]()
         self.asked: list[tuple[str, str]] = []
+        self.sent = self.most_open = 0  # bytes of files; connections at a time
+        self.open: set[socket.socket] = set()
         self._random, self._lock = random.Random(seed), threading.Lock()
+
+    def connected(self, one: socket.socket) -> None:
+        """A connection was opened; some that were closed by the other side may still have their thread."""
+        with self._lock:
+            self.open.add(one)
+            states = [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] for each in self.open]
+            self.most_open = max(self.most_open, states.count(_ESTABLISHED))
+
+    def disconnected(self, one: socket.socket) -> None:
+        """Its thread has ended."""
+        with self._lock:
+            self.open.discard(one)
 
     def draw(self, path: str, span: str) -> str:
         """The fault of the next answer, '' for none."""
@@ -38,6 +55,15 @@ def serving(folder: Path, faults: Faults, *, ranges: bool = True) -> Iterator[st
     """Serve the files of a folder; gives the address."""
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle(self) -> None:
+            faults.connected(self.connection)
+            try:
+                super().handle()
+            finally:
+                faults.disconnected(self.connection)
+
         def log_message(self, format: str, *args: object) -> None:
             pass
 
@@ -51,6 +77,7 @@ def serving(folder: Path, faults: Faults, *, ranges: bool = True) -> Iterator[st
                 self.send_response(int(fault))
                 if fault == "429":
                     self.send_header("Retry-After", "0")
+                self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
             if not path.is_file():
@@ -77,7 +104,10 @@ def serving(folder: Path, faults: Faults, *, ranges: bool = True) -> Iterator[st
             told = body[: len(body) // 3] if fault == "short_range" else body
             self.send_header("Content-Length", str(len(told)))
             self.end_headers()
-            self.wfile.write(told[: len(told) // 2] if fault == "short" else told)
+            told = told[: len(told) // 2] if fault == "short" else told
+            self.close_connection = fault == "short" or self.close_connection
+            faults.sent += len(told)
+            self.wfile.write(told)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.test_http import OK, server
-from vitctl.data.shards.remote import check_address, read_changed, read_file
+from tests.system.test_remote import OK, server
 from vitctl.data.source.locate import expand, locate_splits
 from vitctl.data.source.stores import ImageFiles
 from vitctl.errors import DataError, LaunchError, RecipeError, VitctlError
@@ -17,8 +16,9 @@ from vitctl.jobs.inputs.weights import find_weights
 from vitctl.models.weights.download import fetch
 from vitctl.recipe.load import Override, load_recipe, parse_override
 from vitctl.recipe.write import to_toml
-from vitctl.system import address, http
+from vitctl.system import address, remote
 from vitctl.system.address import VARIABLE, with_query, without_queries
+from vitctl.system.remote import check_address, read_changed, read_file
 
 SECRET = "S3CR3T"
 ATTACKS = {
@@ -142,7 +142,9 @@ def test_redirects__are_refused_without_the_secret(location: str) -> None:
 
 @pytest.mark.parametrize("reply", [b"HTTP/1.1 403 S3CR3T\r\nContent-Length: 0\r\n\r\n", b"S3CR3T\r\n\r\n"])
 def test_answers__that_repeat_the_secret_are_not_shown(reply: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "ATTEMPTS", 1)
+    monkeypatch.setattr(remote, "LEAST_ATTEMPTS", 1)
+    monkeypatch.setattr(remote, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.0)
     with server(lambda connection: connection.sendall(reply)) as url, pytest.raises(DataError) as caught:
         read_file(f"{url}?S3CR3T", 9)
     assert SECRET not in str(caught.value)
@@ -255,11 +257,13 @@ def test_lookup__of_a_host_that_does_not_exist_ends_soon(offline: list[str]) -> 
 def test_lookup__of_a_host_that_answered_is_repeated(
     offline: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "_ANSWERED", {"h.invalid"})
-    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.0)
-    with pytest.raises(DataError, match=f"gave up after {http.ATTEMPTS} attempts"):
+    monkeypatch.setattr(remote, "_ANSWERED", {"h.invalid"})
+    monkeypatch.setattr(remote, "_DOWN", {})
+    monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.2)
+    with pytest.raises(DataError, match="gave up after"):
         read_file("https://h.invalid/x", 9)
-    assert len(offline) == http.ATTEMPTS
+    assert len(offline) > remote.LEAST_ATTEMPTS
 
 
 def test_query__is_sent_to_its_address_and_not_where_it_redirects() -> None:
@@ -276,7 +280,7 @@ def test_query__is_sent_to_its_address_and_not_where_it_redirects() -> None:
             )
 
         with server(redirect) as url, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(http, "with_query", lambda text: asked.append(with_query(text)) or asked[-1])
+            patch.setattr(remote, "with_query", lambda text: asked.append(with_query(text)) or asked[-1])
             assert read_file(f"{url}?download=true", 9) == b"ok"
         assert asked == [f"{url}?download=true"]
         assert with_query(other) == other

@@ -32,6 +32,7 @@ from vitctl.cli.flags import FLAGS
 from vitctl.engine.preemption import interrupt_on_signals
 from vitctl.errors import RESTARTED, LostProcess, explained
 from vitctl.system.address import without_queries
+from vitctl.system.process import mark_start
 from vitctl.system.screen import output_errors_ignored, restore_output
 from vitctl.system.text import PlainStream, nearest, one_line
 
@@ -107,6 +108,7 @@ def _options(
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 2 the user can fix it, 3 stopped and saved, 1 a bug."""
     _make_streams_safe()
+    mark_start()
     try:
         with interrupt_on_signals():
             sys.argv[1:] = without_queries(*sys.argv[1:])

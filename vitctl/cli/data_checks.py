@@ -55,11 +55,11 @@ def check(
     from vitctl.cli.show.console import progress_bar, say
     from vitctl.data.inspect.check_shards import missing_images, unused_files, verify_index
     from vitctl.data.shards.index import find_splits
-    from vitctl.data.shards.remote import is_remote
     from vitctl.data.source.locate import locate_all_splits
     from vitctl.data.source.stores import ShardSource, open_index
     from vitctl.data.source.views import unlabelled_note
     from vitctl.errors import DataError
+    from vitctl.system.remote import is_remote
 
     is_name = not is_remote(folder) and not Path(folder).exists()
     text = str(_check_known(folder, root)) if is_name else folder
@@ -339,9 +339,9 @@ def show(
     from vitctl.cli.show.console import say
     from vitctl.data.images.transforms import TrainTransform
     from vitctl.data.inspect.overview import choose, save, show_augmented, show_images
-    from vitctl.data.shards.remote import is_remote
     from vitctl.data.source.locate import locate_all_splits
     from vitctl.errors import DataError, writing
+    from vitctl.system.remote import is_remote
 
     splits = locate_all_splits(folder)
     name = split or next(iter(splits))

@@ -293,12 +293,12 @@ def index(
         index_shards,
         link_shards,
     )
-    from vitctl.data.shards.remote import is_remote
     from vitctl.data.shards.tar import Fields
     from vitctl.data.source.locate import INDEXED, expand
     from vitctl.data.source.stores import ShardSource
     from vitctl.data.source.views import unlabelled_note
     from vitctl.errors import DataError, writing
+    from vitctl.system.remote import is_remote
 
     ignore_output_errors()
     names = [name for text in shards for name in ([text] if Path(text).exists() else expand(text))]

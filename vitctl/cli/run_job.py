@@ -117,12 +117,11 @@ def run_loaded(
 
     with waiting("checking data and weights", prints=not batch):
         from vitctl.launch.agent import check_spread, own_address
-        from vitctl.launch.cluster import parse_job
         from vitctl.launch.prepare_run import prepare_run
 
         check_spread(config, loaded.recipe.machine.processes)
         own_address(config)
-        nodes = parse_job(slurm).nodes if slurm else config.nodes
+        nodes = batch.nodes if batch else config.nodes
         prepared = prepare_run(loaded, run_dir, allow, config, nodes)
     if prepared.taken:
         say(prepared.taken, style="bold yellow")
@@ -218,9 +217,9 @@ def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":
     if not path:
         return loaded
     from vitctl.cli.show.console import say
-    from vitctl.data.shards.remote import is_remote
     from vitctl.jobs.inputs.checks import FittedSplits, fit_splits
     from vitctl.jobs.plan import LOOKUP_SECONDS, call_with_timeout
+    from vitctl.system.remote import is_remote
 
     if with_timeout and is_remote(path):
         splits = call_with_timeout(LOOKUP_SECONDS, lambda: fit_splits(loaded))

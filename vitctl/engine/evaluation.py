@@ -33,6 +33,7 @@ from vitctl.models.build import Model
 from vitctl.models.kernels import packed
 from vitctl.models.weights.containers import save_tensors
 from vitctl.system.files import atomic_write
+from vitctl.system.remote import GaveUpError
 
 NOT_FINITE = "the model's logits are NaN or infinite, so that its predictions mean nothing"
 
@@ -168,11 +169,20 @@ def _packed(runtime: Runtime, model: nn.Module) -> AbstractContextManager[None]:
 def _sent(runtime: Runtime, batches: Iterable[Batch], stop: StopFlag) -> Iterator[Batch]:
     """Yield the batches, on the device ahead of their use.
 
-    Raises Stopped between two of them when a signal came to any process.
+    Raises Stopped between two of them when a signal came to any process, or it cannot fetch its images.
     """
-    with Transfer(runtime.device).ahead(batches) as coming:
-        for batch in coming:
+    with Transfer(runtime.device).ahead(batches) as ahead:
+        coming = iter(ahead)
+        while True:
+            batch = None
+            try:
+                batch = next(coming, None)
+            except GaveUpError as error:
+                stop.outage = str(error)
+            if batch is None and not stop.outage:
+                return
             stop_together(runtime, stop)
+            assert batch is not None
             yield batch
 
 
@@ -337,7 +347,7 @@ def _in_order(runtime: Runtime, rows: Tensor, samples: Tensor, num_images: int) 
 
 
 def stop_together(runtime: Runtime, stop: StopFlag) -> None:
-    """Raise Stopped on all processes when any of them received a signal."""
+    """Raise Stopped on all processes when any of them should stop."""
     if runtime.sum([float(stop.raised)])[0]:
         raise Stopped
 

@@ -30,7 +30,8 @@ class StopFlag:
 
     `save_alone` saves a training without the other processes, in another thread, and returns why it could
     not, or "". `given_up` says that this is being done, since another process does not answer. `give_up` ends
-    a wait of the main thread for images; `reason` is what it waited for.
+    a wait of the main thread for images; `reason` is what it waited for. `outage` stops the run like a
+    signal: why images could not be fetched, as long as they were waited for.
     """
 
     def __init__(self) -> None:
@@ -39,17 +40,17 @@ class StopFlag:
         self.since = 0.0
         self.save_alone: Callable[[], str] | None = None
         self.given_up = False
-        self.reason = ""
+        self.reason = self.outage = ""
 
     @property
     def seconds(self) -> float:
         """Seconds since the first signal; 0 before it."""
-        return time.monotonic() - self.since if self.raised else 0.0
+        return time.monotonic() - self.since if self.signal else 0.0
 
     @property
     def raised(self) -> bool:
-        """Whether a signal was received."""
-        return self.signal is not None
+        """Whether this process should stop: a signal was received, or images cannot be fetched."""
+        return self.signal is not None or bool(self.outage)
 
     def raise_(self, number: int, _frame: FrameType | None = None) -> None:
         """The signal handler. It prints a message at once, since the current step may take a while."""

@@ -22,6 +22,7 @@ from vitctl.errors import VitctlError
 from vitctl.models.blocks import train_mode, trainable
 from vitctl.models.build import Model
 from vitctl.system.process import HERE
+from vitctl.system.remote import GaveUpError
 
 Tensors = list[Tensor]
 BUCKET_BYTES = 64 * 2**20  # of the gradient that are exchanged at a time
@@ -149,7 +150,7 @@ Backward = Callable[[Batch, int, float], Tensor]  # (batch, step, scale of its l
 
 class Sums(NamedTuple):
     """Over the global batch, the same on every process: the loss, images that count, unusable images,
-    processes that got a signal.
+    processes that should stop, micro-batches without images because of an outage.
 
     Scalars in float64 on the device, where they may not be computed yet.
     """
@@ -158,6 +159,7 @@ class Sums(NamedTuple):
     num_images: Tensor
     num_bad: Tensor
     num_stopped: Tensor
+    num_lost: Tensor
 
 
 class Gradients(Protocol):
@@ -243,10 +245,13 @@ class ByLanes:
 
 
 def _counts(batches: list[Batch], stopped: bool) -> Tensor:
-    """Count images, unusable ones, and whether this process received a signal, float64 `[batches, 3]`, on the
-    host.
+    """Count images, unusable ones, whether this process should stop, and batches of an outage, float64
+    `[batches, 4]`, on the host.
     """
-    rows = [[float(batch.weights.sum()), float(len(batch.bad)), float(stopped)] for batch in batches]
+    rows = [
+        [float(batch.weights.sum()), float(len(batch.bad)), float(stopped), float(bool(batch.outage))]
+        for batch in batches
+    ]
     return torch.tensor(rows, dtype=torch.float64)
 
 
@@ -269,7 +274,9 @@ class Result:
         grad_norm: global norm before clipping.
         lr: learning rate.
         num_bad: unreadable images.
-        stop: a process received a signal.
+        stop: a process received a signal, or has no images.
+        lost: a process has no images because of an outage, and nothing was changed: the update does not
+            count.
         skipped: loss or gradient was not finite, and nothing was changed.
         gradient: norms `[P]` before clipping, of each parameter that has a gradient; of whole parameters also
             where they are sharded.
@@ -282,6 +289,7 @@ class Result:
     num_bad: int
     stop: bool
     skipped: bool = False
+    lost: bool = False
     gradient: Tensor | None = None
     parameters: tuple[str, ...] = ()
 
@@ -291,8 +299,7 @@ class Update:
     """An update that the device was told to compute; `result` waits until it has.
 
     Args:
-        numbers: float64, loss summed over the images, readable images, unreadable ones, processes with a
-            signal, the norm of the gradient, and then of each parameter's.
+        numbers: float64, `Sums`, the norm of the gradient, and then of each parameter's.
         lr: learning rate.
         parameters: names of those that have a gradient.
     """
@@ -304,10 +311,20 @@ class Update:
     def result(self) -> Result:
         """Wait for the numbers and return them."""
         numbers = self.numbers.wait()
-        loss_sum, num_images, num_bad, stopped, norm = numbers[:5].tolist()
+        loss_sum, num_images, num_bad, stopped, lost, norm = numbers[:6].tolist()
         skipped = not (math.isfinite(loss_sum) and math.isfinite(norm))
         loss = loss_sum / max(1.0, num_images)
-        return Result(loss, norm, self.lr, int(num_bad), bool(stopped), skipped, numbers[5:], self.parameters)
+        return Result(
+            loss,
+            norm,
+            self.lr,
+            int(num_bad),
+            bool(stopped),
+            skipped,
+            bool(lost),
+            numbers[6:],
+            self.parameters,
+        )
 
 
 @dataclass
@@ -366,7 +383,7 @@ class TrainStep:
         )
         self.before_update()
         self.is_updating = True  # until the step is counted
-        self._step(lr, sums.loss.isfinite() & norm.isfinite())
+        self._step(lr, sums.loss.isfinite() & norm.isfinite() & (sums.num_lost == 0))
         names = tuple(name for name, p in self.unwrapped.named_parameters() if p.grad is not None)
         self.optimizer.zero_grad(set_to_none=True)
         numbers = torch.cat([torch.stack([*sums, norm.double()]), each.double()])
@@ -391,11 +408,18 @@ class TrainStep:
             self.average.update(self.unwrapped, is_finite)
 
 
-def take(batches: Iterator[Batch], share: int) -> list[Batch]:
-    """Take the micro-batches of this process's share of one global batch, `share` images."""
+def take(batches: Iterator[Batch], share: int, stop: StopFlag | None = None) -> list[Batch]:
+    """Take the micro-batches of this process's share of one global batch, `share` images.
+
+    Raises GaveUpError for an outage; with `stop` it is noted there instead.
+    """
     micro_batches: list[Batch] = []
     while sum(len(batch.labels) for batch in micro_batches) < share:
         micro_batches.append(next(batches))
+        if outage := micro_batches[-1].outage:
+            if stop is None:
+                raise GaveUpError(outage)
+            stop.outage = outage
     return micro_batches
 
 

@@ -105,6 +105,7 @@ from vitctl.recipe.neutral_keys import unlike_known
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab, frozen_places, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.process import HERE
+from vitctl.system.remote import GaveUpError
 from vitctl.system.text import typed
 
 BAD_SAMPLES, SAMPLES = "bad_samples*.jsonl", "samples"  # rank 0 writes the one without a number
@@ -339,6 +340,7 @@ class Trainer(TrainStep):
             needs_labels=self.needs_labels,
             checksums=self.recipe.log.trace,
             pinned=self.runtime.device.type == "cuda",
+            outages=True,
         )
 
     def fit(self) -> Score | None:
@@ -348,7 +350,7 @@ class Trainer(TrainStep):
             the score after the last step; None when there are no images to score.
 
         Raises:
-            Stopped: a signal came; the state is saved.
+            Stopped: a signal came, or images could not be fetched; the state is saved.
             DataError: too many images cannot be read.
         """
         self.stop.save_alone = self.save_alone
@@ -514,7 +516,7 @@ class Trainer(TrainStep):
             raise
         began = time.perf_counter()
         self.journal.show_progress(at_once=True, text="compiling")
-        first = take(batches, len(self.own))
+        first = take(batches, len(self.own), self.stop)
         self.warm_up(first)
         self.journal.write("compile", step=step, seconds=round(time.perf_counter() - began, 3))
         return chain(first, batches)
@@ -535,10 +537,11 @@ class Trainer(TrainStep):
             while step < self.total_steps:
                 # Wait for the images of the step; the device still computes the step before.
                 began = time.perf_counter()
-                micro_batches = take(batches, len(self.own))
+                micro_batches = take(batches, len(self.own), self.stop)
                 waited = time.perf_counter() - began
                 # Tell the device to compute the step. The update carries this process's stop flag: all
-                # processes learn of a signal at the same step, without another exchange.
+                # processes learn of a signal, or that one has no images, at the same step, without another
+                # exchange.
                 update = self.update(step, micro_batches)
                 step += 1
                 self.pending.append((step, update, waited, micro_batches))
@@ -559,7 +562,7 @@ class Trainer(TrainStep):
         except Stopped:
             # Every process is at the same step: save it together, and wait until it is on disk.
             self.log_pending()
-            self.save(step, last=True)
+            self.save(self.finished_step, last=True)
             raise
         except Exception as error:
             with suppress(Exception):  # the first error is the one to report
@@ -568,12 +571,16 @@ class Trainer(TrainStep):
             raise
 
     def log_pending(self, keep: int = 0) -> bool:
-        """Log all but the newest `keep` updates; return whether a process received a signal."""
+        """Log all but the newest `keep` updates; return whether a process should stop."""
         stopped = False
         while len(self.pending) > keep:
             step, update, waited, micro_batches = self.pending.popleft()
             result = update.result()
             stopped = stopped or result.stop
+            if result.lost:  # it changed nothing, on any process: the state is that of the step before
+                self.pending.clear()
+                self.finished_step = HERE.step = step - 1
+                break
             self.log(step, result, waited, micro_batches)
         return stopped
 
@@ -667,8 +674,12 @@ class Trainer(TrainStep):
         return [self.key(int(sample)) for batch in micro_batches for sample in batch.samples]
 
     def key(self, sample: int) -> str:
-        """Return the key of a training image."""
-        return sample_key(self.images.train, sample)
+        """Return the key of a training image; its number where the server of remote shards is away."""
+        try:
+            return sample_key(self.images.train, sample)
+        except GaveUpError as error:
+            self.stop.outage = str(error)
+            return f"number {sample}"
 
     def _log_step(self, step: int, result: Result, waited: float, micro_batches: list[Batch]) -> None:
         """Show the progress; log the step if its micro-batches are given."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from vitctl.data.datasets.catalog import find_data_set, known_size, no_data
-from vitctl.data.shards.remote import is_remote
 from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.splits import select
 from vitctl.data.source.views import Source, check_labels
@@ -77,6 +76,7 @@ from vitctl.recipe.schema import (
     rates_of,
 )
 from vitctl.recipe.sections import OPTIMIZERS
+from vitctl.system.remote import is_remote
 
 if TYPE_CHECKING:
     from vitctl.jobs.inputs.weights import WeightsRecipe

@@ -26,7 +26,7 @@ from vitctl.engine.preemption import StopFlag
 from vitctl.errors import LaunchError, LostProcess, VitctlError, is_lost_peer
 from vitctl.launch.run_folder import FLIGHT, LOGS, read_status
 from vitctl.system.files import atomic_write, no_links, read_json
-from vitctl.system.process import HERE
+from vitctl.system.process import HERE, told
 from vitctl.system.text import printable, typed
 
 _MOST_NOTE_BYTES = 16 * 2**20
@@ -187,7 +187,8 @@ def _missing_images() -> str:
     for number in HERE.loaders:
         with suppress(psutil.Error):
             stopped += [str(number)] if psutil.Process(number).status() == psutil.STATUS_STOPPED else []
-    return "waits for images" + (f": loader process {', '.join(stopped)} is stopped" if stopped else "")
+    why = f"loader process {', '.join(stopped)} is stopped" if stopped else told()
+    return f"waits for images: {why}" if why else "waits for images"
 
 
 @dataclass
@@ -197,10 +198,14 @@ class _Alone:
     journal: Journal
     stop: StopFlag
     reported: float | None = None  # the wait that a line was written about
+    outage: str = ""  # likewise
 
     def look(self) -> None:
         """Called every second."""
         since, images = HERE.images_since, _missing_images()
+        if (outage := told()) != self.outage and outage:
+            self.journal.write("warning", step=HERE.step, text=f"step {HERE.step}: {outage}")
+        self.outage = outage
         for number in HERE.loaders if self.stop.reason and since is None else ():
             with suppress(OSError):
                 os.kill(number, signal.SIGKILL)  # it would not end by itself
@@ -241,7 +246,7 @@ class _Rank:
             "beat": self.beat,
             "arrivals": HERE.arrivals,
             "images": _missing_images(),
-            "stop": self.stop.raised,
+            "stop": self.stop.signal is not None,
         }
         with suppress(OSError), atomic_write(self.file(self.rank), flushed=False) as aside:
             aside.write_text(json.dumps(mark), encoding="utf-8")

@@ -44,7 +44,7 @@ from vitctl.launch.peers import (
 )
 from vitctl.launch.run_folder import FLIGHT, LOGS, NOW, locked_for_run, read_status
 from vitctl.system.files import atomic_write, no_links
-from vitctl.system.process import end_with_parent, is_main_process
+from vitctl.system.process import end_with_parent, is_main_process, mark_start
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import PlainStream, one_line, typed
 
@@ -95,6 +95,7 @@ def work(
 def _work(
     run_dir: Path, prepared: "Prepared | None", report: Report, stop: StopFlag, stopped_code: int
 ) -> dict[str, Any]:
+    from vitctl.engine.runtime import gather_texts
     from vitctl.jobs.record.result import RunResult, with_recipe, write_result
     from vitctl.recipe.load import load_recipe
 
@@ -115,8 +116,13 @@ def _work(
         with roll_call(run_dir, Journal(run_dir / LOG, report), stop, end):
             result = job(recipe, run_dir, report, stop, **given)
     except Stopped:
-        late = f"stopped; it {stop.reason}; {resume_text(run_dir)}" if stop.reason else ""
-        result = RunResult(recipe.job, "stopped", error=late)
+        outage = next(filter(None, gather_texts(stop.outage)), "")  # of any process
+        if outage and restarts_left() > 0:
+            leave_group()
+            print(outage, file=sys.stderr)
+            raise SystemExit(RESUMABLE) from None  # the agent starts all processes again
+        late = outage or (f"it {stop.reason}" if stop.reason else "")
+        result = RunResult(recipe.job, "stopped", error=late and f"stopped; {late}; {resume_text(run_dir)}")
     except Exception as error:
         fixable = explained(error, run_dir, f"resume with: vitctl resume {typed(run_dir)}")
         if is_main_process():
@@ -195,7 +201,9 @@ def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:
         restarts = max(map(int, gather_texts(str(restarts))))
     if restarts:
         journal.write(
-            "warning", step=0, text=f"a process was lost, all processes were restarted (restart {restarts})"
+            "warning",
+            step=0,
+            text=f"a process was lost or had no images, all processes were restarted (restart {restarts})",
         )
     if not several:
         return
@@ -220,10 +228,15 @@ def join_group(run_dir: Path, recipe: "Recipe") -> bool:
     join(
         cpu=cpu,
         seconds=m.start_timeout,
-        group_seconds=m.group_timeout,
+        group_seconds=m.group_timeout + patience(recipe),  # the others wait for its images
         recording=run_dir.absolute() / LOGS / FLIGHT,
     )
     return cpu
+
+
+def patience(recipe: "Recipe") -> float:
+    """Return how long a process may wait for its images, and the others for it."""
+    return float(getattr(getattr(recipe, "data", None), "patience", 0.0))
 
 
 def on_cpu(recipe: "Recipe") -> bool:
@@ -262,6 +275,7 @@ def main() -> None:
     """
     if has_agent():
         end_with_parent(os.getppid())
+    mark_start()
     try:
         find_member()
     except LaunchError as error:

@@ -62,6 +62,12 @@ class Place(Section):
         unit="GiB",
         ge=0,
     )
+    patience: float = knob(
+        600.0,
+        "how long an outage of the server of remote shards is waited out; then the run is saved and stops",
+        unit="s",
+        ge=0,
+    )
     eval_split: str = knob(
         "test", "split that is scored, e.g. 'test' or 'train[98%:]'; '' for none", source="B.1.1"
     )

@@ -35,8 +35,10 @@ _NEUTRAL = (
     "weights.pinned",  # results record the digest of the weights themselves
     "data.root",
     "data.cache_gib",
+    "data.patience",
     "fewshot_probe.root",
     "fewshot_probe.cache_gib",
+    "fewshot_probe.patience",
     "fewshot.cache",
     "probe.cache",
     "vtab.keep_checkpoints",

@@ -8,12 +8,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import psutil
 
 from vitctl.errors import LaunchError
 from vitctl.system.files import LARGE
@@ -251,6 +253,43 @@ def release_lock() -> None:
         if lock.is_held:
             lock.is_held = False
             fcntl.lockf(lock.descriptor, fcntl.LOCK_UN)
+
+
+START = "VITCTL_START"
+
+
+def mark_start() -> None:
+    """Give this start of a command a name in the environment: the same in all processes that it starts, and
+    in those that another launcher starts on this node, which have the same parent.
+    """
+    is_rank = "RANK" in os.environ or os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
+    if is_rank and START in os.environ:
+        return
+    process = psutil.Process(os.getppid() if is_rank else os.getpid())
+    unique = process.create_time() if is_rank else time.time_ns()
+    os.environ[START] = f"{process.pid} {unique}"
+
+
+_TOLD_BYTES = 500
+
+
+def tell(text: str) -> None:
+    """In a worker: let the process that started it know what it waits for, "" for nothing more. Elsewhere:
+    print it, in a line.
+    """
+    for lock in _IN_USE:
+        os.pwrite(lock.descriptor, text.encode()[:_TOLD_BYTES].ljust(_TOLD_BYTES), 0)
+    if text and not _IN_USE:
+        with suppress(OSError):  # a closed terminal must not stop the job
+            print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def told() -> str:
+    """Return what the workers of this process wait for, as one of them told last."""
+    return "".join(
+        os.pread(lock.descriptor, _TOLD_BYTES, 0).decode(errors="replace").rstrip(" \0")
+        for lock in _FOR_CHILDREN
+    )
 
 
 def _attached(descriptor: Any) -> MemoryLock:

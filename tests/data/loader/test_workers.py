@@ -15,7 +15,6 @@ from itertools import islice
 from multiprocessing import active_children
 from multiprocessing.connection import Connection
 from pathlib import Path
-from zlib import crc32
 
 import numpy as np
 import pytest
@@ -39,7 +38,8 @@ from vitctl.data.source.order import (
 from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.data.source.views import Source
 from vitctl.errors import DataError
-from vitctl.system import http
+from vitctl.system import remote
+from vitctl.system.files import cache_folder
 
 
 def batches_of(
@@ -258,7 +258,7 @@ ORDER = WindowedOrder(40, 1, 7, 2)  # three windows of 14, 14 and 12
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.001)
     monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
 
 
@@ -297,34 +297,22 @@ def test_loader__the_next_window_is_here_before_it_is_read(make_split: MakeSplit
     assert all(np.array_equal(one.images, other.images) for one, other in zip(found, expected, strict=True))
 
 
-class Recorder(SyntheticSource):
-    """Ten samples to a shard; every read is noted, and of shard 1 none succeeds."""
-
-    def location(self, sample: int) -> str:
-        return f"shard {sample // 10}"
-
-    def read(self, sample: int) -> bytes:
-        READ[self.location(sample)] += 1
-        if sample // 10 == 1:
-            raise DataError("cannot be fetched")
-        return b""
-
-
-READ: Counter[str] = Counter()
-
-
-def test_read_ahead__parts_share_the_shards_and_go_on_after_one_that_cannot_be_fetched() -> None:
-    source, order, shares = Recorder(100, 3, 8), WindowedOrder(100, 0, 10, 5), []
-    for part in range(2):
-        READ.clear()
-        ahead = Prefetcher(source, order, part, 2)
+@pytest.mark.usefixtures("quick")
+def test_read_ahead__processes_share_the_shards_and_go_on_after_one_that_cannot_be_fetched(
+    make_split: MakeSplit,
+) -> None:
+    local = ShardSource(make_split(40))
+    (local.index.folder / "shard-000001.tar").unlink()
+    faults = Faults()
+    with serving(local.index.folder.parent, faults) as url:
+        aheads = [Prefetcher(open_split("train", path=url, cache_bytes=GIB), ORDER) for _ in range(3)]
         for position in range(0, 60, 5):
-            ahead.reach(position)
-        expected = {f"shard {n}" for n in range(10) if crc32(f"shard {n}".encode()) % 2 == part}
-        assert soon(lambda expected=expected: set(READ) == expected)  # type: ignore[misc]
-        assert set(READ.values()) == {1}
-        shares.append(expected)
-    assert len(shares[0] | shares[1]) == 10 == len(shares[0]) + len(shares[1])
+            for ahead in aheads:
+                ahead.reach(position)
+        expected = shards(local, ORDER, range(60))
+        assert soon(lambda: set(fetched(faults)) == expected)
+        assert soon(lambda: len(list((cache_folder() / "shards").glob("*.tar"))) == len(expected) - 1)
+    assert {count for name, count in fetched(faults).items() if "000001" not in name} == {1}
 
 
 def test_stretch__of_every_order() -> None:

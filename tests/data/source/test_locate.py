@@ -25,7 +25,7 @@ from vitctl.data.source.splits import write_exclusion
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.source.views import Source
 from vitctl.errors import DataError
-from vitctl.system import http
+from vitctl.system import remote
 from vitctl.system.pool import run_each
 
 MakeSplit = Callable[..., Index]
@@ -35,8 +35,7 @@ GIB = 2**30
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(http, "PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(http, "ATTEMPTS", 30)
+    monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.001)
     monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
 
 
@@ -102,7 +101,7 @@ def test_remote_split__a_server_that_always_fails_stops_the_run_with_one_line(
     with serving(folder.parent, faults) as url:
         source = open_split("train", path=url)
         faults.shares = {"503": 1.0}
-        monkeypatch.setattr(http, "ATTEMPTS", 3)
+        monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.0)
         for num_workers in (0, 2):
             with pytest.raises(DataError, match=r"tar: the server answers 503 .*; gave up") as caught:
                 epoch(source, Order(40, 1), num_workers)

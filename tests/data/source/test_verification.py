@@ -16,8 +16,8 @@ import pytest
 
 from tests.data.conftest import damage
 from tests.data.server import Faults, serving
+from vitctl.data.shards.cache import ShardCache
 from vitctl.data.shards.index import Index, read_index
-from vitctl.data.shards.remote import ShardCache
 from vitctl.data.source import hashing
 from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.data.source.verification import FOLDER, Verification, Verified

@@ -19,7 +19,7 @@ from vitctl.data.writer.shard_writer import write_split
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.checks import fit_splits
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.system import http
+from vitctl.system import remote
 
 CUT = {"data.train_split": "train[:80% of each class]", "data.eval_split": "train[80%: of each class]"}
 TRIED = {"sweep.train_split": "train[:60% of each class]", "sweep.eval_split": "train[60%:80% of each class]"}
@@ -198,7 +198,8 @@ def test_exif_orientation__the_recipes_of_the_paper_leave_it(recipe: str) -> Non
 
 
 def test_fit_splits__a_server_that_fails_is_not_asked_a_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "ATTEMPTS", 1)
+    monkeypatch.setattr(remote, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(remote, "LEAST_ATTEMPTS", 1)
     place = Override("data.path", f"http://127.0.0.1:{free_port()}/d", "--data")
     with pytest.raises(DataError, match="gave up after 1 attempt"):
         fit_splits(load_recipe("evaluate", [place]))

@@ -12,7 +12,6 @@ import numpy as np
 from vitctl.data.datasets.catalog import find_data_set
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, find_splits, has_label
-from vitctl.data.shards.remote import bounded, is_remote
 from vitctl.data.shards.tar import padded, read_shard
 from vitctl.data.source.splits import DIGEST, changed_images, image_digest
 from vitctl.data.source.splits import FILE as EXCLUDED
@@ -22,6 +21,7 @@ from vitctl.data.writer.intake import RECORD
 from vitctl.data.writer.intake import REPORT as INTAKE
 from vitctl.errors import DataError
 from vitctl.system.pool import Done, counted, run_tasks
+from vitctl.system.remote import copy, is_remote
 from vitctl.system.text import count_text, one_line
 
 _SAMPLED_IMAGES = 1000
@@ -202,7 +202,7 @@ def _opened_shard(index: Index, number: int, *, fetch: bool) -> Iterator[Index]:
         return
     with tempfile.TemporaryDirectory(prefix="vitctl-check-") as folder:
         with (Path(folder) / shard.name).open("wb") as file:
-            file.writelines(bounded(own.address(0), shard.num_bytes))
+            copy(own.address(0), file, shard.num_bytes)
         yield replace(own, folder=Path(folder), base="", shards=(replace(shard, url=""),))
 
 

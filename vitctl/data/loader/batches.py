@@ -28,11 +28,12 @@ from vitctl.data.loader.workers import (
 )
 from vitctl.data.shards.index import has_label
 from vitctl.data.source.order import Lanes, SampleOrder, micro_batches, own_slots, share
-from vitctl.data.source.views import Source, sample_key
+from vitctl.data.source.views import Source, read_together, sample_key
 from vitctl.errors import DataError
 from vitctl.system import files
 from vitctl.system.files import HELD
 from vitctl.system.process import HERE, release_lock
+from vitctl.system.remote import GaveUpError
 
 PADDING = -1
 _PREFETCH = 2
@@ -62,6 +63,7 @@ class Batch:
             be read, and of its pixels in `images`.
         positions: int64 `[B]`, in the order of the samples, for what is drawn for each image later; of
             images that are scored, as `samples`.
+        outage: why its images could not be fetched; all weights are then 0, and no update may use it.
     """
 
     images: Tensor
@@ -74,6 +76,7 @@ class Batch:
     digests: tuple[str, ...] = ()
     checksums: np.ndarray | None = None
     positions: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    outage: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -117,6 +120,7 @@ def train_batches(
     needs_labels: bool = True,
     checksums: bool = False,
     pinned: bool = False,
+    outages: bool = False,
 ) -> Iterator[Batch]:
     """Iterate without end over the micro-batches of one process, from any step on.
 
@@ -142,8 +146,10 @@ def train_batches(
         needs_labels: take an image without a label for one that cannot be used.
         checksums: fill `Batch.checksums`.
         pinned: give batches in page-locked memory, for a GPU.
+        outages: when the server of remote images does not come back, give batches that say so in `outage`.
 
     Raises:
+        GaveUpError: the server of remote images does not come back; not with `outages`.
         DataError: the numbers do not fit, or a loader process was killed.
     """
     if batch_size < num_processes or micro_batch < 1:
@@ -166,7 +172,7 @@ def train_batches(
                 yield [*before, *(first + slot for slot in part.slots)]
 
     own = own_slots(batch_size, lanes, rank, num_processes)
-    samples = _TrainSamples(source, order, transform, seed, needs_labels, checksums, own)
+    samples = _TrainSamples(source, order, transform, seed, needs_labels, checksums, own, outages)
     batches = _batches(samples, positions(), num_workers, pinned)
     return map(_with_neighbour, batches) if neighbours else batches
 
@@ -178,7 +184,9 @@ def _with_neighbour(batch: Batch) -> Batch:
     )
     num_bad = int(first["weights"].item() == 0)
     checksums = None if batch.checksums is None else batch.checksums[1:]
-    return Batch(**others, bad=batch.bad[num_bad:], neighbour=Batch(**first), checksums=checksums)
+    return Batch(
+        **others, bad=batch.bad[num_bad:], neighbour=Batch(**first), checksums=checksums, outage=batch.outage
+    )
 
 
 def eval_batches(
@@ -253,19 +261,47 @@ class _TrainSamples(Dataset[Batch]):
     needs_labels: bool
     checksums: bool
     slots: range | None = None  # with lanes, those of this process
+    outages: bool = False
+    known: dict[str, str] = field(default_factory=dict)  # the "outage" of this process, once a batch was read
 
     @cached_property
     def _ahead(self) -> Prefetcher | None:
         """In a worker only: in the main process a thread would make the next fork unsafe."""
-        worker = get_worker_info()
-        if worker is None or not self.order.window_size or not reads_whole_shards(self.source):
+        if get_worker_info() is None or not self.order.window_size or not reads_whole_shards(self.source):
             return None
-        return Prefetcher(self.source, self.order, worker.id, worker.num_workers, self.slots)
+        return Prefetcher(self.source, self.order, self.slots)
 
     def __getitems__(self, positions: list[int]) -> Batch:
+        try:
+            if not self.known.get("outage"):
+                return self._read(positions)
+        except GaveUpError as error:
+            if not self.outages:
+                raise
+            self.known["outage"] = str(error)
+        return self._empty(positions, self.known["outage"])
+
+    def _empty(self, positions: list[int], outage: str) -> Batch:
+        """Return a batch of the same shapes without images."""
+        size = len(positions)
+        images, memory = empty_images(size, self.transform.image_size)
+        return Batch(
+            images,
+            torch.zeros(size, *self.source.labels(np.zeros(0, np.int64)).shape[1:], dtype=torch.int64),
+            torch.zeros(size),
+            torch.full((size,), PADDING),
+            memory=memory,
+            checksums=np.zeros((size, 2), np.int64) if self.checksums else None,
+            positions=torch.tensor(positions, dtype=torch.int64),
+            outage=outage,
+        )
+
+    def _read(self, positions: list[int]) -> Batch:
         if self._ahead is not None:
             self._ahead.reach(positions[0])
         epochs, samples = self.order.at(np.array(positions, np.int64))
+        together = read_together(self.source, samples, at_once=not self.known)
+        self.known["outage"] = ""
         labels = self.source.labels(samples)
         labelled, num_classes = has_label(labels), len(self.source.class_names)
         encoded = np.zeros(len(positions), np.int64)
@@ -275,7 +311,7 @@ class _TrainSamples(Dataset[Batch]):
                 raise BadSample("no label")
             if self.needs_labels and labels[row].max() >= num_classes:
                 raise BadSample("no such class", f"label {labels[row].max()} of {num_classes} classes")
-            data = self.source.read(sample)
+            data = together.get(sample) or self.source.read(sample)
             if self.checksums:
                 encoded[row] = zlib.crc32(data)
             picture = _opened(data, self.transform)
@@ -305,9 +341,10 @@ class _EvalSamples(Dataset[Batch]):
         labels = self.source.labels(np.maximum(samples, 0))
         labels[samples == PADDING] = 0
         digests = [""] * len(positions) if self.digests else []
+        together = read_together(self.source, samples[samples != PADDING])
 
         def open_sample(row: int, sample: int) -> Opened:
-            data = self.source.read(sample)
+            data = together.get(sample) or self.source.read(sample)
             if self.digests:
                 digests[row] = hashlib.sha256(data).hexdigest()
             picture = _opened(without_heic(data) if self.unchecked else data, self.transform)
@@ -396,7 +433,7 @@ def _batches(
         except StopIteration:
             return
         except DataError as error:
-            message = original_message(str(error))
+            message, kind = original_message(str(error)), type(error)
             error.with_traceback(None)  # the traceback refers to the loader, and would keep its workers alive
             break
         except (RuntimeError, ConnectionError, EOFError) as error:
@@ -406,7 +443,7 @@ def _batches(
             raise DataError(f"a loader process was {cause}; use fewer loader workers ({error})") from error
         yield batch
     del batches, loader
-    raise DataError(message)
+    raise kind(message)
 
 
 def _identity(batch: Any) -> Any:

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -32,8 +30,8 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from vitctl.data.source.order import LaneOrder, SampleOrder
-from vitctl.data.source.views import Source, split_sources
-from vitctl.errors import DataError, writing
+from vitctl.data.source.views import Source, fetch_ahead, split_sources
+from vitctl.errors import writing
 from vitctl.system import process
 from vitctl.system.process import blocked_signals, ensure_descriptors, ignore_signals
 
@@ -225,7 +223,6 @@ def empty_images(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory
 
 
 _CHUNKS, _PROBES = 4, 128  # a window is prefetched in chunks; in each chunk so many positions are checked
-_RECENT_CHUNKS = 2 * _CHUNKS
 
 
 def reads_whole_shards(source: Source) -> bool:
@@ -234,25 +231,19 @@ def reads_whole_shards(source: Source) -> bool:
 
 
 class Prefetcher:
-    """A thread that prefetches the shards of the next window: it reads one sample of each, which fetches the
-    shard into the cache.
+    """A thread that fetches the shards of the window that comes next into the cache, the first needed first.
 
-    Errors are ignored here: the loader raises them when it reads the sample.
+    The loader processes of a node do this together: each takes the next shard that no other one is fetching.
 
     Args:
         source: to read from; it is shared between threads.
-        order: whose `window_size` is the prefetch distance.
-        part: number of this worker; the workers share the shards.
-        num_parts: number of workers.
+        order: whose `window_size` is the distance.
         slots: with lanes, those of the global batch that this process serves; None: all slots read the same
             window.
     """
 
-    def __init__(
-        self, source: Source, order: SampleOrder, part: int, num_parts: int, slots: range | None = None
-    ) -> None:
-        self._source, self._order, self._part, self._num_parts = source, order, part, num_parts
-        self._slots = slots
+    def __init__(self, source: Source, order: SampleOrder, slots: range | None = None) -> None:
+        self._source, self._order, self._slots = source, order, slots
         self._chunk = max(1, order.window_size // _CHUNKS)
         self._requested = 0
         self._chunks: SimpleQueue[int] = SimpleQueue()
@@ -266,21 +257,10 @@ class Prefetcher:
             self._requested += self._chunk
 
     def _work(self) -> None:
-        recent: deque[set[str]] = deque(maxlen=_RECENT_CHUNKS)
         while True:
             begin = self._chunks.get()
             positions = self._probed(np.arange(begin, begin + self._chunk))
-            ours = {self._source.location(sample): sample for sample in self._order.at(positions)[1].tolist()}
-            ours = {
-                shard: sample
-                for shard, sample in ours.items()
-                if crc32(shard.encode()) % self._num_parts == self._part
-            }
-            for shard, sample in ours.items():
-                if not any(shard in shards for shards in recent):
-                    with suppress(DataError):
-                        self._source.read(sample)
-            recent.append(set(ours))
+            fetch_ahead(self._source, self._order.at(positions)[1])
 
     def _probed(self, positions: np.ndarray) -> np.ndarray:
         """Return the positions of a chunk at which shards are looked up: _PROBES of them in each window that

@@ -23,7 +23,6 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
-from vitctl.data.shards.remote import bounded, check_address
 from vitctl.data.shards.tar import ROW, Fields, Scan, padded, read_shard
 from vitctl.errors import DataError
 from vitctl.system.address import without_queries
@@ -40,6 +39,7 @@ from vitctl.system.files import (
     write_text,
 )
 from vitctl.system.process import is_main_process
+from vitctl.system.remote import check_address, copy
 from vitctl.system.text import breaks_line, count_text, escaped_json, one_line
 
 FORMAT = "vitctl-index/1"
@@ -472,7 +472,7 @@ def index_addresses(
     for url, name in zip(urls, names, strict=True):
         with tempfile.NamedTemporaryFile(prefix=".shard.", suffix=".partial", dir=out) as file:
             try:
-                file.writelines(bounded(url, SHARD.limit))
+                copy(url, file, SHARD.limit)
                 file.flush()
                 scan = read_shard(Path(file.name), members)
             except DataError as error:

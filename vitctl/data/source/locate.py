@@ -13,24 +13,15 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from braceexpand import braceexpand
 
+from vitctl.data.shards.cache import ShardCache
 from vitctl.data.shards.index import INDEX_FILE, find_splits, index_shards, link_shards, table_limits
-from vitctl.data.shards.remote import (
-    MissingError,
-    ShardCache,
-    UnreachableError,
-    bounded,
-    check_address,
-    is_remote,
-    read_changed,
-    read_file,
-)
 from vitctl.data.source.rows import Ranges
 from vitctl.data.source.splits import ROLES, read_exclusion, without_excluded
 from vitctl.data.source.stores import ShardSource, open_index
@@ -49,6 +40,16 @@ from vitctl.system.files import (
     write_bytes,
     write_text,
 )
+from vitctl.system.process import START
+from vitctl.system.remote import (
+    GaveUpError,
+    MissingError,
+    check_address,
+    copy,
+    is_remote,
+    read_changed,
+    read_file,
+)
 from vitctl.system.text import count_text, nearest, one_line
 
 INDEXED = "indexed by vitctl"  # the provenance of shards without an index, which is otherwise unknown
@@ -57,9 +58,9 @@ _STRAY_BRACE = re.compile(r"\{[^}]*(\{|$)|(^|\})[^{]*\}")
 _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})(\.\.[0-9]{1,18})?")
 _MAX_NAMES = 10**6
 _ETAG, _MAX_ETAG_BYTES = f"{INDEX_FILE}.etag", 1000
+_ASKED = f"{INDEX_FILE}.asked"  # the start of a command that asked for it last
 _LOOKED_FOR = ("train", "validation", "val", "test", "train800", "val200", "train800val200")
 _LOCK = ".index.lock"
-_FRESH_SECONDS = 120.0
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -78,17 +79,18 @@ class SplitLocation:
     base: str = ""
     shards: tuple[str, ...] = ()
 
-    def open(self, cache_bytes: int) -> Source:
+    def open(self, cache_bytes: int, patience: float | None = None) -> Source:
         """Open the split.
 
         Args:
             cache_bytes: size limit of the cache of remote shards; 0 reads single images without a cache.
+            patience: see `ShardSource`.
         """
         index = open_index(self.folder, self.base)
         cache = None
         if index.is_remote and cache_bytes:
             cache = ShardCache(cache_folder() / "shards", cache_bytes)
-        source = ShardSource(index, cache)
+        source = ShardSource(index, cache, patience)
         if not self.shards:
             return without_excluded(source)
         numbers = {shard.name: number for number, shard in enumerate(index.shards)}
@@ -410,33 +412,46 @@ def _remote_splits(url: str, names: Sequence[str]) -> dict[str, SplitLocation]:
 
 
 def _fetched_index(url: str) -> Path:
-    """Fetch the index of a remote split into the cache, one process of a machine at a time.
+    """Fetch the index of a remote split into the cache, once for all processes of a command on this node.
 
-    The processes of a run take a copy that one of them requested in the last two minutes. Otherwise a
-    cached index is revalidated by its ETag, so that an unchanged index takes one short response. An
+    Raises:
+        MissingError: there is none.
+    """
+    folder, start = _cached_index(url), os.environ.get(START, "")
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / _LOCK) if os.access(folder, os.W_OK) else nullcontext():
+        found = ""
+        with suppress(DataError):
+            found = read_bytes(folder / _ASKED, _MAX_ETAG_BYTES, error=DataError).decode(errors="replace")
+        if start and found == f"{start} missing":
+            raise MissingError(f"{url}/{INDEX_FILE}: no such file on the server")
+        if not start or found != start:
+            try:
+                _update_index(url, folder)
+                found = start
+            except MissingError:
+                found = f"{start} missing"
+                raise
+            finally:
+                with suppress(OSError):
+                    write_text(folder / _ASKED, found)
+    return folder
+
+
+def _update_index(url: str, folder: Path) -> None:
+    """Fetch an index that is not in the cache, or changed.
+
+    A cached index is revalidated by its ETag, so that an unchanged index takes one short response. An
     incomplete or damaged copy is fetched again. If the server does not respond, the cached copy is used,
     with a warning.
     """
-    folder = _cached_index(url)
-    with ExitStack() as stack:
-        with suppress(OSError):  # without locks, or in the cache of another user, it is requested more often
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(folder.with_suffix(".lock")))
-        return _revalidated(url, folder)
-
-
-def _revalidated(url: str, folder: Path) -> Path:
     cached = b""
     with suppress(DataError):
         open_index(folder, url)
         cached = read_bytes(folder / INDEX_FILE, INDEX.limit, error=DataError)
-    with suppress(OSError):
-        age = time.time() - (folder / _ETAG).stat().st_mtime
-        if cached and "RANK" in os.environ and 0 <= age < _FRESH_SECONDS:
-            return folder
     if not cached:
         _fetch_index(url, folder, read_file(f"{url}/{INDEX_FILE}", INDEX.limit))
-        return folder
+        return
     etag = b""
     with suppress(DataError):
         etag = read_bytes(folder / _ETAG, _MAX_ETAG_BYTES, error=DataError)
@@ -444,12 +459,11 @@ def _revalidated(url: str, folder: Path) -> Path:
         changed = read_changed(f"{url}/{INDEX_FILE}", INDEX.limit, etag.decode("ascii", "ignore").strip())
         if changed is not None and changed[0] != cached:
             _fetch_index(url, folder, *changed)
-        else:
+        elif changed is not None:
             with suppress(OSError):  # owned by another user: reading is enough
-                write_text(folder / _ETAG, etag.decode("ascii", "ignore") if changed is None else changed[1])
-    except UnreachableError as error:
+                write_text(folder / _ETAG, changed[1])
+    except GaveUpError as error:
         print(f"warning: {one_line(str(error))}; the cached index is used", file=sys.stderr)
-    return folder
 
 
 def _cached_index(name: str, errors: str = "surrogatepass") -> Path:
@@ -459,9 +473,8 @@ def _cached_index(name: str, errors: str = "surrogatepass") -> Path:
 
 def _fetch_index(url: str, folder: Path, text: bytes, etag: str = "") -> None:
     """Fetch the tables of an index; `index.json` is written last."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name, max_bytes in table_limits(text).items():
         with atomic_write(folder / name) as aside, aside.open("wb") as file:
-            file.writelines(bounded(f"{url}/{name}", max_bytes))
+            copy(f"{url}/{name}", file, max_bytes)
     write_bytes(folder / INDEX_FILE, text)
     write_text(folder / _ETAG, etag)

@@ -10,6 +10,7 @@ import io
 import os
 import resource
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -20,17 +21,20 @@ import numpy as np
 from PIL import Image
 
 from vitctl.data.images.decode import BadSample
+from vitctl.data.shards.cache import ShardCache
 from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, read_index, size_problems
-from vitctl.data.shards.remote import ShardCache, is_remote, read_file, read_range
 from vitctl.data.shards.tar import member_name, split_name, unescape_key
 from vitctl.data.source.rows import CHUNK, Rows
 from vitctl.errors import DataError, explained
 from vitctl.system.address import without_queries
 from vitctl.system.files import IMAGE_FILE, read_bytes
 from vitctl.system.process import max_open_shards
+from vitctl.system.remote import is_remote, read_file, read_ranges
 
 _RESOURCE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _MAX_INDEXES = 16
+_TOGETHER_BYTES = 256 * 2**20  # of images that are fetched at the same time
+_LARGE_BYTES = 32 * 2**20  # of a shard for which the first batch does not wait
 
 
 def open_index(folder: Path, base: str = "") -> Index:
@@ -77,17 +81,20 @@ class ShardSource:
     Args:
         index: of the split.
         cache: stores remote shards as whole files; None reads single images by byte range.
+        patience: seconds that an outage of a remote server is waited out; None: see `transfer`.
     """
 
-    def __init__(self, index: Index, cache: ShardCache | None = None) -> None:
+    def __init__(self, index: Index, cache: ShardCache | None = None, patience: float | None = None) -> None:
         self.index = index
         self.cache = cache
+        self.patience = patience
         self._reads_ranges = cache is None and index.is_remote
+        self._unverified: dict[int, list[tuple[int, bytes]]] = {}  # shard -> offset and bytes read before it
         self.ends = list(accumulate(shard.num_samples for shard in index.shards))  # of each shard's samples
         self._open = lru_cache(max_open_shards(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))(self._opened)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.index.folder, self.index.base, self.index.digest, self.cache)
+        return _reopen, (self.index.folder, self.index.base, self.index.digest, self.cache, self.patience)
 
     def __len__(self) -> int:
         return self.index.num_samples
@@ -120,8 +127,60 @@ class ShardSource:
 
     def read(self, sample: int) -> bytes:
         """Return the encoded image, exactly as stored in the shard."""
+        _, start, stop = self._place(sample)
+        return self._pread(sample, start, stop - start)
+
+    def read_together(self, samples: Sequence[int], *, at_once: bool = False) -> dict[int, bytes]:
+        """Read those of some images that take a request each, all at the same time.
+
+        Args:
+            samples: to read, if they are remote and there is no cache.
+            at_once: also those in large shards that are not in the cache yet, instead of waiting for these.
+        """
+        places, held = {}, 0
+        for sample in samples if self.index.is_remote and (at_once or self.cache is None) else ():
+            with suppress(BadSample):  # reported by `read`
+                if self._needs_request(sample):
+                    places[sample] = _, start, stop = self._place(sample)
+                    held += stop - start
+            if held > _TOGETHER_BYTES:
+                break  # the others are read one by one
+        found = dict(zip(places, read_ranges([*places.values()], self.patience), strict=True))
+        for sample, data in found.items() if self.cache is not None else ():
+            number = bisect.bisect_right(self.ends, sample)
+            self._unverified.setdefault(number, []).append((places[sample][1], data))
+        return found
+
+    def _needs_request(self, sample: int) -> bool:
+        number = bisect.bisect_right(self.ends, sample)
+        shard, cache = self.index.shards[number], self.cache
+        is_far = is_remote(self.index.address(number))
+        return is_far and (
+            cache is None or (shard.num_bytes >= _LARGE_BYTES and not cache.holds(shard.sha256))
+        )
+
+    def fetch_ahead(self, samples: np.ndarray) -> None:
+        """Fetch the remote shards of some samples into the cache, except those that are there or that another
+        process fetches.
+        """
+        for number in self.shards_of(samples):
+            shard, address = self.index.shards[number], self.index.address(number)
+            if self.cache is not None and is_remote(address) and not self.cache.holds(shard.sha256):
+                with suppress(DataError):  # raised by `read`
+                    self.cache.fetch(address, shard.num_bytes, shard.sha256, self.patience)
+
+    def shards_of(self, samples: np.ndarray | None) -> list[int]:
+        """Return the numbers of the shards that hold the given samples; None: of all shards."""
+        if samples is None:
+            return list(range(len(self.ends)))
+        shards: list[int] = np.unique(np.searchsorted(self.ends, samples, side="right")).tolist()
+        return shards
+
+    def _place(self, sample: int) -> tuple[str, int, int]:
+        """Return the path or URL of an image's shard, and the range of its bytes there."""
         row = self._row(sample)
-        return self._pread(sample, int(row["header"]) + int(row["data"]), int(row["size"]))
+        start = int(row["header"]) + int(row["data"])
+        return self._checked(sample, start, int(row["size"])), start, start + int(row["size"])
 
     def _row(self, sample: int) -> np.ndarray:
         if not 0 <= sample < len(self):
@@ -130,14 +189,9 @@ class ShardSource:
         return row
 
     def _pread(self, sample: int, offset: int, size: int) -> bytes:
-        number = bisect.bisect_right(self.ends, sample)
-        address = self.index.address(number)
-        if size > IMAGE_FILE.limit:
-            raise BadSample("too large", f"{address}: {size} bytes at byte {offset}")
-        if offset + size > self.index.shards[number].num_bytes:
-            raise BadSample("unreadable", f"{address} ends before byte {offset + size}")
+        number, address = bisect.bisect_right(self.ends, sample), self._checked(sample, offset, size)
         if self._reads_ranges and is_remote(address):
-            return read_range(address, offset, offset + size)
+            return read_ranges([(address, offset, offset + size)], self.patience)[0]
         try:
             shard = self._open(number)  # referenced during the read: another thread may evict it
             data = os.pread(shard.descriptor, size, offset)
@@ -149,10 +203,24 @@ class ShardSource:
             raise BadSample("unreadable", f"{address} ends before byte {offset + size}")
         return data
 
+    def _checked(self, sample: int, start: int, size: int) -> str:
+        """Return the path or URL of a sample's shard, after checking a range of it."""
+        number = bisect.bisect_right(self.ends, sample)
+        address = self.index.address(number)
+        if size > IMAGE_FILE.limit:
+            raise BadSample("too large", f"{address}: {size} bytes at byte {start}")
+        if start + size > self.index.shards[number].num_bytes:
+            raise BadSample("unreadable", f"{address} ends before byte {start + size}")
+        return address
+
     def _opened(self, number: int) -> "_OpenShard":
         shard, address = self.index.shards[number], self.index.address(number)
         if self.cache is not None and is_remote(address):
-            return _OpenShard(self.cache.open(address, shard.num_bytes, shard.sha256))
+            opened = _OpenShard(self.cache.open(address, shard.num_bytes, shard.sha256, self.patience))
+            for start, data in self._unverified.pop(number, ()):
+                if os.pread(opened.descriptor, len(data), start) != data:
+                    raise DataError(f"{address}: its server sent other bytes at {start} before; start again")
+            return opened
         return _OpenShard(os.open(address, os.O_RDONLY | os.O_CLOEXEC))
 
 
@@ -166,11 +234,13 @@ class _OpenShard:
         os.close(self.descriptor)
 
 
-def _reopen(folder: Path, base: str, digest: str, cache: ShardCache | None) -> ShardSource:
+def _reopen(
+    folder: Path, base: str, digest: str, cache: ShardCache | None, patience: float | None
+) -> ShardSource:
     index = open_index(folder, base)
     if index.digest != digest:
         raise DataError(f"{folder}: its index changed while it was in use")
-    return ShardSource(index, cache)
+    return ShardSource(index, cache, patience)
 
 
 # Images that are not in shards: image files and addresses, and generated noise

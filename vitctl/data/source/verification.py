@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from vitctl.data.shards import index as shard_index
-from vitctl.data.shards.remote import is_remote
 from vitctl.data.source import hashing
 from vitctl.data.source.views import Source, used_shards
 from vitctl.errors import DataError
 from vitctl.system.files import RUN_FILE, open_regular, read_bytes
+from vitctl.system.remote import is_remote
 
 FOLDER = "verified"
 DataVerified = Literal[

@@ -324,6 +324,38 @@ def stored(source: Source, samples: np.ndarray | None = None) -> Iterator[tuple[
         yield from stored(store, rows)
 
 
+def read_together(source: Source, samples: np.ndarray, *, at_once: bool = False) -> dict[int, bytes]:
+    """Return those of some encoded images that take a request each; see `ShardSource.read_together`."""
+    found: dict[int, bytes] = {}
+    if not any(split.index.is_remote for split in split_sources(source)):
+        return found
+    for store, rows, here in _behind(source, samples, samples):
+        if isinstance(store, ShardSource):
+            numbers = dict(zip(rows.tolist(), here.tolist(), strict=True))
+            read = store.read_together(list(numbers), at_once=at_once)
+            found |= {numbers[row]: data for row, data in read.items()}
+    return found
+
+
+def _behind(
+    source: Source, rows: np.ndarray, here: np.ndarray
+) -> Iterator[tuple[Source, np.ndarray, np.ndarray]]:
+    """Yield the sources behind some rows that are not views, the rows there, and their numbers in the view."""
+    if not isinstance(source, View):
+        yield source, rows, here
+        return
+    for store, inner, chosen in source.by_store(rows):
+        assert inner is not None
+        yield from _behind(store, inner, here[chosen])
+
+
+def fetch_ahead(source: Source, samples: np.ndarray) -> None:
+    """Fetch the remote shards of some samples into the cache; see `ShardSource.fetch_ahead`."""
+    for store, rows in stored(source, samples):
+        if isinstance(store, ShardSource) and rows is not None:
+            store.fetch_ahead(rows)
+
+
 def split_sources(source: Source) -> tuple[ShardSource, ...]:
     """Return the indexed splits behind a source, in order; empty when it is not stored in shards."""
     if isinstance(source, View):

@@ -18,7 +18,6 @@ from vitctl.data.datasets.catalog import find_data_set, missing_shards, open_ori
 from vitctl.data.datasets.readers.imagenet import is_part_of_imagenet
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.shards.index import find_splits
-from vitctl.data.shards.remote import GaveUpError, is_remote
 from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.splits import NOT_TRAINED, TEST, TRAIN, DefaultSplits, default_splits
 from vitctl.data.source.views import Source
@@ -61,6 +60,7 @@ from vitctl.recipe.schema import (
     lora_of,
     rates_of,
 )
+from vitctl.system.remote import GaveUpError, is_remote
 from vitctl.system.text import count_text, typed, typed_command
 
 _MOST_EXPLAINED = 3  # data sets whose missing files are named one by one

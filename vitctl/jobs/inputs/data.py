@@ -67,6 +67,7 @@ def open_recipe_split(place: Place, split: str, scratch: Path | None) -> Source:
         root=place.root,
         scratch=scratch,
         cache_bytes=int(place.cache_gib * _GIB),
+        patience=place.patience,
         group_by=place.group_by,
     )
     return of_classes(source, place.classes) if place.classes else source
@@ -291,7 +292,7 @@ def sampling_notes(data: TrainImages, source: Source) -> list[str]:
 _READING = {
     ("windowed", True): "whole and in windows through the cache",
     ("exact", True): "whole, in exact order: the first epoch fetches every shard in no order of its own",
-    ("exact", False): "image by image, one request for each; data.order = 'windowed' reads each shard once",
+    ("exact", False): "image by image, a request for each; data.order = 'windowed' reads each shard once",
     ("windowed", False): "image by image",
 }
 

@@ -20,7 +20,6 @@ from vitctl.data.images.image_types import IMAGE_EXTENSIONS, SYSTEM_FILE
 from vitctl.data.images.transforms import EvalTransform
 from vitctl.data.inspect.overview import choose
 from vitctl.data.shards.index import find_splits
-from vitctl.data.shards.remote import check_address, is_remote
 from vitctl.data.source.locate import locate_all_splits, locate_splits, no_index_message
 from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source, sample_key
@@ -29,6 +28,7 @@ from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.recipe.images import Place
 from vitctl.system.address import without_queries
 from vitctl.system.files import SHARD_LIST
+from vitctl.system.remote import check_address, is_remote
 from vitctl.system.text import count_text, nearest
 
 STDIN = "-"

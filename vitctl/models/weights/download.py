@@ -5,26 +5,17 @@ import hashlib
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
-from email.message import Message
-from itertools import count
+from collections.abc import Callable, Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from vitctl.errors import CheckpointError
+from vitctl.errors import CheckpointError, DataError, explained
 from vitctl.models.weights.header import INDEX, bounded, parts_of
 from vitctl.system.address import check, with_query, without_queries
 from vitctl.system.files import WEIGHTS, cache_folder, inside, locked, no_links, write_text
-from vitctl.system.http import (
-    ATTEMPTS,
-    Response,
-    TransientError,
-    content_range,
-    hub_address,
-    open_url,
-    parse_num_bytes,
-    read_chunks,
-)
+from vitctl.system.remote import HUB, Head, MissingError, NotModifiedError, Span, hub_address, transfer
 from vitctl.system.text import one_line
 
 Fetch = Callable[[str], Path]
@@ -100,6 +91,7 @@ def _try_fetch(url: str, fetch: Fetch) -> Path | None:
 Progress = Callable[[int, int], None]
 # Torch's servers put the start of the sha256 into the name, as in vit_b_16-c867db91.pth.
 _HASHED_NAME_HOST = "download.pytorch.org"
+_HUB_FILE = re.compile(rf"{HUB}/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 # Address with its query, of each cached file that this process has compared with the server's.
 _CHECKED: dict[Path, str] = {}
 
@@ -113,46 +105,113 @@ def fetch(
     *,
     progress: Progress = lambda _done, _total: None,
     cache: Path | None = None,
-    attempts: int = ATTEMPTS,
+    patience: float | None = None,
 ) -> Path:
     """Return the file behind `url`, from the cache when it is there, otherwise downloaded and checked.
 
     An interrupted download resumes where it stopped, in this call and in the next one. The size is checked
-    against the server's, the content against every digest that the server or the name states. `HF_TOKEN` is
-    sent to Hugging Face only.
+    against the server's, the content against every digest that the server or the name states. Files of models
+    on Hugging Face are in the cache of huggingface_hub.
 
     Args:
         url: an https address.
         progress: called after every chunk.
         cache: folder of the cache; $VITCTL_CACHE or ~/.cache/vitctl when not given.
-        attempts: total number of attempts.
+        patience: seconds that a failing server is waited for; see `transfer`.
 
     Raises CheckpointError: another scheme, no such file (NotOnServerError), a login is needed, a web page
     came instead of the file, or the connection kept failing.
     """
     url = check(url, CheckpointError)
+    if hub := _HUB_FILE.fullmatch(url):
+        return _from_hub_cache(url, progress, *map(unquote, hub.groups()))
     target, asked = _place(cache or cache_folder(), url), with_query(url)
     if target.exists() and asked in (url, _CHECKED.get(target)):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with locked(_beside(target, ".lock")):
-        for attempt in count(1):
+        if not target.exists() or asked != url:  # another process may have been faster
             try:
-                if not (target.exists() and _is_current(url, target)):  # another process may have been faster
-                    _download(url, target, progress)
-                break
-            except TransientError as error:
-                if not error.retried(url, attempt, attempts):
-                    raise CheckpointError(
-                        f"{url}: {error}; {attempt} attempts failed, run again to continue where it stopped"
-                    ) from error
+                _download(url, target, progress, patience)
+            except MissingError as error:
+                raise NotOnServerError(str(error)) from None
+            except DataError as error:
+                raise CheckpointError(str(error)) from None
+            except NotModifiedError:
+                pass
     _CHECKED[target] = asked
     return target
+
+
+def _held_by_hub(url: str, repository: str, revision: str, name: str) -> Path | None:
+    """Return a file in the cache of huggingface_hub; None if it is not there.
+
+    Raises NotOnServerError where that cache says that the repository has no such file.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    held = try_to_load_from_cache(repository, name, revision=revision)
+    if held is not None and not isinstance(held, str):
+        raise NotOnServerError(f"{url}: no such file on the server")
+    return None if held is None else Path(held)
+
+
+def _from_hub_cache(url: str, progress: Progress, repository: str, revision: str, name: str) -> Path:
+    """Return a file of the cache of huggingface_hub, downloaded and checked if it is not there."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Bar(tqdm):
+        """Passes on what huggingface_hub would show."""
+
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **{**named, "disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            progress(int(self.n), int(self.total or 0))
+
+    if held := _held_by_hub(url, repository, revision, name):
+        return held
+    try:
+        path = Path(hf_hub_download(repository, name, revision=revision, tqdm_class=Bar))
+    except LocalEntryNotFoundError:
+        raise CheckpointError(f"{url}: the host cannot be reached; check the network") from None
+    except EntryNotFoundError:
+        raise NotOnServerError(f"{url}: no such file on the server") from None
+    except (OSError, ValueError) as error:  # of huggingface_hub too; their texts may quote an address
+        if explained(error) is not None:
+            raise
+        raise CheckpointError(
+            f"{url}: {type(error).__name__}; what is private or gated on Hugging Face needs HF_TOKEN set"
+        ) from None
+    blob = path.resolve()
+    if re.fullmatch("[0-9a-f]{64}", blob.name):  # large files are named by their digest
+        with blob.open("rb") as file:
+            _check_digest(url, file, "sha256", blob.name)
+    return path
+
+
+def _check_digest(url: str, file: BufferedReader, algorithm: str, start: str) -> None:
+    """Compare the digest of a file with the one that is stated, or with its start.
+
+    Raises CheckpointError, and removes the file, where they differ.
+    """
+    file.seek(0)
+    digest = hashlib.file_digest(file, algorithm).hexdigest()
+    if not digest.startswith(start):
+        os.unlink(file.name)
+        raise CheckpointError(
+            f"{url}: its {algorithm} is {digest[:16]}..., the server says {start[:16]}...; run again"
+        )
 
 
 def cached(url: str) -> Path:
     """Return the cached file behind `url`. Raises NotOnServerError: it has not been fetched yet."""
     path = _place(cache_folder(), url)
+    if hub := _HUB_FILE.fullmatch(url):
+        path = _held_by_hub(url, *map(unquote, hub.groups())) or path
     if not path.exists():
         raise NotOnServerError(f"{url}: not in {cache_folder()} yet")
     return path
@@ -174,11 +233,7 @@ def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
-def _open(url: str, headers: dict[str, str]) -> Response:
-    return open_url(url, headers, error=CheckpointError, missing=NotOnServerError)
-
-
-def _stamp(headers: Message) -> str:
+def _stamp(headers: Mapping[str, str]) -> str:
     """Return what tells one file of a server from another, in one line; "" where the server states neither
     version nor time.
     """
@@ -186,91 +241,51 @@ def _stamp(headers: Message) -> str:
     return one_line(" ".join([*version, headers.get("Content-Length", "")])) if any(version) else ""
 
 
-def _is_current(url: str, target: Path) -> bool:
-    """Return whether the server still has the cached file. Only an address with a query is compared: it may
-    name another file at the same path, as ?id=2 does.
-    """
-    if with_query(url) == url:
-        return True
-    stamp = _beside(target, ".stamp")
-    with _open(url, {}) as response:
-        now = _stamp(response.headers)
-    return bool(now) and stamp.exists() and stamp.read_text() == now
-
-
-def _download(url: str, target: Path, progress: Progress) -> None:
+def _download(url: str, target: Path, progress: Progress, patience: float | None) -> None:
     """Fetch the rest of a file, check all of it, and put it in its place.
 
-    Raises TransientError when trying again may help.
+    Raises NotModifiedError where the server still has the cached file of an address with a query: that may
+    name another file at the same path, as ?id=2 does.
     """
     part, version, stamp = (_beside(target, suffix) for suffix in (".part", ".part.etag", ".stamp"))
-    headers = {}
-    if part.exists() and part.stat().st_size and version.exists():
-        # The server sends everything again when the file has changed since.
-        headers = {"Range": f"bytes={part.stat().st_size}-", "If-Range": version.read_text()}
-    response = _open(url, headers)
-    if response.status == 416:  # what we have does not fit what the server has
-        part.unlink(missing_ok=True)
-        raise TransientError("the partial file did not fit")
-    with response:
-        total = _receive(url, response, part, version, progress)
-    size = part.stat().st_size
-    if total and size != total:
-        raise TransientError(f"the connection ended after {size} of {total} bytes")
+    etag = version.read_text() if part.exists() and version.exists() else ""
+    cached_stamp = stamp.read_text() if target.exists() and stamp.exists() else ""
+
+    def heard(head: Head) -> None:
+        if cached_stamp and _stamp(head.headers) == cached_stamp:
+            raise NotModifiedError
+        if head.headers.get("Content-Type", "").startswith("text/html"):
+            raise CheckpointError(
+                f"{url}: returned a web page, not weights; correct the link, or log in and download the file"
+            )
+        if span.etag:
+            write_text(version, span.etag)
+        else:
+            version.unlink(missing_ok=True)
+
+    with open(part, "r+b" if etag else "wb", opener=no_links) as file:
+        done = part.stat().st_size
+        span = Span(url, file=file, done=done, etag=etag, heard=heard, progress=progress)
+        try:
+            transfer([span], WEIGHTS.limit, patience=patience)
+        except (CheckpointError, NotModifiedError):
+            part.unlink()
+            raise
     with part.open("rb") as file:
-        for algorithm, start in _stated_digests(url, response.headers):
-            file.seek(0)
-            digest = hashlib.file_digest(file, algorithm).hexdigest()
-            if not digest.startswith(start):
-                part.unlink()
-                raise TransientError(f"its {algorithm} is {digest[:16]}..., the server says {start[:16]}...")
+        for algorithm, start in _stated_digests(url, span.head.headers):
+            _check_digest(url, file, algorithm, start)
         os.fsync(file.fileno())
     version.unlink(missing_ok=True)
     os.replace(part, target)
     if with_query(url) == url:
         stamp.unlink(missing_ok=True)
     else:
-        write_text(stamp, _stamp(response.headers))
+        write_text(stamp, _stamp(span.head.headers))
 
 
-def _receive(url: str, response: Response, part: Path, version: Path, progress: Progress) -> int:
-    """Append to `part`, or start it again, and return the size of the whole file (0: unknown)."""
-    headers: Message = response.headers
-    if headers.get_content_type() == "text/html":
-        raise CheckpointError(
-            f"{url}: returned a web page, not weights; correct the link, or log in and download the file"
-        )
-    done, total = 0, parse_num_bytes(headers.get("Content-Length")) or 0
-    if response.status == 206:
-        done, span = part.stat().st_size, content_range(response)
-        if span is None or span[0] != done or span[1] is None:
-            part.unlink()
-            raise TransientError("the server resumed at the wrong place")
-        total = span[1]
-    if total > WEIGHTS.limit:
-        raise CheckpointError(f"{url}: {total} bytes exceed the limit of {WEIGHTS.limit}")
-    etag = headers.get("ETag", "")
-    if etag and not etag.startswith("W/"):
-        write_text(version, etag)
-    else:
-        version.unlink(missing_ok=True)
-    with open(part, "ab" if done else "wb", opener=no_links) as file:
-        for chunk in read_chunks(response):
-            done += len(chunk)
-            if done > (total or WEIGHTS.limit):
-                part.unlink()
-                raise CheckpointError(f"{url}: sent more than the limit of {total or WEIGHTS.limit} bytes")
-            file.write(chunk)
-            progress(done, total)
-    return total
-
-
-def _stated_digests(url: str, headers: Message) -> Iterator[tuple[str, str]]:
+def _stated_digests(url: str, headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the digests stated by the server: algorithm and (the start of) the hexadecimal digest."""
-    linked = headers.get("X-Linked-ETag", "").strip('"')
-    if re.fullmatch(r"[0-9a-f]{64}", linked):  # Hugging Face's large files
-        yield "sha256", linked
-    for stated in re.findall(r"md5=([A-Za-z0-9+/]{22}==)", " ".join(headers.get_all("x-goog-hash") or [])):
+    for stated in re.findall(r"md5=([A-Za-z0-9+/]{22}==)", headers.get("x-goog-hash", "")):
         yield "md5", base64.b64decode(stated).hex()
     address = urlsplit(url)
     named = re.search(r"-([0-9a-f]{8,64})\.\w+$", address.path)

@@ -1,0 +1,61 @@
+"""s3:// from a server of moto gives the images of the local split, also in processes forked after a read."""
+
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vitctl.data.datasets.catalog import open_split
+from vitctl.data.images.transforms import TrainTransform
+from vitctl.data.loader.batches import train_batches
+from vitctl.data.shards.index import Index
+from vitctl.data.source.order import WindowedOrder
+from vitctl.data.source.stores import ShardSource
+from vitctl.errors import DataError
+from vitctl.system import remote
+
+s3fs = pytest.importorskip("s3fs")
+moto = pytest.importorskip("moto.server")
+pytestmark = pytest.mark.filterwarnings("default")  # those of boto
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "S3CR3T", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in {**keys, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.01)
+    s3fs.S3FileSystem.clear_instance_cache()
+    name = f"pictures-{zlib.crc32(str(tmp_path).encode())}"  # moto keeps the buckets of earlier servers
+    s3fs.S3FileSystem().mkdir(name)
+    yield f"s3://{name}"
+    server.stop()
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**30])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_s3__gives_the_images_of_the_local_split(
+    bucket: str, make_split: Callable[..., Index], cache_bytes: int, num_workers: int
+) -> None:
+    local = ShardSource(make_split(40))
+    s3fs.S3FileSystem().put(str(local.index.folder), f"{bucket}/train", recursive=True)
+    there = open_split("train", path=bucket, cache_bytes=cache_bytes)
+    assert there.digest == local.digest
+    assert [there.read(n) for n in range(3)] == [local.read(n) for n in range(3)]
+    order, how = WindowedOrder(40, 1, 7, 2), {"rank": 0, "num_processes": 1, "first_step": 0}
+    found, expected = (
+        list(islice(train_batches(source, order, TrainTransform(8), seed=5, batch_size=8, micro_batch=8,
+                                  num_workers=workers, **how), 5))
+        for source, workers in ((there, num_workers), (local, 0))
+    )  # fmt: skip
+    assert all(np.array_equal(one.images, two.images) for one, two in zip(found, expected, strict=True))
+    with pytest.raises(DataError, match="no such file") as caught:
+        remote.read_file(f"{bucket}/none", 9)
+    assert "S3CR3T" not in str(caught.value)

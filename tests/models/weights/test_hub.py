@@ -1,0 +1,108 @@
+"""Weights of Hugging Face, through huggingface_hub, from a server on this machine that answers as it does."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+CONTENT, COMMIT = bytes(range(256)) * 4000, "c" * 40
+FETCH = """
+import sys
+from vitctl.models.weights.download import cached, fetch, hub_address
+from vitctl.errors import VitctlError
+seen = []
+for name in sys.argv[1:]:
+    try:
+        path = fetch(hub_address("o/n", name), progress=lambda done, total: seen.append((done, total)))
+        assert cached(hub_address("o/n", name)) == path
+        print("found", len(path.read_bytes()), seen[-1] if seen else None)
+    except VitctlError as error:
+        print(type(error).__name__, error)
+"""
+
+
+@dataclass
+class Hub:
+    """The address, the digest that it states, and what it was asked for."""
+
+    url: str = ""
+    digest: str = hashlib.sha256(CONTENT).hexdigest()
+    asked: list[tuple[str, str, str]] = field(default_factory=list)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    found = Hub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_HEAD(self) -> None:
+            self.do_GET(body=False)
+
+        def do_GET(self, body: bool = True) -> None:
+            found.asked.append((self.command, self.path, self.headers.get("Authorization", "")))
+            name = self.path.rpartition("/")[2]
+            if name == "private.npz":
+                self.send_response(401)
+                self.send_header("X-Error-Code", "GatedRepo")
+                self.end_headers()
+                return
+            self.send_response(200 if name == "w.npz" else 404)
+            if name != "w.npz":
+                self.send_header("X-Error-Code", "EntryNotFound")
+            headers = {"X-Repo-Commit": COMMIT, "X-Linked-Etag": f'"{found.digest}"', "ETag": '"x"'}
+            for key, value in {**headers, "Content-Length": len(CONTENT) if name == "w.npz" else 0}.items():
+                self.send_header(key, str(value))
+            self.end_headers()
+            if body and name == "w.npz":
+                self.wfile.write(CONTENT)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    found.url = f"http://127.0.0.1:{server.server_port}"
+    yield found
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def fetch(hub: Hub, home: Path, *names: str) -> list[str]:
+    env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_TOKEN": "hf_S3CR3T"}
+    env |= {"VITCTL_CACHE": str(home / "vitctl"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    done = subprocess.run([sys.executable, "-c", FETCH, *names], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "S3CR3T" not in done.stdout + done.stderr and "%|" not in done.stderr
+    return done.stdout.splitlines()
+
+
+def test_hub__files_are_fetched_once_into_the_cache_of_huggingface_hub(hub: Hub, tmp_path: Path) -> None:
+    lines = fetch(hub, tmp_path, "w.npz", "none.json")
+    assert lines[0] == f"found {len(CONTENT)} ({len(CONTENT)}, {len(CONTENT)})"
+    assert lines[1].startswith("NotOnServerError") and lines[1].endswith("no such file on the server")
+    assert {token for _, _, token in hub.asked} == {"Bearer hf_S3CR3T"}
+    hub.asked.clear()
+    again = fetch(hub, tmp_path, "w.npz", "none.json")
+    assert [again[0].split()[:2], again[1]] == [lines[0].split()[:2], lines[1]]
+    assert hub.asked == []
+    [stored] = tmp_path.rglob("blobs/*")
+    assert stored.name == hub.digest
+
+
+def test_hub__another_digest_and_a_closed_repository_are_one_line(hub: Hub, tmp_path: Path) -> None:
+    hub.digest = "0" * 64
+    wrong, closed = fetch(hub, tmp_path, "w.npz", "private.npz")
+    assert json.dumps(wrong).count("\\n") == 0
+    assert wrong.startswith("CheckpointError") and "the server says 0000000000000000...; run again" in wrong
+    assert closed.endswith("what is private or gated on Hugging Face needs HF_TOKEN set")
+    assert [*tmp_path.rglob("blobs/0*")] == []

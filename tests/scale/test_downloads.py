@@ -1,0 +1,104 @@
+"""What the processes of one node fetch together: every byte once, over few connections."""
+
+import multiprocessing
+from collections import Counter
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data.conftest import encode_png
+from tests.data.server import Faults, serving
+from vitctl.data.datasets.catalog import open_split
+from vitctl.data.images.transforms import TrainTransform
+from vitctl.data.loader.batches import train_batches
+from vitctl.data.shards import cache as shard_cache
+from vitctl.data.source import stores
+from vitctl.data.source.order import WindowedOrder
+from vitctl.data.source.views import split_sources
+from vitctl.data.writer.intake import Item
+from vitctl.data.writer.shard_writer import write_split
+from vitctl.errors import DataError
+from vitctl.system import remote
+from vitctl.system.process import START
+
+FORK = multiprocessing.get_context("fork")
+RANKS, LOADERS, BATCH, IMAGES, IN_SHARD = 2, 2, 16, 480, 40
+
+
+def noise(number: int) -> bytes:
+    return encode_png(np.random.default_rng(number).integers(0, 256, (64, 64, 3), np.uint8))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with twelve shards of 40 images of 12 KiB."""
+    folder = tmp_path_factory.mktemp("data")
+    items = [Item(f"k{number}", number % 3, partial(noise, number)) for number in range(IMAGES)]
+    write_split(items, folder / "train", ("a", "b", "c"), seed=1, source_text="", max_samples=IN_SHARD)
+    return folder
+
+
+def epoch(url: str, rank: int, cache_bytes: int, found: "multiprocessing.Queue[list[int]]") -> None:
+    """One epoch of one rank, with two loaders."""
+    source = open_split("train", path=url, cache_bytes=cache_bytes)
+    batches = train_batches(
+        source, WindowedOrder(IMAGES, 1, IN_SHARD, 3), TrainTransform(8), seed=5, batch_size=BATCH,
+        micro_batch=8, rank=rank, num_processes=RANKS, first_step=0, num_workers=LOADERS,
+    )  # fmt: skip
+    read = list(islice(batches, IMAGES // BATCH))
+    assert all(batch.weights.min() == 1 for batch in read)
+    del batches  # and with it the loaders
+    found.put([int(sample) for batch in read for sample in batch.samples])
+
+
+@pytest.mark.parametrize(
+    ("cache_bytes", "large"), [(2**30, 2**20), (2**30, 1), (0, 1)], ids=["cache", "first by range", "ranges"]
+)
+def test_node__fetches_every_byte_once_over_few_connections(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_bytes: int, large: int
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path))
+    monkeypatch.setenv(START, "one command")
+    monkeypatch.setattr(stores, "_LARGE_BYTES", large)
+    monkeypatch.setattr(shard_cache, "PART_BYTES", 2**17)  # a shard in four parts
+    faults: Faults = Faults()
+    found: multiprocessing.Queue[list[int]] = FORK.Queue()
+    with serving(data, faults) as url:
+        ranks = [FORK.Process(target=epoch, args=(url, rank, cache_bytes, found)) for rank in range(RANKS)]
+        for process in ranks:
+            process.start()
+        samples = [sample for _ in ranks for sample in found.get(timeout=120)]
+        for process in ranks:
+            process.join()
+    assert sorted(samples) == list(range(IMAGES))
+    asked = Counter(path.rpartition("/")[2] for path, _ in faults.asked)
+    assert (
+        asked["index.json"] == 2 and asked["samples.npy"] == 1
+    )  # it is looked for in the folder above first
+    size = sum(path.stat().st_size for path in data.rglob("*") if path.is_file())
+    first = RANKS * LOADERS * 8 * 12_800 if large == 1 and cache_bytes else 0
+    assert faults.sent <= 1.05 * size + first
+    assert faults.most_open <= remote.CONNECTIONS
+
+
+@pytest.mark.parametrize("fault", ["", "flip"])
+def test_first_batch__is_compared_with_the_shard(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path))
+    monkeypatch.setattr(stores, "_LARGE_BYTES", 1)
+    faults = Faults()
+    with serving(data, faults) as url:
+        [store] = split_sources(open_split("train", path=url, cache_bytes=2**30))
+        faults.shares = {fault: 1.0}
+        read = store.read_together(range(3), at_once=True)
+        faults.shares = {}
+        assert list(read) == [0, 1, 2]
+        if fault:
+            with pytest.raises(DataError, match="sent other bytes at"):
+                store.read(0)
+        else:
+            assert read == {number: store.read(number) for number in range(3)}

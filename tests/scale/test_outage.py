@@ -1,0 +1,116 @@
+"""The server of the images goes away: a run waits for it, or all of its processes save and stop together, and
+goes on later as if nothing had happened.
+"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import warm
+from tests.conftest import TINY, checkpoint, command, records
+from tests.data.server import Faults, serving
+from vitctl.engine.journal import read_run_json
+from vitctl.launch.prepare_run import prepare_run
+from vitctl.launch.worker import work
+from vitctl.recipe.load import Override, load_recipe
+
+LENGTH = 12
+VALUES = {
+    "schedule.total_steps": LENGTH,
+    "checkpoint.every_steps": 0,
+    "evaluation.every_steps": 0,
+    "log.sample_keys": False,
+    "data.cache_gib": 0,
+}
+LEAVE_AFTER = 90  # requests for images, of 12 x 16
+
+
+class Leaving(Faults):
+    """A server that answers no more after some requests for images, for some seconds."""
+
+    def __init__(self, after: float, seconds: float) -> None:
+        super().__init__()
+        self.after, self.seconds, self.since = after, seconds, 0.0
+
+    def draw(self, path: str, span: str) -> str:
+        """See `Faults`."""
+        super().draw(path, span)
+        if sum(name.endswith(".tar") for name, _ in self.asked) > self.after:
+            self.since = self.since or time.monotonic()
+        return "drop" if self.since and time.monotonic() - self.since < self.seconds else ""
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+
+
+def run_here(folder: Path, data: str, **values: Any) -> Path:
+    """Run in this process."""
+    given = {**VALUES, "data.path": data, **values}
+    prepare_run(load_recipe(str(TINY), [Override(key, value) for key, value in given.items()]), folder)
+    work(folder)
+    return folder
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_outage__is_waited_out_or_saved(tiny_data: Path, tmp_path: Path, workers: int) -> None:
+    values = {"machine.workers": workers}
+    plain = checkpoint(run_here(tmp_path / "plain", str(tiny_data), **values), LENGTH)
+    faults = Leaving(LEAVE_AFTER, 2.0)
+    with serving(tiny_data, faults) as url:
+        folder = run_here(tmp_path / "waited", url, **values, **{"data.patience": 30.0})
+        assert faults.since and read_run_json(folder / "result.json")["status"] == "done"
+        assert checkpoint(folder, LENGTH) == plain
+        faults.after, faults.seconds, faults.since = len(faults.asked) + LEAVE_AFTER, 1e9, 0.0
+        folder = run_here(tmp_path / "saved", url, **values, **{"data.patience": 1.0})
+        result = read_run_json(folder / "result.json")
+        assert result["status"] == "stopped" and "gave up after" in result["error"]
+        step = records(folder, "train")[-1]["step"]
+        assert 0 < step < LENGTH and checkpoint(folder, step)
+        faults.seconds = 0.0
+        work(folder)
+    assert checkpoint(folder, LENGTH) == plain
+
+
+def run(folder: Path, data: str, *more: str, **values: Any) -> "subprocess.CompletedProcess[str]":
+    """Run in two processes."""
+    line = command(folder, data, **{**VALUES, "machine.processes": 2, **values})  # type: ignore[arg-type]
+    return warm.run([*line, *more], capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_outage__that_lasts_saves_on_all_processes_and_exits_with_3(
+    tiny_data: Path, tmp_path: Path, sharding: str
+) -> None:
+    values = {"data.patience": 1.0, "machine.sharding": sharding}
+    faults, folder, plain = Leaving(LEAVE_AFTER, 1e9), tmp_path / "run", tmp_path / "plain"
+    assert run(plain, str(tiny_data), **values).returncode == 0
+    with serving(tiny_data, faults) as url:
+        done = run(folder, url, **values)
+        assert done.returncode == 3, done.stderr
+        assert "gave up after" in done.stderr and done.stderr.count("resume with") == 1
+        step = records(folder, "train")[-1]["step"]
+        assert 0 < step < LENGTH and checkpoint(folder, step)
+        faults.seconds = 0.0
+        line = [sys.executable, "-m", "vitctl", "resume", str(folder)]
+        done = warm.run(line, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert checkpoint(folder, LENGTH) == checkpoint(plain, LENGTH)
+
+
+@pytest.mark.slow
+def test_outage__restarts_go_on_when_the_server_is_back(tiny_data: Path, tmp_path: Path) -> None:
+    values = {"data.patience": 1.0}
+    faults, folder, plain = Leaving(LEAVE_AFTER, 5.0), tmp_path / "run", tmp_path / "plain"
+    assert run(plain, str(tiny_data), **values).returncode == 0
+    with serving(tiny_data, faults) as url:
+        done = run(folder, url, "--restarts", "3", **values)
+    assert done.returncode == 0, done.stderr
+    assert len(records(folder, "resume")) >= 1
+    assert checkpoint(folder, LENGTH) == checkpoint(plain, LENGTH)

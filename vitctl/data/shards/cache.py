@@ -1,0 +1,164 @@
+"""A cache of whole remote shards on the local disk, which all processes of a node share."""
+
+import fcntl
+import hashlib
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitctl.errors import DataError
+from vitctl.system.files import atomic_write, locked, open_lock
+from vitctl.system.remote import PART_BYTES, NoRangesError, Span, transfer
+
+_ABANDONED_SECONDS = 3600
+_TRIES = 3
+_CONNECTIONS = 4  # for the parts of one shard
+
+
+@dataclass(frozen=True)
+class ShardCache:
+    """A cache of whole remote shards, shared by all processes. Files are named by the SHA-256 of their
+    content; the least recently used are evicted first.
+
+    A file is written to a temporary file, verified and renamed, so that a file with its final name is
+    complete. A lock for each shard keeps two processes from fetching it twice; the kernel releases it when
+    its holder dies. A process that has a file open can still read it after it was evicted.
+
+    Args:
+        folder: of the cache; created when missing.
+        max_bytes: limit on the total size of all shards.
+    """
+
+    folder: Path
+    max_bytes: int
+
+    def path(self, sha256: str) -> Path:
+        """Return the path at which a file of this digest is cached."""
+        return self.folder / f"{sha256}.tar"
+
+    def holds(self, sha256: str) -> bool:
+        """Return whether a file of this digest is in the cache."""
+        return self.path(sha256).exists()
+
+    def open(self, url: str, num_bytes: int, sha256: str, patience: float | None = None) -> int:
+        """Return a descriptor of a shard, which is fetched when it is not in the cache.
+
+        Args:
+            url: address to fetch it from.
+            num_bytes: size of the shard.
+            sha256: of its content, 64 hex digits.
+            patience: see `transfer`.
+
+        Raises:
+            DataError: size or digest are wrong, it does not fit into the cache, or it cannot be fetched or
+                written.
+        """
+        target, asked = self.path(sha256), time.monotonic()
+        for _ in range(_TRIES):
+            descriptor = _open_cached(target, num_bytes)
+            if descriptor is not None:
+                return descriptor
+            self.fetch(url, num_bytes, sha256, patience, since=asked)
+        raise DataError(f"{self.folder}: the cache evicts shards before they are read; raise data.cache_gib")
+
+    def fetch(
+        self,
+        url: str,
+        num_bytes: int,
+        sha256: str,
+        patience: float | None = None,
+        *,
+        since: float | None = None,
+    ) -> None:
+        """Fetch a shard, unless it is in the cache. Another process may fetch it: wait for that where `since`
+        is given, see `transfer`; else return at once.
+
+        Raises:
+            DataError: see `open`.
+        """
+        target, locks = self.path(sha256), self.folder / "locks"
+        try:
+            locks.mkdir(parents=True, exist_ok=True)
+            with open_lock(locks / sha256[:3]) as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if since is None else 0))
+                except BlockingIOError:
+                    return
+                if not target.exists():
+                    self._fetch(url, target, num_bytes, sha256, patience, since)
+        except OSError as error:
+            raise DataError(
+                f"{error.filename or self.folder}: cannot be written ({error.strerror}); set "
+                f"VITCTL_CACHE to a disk with free space"
+            ) from None
+
+    def _fetch(
+        self,
+        url: str,
+        target: Path,
+        num_bytes: int,
+        sha256: str,
+        patience: float | None,
+        since: float | None,
+    ) -> None:
+        for left in self.folder.glob(f".{target.name}.*.partial"):  # of a killed process: we hold the lock
+            left.unlink(missing_ok=True)
+        if num_bytes > self.max_bytes:
+            raise DataError(
+                f"{url}: {num_bytes} bytes, the cache holds {self.max_bytes}; raise data.cache_gib"
+            )
+        with locked(self.folder / "locks" / "room"):
+            self._evict(num_bytes)
+        with atomic_write(target) as aside, aside.open("r+b") as file:
+            wait: dict[str, Any] = {"patience": patience, "since": since, "connections": _CONNECTIONS}
+            starts = range(0, num_bytes, PART_BYTES)
+            parts = [Span(url, at, min(at + PART_BYTES, num_bytes), file, at) for at in starts]
+            try:
+                transfer(parts, **wait)
+            except NoRangesError:
+                parts = [Span(url, 0, num_bytes, file)]
+                transfer(parts, **wait)
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size = parts[0].head.num_bytes or num_bytes
+            if size != num_bytes or digest != sha256:
+                raise DataError(
+                    f"{url}: {size} bytes with sha256 {digest[:12]}, its index says {num_bytes} bytes "
+                    f"with {sha256[:12]}; index it again"
+                )
+
+    def _evict(self, num_bytes: int) -> None:
+        """Delete abandoned temporary files, and the least recently used shards until `num_bytes` more fit."""
+        cached, room = [], self.max_bytes - num_bytes
+        for path in self.folder.iterdir():
+            with suppress(FileNotFoundError):
+                state = path.stat()
+                if path.suffix == ".partial" and time.time() - state.st_mtime > _ABANDONED_SECONDS:
+                    path.unlink()
+                elif path.suffix in (".tar", ".partial"):
+                    room -= state.st_size
+                    cached.append((state.st_atime, state.st_size, path))
+        for _, size, path in sorted(one for one in cached if one[2].suffix == ".tar"):
+            if room >= 0:
+                break
+            path.unlink(missing_ok=True)
+            room += size
+
+
+def _open_cached(path: Path, num_bytes: int) -> int | None:
+    """Open a cached file and mark it as most recently used; None when it is missing or has the wrong size."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    state = os.fstat(descriptor)
+    if state.st_size != num_bytes:
+        os.close(descriptor)
+        path.unlink(missing_ok=True)
+        return None
+    with suppress(OSError):  # owned by another user: reading is enough
+        os.utime(descriptor, ns=(time.time_ns(), state.st_mtime_ns))  # keep the time of the download
+    return descriptor

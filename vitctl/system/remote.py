@@ -1,0 +1,607 @@
+"""Remote files over https://, hf://, s3:// and gs://: many byte ranges at a time, and one retry loop for all.
+
+The requests of a process run in fsspec's event loop, which is made anew after a fork. aiohttp carries https
+and hf, fsspec's file systems carry the other schemes. Time and size of a response are limited from its first
+byte, so that one that trickles in times out as one that stalls does. The processes of a node share
+CONNECTIONS connections.
+"""
+
+import asyncio
+import fcntl
+import io
+import os
+import random
+import re
+import socket
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from typing import IO, Any, NamedTuple
+from urllib.parse import quote, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from vitctl.errors import DataError
+from vitctl.system.address import LOOPBACK, VARIABLE, check, split, with_query
+from vitctl.system.files import HTTP_SECONDS, HTTP_SLOWEST, cache_folder, error_text
+from vitctl.system.process import tell
+
+CONNECTIONS = 16
+PATIENCE_SECONDS = 60.0  # with a server that answered before
+FIRST_SECONDS = 1.5  # with one that never answered: three attempts
+PAUSE_SECONDS = 0.5
+PART_BYTES = 8 * 2**20
+HUB = "https://huggingface.co"  # the only host that receives HF_TOKEN
+_LONGEST_PAUSE_SECONDS, _SLOT_SECONDS = 30.0, 0.02
+LEAST_ATTEMPTS = 3
+_SLOT = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_RECOVERED_BYTES = 2**20  # in one response: the server works again
+_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
+_PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
+_HUB_ADDRESS = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
+_ETAG = re.compile(r'(?:W/)?"[!-~]{0,500}"')
+_SPAN = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
+_MAX_REDIRECTS, _MAX_DIGITS = 5, 18
+_ANSWERED: set[str] = set()  # hosts
+_DOWN: dict[str, tuple[float, float]] = {}  # host -> time since which nothing came from it, and last failure
+_OLD_SECONDS = 120.0  # after which a failure belongs to another outage
+
+
+class MissingError(DataError):
+    """The file does not exist."""
+
+
+class GaveUpError(DataError):
+    """The server did not answer, or broke off, for as long as it was waited for."""
+
+
+class NoRangesError(DataError):
+    """The server sends whole files only."""
+
+
+class NotModifiedError(Exception):
+    """The file still has the ETag of the request."""
+
+
+class TransientError(Exception):
+    """A failure that a retry may cure; `pause_seconds` is the server's Retry-After."""
+
+    def __init__(self, text: str, pause_seconds: float = 0.0) -> None:
+        super().__init__(text)
+        self.pause_seconds = pause_seconds
+
+
+class Head(NamedTuple):
+    """Size of the whole file (None: unknown), its ETag ("": none), and all headers of a response."""
+
+    num_bytes: int | None
+    etag: str = ""
+    headers: Mapping[str, str] = {}
+
+
+@dataclass
+class Span:
+    """A range of a remote file, and the local file that it is written to.
+
+    Args:
+        url: of the file.
+        start, stop: first byte, and end (excluded); None: to the end of the file.
+        file: is written from its byte `at` on.
+        at: see `file`.
+        done: bytes of the range that are there already, of the version `etag`.
+        etag: see `done`.
+        unless: ETag with which the file is not sent.
+        heard: called with the head of every response.
+        progress: called with the bytes done, and in all (0: unknown).
+        head: of the last response.
+    """
+
+    url: str
+    start: int = 0
+    stop: int | None = None
+    file: Any = field(default_factory=io.BytesIO)
+    at: int = 0
+    done: int = 0
+    etag: str = ""
+    unless: str = ""
+    heard: Callable[[Head], None] = lambda _: None
+    progress: Callable[[int, int], None] = lambda _done, _all: None
+    head: Head = field(default_factory=lambda: Head(None))
+
+    def write(self, chunk: bytes) -> None:
+        """Append to the range."""
+        self.file.seek(self.at + self.done)
+        self.file.write(chunk)
+        self.done += len(chunk)
+        self.progress(self.start + self.done, self.stop or self.head.num_bytes or 0)
+
+
+def is_remote(location: str) -> bool:
+    """Return whether a location is a URL, as opposed to a local path."""
+    return "://" in location or location.startswith("pipe:")
+
+
+def check_address(url: str) -> str:
+    """Return the text of an address that reads a file: https, hf, s3, gs, and http from this machine.
+
+    Raises DataError.
+    """
+    return check(url, DataError, ("hf", *_PACKAGES))
+
+
+def hub_address(repository: str, path: str, revision: str = "main") -> str:
+    """Return the URL of a file in a repository on Hugging Face.
+
+    Repositories of data sets begin with `datasets/`.
+    """
+    return f"{HUB}/{quote(repository)}/resolve/{quote(revision)}/{quote(path)}"
+
+
+def read_ranges(ranges: Sequence[tuple[str, int, int]], patience: float | None = None) -> list[bytes]:
+    """Read ranges (url, start, stop excluded) of remote files, all at the same time.
+
+    Raises as `transfer`.
+    """
+    spans = [Span(*one) for one in ranges]
+    transfer(spans, patience=patience)
+    return [span.file.getvalue() for span in spans]
+
+
+def read_file(url: str, max_bytes: int) -> bytes:
+    """Read a whole remote file. Raises as `transfer`."""
+    span = Span(url)
+    transfer([span], max_bytes)
+    return bytes(span.file.getvalue())
+
+
+def copy(url: str, file: IO[bytes], max_bytes: int) -> None:
+    """Write a whole remote file to a local one. Raises as `transfer`."""
+    transfer([Span(url, file=file)], max_bytes)
+    file.seek(0, os.SEEK_END)
+
+
+def read_changed(url: str, max_bytes: int, etag: str) -> tuple[bytes, str] | None:
+    """Read a remote file, unless it is unchanged since it had the given ETag.
+
+    Args:
+        url: of the file.
+        max_bytes: upper limit on its size.
+        etag: of the cached copy; "" for none.
+
+    Returns:
+        content and new ETag ("": none); None when the file is unchanged.
+
+    Raises as `transfer`; GaveUpError after three attempts.
+    """
+    span = Span(url, unless=etag)
+    try:
+        transfer([span], max_bytes, patience=FIRST_SECONDS)
+    except NotModifiedError:
+        return None
+    return span.file.getvalue(), span.head.etag
+
+
+def transfer(
+    spans: Sequence[Span],
+    max_bytes: int | None = None,
+    *,
+    patience: float | None = None,
+    since: float | None = None,
+    connections: int = CONNECTIONS,
+) -> None:
+    """Fetch ranges of remote files at the same time; each is complete on return.
+
+    A failure that may pass (a dropped connection, a short response, 5xx, 429) is retried from the last byte
+    received, with exponential backoff and jitter.
+
+    Args:
+        spans: what to fetch, and where to.
+        max_bytes: upper limit on the size of each.
+        patience: seconds that an outage is waited out; None: a minute, and for a server that never answered
+            three attempts.
+        since: `time.monotonic()` since which the caller has waited for it; None: now.
+        connections: most connections to open, while the node has as many left.
+
+    Raises:
+        MissingError: a file does not exist.
+        GaveUpError: an outage lasted longer than `patience`.
+        NotModifiedError: the file has the ETag `unless`.
+        DataError: access is refused, or a file is larger than its limit, shorter than its range, or changed
+            meanwhile.
+        OSError: a local file cannot be written.
+    """
+    from fsspec.asyn import get_loop
+
+    for span in spans:
+        span.url = check_address(span.url)
+    spans = [span for span in spans if span.stop != span.start]
+    work = _transferred(deque(spans), max_bytes, patience, since, min(connections, len(spans)))
+    future = asyncio.run_coroutine_threadsafe(work, get_loop())
+    try:
+        future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+async def _transferred(
+    spans: deque[Span], max_bytes: int | None, patience: float | None, since: float | None, connections: int
+) -> None:
+    slots: list[int] = []
+
+    async def work(session: Any) -> None:
+        asked: float | None = time.monotonic() if since is None else since
+        while spans:
+            if (slot := _free_slot()) is None:
+                await asyncio.sleep(_SLOT_SECONDS)
+                continue
+            slots.append(slot)
+            while spans:
+                await _complete(session, spans.popleft(), max_bytes, patience, asked)
+                asked = None
+
+    try:
+        async with _session() as session, asyncio.TaskGroup() as group:
+            for _ in range(connections):
+                group.create_task(work(session))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        for slot in slots:
+            os.close(slot)
+
+
+def _free_slot() -> int | None:
+    """Return a descriptor that stands for a connection of this node until it is closed; None: all are taken.
+
+    The kernel releases it when its holder dies.
+    """
+    folder = cache_folder() / "connections"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(CONNECTIONS):
+            slot = os.open(folder / f"{socket.gethostname()}-{number:02d}", _SLOT, 0o666)
+            with suppress(BlockingIOError):
+                fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return slot
+            os.close(slot)
+    except OSError:  # a disk that cannot be written, or without locks: each process counts for itself
+        return os.open(os.devnull, os.O_RDONLY)
+    return None
+
+
+async def _complete(
+    session: Any, span: Span, max_bytes: int | None, patience: float | None, since: float | None
+) -> None:
+    """Fetch one range: the retry loop."""
+    failures = 0
+    while True:
+        received = span.done
+        try:
+            async with _request(session, span) as (head, first, chunks):
+                end = _begin(span, head, first, max_bytes)
+                received = span.done
+                async for chunk in chunks:
+                    span.write(chunk if end is None else chunk[: max(0, end - span.start - span.done)])
+                    if max_bytes is not None and span.done > max_bytes:
+                        raise _too_large(span.url, max_bytes)
+                    if end is not None and span.start + span.done == end:
+                        break
+            if end is not None and span.start + span.done < end:
+                raise TransientError(f"the response ended at byte {span.start + span.done} of {end}")
+            if span.stop is None:
+                span.file.truncate(span.at + span.done)
+            _is_up(span.url)
+            return
+        except TransientError as error:
+            if span.done - received >= _RECOVERED_BYTES:
+                _is_up(span.url)
+                failures, since = 0, None
+            failures += 1
+            since = time.monotonic() if since is None else since
+            await _pause(span.url, error, failures, since, patience)
+
+
+def _begin(span: Span, head: Head, first: int, max_bytes: int | None) -> int | None:
+    """Check that a response continues a range, and return where the range ends; None: not known."""
+    known, span.head = span.head.num_bytes, head
+    span.heard(head)
+    if first != span.start + span.done:
+        if span.start:
+            raise NoRangesError(
+                f"{span.url}: the server does not support byte ranges; set data.cache_gib above 0 to read "
+                f"whole shards"
+            )
+        known, span.done = None, 0  # it sends the whole file: it changed, or there are no ranges
+    whole = head.num_bytes
+    if whole is None:
+        return span.stop
+    if known is not None and known != whole:
+        raise DataError(f"{span.url}: changed from {known} to {whole} bytes while it was read")
+    if span.stop is not None and span.stop > whole:
+        raise DataError(f"{span.url}: ends at byte {whole}, should reach {span.stop}")
+    if span.stop is None and max_bytes is not None and whole > max_bytes:
+        raise _too_large(span.url, max_bytes)
+    return whole if span.stop is None else span.stop
+
+
+def _too_large(url: str, max_bytes: int) -> DataError:
+    return DataError(f"{url}: larger than {max_bytes} bytes, the limit for this file")
+
+
+def _is_up(url: str) -> None:
+    if _DOWN.pop(urlsplit(url).netloc, None) is not None:
+        tell("")
+
+
+async def _pause(
+    url: str, error: TransientError, failures: int, since: float, patience: float | None
+) -> None:
+    """Wait before the next attempt, and say once until when.
+
+    Raises GaveUpError where no attempt is left.
+    """
+    host, now = urlsplit(url).netloc, time.monotonic()
+    first, last = _DOWN.get(host, (now, -_OLD_SECONDS))
+    is_new = now - last >= _OLD_SECONDS
+    since = since if is_new else min(since, first)
+    _DOWN[host] = since, now
+    if patience is None:
+        patience = PATIENCE_SECONDS if host in _ANSWERED else FIRST_SECONDS
+    longest = min(PAUSE_SECONDS * 2 ** min(failures - 1, 30), _LONGEST_PAUSE_SECONDS)
+    pause = max(longest * random.uniform(0.5, 1.0), min(error.pause_seconds, _LONGEST_PAUSE_SECONDS))
+    if failures >= LEAST_ATTEMPTS and now + pause > since + patience:
+        raise GaveUpError(
+            f"{url}: {error}; gave up after {failures} attempts in {now - since:.0f} s, run again to continue"
+        )
+    if is_new:
+        began, until = (time.strftime("%H:%M:%S", time.localtime(time.time() + at - now))
+                        for at in (since, since + patience))  # fmt: skip
+        tell(f"{url}: {error}; since {began}, waiting until {until}")
+    await asyncio.sleep(pause)
+
+
+Response = tuple[Head, int, AsyncIterator[bytes]]
+
+
+def _request(session: Any, span: Span) -> AbstractAsyncContextManager[Response]:
+    """Begin to fetch the rest of a range; gives the head, the number of the first byte, and the chunks."""
+    scheme = urlsplit(span.url).scheme
+    return _from_fsspec(span, scheme) if scheme in _PACKAGES else _from_web(session, span)
+
+
+@asynccontextmanager
+async def _from_fsspec(span: Span, scheme: str) -> AsyncIterator[Response]:
+    try:
+        from fsspec.core import url_to_fs
+
+        files, path = url_to_fs(span.url)  # fsspec keeps one for each process
+    except ImportError:
+        package = _PACKAGES[scheme]
+        raise DataError(
+            f"{span.url}: {scheme}:// needs the package {package}: pip install 'vitctl[{scheme}]'"
+        ) from None
+
+    async def call(name: str, **given: int) -> Any:
+        try:
+            if files.async_impl:
+                return await getattr(files, f"_{name}")(path, **given)
+            return await asyncio.to_thread(getattr(files, name), path, **given)
+        except FileNotFoundError:
+            raise MissingError(f"{span.url}: no such file on the server") from None
+        except PermissionError as error:
+            raise DataError(
+                f"{span.url}: access denied ({error}); credentials are read from the environment"
+            ) from None
+        except Exception as error:  # each file system has its own types, also for dropped connections
+            raise TransientError(error_text(error)) from None
+
+    size = int((await call("info"))["size"]) if span.stop is None else None
+    first, end = span.start + span.done, span.stop or size or 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for begin in range(first, end, PART_BYTES):
+            until = min(begin + PART_BYTES, end)
+            chunk = await call("cat_file", start=begin, end=until)
+            _ANSWERED.add(urlsplit(span.url).netloc)
+            yield chunk
+            if len(chunk) < until - begin:
+                return
+
+    yield Head(size), first, chunks()
+
+
+def _session() -> Any:
+    """Return a session of aiohttp without cookies, for the redirects that `_check_redirect` allows."""
+    import aiohttp
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(_check_redirect)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, resolver=aiohttp.ThreadedResolver()),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"User-Agent": "vitctl", "Accept-Encoding": "identity"},
+        timeout=aiohttp.ClientTimeout(total=None),
+        auto_decompress=False,
+        requote_redirect_url=False,  # it may be signed
+        trace_configs=[trace],
+    )
+
+
+async def _check_redirect(_session: Any, context: Any, given: Any) -> None:
+    """Refuse a redirect to an address that may not be requested, or from elsewhere to this machine."""
+    response = given.response
+    try:
+        text = urljoin(str(given.url), response.headers.get("Location", response.headers.get("URI", "")))
+        text = check(split(text, DataError)[0], DataError)
+        place = urlsplit(text)
+        if place.hostname in LOOPBACK and given.url.host not in LOOPBACK:
+            raise DataError(f"{given.url.host}: redirects to {text}, which is this machine itself")
+    except BaseException:
+        response.close()
+        raise
+    context.trace_request_ctx[:] = [place.netloc]
+
+
+@asynccontextmanager
+async def _from_web(session: Any, span: Span) -> AsyncIterator[Response]:
+    from yarl import URL
+
+    url = _hub_url(span.url) if span.url.startswith("hf://") else span.url
+    if span.stop is None and not span.etag:
+        span.done = 0  # the version of these bytes is not known
+    first = span.start + span.done
+    headers = _credentials(span.url, url) | ({"If-None-Match": span.unless} if span.unless else {})
+    if first or span.stop is not None:
+        headers["Range"] = f"bytes={first}-{'' if span.stop is None else span.stop - 1}"
+    if span.done and span.etag:
+        headers["If-Range"] = span.etag  # the server sends everything again when the file has changed since
+    address, host = with_query(url), [urlsplit(url).netloc]  # the last one of its redirects
+    with _web_errors(span.url, host):
+        async with asyncio.timeout(HTTP_SECONDS.limit):
+            response = await session.get(
+                URL(address, encoded=address.isascii()),
+                headers=headers,
+                proxy=None if proxy_bypass(host[0]) else getproxies().get(urlsplit(url).scheme),
+                max_redirects=_MAX_REDIRECTS,
+                trace_request_ctx=host,
+            )
+    try:
+        _ANSWERED.update((urlsplit(span.url).netloc, *host))
+        found = _SPAN.fullmatch(response.headers.get("Content-Range", "")) if response.status == 206 else None
+        _check_status(response, span, url, found is not None and int(found[1]) == first)
+        length = found[2] if found else response.headers.get("Content-Length")
+        etag = response.headers.get("ETag", "")
+        etag = etag if _ETAG.fullmatch(etag) else ""
+        if not found or not etag.startswith("W/"):
+            span.etag = "" if etag.startswith("W/") else etag
+        head = Head(parse_num_bytes(length), etag, response.headers)
+        yield head, first if found else 0, _chunks(response, span.url, host)
+    finally:
+        response.close()  # no effect on a connection whose response is complete
+
+
+def _check_status(response: Any, span: Span, url: str, is_asked: bool) -> None:
+    """Raise for a response that is not the file, or not the range that was asked for."""
+    status = response.status
+    if status == 200 or (status == 206 and is_asked):
+        return
+    if status == 206:
+        raise TransientError("the server answered with another range")
+    if status == 304:
+        raise NotModifiedError
+    if status == 416 and span.stop is None:
+        span.done = 0
+        raise TransientError("the partial file did not fit")
+    if status == 416:
+        raise DataError(f"{span.url}: is shorter than the index says; index it again")
+    if status in (404, 410):
+        raise MissingError(f"{span.url}: no such file on the server")
+    text = _status_text(status, url)
+    if status in _TRANSIENT:
+        raise TransientError(text, _retry_after(response.headers.get("Retry-After", "")))
+    raise DataError(f"{span.url}: {text}")
+
+
+async def _chunks(response: Any, url: str, host: list[str]) -> AsyncIterator[bytes]:
+    """Yield the body of a response. Raises TransientError where it is too slow, or breaks off."""
+    began, received = time.monotonic(), 0
+    while True:
+        with _web_errors(url, host, "the connection broke"):
+            async with asyncio.timeout(HTTP_SECONDS.limit):
+                chunk = await response.content.readany()
+        if not chunk:
+            return
+        received += len(chunk)
+        seconds = time.monotonic() - began
+        if seconds > HTTP_SECONDS.limit + received / HTTP_SLOWEST.limit:
+            raise TransientError(f"too slow, {received:,} bytes in {seconds:.0f} s")
+        yield chunk
+
+
+@contextmanager
+def _web_errors(url: str, host: list[str], text: str = "the request failed") -> Iterator[None]:
+    """Convert the errors of aiohttp. Their own texts may repeat the query, or what the server sent."""
+    import aiohttp
+
+    try:
+        yield
+    except aiohttp.TooManyRedirects:
+        raise DataError(f"{url}: {_status_text(HTTPStatus.FOUND, url)}") from None
+    except (aiohttp.InvalidURL, ValueError):
+        raise DataError(f"{url}: the address or its redirect is not valid; correct it") from None
+    except aiohttp.ClientConnectorError as error:
+        raise TransientError(_connection_text(error.os_error, *host)) from None
+    except TimeoutError:
+        raise TransientError(f"{text} (no answer in {HTTP_SECONDS.limit} s)") from None
+    except aiohttp.ClientResponseError:
+        raise TransientError(f"{text} (the answer is not valid HTTP)") from None
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise TransientError(f"{text} ({type(error).__name__})") from None
+
+
+def _connection_text(error: OSError, host: str) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"the host {host} cannot be found; check the address and the network"
+    if isinstance(error, ConnectionRefusedError):
+        return f"{host} refuses connections; check the address, and that the server runs"
+    return f"{host}: {error.strerror or type(error).__name__}"
+
+
+def _status_text(status: int, url: str) -> str:
+    """Describe a status other than success. The server's own words may repeat what it was sent, so they are
+    not shown.
+    """
+    phrase = next((one.phrase for one in HTTPStatus if one == status), "")
+    text = f"the server answers {status} {phrase}".rstrip()
+    if 300 <= status < 400:
+        return f"{text}, which leads in a circle or nowhere; check the address, or give the file's final one"
+    if status not in (400, 401, 403):
+        return text
+    if url.startswith(f"{HUB}/"):
+        return f"{text}; what is private or gated on Hugging Face needs HF_TOKEN set"
+    return (
+        f"{text}; if the address needs a query (?...), which is never stored, give it again with the option, "
+        f"or in {VARIABLE}"
+    )
+
+
+def _credentials(name: str, url: str) -> dict[str, str]:
+    """Return the header with HF_TOKEN for Hugging Face; aiohttp removes it where a redirect changes the
+    host.
+    """
+    token = os.environ.get("HF_TOKEN")
+    if not token or not url.startswith(f"{HUB}/"):
+        return {}
+    if not (token.isascii() and token.isprintable()):
+        raise DataError(f"{name}: HF_TOKEN has an invalid character; set it again")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _hub_url(url: str) -> str:
+    """Return the https URL of hf://datasets/OWNER/NAME[@REVISION]/PATH."""
+    parts = _HUB_ADDRESS.fullmatch(url)
+    if parts is None:
+        raise DataError(
+            f"{url}: should look like hf://datasets/OWNER/NAME/FOLDER, or "
+            f"hf://datasets/OWNER/NAME@REVISION/..."
+        )
+    return hub_address(f"datasets/{parts[1]}", parts[3], parts[2] or "main")
+
+
+def parse_num_bytes(text: str | None) -> int | None:
+    """Return the number of bytes in a header; None if it is missing or not plausible."""
+    return int(text) if text and text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
+
+
+def _retry_after(text: str) -> float:
+    """Return the seconds of a header Retry-After, 0 where it is missing or unreadable."""
+    if (seconds := parse_num_bytes(text)) is not None:
+        return float(seconds)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
