@@ -69,8 +69,8 @@ def measure(name: str, order: SampleOrder, num_lanes: int, nodes: int) -> None:
     own = shards_of(order, range(1), share(BATCH, nodes, 0))
     mib, gib = len(own) * IMAGE_BYTES / 2**20, len(np.unique(own)) * SHARD_GIB
     print(
-        f"{name:25} amplification {most / needed:6.3f}  shards a batch {len(np.unique(first)):>5,}  cache of a "
-        f"node {cache * SHARD_GIB:5.1f} GiB  first batch of a node {mib:.1f} MiB in {gib:.2f} GiB of shards"
+        f"{name:25} amplification {most / needed:6.3f}  shards a batch {len(np.unique(first)):>5,}  cache "
+        f"of a node {cache * SHARD_GIB:5.1f} GiB  first batch of one {mib:.1f} MiB in {gib:.2f} GiB of shards"
     )
 
 

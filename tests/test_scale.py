@@ -30,6 +30,7 @@ from tests.conftest import (
     stored,
     train_records,
 )
+from vitctl.data.datasets.catalog import open_split
 from vitctl.errors import LaunchError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -185,6 +186,33 @@ def test_fsdp__equals_ddp_in_float32(
             for key, tensor in one.items():
                 most = 1e-6 * max(1.0, float(tensor.abs().max()))
                 assert (tensor - other[key]).abs().max() <= most, (name, key)
+
+
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+def test_data_lanes__each_process_reads_its_own_shards(
+    sharding: str, tiny_data: Path, tmp_path: Path
+) -> None:
+    """The images of every step are those of one process, whatever adds the gradients."""
+    values = {
+        "data.order": "windowed",
+        "data.order_window_shards": 1,
+        "data.lanes": 2,
+        "schedule.total_steps": 4,
+        "schedule.warmup_steps": 1,
+    }
+    folder, alone = tmp_path / "two", tmp_path / "one"
+    run_as_two(folder, tiny_data, **values, **{"machine.sharding": sharding})
+    run_as(1, alone, tiny_data, **values)
+    assert sample_keys(folder) == sample_keys(alone)
+    losses = [[record["loss"] for record in train_records(one)] for one in (folder, alone)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    source = open_split("train", path=str(tiny_data))
+    shard = {source.key(sample): source.location(sample) for sample in range(len(source))}
+    read = []
+    for rank in range(2):
+        lines = (folder / "samples" / f"rank_{rank:02d}.jsonl").read_text().splitlines()
+        read.append({shard[key] for line in lines for key in json.loads(line)["keys"]})
+    assert len(read[0] & read[1]) <= 1  # that at the border of the two lanes
 
 
 @pytest.mark.parametrize(("processes", "replicas"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
