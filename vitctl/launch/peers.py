@@ -209,7 +209,7 @@ class _Alone:
         for number in HERE.loaders if self.stop.reason and since is None else ():
             with suppress(OSError):
                 os.kill(number, signal.SIGKILL)  # it would not end by itself
-        if images and since != self.reported:
+        if images and since != self.reported and not outage:
             self.reported = since
             self.journal.write("warning", step=HERE.step, text=f"step {HERE.step}: {images}")
         if images and self.stop.seconds >= GIVE_UP_SECONDS:

@@ -292,7 +292,11 @@ def sampling_notes(data: TrainImages, source: Source) -> list[str]:
 _READING = {
     ("windowed", True): "whole and in windows through the cache",
     ("exact", True): "whole, in exact order: the first epoch fetches every shard in no order of its own",
-    ("exact", False): "image by image, a request for each; data.order = 'windowed' reads each shard once",
+    (
+        "exact",
+        False,
+    ): "image by image, those of a micro-batch at the same time; data.order = 'windowed' reads "
+    "each shard once",
     ("windowed", False): "image by image",
 }
 
