@@ -340,7 +340,7 @@ def read_together(source: Source, samples: np.ndarray, *, at_once: bool = False)
 def _behind(
     source: Source, rows: np.ndarray, here: np.ndarray
 ) -> Iterator[tuple[Source, np.ndarray, np.ndarray]]:
-    """Yield the sources behind some rows that are not views, the rows there, and their numbers in the view."""
+    """Yield the sources behind some rows that are not views, the rows there, and their numbers here."""
     if not isinstance(source, View):
         yield source, rows, here
         return
