@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -19,7 +21,14 @@ from vitctl.engine import checkpoint as files
 from vitctl.engine.calibration import calibration
 from vitctl.errors import CheckpointError, DataError, RecipeError
 from vitctl.jobs.inputs.weights import stored_eval_transform
-from vitctl.jobs.record.answer_table import COLUMNS, check_place, is_right, read_answers, write_answers
+from vitctl.jobs.record.answer_table import (
+    COLUMNS,
+    answers_digest,
+    check_place,
+    is_right,
+    read_answers,
+    write_answers,
+)
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Evaluate
 
@@ -188,6 +197,11 @@ def test_temperature__of_held_out_images_divides_all_logits(
     before = load_classifier(str(run), precision="float64", device="cpu", top=6)
     with pytest.raises(DataError, match=r"was trained on 7 of these 42 images"):
         job("evaluate", "leak", **source, **HELD_OUT | {"data.eval_split": "train[40%:]"})
+    for split, count in (("train[40%:]", 7), ("train[50%:]", 0)):
+        job("evaluate", "seen", **source, **{"data.eval_split": split})
+        log = (tmp_path / "seen" / "log.jsonl").read_text()
+        assert (f"was trained on {count} of these" in log) == bool(count)
+        shutil.rmtree(tmp_path / "seen")
     fitted = job("evaluate", "fitted", **source, **HELD_OUT)
     file = Path(fitted["files"]["temperature"])
     temperature = json.loads(file.read_text())["temperature"]
@@ -257,9 +271,12 @@ def test_check_place__other_files_are_kept(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "labels.csv").write_text("path,label\nx,y\n")
     pq.write_table(pa.table({"path": ["x"]}), tmp_path / "labels.parquet")
     (tmp_path / "text.parquet").write_text("path,label\nx,y\n")
-    for name in ("labels.csv", "labels.parquet", "text.parquet", "nowhere/a.csv", "."):
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "gone.csv")
+    names = ("labels.csv", "labels.parquet", "text.parquet", "nowhere/a.csv", ".", "pipe.csv", "link.csv")
+    for name in names:
         with pytest.raises(
-            DataError, match=r"another name|does not exist|is a folder|not a complete parquet"
+            DataError, match=r"another name|does not exist|is not a regular file|not a complete parquet"
         ):
             check_place(tmp_path / name)
     for name in ("a.csv", "a.parquet"):
@@ -276,7 +293,10 @@ def test_check_place__other_files_are_kept(tmp_path: Path, monkeypatch: pytest.M
 
 def test_answers__parquet_holds_the_rows_of_csv(tmp_path: Path) -> None:
     rows = [("a\x1b/1.png", "x;y", "x", 0.1, -2.5e-300, None), ("ü.png", "=z", "y", 0.5, 0.0, 1 / 3)]
-    tables = [read_answers(write_answers(tmp_path / f"a{ending}", rows)) for ending in (".csv", ".parquet")]
+    tables = []
+    for ending in (".csv", ".parquet"):
+        assert write_answers(tmp_path / f"a{ending}", rows) == answers_digest(tmp_path / f"a{ending}")
+        tables.append(read_answers(tmp_path / f"a{ending}"))
     tables[0][1]["truth"] = tables[0][1]["truth"].removeprefix("'")  # a formula, in a spreadsheet
     assert tables[0] == tables[1]
     assert [tuple(row.values())[3:] for row in tables[1]] == [row[3:] for row in rows]

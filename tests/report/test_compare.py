@@ -286,7 +286,8 @@ def test_compare__tests_answers_to_the_same_images(tmp_path: Path, ending: str) 
     runs = []
     for name, right in (("one", range(12)), ("two", range(8, 20))):
         rows = [(f"{n}.jpg", "a", "a" if n in right else "b", 0.9, 0.8, 0.1) for n in range(23)]
-        file = write_answers(tmp_path / f"{name}{ending}", rows)
+        file = tmp_path / f"{name}{ending}"
+        write_answers(file, rows)
         result = replace(SCORED, files={"answers": str(file)})
         runs.append(put(tmp_path / name, result, answers_sha256=answers_digest(file)))
     (text,) = compare_runs(runs).tests
@@ -297,3 +298,14 @@ def test_compare__tests_answers_to_the_same_images(tmp_path: Path, ending: str) 
     (tmp_path / f"two{ending}").unlink()
     assert "no McNemar's test" in compare_runs(runs).tests[0]
     assert compare_runs([put(tmp_path / "three"), runs[0]]).tests == []
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "correct", "total"),
+    [(float("nan"), 6, 18), (1, 6, 18), (0.0, 0, 0), (0.5, 10**400, 18), (0.5, 9, 10**400), (-0.5, -9, 18)],
+)
+def test_compare__an_accuracy_that_is_not_its_counts(accuracy: float, correct: int, total: int) -> None:
+    from vitctl.report.compare import _is_miscounted
+
+    assert _is_miscounted({"accuracy": accuracy, "correct": correct, "total": total})
+    assert not _is_miscounted({"accuracy": 0.5, "correct": 9, "total": 18})

@@ -108,14 +108,14 @@ def predict(
 
 
 def _accuracy_line(correct: int, total: int, weights: str, data: str) -> str:
-    """Return the accuracy of answers to labelled images, and the command that scores held-out ones."""
+    """Return the accuracy of answers to labelled images, and the command that scores all of them."""
     from vitctl.engine.metrics import interval_text, wilson
 
     counts = f"{correct:,} of {count_text(total, 'labelled image')}"
-    command = f"vitctl evaluate --from {'RUN' if weights.endswith('.onnx') else typed(weights)} --data {data}"
+    run = "RUN" if weights.endswith(".onnx") else typed(weights)
     return (
         f"accuracy {correct / total:.2%} ({counts})  95 % interval {interval_text(wilson(correct, total))}; "
-        f"all scores of the held-out images: {command}"
+        f"all scores: vitctl evaluate --from {run} --data {data} --split train"
     )
 
 

@@ -7,6 +7,7 @@ Hugging Face reads its head.
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,14 @@ def write_weights_file(request: ExportRequest, folder: Path) -> Written:
     row, weights = request.row, request.found.weights
     target = folder / f"model{row.ending}" if row.ending == ".npz" else folder
     written = write_weights(weights, target, row.name)
-    notes = (*written.notes, *request.resizing_note)
+    notes, digest = (*written.notes, *request.resizing_note), dict[str, str]()
+    if temperature := weights.meta.get("temperature"):
+        if (folder / CONFIG).is_file():  # of what is read from it: some layouts merge tensors
+            heads = getattr(weights.config, "num_heads", None)
+            digest["weights_sha256"] = read_weights(written.files[0], num_heads=heads).digest
+        elif row.ending == ".npz":
+            lost = f"the file has no place for the temperature: divide its logits by {temperature:.6g}"
+            written = replace(written, notes=(*written.notes, lost))
     if row.in_folder:
         write_text(folder / "README.md", model_card(request, notes))
     if config := read_json(folder / CONFIG):

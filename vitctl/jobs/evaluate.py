@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,7 @@ from vitctl.engine.metrics import (
     wilson,
 )
 from vitctl.engine.preemption import StopFlag
-from vitctl.errors import CheckpointError, DataError, RecipeError
+from vitctl.errors import CheckpointError, DataError, RecipeError, VitctlError
 from vitctl.jobs.inputs.checks import check_head_classes
 from vitctl.jobs.inputs.classifier import Activation, activation_of, probabilities
 from vitctl.jobs.inputs.data import Inputs, open_inputs, open_recipe_split, open_train
@@ -57,7 +58,7 @@ from vitctl.jobs.inputs.weights import (
     scored_weights,
     stored_eval_transform,
 )
-from vitctl.jobs.record.answer_table import COLUMNS, SUSPECTS, answers_digest, check_place, write_answers
+from vitctl.jobs.record.answer_table import COLUMNS, SUSPECTS, check_place, write_answers
 from vitctl.jobs.record.result import RunResult, data_used, read_result
 from vitctl.jobs.training import (
     WHOLE,
@@ -74,9 +75,10 @@ from vitctl.recipe.schema import Evaluate, Finetune, Pretrain
 from vitctl.system.files import TABLE, read_bytes, write_csv
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
+_MOST_COMPARED = 2_000_000  # training images that an evaluation looks for
 _FIT_OF_TEST = (
-    "the temperature is fitted to test images, whose calibration is then too good; fit it to images that "
-    "were held out of the training and of the test"
+    "the temperature is fitted to test images, so their calibration looks better than that of new images; "
+    "fit it to images that were held out of the training and of the test"
 )
 ORIGINAL, REAL, PART = "original", "real", "restricted"
 
@@ -328,6 +330,8 @@ def evaluate(
     rule = choose_label_rule(recipe.evaluation.labels, source, found, Path(recipe.data.root))
     if recipe.evaluation.fit_temperature:
         cautions += _check_fit(recipe.data.eval_split, found, source, rule)
+    elif warning := _trained_warning(found, source):
+        cautions.append(warning)
     run = start_run(recipe, run_dir, report, stop, source)
     runtime, journal = run.runtime, run.journal
     check_found(runtime, found, [source])
@@ -386,8 +390,11 @@ def evaluate(
                 shares, losses = rows[counted, best.shape[1]], rows[counted, -2:]
                 metrics[name] |= calibration(shares, right[counted], losses)
         journal.write("evaluate", step=0, labels=name, **metrics[name])
+    digest = ""
     if runtime.is_main:
-        files |= _answers(file, run_dir, source, rule, rows) if file is not None else {}
+        if file is not None:
+            written, digest = _answers(file, run_dir, source, rule, rows)
+            files |= written
         files |= {"temperature": fitted.write(found.path)} if fitted else {}
     first, *others = metrics
     return RunResult(
@@ -403,7 +410,7 @@ def evaluate(
             "labels": first,
             **shown(transform),
             **({"flip_average": True} if flip else {}),
-            **({"answers_sha256": answers_digest(file)} if file and runtime.is_main else {}),
+            **({"answers_sha256": digest} if digest else {}),
             **({"temperature": temperature} if temperature != 1 else {}),
             "mean": list(meta["mean"]),
             "std": list(meta["std"]),
@@ -482,7 +489,9 @@ def _write_thresholds(run_dir: Path, rule: LabelRule, likely: np.ndarray) -> dic
     return {"thresholds": str(path)}
 
 
-def _answers(file: Path, run_dir: Path, source: Source, rule: LabelRule, rows: np.ndarray) -> dict[str, str]:
+def _answers(
+    file: Path, run_dir: Path, source: Source, rule: LabelRule, rows: np.ndarray
+) -> tuple[dict[str, str], str]:
     """Write the answer to every image, in the split's order, and suspects.csv, the labels that may be wrong.
 
     Args:
@@ -493,7 +502,7 @@ def _answers(file: Path, run_dir: Path, source: Source, rule: LabelRule, rows: n
         rows: float64 `[N, 2 A + C]`, the most likely classes and the columns of `_columns`.
 
     Returns:
-        name -> path.
+        name -> path, and the digest of the answers.
     """
     half, truth = min(TOP_K, len(rule.prediction_names)), next(iter(rule.labels.values()))
     names, single = rule.prediction_names, rule.single_labels is not None
@@ -508,13 +517,42 @@ def _answers(file: Path, run_dir: Path, source: Source, rule: LabelRule, rows: n
         )
         for sample, row in enumerate(rows.tolist())
     ]
-    files = {"answers": str(write_answers(file.absolute(), table))}
+    files, digest = {"answers": str(file.absolute())}, write_answers(file.absolute(), table)
     if single:
         likely, own = rows[:, half], rows[:, 2 * half]
         found = suspected_labels(truth, own, rows[:, 0].astype(np.int64), likely)
         suspects = [(*table[n][:4], likely[n] - own[n], own[n]) for n in found.tolist()]
         files["suspects"] = str(write_csv(run_dir / SUSPECTS, [COLUMNS, *suspects]))
-    return files
+    return files, digest
+
+
+def _training_of(found: FoundWeights) -> tuple[Path, Pretrain | Finetune, Source, bool] | None:
+    """Return the run that trained the weights, its recipe and images, and whether these are still those that
+    it was trained on; None if no run made them.
+    """
+    run = run_of(Path(found.path))
+    recipe = load_recipe(str(run / RECIPE)).recipe if (run / RECIPE).is_file() else None
+    if not isinstance(recipe, Pretrain | Finetune):
+        return None
+    train, result = open_train(recipe.data, run / "data"), read_result(run)
+    is_same = result is None or result.provenance.get("train_sha256") == train.digest
+    return run, recipe, train, is_same
+
+
+def _trained_warning(found: FoundWeights, source: Source) -> str:
+    """Return a warning if the run of the weights was trained on some of these images; "" if not, or if its
+    images are gone.
+    """
+    with suppress(VitctlError, OSError):
+        training = _training_of(found)
+        if training is not None and training[3] and len(training[2]) <= _MOST_COMPARED:
+            run, _, train, _ = training
+            if count := shared_samples(train, source):
+                return (
+                    f"{run} was trained on {count:,} of these {len(source):,} images: the score says little "
+                    f"about others"
+                )
+    return ""
 
 
 def _check_fit(split: str, found: FoundWeights, source: Source, rule: LabelRule) -> list[str]:
@@ -533,12 +571,11 @@ def _check_fit(split: str, found: FoundWeights, source: Source, rule: LabelRule)
     if old is None and (stored := found.weights.meta.get("temperature")):
         old = f"temperature {stored:.4f}, stored in the weights"
     replaced = [f"an earlier fit is replaced: {old}"] if old else []
-    run = run_of(Path(found.path))
-    recipe = load_recipe(str(run / RECIPE)).recipe if (run / RECIPE).is_file() else None
-    if not isinstance(recipe, Pretrain | Finetune):
+    training = _training_of(found)
+    if training is None:
         return [*([_FIT_OF_TEST] if split.startswith("test") else []), *replaced]
-    train, result = open_train(recipe.data, run / "data"), read_result(run)
-    if result is not None and result.provenance.get("train_sha256") != train.digest:
+    run, recipe, train, is_same = training
+    if not is_same:
         raise DataError(
             f"{key}: the training images of {run} are no longer those that it was trained on, so that these "
             f"could be some of them; bring them back"

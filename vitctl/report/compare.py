@@ -398,8 +398,9 @@ def _entry_rows(key: str, values: Sequence[Any]) -> list[tuple[str, list[Any]]]:
 def _is_miscounted(metrics: Mapping[str, Any]) -> bool:
     """Return whether an accuracy in a result differs from its counts."""
     accuracy, correct, total = (metrics.get(name) for name in ("accuracy", "correct", "total"))
-    if isinstance(accuracy, float) and isinstance(correct, int) and isinstance(total, int) and total:
-        return abs(accuracy - correct / total) > 1e-6
+    if isinstance(accuracy, int | float) and isinstance(correct, int) and isinstance(total, int):
+        is_count = 0 <= correct <= total < 2**53 and total > 0
+        return not (is_count and abs(accuracy - correct / total) <= 1e-6)  # NaN is none
     return any(_is_miscounted(inner) for inner in metrics.values() if isinstance(inner, Mapping))
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from vitctl.errors import CheckpointError
-from vitctl.models.variants import ViTConfig
+from vitctl.models.variants import ViTConfig, variant
 from vitctl.models.weights.meta import KEYS, OF_SCORING, assumed_line, assumed_values
-from vitctl.models.weights.weights_file import Weights, read_weights, save_weights, write_weights
+from vitctl.models.weights.weights_file import LAYOUTS, Weights, read_weights, save_weights, write_weights
 
 Make = Callable[..., Weights]
 EVERYTHING = list(KEYS)
@@ -145,3 +145,9 @@ def test_read__marks_of_an_export_that_make_no_sense_are_no_marks(
         assert "assumed" not in read_weights(file).meta
     config.write_text(json.dumps(described | {"vitctl": {"preprocessing": {"assumed": ["mean"]}}}))
     assert read_weights(file).meta["assumed"] == ["mean"]
+
+
+def test_no_layout_of_another_program_holds_joined_blocks() -> None:
+    config = replace(variant("Ti/16", image_size=32, num_classes=5), token_blocks=3)
+    for row in LAYOUTS:
+        assert any("token_blocks" in text or "no place" in text for text in row.misfits(row, config)), row

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import io
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ def check_place(path: Path) -> list[str]:
     """
     if not path.parent.is_dir():
         raise DataError(f"{path}: the folder {path.parent} does not exist; create it, or name another")
-    if path.is_dir():
-        raise DataError(f"{path}: is a folder; give the name of a .csv or .parquet file")
+    if os.path.lexists(path) and not path.is_file():
+        raise DataError(f"{path}: is not a regular file; give the name of a .csv or .parquet file")
     if path.suffix == PARQUET:
         need_pyarrow(path)
     if not path.is_file():
@@ -42,10 +43,17 @@ def check_place(path: Path) -> list[str]:
     return [f"{path}: the answers of an earlier evaluation are replaced"]
 
 
-def write_answers(path: Path, rows: Sequence[Sequence[object]]) -> Path:
-    """Write rows of COLUMNS atomically, by the file's ending; None is a missing number."""
-    if path.suffix != PARQUET:
-        return write_csv(path, [COLUMNS, *rows])
+def write_answers(path: Path, rows: Sequence[Sequence[object]]) -> str:
+    """Write rows of COLUMNS atomically, by the file's ending; None is a missing number. Return its digest."""
+    with atomic_write(path) as aside:
+        if path.suffix == PARQUET:
+            _write_parquet(aside, rows)
+        else:
+            write_csv(aside, [COLUMNS, *rows])
+        return answers_digest(aside)
+
+
+def _write_parquet(path: Path, rows: Sequence[Sequence[object]]) -> None:
     pyarrow = need_pyarrow(path)
     kinds = [pyarrow.string() if name in _TEXTS else pyarrow.float64() for name in COLUMNS]
     texts = [[printable(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
@@ -53,9 +61,7 @@ def write_answers(path: Path, rows: Sequence[Sequence[object]]) -> Path:
         dict(zip(COLUMNS, zip(*texts, strict=True), strict=True)),
         schema=pyarrow.schema([*zip(COLUMNS, kinds, strict=True)]),
     )
-    with atomic_write(path) as aside:
-        pyarrow.parquet.write_table(table, aside)
-    return path
+    pyarrow.parquet.write_table(table, path)
 
 
 def answers_digest(path: Path) -> str:

@@ -201,6 +201,7 @@ _LAYER_SCALE = 1e-5  # where a network begins; trained scales replace it
 _DECIDING = (
     "classifier", "norm_at", "position_embedding", "position_at", "gelu", "norm_pre", "patch_bias",
     "position_class_row", "registers", "layer_scale", "mlp", "mlp_norm", "qkv_bias", "rotary",
+    "token_blocks",
 )  # fmt: skip
 # Published sizes whose heads have another number of channels, by hidden size and depth.
 _UNUSUAL_HEADS = {(1152, 27): 16, (1408, 40): 16, (1536, 40): 16, (1664, 48): 16}
