@@ -1,7 +1,10 @@
 """Expected times of steps on GPUs: FLOPs against an independent count, rates against published ones."""
 
+import re
+
 import pytest
 
+from tests.conftest import ROOT
 from vitctl.errors import RecipeError
 from vitctl.models.flops import PEAK_TFLOPS, count_parameters, forward_flops
 from vitctl.models.roofline import MEMORY, estimate, kernels
@@ -56,3 +59,17 @@ def test_what_is_not_known_is_refused() -> None:
         estimate(variant("B/16"), "TPU v3", 8)
     with pytest.raises(RecipeError, match="ResNets"):
         estimate(variant("R50x1"), "H100", 8)
+
+
+def test_docs__ranges_are_those_of_the_table() -> None:
+    table = (ROOT / "benchmarks" / "results" / "roofline.md").read_text()
+    ranges = {
+        name: (float(low), float(high))
+        for name, low, high in re.findall(r"- benchmark-(\S+): ([\d.]+) to ([\d.]+), median", table)
+    }
+    compiled = [ends for name, ends in ranges.items() if "dynamo" in name]
+    (trained,) = [ends for name, ends in ranges.items() if name.startswith("train")]
+    said = " ".join((ROOT / "docs" / "speed.md").read_text().split())
+    low, high = min(ends[0] for ends in compiled), max(ends[1] for ends in compiled)
+    assert f"forward passes come out {low} to {high} of what was measured" in said
+    assert f"eager training {trained[0]} to {trained[1]}" in said

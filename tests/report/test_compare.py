@@ -309,3 +309,4 @@ def test_compare__an_accuracy_that_is_not_its_counts(accuracy: float, correct: i
 
     assert _is_miscounted({"accuracy": accuracy, "correct": correct, "total": total})
     assert not _is_miscounted({"accuracy": 0.5, "correct": 9, "total": 18})
+    assert _is_miscounted({"accuracy": 0.5, "correct": 9, "total": 18, "nll": 10**400})

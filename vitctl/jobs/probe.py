@@ -156,15 +156,20 @@ def _regression(
     held = held_out(one.train.labels(), recipe.probe.hold_out, recipe.seed)
     best, chosen, fitted, left = -1, 0.0, train[~held], train[held]
     layer: Tensor | None = None
-    for c in C_GRID:
+    for number, c in enumerate(C_GRID, 1):
         if frozen.run.stop.raised:  # all processes stop together after this
             return None
+        text = f"logistic regression, C = {c:.3g}, {number} of {len(C_GRID)}"
+        frozen.run.journal.show_progress(at_once=True, text=text)
         layer = logistic(fitted, labels[~held], c, num_classes=many, start=layer, rough=True)
         right = int((predicted(left, layer) == labels[held]).sum())
         if right > best:  # of equal ones the lower C
             best, chosen = right, c
         if best == held.sum():  # no other is better
             break
+    frozen.run.journal.show_progress(
+        at_once=True, text=f"logistic regression on all images, C = {chosen:.3g}"
+    )
     layer = logistic(train, labels, chosen, num_classes=many)
     more = {"c": chosen, "held_out_accuracy": best / int(held.sum()), "num_held_out": int(held.sum())}
     return heads_of(frozen.model.config, ())[0], layer, more

@@ -401,13 +401,14 @@ def _is_miscounted(metrics: Mapping[str, Any]) -> bool:
     if isinstance(accuracy, int | float) and isinstance(correct, int) and isinstance(total, int):
         is_count = 0 <= correct <= total < 2**53 and total > 0
         return not (is_count and abs(accuracy - correct / total) <= 1e-6)  # NaN is none
-    return any(_is_miscounted(inner) for inner in metrics.values() if isinstance(inner, Mapping))
+    is_huge = any(isinstance(value, int) and abs(value) >= 2**63 for value in metrics.values())
+    return is_huge or any(_is_miscounted(inner) for inner in metrics.values() if isinstance(inner, Mapping))
 
 
 def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float | str]:
     numbers: dict[str, float | str] = {}
     for name, value in metrics.items():
-        if name == "paper":
+        if name == "paper" or (isinstance(value, int) and abs(value) >= 2**63):  # not comparable, see above
             continue
         if isinstance(value, Mapping):
             numbers |= _flat(value, f"{prefix}{name} ")

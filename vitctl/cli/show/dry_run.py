@@ -1,15 +1,17 @@
 """`--dry-run`: what a run does and costs, and the values that were set."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rich.markup import escape
 
 from vitctl.cli.show.console import CONSOLE, show_table
-from vitctl.errors import LaunchError
+from vitctl.errors import LaunchError, RecipeError
 from vitctl.launch.agent import LaunchConfig, launch_line
 from vitctl.models.flops import PEAK_TFLOPS, count_macs, count_parameters
+from vitctl.models.roofline import estimate
 from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Probe, Vtab
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from vitctl.jobs.plan import TrainingPlan
 
 BAR = 40
+_EXPECTED_ON = ("A100", "H100", "H200")
 _TIMES = (("days", 86_400), ("hours", 3_600), ("minutes", 60))
 _UNITS = (("exaFLOPs", 1e18), ("PFLOPs", 1e15), ("TFLOPs", 1e12), ("GFLOPs", 1e9), ("MFLOPs", 1e6))
 GPU_TEXT = "80 GiB"
@@ -131,6 +134,7 @@ def _show_training(loaded: Loaded, run_dir: Path, nodes: int, given_link: str | 
         ),
         ("steps", f"{plan.steps:,} of {recipe.schedule.batch_size:,} images{per_epoch}"),
         ("training", f"{_flops(plan.training_flops)}: {_hours(plan, processes)}"),
+        *_expected(plan),
         (
             "micro-batch",
             f"{count_text(plan.micro_batch, 'image')} in each of "
@@ -158,6 +162,25 @@ def _show_training(loaded: Loaded, run_dir: Path, nodes: int, given_link: str | 
         return loaded, ""
     then = f"; set {plan.ways[0][0].removeprefix('--set ')}" if plan.ways else "; choose a smaller model"
     return loaded, f"no micro-batch fits {GPU_TEXT} ({bytes_text(plan.memory_bytes)} per process){then}"
+
+
+def _expected(plan: "TrainingPlan") -> list[tuple[str, str]]:
+    """Return a row with the rates that arithmetic expects of single GPUs, see `models.roofline`; none for
+    other networks than ViTs, or if a part is frozen.
+    """
+    images = min(plan.micro_batch, plan.fitting_micro_batch)
+    if not images or plan.trained_parameters < plan.parameters:
+        return []
+    with suppress(RecipeError):
+        steps = {device: estimate(plan.config, device, images) for device in _EXPECTED_ON}
+        rates = (f"{device} {step.images_per_second:,.0f} ({step.mfu:.0%})" for device, step in steps.items())
+        return [
+            (
+                "expected",
+                f"{', '.join(rates)} images/s of one GPU (share of the peak), compiled; not measured",
+            )
+        ]
+    return []
 
 
 def _host(plan: "TrainingPlan", recipe: Pretrain | Finetune, nodes: int) -> str:
