@@ -396,13 +396,14 @@ def _entry_rows(key: str, values: Sequence[Any]) -> list[tuple[str, list[Any]]]:
 
 
 def _is_miscounted(metrics: Mapping[str, Any]) -> bool:
-    """Return whether an accuracy in a result differs from its counts."""
+    """Return whether an accuracy in a result differs from its counts, or a number is beyond any count."""
+    if any(isinstance(value, int) and abs(value) >= 2**63 for value in metrics.values()):
+        return True
     accuracy, correct, total = (metrics.get(name) for name in ("accuracy", "correct", "total"))
     if isinstance(accuracy, int | float) and isinstance(correct, int) and isinstance(total, int):
         is_count = 0 <= correct <= total < 2**53 and total > 0
         return not (is_count and abs(accuracy - correct / total) <= 1e-6)  # NaN is none
-    is_huge = any(isinstance(value, int) and abs(value) >= 2**63 for value in metrics.values())
-    return is_huge or any(_is_miscounted(inner) for inner in metrics.values() if isinstance(inner, Mapping))
+    return any(_is_miscounted(inner) for inner in metrics.values() if isinstance(inner, Mapping))
 
 
 def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float | str]:
