@@ -133,7 +133,10 @@ def imports_are_no_garbage() -> None:
 
 @pytest.fixture(autouse=True)
 def first_kernels() -> None:
-    """Each test begins with the kernels that a process begins with; a job leaves those of its own network."""
+    """Each test begins with the kernels that a process begins with, as a command does; a job leaves those of
+    its network.
+    """
+    os.environ.pop("VITCTL_START", None)
     if kernels := sys.modules.get("vitctl.models.kernels"):
         kernels.set_attention("fused")
         kernels.set_linear("torch")

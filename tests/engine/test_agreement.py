@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitctl.engine import agreement
+from vitctl.engine import sharding
 from vitctl.engine.agreement import checksum
 
 M = 2**64
@@ -13,20 +13,20 @@ M = 2**64
 
 def by_hand(words: list[int]) -> int:
     """In Python's integers, without a bound: each word times an odd number of its place."""
-    total = sum(word * ((place * agreement._FACTOR) % M | 1) for place, word in enumerate(words, start=1)) % M
+    total = sum(word * ((place * sharding._FACTOR) % M | 1) for place, word in enumerate(words, start=1)) % M
     return total - M if total >= M // 2 else total
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=40))
 def test_word_sum__is_that_of_unbounded_integers(words: list[int]) -> None:
-    assert agreement._word_sum(torch.tensor(words, dtype=torch.int32)) == by_hand(words)
+    assert sharding.sum_of_words(torch.tensor(words, dtype=torch.int32)) == by_hand(words)
 
 
 def test_word_sum__does_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = torch.randn(1000, 3)
-    whole = agreement._word_sum(tensor)
-    monkeypatch.setattr(agreement, "_CPU_CHUNK", 7)
-    assert agreement._word_sum(tensor) == whole
+    whole = sharding.sum_of_words(tensor)
+    monkeypatch.setattr(sharding, "_CPU_CHUNK", 7)
+    assert sharding.sum_of_words(tensor) == whole
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool])

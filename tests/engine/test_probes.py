@@ -119,3 +119,17 @@ def test_linear__each_head_equals_torch_sgd(lrs: tuple[float, ...]) -> None:
             cosine.step()
         assert (layer.weight.T - head[:-1]).abs().max() < 1e-10
         assert (layer.bias - head[-1]).abs().max() < 1e-10
+
+
+def test_logistic__features_far_from_their_scale() -> None:
+    generator = np.random.default_rng(0)
+    labels = np.arange(300) % 4
+    shifts = generator.normal(size=(4, 20))[labels]
+    features = 100 + 30 * (generator.normal(size=(300, 20)) + 0.5 * shifts)
+    for c in (1e-4, 1e-2):
+        layer = logistic(torch.from_numpy(features), torch.from_numpy(labels), c, num_classes=4).numpy()
+        other = LogisticRegression(C=c, tol=1e-12, max_iter=1000, solver="newton-cholesky")
+        expected = other.fit(features, labels).predict_proba(features)
+        logits = features @ layer[:-1] + layer[-1]
+        found = np.exp(logits - logits.max(axis=1, keepdims=True))
+        np.testing.assert_allclose(found / found.sum(axis=1, keepdims=True), expected, atol=1e-6)

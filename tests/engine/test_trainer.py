@@ -26,6 +26,7 @@ from vitctl.engine.trainer import Trainer
 from vitctl.errors import DataError
 from vitctl.jobs.pretrain import pretrain
 from vitctl.launch.prepare_run import prepare_run
+from vitctl.recipe.known import Comparison, Known
 from vitctl.recipe.load import Override, load_recipe
 
 Make = Callable[..., TrainStep]
@@ -317,7 +318,7 @@ class Diary(Trainer):
         self.said: list[str] = []
 
     def comparison(self, *_: Any) -> Any:
-        return None
+        return Comparison(Known(), 1, 0.0, 0)
 
     def log(self, step: int, *_: Any) -> None:
         self.said.append(f"log {step}")

@@ -26,6 +26,7 @@ from vitctl.jobs.record.answer_table import (
     answers_digest,
     check_place,
     is_right,
+    joined,
     read_answers,
     write_answers,
 )
@@ -311,3 +312,15 @@ def test_read_answers__refuses_other_tables(tmp_path: Path) -> None:
     for name in ("a.csv", "b.csv"):
         with pytest.raises(CheckpointError, match="not a file of answers"):
             read_answers(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer", "right"),
+    [(["a;b"], "a", False), (["a;b"], "a;b", True), (["a", "=x"], "=x", True), (["=x", "a"], "=x", True),
+     (["=x"], "x", False), (["b", "a;"], "a;", True), ([], "", True), (["a\\"], "a\\", True)],
+)  # fmt: skip
+def test_answers__names_may_hold_what_separates_them(
+    truth: list[str], answer: str, right: bool, tmp_path: Path
+) -> None:
+    write_answers(tmp_path / "a.csv", [("x", joined(truth), answer, 0.5, 0.25, None)])
+    assert is_right(read_answers(tmp_path / "a.csv")[0]) == right

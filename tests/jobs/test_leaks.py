@@ -88,18 +88,18 @@ def test_finetune__names_duplicates_across_the_split_and_their_labels(
     data = {source.key(n): source.read(n) for n in range(len(source))}
     held_out = open_split(SIDES["data.eval_split"], path=photos)
     scored = {held_out.key(n) for n in range(len(held_out))}
-    pairs = {(row["key"], row["test_key"]) for row in rows if row["kind"] == "exact"}
+    pairs = {(row["key"], row["other_key"]) for row in rows if row["kind"] == "exact"}
     assert {frozenset(pair) for pair in pairs} == {
         frozenset((one, other)) for one in data for other in data if one < other and data[one] == data[other]
     }
-    across = [row for row in rows if (row["key"] in scored) != (row["test_key"] in scored)]
+    across = [row for row in rows if (row["key"] in scored) != (row["other_key"] in scored)]
     assert sorted(row["kind"] for row in across) == ["exact", "exact", "exact", "near"]
-    wrong = [row for row in rows if row["key"][:3] != row["test_key"][:3]]
+    wrong = [row for row in rows if row["key"][:3] != row["other_key"][:3]]
     assert wrong and all(
-        (row["label"], row["test_label"]) == (row["key"][:3], row["test_key"][:3]) for row in rows
+        (row["label"], row["other_label"]) == (row["key"][:3], row["other_key"][:3]) for row in rows
     )
     assert any(
-        f"{row['key']} ({row['label']}) and {row['test_key']} ({row['test_label']})" in line for row in wrong
+        f"{row['key']} ({row['label']}) and {row['other_key']} ({row['test_label']})" in line for row in wrong
     )
     assert "3 identical and 1 near-duplicate image" in line
     for name, limits, said in (

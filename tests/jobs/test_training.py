@@ -43,13 +43,13 @@ from vitctl.recipe.schema import Machine, TrainMachine
 def test_num_workers(
     monkeypatch: pytest.MonkeyPatch, asked: int, device: str, processes: int, cores: int, expected: int
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
     runtime: Any = SimpleNamespace(num_processes=processes, device=torch.device(device))
     assert num_workers(Machine(workers=asked), runtime) == expected
 
 
 def test_num_workers__on_a_cpu_do_not_depend_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     runtime: Any = SimpleNamespace(num_processes=4, device=torch.device("cpu"))
     assert num_workers(Machine(), runtime) == 4

@@ -14,9 +14,9 @@ def slow_down() -> None:
     """Replace the function that writes a checkpoint's tensors."""
     write = files.save_tensors
 
-    def slow(tensors: Any, path: Path) -> None:
+    def slow(tensors: Any, path: Path, *more: Any, **given: Any) -> None:
         time.sleep(SECONDS)
-        write(tensors, path)
+        write(tensors, path, *more, **given)
 
     files.save_tensors = slow
 

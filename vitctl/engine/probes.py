@@ -117,7 +117,14 @@ def logistic(
         rough: stop earlier, to compare values of `c`.
     """
     x, width = train.double(), train.shape[1]
+    # Solved for centred features of unit scale: others may need very many steps. The minimum is the same, as
+    # the free bias takes the centre, and the weights in the regulariser are divided by the scale.
+    centre = x.mean(dim=0)
+    scale = (x - centre).square().mean().sqrt().clamp(min=1e-300).item()
+    x = (x - centre) / scale
     made = torch.zeros(width + 1, num_classes, dtype=x.dtype) if start is None else start.clone()
+    made[-1] += centre @ made[:-1]
+    made[:-1] *= scale
     made.requires_grad_()
     gradient, change = _ROUGH if rough else _EXACT
     solver = torch.optim.LBFGS(
@@ -133,13 +140,16 @@ def logistic(
     def loss() -> Tensor:
         solver.zero_grad()
         value = F.cross_entropy(x @ made[:-1] + made[-1], labels)
-        value = value + made[:-1].square().sum() / (2 * c * len(x))
+        value = value + (made[:-1] / scale).square().sum() / (2 * c * len(x))
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
     with torch.enable_grad():
         solver.step(loss)  # type: ignore[no-untyped-call]
-    return made.detach()
+    made = made.detach()
+    made[:-1] /= scale
+    made[-1] -= centre @ made[:-1]
+    return made
 
 
 def drawn(seed: int, num_images: int, batch_size: int, step: int) -> Tensor:

@@ -58,7 +58,7 @@ from vitctl.jobs.inputs.weights import (
     scored_weights,
     stored_eval_transform,
 )
-from vitctl.jobs.record.answer_table import COLUMNS, SUSPECTS, check_place, write_answers
+from vitctl.jobs.record.answer_table import COLUMNS, SUSPECTS, check_place, joined, write_answers
 from vitctl.jobs.record.result import RunResult, data_used, read_result
 from vitctl.jobs.training import (
     WHOLE,
@@ -73,6 +73,7 @@ from vitctl.models.weights.meta import Temperature, stored_temperature
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain
 from vitctl.system.files import TABLE, read_bytes, write_csv
+from vitctl.system.text import one_line
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
 _MOST_COMPARED = 2_000_000  # training images that an evaluation looks for
@@ -477,6 +478,8 @@ def read_thresholds(path: str, rule: LabelRule) -> np.ndarray:
         raise DataError(f"{path}: should have the columns class and threshold, with a number each") from None
     if list(rows) != names:
         raise DataError(f"{path}: should have the {len(names)} classes of the weights, in their order")
+    if odd := [name for name, threshold in rows.items() if not 0 <= threshold <= 1]:
+        raise DataError(f"{path}: the threshold of {one_line(odd[0])} should be a probability, 0 to 1")
     return np.array([*rows.values()])
 
 
@@ -509,7 +512,7 @@ def _answers(
     table = [
         (
             sample_key(source, sample),
-            ";".join(names[label] for label in np.atleast_1d(truth[sample]) if label >= 0),
+            joined(names[label] for label in np.atleast_1d(truth[sample]) if label >= 0),
             names[int(row[0])],
             row[half],
             row[half] - (row[half + 1] if half > 1 else 0.0),

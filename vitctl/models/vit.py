@@ -302,7 +302,8 @@ class VisionTransformer(nn.Module):
 
         `first`: of so many tokens of the last block alone.
         """
-        tokens, positions, turns, earlier = patches, self.positions(), self.turns(), list[Tensor]()
+        tokens, positions, turns = patches, self.positions(), self.turns()
+        earlier: list[Tensor] = []
         prefix = [one for one in (self.class_token, self.registers) if one is not None]
         if prefix:
             tokens = torch.cat([*(one.expand(patches.shape[0], -1, -1) for one in prefix), patches], dim=1)

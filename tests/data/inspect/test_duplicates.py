@@ -227,7 +227,7 @@ def test_write_report__a_table_and_the_pairs_on_pages(
     assert sorted(tmp_path.joinpath("report").iterdir()) == files
     with files[0].open(newline="") as file:
         rows = {row["key"]: row for row in csv.DictReader(file)}
-    assert {key: (row["test_set"], row["test_key"], row["kind"]) for key, row in rows.items()} == {
+    assert {key: (row["other_set"], row["other_key"], row["kind"]) for key, row in rows.items()} == {
         "train4": ("test", "same", "exact"),
         "train11": ("test", "small", "near"),
         "train20": ("test", "bad", "near"),

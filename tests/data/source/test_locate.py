@@ -27,6 +27,7 @@ from vitctl.data.source.views import Source
 from vitctl.errors import DataError
 from vitctl.system import remote
 from vitctl.system.pool import run_each
+from vitctl.system.process import START
 
 MakeSplit = Callable[..., Index]
 FAULTS = {"drop": 0.08, "503": 0.08, "429": 0.04, "short": 0.08, "short_range": 0.08}
@@ -296,12 +297,11 @@ def test_remote_index__the_processes_of_a_machine_ask_once(
         def opened(_: int) -> int:
             return len(open_split("train", path=f"{url}/train"))
 
-        monkeypatch.setenv("RANK", "3")
+        monkeypatch.setenv(START, "one command")
         assert run_each(opened, 4, 1, workers=4) == [20] * 4
         assert asked_for(faults) == ["index.json", "samples.npy"]
-        monkeypatch.setattr("vitctl.data.source.locate._FRESH_SECONDS", 0.0)
+        monkeypatch.setenv(START, "the next")
         opened(0)
-        monkeypatch.undo()
         assert asked_for(faults) == ["index.json"]
 
 

@@ -212,7 +212,7 @@ def write_report(found: Sequence[Found], folder: Path) -> list[Path]:
 def write_matches(found: Sequence[Found], path: Path) -> None:
     """Write a table with a row for each pair: keys, kind, and labels of both images."""
     rows: list[tuple[object, ...]] = [
-        ("key", "test_set", "test_key", "kind", "bits", "shard", "set", "label", "test_label")
+        ("key", "other_set", "other_key", "kind", "bits", "shard", "set", "label", "other_label")
     ]
     for one in found:
         for match in one.matches:

@@ -4,14 +4,15 @@ import csv
 import hashlib
 import io
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitctl.data.datasets.readers.table import need_pyarrow, open_parquet, parquet_dicts
 from vitctl.errors import CheckpointError, DataError
 from vitctl.system.files import TABLE, atomic_write, parsing, read_bytes, write_csv
-from vitctl.system.text import printable
+from vitctl.system.text import csv_cell, printable
 
 _TEXTS = ("path", "truth", "answer")
 COLUMNS = (*_TEXTS, "probability", "margin", "truth_probability")
@@ -86,5 +87,19 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
 
 
 def is_right(row: Mapping[str, Any]) -> bool:
-    """Return whether the answer of a row is the truth, or one of several classes."""
-    return row["answer"] in (row["truth"], *(row["truth"] or "").split(";"))
+    """Return whether the answer of a row is one of the classes of its truth."""
+    return _bare(row["answer"]) in _classes(_bare(row["truth"] or ""))
+
+
+def joined(classes: Iterable[str]) -> str:
+    """Return class names as one cell: ; between them, and \\; for the ; of a name."""
+    return ";".join(name.replace(";", r"\;") for name in classes)
+
+
+def _classes(cell: str) -> list[str]:
+    return [name.replace(r"\;", ";") for name in re.split(r"(?<!\\);", cell)]
+
+
+def _bare(cell: str) -> str:
+    """Return a cell without the quote that `csv_cell` puts before a formula."""
+    return cell[1:] if csv_cell(cell[1:]) == cell else cell
