@@ -33,11 +33,11 @@ def stuck_save(run_dir: Path) -> dict[str, Any]:
     """The save of step 4 never ends, once the weights are written; says so."""
     write = files.save_tensors
 
-    def stuck(tensors: Any, path: Path) -> None:
-        if "step_00000004" in str(path):
+    def stuck(tensors: Any, path: Path, *more: Any) -> None:
+        if "step_00000004" in str(path) and not path.name.startswith("model"):
             say("saving")
             time.sleep(600)
-        write(tensors, path)
+        write(tensors, path, *more)
 
     files.save_tensors = stuck
     return work(run_dir)

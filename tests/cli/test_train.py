@@ -342,7 +342,10 @@ def test_dry_run__of_jobs_that_score(
             "its head has 6 classes (circle, square, triangle ...), the data has 2",
         ),
         (("evaluate", "--dataset", "pets"), "its head has 6 classes"),
-        (("fewshot", "--data", "photos", "--shots", 9), "class 'cat' has 3 training images, 9 shots"),
+        (
+            ("fewshot", "--data", "photos", "--shots", 9),
+            "class 'cat' has 3 training images, 9 are needed; use fewer --shots",
+        ),
         (("vtab", "--task", "pet"), "vtab.tasks: pet not in suite 'vtab'; did you mean pets?"),
         (("vtab", "--suite", "mimi"), "should be 'vtab' or 'mini'; did you mean mini?"),
     ],

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 
 from vitctl.engine import probes
 from vitctl.engine.probes import drawn, linear, logistic, nearest, predicted, vote

@@ -156,7 +156,7 @@ MOMENTS: dict[str, tuple[Moment, signal.Signals]] = {
     "few-shot solve": ((pretrain, "score_draw", 2), TERM),
     "the last few-shot": ((pretrain, "score_draw", 6), USR1),
     "saving, copy": ((trainer, "parts", 2), INT),
-    "saving, weights": ((checkpoints, "save_weights", 3), TERM),
+    "saving, weights": ((checkpoints, "save_tensors", 4), TERM),
     "saving, state": ((checkpoints, "write_run_json", 2), INT),
     "saving, deleting old ones": ((checkpoints, "remove_folders", 5), TERM),
 }
@@ -186,7 +186,7 @@ def test_pretrain__resumes_bit_for_bit(
     assert steps == list(range(1, saved.step + 1))  # no finished step is lost
 
     if number == signal.SIGHUP:
-        hit(trainer, "load_full_state", 1, TERM)  # and once more while it starts again
+        hit(trainer, "load_optimizer_tensors", 1, TERM)  # and once more while it starts again
         assert vitctl("resume", folder)[0] == 3
     assert vitctl("resume", folder)[0] == 0
     assert numbers_of(folder) == numbers_of(without_signal)

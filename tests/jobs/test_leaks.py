@@ -99,7 +99,8 @@ def test_finetune__names_duplicates_across_the_split_and_their_labels(
         (row["label"], row["other_label"]) == (row["key"][:3], row["other_key"][:3]) for row in rows
     )
     assert any(
-        f"{row['key']} ({row['label']}) and {row['other_key']} ({row['test_label']})" in line for row in wrong
+        f"{row['key']} ({row['label']}) and {row['other_key']} ({row['other_label']})" in line
+        for row in wrong
     )
     assert "3 identical and 1 near-duplicate image" in line
     for name, limits, said in (
