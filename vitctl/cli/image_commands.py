@@ -94,7 +94,8 @@ def predict(
     batches = predictions(recipe, sources, top=top, threshold=threshold, features=features, note=note)
     errors, right = _print_predictions(batches, format_, some_names(sources, _NAMES_MEASURED), total)
     if right.total():
-        data = typed(images[0]) if len(images) == 1 and Path(images[0]).is_dir() else "DATA"
+        has_classes = len(images) == 1 and any(one.is_dir() for one in Path(images[0]).glob("*"))
+        data = typed(images[0]) if has_classes else "DATA"
         note(_accuracy_line(right[True], right.total(), recipe.weights.source, data))
     if errors:
         reasons = ", ".join(f"{count:,} {one_line(reason)}" for reason, count in errors.most_common())

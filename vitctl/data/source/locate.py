@@ -185,8 +185,8 @@ def no_index_message(path: str, split: str = "train") -> str:
     if folder.is_dir() and shard is None:
         out = f"{path.rstrip('/')}-shards"
         return (
-            f"{path}: holds files and no shards; make them with `vitctl data shards {path} {out}`, then type "
-            f"the same line with --data {out}"
+            f"{path}: holds files and no shards; make them with `vitctl data shards {path} {out}`, then give "
+            f"{out} instead"
         )
     return (
         f"{path}: no shards with an index here; make them with `vitctl data shards SOURCE {path}`, "
