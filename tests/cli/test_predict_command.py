@@ -76,7 +76,7 @@ def test_predict__scores_images_in_folders_of_classes(vitctl: Vitctl, pretrained
     assert line.startswith(
         f"accuracy {right / 2:.2%} ({right} of 2 labelled images)  95 % interval {low:.1f}-{high:.1f}%"
     )
-    assert line.endswith(f"vitctl evaluate --from {pretrained} --data photos")
+    assert line.endswith(f"vitctl evaluate --from {pretrained} --data photos --split train")
 
 
 def test_predict__csv_and_jsonl_say_the_same(vitctl: Vitctl, pretrained: Path, photos: Path) -> None:
