@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint import load as load_distributed
 
-from tests.conftest import run_as, run_as_two, stored
+from tests.conftest import Run, run_as, run_as_two, stored
 from vitctl.engine.checkpoint import Peers, read_checkpoint, save_checkpoint
 from vitctl.engine.sharding import word_sum
-from vitctl.errors import CheckpointError
+from vitctl.errors import CheckpointError, LaunchError
 from vitctl.jobs.record.result import choose_weights
 from vitctl.models.variants import variant
 from vitctl.models.weights.weights_file import read_weights
@@ -232,3 +232,8 @@ def test_resume__saved_on_four_goes_on_with_any_number(tiny_data: Path, tmp_path
         log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
         assert [record["step"] for record in log if record["kind"] == "resume"] == [3]
         torch.testing.assert_close(stored(folder, 6), stored(four, 6), rtol=1e-9, atol=1e-12)
+
+
+def test_one_process_has_nothing_to_divide(run: Run) -> None:
+    with pytest.raises(LaunchError, match=r"divides a model over several processes"):
+        run("alone", **{"machine.sharding": "fsdp"})

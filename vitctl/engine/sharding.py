@@ -60,6 +60,11 @@ def shard_as(machine: TrainMachine, runtime: "Runtime", model: Model, *, seed: i
             f"machine.sharding_dtype = 'bf16': this run computes in {runtime.precision}, and would lose "
             f"precision; set machine.precision to 'bf16' or machine.sharding_dtype to 'float32'"
         )
+    if runtime.num_processes == 1:
+        raise LaunchError(
+            "machine.sharding = 'fsdp' divides a model over several processes, and there is one; give "
+            "--processes, or set machine.sharding = 'none'"
+        )
     machine.shards(runtime.num_processes)  # raises where they cannot be divided so
     given = model.state_dict()
     model.to("meta")
