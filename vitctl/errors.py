@@ -33,6 +33,8 @@ class VitctlError(Exception):
             print(error)  # no recipe is called 'jft_b61'; did you mean ...
     """
 
+    passes = False  # whether the same command may work later, with nothing changed
+
 
 class RecipeError(VitctlError):
     """A recipe, an override or a flag is wrong."""
@@ -52,6 +54,8 @@ class LaunchError(VitctlError):
 
 class LostProcess(LaunchError):  # noqa: N818 - part of what it says
     """A process was killed, or its machine was lost: the same command resumes the run."""
+
+    passes = True
 
 
 RESTARTED = "VITCTL_RESTARTED"  # set where a scheduler restarts the run after exit code 3

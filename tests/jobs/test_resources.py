@@ -82,6 +82,7 @@ def test_reading__of_the_shards_of_a_split(tiny_data: Path) -> None:
         # 100,000 shards of 300 MB: without lanes, all 64 nodes fetch each.
         ({}, (64, 64, 64 * 300_000_000)),
         ({"schedule.lanes": 64}, (1, 4096, 64 * 300_000_000)),
+        ({"data.lanes": 64}, (1, 4096, 64 * 300_000_000)),
         ({"data.order": "exact", "data.order_window_shards": None}, (64, 4096, 100_000 * 300_000_000)),
     ],
 )

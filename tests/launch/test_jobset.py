@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from vitctl.cli import app
 from vitctl.errors import RESTARTED, LaunchError, LostProcess
 from vitctl.launch.jobset import JobSet, jobset_manifest
+from vitctl.system.remote import GaveUpError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "jobset.yaml"
 WORDS = "nodes=4,gpus=8,cpus=12,memory=900Gi,image=registry.org/vitctl:1.0,claim=runs:/runs,namespace=vision"
@@ -166,7 +167,8 @@ def test_command__whatever_the_folder_is_called(folder: str) -> None:
 
 def test_lost_process__is_restarted_where_a_scheduler_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code 2 ends a JobSet; a lost process or pod must not."""
-    assert app._report_error(LostProcess("a")) == 2
+    assert (app._report_error(LostProcess("a")), app._report_error(GaveUpError("a"))) == (2, 2)
     monkeypatch.setenv(RESTARTED, "1")
     assert (app._report_error(LostProcess("a")), app._report_error(LaunchError("a"))) == (3, 2)
+    assert app._report_error(GaveUpError("a")) == 3  # the store may be back
     assert os.environ[RESTARTED] == "1"

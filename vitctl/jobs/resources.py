@@ -181,7 +181,7 @@ class Fetched(NamedTuple):
 
 def fetched(recipe: Pretrain | Finetune, reading: Reading, nodes: int) -> Fetched:
     """Return what a node reads of these shards, in the order of the recipe."""
-    data, batch, lanes = recipe.data, recipe.schedule.batch_size, recipe.schedule.lanes
+    data, batch, lanes = recipe.data, recipe.schedule.batch_size, recipe.data.lanes or recipe.schedule.lanes
     shards, is_windowed = reading.num_shards, data.order == "windowed"
     window = 2 * data.order_window_shards * max(1, lanes)
     mean = reading.num_bytes / max(1, shards)

@@ -57,6 +57,8 @@ class MissingError(DataError):
 class GaveUpError(DataError):
     """The server did not answer, or broke off, for as long as it was waited for."""
 
+    passes = True
+
 
 class NoRangesError(DataError):
     """The server sends whole files only."""

@@ -134,7 +134,7 @@ def _show_training(loaded: Loaded, run_dir: Path, nodes: int, given_link: str | 
         ),
         ("steps", f"{plan.steps:,} of {recipe.schedule.batch_size:,} images{per_epoch}"),
         ("training", f"{_flops(plan.training_flops)}: {_hours(plan, processes)}"),
-        *_expected(plan),
+        *_expected(plan, recipe),
         (
             "micro-batch",
             f"{count_text(plan.micro_batch, 'image')} in each of "
@@ -164,12 +164,14 @@ def _show_training(loaded: Loaded, run_dir: Path, nodes: int, given_link: str | 
     return loaded, f"no micro-batch fits {GPU_TEXT} ({bytes_text(plan.memory_bytes)} per process){then}"
 
 
-def _expected(plan: "TrainingPlan") -> list[tuple[str, str]]:
-    """Return a row with the rates that arithmetic expects of single GPUs, see `models.roofline`; none for
-    other networks than ViTs, or if a part is frozen.
+def _expected(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> list[tuple[str, str]]:
+    """Return a row with the rates that arithmetic expects of single GPUs in bf16, see `models.roofline`; none
+    for other networks than ViTs, other precisions, or if a part is frozen or computed again.
     """
     images = min(plan.micro_batch, plan.fitting_micro_batch)
-    if not images or plan.trained_parameters < plan.parameters:
+    m = recipe.machine
+    is_other = m.precision not in ("auto", "bf16") or m.checkpoint_blocks or m.sharding != "none"
+    if not images or is_other or plan.trained_parameters < plan.parameters:
         return []
     with suppress(RecipeError):
         steps = {device: estimate(plan.config, device, images) for device in _EXPECTED_ON}
