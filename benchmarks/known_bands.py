@@ -1,13 +1,11 @@
 """Make the bands of recipes whose result is our own, and count what they flag.
 
-`python benchmarks/known_bands.py RECIPE OUT SEEDS [SHARDS]` trains RECIPE, one of `POINTS`, with seeds 0 to
-SEEDS - 1. Up to a quarter of its length, it trains with each mistake of `MISTAKES` and other seeds, and with
-the seeds of `FRESH`. OUT is a folder; a second call reuses what is finished. SHARDS are those of `data.path`,
-if the recipe's data set is not at hand. Two trainings run at once, each with one thread.
-
-The first 20 seeds make the points of [known], which are printed as TOML. Other seeds below SEEDS are honest
-runs to choose a rule on. Those of `FRESH` were looked at last: how many of them are flagged is the rate of
-false alarms.
+`python benchmarks/known_bands.py RECIPE OUT [SHARDS]` trains RECIPE, one of `BANDS`, with the seeds of its
+band, which make the points of [known]; they are printed as TOML. Then, up to a quarter of its length, it
+trains with other seeds: with each mistake of `MISTAKES`, and honestly with those of `fresh`, which were
+looked at last: how many of them are flagged is the rate of false alarms. OUT is a folder; a second call
+reuses what is finished. SHARDS are those of `data.path`, if the recipe's data set is not at hand. Two
+trainings run at once, each with one thread.
 """
 
 import json
@@ -30,19 +28,50 @@ from vitctl.recipe.known import Comparison, Known
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.write import toml_value
 
-NUM_KNOWN = 20  # seeds that make the band
 FIRST_WRONG = 1000  # seed of the first run with a mistake
-NUM_WRONG = 5  # runs of each mistake
-FRESH = range(100, 140)
 WINDOWS = 10  # of the sorted images, each shuffled within
 METRICS = {"train": ("loss", "pixel_std"), "evaluate": ("accuracy",)}
-# Steps of the points, several in a quarter of the length. The recipe must score those of its accuracies.
-POINTS = {
-    "smoke": {
-        "loss": (4, 8, 20, 40, 80),
-        "pixel_std": (4, 8),
-        "accuracy": (50, 75, 100, 200, 400),
-    },
+
+
+@dataclass(frozen=True)
+class Band:
+    """How a band is made.
+
+    Args:
+        points: metric -> steps, several in a quarter of the length. The recipe must score at those of its
+            accuracies.
+        length: of a run, in steps.
+        seeds: runs that make the band.
+        is_whole: these go on after the last point in a quarter of the length.
+        fresh: seeds of the honest runs that are counted.
+        wrong: runs of each mistake.
+    """
+
+    points: dict[str, tuple[int, ...]]
+    length: int
+    seeds: int
+    is_whole: bool
+    fresh: range
+    wrong: int
+
+
+BANDS = {
+    "smoke": Band(
+        {"loss": (4, 8, 20, 40, 80), "pixel_std": (4, 8), "accuracy": (50, 75, 100, 200, 400)},
+        length=400,
+        seeds=20,
+        is_whole=True,
+        fresh=range(100, 140),
+        wrong=5,
+    ),
+    "cifar10_small": Band(
+        {"loss": (4, 8, 30, 60, 120), "pixel_std": (4, 8), "accuracy": (97, 194)},
+        length=781,
+        seeds=10,
+        is_whole=False,
+        fresh=range(100, 110),
+        wrong=2,
+    ),
 }
 RESULTS = Path(__file__).with_name("results") / "known_bands.json"
 Run = list[tuple[int, str, float]]  # step, metric and value
@@ -96,34 +125,35 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Callable[[Any], Any]]]] = {
 
 
 def main() -> None:
-    """Train what is missing, and print the points and both tables."""
-    recipe, out, seeds = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    shards = sys.argv[4] if len(sys.argv) > 4 else ""
-    tasks = [(recipe, out, shards, "", seed) for seed in range(NUM_KNOWN)]
-    tasks += [
-        (recipe, out, shards, name, FIRST_WRONG + number) for number in range(NUM_WRONG) for name in MISTAKES
-    ]
-    tasks += [(recipe, out, shards, "", seed) for seed in (*range(NUM_KNOWN, seeds), *FRESH)]
+    """Train what is missing, and print the points and the table."""
+    recipe, out, shards = sys.argv[1], Path(sys.argv[2]), "".join(sys.argv[3:4])
+    band = BANDS[recipe]
+    judged = [(name, FIRST_WRONG + number) for number in range(band.wrong) for name in MISTAKES]
+    judged += [("", seed) for seed in band.fresh]
     os.environ["OMP_NUM_THREADS"] = "1"
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        files = list(map(Path, pool.map(trained, tasks)))
-    wanted = {(metric, at) for metric, steps in POINTS[recipe].items() for at in steps}
-    runs: dict[str, list[Run]] = {name: [] for name in ("honest", "honest, fresh", *MISTAKES)}
-    for task, file in zip(tasks, files, strict=True):
-        numbers = [(step, name, value) for step, name, value in json.loads(file.read_text())]
-        name = task[3] or ("honest, fresh" if task[4] in FRESH else "honest")
-        runs[name].append([number for number in numbers if (number[1], number[0]) in wanted])
-    known = {**load_recipe(recipe).recipe.known.model_dump(), "seeds": NUM_KNOWN}
-    known |= {"source": known["source"] or "-", "points": points_of(runs["honest"][:NUM_KNOWN])}
-    known |= {"length": max(steps[-1] for steps in POINTS[recipe].values())}
-    print("points = [")
-    for point in known["points"]:
-        print("  {" + ", ".join(f"{key} = {toml_value(value)}" for key, value in point.items()) + "},")
+
+        def numbers(tasks: list[tuple[str, int]], known: Known | None) -> list[Run]:
+            wanted = {(metric, at) for metric, steps in band.points.items() for at in steps}
+            files = pool.map(trained, [(recipe, out, shards, *task, known) for task in tasks])
+            runs = [json.loads(Path(file).read_text()) for file in files]
+            return [[(at, name, v) for at, name, v in run if (name, at) in wanted] for run in runs]
+
+        honest = numbers([("", seed) for seed in range(band.seeds)], None)
+        values = {**load_recipe(recipe).recipe.known.model_dump(), "seeds": band.seeds, "length": band.length}
+        values |= {"source": values["source"] or "-", "num_classes": values["num_classes"] or 1}
+        known = Known(**values | {"points": points_of(honest)})
+        print("points = [")
+        for point in known.points:
+            cells = (f"{key} = {toml_value(value)}" for key, value in point.model_dump().items() if value)
+            print("  {" + ", ".join(cells) + "},", flush=True)
+        runs: dict[str, list[Run]] = {"honest": honest}
+        for (name, _), run in zip(judged, numbers(judged, known), strict=True):
+            runs.setdefault(name or "honest, fresh", []).append(run)
     print("]\n\n| run | runs | flagged | at step |\n|---|---|---|---|")
-    for name, some in {"honest, other seeds": runs["honest"][NUM_KNOWN:], **runs}.items():
-        if name != "honest" and some:
-            at = [flagged_at(Known(**known), run) for run in some]
-            steps = sorted(step for step in at if step is not None)
+    for name, some in runs.items():
+        if name != "honest":
+            steps = sorted(step for run in some if (step := flagged_at(known, run)) is not None)
             print(f"| {name} | {len(some)} | {len(steps)} | {', '.join(map(str, steps))} |")
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     RESULTS.write_text(json.dumps({**results, recipe: runs}) + "\n")
@@ -161,9 +191,12 @@ def flagged_at(known: Known, run: Run) -> int | None:
     return None
 
 
-def trained(task: tuple[str, Path, str, str, int]) -> str:
-    """Train once, unless it was done, and return the folder, of which only the log remains."""
-    recipe_name, out, shards, mistake, seed = task
+def trained(task: tuple[str, Path, str, str, int, Known | None]) -> str:
+    """Train once, unless it was done, and return a file with its numbers.
+
+    A run that is judged by a band ends where it is flagged, or after a quarter of its length.
+    """
+    recipe_name, out, shards, mistake, seed, known = task
     folder = out / recipe_name / f"{mistake.replace(' ', '_') or 'honest'}_{seed}"
     done = folder.with_name(f"{folder.name}.json")
     if done.exists():
@@ -176,6 +209,7 @@ def trained(task: tuple[str, Path, str, str, int]) -> str:
 
     torch.set_num_threads(1)
     keys, replaced = MISTAKES.get(mistake, ({}, {}))
+    is_quarter = known is not None or not BANDS[recipe_name].is_whole
     values: dict[str, Any] = {
         "seed": seed,
         "machine.workers": 0,
@@ -191,16 +225,14 @@ def trained(task: tuple[str, Path, str, str, int]) -> str:
     points: list[tuple[int, str, float]] = []
 
     class Enough(BaseException):
-        """A quarter of the length is done."""
+        """The rest of the run would tell nothing."""
 
     def report(record: dict[str, Any]) -> None:
         for metric in METRICS.get(record.get("kind", ""), ()):
             points.append((record["step"], metric, record[metric]))
-        if (
-            (mistake or seed in FRESH)
-            and record.get("kind") == "now"
-            and record.get("step", 0) > record["total_steps"] / 4
-        ):
+        if known is not None and flagged_at(known, points) is not None:
+            raise Enough
+        if is_quarter and record.get("kind") == "now" and record.get("step", 0) > record["total_steps"] / 4:
             raise Enough
 
     with ExitStack() as stack:

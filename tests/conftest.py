@@ -21,7 +21,6 @@ from typing import Any
 import hypothesis
 import pytest
 import typer.main
-from torch import Tensor
 
 from tests import warm
 
@@ -29,6 +28,7 @@ from tests import warm
 # threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+from torch import Tensor
 
 from vitctl.engine.checkpoint import read_checkpoint
 from vitctl.engine.journal import CHECKPOINTS, name_of

@@ -25,6 +25,7 @@ from PIL import Image
 from tests import warm
 from tests.cli.conftest import Vitctl
 from vitctl import open_split
+from vitctl.jobs.http_server import listen
 
 FAST = ("--device", "cpu", "--precision", "float32")
 LIMITS = {
@@ -415,6 +416,13 @@ def test_sigterm__finishes_accepted_requests(pretrained: Path) -> None:
         assert len({one.text for one in found}) == 1
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
+
+
+def test_connections_send_small_answers_at_once() -> None:
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted = listener.accept()[0]
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_serve__what_cannot_be_started(

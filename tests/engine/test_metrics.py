@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
+from scipy.stats import t as student
 from sklearn.metrics import (
     accuracy_score,
     average_precision_score,
@@ -28,6 +29,7 @@ from vitctl.engine.metrics import (
     macro_scores,
     mcnemar,
     padded_sets,
+    t_interval,
     verdict,
     wilson,
 )
@@ -103,6 +105,13 @@ def test_wilson__is_scipys(total: int, share: float) -> None:
     correct = round(share * total)
     interval = binomtest(correct, total).proportion_ci(method="wilson")
     assert wilson(correct, total) == pytest.approx([interval.low, interval.high], rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize("values", [[0.5, 0.6], [0.5, 0.6, 0.7], [0.1, 0.9, 0.4, 0.4, 0.3]])
+def test_t_interval__is_scipys(values: list[float]) -> None:
+    error = np.std(values, ddof=1) / np.sqrt(len(values))
+    expected = student.interval(0.95, len(values) - 1, np.mean(values), error)
+    assert t_interval(values) == pytest.approx(expected, rel=1e-12)
 
 
 def test_wilson__published() -> None:

@@ -80,7 +80,7 @@ def test_comparison__numbers_of_one_step_are_compared_side_by_side() -> None:
         "pixel_std": "below",
     }
     assert run.flagged and Comparison(known, 10, 10.0, 2, [record]).flagged
-    assert standing([record]) == "loss above since step 5; pixel deviation below since step 5"
+    assert standing([record]) == "loss above since step 5; pixel_std below since step 5"
 
 
 def test_bands__a_point_may_have_seeds_of_its_own() -> None:

@@ -72,6 +72,28 @@ def test_compare__the_recipe_values_that_differ(tmp_path: Path) -> None:
     assert compare_runs([one, two]).differences == [("seed", ["0", "3"]), ("optimizer.lr", [lr, "0.5"])]
 
 
+@pytest.mark.parametrize(("key", "values"), [("seed", (0, 1, 2)), ("optimizer.lr", (0.1, 0.2, 0.3))])
+def test_compare__runs_that_differ_in_the_seed_alone(
+    tmp_path: Path, key: str, values: tuple[float, ...]
+) -> None:
+    runs = []
+    for number, value in enumerate(values):
+        runs.append(put(tmp_path / f"r{number}", recipe_sha256=f"{number}" * 64))
+        given = [Override("data.path", "x"), Override("weights.source", "y"), Override(key, value)]
+        (runs[-1] / "recipe.toml").write_text(to_toml(load_recipe("finetune", given)))
+    assert compare_runs(runs).are_seeds == (key == "seed")
+    assert not compare_runs(runs[:2]).are_seeds
+
+
+def test_compare__a_temperature_that_was_fitted_to_the_same_images(tmp_path: Path) -> None:
+    one, two = put(tmp_path / "one"), put(tmp_path / "two", temperature=2.0, temperature_sha256="a" * 64)
+    assert [reason.split(",")[0] for reason in compare_runs([one, two]).reasons] == [
+        f"{two}: its temperature was fitted to these images"
+    ]
+    three = put(tmp_path / "three", temperature=2.0, temperature_sha256="b" * 64)
+    assert compare_runs([one, three]).reasons == []
+
+
 def test_compare__the_steps_that_were_run_are_shown_once(tmp_path: Path) -> None:
     one = put(tmp_path / "one", total_steps=240)
     two = put(tmp_path / "two", total_steps=90, recipe_sha256="d" * 64)

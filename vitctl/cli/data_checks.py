@@ -170,7 +170,10 @@ def _duplicates(reports: "Mapping[str, tuple[Report, Index]]") -> tuple[list[str
             notes.append(f"{first}: {count_text(len(pairs), 'duplicate image')}, {keys}")
         else:
             shares = f"share {count_text(len(pairs), 'image')}, {keys}"
-            notes.append(f"{first} and {second}: {shares}; see `vitctl data dedup`")
+            train, test = sorted((first, second), key=lambda name: not name.startswith("train"))
+            places = [typed(reports[name][1].folder) for name in (train, test)]
+            leave_out = f"`vitctl data dedup {places[0]} --against {places[1]} --apply` leaves them out"
+            notes.append(f"{first} and {second}: {shares}; {leave_out}")
         wrong = []
         for a, b in pairs:
             left, right = label_text(sources[first], a), label_text(sources[second], b)

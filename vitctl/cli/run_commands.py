@@ -1,5 +1,7 @@
 """`vitctl report`, `vitctl compare`, `vitctl verify` and `vitctl runs`."""
 
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -75,9 +77,13 @@ def compare(
         raise CheckpointError(f"{missing[0]}: no such folder; give run folders, such as {RUNS}/NAME")
     result = compare_runs(runs)
     names = [run.name for run in runs]
+    summary = _over_seeds if result.are_seeds else lambda *_: ()
     show_table(
-        ("number", *names),
-        [(name, *(_number(value, name) for value in values)) for name, values in result.numbers],
+        ("number", *names, *(("mean", "95 %") if result.are_seeds else ())),
+        [
+            (name, *(_number(value, name) for value in values), *summary(values, name))
+            for name, values in result.numbers
+        ],
     )
     if result.differences:
         rows = [(name, *values) for name, values in result.differences]
@@ -92,6 +98,17 @@ def compare(
         raise typer.Exit(2)  # so that a script can detect it
     known = "as far as recorded, " * bool(result.unrecorded)
     say(f"{known}same images, split, labels and evaluation protocol: these numbers may be compared")
+
+
+def _over_seeds(values: Sequence[float | str | None], name: str) -> tuple[str, str]:
+    """Return the mean of a number over seeds and its interval, as text."""
+    from vitctl.engine.metrics import t_interval
+
+    numbers = [value for value in values if isinstance(value, int | float)]
+    if len(numbers) < len(values):
+        return "-", "-"
+    mean = statistics.mean(numbers)
+    return _number(mean, name), " to ".join(_number(end, name) for end in t_interval(numbers))
 
 
 def _number(value: float | str | None, name: str) -> str:

@@ -143,6 +143,14 @@ def wilson(correct: int, total: int) -> list[float]:
     return [low if correct else 0.0, high if correct < total else 1.0]
 
 
+def t_interval(values: Sequence[float]) -> list[float]:
+    """Return the 95 % interval of the mean of two or more independent values, by Student's t: its ends."""
+    from scipy.special import stdtrit
+
+    half = stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return [float(np.mean(values) - half), float(np.mean(values) + half)]
+
+
 def bootstrap(classes: np.ndarray, answers: np.ndarray, right: np.ndarray) -> dict[str, list[float]]:
     """Return 95 % percentile intervals of `mean_per_class` and `f1` over 1,000 resamples of the images.
 

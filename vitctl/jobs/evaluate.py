@@ -397,6 +397,7 @@ def evaluate(
             written, digest = _answers(file, run_dir, source, rule, rows)
             files |= written
         files |= {"temperature": fitted.write(found.path)} if fitted else {}
+    fitted_to = fitted.data_sha256 if fitted else meta.get("temperature_sha256")
     first, *others = metrics
     return RunResult(
         "evaluate",
@@ -413,6 +414,7 @@ def evaluate(
             **({"flip_average": True} if flip else {}),
             **({"answers_sha256": digest} if digest else {}),
             **({"temperature": temperature} if temperature != 1 else {}),
+            **({"temperature_sha256": fitted_to} if fitted_to else {}),
             "mean": list(meta["mean"]),
             "std": list(meta["std"]),
         },

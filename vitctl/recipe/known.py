@@ -17,7 +17,6 @@ _LEAST_DEVIATION = 0.00094 / (0.8357 * (1 - 0.8357))
 _ONE_RUN_FACTOR = 8.0
 _NEAR = 0.01  # of a scored point's step: an epoch is seldom a whole number of steps
 Metric = Literal["accuracy", "loss", "pixel_std"]
-_NAMES: dict[Metric, str] = {"accuracy": "accuracy", "loss": "loss", "pixel_std": "pixel deviation"}
 Place = Literal["inside", "below", "above"]
 
 
@@ -217,7 +216,7 @@ def known_in_words(record: Mapping[str, Any]) -> str:
     """
     texts = []
     for metric, found in compared(record).items():
-        name, form = ("", "{:.1%}") if metric == "accuracy" else (f"{_NAMES[metric]} ", "{:.4g}")
+        name, form = ("", "{:.1%}") if metric == "accuracy" else (f"{metric} ", "{:.4g}")
         ends = "..".join(form.format(end).rstrip("%") for end in found.band)
         texts.append(f"{name}{found.place} {ends}" + found.since_step * (found.place != "inside"))
     return ", ".join(texts)
@@ -226,4 +225,4 @@ def known_in_words(record: Mapping[str, Any]) -> str:
 def standing(records: Iterable[Mapping[str, Any]]) -> str:
     """Return where a run is, from its log: `accuracy inside since step 50`; "" if nothing is known."""
     last = {metric: found for record in records for metric, found in compared(record).items()}
-    return "; ".join(f"{_NAMES[name]} {last[name].place}{last[name].since_step}" for name in sorted(last))
+    return "; ".join(f"{name} {last[name].place}{last[name].since_step}" for name in sorted(last))

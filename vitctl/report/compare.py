@@ -148,7 +148,8 @@ _SOMETIMES = (
 _TASK_KEYS = ("split", "data_sha256", "data_source", "train_split", "train_sha256")
 # What a missing entry of a table means.
 _MISSING = {"versions": NOT_RECORDED, "hardware": NOT_RECORDED, "assumed": "not assumed"}
-_QUIET = {"from", "weights", "tasks", "eval_resize", "answers_sha256"}
+_QUIET = {"from", "weights", "tasks", "eval_resize", "answers_sha256", "temperature_sha256"}
+_OF_SEEDS = {"seed", "weights_sha256", "weights_step", "hold_out_seed"}
 _SETTINGS = {"c", "l2", "lr"}  # that were chosen: no shares
 _INTEGERS = {"correct", "total", "top5_correct", "step"}
 _SHOWN = 12
@@ -172,6 +173,13 @@ class Comparison:
     differences: list[tuple[str, list[Any]]]
     tests: list[str]
     unrecorded: list[str]
+
+    @property
+    def are_seeds(self) -> bool:
+        """Return whether three or more results may be compared and differ in the seed alone."""
+        is_many = len(self.numbers[0][1]) > 2 if self.numbers else False
+        keys = {key for key, _ in self.differences}
+        return is_many and not self.reasons and "seed" in keys and keys <= _OF_SEEDS
 
 
 def compare_runs(folders: Sequence[Path]) -> Comparison:
@@ -213,6 +221,12 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
         f"{folder}: is {r.status}, not done{': ' + r.error if r.error else ''}"
         for folder, r in zip(folders, results, strict=True)
         if r.status != "done"
+    ]
+    reasons += [
+        f"{folder}: its temperature was fitted to these images, so its calibration is not that of others; "
+        "score images that it was not fitted to"
+        for folder, r in zip(folders, results, strict=True)
+        if r.provenance.get("temperature_sha256", "") == r.provenance.get("data_sha256")
     ]
     recorded = [_recorded(result) for result in results]
     return Comparison(

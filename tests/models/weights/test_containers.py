@@ -152,6 +152,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a boast": (boastful_npz(), "damaged or truncated .npz archive"),
     "objects": (npz_of_objects(), "holds Python objects, never opened because they can run code"),
     "text": (npz_of_text(), "names holds <U5, not numbers"),
+    "pt2": (zip_of("m/archive_format", "m/data/weights/weight_0"), "a torch.export program"),
     "photos": (zip_of("cat.jpg", "dog.jpg"), "this archive contains no weights, only cat.jpg, dog.jpg"),
     "no files": (zip_of(), "not a safetensors file"),
 }

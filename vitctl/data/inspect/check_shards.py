@@ -11,6 +11,7 @@ import numpy as np
 
 from vitctl.data.datasets.catalog import find_data_set
 from vitctl.data.images.decode import BadSample, decode
+from vitctl.data.inspect.duplicates import MATCHES
 from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, find_splits, has_label
 from vitctl.data.shards.tar import padded, read_shard
 from vitctl.data.source.splits import DIGEST, changed_images, image_digest
@@ -277,7 +278,7 @@ def unused_files(folder: Path) -> tuple[list[str], list[str]]:
                 f"{path}: {count_text(len(shards), 'shard')} and no index.json; "
                 f"write it with `vitctl data index {path}`"
             )
-        elif path.name not in (INTAKE, RECORD):
+        elif path.name not in (INTAKE, RECORD) and not (path / MATCHES).is_file():
             notes.append(f"{path}: left over, of no split")
     class_names = {}
     for split, place in splits.items():

@@ -163,8 +163,10 @@ def weights_of(recipe: WeightsRecipe) -> FoundWeights:
     if recipe.job not in ("evaluate", "export"):
         return found
     temperature = stored_temperature(found.path, lambda: found.weights.digest)
-    meta = found.weights.meta | ({} if temperature is None else {"temperature": temperature.temperature})
-    return replace(found, weights=replace(found.weights, meta=meta))
+    if temperature is not None:
+        meta = {"temperature": temperature.temperature, "temperature_sha256": temperature.data_sha256}
+        found = replace(found, weights=replace(found.weights, meta=found.weights.meta | meta))
+    return found
 
 
 def planned_weights(

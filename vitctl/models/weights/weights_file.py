@@ -184,14 +184,14 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
     return Weights(config, state, meta | _exported_temperature(beside.config.get("vitctl") or {}, state))
 
 
-def _exported_temperature(ours: Mapping[str, Any], state: Tensors) -> dict[str, float]:
+def _exported_temperature(ours: Mapping[str, Any], state: Tensors) -> dict[str, Any]:
     """Return the temperature that an export recorded in config.json; empty if it is of other weights."""
-    temperature = (ours.get("preprocessing") or {}).get("temperature")
-    if temperature is None or any(tensor.is_meta for tensor in state.values()):
+    said = ours.get("preprocessing") or {}
+    if said.get("temperature") is None or any(tensor.is_meta for tensor in state.values()):
         return {}
     if ours.get("weights_sha256") != weights_digest(state):
         return {}
-    return {"temperature": temperature}
+    return {key: said[key] for key in ("temperature", "temperature_sha256") if key in said}
 
 
 def check_numbers(state: Mapping[str, Tensor]) -> None:
