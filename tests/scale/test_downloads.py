@@ -1,10 +1,13 @@
-"""What the processes of one node fetch together: every byte once, over few connections."""
+"""What the processes of a node fetch together: every byte once, over few connections."""
 
 import multiprocessing
+import os
 from collections import Counter
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards import cache as shard_cache
 from vitctl.data.source import stores
-from vitctl.data.source.order import WindowedOrder
+from vitctl.data.source.order import LaneOrder, WindowedOrder
 from vitctl.data.source.views import split_sources
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.shard_writer import write_split
@@ -25,7 +28,7 @@ from vitctl.system import remote
 from vitctl.system.process import START
 
 FORK = multiprocessing.get_context("fork")
-RANKS, LOADERS, BATCH, IMAGES, IN_SHARD = 2, 2, 16, 480, 40
+NODES, RANKS, LOADERS, BATCH, IMAGES, IN_SHARD = 4, 2, 2, 16, 480, 40
 
 
 def noise(number: int) -> bytes:
@@ -41,15 +44,28 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def epoch(url: str, rank: int, cache_bytes: int, found: "multiprocessing.Queue[list[int]]") -> None:
-    """One epoch of one rank, with two loaders."""
+def epoch(
+    url: str,
+    rank: int,
+    cache_bytes: int,
+    found: "multiprocessing.Queue[list[int]]",
+    nodes: int = 1,
+    all_done: Any = None,
+) -> None:
+    """One epoch of one rank, with two loaders; of several nodes each reads its lane."""
+    order: Any = WindowedOrder(IMAGES, 1, IN_SHARD, 3)
+    if nodes > 1:
+        order = LaneOrder(order, BATCH, nodes)
+        os.environ["VITCTL_CACHE"] += f"/node_{rank // RANKS}"
     source = open_split("train", path=url, cache_bytes=cache_bytes)
     batches = train_batches(
-        source, WindowedOrder(IMAGES, 1, IN_SHARD, 3), TrainTransform(8), seed=5, batch_size=BATCH,
-        micro_batch=8, rank=rank, num_processes=RANKS, first_step=0, num_workers=LOADERS,
+        source, order, TrainTransform(8), seed=5, batch_size=BATCH,
+        micro_batch=8, rank=rank, num_processes=RANKS * nodes, first_step=0, num_workers=LOADERS,
     )  # fmt: skip
     read = list(islice(batches, IMAGES // BATCH))
     assert all(batch.weights.min() == 1 for batch in read)
+    if all_done is not None:  # loaders that are stopped while they fetch ahead leave that to others
+        all_done.wait(120)
     del batches  # and with it the loaders
     found.put([int(sample) for batch in read for sample in batch.samples])
 
@@ -82,6 +98,42 @@ def test_node__fetches_every_byte_once_over_few_connections(
     first = RANKS * LOADERS * 8 * 12_800 if large == 1 and cache_bytes else 0
     assert faults.sent <= 1.05 * size + first
     assert faults.most_open <= remote.CONNECTIONS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache_bytes", [2**30, 0], ids=["cache", "ranges"])
+def test_four_nodes__fetch_every_byte_once_together(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_bytes: int
+) -> None:
+    """Eight processes. Each node asks a server of its own, so that its requests can be counted."""
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path))
+    monkeypatch.setenv(START, "one command")
+    monkeypatch.setattr(stores, "_LARGE_BYTES", 2**20 if cache_bytes else 1)
+    faults = [Faults() for _ in range(NODES)]
+    found: multiprocessing.Queue[list[int]] = FORK.Queue()
+    all_done = FORK.Barrier(NODES * RANKS)
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(data, of_node)) for of_node in faults]
+        ranks = [
+            FORK.Process(target=epoch, args=(urls[rank // RANKS], rank, cache_bytes, found, NODES, all_done))
+            for rank in range(NODES * RANKS)
+        ]
+        for process in ranks:
+            process.start()
+        samples = [sample for _ in ranks for sample in found.get(timeout=120)]
+        for process in ranks:
+            process.join()
+    assert sorted(samples) == list(range(IMAGES))
+    size = {path.name: path.stat().st_size for path in data.rglob("*") if path.is_file()}
+    tables = sum(size[name] for name in size if not name.endswith(".tar"))
+    for of_node in faults:
+        asked = Counter(path.rpartition("/")[2] for path, _ in of_node.asked)
+        assert (asked["index.json"], asked["samples.npy"]) == (2, 1)
+        assert of_node.most_open <= remote.CONNECTIONS
+        # A cache is filled ahead, with the shards of the next epoch.
+        assert of_node.sent <= 1.05 * sum(size[name] for name in asked if name.endswith(".tar")) + tables
+    if not cache_bytes:
+        assert sum(of_node.sent for of_node in faults) <= 1.05 * sum(size.values()) + NODES * tables
 
 
 @pytest.mark.parametrize("fault", ["", "flip"])
