@@ -27,6 +27,7 @@ from vitctl.models.variants import (
     ResNetConfig,
     ViTConfig,
     downstream,
+    is_checkpointed,
     variant,
 )
 
@@ -238,7 +239,7 @@ def test_training_flops__fit_table_6(name: str, gmacs: float, epochs: int, print
     assert abs(flops / 1e18 - printed) < max(1.2, 0.001 * printed)
 
 
-def saved_bytes(config: Config, micro_batch: int, precision: str, checkpoint_blocks: bool = False) -> int:
+def saved_bytes(config: Config, micro_batch: int, precision: str, checkpoint_blocks: int = 0) -> int:
     """Bytes that autograd keeps for the backward pass, weights left out, shared storage counted once."""
     model = build(config, dtype=torch.float64 if precision == "float64" else torch.float32)
     model.checkpoint_blocks, model.every_token = checkpoint_blocks, True
@@ -298,15 +299,18 @@ def test_training_memory__fits_what_autograd_keeps_for_masked_patches(masked: Ma
     )
 
 
+@pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize(("config", "micro_batch"), list(sizes())[1:3])
 def test_training_memory__with_checkpointing_is_what_is_kept_and_one_block(
-    config: Config, micro_batch: int
+    config: ViTConfig, micro_batch: int, every: int
 ) -> None:
-    kept = saved_bytes(config, micro_batch, "float32", checkpoint_blocks=True)
+    kept = saved_bytes(config, micro_batch, "float32", checkpoint_blocks=every)
     whole = saved_bytes(config, micro_batch, "float32")
     bare = 2 * 4 * count_parameters(config)
-    estimate = training_memory_bytes(config, micro_batch, "float32", 0, False, checkpoint_blocks=True) - bare
-    assert kept < estimate < 0.7 * whole
+    estimate = training_memory_bytes(config, micro_batch, "float32", 0, False, checkpoint_blocks=every) - bare
+    assert kept < estimate < (0.7 if every == 1 else 1) * whole
+    one = (whole - kept) / sum(is_checkpointed(index, every) for index in range(config.depth))
+    assert estimate - kept == pytest.approx(one, rel=0.2)
 
 
 def test_training_memory__dropout_keeps_one_byte_per_value() -> None:

@@ -127,7 +127,7 @@ def bench_model(
             raise
         raise LaunchError(
             "this network's training step does not fit into the free memory: use a smaller --batch-size, "
-            "--set machine.micro_batch=1, --set machine.checkpoint_blocks=true, or a smaller network"
+            "--set machine.micro_batch=1, --set machine.checkpoint_blocks=1, or a smaller network"
         ) from error
     (result,) = results
     return {**result, "notes": notes + result["notes"]}

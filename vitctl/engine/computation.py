@@ -52,7 +52,7 @@ def largest_micro_batch(fits: Callable[[int], bool], share: int) -> int:
         if enough == share:
             raise LaunchError(
                 "machine.micro_batch = -1: not even one image at a time fits on this device; set "
-                "machine.checkpoint_blocks = true, "
+                "machine.checkpoint_blocks = 1, "
                 "machine.sharding = 'fsdp', or use a smaller model"
             )
         too_few, enough = enough, min(2 * enough, share)

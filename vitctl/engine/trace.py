@@ -335,7 +335,7 @@ class StartLine(BaseModel):
     attention: str = Field("", max_length=50)
     linear: str = Field("", max_length=50)
     compile: bool | None = None
-    checkpoint_blocks: bool | None = None
+    checkpoint_blocks: int | bool | None = None  # a bool before it was a number
     lanes: int = Field(0, ge=0, le=10**6)
     draws: bool = False
     versions: dict[str, str] = Field(default_factory=dict, max_length=100)

@@ -237,8 +237,7 @@ class Trainer(TrainStep):
             lanes=self.lanes is not None,
         )
         use_kernels(kernels)
-        if machine.checkpoint_blocks:
-            model.checkpoint_blocks = True
+        model.checkpoint_blocks = machine.checkpoint_blocks
         if machine.compile:
             compile_blocks(model)
         drawn = shard_as(machine, runtime, model, seed=recipe.seed, probed=probe is not None)

@@ -287,7 +287,7 @@ def _ways(
             ways.append((f"--processes {processes}", more.at(-(-batch // processes))))
         return ways
     ways = []
-    for again, extra in ((m.checkpoint_blocks, ""), (True, " --set machine.checkpoint_blocks=true")):
+    for again, extra in ((m.checkpoint_blocks, ""), (1, " --set machine.checkpoint_blocks=1")):
         thin = _with(recipe, checkpoint_blocks=again)
         if extra and (fitting := (used := Memory.of(config, thin, teacher)).fitting()):
             ways.append((f"--set machine.micro_batch={fitting}{extra}", used.at(fitting)))

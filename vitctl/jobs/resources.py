@@ -237,7 +237,8 @@ def step_seconds(
         nodes: machines.
         link: of each.
     """
-    again = 4 / 3 if recipe.machine.checkpoint_blocks else 1.0  # the forward pass is computed twice
+    every = recipe.machine.checkpoint_blocks
+    again = 1 + 1 / 3 / every if every else 1.0  # the forward pass of one in so many blocks is computed twice
     computed = again * flops / (MFU * PEAK_TFLOPS[GPU] * 1e12 * recipe.machine.processes)
     network = sent / link.bytes_per_second
     seconds = {"computation": computed + network * (recipe.schedule.lanes > 0), "network": network}

@@ -21,6 +21,7 @@ from vitctl.models.variants import (
     ResNetConfig,
     UnitShape,
     ViTConfig,
+    is_checkpointed,
     skips_unused_tokens,
     stages,
 )
@@ -196,24 +197,26 @@ def training_memory_bytes(
     precision: Literal["float32", "tf32", "bf16", "float64"],
     optimizer_slots: int,
     averaging: bool,
-    checkpoint_blocks: bool = False,
+    checkpoint_blocks: int = 0,
     frozen: int = -1,
 ) -> int:
     """Estimate the device memory of one training step with `micro_batch` images.
 
     Counted: weights, gradients, `optimizer_slots` numbers per weight (SGD with momentum 1, Adam 2), one
-    averaged copy, and what the forward pass keeps for the backward one; with `checkpoint_blocks`, the inputs
-    of all blocks and the inside of the largest. `bf16` is autocast over float32 weights, as on a GPU, which
+    averaged copy, and what the forward pass keeps for the backward one; of one in `checkpoint_blocks` blocks
+    its input, and the inside of the largest. `bf16` is autocast over float32 weights, as on a GPU, which
     keeps norms in float32. Fused attention is assumed, which keeps no [N, N] matrix. Not counted: the
     framework's own context, workspaces and fragmentation. Of layers up to the `place` called `frozen` the
     weights count, and the inside of the largest block while it computes.
     """
     ends, *blocks = _trained(config, frozen)
-    if checkpoint_blocks:
-        largest = max([Cost(), *blocks], key=lambda block: _kept_bytes(block, micro_batch, precision))
-        kept = add(ends, largest, *(Cost(wide=block.boundary) for block in blocks))
-    else:
-        kept = add(ends, *blocks)
+    again = [is_checkpointed(index, checkpoint_blocks) for index in range(len(blocks))]
+    of_block = [
+        Cost(wide=block.boundary) if thin else block for block, thin in zip(blocks, again, strict=True)
+    ]
+    inside = [block for block, thin in zip(blocks, again, strict=True) if thin]
+    largest = max([Cost(), *inside], key=lambda block: _kept_bytes(block, micro_batch, precision))
+    kept = add(ends, largest, *of_block)
     wide, _ = _WIDTHS[precision]
     weights = count_parameters(config) + (1 + optimizer_slots + averaging) * count_trained(config, frozen)
     untrained = _network(config)[1] if frozen >= 0 else []  # one at a time, before anything is kept
@@ -227,7 +230,7 @@ def training_memory_bytes(
 def converted_bytes(
     config: Config,
     precision: Literal["float32", "tf32", "bf16", "float64"],
-    checkpoint_blocks: bool = False,
+    checkpoint_blocks: int = 0,
     *,
     gathers_bf16: bool = False,
     frozen: int = -1,
@@ -242,7 +245,8 @@ def converted_bytes(
     if gathers_bf16:
         blocks = [replace(block, weight_casts=0) for block in blocks]
     once = [_kept_bytes(block, 0, precision) for block in blocks]
-    return _kept_bytes(ends, 0, precision) + (max([0, *once]) if checkpoint_blocks else sum(once))
+    again = [number for index, number in enumerate(once) if is_checkpointed(index, checkpoint_blocks)]
+    return _kept_bytes(ends, 0, precision) + sum(once) - sum(again) + max([0, *again])
 
 
 def _kept_bytes(

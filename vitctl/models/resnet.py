@@ -4,6 +4,7 @@ digit.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from vitctl.models.blocks import Block, Generator, draw, lecun_normal, plain_norm, run, zero
 from vitctl.models.kernels import Head
-from vitctl.models.variants import HybridConfig, ResNetConfig, UnitShape, stages
+from vitctl.models.variants import HybridConfig, ResNetConfig, UnitShape, is_checkpointed, stages
 
 
 @dataclass(frozen=True)
@@ -178,12 +179,10 @@ class Backbone(nn.Module):
         self.root = root
         self.stages = nn.ModuleList(nn.ModuleList(unit(shape) for shape in stage) for stage in stages(config))
 
-    def forward(self, images: Tensor, checkpointed: bool = False) -> Tensor:
+    def forward(self, images: Tensor, checkpoint_blocks: int = 0) -> Tensor:
         found: Tensor = self.root(images)
-        for stage in self.stages:
-            assert isinstance(stage, nn.ModuleList)
-            for unit in stage:
-                found = run(unit, (found,), checkpointed)
+        for index, unit in enumerate(unit for stage in self.stages for unit in cast(nn.ModuleList, stage)):
+            found = run(unit, (found,), is_checkpointed(index, checkpoint_blocks))
         return found
 
 
@@ -209,7 +208,7 @@ class ResNet(nn.Module):
     def __init__(self, config: ResNetConfig, backbone: Backbone | None = None) -> None:
         super().__init__()
         self.config = config
-        self.checkpoint_blocks = False
+        self.checkpoint_blocks = 0
         self.backbone = backbone or (backbone_v1 if config.version == "v1" else backbone_v2)(config)
         last = config.version == "v2"
         self.norm = GroupNorm(config.num_groups, config.feature_size, eps=V2.norm_eps) if last else None

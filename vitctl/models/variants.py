@@ -344,6 +344,11 @@ class UnitShape:
         return self.stride > 1 or self.inputs != self.outputs
 
 
+def is_checkpointed(index: int, every: int) -> bool:
+    """Return whether a block is one of every so many whose inner values are computed again; 0: of none."""
+    return every > 0 and index % every == 0
+
+
 def skips_unused_tokens(config: "ViTConfig") -> bool:
     """Return whether the last block computes the class token alone, because nothing else is read."""
     reads_all = isinstance(config, MaskedPatchConfig) or config.classifier != "token"

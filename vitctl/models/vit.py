@@ -32,7 +32,7 @@ from vitctl.models.positions import (
     turned,
 )
 from vitctl.models.resnet import backbone_v1, initialise_backbone
-from vitctl.models.variants import HybridConfig, ViTConfig, skips_unused_tokens
+from vitctl.models.variants import HybridConfig, ViTConfig, is_checkpointed, skips_unused_tokens
 
 
 class Attention(nn.Module):
@@ -223,8 +223,9 @@ class AttentionPool(nn.Module):
 class VisionTransformer(nn.Module):
     """Images to logits. The weights mean nothing before `initialise` or `load_state_dict`: use `build.build`.
 
-    `checkpoint_blocks` trades memory for time in training, and changes no result. Where only the class token
-    is read, the last block computes no other, unless `every_token`. Paper: Section 3.1, Figure 1
+    `checkpoint_blocks` (one in so many) trades memory for time in training, and changes no result. Where only
+    the class token is read, the last block computes no other, unless `every_token`. Paper: Section 3.1,
+    Figure 1
     """
 
     class_token: nn.Parameter | None
@@ -235,7 +236,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         width, patch = config.hidden_size, config.patch_size
         self.config = config
-        self.checkpoint_blocks = self.every_token = False
+        self.checkpoint_blocks, self.every_token = 0, False
         self.patch_embedding = nn.Conv2d(
             config.map_channels, width, kernel_size=patch, stride=patch, bias=config.patch_bias
         )
@@ -316,7 +317,7 @@ class VisionTransformer(nn.Module):
                 tokens = tokens + positions[index % len(positions)]
             only = None if index + 1 < len(self.blocks) else first
             more = (only, turns) if turns is not None else () if only is None else (only,)
-            tokens = run(block, (tokens, *more), self.checkpoint_blocks)
+            tokens = run(block, (tokens, *more), is_checkpointed(index, self.checkpoint_blocks))
             if 0 < len(self.blocks) - 1 - index < self.config.token_blocks:
                 earlier.append(tokens[:, :1])
         tokens = torch.cat([*earlier, tokens], dim=1) if earlier else tokens

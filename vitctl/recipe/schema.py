@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from vitctl.errors import LaunchError, RecipeError
 from vitctl.models.variants import Config, MaskedPatchConfig, ViTConfig, variant
@@ -108,10 +108,11 @@ class NetworkMachine(Machine):
 class TrainMachine(NetworkMachine):
     """[machine] of the jobs that train."""
 
-    checkpoint_blocks: bool = knob(
-        False,
-        "activation checkpointing: recompute each layer in the backward pass instead of storing its "
-        "activations",
+    checkpoint_blocks: Annotated[int, BeforeValidator(lambda n: int(n) if isinstance(n, bool) else n)] = knob(
+        0,
+        "activation checkpointing: recompute one in so many layers in the backward pass instead of storing "
+        "its activations; 1: each, 0: none; true stands for 1",
+        ge=0,
     )
     compile: bool = knob(
         False, "torch.compile each layer; with dropout or drop_path this changes the random draws"

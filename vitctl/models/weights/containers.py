@@ -134,8 +134,8 @@ def _kind_of_zip(path: Path, size: int) -> Kind:
         return "npz"
     if any(name.endswith("/archive_format") for name in names):
         raise CheckpointError(
-            f"{path}: a torch.export program, which computes by itself; give the weights that it was made of, "
-            "or an .onnx file"
+            f"{path}: a torch.export program, which computes by itself; give the weights that it was made "
+            "of, or an .onnx file"
         )
     if any(name.endswith("/data.pkl") for name in names):
         return "torch"
