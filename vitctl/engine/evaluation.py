@@ -392,8 +392,8 @@ def cached_features(
         folder: of the cache; None stores nothing.
         key: everything that the numbers depend on: digests of weights and data, pre-processing, precision;
             JSON.
-        compute: the pass over the images, [num_images, R] float32 on the main process; raises unless they are those that the key
-            names.
+        compute: the pass over the images, [num_images, R] float32 on the main process; raises unless they are
+            those that the key names.
         num_images: a file of another length is not used.
         limit_bytes: the least recently used files are deleted until the folder is no larger.
         note: called with a message when the cache could not be written, or a cached file is not used; the run

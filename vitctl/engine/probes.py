@@ -54,7 +54,8 @@ def nearest(
     """
     device = runtime.device
     values, places = (torch.empty(len(test), k, dtype=kind) for kind in (dtype, torch.int64))
-    own = runtime.deal(torch.split(train, _STORED))
+    shared = enumerate(map(runtime.share, torch.split(train, _STORED)))
+    own = {number: part for number, part in shared if number % runtime.num_processes == runtime.rank}
     for first, queries in enumerate(torch.split(test, _QUERIES)):
         unit = F.normalize(runtime.share(queries).to(device, dtype), dim=1)
         # Of a process with fewer than k images the rest is further away than any image.

@@ -495,30 +495,15 @@ class Runtime(Computation):
         return found
 
     def share(self, part: Tensor) -> Tensor:
-        """Return the main process's tensor on the CPU, on every process; see `deal`."""
+        """Return the main process's tensor on the CPU, on every process; the others give one of its shape and
+        type on the meta device, which has no numbers.
+        """
         if self.num_processes == 1:
             return part
         HERE.arrive()
         part = part.contiguous() if self.is_main else torch.empty_like(part, device="cpu")
         dist.broadcast(part, src=0)
         return part
-
-    def deal(self, parts: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Return those of the main process's tensors that this process gets, by number: i mod P is its rank.
-
-        Other processes give tensors of the same shapes and types on the meta device, which has no numbers.
-        """
-        HERE.arrive()
-        held = {}
-        for number, part in enumerate(parts):
-            owner = number % self.num_processes
-            if self.is_main and owner:
-                dist.send(part.contiguous(), dst=owner)
-            elif owner == self.rank:
-                held[number] = part if self.is_main else torch.empty_like(part, device="cpu")
-                if not self.is_main:
-                    dist.recv(held[number], src=0)
-        return held
 
     def broadcast(self, text: str) -> str:
         """Return the text of the main process, cut after 2,000 bytes, on every process."""
