@@ -344,8 +344,7 @@ def _table(
             table[at[at >= 0]] = found.cpu()[at >= 0]
     seen = runtime.sum_words(seen)
     if table is None or not (seen == 1).all():
-        different = np.count_nonzero(seen)
-        raise DataError(f"{different} different images were read, the split has {num_images}")
+        raise DataError(f"{np.count_nonzero(seen)} different images were read, the split has {num_images}")
     return table
 
 

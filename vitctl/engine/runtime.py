@@ -488,10 +488,7 @@ class Runtime(Computation):
         HERE.arrive()
         holds, own = everywhere or self.is_main, own.contiguous()
         found = [torch.empty_like(own) for _ in range(self.num_processes if holds else 0)]
-        if everywhere:
-            dist.all_gather(found, own)
-        else:
-            dist.gather(own, found or None)
+        dist.all_gather(found, own) if everywhere else dist.gather(own, found or None)
         return found
 
     def share(self, part: Tensor) -> Tensor:
