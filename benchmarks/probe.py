@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from vitctl.engine.probes import C_GRID, drawn, linear, logistic, nearest, predicted, vote
+from vitctl.engine.runtime import start
 from vitctl.jobs.probe import heads_of, held_out
 from vitctl.models.variants import variant
 
@@ -147,10 +148,11 @@ def neighbours() -> None:
     )
     print("| type | k | images | other classes | accuracy, DINOv2 | accuracy, vitctl |")
     print("|---|---|---|---|---|---|")
+    runtime = start(precision="float64", device="cpu", processes=1)
     for dtype in (torch.float32, torch.float64):
         unit = [torch.nn.functional.normalize(part.to(dtype), dim=1) for part in (train, test)]
         theirs = KnnModule(unit[0], labels, KS, TEMPERATURE, "cpu", num_classes=CLASSES)(unit[1])
-        similarities, places = nearest(train, test, max(KS), dtype=dtype, device=torch.device("cpu"))
+        similarities, places = nearest(train, test, max(KS), dtype=dtype, runtime=runtime)
         ours = vote(similarities, labels[places], KS, num_classes=CLASSES, temperature=TEMPERATURE)
         for k in KS:
             their_classes = theirs[k].argmax(dim=1)

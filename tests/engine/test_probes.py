@@ -9,6 +9,7 @@ from sklearn.linear_model import LogisticRegression
 
 from vitctl.engine import probes
 from vitctl.engine.probes import drawn, linear, logistic, nearest, predicted, vote
+from vitctl.engine.runtime import Runtime
 
 CPU = torch.device("cpu")
 
@@ -20,21 +21,23 @@ def _random(n: int, m: int, width: int, classes: int) -> tuple[torch.Tensor, tor
 
 
 @pytest.mark.parametrize("chunks", [(1024, 32768), (7, 13)])
-def test_nearest__equals_numpy_and_decides_ties(monkeypatch: pytest.MonkeyPatch, chunks) -> None:
+def test_nearest__equals_numpy_and_decides_ties(
+    monkeypatch: pytest.MonkeyPatch, runtime: Runtime, chunks: tuple[int, int]
+) -> None:
     monkeypatch.setattr(probes, "_QUERIES", chunks[0])
     monkeypatch.setattr(probes, "_STORED", chunks[1])
     signs = torch.randint(0, 2, (90, 4), generator=torch.Generator().manual_seed(1)).float() * 2 - 1
     train, test = signs[:70], signs[70:]  # of unit length 2: similarities are exact, and most are equal
-    values, places = nearest(train, test, 9, dtype=torch.float64, device=CPU)
+    values, places = nearest(train, test, 9, dtype=torch.float64, runtime=runtime)
     exact = (test.double() @ train.double().T / 4).numpy()
     expected = np.argsort(-exact, axis=1, kind="stable")[:, :9]
     assert (places.numpy() == expected).all()
     assert (values.numpy() == np.take_along_axis(exact, expected, 1)).all()
 
 
-def test_vote__equals_numpy() -> None:
+def test_vote__equals_numpy(runtime: Runtime) -> None:
     train, test, labels = _random(300, 40, 16, 7)
-    near, places = nearest(train, test, 50, dtype=torch.float64, device=CPU)
+    near, places = nearest(train, test, 50, dtype=torch.float64, runtime=runtime)
     found = vote(near, labels[places], (1, 10, 50), num_classes=7, temperature=0.07)
     a, b = (x.double().numpy() / np.linalg.norm(x.double(), axis=1, keepdims=True) for x in (train, test))
     similar = b @ a.T
@@ -52,10 +55,10 @@ def test_vote__of_equal_votes_the_lower_class() -> None:
     assert (found[2].item(), found[4].item()) == (1, 1)
 
 
-def test_vote__equals_scikit_learn() -> None:
+def test_vote__equals_scikit_learn(runtime: Runtime) -> None:
     neighbors = pytest.importorskip("sklearn.neighbors")
     train, test, labels = _random(300, 40, 16, 7)
-    near, places = nearest(train, test, 20, dtype=torch.float64, device=CPU)
+    near, places = nearest(train, test, 20, dtype=torch.float64, runtime=runtime)
     found = vote(near, labels[places], (20,), num_classes=7, temperature=0.07)[20]
     theirs = neighbors.KNeighborsClassifier(
         20, algorithm="brute", metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07)

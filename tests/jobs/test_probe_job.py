@@ -16,7 +16,9 @@ from vitctl.engine import probes
 from vitctl.engine.probes import C_GRID
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs import probe
+from vitctl.jobs.plan import ScoringPlan, plan_scoring
 from vitctl.recipe.known import standing
+from vitctl.recipe.load import Override, load_recipe
 
 
 def test_probe__equals_a_direct_computation_and_is_cached(job: Job, tiny_data, tmp_path) -> None:
@@ -130,3 +132,13 @@ def test_probe__stopped_inside_a_method_goes_on_to_the_same_result(
     assert job("probe", "stopped", **values)["metrics"] == whole["metrics"]
     weights = [load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped")]
     assert all(tensor.equal(weights[1][name]) for name, tensor in weights[0].items())
+
+
+def test_plan__refuses_more_neighbours_than_training_images(pretrained, tiny_data) -> None:
+    def planned(k: int) -> ScoringPlan:
+        values = {"weights.source": str(pretrained), "data.path": str(tiny_data), "probe.k": (k,)}
+        return plan_scoring(load_recipe("probe", [Override(*each) for each in values.items()]).recipe)
+
+    assert planned(70).feature_bytes
+    with pytest.raises(DataError, match="70 training images, but 71 neighbours"):
+        planned(71)

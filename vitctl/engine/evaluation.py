@@ -35,6 +35,7 @@ from vitctl.models.weights.containers import save_tensors
 from vitctl.system.files import atomic_write
 from vitctl.system.remote import GaveUpError
 
+_WINDOW = 2**15  # images, of all processes, whose rows are collected at a time
 NOT_FINITE = "the model's logits are NaN or infinite, so that its predictions mean nothing"
 
 
@@ -241,7 +242,7 @@ def top_predictions(
         return torch.cat([answers.double(), to_columns(scores, answers, batch.samples)], dim=1)
 
     with _packed(runtime, model):
-        found = _table(runtime, batches, best, num_images, stop)
+        found = _table(runtime, batches, best, num_images, stop, everywhere=True)
     if runtime.sum([float(len(finite) - torch.stack(finite).sum())])[0]:
         raise DataError(f"{NOT_FINITE}; use other weights")
     return found
@@ -290,14 +291,16 @@ def representations(
     num_images: int,
     normalise: Callable[[Tensor], Tensor],
     stop: StopFlag,
+    everywhere: bool = False,
 ) -> Tensor:
     """Return the input of the classification layer for every image of a split, in the split's order.
 
     Args:
         as for `evaluate_model`; `model.features` gives [B, R].
+        everywhere: every process gets them.
 
     Returns:
-        [num_images, R] float32 on the CPU, the same on every process.
+        [num_images, R] float32 on the CPU; on the meta device, without numbers, on processes that get none.
 
     Raises:
         Stopped: a signal came to any process.
@@ -309,7 +312,7 @@ def representations(
         return image_features(runtime, model, normalise(given(batch).images)).float()
 
     with _packed(runtime, model):
-        return _table(runtime, batches, features, num_images, stop)
+        return _table(runtime, batches, features, num_images, stop, everywhere=everywhere)
 
 
 def _table(
@@ -318,32 +321,47 @@ def _table(
     row: Callable[[Batch], Tensor],
     num_images: int,
     stop: StopFlag,
+    *,
+    everywhere: bool,
 ) -> Tensor:
-    """Apply `row` to each batch of a split, and collect the rows in order; see `_in_order`."""
-    rows: list[Tensor] = []
-    samples: list[Tensor] = []
-    for batch in _sent(runtime, batches, stop):
-        rows.append(row(batch))
-        samples.append(batch.samples)
-    return _in_order(runtime, torch.cat(rows), torch.cat(samples), num_images)
+    """Apply `row` to each batch of a split, and collect the rows in the order of the samples.
 
-
-def _in_order(runtime: Runtime, rows: Tensor, samples: Tensor, num_images: int) -> Tensor:
-    """Return the rows of all processes in the order of the samples, on the CPU.
+    They are collected in windows, on the CPU of the main process, or of each process if `everywhere`. The
+    others hold the rows of a window that are theirs, and get a table on the meta device.
 
     Raises DataError unless each image occurs once.
     """
-    if runtime.num_processes > 1:
-        rows, samples = runtime.accelerator.gather((rows.contiguous(), samples.to(rows.device)))
-    rows, samples = rows.cpu(), samples.cpu()
-    counted = samples >= 0
-    order = samples[counted]
-    num_different = len(np.unique(order.numpy()))
-    if order.numel() != num_images or num_different != num_images:
-        raise DataError(f"{num_different} different images were read, the split has {num_images}")
-    table = torch.empty((num_images, rows.shape[1]), dtype=rows.dtype)
-    table[order] = rows[counted]
+    table: Tensor | None = None
+    device = "cpu" if everywhere or runtime.is_main else "meta"
+    seen = np.zeros(num_images, np.uint64)
+    pairs = ((row(batch), batch.samples) for batch in _sent(runtime, batches, stop))
+    for rows, samples in _windows(pairs, _WINDOW // runtime.num_processes):
+        if table is None:
+            table = torch.empty((num_images, rows.shape[1]), dtype=rows.dtype, device=device)
+        np.add.at(seen, samples[samples >= 0].numpy(), np.uint64(1))
+        every = (runtime.gather(part, everywhere=everywhere) for part in (rows, samples))
+        for found, at in zip(*every, strict=True):
+            table[at[at >= 0]] = found.cpu()[at >= 0]
+    seen = runtime.sum_words(seen)
+    if table is None or not (seen == 1).all():
+        raise DataError(f"{np.count_nonzero(seen)} different images were read, the split has {num_images}")
     return table
+
+
+def _windows(pairs: Iterable[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple[Tensor, ...]]:
+    """Join rows and samples of batches until there are `size`, or no more."""
+    left = iter(pairs)
+    for first in left:
+        held, count = [first], len(first[1])
+        while count < size and (more := next(left, None)):
+            held.append(more)
+            count += len(more[1])
+        yield tuple(torch.cat(parts) for parts in zip(*held, strict=True))
+
+
+def window_bytes(width: int) -> int:
+    """Return the memory of a window of float32 rows while they are joined or put in order."""
+    return 2 * _WINDOW * width * 4
 
 
 def stop_together(runtime: Runtime, stop: StopFlag) -> None:
@@ -373,15 +391,15 @@ def cached_features(
         folder: of the cache; None stores nothing.
         key: everything that the numbers depend on: digests of weights and data, pre-processing, precision;
             JSON.
-        compute: the pass over the images, [num_images, R] float32; raises unless they are those that the key
-            names.
+        compute: the pass over the images, [num_images, R] float32 on the main process; raises unless they are
+            those that the key names.
         num_images: a file of another length is not used.
         limit_bytes: the least recently used files are deleted until the folder is no larger.
         note: called with a message when the cache could not be written, or a cached file is not used; the run
             continues.
 
     Returns:
-        the representations, None on the other processes when they came from the cache; and whether they did.
+        the representations, of the main process alone; and whether they came from the cache.
     """
     text = json.dumps(key, sort_keys=True)
     file = None if folder is None else folder / f"{hashlib.sha256(text.encode()).hexdigest()}{SUFFIX}"

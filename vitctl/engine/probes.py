@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitctl.engine.evaluation import most_likely
+from vitctl.engine.runtime import Runtime
 from vitctl.engine.schedule import lr_at
 
 C_GRID = tuple(torch.logspace(-6, 5, 45, dtype=torch.float64).tolist())
@@ -29,31 +30,52 @@ def chunk_bytes(width: int, dtype: torch.dtype) -> int:
     return _QUERIES * _STORED * (dtype.itemsize + 8) + (_QUERIES + _STORED) * width * dtype.itemsize
 
 
-def nearest(
-    train: Tensor, test: Tensor, k: int, *, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return cosine similarity and position of the k nearest training images of each test image, [M, k] each.
+def share_of(num_images: int, num_processes: int) -> int:
+    """Return how many training images a process of `nearest` holds, other than the main one, at most."""
+    chunks = -(-num_images // _STORED)
+    return min(-(-(chunks - 1) // num_processes) * _STORED, max(0, num_images - _STORED))
 
-    The nearest come first; of equal similarities the lower position.
+
+def nearest(
+    train: Tensor, test: Tensor, k: int, *, dtype: torch.dtype, runtime: Runtime
+) -> tuple[Tensor, Tensor]:
+    """Return cosine similarity and position of the k nearest training images of each test image, [M, k] each,
+    on the main process.
+
+    The nearest come first; of equal similarities the lower position. Every process holds its share of the
+    chunks of training images; test images come to it a chunk at a time.
 
     Args:
-        train: [N, R], N >= k.
-        test: [M, R].
+        train: [N, R], N >= k; on the meta device of processes other than the main one.
+        test: [M, R], likewise.
         k: neighbours.
-        dtype, device: of the products.
+        dtype: of the products.
+        runtime: this process among its peers, and the device of the products.
     """
-    found = []
-    for queries in torch.split(test, _QUERIES):
-        unit = F.normalize(queries.to(device, dtype), dim=1)
-        values = torch.empty(len(queries), 0, dtype=dtype, device=device)
-        places = torch.empty(len(queries), 0, dtype=torch.int64, device=device)
-        for number, stored in enumerate(torch.split(train, _STORED)):
-            near, at = _highest(unit @ F.normalize(stored.to(device, dtype), dim=1).T, k)
-            values, places = torch.cat([values, near], 1), torch.cat([places, at + number * _STORED], 1)
-            values, order = values.sort(dim=1, descending=True, stable=True)
-            values, places = values[:, :k], places.gather(1, order)[:, :k]
-        found.append((values.cpu(), places.cpu()))
-    return torch.cat([values for values, _ in found]), torch.cat([places for _, places in found])
+    device = runtime.device
+    values, places = (torch.empty(len(test), k, dtype=kind) for kind in (dtype, torch.int64))
+    shared = enumerate(map(runtime.share, torch.split(train, _STORED)))
+    own = {number: part for number, part in shared if number % runtime.num_processes == runtime.rank}
+    for first, queries in enumerate(torch.split(test, _QUERIES)):
+        unit = F.normalize(runtime.share(queries).to(device, dtype), dim=1)
+        # Of a process with fewer than k images the rest is further away than any image.
+        best = torch.full((len(unit), k), -torch.inf, dtype=dtype, device=device)
+        at = torch.full((len(unit), k), len(train), device=device)
+        for number, stored in own.items():
+            near, column = _highest(unit @ F.normalize(stored.to(device, dtype), dim=1).T, k)
+            best, at = _merged([best, near], [at, column + number * _STORED], k)
+        every = [runtime.gather(part.cpu(), everywhere=False) for part in (best, at)]
+        if runtime.is_main:
+            rows = slice(first * _QUERIES, first * _QUERIES + len(unit))
+            values[rows], places[rows] = _merged(every[0], every[1], k)
+    return values, places
+
+
+def _merged(values: Sequence[Tensor], places: Sequence[Tensor], k: int) -> tuple[Tensor, Tensor]:
+    """Return the k highest values of each row and their places; of equal values the lower place first."""
+    at, order = torch.cat([*places], 1).sort(dim=1)
+    near, by_value = torch.cat([*values], 1).gather(1, order).sort(dim=1, descending=True, stable=True)
+    return near[:, :k], at.gather(1, by_value)[:, :k]
 
 
 def _highest(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -479,6 +479,29 @@ class Runtime(Computation):
         found: np.ndarray = total.numpy().view(np.uint64)
         return found
 
+    def gather(self, own: Tensor, *, everywhere: bool) -> list[Tensor]:
+        """Return the tensors of all processes, alike in shape and type, by rank; nothing on processes other
+        than the main one unless `everywhere`.
+        """
+        if self.num_processes == 1:
+            return [own]
+        HERE.arrive()
+        holds, own = everywhere or self.is_main, own.contiguous()
+        found = [torch.empty_like(own) for _ in range(self.num_processes if holds else 0)]
+        dist.all_gather(found, own) if everywhere else dist.gather(own, found or None)
+        return found
+
+    def share(self, part: Tensor) -> Tensor:
+        """Return the main process's tensor on the CPU, on every process; the others give one of its shape and
+        type on the meta device, which has no numbers.
+        """
+        if self.num_processes == 1:
+            return part
+        HERE.arrive()
+        part = part.contiguous() if self.is_main else torch.empty_like(part, device="cpu")
+        dist.broadcast(part, src=0)
+        return part
+
     def broadcast(self, text: str) -> str:
         """Return the text of the main process, cut after 2,000 bytes, on every process."""
         return broadcast_text(text) if self.num_processes > 1 else text

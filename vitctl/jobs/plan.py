@@ -30,6 +30,7 @@ from vitctl.jobs.inputs.checks import (
 )
 from vitctl.jobs.inputs.data import (
     FewshotSet,
+    check_neighbours,
     check_scored,
     check_set,
     chosen_tasks,
@@ -420,6 +421,8 @@ def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
             ]
             notes += [note for size in sizes for note in size.notes]
             held += sum(size.num_images for size in sizes) * found.config.feature_size * 4
+            if isinstance(recipe, Probe) and sizes[0].num_images:
+                check_neighbours(recipe, name, sizes[0].num_images)
             if not isinstance(recipe, Probe):
                 drawn.append((name, recipe.most_shots * sizes[0].num_classes))
             train, test = (size.source for size in sizes)

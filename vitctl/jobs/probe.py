@@ -3,7 +3,7 @@ regression or linear layers by SGD.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,15 +12,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitctl.engine.evaluation import Score, stop_together
+from vitctl.engine.evaluation import Score, stop_together, window_bytes
 from vitctl.engine.journal import MODEL, RECIPE, Report, silent, tensors_file
-from vitctl.engine.metrics import baselines, interval_text, mean_per_class, wilson
+from vitctl.engine.metrics import baselines, mean_per_class, wilson
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.probes import C_GRID, chunk_bytes, drawn, linear, logistic, nearest, predicted, vote
-from vitctl.errors import DataError
+from vitctl.engine.probes import (
+    C_GRID,
+    chunk_bytes,
+    drawn,
+    linear,
+    logistic,
+    nearest,
+    predicted,
+    share_of,
+    vote,
+)
 from vitctl.jobs.fewshot import Frozen, open_frozen
-from vitctl.jobs.inputs.data import FewshotSet, Inputs
-from vitctl.jobs.plan import ASSUMED_CLASSES
+from vitctl.jobs.inputs.data import FewshotSet, Inputs, check_neighbours
+from vitctl.jobs.plan import ASSUMED_CLASSES, ScoringPlan
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import WHOLE, check_whole, shown, stated
 from vitctl.models.variants import Config, ViTConfig, downstream
@@ -40,8 +49,8 @@ def probe(
 ) -> RunResult:
     """Score frozen representations by probe.method, for every data set.
 
-    Images are shown in scoring pre-processing. The main process computes alone, from representations that
-    all processes extract.
+    Images are shown in scoring pre-processing. All processes extract representations and look for neighbours,
+    each among its share of the training images. The main process alone holds all, and solves the layers.
 
     Returns:
         accuracy per head, the mean over data sets; and of each data set.
@@ -55,29 +64,23 @@ def probe(
     rows: dict[str, dict[str, Any]] = {}
     files: dict[str, str] = {}
     for one in frozen.sets:
-        if recipe.probe.method == "knn" and len(one.train) < max(recipe.probe.k):
-            raise DataError(
-                f"{one.name}: {len(one.train)} training images, but {max(recipe.probe.k)} neighbours; set "
-                f"probe.k to at most {len(one.train)}"
-            )
+        check_neighbours(recipe, one.name, len(one.train))
         features = frozen.features(one)
-        if features is not None:
-            if recipe.probe.method == "knn":
-                rows[one.name] = _neighbours(recipe, one, features, runtime.device)
-            elif found := _LAYERS[recipe.probe.method](recipe, one, features[0], frozen):
-                read, layer, more = found
-                classes = predicted(features[1][:, read.features], layer)
-                rows[one.name] = {recipe.probe.method: _row(one, classes) | more}
-                name = tensors_file(MODEL if len(frozen.sets) == 1 else one.name)
-                files[one.name] = str(keep(run_dir / name, frozen, one, layer, read.config))
-            scored = rows.get(one.name, {})
-            best = max((row["accuracy"] for row in scored.values()), default=0.0)
-            known = Comparison(recipe.known, 0, recipe.known.length, one.num_classes)  # of the best head
-            for head, row in scored.items():
-                said = {"data_set": one.name, "head": head, "accuracy": row["accuracy"]}
-                said |= {"interval": interval_text(row["accuracy_interval"])}
-                beside = known.of(0, accuracy=best) if row["accuracy"] == best else {}
-                run.journal.write("probe", step=0, **said, **beside)
+        if recipe.probe.method == "knn":
+            rows[one.name] = _neighbours(recipe, one, features, frozen)
+        elif features and (found := _LAYERS[recipe.probe.method](recipe, one, features[0], frozen)):
+            read, layer, more = found
+            classes = predicted(features[1][:, read.features], layer)
+            rows[one.name] = {recipe.probe.method: _row(one, classes) | more}
+            name = MODEL if len(frozen.sets) == 1 else one.name
+            files[name] = str(keep(run_dir / tensors_file(name), frozen, one, layer, read.config))
+        scored = rows.get(one.name, {})
+        best = max((row["accuracy"] for row in scored.values()), default=0.0)
+        known = Comparison(recipe.known, 0, recipe.known.length, one.num_classes)  # of the best head
+        for head, row in scored.items():
+            said = {"data_set": one.name, "head": head, "accuracy": row["accuracy"], "chosen": _chosen(row)}
+            beside = known.of(0, accuracy=best) if row["accuracy"] == best else {}
+            run.journal.write("probe", step=0, **said, **beside)
         stop_together(runtime, run.stop)
     check_whole(run.shards, runtime)
     if text := unlike_known(run_dir / RECIPE):
@@ -127,23 +130,31 @@ def heads_of(config: Config, blocks: Sequence[int]) -> list[Head]:
     return heads
 
 
-def probe_bytes(recipe: Probe, feature_bytes: int, config: Config) -> int:
-    """Return the planned memory of a method beside the representations; of `logistic`, a copy and one in
-    float64; of `linear`, its layers for 1,000 classes.
+def probe_bytes(recipe: Probe, plan: ScoringPlan) -> tuple[int, int]:
+    """Return the planned memory of a method on the main process, beside the representations, and on each of
+    the others; of `logistic`, a copy and one in float64; of `linear`, its layers for 1,000 classes.
     """
-    p, dtype = recipe.probe, torch.float64 if recipe.probe.float64 else torch.float32
+    p, dtype, config = recipe.probe, torch.float64 if recipe.probe.float64 else torch.float32, plan.config
     widths = sum(len(range(config.feature_size)[head.features]) for head in heads_of(config, p.blocks))
     heads = 5 * len(p.lrs) * widths * ASSUMED_CLASSES * dtype.itemsize  # with gradients
-    knn = chunk_bytes(config.feature_size, dtype)
-    return {"knn": knn, "logistic": 3 * feature_bytes, "linear": heads}[p.method]
+    knn, window = chunk_bytes(config.feature_size, dtype), window_bytes(config.feature_size)
+    most = max(number for _, number in plan.images[::2])  # of training images
+    share = share_of(most, recipe.machine.processes) * config.feature_size * 4
+    of_main = {"knn": knn, "logistic": 3 * plan.feature_bytes, "linear": heads}[p.method]
+    return max(of_main, window), max(share + knn if share else 0, window)
 
 
 def _neighbours(
-    recipe: Probe, one: FewshotSet, features: tuple[Tensor, Tensor], device: torch.device
+    recipe: Probe, one: FewshotSet, features: tuple[Tensor, Tensor] | None, frozen: Frozen
 ) -> dict[str, Any]:
-    p, labels = recipe.probe, torch.from_numpy(one.train.labels())
-    dtype = torch.float64 if p.float64 else torch.float32
-    near, places = nearest(*features, max(p.k), dtype=dtype, device=device)
+    """Return the scores by number of neighbours, on the main process."""
+    p, runtime = recipe.probe, frozen.run.runtime
+    dtype, width = torch.float64 if p.float64 else torch.float32, frozen.model.config.feature_size
+    train, test = features or (torch.empty(len(s), width, device="meta") for s in (one.train, one.test))
+    near, places = nearest(train, test, max(p.k), dtype=dtype, runtime=runtime)
+    if not runtime.is_main:
+        return {}
+    labels = torch.from_numpy(one.train.labels())
     classes = vote(near, labels[places], p.k, num_classes=one.num_classes, temperature=p.temperature)
     return {f"k={k}": _row(one, classes[k]) for k in p.k}
 
@@ -216,6 +227,13 @@ def _linear(
     more = {"head": heads[at[0]].name, "lr": p.lrs[at[1]], "held_out_accuracy": shares[at[0]][at[1]]}
     more |= {"num_held_out": len(answers), "held_out_by_head": by_head}
     return heads[at[0]], layers[at[0]][at[1]], more
+
+
+def _chosen(row: Mapping[str, Any]) -> str:
+    """Return how a layer was chosen; "" of neighbours."""
+    what = f"C = {row['c']:.3g}" if "c" in row else f"{row['head']}, lr {row['lr']:g}" if "lr" in row else ""
+    images = count_text(row.get("num_held_out", 0), "held-out image")
+    return f"{what}, accuracy {row['held_out_accuracy']:.2%} on {images}" if what else ""
 
 
 _LAYERS = {"logistic": _regression, "linear": _linear}

@@ -57,12 +57,12 @@ def start_head(
     solved = torch.zeros(classes, width + 1, dtype=torch.float64)
     with exact(runtime, recipe.schedule.threads) if lanes else nullcontext():
         features = look.through(representations, "features for the head", model, source, verifies=False)
-        if not features.isfinite().all():
-            raise DataError(
-                "the features of the training images are NaN or infinite; use other weights, or set "
-                "finetune.head = 'zero'"
-            )
         if runtime.is_main:
+            if not features.isfinite().all():
+                raise DataError(
+                    "the features of the training images are NaN or infinite; use other weights, or set "
+                    "finetune.head = 'zero'"
+                )
             labels = torch.from_numpy(source.labels())
             ridge = decompose(features, labels, num_classes=classes)
             some = slice(None, None, -(-len(source) * classes // _MOST_SCORES))

@@ -137,12 +137,11 @@ class ImagePass:
     colours: Mapping[str, Any]
     whole_batches: bool = False
 
-    def __call__(self, model: Model, source: Source) -> Tensor:
-        """Return the input of the classification layer, [N, R] float32 on the CPU, in the split's order.
-
-        It is the same on every process.
+    def __call__(self, model: Model, source: Source, *, everywhere: bool = False) -> Tensor:
+        """Return the input of the classification layer, [N, R] float32 on the CPU, in the split's order; see
+        `representations`.
         """
-        return self.through(representations, "features", model, source)
+        return self.through(representations, "features", model, source, everywhere=everywhere)
 
     def through(
         self,

@@ -260,7 +260,9 @@ def score_features(context: SuiteContext, data: TaskData) -> Score:
     def make() -> Scored:
         model = _frozen(context)
         look = ImagePass(context.run, context.recipe, scored_as(context), context.found.weights.meta)
-        x800, x200, x_test = (look(model, source) for source in (data.train800, data.val200, data.test))
+        x800, x200, x_test = (
+            look(model, source, everywhere=True) for source in (data.train800, data.val200, data.test)
+        )
         y800, y200 = (torch.from_numpy(source.labels()) for source in (data.train800, data.val200))
         fit = partial(fit_and_score, num_classes=data.task.num_classes)
         tried = [_correct(fit(x800, y800, x200, l2=l2), data.val200) for l2 in L2S]

@@ -274,7 +274,8 @@ def _fewshot_table(job: str, metrics: Mapping[str, Any], percent: Percent) -> Re
         rows += [(f"mean of {number}", shots, percent(value), "", "", "", "") for shots, value in means]
     if job == "probe":  # no draws, and no l2
         header: Sequence[str] = ("data set", "head", "accuracy", "95 %", "per class", "majority")
-        return ResultTable("Accuracy of frozen features", header, [(*r[:3], r[6], *r[4:6]) for r in rows])
+        shown, first = [(*r[:3], r[6], *r[4:6]) for r in rows], int(number == 1)  # one set needs no name
+        return ResultTable("Accuracy of frozen features", header[first:], [r[first:] for r in shown])
     header = ("data set", "shots", "accuracy", "std", "per class", "majority", "l2")
     return ResultTable("Few-shot accuracy", header, rows)
 

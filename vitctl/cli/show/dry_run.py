@@ -92,9 +92,12 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
         from vitctl.jobs.probe import probe_bytes
 
         rows.append(("method", recipe.probe.method))
-        more = probe_bytes(recipe, plan.feature_bytes, plan.config)
-        features = f"features {bytes_text(plan.feature_bytes)}, {recipe.probe.method} {bytes_text(more)}"
-        rows.append(("memory", f"{features} more, in the main process"))
+        more, others = (bytes_text(number) for number in probe_bytes(recipe, plan))
+        features, peers = bytes_text(plan.feature_bytes), recipe.machine.processes - 1
+        text = f"features {features}, {recipe.probe.method} {more} more"
+        rows.append(("memory", text + ", on the main process" * bool(peers)))
+        rows += [("", f"{others} on each other process")] * bool(peers)
+        rows.append(("cache", f"{features} on disk; as much page cache, which others may take"))
     rows += [(f"{name} drawn", f"{count_text(number, 'image')} for each seed") for name, number in plan.drawn]
     rows += [("computation", _work(plan.flops, recipe.machine.processes)), ("run folder", str(run_dir))]
     show_table((f"{recipe.job}", loaded.name), rows, left=None)

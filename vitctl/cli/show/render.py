@@ -215,7 +215,7 @@ _LINES = {
     "temperature": "temperature {temperature:.4f}: negative log likelihood "
     "{nll_after:.4f}, without it {nll_before:.4f}",
     "fewshot": "{shots}-shot accuracy {accuracy:.2%}",
-    "probe": "{data_set}  {head}  accuracy {accuracy:.2%}  95 % interval {interval}",
+    "probe": "{data_set}  {head}: {chosen}",
     "setting": "lr {lr:g}, {total_steps:,} steps: mean on the validation images {accuracy:.2%}",
     "task": "{task}  accuracy {accuracy:.2%}",
     "export": "{path}: verified, largest difference {difference:.1e} of the logits' deviation",
@@ -241,6 +241,8 @@ def _line(record: Mapping[str, Any]) -> str:
     step = f"step {record['step']}  " if kind == "fewshot" and record["step"] else ""
     notes = "".join(f"\n  note: {note}" for note in record["notes"]) if kind == "export" else ""
     line = _LABELS if kind == "evaluate" and "labels" in record else _LINES.get(kind, "")
+    if kind == "probe" and not record.get("chosen"):  # its accuracy is in the table
+        line = "{data_set}  {head}: accuracy {accuracy:.2%}" if "known" in record else ""
     return step + line.format(**record) + _deciding(record) + _known(record) + notes
 
 

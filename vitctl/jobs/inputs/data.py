@@ -40,7 +40,7 @@ from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.record.result import data_used
 from vitctl.models.weights.meta import HALF
 from vitctl.recipe.images import FewshotImages, Place, ProbeImages, TrainImages
-from vitctl.recipe.schema import Evaluate, Finetune, FrozenRecipe, Pretrain, Recipe, Vtab
+from vitctl.recipe.schema import Evaluate, Finetune, FrozenRecipe, Pretrain, Probe, Recipe, Vtab
 from vitctl.recipe.sections import Schedule
 from vitctl.system.text import count_text, did_you_mean, nearest
 
@@ -534,6 +534,15 @@ def check_set(one: FewshotSet, shots: int, fix: str) -> None:
         check_once(source, split)
     labels, names = one.train.labels(), one.train.class_names
     choose_shots(labels, shots, num_classes=one.num_classes, seed=0, class_names=names, fix=fix)
+
+
+def check_neighbours(recipe: Probe, name: str, num_images: int) -> None:
+    """Check that a data set has as many training images as nearest neighbours. Raises DataError."""
+    if recipe.probe.method == "knn" and num_images < (most := max(recipe.probe.k)):
+        raise DataError(
+            f"{name}: {num_images} training images, but {most} neighbours; set "
+            f"probe.k to at most {num_images}"
+        )
 
 
 @dataclass(frozen=True)
