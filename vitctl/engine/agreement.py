@@ -84,8 +84,8 @@ def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[SavedCheckpoint | N
         incomplete.
 
     Raises:
-        CheckpointError: a process cannot read exactly that checkpoint, or sees a newer one; the same line on
-            every process.
+        CheckpointError: none is complete of those that are there, or a process cannot read exactly that
+            checkpoint, or sees a newer one; the same line on every process.
     """
     saved, problems = _agreed(runtime, root, runtime.num_processes)
     wrong = [text for text in gather_texts(_problem_of(runtime, saved)) if text]
@@ -114,6 +114,11 @@ def _agreed(runtime: Runtime, root: Path, verifiers: int) -> tuple[SavedCheckpoi
     with raised_on_all():
         if runtime.is_main:
             saved, problems = newest_checkpoint(root, share=(0, verifiers))
+            if saved is None and problems:
+                raise CheckpointError(
+                    f"{problems[0]}; no other checkpoint is complete: copy it back, or delete {root} to start "
+                    f"again at step 0"
+                )
             name, digest = (saved.folder.name, saved.digest) if saved else ("", "")
             chosen = {"name": name, "digest": digest, "newest": newest_name(root)}
     chosen = json.loads(runtime.broadcast(json.dumps(chosen)))

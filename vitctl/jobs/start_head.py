@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from vitctl.data.source.views import random_subset
-from vitctl.engine.checkpoint import newest_checkpoint
+from vitctl.engine.checkpoint import newest_name
 from vitctl.engine.computation import choose_kernels, exact, kept_kernels, use_kernels
 from vitctl.engine.evaluation import representations
 from vitctl.engine.fewshot_ridge import count_correct, decompose, fitted_scale
@@ -40,8 +40,8 @@ def start_head(
     Paper: Section 4.1 (the solution)
     """
     runtime, lanes, asked = run.runtime, recipe.schedule.lanes > 0, recipe.finetune
-    saved = newest_checkpoint(run.folder / CHECKPOINTS)[0] if runtime.is_main else None
-    if runtime.sum([float(saved is not None)])[0]:
+    is_resumed = runtime.is_main and newest_name(run.folder / CHECKPOINTS) != ""
+    if runtime.sum([float(is_resumed)])[0]:
         return
     source = random_subset(images.train, min(asked.head_images, len(images.train)), recipe.seed)
     scoring = recipe.evaluation
