@@ -137,14 +137,14 @@ def test_redirects__are_refused_without_the_secret(location: str) -> None:
     with server(lambda connection: connection.sendall(reply)) as url, pytest.raises(DataError) as caught:
         read_file(f"{url}?S3CR3T", 9)
     assert SECRET not in str(caught.value) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(url)  # of thousands of shards, which one
     assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("reply", [b"HTTP/1.1 403 S3CR3T\r\nContent-Length: 0\r\n\r\n", b"S3CR3T\r\n\r\n"])
 def test_answers__that_repeat_the_secret_are_not_shown(reply: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "LEAST_ATTEMPTS", 1)
-    monkeypatch.setattr(remote, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(remote, "PATIENCE", [0.0])
     with server(lambda connection: connection.sendall(reply)) as url, pytest.raises(DataError) as caught:
         read_file(f"{url}?S3CR3T", 9)
     assert SECRET not in str(caught.value)
@@ -251,7 +251,7 @@ def test_lookup__of_a_host_that_does_not_exist_ends_soon(offline: list[str]) -> 
         ):
             door("https://h.invalid/x")  # type: ignore[no-untyped-call]
         assert time.monotonic() - began < 5
-        assert len(offline) == 3
+        assert 3 <= len(offline) <= 4
 
 
 def test_lookup__of_a_host_that_answered_is_repeated(

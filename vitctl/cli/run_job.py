@@ -77,8 +77,12 @@ def run_job(
         spread = batch.nodes if batch else config.nodes
         show_plan(loaded, run_dir, config, nodes=spread, link=link, everything=all_)
         return
-    fetch_weights_of(loaded)
-    run_loaded(loaded, run_dir, member, config, batch)
+    from vitctl.launch.worker import patience
+    from vitctl.system.remote import patient
+
+    with patient(patience(loaded.recipe)):
+        fetch_weights_of(loaded)
+        run_loaded(loaded, run_dir, member, config, batch)
 
 
 def finetune_recipe(dataset: str | None) -> str:
@@ -219,12 +223,14 @@ def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":
     from vitctl.cli.show.console import say
     from vitctl.jobs.inputs.checks import FittedSplits, fit_splits
     from vitctl.jobs.plan import LOOKUP_SECONDS, call_with_timeout
-    from vitctl.system.remote import is_remote
+    from vitctl.launch.worker import patience
+    from vitctl.system.remote import is_remote, patient
 
     if with_timeout and is_remote(path):
         splits = call_with_timeout(LOOKUP_SECONDS, lambda: fit_splits(loaded))
     else:
-        splits = fit_splits(loaded)
+        with patient(patience(loaded.recipe)):
+            splits = fit_splits(loaded)
     if not isinstance(splits, FittedSplits):  # the error message of an address
         return loaded
     if splits.note:

@@ -116,8 +116,8 @@ def _agreed(runtime: Runtime, root: Path, verifiers: int) -> tuple[SavedCheckpoi
             saved, problems = newest_checkpoint(root, share=(0, verifiers))
             if saved is None and problems:
                 raise CheckpointError(
-                    f"{problems[0]}; no other checkpoint is complete: copy it back, or delete {root} to start "
-                    f"again at step 0"
+                    f"{problems[0]}; no other checkpoint is complete: copy it back, or delete {root} to "
+                    f"start again at step 0"
                 )
             name, digest = (saved.folder.name, saved.digest) if saved else ("", "")
             chosen = {"name": name, "digest": digest, "newest": newest_name(root)}

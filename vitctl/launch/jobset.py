@@ -8,13 +8,12 @@ from typing import Any
 
 import yaml
 
-from vitctl.errors import RESTARTED, LaunchError
+from vitctl.errors import LaunchError
 from vitctl.launch.agent import PORT
-from vitctl.launch.cluster import SAVE_SECONDS, Resources
+from vitctl.launch.cluster import MAX_RESTARTS, SAVE_SECONDS, Resources
 from vitctl.system.files import write_text
 
 JOBSET_FILE = "jobset.yaml"
-MAX_RESTARTS = 3
 _LONGEST_NAME = 40  # of 63 letters of a host name, which adds the numbers of job and pod
 _WORKERS, _CONTAINER = "workers", "vitctl"
 
@@ -85,7 +84,6 @@ def jobset_manifest(job: JobSet, run_dir: Path) -> dict[str, Any]:
         "image": job.image,
         # Kubernetes expands $(NAME) in a command, and makes $$ a plain dollar sign.
         "command": ["sh", "-c", (waits + shlex.join(words)).replace("$", "$$")],
-        "env": [{"name": RESTARTED, "value": "1"}],
         "resources": {"limits": {key: value for key, value in limits.items() if value}},
         "volumeMounts": [{"name": "runs", "mountPath": mount}, {"name": "shm", "mountPath": "/dev/shm"}],
     }

@@ -2,6 +2,7 @@
 on resume.
 """
 
+import json
 import platform
 import socket
 import subprocess
@@ -28,7 +29,7 @@ from vitctl.launch.agent import LaunchConfig, launch_line, write_accelerate_conf
 from vitctl.launch.cluster import Member, find_member, num_nodes
 from vitctl.launch.peers import forget_errors
 from vitctl.launch.run_folder import check_not_foreign, clear, failed_without_output, prepared_folder
-from vitctl.launch.worker import join_group
+from vitctl.launch.worker import join_group, patience
 from vitctl.recipe.export_formats import FORMATS
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
 from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
@@ -36,6 +37,7 @@ from vitctl.recipe.schema import ExportRecipe, Finetune, Recipe, TrainRecipe, Vt
 from vitctl.recipe.write import differences, to_toml, toml_value, written_name
 from vitctl.system.files import write_text
 from vitctl.system.process import usable_cores
+from vitctl.system.remote import patient
 from vitctl.system.text import has_control, one_line, printable, typed
 
 if TYPE_CHECKING:
@@ -95,9 +97,10 @@ def prepare_run(
         LaunchError: the folder cannot be written, or rank 0 failed to prepare it.
     """
     member = find_member()
-    if member is None:
-        return _prepare(loaded, run_dir, allow, config, nodes or config.nodes)
-    return _prepare_on_all(loaded, run_dir, allow, member)
+    with patient(patience(loaded.recipe)):
+        if member is None:
+            return _prepare(loaded, run_dir, allow, config, nodes or config.nodes)
+        return _prepare_on_all(loaded, run_dir, allow, member)
 
 
 def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member: Member) -> Prepared:
@@ -105,17 +108,17 @@ def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member:
 
     if member.num_processes > 1:
         check_all_reduce(cpu=join_group(run_dir, loaded.recipe))
-    said, prepared = "", None
+    said, passes, prepared = "", False, None
     if member.rank == 0:
         try:
             prepared = _prepare(loaded, run_dir, allow, LaunchConfig(), num_nodes(member))
             forget_errors(run_dir)
         except VitctlError as error:
-            said = str(error)
+            said, passes = str(error), error.passes
     if member.num_processes > 1:
-        said = broadcast_text(said)
+        said, passes = json.loads(broadcast_text(json.dumps([said, passes])))
     if said:
-        raise LaunchError(said)
+        raise LaunchError(said).passing(passes)
     return prepared or Prepared(load_recipe(str(run_dir / RECIPE)).recipe)
 
 

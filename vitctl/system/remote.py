@@ -30,8 +30,8 @@ from vitctl.system.files import HTTP_SECONDS, HTTP_SLOWEST, cache_folder, error_
 from vitctl.system.process import tell
 
 CONNECTIONS = 16
-PATIENCE_SECONDS = 60.0  # with a server that answered before
-FIRST_SECONDS = 1.5  # with one that never answered: three attempts
+PATIENCE_SECONDS = 60.0  # with a server that answered before; not in a run
+FIRST_SECONDS = 1.5  # with one that never answered, likewise
 PAUSE_SECONDS = 0.5
 PART_BYTES = 8 * 2**20
 HUB = "https://huggingface.co"  # the only host that receives HF_TOKEN
@@ -46,6 +46,7 @@ _ETAG = re.compile(r'(?:W/)?"[!-~]{0,500}"')
 _SPAN = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
 _MAX_REDIRECTS, _MAX_DIGITS = 5, 18
 _ANSWERED: set[str] = set()  # hosts
+PATIENCE: list[float] = []  # seconds; the last one is that of the run in progress
 _DOWN: dict[str, tuple[float, float]] = {}  # host -> time since which nothing came from it, and last failure
 _OLD_SECONDS = 120.0  # after which a failure belongs to another outage
 
@@ -121,6 +122,16 @@ class Span:
         self.progress(self.start + self.done, self.stop or self.head.num_bytes or 0)
 
 
+@contextmanager
+def patient(seconds: float) -> Iterator[None]:
+    """Within the block, which is a run, every request waits out an outage for so many seconds."""
+    PATIENCE.append(seconds)
+    try:
+        yield
+    finally:
+        PATIENCE.pop()
+
+
 def is_remote(location: str) -> bool:
     """Return whether a location is a URL, as opposed to a local path."""
     return "://" in location or location.startswith("pipe:")
@@ -142,20 +153,20 @@ def hub_address(repository: str, path: str, revision: str = "main") -> str:
     return f"{HUB}/{quote(repository)}/resolve/{quote(revision)}/{quote(path)}"
 
 
-def read_ranges(ranges: Sequence[tuple[str, int, int]], patience: float | None = None) -> list[bytes]:
+def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
     """Read ranges (url, start, stop excluded) of remote files, all at the same time.
 
     Raises as `transfer`.
     """
     spans = [Span(*one) for one in ranges]
-    transfer(spans, patience=patience)
+    transfer(spans)
     return [span.file.getvalue() for span in spans]
 
 
-def read_file(url: str, max_bytes: int) -> bytes:
+def read_file(url: str, max_bytes: int, since: float | None = None) -> bytes:
     """Read a whole remote file. Raises as `transfer`."""
     span = Span(url)
-    transfer([span], max_bytes)
+    transfer([span], max_bytes, since=since)
     return bytes(span.file.getvalue())
 
 
@@ -176,7 +187,7 @@ def read_changed(url: str, max_bytes: int, etag: str) -> tuple[bytes, str] | Non
     Returns:
         content and new ETag ("": none); None when the file is unchanged.
 
-    Raises as `transfer`; GaveUpError after three attempts.
+    Raises as `transfer`; GaveUpError after `FIRST_SECONDS`: there is a copy.
     """
     span = Span(url, unless=etag)
     try:
@@ -202,8 +213,8 @@ def transfer(
     Args:
         spans: what to fetch, and where to.
         max_bytes: upper limit on the size of each.
-        patience: seconds that an outage is waited out; None: a minute, and for a server that never answered
-            three attempts.
+        patience: seconds that an outage is waited out; None: as long as the run is `patient`; outside a run
+            a minute, and for a server that never answered a few attempts.
         since: `time.monotonic()` since which the caller has waited for it; None: now.
         connections: most connections to open, while the node has as many left.
 
@@ -352,18 +363,17 @@ async def _pause(
     since = since if is_new else min(since, first)
     _DOWN[host] = since, now
     if patience is None:
-        patience = PATIENCE_SECONDS if host in _ANSWERED else FIRST_SECONDS
+        patience = PATIENCE[-1] if PATIENCE else PATIENCE_SECONDS if host in _ANSWERED else FIRST_SECONDS
+    left = since + patience - now
     longest = min(PAUSE_SECONDS * 2 ** min(failures - 1, 30), _LONGEST_PAUSE_SECONDS)
     pause = max(longest * random.uniform(0.5, 1.0), min(error.pause_seconds, _LONGEST_PAUSE_SECONDS))
-    if failures >= LEAST_ATTEMPTS and now + pause > since + patience:
-        raise GaveUpError(
-            f"{url}: {error}; gave up after {failures} attempts in {now - since:.0f} s, run again to continue"
-        )
+    if failures >= LEAST_ATTEMPTS and left <= 0:
+        raise GaveUpError(f"{url}: {error}; gave up after {failures} attempts in {now - since:.0f} s")
     if is_new:
         began, until = (time.strftime("%H:%M:%S", time.localtime(time.time() + at - now))
                         for at in (since, since + patience))  # fmt: skip
         tell(f"{url}: {error}; since {began}, waiting until {until}")
-    await asyncio.sleep(pause)
+    await asyncio.sleep(min(pause, left) if left > 0 else pause)  # the last attempt is at that time
 
 
 Response = tuple[Head, int, AsyncIterator[bytes]]
@@ -441,7 +451,7 @@ async def _check_redirect(_session: Any, context: Any, given: Any) -> None:
         text = check(split(text, DataError)[0], DataError)
         place = urlsplit(text)
         if place.hostname in LOOPBACK and given.url.host not in LOOPBACK:
-            raise DataError(f"{given.url.host}: redirects to {text}, which is this machine itself")
+            raise DataError(f"{text}: is this machine itself, not {given.url.host}")
     except BaseException:
         response.close()
         raise
@@ -531,6 +541,8 @@ def _web_errors(url: str, host: list[str], text: str = "the request failed") -> 
 
     try:
         yield
+    except DataError as error:
+        raise DataError(f"{url}: its redirect is refused: {error}") from None
     except aiohttp.TooManyRedirects:
         raise DataError(f"{url}: {_status_text(HTTPStatus.FOUND, url)}") from None
     except (aiohttp.InvalidURL, ValueError):

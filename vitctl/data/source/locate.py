@@ -79,18 +79,17 @@ class SplitLocation:
     base: str = ""
     shards: tuple[str, ...] = ()
 
-    def open(self, cache_bytes: int, patience: float | None = None) -> Source:
+    def open(self, cache_bytes: int) -> Source:
         """Open the split.
 
         Args:
             cache_bytes: size limit of the cache of remote shards; 0 reads single images without a cache.
-            patience: see `ShardSource`.
         """
         index = open_index(self.folder, self.base)
         cache = None
         if index.is_remote and cache_bytes:
             cache = ShardCache(cache_folder() / "shards", cache_bytes)
-        source = ShardSource(index, cache, patience)
+        source = ShardSource(index, cache)
         if not self.shards:
             return without_excluded(source)
         numbers = {shard.name: number for number, shard in enumerate(index.shards)}
@@ -417,7 +416,7 @@ def _fetched_index(url: str) -> Path:
     Raises:
         MissingError: there is none.
     """
-    folder, start = _cached_index(url), os.environ.get(START, "")
+    folder, start, asked = _cached_index(url), os.environ.get(START, ""), time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / _LOCK) if os.access(folder, os.W_OK) else nullcontext():
         found = ""
@@ -427,7 +426,7 @@ def _fetched_index(url: str) -> Path:
             raise MissingError(f"{url}/{INDEX_FILE}: no such file on the server")
         if not start or found != start:
             try:
-                _update_index(url, folder)
+                _update_index(url, folder, asked)
                 found = start
             except MissingError:
                 found = f"{start} missing"
@@ -438,8 +437,8 @@ def _fetched_index(url: str) -> Path:
     return folder
 
 
-def _update_index(url: str, folder: Path) -> None:
-    """Fetch an index that is not in the cache, or changed.
+def _update_index(url: str, folder: Path, since: float) -> None:
+    """Fetch an index that is not in the cache, or changed; `since` as `transfer` takes it.
 
     A cached index is revalidated by its ETag, so that an unchanged index takes one short response. An
     incomplete or damaged copy is fetched again. If the server does not respond, the cached copy is used,
@@ -450,7 +449,7 @@ def _update_index(url: str, folder: Path) -> None:
         open_index(folder, url)
         cached = read_bytes(folder / INDEX_FILE, INDEX.limit, error=DataError)
     if not cached:
-        _fetch_index(url, folder, read_file(f"{url}/{INDEX_FILE}", INDEX.limit))
+        _fetch_index(url, folder, read_file(f"{url}/{INDEX_FILE}", INDEX.limit, since))
         return
     etag = b""
     with suppress(DataError):

@@ -67,7 +67,6 @@ def open_recipe_split(place: Place, split: str, scratch: Path | None) -> Source:
         root=place.root,
         scratch=scratch,
         cache_bytes=int(place.cache_gib * _GIB),
-        patience=place.patience,
         group_by=place.group_by,
     )
     return of_classes(source, place.classes) if place.classes else source
