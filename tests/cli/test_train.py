@@ -421,6 +421,43 @@ def test_slurm__writes_a_job_and_runs_nothing(vitctl: Vitctl, tiny_data: Path, t
     assert (said.code, said.err.count("\n")) == (2, 1)
 
 
+@pytest.mark.parametrize("flag", ["--slurm", "--k8s"])
+def test_batch__the_launch_line_submits_the_job(
+    vitctl: Vitctl, tiny_data: Path, tmp_path: Path, flag: str
+) -> None:
+    """It named one machine, on which all processes of the job would have started."""
+    words = {"--slurm": "nodes=2,tasks=2,time=10", "--k8s": f"nodes=2,tasks=2,image=a,claim=b:{tmp_path}"}
+    line = ("pretrain", "--recipe", TINY, "--data", tiny_data, "--out", "run", flag, words[flag])
+    planned = vitctl(*line, "--dry-run")
+    assert planned.code == 0 and not (tmp_path / "run").exists()
+    said = vitctl(*line)
+    assert said.code == 0, said
+    launched = (tmp_path / "run" / "launch.txt").read_text()
+    assert launched.strip() == said.out.replace("\n", "").partition("submit it with: ")[2]
+    assert launched in planned.out
+
+
+@pytest.mark.parametrize(
+    ("claim", "memory", "text"),
+    [("/elsewhere", "1Gi", "not on the claim b"), ("", "1", "'memory=1' is not a valid memory")],
+)
+def test_k8s__what_is_refused_is_refused_before_anything_is_written(
+    vitctl: Vitctl, tiny_data: Path, tmp_path: Path, claim: str, memory: str, text: str
+) -> None:
+    words = f"image=a,claim=b:{claim or tmp_path},memory={memory}"
+    line = ("pretrain", "--recipe", TINY, "--data", tiny_data, "--out", "run", "--k8s", words)
+    for more in ((), ("--dry-run",)):
+        said = vitctl(*line, *more)
+        assert (said.code, said.err.count("\n")) == (2, 1) and text in said.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_link__that_is_empty_is_refused(vitctl: Vitctl, tiny_data: Path) -> None:
+    line = ("pretrain", "--recipe", TINY, "--data", tiny_data, "--link=")
+    assert "--link needs --dry-run" in vitctl(*line).err
+    assert "should be the Gbit/s of a link" in vitctl(*line, "--dry-run").err
+
+
 def test_slurm__of_the_other_jobs(vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path) -> None:
     asked = ("--slurm", "nodes=2,gpus=2,time=1:00:00")
     for job, *own in (("finetune",), ("fewshot", "--shots", "5")):

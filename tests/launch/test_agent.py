@@ -88,7 +88,7 @@ def test_line__of_several_processes_has_every_flag(load: Load, tmp_path: Path) -
         "--main_process_ip": "127.0.0.1",
         "--main_process_port": "0",
         "--rdzv_backend": "c10d",
-        "--rdzv_conf": "join_timeout=600",
+        "--rdzv_conf": "join_timeout=600,read_timeout=600",
         "--max_restarts": "3",
         "--monitor_interval": "0.1",
         "--gpu_ids": "all",

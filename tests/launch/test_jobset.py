@@ -25,6 +25,7 @@ _CONTAINER = {
     "image": _TEXT,
     "command": [_TEXT],
     "env": [{"name": _TEXT, "value": _TEXT}],
+    "envFrom": [{"secretRef": {"name": _TEXT, "optional": bool}}],
     "resources": {"limits": {"nvidia.com/gpu": _COUNT, "cpu": _COUNT, "memory": _TEXT}},
     "volumeMounts": [{"name": _TEXT, "mountPath": _TEXT}],
 }
@@ -102,6 +103,15 @@ def test_manifest__golden() -> None:
     manifest = jobset_manifest(JobSet.parse(WORDS), Path("/runs/jft_h14_20260101-120000"))
     assert manifest == yaml.safe_load(GOLDEN.read_text())
     check(manifest, SCHEMA)
+
+
+def test_manifest__every_mount_has_its_volume_and_the_cache_is_on_one() -> None:
+    manifest = jobset_manifest(JobSet.parse(WORDS), Path("/runs/a"))
+    pod = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts.keys() == {volume["name"] for volume in pod["volumes"]}
+    assert {"name": "VITCTL_CACHE", "value": mounts["cache"]} in container["env"]
 
 
 def test_manifest__of_one_node_has_no_rendezvous() -> None:

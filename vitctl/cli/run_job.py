@@ -1,7 +1,6 @@
 """From a recipe's flags to a result: what all commands that run a job share."""
 
 import os
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,7 +49,7 @@ def run_job(
     from vitctl.cli.show.console import waiting
     from vitctl.errors import RecipeError
 
-    if (all_ or link) and not dry_run:
+    if (all_ or link is not None) and not dry_run:
         raise RecipeError(f"{'--all' if all_ else '--link'} needs --dry-run: it is about the plan")
     check_flags({flag: value for flag, (_, value) in flags.items()})
     member, batch = start_command(), batch_job(slurm, k8s)
@@ -74,8 +73,7 @@ def run_job(
         from vitctl.launch.agent import check_spread
 
         check_spread(config, loaded.recipe.machine.processes)
-        spread = batch.nodes if batch else config.nodes
-        show_plan(loaded, run_dir, config, nodes=spread, link=link, everything=all_)
+        show_plan(loaded, run_dir, config, batch=batch, link=link, everything=all_)
         return
     from vitctl.launch.worker import patience
     from vitctl.system.remote import patient
@@ -125,8 +123,7 @@ def run_loaded(
 
         check_spread(config, loaded.recipe.machine.processes)
         own_address(config)
-        nodes = batch.nodes if batch else config.nodes
-        prepared = prepare_run(loaded, run_dir, allow, config, nodes)
+        prepared = prepare_run(loaded, run_dir, allow, config, batch)
     if prepared.taken:
         say(prepared.taken, style="bold yellow")
     if batch:
@@ -301,8 +298,8 @@ def write_job(batch: "Resources", run_dir: Path) -> None:
     from vitctl.launch.cluster import submit
 
     file = batch.write(run_dir)
-    line = shlex.join([*batch.submits, str(file)])
-    print(submit(batch, file) if batch.submit else f"wrote {file}; submit it with: {line}")
+    text = f"wrote {file}; submit it with: {batch.line(run_dir)}"
+    print(submit(batch, file) if batch.submit else text)
 
 
 def launch_config(

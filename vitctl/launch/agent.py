@@ -128,7 +128,7 @@ def accelerate_arguments(run_dir: Path, machine: Machine, config: LaunchConfig) 
     The agents assign the ranks of the machines at the rendezvous. With a rank other than 0 accelerate does
     not check that the port is still free: another machine of this run may already listen there.
     """
-    processes = machine.processes
+    processes, seconds = machine.processes, math.ceil(machine.start_timeout)
     flags = {
         "--config_file": run_dir / CONFIG,
         "--num_processes": processes,
@@ -137,7 +137,7 @@ def accelerate_arguments(run_dir: Path, machine: Machine, config: LaunchConfig) 
         "--main_process_ip": config.host or "127.0.0.1",
         "--main_process_port": config.port if config.nodes > 1 else 0,
         "--rdzv_backend": "c10d",
-        "--rdzv_conf": f"join_timeout={math.ceil(machine.start_timeout)}",
+        "--rdzv_conf": f"join_timeout={seconds},read_timeout={seconds}",  # also for the first one's address
         "--max_restarts": config.restarts,
         "--monitor_interval": 0.1,
         "--gpu_ids": "all",

@@ -206,7 +206,6 @@ def first_host(text: str) -> str:
     return host
 
 
-JOB_FILE = "job.sbatch"
 MAX_RESTARTS = 3
 _LONGEST_NAME = 64
 SAVE_SECONDS = 300  # before the time limit: enough to finish a step, an evaluation batch and a save
@@ -227,6 +226,7 @@ class Resources:
     launcher: ClassVar[str]  # its flag
     example: ClassVar[str]
     submits: ClassVar[tuple[str, ...]]  # command that submits a file
+    file: ClassVar[str]  # its name in the run folder
 
     nodes: int = 1
     gpus: int = 0
@@ -270,13 +270,24 @@ class Resources:
             raise LaunchError(f"{cls.launcher}: {missing[0]} is missing; {then}")
         return cls(**values)
 
-    def write(self, run_dir: Path) -> Path:
-        """Write the file that starts or resumes the prepared run, and return it.
+    def text(self, run_dir: Path) -> str:
+        """Return the file that starts or resumes a run.
 
         Raises:
             LaunchError: the batch system cannot use such a path.
         """
         raise NotImplementedError
+
+    def line(self, run_dir: Path) -> str:
+        """Return the command that submits the file of a run."""
+        return shlex.join([*self.submits, str(run_dir.resolve() / self.file)])
+
+    def write(self, run_dir: Path) -> Path:
+        """Write the file of a prepared run, and return it. Raises as `text`."""
+        folder = run_dir.resolve()
+        (folder / LOGS).mkdir(parents=True, exist_ok=True)
+        write_text(folder / self.file, self.text(folder))
+        return folder / self.file
 
 
 def _is_count(text: str, least: int) -> bool:
@@ -290,6 +301,7 @@ class Job(Resources):
     launcher = "--slurm"
     example = "nodes=4,gpus=8,time=24:00:00"
     submits = ("sbatch",)
+    file = "job.sbatch"
 
     time: str = field(default="", metadata={"pattern": _TIME, "needed": True})
     partition: str = ""
@@ -297,12 +309,9 @@ class Job(Resources):
     qos: str = ""
     constraint: str = ""
 
-    def write(self, run_dir: Path) -> Path:
-        """Write RUN/job.sbatch."""
-        folder = run_dir.resolve()
-        (folder / LOGS).mkdir(parents=True, exist_ok=True)
-        write_text(folder / JOB_FILE, job_text(self, folder, sys.executable))
-        return folder / JOB_FILE
+    def text(self, run_dir: Path) -> str:
+        """Return the batch script."""
+        return job_text(self, run_dir, sys.executable)
 
 
 def job_text(job: Job, run_dir: Path, python: str) -> str:

@@ -26,7 +26,7 @@ from vitctl.engine.journal import (
 )
 from vitctl.errors import LaunchError, RecipeError, VitctlError
 from vitctl.launch.agent import LaunchConfig, launch_line, write_accelerate_config
-from vitctl.launch.cluster import Member, find_member, num_nodes
+from vitctl.launch.cluster import Member, Resources, find_member, num_nodes
 from vitctl.launch.peers import forget_errors
 from vitctl.launch.run_folder import check_not_foreign, clear, failed_without_output, prepared_folder
 from vitctl.launch.worker import join_group, patience
@@ -76,7 +76,7 @@ def prepare_run(
     run_dir: Path,
     allow: Sequence[str] = (),
     config: LaunchConfig = LaunchConfig(),
-    nodes: int = 0,
+    batch: Resources | None = None,
 ) -> Prepared:
     """Check everything that can be checked before the first process, then write recipe.toml, launch.txt and
     env.json.
@@ -89,7 +89,7 @@ def prepare_run(
         run_dir: new, or of a run that is resumed.
         allow: dotted keys, or tables, that may differ from those of the run in the folder.
         config: machines and restarts of the launch that follows.
-        nodes: machines that the run will start on; 0: as `config` or the launcher says.
+        batch: the job that will start the run; None: it starts as `config` or the launcher says.
 
     Raises:
         VitctlError: as `check_recipe` raises; nothing was written.
@@ -97,9 +97,11 @@ def prepare_run(
         LaunchError: the folder cannot be written, or rank 0 failed to prepare it.
     """
     member = find_member()
+    if batch:
+        batch.text(run_dir.resolve())  # it may refuse the folder
     with patient(patience(loaded.recipe)):
         if member is None:
-            return _prepare(loaded, run_dir, allow, config, nodes or config.nodes)
+            return _prepare(loaded, run_dir, allow, config, batch.nodes if batch else config.nodes, batch)
         return _prepare_on_all(loaded, run_dir, allow, member)
 
 
@@ -123,7 +125,12 @@ def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member:
 
 
 def _prepare(
-    loaded: Loaded, run_dir: Path, allow: Sequence[str], config: LaunchConfig, nodes: int
+    loaded: Loaded,
+    run_dir: Path,
+    allow: Sequence[str],
+    config: LaunchConfig,
+    nodes: int,
+    batch: Resources | None = None,
 ) -> Prepared:
     from vitctl.engine.agreement import allow as note_allowed
     from vitctl.jobs.inputs.checks import check_recipe, fit_lanes, fit_to_data
@@ -155,7 +162,8 @@ def _prepare(
         if changed:
             Journal(run_dir / LOG).write("warning", step=0, text=f"{CHANGED}: {changed}")
         write_accelerate_config(run_dir, loaded.recipe, config)
-        write_text(run_dir / "launch.txt", printable(launch_line(run_dir, loaded.recipe, config)) + "\n")
+        line = batch.line(run_dir) if batch else launch_line(run_dir, loaded.recipe, config)
+        write_text(run_dir / "launch.txt", printable(line) + "\n")
         write_run_json(run_dir / "env.json", environment())
     _keep_start(loaded.recipe)
     return Prepared(loaded.recipe, taken, inputs)

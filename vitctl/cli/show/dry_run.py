@@ -10,6 +10,7 @@ from rich.markup import escape
 from vitctl.cli.show.console import CONSOLE, show_table
 from vitctl.errors import LaunchError, RecipeError
 from vitctl.launch.agent import LaunchConfig, launch_line
+from vitctl.launch.cluster import Resources
 from vitctl.models.flops import PEAK_TFLOPS, count_macs, count_parameters
 from vitctl.models.roofline import estimate
 from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
@@ -33,7 +34,7 @@ def show_plan(
     run_dir: Path,
     config: LaunchConfig = LaunchConfig(),
     *,
-    nodes: int = 1,
+    batch: Resources | None = None,
     link: str | None = None,
     everything: bool = False,
 ) -> None:
@@ -43,14 +44,18 @@ def show_plan(
         loaded: a recipe of any job but export.
         run_dir: where it would run.
         config: the machines and the restarts.
-        nodes: machines that the processes are spread over.
+        batch: the job that would start the run.
         link: value of --link.
         everything: add the defaults.
 
     Raises:
-        LaunchError: not even one image at a time fits a GPU of 80 GiB; raised after the plan.
+        LaunchError: the job cannot use the folder; or not even one image at a time fits a GPU of 80 GiB,
+            raised after the plan.
     """
-    refusal = ""
+    refusal, nodes, line = "", config.nodes, launch_line(run_dir, loaded.recipe, config)
+    if batch:
+        batch.text(run_dir.resolve())  # it may refuse the folder
+        nodes, line = batch.nodes, batch.line(run_dir)
     if isinstance(loaded.recipe, Pretrain | Finetune):
         loaded, refusal = _show_training(loaded, run_dir, nodes, link)
     else:
@@ -60,7 +65,7 @@ def show_plan(
         "also written to launch.txt there)[/dim]",
         style="bold",
     )
-    CONSOLE.print(escape(f"  {launch_line(run_dir, loaded.recipe, config)}"), soft_wrap=True)
+    CONSOLE.print(escape(f"  {line}"), soft_wrap=True)
     CONSOLE.print()
     CONSOLE.print(escape(to_toml(loaded, defaults=everything)), soft_wrap=True)
     if not everything:
@@ -112,7 +117,7 @@ def _show_training(loaded: Loaded, run_dir: Path, nodes: int, given_link: str | 
     from vitctl.jobs.plan import plan_loaded
     from vitctl.jobs.resources import Link, parse_link
 
-    link = parse_link(given_link) if given_link else Link()
+    link = Link() if given_link is None else parse_link(given_link)
     loaded, plan = plan_loaded(loaded, nodes, link)
     recipe = cast(Pretrain | Finetune, loaded.recipe)
     images = (
@@ -148,7 +153,7 @@ def _show_training(loaded: Loaded, run_dir: Path, nodes: int, given_link: str | 
         ("checkpoint", f"{bytes_text(plan.checkpoint_bytes)}, at most {bytes_text(plan.disk_bytes)} on disk"),
         ("of a process", ", ".join(f"{kind} {bytes_text(size)}" for kind, size in plan.memory.items())),
         ("host", _host(plan, recipe, nodes)),
-        *_network(plan, recipe.schedule.batch_size, nodes, link, assumed=not given_link),
+        *_network(plan, recipe.schedule.batch_size, nodes, link, assumed=given_link is None),
         ("run folder", str(run_dir)),
     ]
     show_table((f"{recipe.job}", loaded.name), rows, left=None)
