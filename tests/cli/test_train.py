@@ -452,6 +452,14 @@ def test_k8s__what_is_refused_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+def test_dry_run__notes_are_no_wider_than_the_screen(vitctl: Vitctl) -> None:
+    lanes = ("--set", "schedule.lanes=64", "--set", "schedule.leaf_images=4", "--processes", "3")
+    said = vitctl("pretrain", "--recipe", "jft_b16", "--synthetic", "--dry-run", "--epochs", "90", *lanes)
+    assert said.code == 0, said
+    notes = said.out.partition("\nnote: ")[2].partition("learning rate\n")[0].splitlines()
+    assert len(notes) > 2 and max(map(len, notes)) <= CONSOLE.width
+
+
 def test_link__that_is_empty_is_refused(vitctl: Vitctl, tiny_data: Path) -> None:
     line = ("pretrain", "--recipe", TINY, "--data", tiny_data, "--link=")
     assert "--link needs --dry-run" in vitctl(*line).err

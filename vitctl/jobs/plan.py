@@ -50,6 +50,7 @@ from vitctl.jobs.resources import (
     Memory,
     Reading,
     fetched,
+    number_bytes,
     reading_of,
     step_seconds,
     traffic_bytes,
@@ -213,7 +214,8 @@ def plan_training(
     parameters = count_parameters(config)
     frozen = frozen_places(recipe, config)
     trained, adapters = trained_parameters(recipe, config), lora_of(recipe).rank > 0
-    checkpoint = 4 * (parameters * (1 + averaging) + trained * (slots + adapters * (1 + averaging)))
+    saved = parameters * (1 + averaging) + trained * (slots + adapters * (1 + averaging))
+    checkpoint = number_bytes(m) * saved
     kept = recipe.checkpoint.keep_last + recipe.checkpoint.keep_best + 1
     points = sorted(
         {round(i * (steps - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)}

@@ -11,11 +11,11 @@ from vitctl.cli.show.console import CONSOLE, show_table
 from vitctl.errors import LaunchError, RecipeError
 from vitctl.launch.agent import LaunchConfig, launch_line
 from vitctl.launch.cluster import Resources
-from vitctl.models.flops import PEAK_TFLOPS, count_macs, count_parameters
+from vitctl.models.flops import count_macs, count_parameters
 from vitctl.models.roofline import estimate
 from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.recipe.load import Loaded
-from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Probe, Vtab
+from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Machine, Pretrain, Probe, Vtab
 from vitctl.recipe.write import to_toml
 from vitctl.system.text import bytes_text, count_text
 
@@ -101,10 +101,10 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
         features = f"features {bytes_text(plan.feature_bytes)}, {recipe.probe.method} {bytes_text(more)}"
         rows.append(("memory", f"{features} more, in the main process"))
     rows += [(f"{name} drawn", f"{count_text(number, 'image')} for each seed") for name, number in plan.drawn]
-    rows += [("computation", _work(plan.flops, recipe.machine.processes)), ("run folder", str(run_dir))]
+    rows += [("computation", _work(plan.flops, recipe.machine)), ("run folder", str(run_dir))]
     show_table((f"{recipe.job}", loaded.name), rows, left=None)
     for note in plan.notes:
-        CONSOLE.print(escape(f"note: {note}"), soft_wrap=True)
+        CONSOLE.print(escape(f"note: {note}"))
     return loaded
 
 
@@ -138,7 +138,7 @@ def _show_training(loaded: Loaded, run_dir: Path, nodes: int, given_link: str | 
             f"{plan.config.image_size} pixels{tokens}, forward {_macs(plan.macs_per_image)}",
         ),
         ("steps", f"{plan.steps:,} of {recipe.schedule.batch_size:,} images{per_epoch}"),
-        ("training", f"{_flops(plan.training_flops)}: {_hours(plan, processes)}"),
+        ("training", f"{_flops(plan.training_flops)}: {_hours(plan, recipe.machine)}"),
         *_expected(plan, recipe),
         (
             "micro-batch",
@@ -158,7 +158,7 @@ def _show_training(loaded: Loaded, run_dir: Path, nodes: int, given_link: str | 
     ]
     show_table((f"{recipe.job}", loaded.name), rows, left=None)
     for note in plan.notes:
-        CONSOLE.print(escape(f"note: {note}"), soft_wrap=True)
+        CONSOLE.print(escape(f"note: {note}"))
     CONSOLE.print("\nlearning rate", style="bold")
     top = max(lr for _, lr in plan.curve) or 1.0
     for step, lr in plan.curve:
@@ -212,7 +212,7 @@ def _network(
     if read := plan.read:
         rate = plan.seconds["data"] and 1 / max(plan.seconds.values())
         size = read.per_image * batch / nodes * read.amplification
-        often = f", each shard fetched by {read.amplification} nodes" if read.amplification > 1 else ""
+        often = f", each shard fetched by {read.amplification:.3g} nodes" if read.amplification > 1 else ""
         cache = f", cache {bytes_text(read.cache)} a node" if read.cache else ""
         yield (
             "reading",
@@ -227,12 +227,11 @@ def _macs(macs: int) -> str:
     return f"{macs / 1e9:.3f} GMACs" if macs >= 1e8 else f"{macs / 1e6:.3f} MMACs"
 
 
-def _work(flops: int, processes: int) -> str:
+def _work(flops: int, machine: Machine) -> str:
     """Return an amount of computation, and its time on the GPU that `recipes table` uses."""
-    from vitctl.jobs.resources import GPU, MFU
+    from vitctl.jobs.resources import usable_flops
 
-    seconds = flops / (MFU * PEAK_TFLOPS[GPU] * 1e12 * processes)
-    return f"{_flops(flops)}: {_time(seconds)} {_where(processes)}"
+    return f"{_flops(flops)}: {_time(flops / usable_flops(machine))} {_where(machine)}"
 
 
 def _flops(flops: int) -> str:
@@ -240,10 +239,10 @@ def _flops(flops: int) -> str:
     return f"{flops / size:,.4g} {unit}"
 
 
-def _where(processes: int) -> str:
-    from vitctl.jobs.resources import GPU, MFU
+def _where(machine: Machine) -> str:
+    from vitctl.jobs.resources import GPU, MFU, precision_of
 
-    return f"on {processes} {GPU} at {MFU:.0%} of the bf16 peak"
+    return f"on {machine.processes} {GPU} at {MFU:.0%} of the {precision_of(machine)} peak"
 
 
 def _time(seconds: float) -> str:
@@ -253,12 +252,12 @@ def _time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 0.1 else "less than 0.1 s"
 
 
-def _hours(plan: "TrainingPlan", processes: int) -> str:
+def _hours(plan: "TrainingPlan", machine: Machine) -> str:
     """Return the time of a training: that of what takes longest, and where it is not alone, that of each."""
     total = {kind: plan.steps * seconds for kind, seconds in plan.seconds.items() if seconds}
     most = max(total, key=lambda kind: total[kind])
     parts = ", ".join(f"{kind} {_time(seconds)}" for kind, seconds in total.items())
-    return f"{_time(total[most])} {_where(processes)}{f' ({parts})' if len(total) > 1 else ''}"
+    return f"{_time(total[most])} {_where(machine)}{f' ({parts})' if len(total) > 1 else ''}"
 
 
 def _fit(plan: "TrainingPlan") -> str:
