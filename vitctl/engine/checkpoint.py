@@ -96,15 +96,11 @@ class SavedCheckpoint:
 
         Empty if there is no such file. With sharded tensors in `like`, as `read_held` reads them.
         """
-        path = self.folder / tensors_file(name)
+        # Not a FIFO or a device, which would be read for ever.
         files = [file for file in self.files(name) if file.is_file()]
         if files and any(map(is_part, like.values())):
             return read_held(files, like)
-        if files and files[0] != path:
-            return read_tensors(files[0])
-        return (
-            load_file(path) if path.is_file() else {}
-        )  # not a FIFO or a device, which would be read for ever
+        return read_tensors(files[0]) if self.is_in_parts and files else load_file(files[0]) if files else {}
 
 
 @dataclass(frozen=True)

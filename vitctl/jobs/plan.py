@@ -294,14 +294,12 @@ def _ways(
         if extra and (fitting := (used := Memory.of(config, thin, teacher)).fitting()):
             ways.append((f"--set machine.micro_batch={fitting}{extra}", used.at(fitting)))
             continue
-        processes = m.processes
-        while processes <= batch:
+        for processes in (m.processes << n for n in range((batch // m.processes).bit_length())):
             used = Memory.of(config, _with(thin, processes=processes, sharding="fsdp"), teacher)
             if used.at(1) <= USABLE_SHARE * GPU_BYTES:
                 words = f"--processes {processes} --set machine.sharding=fsdp --set machine.micro_batch=1"
                 ways.append((f"{words}{extra}", used.at(1)))
                 break
-            processes *= 2
     return ways
 
 

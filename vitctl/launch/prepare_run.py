@@ -25,7 +25,7 @@ from vitctl.engine.journal import (
     write_run_json,
 )
 from vitctl.errors import LaunchError, RecipeError, VitctlError
-from vitctl.launch.agent import LaunchConfig, launch_line, write_accelerate_config
+from vitctl.launch.agent import LaunchConfig, launch_line
 from vitctl.launch.cluster import Member, Resources, find_member, num_nodes
 from vitctl.launch.peers import forget_errors
 from vitctl.launch.run_folder import check_not_foreign, clear, failed_without_output, prepared_folder
@@ -161,7 +161,6 @@ def _prepare(
             note_allowed(run_dir, allow)
         if changed:
             Journal(run_dir / LOG).write("warning", step=0, text=f"{CHANGED}: {changed}")
-        write_accelerate_config(run_dir, loaded.recipe, config)
         line = batch.line(run_dir) if batch else launch_line(run_dir, loaded.recipe, config)
         write_text(run_dir / "launch.txt", printable(line) + "\n")
         write_run_json(run_dir / "env.json", environment())

@@ -16,9 +16,8 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import IO, Any, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
@@ -294,7 +293,8 @@ async def _complete(
     while True:
         received = span.done
         try:
-            async with _request(session, span) as (head, first, chunks):
+            opened = _from_fsspec if urlsplit(span.url).scheme in _PACKAGES else _from_web
+            async with opened(session, span) as (head, first, chunks):
                 end = _begin(span, head, first, max_bytes)
                 received = span.done
                 async for chunk in chunks:
@@ -379,22 +379,17 @@ async def _pause(
 Response = tuple[Head, int, AsyncIterator[bytes]]
 
 
-def _request(session: Any, span: Span) -> AbstractAsyncContextManager[Response]:
-    """Begin to fetch the rest of a range; gives the head, the number of the first byte, and the chunks."""
-    scheme = urlsplit(span.url).scheme
-    return _from_fsspec(span, scheme) if scheme in _PACKAGES else _from_web(session, span)
-
-
 @asynccontextmanager
-async def _from_fsspec(span: Span, scheme: str) -> AsyncIterator[Response]:
+async def _from_fsspec(_session: Any, span: Span) -> AsyncIterator[Response]:
+    """Begin to fetch the rest of a range; gives the head, the number of the first byte, and the chunks."""
     try:
         from fsspec.core import url_to_fs
 
         files, path = url_to_fs(span.url)  # fsspec keeps one for each process
     except ImportError:
-        package = _PACKAGES[scheme]
+        scheme = urlsplit(span.url).scheme
         raise DataError(
-            f"{span.url}: {scheme}:// needs the package {package}: pip install 'vitctl[{scheme}]'"
+            f"{span.url}: {scheme}:// needs the package {_PACKAGES[scheme]}: pip install 'vitctl[{scheme}]'"
         ) from None
 
     async def call(name: str, **given: int) -> Any:
@@ -460,6 +455,7 @@ async def _check_redirect(_session: Any, context: Any, given: Any) -> None:
 
 @asynccontextmanager
 async def _from_web(session: Any, span: Span) -> AsyncIterator[Response]:
+    """See `_from_fsspec`."""
     from yarl import URL
 
     url = _hub_url(span.url) if span.url.startswith("hf://") else span.url
@@ -514,7 +510,7 @@ def _check_status(response: Any, span: Span, url: str, is_asked: bool) -> None:
         raise MissingError(f"{span.url}: no such file on the server")
     text = _status_text(status, url)
     if status in _TRANSIENT:
-        raise TransientError(text, _retry_after(response.headers.get("Retry-After", "")))
+        raise TransientError(text, float(parse_num_bytes(response.headers.get("Retry-After")) or 0))
     raise DataError(f"{span.url}: {text}")
 
 
@@ -609,13 +605,3 @@ def _hub_url(url: str) -> str:
 def parse_num_bytes(text: str | None) -> int | None:
     """Return the number of bytes in a header; None if it is missing or not plausible."""
     return int(text) if text and text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
-
-
-def _retry_after(text: str) -> float:
-    """Return the seconds of a header Retry-After, 0 where it is missing or unreadable."""
-    if (seconds := parse_num_bytes(text)) is not None:
-        return float(seconds)
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError):
-        return 0.0
