@@ -18,7 +18,7 @@ from vitctl.recipe.load import Override, load_recipe, parse_override
 from vitctl.recipe.write import to_toml
 from vitctl.system import address, remote
 from vitctl.system.address import VARIABLE, with_query, without_queries
-from vitctl.system.remote import check_address, read_changed, read_file
+from vitctl.system.remote import check_address, read_file
 
 SECRET = "S3CR3T"
 ATTACKS = {
@@ -243,7 +243,7 @@ def test_recipe__holds_texts_alone(tmp_path: Path) -> None:
 
 
 def test_lookup__of_a_host_that_does_not_exist_ends_soon(offline: list[str]) -> None:
-    doors = (lambda url: read_file(url, 9), lambda url: read_changed(url, 9, ""), fetch)
+    doors = (lambda url: read_file(url, 9), fetch)
     for door in doors:
         began, offline[:] = time.monotonic(), []
         with pytest.raises(

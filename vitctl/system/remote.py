@@ -64,10 +64,6 @@ class NoRangesError(DataError):
     """The server sends whole files only."""
 
 
-class NotModifiedError(Exception):
-    """The file still has the ETag of the request."""
-
-
 class TransientError(Exception):
     """A failure that a retry may cure; `pause_seconds` is the server's Retry-After."""
 
@@ -77,10 +73,9 @@ class TransientError(Exception):
 
 
 class Head(NamedTuple):
-    """Size of the whole file (None: unknown), its ETag ("": none), and all headers of a response."""
+    """Size of the whole file (None: unknown), and all headers of a response."""
 
     num_bytes: int | None
-    etag: str = ""
     headers: Mapping[str, str] = {}
 
 
@@ -95,7 +90,6 @@ class Span:
         at: see `file`.
         done: bytes of the range that are there already, of the version `etag`.
         etag: see `done`.
-        unless: ETag with which the file is not sent.
         heard: called with the head of every response.
         progress: called with the bytes done, and in all (0: unknown).
         head: of the last response.
@@ -108,7 +102,6 @@ class Span:
     at: int = 0
     done: int = 0
     etag: str = ""
-    unless: str = ""
     heard: Callable[[Head], None] = lambda _: None
     progress: Callable[[int, int], None] = lambda _done, _all: None
     head: Head = field(default_factory=lambda: Head(None))
@@ -162,10 +155,12 @@ def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
     return [span.file.getvalue() for span in spans]
 
 
-def read_file(url: str, max_bytes: int, since: float | None = None) -> bytes:
+def read_file(
+    url: str, max_bytes: int, *, patience: float | None = None, since: float | None = None
+) -> bytes:
     """Read a whole remote file. Raises as `transfer`."""
     span = Span(url)
-    transfer([span], max_bytes, since=since)
+    transfer([span], max_bytes, patience=patience, since=since)
     return bytes(span.file.getvalue())
 
 
@@ -173,27 +168,6 @@ def copy(url: str, file: IO[bytes], max_bytes: int) -> None:
     """Write a whole remote file to a local one. Raises as `transfer`."""
     transfer([Span(url, file=file)], max_bytes)
     file.seek(0, os.SEEK_END)
-
-
-def read_changed(url: str, max_bytes: int, etag: str) -> tuple[bytes, str] | None:
-    """Read a remote file, unless it is unchanged since it had the given ETag.
-
-    Args:
-        url: of the file.
-        max_bytes: upper limit on its size.
-        etag: of the cached copy; "" for none.
-
-    Returns:
-        content and new ETag ("": none); None when the file is unchanged.
-
-    Raises as `transfer`; GaveUpError after `FIRST_SECONDS`: there is a copy.
-    """
-    span = Span(url, unless=etag)
-    try:
-        transfer([span], max_bytes, patience=FIRST_SECONDS)
-    except NotModifiedError:
-        return None
-    return span.file.getvalue(), span.head.etag
 
 
 def transfer(
@@ -220,7 +194,6 @@ def transfer(
     Raises:
         MissingError: a file does not exist.
         GaveUpError: an outage lasted longer than `patience`.
-        NotModifiedError: the file has the ETag `unless`.
         DataError: access is refused, or a file is larger than its limit, shorter than its range, or changed
             meanwhile.
         OSError: a local file cannot be written.
@@ -462,7 +435,7 @@ async def _from_web(session: Any, span: Span) -> AsyncIterator[Response]:
     if span.stop is None and not span.etag:
         span.done = 0  # the version of these bytes is not known
     first = span.start + span.done
-    headers = _credentials(span.url, url) | ({"If-None-Match": span.unless} if span.unless else {})
+    headers = _credentials(span.url, url)
     if first or span.stop is not None:
         headers["Range"] = f"bytes={first}-{'' if span.stop is None else span.stop - 1}"
     if span.done and span.etag:
@@ -486,7 +459,7 @@ async def _from_web(session: Any, span: Span) -> AsyncIterator[Response]:
         etag = etag if _ETAG.fullmatch(etag) else ""
         if not found or not etag.startswith("W/"):
             span.etag = "" if etag.startswith("W/") else etag
-        head = Head(parse_num_bytes(length), etag, response.headers)
+        head = Head(parse_num_bytes(length), response.headers)
         yield head, first if found else 0, _chunks(response, span.url, host)
     finally:
         response.close()  # no effect on a connection whose response is complete
@@ -499,8 +472,6 @@ def _check_status(response: Any, span: Span, url: str, is_asked: bool) -> None:
         return
     if status == 206:
         raise TransientError("the server answered with another range")
-    if status == 304:
-        raise NotModifiedError
     if status == 416 and span.stop is None:
         span.done = 0
         raise TransientError("the partial file did not fit")

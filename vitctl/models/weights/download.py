@@ -15,7 +15,7 @@ from vitctl.errors import CheckpointError, DataError, explained
 from vitctl.models.weights.header import INDEX, bounded, parts_of
 from vitctl.system.address import check, with_query, without_queries
 from vitctl.system.files import WEIGHTS, cache_folder, inside, locked, no_links, write_text
-from vitctl.system.remote import HUB, Head, MissingError, NotModifiedError, Span, hub_address, transfer
+from vitctl.system.remote import HUB, Head, MissingError, Span, hub_address, transfer
 from vitctl.system.text import one_line
 
 Fetch = Callable[[str], Path]
@@ -94,6 +94,10 @@ _HASHED_NAME_HOST = "download.pytorch.org"
 _HUB_FILE = re.compile(rf"{HUB}/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 # Address with its query, of each cached file that this process has compared with the server's.
 _CHECKED: dict[Path, str] = {}
+
+
+class NotModifiedError(Exception):
+    """The server has the file that is in the cache."""
 
 
 class NotOnServerError(CheckpointError):
