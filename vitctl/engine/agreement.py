@@ -334,7 +334,8 @@ class Identity:
         if not differing or json_digest(self.made_of) in allowed["before"]:
             return ""
         words = "; ".join(text for _, text in differing)
-        refused = dict.fromkeys(key for key, _ in differing if not _covers(allowed["now"], key))
+        covered = tuple(f"{key}." for key in allowed["now"])
+        refused = dict.fromkeys(key for key, _ in differing if not f"{key}.".startswith(covered))
         if refused:
             keys = " ".join(f"--allow {key}" for key in refused)
             raise CheckpointError(
@@ -455,10 +456,6 @@ def _description(source: Source) -> dict[str, Any]:
         "num_images": len(source),
         "class_names": json_digest(source.class_names),
     }
-
-
-def _covers(allowed: Sequence[str], key: str) -> bool:
-    return any(key == one or key.startswith(f"{one}.") for one in allowed)
 
 
 def _read_allowed(run_dir: Path) -> dict[str, list[str]]:

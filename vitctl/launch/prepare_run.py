@@ -2,7 +2,6 @@
 on resume.
 """
 
-import json
 import platform
 import socket
 import subprocess
@@ -110,17 +109,17 @@ def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member:
 
     if member.num_processes > 1:
         check_all_reduce(cpu=join_group(run_dir, loaded.recipe))
-    said, passes, prepared = "", False, None
+    said, prepared = "", None  # "1" or "0" for what may pass, then the error
     if member.rank == 0:
         try:
             prepared = _prepare(loaded, run_dir, allow, LaunchConfig(), num_nodes(member))
             forget_errors(run_dir)
         except VitctlError as error:
-            said, passes = str(error), error.passes
+            said = f"{error.passes:d}{error}"
     if member.num_processes > 1:
-        said, passes = json.loads(broadcast_text(json.dumps([said, passes])))
+        said = broadcast_text(said)
     if said:
-        raise LaunchError(said).passing(passes)
+        raise LaunchError(said[1:]).passing(said[0] == "1")
     return prepared or Prepared(load_recipe(str(run_dir / RECIPE)).recipe)
 
 
