@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from vitctl.data.shards.index import FORMAT, ROW
-from vitctl.data.source.order import LaneOrder, SampleOrder, WindowedOrder, most_lanes, share
+from vitctl.data.source.order import LaneOrder, SampleOrder, WindowedOrder, lanes_read, share
 
 SHARDS, IMAGES, IMAGE_BYTES = 100_000, 3_030, 120_000
 BATCH, NODES, WINDOW = 4_096, 64, 16
@@ -62,7 +62,7 @@ def fetched(order: SampleOrder, node: int, nodes: int, cache: int) -> int:
 
 def measure(name: str, order: SampleOrder, num_lanes: int, nodes: int) -> None:
     """Print what the nodes fetch and mix."""
-    cache = 2 * WINDOW * most_lanes(num_lanes, nodes)
+    cache = 2 * WINDOW * max(lanes_read(num_lanes, nodes))
     needed = order.num_samples / nodes / IMAGES
     most = max(fetched(order, node, nodes, cache) for node in (0, nodes - 1))
     first = shards_of(order, range(1), range(BATCH))

@@ -119,7 +119,6 @@ def test_start__what_was_chosen_before_is_told_by_the_first(tiny_data: Path, tmp
     folder = prepared(TINY, tmp_path / "run", **SHORT, **TWO, **own, **{"data.path": str(tiny_data)})
     setting = {"share": 8, "device": "CPU", "precision": "float64", "micro_batch": 3}
     (folder / "micro_batch.json").write_text(json.dumps(setting))
-    (folder / "kernels.json").write_text(json.dumps({"attention": "math", "linear": "torch"}))
     assert harm("blind_to_choices", folder)[0] == (0, 0)
     assert json.loads((folder / "micro_batch.json").read_text()) == setting
 

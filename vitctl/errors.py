@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Self
 
 
 class VitctlError(Exception):
@@ -33,7 +34,12 @@ class VitctlError(Exception):
             print(error)  # no recipe is called 'jft_b61'; did you mean ...
     """
 
-    passes = False  # whether the same command may work later, with nothing changed
+    passes = False  # whether the same command may work later, with nothing changed: exit code 3, not 2
+
+    def passing(self, passes: bool) -> Self:
+        """Set `passes`, and return the error."""
+        self.passes = passes
+        return self
 
 
 class RecipeError(VitctlError):
@@ -56,9 +62,6 @@ class LostProcess(LaunchError):  # noqa: N818 - part of what it says
     """A process was killed, or its machine was lost: the same command resumes the run."""
 
     passes = True
-
-
-RESTARTED = "VITCTL_RESTARTED"  # set where a scheduler restarts the run after exit code 3
 
 
 _FULL = "free some space there, or choose another path"

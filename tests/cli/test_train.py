@@ -98,18 +98,13 @@ def test_pretrain__flags_are_overrides_and_go_before_set(
 
 
 def test_resume__the_start_records_name_the_kernels(vitctl: Vitctl, tiny_data: Path) -> None:
-    """kernels.json of an earlier release decides for 'auto', and a key of the recipe before it."""
     three = ("--steps", 3, "--set", "machine.precision=bf16")
     assert vitctl("pretrain", "--recipe", TINY, "--data", tiny_data, *three, "--out", "a").code == 0
-    assert not Path("a/kernels.json").exists()
-    four = ("--set", "schedule.total_steps=4", "--allow", "schedule.total_steps")
-    Path("a/kernels.json").write_text(json.dumps({"attention": "fused", "linear": "torch"}))
+    four = words("--set schedule.total_steps=4 --allow schedule.total_steps --set machine.attention=fused")
     assert vitctl("resume", "a", *four).code == 0
-    five = words("--set schedule.total_steps=5 --allow schedule.total_steps --set machine.attention=math")
-    assert vitctl("resume", "a", *five).code == 0
     records = [json.loads(one) for one in Path("a/steps.jsonl").read_text().splitlines()]
     starts = [one["attention"] for one in records if one.get("kind") == "start"]
-    assert starts == ["math", "fused", "math"]
+    assert starts == ["math", "fused"]
 
 
 def test_dry_run__needs_no_data_and_has_the_papers_numbers(vitctl: Vitctl, tmp_path: Path) -> None:
@@ -419,6 +414,51 @@ def test_slurm__writes_a_job_and_runs_nothing(vitctl: Vitctl, tiny_data: Path, t
     assert not (tmp_path / "run" / "log.jsonl").exists()
     said = vitctl(*line, "nodes=2")
     assert (said.code, said.err.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("flag", ["--slurm", "--k8s"])
+def test_batch__the_launch_line_submits_the_job(
+    vitctl: Vitctl, tiny_data: Path, tmp_path: Path, flag: str
+) -> None:
+    """It named one machine, on which all processes of the job would have started."""
+    words = {"--slurm": "nodes=2,tasks=2,time=10", "--k8s": f"nodes=2,tasks=2,image=a,claim=b:{tmp_path}"}
+    line = ("pretrain", "--recipe", TINY, "--data", tiny_data, "--out", "run", flag, words[flag])
+    planned = vitctl(*line, "--dry-run")
+    assert planned.code == 0 and not (tmp_path / "run").exists()
+    said = vitctl(*line)
+    assert said.code == 0, said
+    launched = (tmp_path / "run" / "launch.txt").read_text()
+    assert launched.strip() == said.out.replace("\n", "").partition("submit it with: ")[2]
+    assert launched in planned.out
+
+
+@pytest.mark.parametrize(
+    ("claim", "memory", "text"),
+    [("/elsewhere", "1Gi", "not on the claim b"), ("", "1", "'memory=1' is not a valid memory")],
+)
+def test_k8s__what_is_refused_is_refused_before_anything_is_written(
+    vitctl: Vitctl, tiny_data: Path, tmp_path: Path, claim: str, memory: str, text: str
+) -> None:
+    words = f"image=a,claim=b:{claim or tmp_path},memory={memory}"
+    line = ("pretrain", "--recipe", TINY, "--data", tiny_data, "--out", "run", "--k8s", words)
+    for more in ((), ("--dry-run",)):
+        said = vitctl(*line, *more)
+        assert (said.code, said.err.count("\n")) == (2, 1) and text in said.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_dry_run__notes_are_no_wider_than_the_screen(vitctl: Vitctl) -> None:
+    lanes = ("--set", "schedule.lanes=64", "--set", "schedule.leaf_images=4", "--processes", "3")
+    said = vitctl("pretrain", "--recipe", "jft_b16", "--synthetic", "--dry-run", "--epochs", "90", *lanes)
+    assert said.code == 0, said
+    notes = said.out.partition("\nnote: ")[2].partition("learning rate\n")[0].splitlines()
+    assert len(notes) > 2 and max(map(len, notes)) <= CONSOLE.width
+
+
+def test_link__that_is_empty_is_refused(vitctl: Vitctl, tiny_data: Path) -> None:
+    line = ("pretrain", "--recipe", TINY, "--data", tiny_data, "--link=")
+    assert "--link needs --dry-run" in vitctl(*line).err
+    assert "should be the Gbit/s of a link" in vitctl(*line, "--dry-run").err
 
 
 def test_slurm__of_the_other_jobs(vitctl: Vitctl, pretrained: Path, tiny_data: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ typed in.
 """
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -17,11 +18,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests import warm
 from tests.cli.conftest import Vitctl
-from tests.conftest import TINY
+from tests.conftest import TINY, command, free_port
 from tests.docs.conftest import PAGES, photo
 from vitctl.engine.trainer import Trainer
-from vitctl.launch.run_folder import LOCK
+from vitctl.errors import VitctlError
+from vitctl.launch.peers import note_error, note_killed, raise_first_error
+from vitctl.launch.run_folder import LOCK, LOGS
 from vitctl.models.vit import VisionTransformer
 
 PAGE = PAGES["docs/troubleshooting.md"]
@@ -177,6 +181,47 @@ def _(_home: Path, vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch) -> str:
 
     monkeypatch.setattr(VisionTransformer, "forward", full)
     return vitctl("finetune", "--from", "RUN", *SHORT, "--out", "runs/large").err
+
+
+typed(
+    "The processes do not fill the machines evenly",
+    "pretrain --recipe smoke --nodes 2@a -n 3 --out b",
+)
+typed("A JobSet cannot use the folder", "pretrain --recipe smoke --out runs/pods --k8s image=a,claim=b:/runs")
+typed(
+    "The server of the images is away",
+    "finetune --from RUN --data http://127.0.0.1:9/set --set data.patience=0",  # where nobody listens
+)
+
+
+@situation("Not all processes have joined")
+def _(home: Path, _vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+    """The first of two; the other never comes."""
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    env = {**os.environ, **place, "MASTER_PORT": str(free_port())}
+    line = command(home / "runs" / "two", home / "data/mine", **{"machine.start_timeout": 1.0})
+    return warm.run(line, env=env, capture_output=True, text=True, timeout=240).stderr
+
+
+def noted(home: Path, name: str, note: Callable[[Path], None]) -> str:
+    """What the process says that reports to the user, of a note that another one left."""
+    (home / "runs" / name / LOGS).mkdir(parents=True)
+    note(Path("runs") / name)
+    with pytest.raises(VitctlError) as caught:
+        raise_first_error(Path("runs") / name, 8)
+    return f"vitctl: {caught.value}\n"
+
+
+@situation("A process was killed")
+def _(home: Path, _vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+    return noted(home, "killed", lambda folder: note_killed(folder, 3, "SIGKILL"))
+
+
+@situation("A process waited too long for another")
+def _(home: Path, _vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("RANK", "1")
+    late = RuntimeError("Timed out waiting 600000ms for recv operation")
+    return noted(home, "waited", lambda folder: note_error(folder, late)).replace("/rank_01.txt", "")
 
 
 @situation("The disk is full")

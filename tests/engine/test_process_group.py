@@ -1,6 +1,7 @@
 """Processes that do not find each other are told so, in time."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -40,8 +41,9 @@ def start(rank: int, port: int, mode: str) -> warm.Popen:
 def test_join__the_other_never_comes() -> None:
     port = free_port()
     said = start(0, port, "alone").communicate(timeout=60)[0]
-    assert f"the 2 processes did not all connect to 127.0.0.1:{port} within 1 s (" in said
-    assert said.strip().endswith("check that all were started and that every node can reach that address")
+    taken = re.search(rf"the 2 processes did not all connect to 127.0.0.1:{port} in (\d+) s \(", said)
+    assert taken and int(taken[1]) >= 1
+    assert said.strip().endswith("every node can reach that address, or raise machine.start_timeout = 1")
     assert said.count("\n") == 1
 
 

@@ -23,7 +23,7 @@ from vitctl.engine.checkpoint import Saver
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.step import TrainStep, Update
 from vitctl.engine.trainer import Trainer
-from vitctl.errors import DataError
+from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.pretrain import pretrain
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.known import Comparison, Known
@@ -77,12 +77,19 @@ def test_resume__a_torn_checkpoint_gives_way_to_the_older_one_and_is_said(run: R
     assert sample_keys(folder) == sample_keys(straight)
 
 
-def test_resume__without_any_whole_checkpoint_starts_anew(run: Run) -> None:
+def test_resume__without_any_whole_checkpoint_is_refused_until_they_are_deleted(run: Run) -> None:
+    """A warning would not be read before the log of days of work is cut back to nothing."""
     straight, folder = run("straight", **SHORT), run("a", **SHORT)
-    for path in (folder / "checkpoints").iterdir():
+    root, log = folder / "checkpoints", (folder / "log.jsonl").read_bytes()
+    for path in root.iterdir():
         (path / "state.json").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"step_00000008: damaged .* delete .*checkpoints to start again"
+    ):
+        run("a", **SHORT)
+    assert ((folder / "log.jsonl").read_bytes(), saved_steps(folder)) == (log, [6, 8])
+    shutil.rmtree(root)
     run("a", **SHORT)
-    assert len(records(folder, "warning")) == 2
     assert records(folder, "resume") == []
     assert checkpoint(folder, 8) == checkpoint(straight, 8)
     assert [r["step"] for r in train_records(folder)] == list(range(1, 9))

@@ -299,10 +299,10 @@ def test_power_cut__the_newest_complete_checkpoint_is_used(
 def test_torn__is_set_aside_and_pushes_out_no_complete_one(
     tiny_data: Path, straight: Path, tmp_path: Path
 ) -> None:
-    """With one checkpoint kept, a torn one of a later step would be taken for the newest, and the complete
-    ones deleted.
+    """With two checkpoints kept, torn ones of later steps would be taken for the newest, and complete ones
+    deleted.
     """
-    folder = prepared(tmp_path / "a", tiny_data, **{"checkpoint.keep_last": 1})
+    folder = prepared(tmp_path / "a", tiny_data, **{"checkpoint.keep_last": 2})
     work(folder)
     checkpoints = folder / "checkpoints"
     shutil.copytree(checkpoints / "step_00000012", checkpoints / "step_00000900")
@@ -310,7 +310,8 @@ def test_torn__is_set_aside_and_pushes_out_no_complete_one(
     (checkpoints / "step_00000012" / "model.safetensors").unlink()
     work(folder)
     assert_same(folder, straight)
-    assert names(folder) == ["step_00000012", "torn_step_00000012", "torn_step_00000900"]
+    complete = ["step_00000009", "step_00000012"]
+    assert names(folder) == [*complete, "torn_step_00000012", "torn_step_00000900"]
     assert len(warnings(folder)) == 2
 
 

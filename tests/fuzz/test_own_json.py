@@ -14,7 +14,7 @@ from tests.fuzz.mutate import fuzz, mutated, mutated_json
 from vitctl.data.source.splits import FILE as EXCLUDED
 from vitctl.data.source.splits import open_shards, write_exclusion
 from vitctl.engine.checkpoint import FORMAT, read_state
-from vitctl.engine.computation import Kernels, MicroBatch, read_kept
+from vitctl.engine.computation import read_kept
 from vitctl.engine.journal import RESULT, STATE
 from vitctl.errors import VitctlError
 from vitctl.jobs.record.result import RunResult, read_result
@@ -101,9 +101,7 @@ def test_result(tmp_path: Path, num_examples: int) -> None:
 
 @pytest.mark.parametrize("num_examples", EXAMPLES)
 def test_what_a_run_measured(tmp_path: Path, num_examples: int) -> None:
-    both(tmp_path / "a.json", MICRO, lambda: read_kept(tmp_path / "a.json", MicroBatch), num_examples)
-    kernels = {"attention": "fused", "linear": "torch"}
-    both(tmp_path / "b.json", kernels, lambda: read_kept(tmp_path / "b.json", Kernels), num_examples)
+    both(tmp_path / "a.json", MICRO, lambda: read_kept(tmp_path / "a.json"), num_examples)
 
 
 @pytest.mark.parametrize("num_examples", EXAMPLES)

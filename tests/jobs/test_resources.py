@@ -60,14 +60,27 @@ def test_seconds__differ_by_how_gradients_are_added() -> None:
     plans = {how: plan(how) for how in HOW}
     longest = {how: max(one.seconds.values()) for how, one in plans.items()}
     assert len(set(longest.values())) == len({one.memory_bytes for one in plans.values()} | {0}) == 4
+    lanes = plans.pop("lanes")
     for one in plans.values():
         assert one.seconds["network"] == one.sent_bytes / (25e9 / 8)
+    # Lanes send the sums after the backward pass.
+    computed = plans["ddp"].seconds["computation"]
+    assert lanes.seconds == {"computation and network": computed + lanes.sent_bytes / (25e9 / 8)}
     fast = plan("ddp", Link(400, 8))
     assert max(fast.seconds, key=lambda kind: fast.seconds[kind]) == "computation"
     flops = fast.training_flops / fast.steps
-    assert fast.seconds["computation"] == flops / (0.4 * 989e12 * 512)
+    for precision, peak in {"auto": 989, "bf16": 989, "float32": 67, "tf32": 494.5, "float64": 67}.items():
+        one = plan("ddp", Link(400, 8), **{"machine.precision": precision})
+        assert one.seconds["computation"] == flops / (0.4 * peak * 1e12 * 512)
     again = plan("ddp", Link(400, 8), **{"machine.checkpoint_blocks": True})
     assert again.seconds["computation"] == pytest.approx(4 / 3 * fast.seconds["computation"])
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_float64__takes_twice_the_bytes(how: str) -> None:
+    narrow, wide = plan(how), plan(how, **{"machine.precision": "float64"})
+    assert wide.memory == pytest.approx({kind: 2 * size for kind, size in narrow.memory.items()}, abs=1)
+    assert (wide.checkpoint_bytes, wide.sent_bytes) == (2 * narrow.checkpoint_bytes, 2 * narrow.sent_bytes)
 
 
 def test_reading__of_the_shards_of_a_split(tiny_data: Path) -> None:
@@ -83,12 +96,24 @@ def test_reading__of_the_shards_of_a_split(tiny_data: Path) -> None:
         ({}, (64, 64, 64 * 300_000_000)),
         ({"schedule.lanes": 64}, (1, 4096, 64 * 300_000_000)),
         ({"data.lanes": 64}, (1, 4096, 64 * 300_000_000)),
+        # Lanes that do not fit the nodes are fetched by two of them; a node keeps all that it reads.
+        ({"data.lanes": 96}, (4 / 3, 4096, 2 * 64 * 300_000_000)),
+        ({"data.lanes": 32}, (2, 2048, 64 * 300_000_000)),
+        # The exact order visits shards at random in every lane.
+        (
+            {"data.order": "exact", "data.order_window_shards": None, "schedule.lanes": 64},
+            (64, 4096, 100_000 * 300_000_000),
+        ),
+        (
+            {"data.order": "exact", "data.order_window_shards": None, "data.cache_gib": 0.0},
+            (1, 4096, 0),
+        ),
         ({"data.order": "exact", "data.order_window_shards": None}, (64, 4096, 100_000 * 300_000_000)),
     ],
 )
-def test_fetched(values: dict[str, Any], expected: tuple[int, int, int]) -> None:
+def test_fetched(values: dict[str, Any], expected: tuple[float, int, int]) -> None:
     given = {"data.order": "windowed", "data.order_window_shards": 32, "machine.processes": 512, **values}
-    overrides = [Override(key, value) for key, value in given.items() if value]
+    overrides = [Override(key, value) for key, value in given.items() if value is not None]
     recipe: Any = load_recipe("jft_h14", overrides).recipe
     read = fetched(recipe, Reading(100_000, 100_000 * 300_000_000, 303_000_000, True), 64)
     assert (read.amplification, read.shards, read.cache) == expected

@@ -10,13 +10,13 @@ import pytest
 from tests.launch.conftest import Load
 from vitctl.errors import LaunchError
 from vitctl.launch.agent import (
+    CONFIG,
     LaunchConfig,
     accelerate_arguments,
     check_spread,
     launch_line,
     own_address,
     parse_nodes,
-    write_accelerate_config,
 )
 
 
@@ -72,8 +72,6 @@ def test_line__of_one_process_needs_no_launcher(load: Load, tmp_path: Path) -> N
     recipe = load().recipe
     line = [sys.executable, "-m", "vitctl.launch.worker", str(tmp_path)]
     assert shlex.split(launch_line(tmp_path, recipe)) == line
-    write_accelerate_config(tmp_path, recipe, LaunchConfig())
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_line__of_several_processes_has_every_flag(load: Load, tmp_path: Path) -> None:
@@ -81,14 +79,14 @@ def test_line__of_several_processes_has_every_flag(load: Load, tmp_path: Path) -
     assert line.startswith("PET_STANDALONE=1 ") and " launch --multi_gpu --config_file " in line
     assert shlex.split(line)[-3:] == ["--module", "vitctl.launch.worker", str(tmp_path / "a run")]
     assert flags(line) == {
-        "--config_file": str(tmp_path / "a run" / "accelerate.yaml"),
+        "--config_file": str(CONFIG),
         "--num_processes": "2",
         "--num_machines": "1",
         "--machine_rank": "0",
         "--main_process_ip": "127.0.0.1",
         "--main_process_port": "0",
         "--rdzv_backend": "c10d",
-        "--rdzv_conf": "join_timeout=600",
+        "--rdzv_conf": "join_timeout=600,read_timeout=600",
         "--max_restarts": "3",
         "--monitor_interval": "0.1",
         "--gpu_ids": "all",

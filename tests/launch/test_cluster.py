@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -286,6 +287,31 @@ def test_job__is_queued_again_when_it_was_saved_and_not_cancelled(
     assert (tmp_path / "a run" / "logs").is_dir()
 
 
+def test_job__that_saves_nothing_is_queued_again_three_times(tmp_path: Path) -> None:
+    """A store that stays away would keep the nodes for ever; a new checkpoint starts the count again."""
+    run_dir, requeues = tmp_path / "a run", tmp_path / "requeues.txt"
+    file, saved = Job.parse("time=10").write(run_dir), run_dir / "suite" / "checkpoints"
+    for name, text in {"srun": "exit 3", "scontrol": f"echo again >> {requeues}"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": str(tmp_path), "SLURM_JOB_ID": "12"}
+
+    def times(jobs: int) -> int:
+        before = requeues.read_text().count("again") if requeues.exists() else 0
+        for _ in range(jobs):
+            assert subprocess.run(["/bin/bash", str(file)], env=env, check=False).returncode == 3
+        return requeues.read_text().count("again") - before
+
+    assert times(5) == 3
+    saved.mkdir(parents=True)
+    assert times(5) == 3
+    os.utime(saved, ns=(time.time_ns() + 10**9,) * 2)  # later than the count, as a checkpoint saved now
+    assert times(1) == 1
+    os.utime(saved, ns=(0, 0))
+    env["SLURM_JOB_ID"] = "13"
+    assert times(5) == 3
+
+
 def test_submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LaunchError, match=r"not on this machine.*sbatch x\.sbatch"):
@@ -336,7 +362,8 @@ def test_job__no_field_runs_a_command(folder: str, word: str) -> None:
         for tool in ("srun", "scontrol"):
             (tools / tool).write_text(_RECORDER)
             (tools / tool).chmod(0o755)
-        before = sorted(Path(where).rglob("*"))
+        (run_dir / "logs").mkdir(parents=True)  # as `write` does
+        before = sorted([*Path(where).rglob("*"), run_dir / "logs" / "requeued_7.txt"])
         environment = {"PATH": str(tools), "RECORD": str(record), "SLURM_JOB_ID": "7"}
         done = subprocess.run(
             ["/bin/bash", str(script)], env=environment, cwd=where, capture_output=True, check=False

@@ -1,6 +1,5 @@
 """The JobSet of a run: a golden file, the fields of its schema, and its command, which a shell runs."""
 
-import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitctl.cli import app
-from vitctl.errors import RESTARTED, LaunchError, LostProcess
+from vitctl.errors import LaunchError, LostProcess
 from vitctl.launch.jobset import JobSet, jobset_manifest
 from vitctl.system.remote import GaveUpError
 
@@ -26,6 +25,7 @@ _CONTAINER = {
     "image": _TEXT,
     "command": [_TEXT],
     "env": [{"name": _TEXT, "value": _TEXT}],
+    "envFrom": [{"secretRef": {"name": _TEXT, "optional": bool}}],
     "resources": {"limits": {"nvidia.com/gpu": _COUNT, "cpu": _COUNT, "memory": _TEXT}},
     "volumeMounts": [{"name": _TEXT, "mountPath": _TEXT}],
 }
@@ -105,6 +105,15 @@ def test_manifest__golden() -> None:
     check(manifest, SCHEMA)
 
 
+def test_manifest__every_mount_has_its_volume_and_the_cache_is_on_one() -> None:
+    manifest = jobset_manifest(JobSet.parse(WORDS), Path("/runs/a"))
+    pod = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts.keys() == {volume["name"] for volume in pod["volumes"]}
+    assert {"name": "VITCTL_CACHE", "value": mounts["cache"]} in container["env"]
+
+
 def test_manifest__of_one_node_has_no_rendezvous() -> None:
     manifest = jobset_manifest(JobSet.parse("image=a,claim=b:/mnt/b"), Path("/mnt/b/20260101 Été"))
     check(manifest, SCHEMA)
@@ -165,10 +174,7 @@ def test_command__whatever_the_folder_is_called(folder: str) -> None:
         assert record.read_text().split("\0") == [*told, "--nodes", f"2@{host}:29400", ""]
 
 
-def test_lost_process__is_restarted_where_a_scheduler_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code 2 ends a JobSet; a lost process or pod must not."""
-    assert (app._report_error(LostProcess("a")), app._report_error(GaveUpError("a"))) == (2, 2)
-    monkeypatch.setenv(RESTARTED, "1")
-    assert (app._report_error(LostProcess("a")), app._report_error(LaunchError("a"))) == (3, 2)
-    assert app._report_error(GaveUpError("a")) == 3  # the store may be back
-    assert os.environ[RESTARTED] == "1"
+def test_exit_code__is_3_where_a_restart_may_help() -> None:
+    """Exit code 2 ends a JobSet; a lost process or pod must not, nor a store that may be back."""
+    codes = [app._report_error(error) for error in (LostProcess("a"), GaveUpError("a"), LaunchError("a"))]
+    assert codes == [3, 3, 2]

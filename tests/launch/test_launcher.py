@@ -164,7 +164,7 @@ def test_two_processes__a_killed_one_is_named_and_the_run_resumes(
     assert sorted(rank for rank in map(rank_of, family) if rank) == ["0", "1"]
     kill_rank(1, [one])
     [(code, _, text)] = ended([one])
-    assert (code, text.splitlines()[-1]) == (2, killed_text(1, folder))
+    assert (code, text.splitlines()[-1]) == (3, killed_text(1, folder))
     assert json.loads((folder / "result.json").read_text())["status"] == "failed"
     assert (folder / LOGS / "now.json").exists()
     assert_gone(family)
@@ -181,7 +181,7 @@ def test_two_processes__a_killed_launcher_is_named(tiny_data: Path, tmp_path: Pa
     (agent,) = (process for process in alive if "accelerate.commands.launch" in process.cmdline())
     agent.kill()
     [(code, _, text)] = ended([one])
-    assert (code, text.count("Traceback")) == (2, 0)
+    assert (code, text.count("Traceback")) == (3, 0)
     assert "accelerate launch and its processes were killed by SIGKILL" in text.splitlines()[-1]
     assert f"vitctl resume {tmp_path}" in text.splitlines()[-1]
     assert_gone(family)
@@ -371,7 +371,7 @@ def test_restarts__used_up_are_one_line_on_every_machine(tiny_data: Path, tmp_pa
     family = family_of(pair)
     kill_rank(0, pair)
     for code, _, text in ended(pair):
-        assert (code, text.splitlines()[1:]) == (2, [killed_text(0, tmp_path)])
+        assert (code, text.splitlines()[1:]) == (3, [killed_text(0, tmp_path)])
     assert_gone(family)
     assert "was killed (SIGKILL)" in json.loads((tmp_path / "result.json").read_text())["error"]
 

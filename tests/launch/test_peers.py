@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from tests.conftest import PACED, WITH_WORKER, Run, assert_golden, checkpoint, command, records, sample_keys
 from tests.launch.conftest import assert_gone, ended, family_of, logged, rank_of, wait_for
-from vitctl.errors import LostProcess
+from vitctl.errors import DataError, LostProcess, VitctlError
 from vitctl.launch.agent import note_first_killed
 from vitctl.launch.peers import (
     first_error,
@@ -30,6 +30,7 @@ from vitctl.launch.peers import (
     raise_first_error,
 )
 from vitctl.launch.run_folder import LOGS
+from vitctl.system.remote import GaveUpError
 
 HASTY = WITH_WORKER.format(worker="tests.launch.hasty_worker")
 EVERY_50 = {"checkpoint.every_steps": 50}
@@ -173,6 +174,15 @@ def test_is_final__what_only_the_user_can_fix(tmp_path: Path) -> None:
     assert note(mendable=False) == (True, False)
     note_killed(tmp_path, 0, "SIGKILL")
     assert (is_cause(first_error(tmp_path)), is_final(first_error(tmp_path))) == (True, False)
+
+
+@pytest.mark.parametrize("error", [GaveUpError("away"), DataError("damaged")])
+def test_is_final__a_server_may_be_back_at_the_next_start(tmp_path: Path, error: VitctlError) -> None:
+    note_error(tmp_path, error)
+    assert is_final(first_error(tmp_path)) == (not error.passes)
+    with pytest.raises(VitctlError, match=str(error)) as caught:
+        raise_first_error(tmp_path, 2)
+    assert caught.value.passes == error.passes
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from vitctl.errors import CheckpointError, LaunchError, RecipeError
 from vitctl.jobs.inputs.weights import weights_of
 from vitctl.jobs.record.result import choose_weights
 from vitctl.launch.agent import LaunchConfig
+from vitctl.launch.cluster import Job
 from vitctl.launch.listing import plan_removal
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe, with_overrides
@@ -53,7 +54,7 @@ def test_prepare__lanes_follow_from_the_nodes_of_the_first_start(
         with monkeypatch.context() as context:
             context.setattr("vitctl.jobs.inputs.data.num_shards", lambda _: 10_000)
             context.setattr("vitctl.jobs.inputs.data._check_entropy", lambda *_: None)
-            found = prepare_run(loaded, tmp_path / name, nodes=nodes).recipe
+            found = prepare_run(loaded, tmp_path / name, batch=Job(nodes)).recipe
         assert load_recipe(str(tmp_path / name / "recipe.toml")).recipe == found
         return int(found.data.lanes)  # type: ignore[attr-defined]
 

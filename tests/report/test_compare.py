@@ -11,7 +11,7 @@ import pytest
 
 from vitctl.errors import CheckpointError
 from vitctl.jobs.record.answer_table import answers_digest, write_answers
-from vitctl.jobs.record.result import RunResult, read_result, write_result
+from vitctl.jobs.record.result import RunResult, write_result
 from vitctl.recipe.load import Override, load_recipe, with_overrides
 from vitctl.recipe.write import to_toml, toml_value
 from vitctl.report.compare import compare_runs
@@ -165,21 +165,6 @@ def test_compare__says_why_not(tmp_path: Path, used: dict[str, Any], reason: str
     [said] = compare_runs([one, two]).reasons
     assert said.startswith(f"{two}: ")
     assert re.search(reason, said)
-
-
-@pytest.mark.parametrize(
-    ("value", "state"), [(True, "whole"), (False, "damaged"), (0.5, "part"), (1.0, "part"), (0.0, "none")]
-)
-def test_data_verified__of_earlier_releases(tmp_path: Path, value: object, state: str) -> None:
-    """A share of 0.0 is equal to false and was not found by `is False`."""
-    one, two = put(tmp_path / "one"), put(tmp_path / "two")
-    path = two / "result.json"
-    path.write_text(
-        json.dumps(json.loads(path.read_text()) | {"provenance": USED | {"data_verified": value}})
-    )
-    found = read_result(two)
-    assert found is not None and found.provenance["data_verified"] == state
-    assert bool(compare_runs([one, two]).reasons) == (state != "whole")
 
 
 def test_compare__a_copy_of_the_same_images_is_told_by_its_source(tmp_path: Path) -> None:

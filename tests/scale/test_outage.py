@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests import warm
-from tests.conftest import TINY, checkpoint, command, records
+from tests.conftest import TINY, checkpoint, command, records, two_processes
 from tests.data.server import Faults, serving
 from vitctl.engine.journal import read_run_json
 from vitctl.launch.prepare_run import prepare_run
@@ -66,6 +66,8 @@ def test_outage__is_waited_out_or_saved(tiny_data: Path, tmp_path: Path, workers
         folder = run_here(tmp_path / "waited", url, **values, **{"data.patience": 30.0})
         assert faults.since and read_run_json(folder / "result.json")["status"] == "done"
         assert checkpoint(folder, LENGTH) == plain
+        told = [record["text"] for record in records(folder, "warning") if "waiting until" in record["text"]]
+        assert told and all(url in text for text in told)
         faults.after, faults.seconds, faults.since = len(faults.asked) + LEAVE_AFTER, 1e9, 0.0
         folder = run_here(tmp_path / "saved", url, **values, **{"data.patience": 1.0})
         result = read_run_json(folder / "result.json")
@@ -75,6 +77,27 @@ def test_outage__is_waited_out_or_saved(tiny_data: Path, tmp_path: Path, workers
         faults.seconds = 0.0
         work(folder)
     assert checkpoint(folder, LENGTH) == plain
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_outage__at_the_start_is_waited_out_by_the_same_rule(
+    tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
+) -> None:
+    """The first request, for the index, was given up after 1.5 s; the resume had no image yet either."""
+    with serving(tiny_data, Leaving(-1, 4.0)) as url:
+        folder = run_here(tmp_path / "late", url, **{"data.patience": 60.0, "machine.workers": workers})
+    assert read_run_json(folder / "result.json")["status"] == "done"
+    said = [line for line in capsys.readouterr().err.splitlines() if "waiting until" in line]
+    assert len(said) == 1 and "index.json" in said[0]
+
+
+def test_outage__at_the_start_of_two_processes_exits_with_3(tiny_data: Path, tmp_path: Path) -> None:
+    """Rank 0 prepares the run, and tells the others; a scheduler starts all of them again."""
+    with serving(tiny_data, Leaving(-1, 1e9)) as url:
+        values = {**VALUES, "machine.processes": 2, "data.patience": 1.0}
+        line = command(tmp_path / "run", url, **values)  # type: ignore[arg-type]
+        assert two_processes(line, tmp_path / "out.txt") == (3, 3)
+    assert (tmp_path / "out.txt").read_text().count("gave up after") == 1
 
 
 def run(folder: Path, data: str, *more: str, **values: Any) -> "subprocess.CompletedProcess[str]":

@@ -18,7 +18,7 @@ from vitctl.recipe.load import Override, load_recipe, parse_override
 from vitctl.recipe.write import to_toml
 from vitctl.system import address, remote
 from vitctl.system.address import VARIABLE, with_query, without_queries
-from vitctl.system.remote import check_address, read_changed, read_file
+from vitctl.system.remote import check_address, read_file
 
 SECRET = "S3CR3T"
 ATTACKS = {
@@ -137,14 +137,14 @@ def test_redirects__are_refused_without_the_secret(location: str) -> None:
     with server(lambda connection: connection.sendall(reply)) as url, pytest.raises(DataError) as caught:
         read_file(f"{url}?S3CR3T", 9)
     assert SECRET not in str(caught.value) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(url)  # of thousands of shards, which one
     assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("reply", [b"HTTP/1.1 403 S3CR3T\r\nContent-Length: 0\r\n\r\n", b"S3CR3T\r\n\r\n"])
 def test_answers__that_repeat_the_secret_are_not_shown(reply: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "LEAST_ATTEMPTS", 1)
-    monkeypatch.setattr(remote, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(remote, "PATIENCE", [0.0])
     with server(lambda connection: connection.sendall(reply)) as url, pytest.raises(DataError) as caught:
         read_file(f"{url}?S3CR3T", 9)
     assert SECRET not in str(caught.value)
@@ -243,7 +243,7 @@ def test_recipe__holds_texts_alone(tmp_path: Path) -> None:
 
 
 def test_lookup__of_a_host_that_does_not_exist_ends_soon(offline: list[str]) -> None:
-    doors = (lambda url: read_file(url, 9), lambda url: read_changed(url, 9, ""), fetch)
+    doors = (lambda url: read_file(url, 9), fetch)
     for door in doors:
         began, offline[:] = time.monotonic(), []
         with pytest.raises(
@@ -251,7 +251,7 @@ def test_lookup__of_a_host_that_does_not_exist_ends_soon(offline: list[str]) -> 
         ):
             door("https://h.invalid/x")  # type: ignore[no-untyped-call]
         assert time.monotonic() - began < 5
-        assert len(offline) == 3
+        assert 3 <= len(offline) <= 4
 
 
 def test_lookup__of_a_host_that_answered_is_repeated(

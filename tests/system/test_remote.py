@@ -86,11 +86,9 @@ SERVERS = {
 def test_endless_answers__end(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VITCTL_MAX_HTTP_SECONDS", "1")
     monkeypatch.setattr(remote, "LEAST_ATTEMPTS", 2 if name == "dripping body" else 1)
-    monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(remote, "FIRST_SECONDS", 0.0)
     monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.01)
     monkeypatch.setenv("VITCTL_MAX_WEIGHTS", "4")
-    with server(SERVERS[name]) as url:
+    with server(SERVERS[name]) as url, remote.patient(0.0):
         began = time.monotonic()
         with pytest.raises(DataError) as caught:
             read_file(url, 2**20)
@@ -111,8 +109,9 @@ def test_malformed_size__nothing_is_kept(
         with connection:
             connection.sendall(OK + b"Content-Length: " + length + b"\r\n\r\n0123456789")
 
-    with server(answer) as url, pytest.raises(CheckpointError, match=r"not valid HTTP|Content-Length|broke"):
-        fetch(url, cache=tmp_path, patience=0.1)
+    said = pytest.raises(CheckpointError, match=r"not valid HTTP|Content-Length|broke")
+    with server(answer) as url, remote.patient(0.1), said:
+        fetch(url, cache=tmp_path)
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -221,6 +220,8 @@ def test_stream__pauses_double_up_to_a_bound_or_as_the_server_says(
     busy, url = remote.TransientError("busy", told), "https://example.org/x"
     for failures in range(1, 10):
         asyncio.run(remote._pause(url, busy, failures, time.monotonic(), 600.0))
+    asyncio.run(remote._pause(url, busy, 10, time.monotonic() - 599.9, 600.0))
+    assert 0 < slept.pop() <= 0.1  # the last attempt is at the time that was told
     longest = [min(0.5 * 2**turn, 30.0) for turn in range(9)]
     least = min(told, 30.0)
     for pause, most in zip(slept, longest, strict=True):

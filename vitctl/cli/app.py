@@ -30,7 +30,7 @@ from vitctl.cli import (
 from vitctl.cli.completion import RECIPE_OF
 from vitctl.cli.flags import FLAGS
 from vitctl.engine.preemption import interrupt_on_signals
-from vitctl.errors import RESTARTED, VitctlError, explained
+from vitctl.errors import explained
 from vitctl.system.address import without_queries
 from vitctl.system.process import mark_start
 from vitctl.system.screen import output_errors_ignored, restore_output
@@ -146,8 +146,7 @@ def _report_error(error: Exception) -> int:
     )
     if fixable is not None:
         _say(str(fixable))
-        passes = isinstance(error, VitctlError) and error.passes
-        return EXIT_STOPPED if passes and RESTARTED in os.environ else EXIT_USER
+        return EXIT_STOPPED if fixable.passes else EXIT_USER
     with suppress(OSError):
         traceback.print_exception(error)
     _say(

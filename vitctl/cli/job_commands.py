@@ -332,7 +332,7 @@ def sweep(
         show_costs(cells)
         return
     folder = out or new_run_dir(f"sweep_{chosen.name}")
-    prepare_cells(cells, folder)
+    prepare_cells(cells, folder, batch)
     if not (print_ or batch):
         from vitctl.cli.show.run_views import run_and_show
 

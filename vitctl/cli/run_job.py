@@ -1,7 +1,6 @@
 """From a recipe's flags to a result: what all commands that run a job share."""
 
 import os
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,7 +49,7 @@ def run_job(
     from vitctl.cli.show.console import waiting
     from vitctl.errors import RecipeError
 
-    if (all_ or link) and not dry_run:
+    if (all_ or link is not None) and not dry_run:
         raise RecipeError(f"{'--all' if all_ else '--link'} needs --dry-run: it is about the plan")
     check_flags({flag: value for flag, (_, value) in flags.items()})
     member, batch = start_command(), batch_job(slurm, k8s)
@@ -74,11 +73,14 @@ def run_job(
         from vitctl.launch.agent import check_spread
 
         check_spread(config, loaded.recipe.machine.processes)
-        spread = batch.nodes if batch else config.nodes
-        show_plan(loaded, run_dir, config, nodes=spread, link=link, everything=all_)
+        show_plan(loaded, run_dir, config, batch=batch, link=link, everything=all_)
         return
-    fetch_weights_of(loaded)
-    run_loaded(loaded, run_dir, member, config, batch)
+    from vitctl.launch.worker import patience
+    from vitctl.system.remote import patient
+
+    with patient(patience(loaded.recipe)):
+        fetch_weights_of(loaded)
+        run_loaded(loaded, run_dir, member, config, batch)
 
 
 def finetune_recipe(dataset: str | None) -> str:
@@ -121,8 +123,7 @@ def run_loaded(
 
         check_spread(config, loaded.recipe.machine.processes)
         own_address(config)
-        nodes = batch.nodes if batch else config.nodes
-        prepared = prepare_run(loaded, run_dir, allow, config, nodes)
+        prepared = prepare_run(loaded, run_dir, allow, config, batch)
     if prepared.taken:
         say(prepared.taken, style="bold yellow")
     if batch:
@@ -219,12 +220,14 @@ def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":
     from vitctl.cli.show.console import say
     from vitctl.jobs.inputs.checks import FittedSplits, fit_splits
     from vitctl.jobs.plan import LOOKUP_SECONDS, call_with_timeout
-    from vitctl.system.remote import is_remote
+    from vitctl.launch.worker import patience
+    from vitctl.system.remote import is_remote, patient
 
     if with_timeout and is_remote(path):
         splits = call_with_timeout(LOOKUP_SECONDS, lambda: fit_splits(loaded))
     else:
-        splits = fit_splits(loaded)
+        with patient(patience(loaded.recipe)):
+            splits = fit_splits(loaded)
     if not isinstance(splits, FittedSplits):  # the error message of an address
         return loaded
     if splits.note:
@@ -295,8 +298,8 @@ def write_job(batch: "Resources", run_dir: Path) -> None:
     from vitctl.launch.cluster import submit
 
     file = batch.write(run_dir)
-    line = shlex.join([*batch.submits, str(file)])
-    print(submit(batch, file) if batch.submit else f"wrote {file}; submit it with: {line}")
+    text = f"wrote {file}; submit it with: {batch.line(run_dir)}"
+    print(submit(batch, file) if batch.submit else text)
 
 
 def launch_config(

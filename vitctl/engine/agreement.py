@@ -84,8 +84,8 @@ def agreed_checkpoint(runtime: Runtime, root: Path) -> tuple[SavedCheckpoint | N
         incomplete.
 
     Raises:
-        CheckpointError: a process cannot read exactly that checkpoint, or sees a newer one; the same line on
-            every process.
+        CheckpointError: none is complete of those that are there, or a process cannot read exactly that
+            checkpoint, or sees a newer one; the same line on every process.
     """
     saved, problems = _agreed(runtime, root, runtime.num_processes)
     wrong = [text for text in gather_texts(_problem_of(runtime, saved)) if text]
@@ -114,6 +114,11 @@ def _agreed(runtime: Runtime, root: Path, verifiers: int) -> tuple[SavedCheckpoi
     with raised_on_all():
         if runtime.is_main:
             saved, problems = newest_checkpoint(root, share=(0, verifiers))
+            if saved is None and problems:
+                raise CheckpointError(
+                    f"{problems[0]}; no other checkpoint is complete: copy it back, or delete {root} to "
+                    f"start again at step 0"
+                )
             name, digest = (saved.folder.name, saved.digest) if saved else ("", "")
             chosen = {"name": name, "digest": digest, "newest": newest_name(root)}
     chosen = json.loads(runtime.broadcast(json.dumps(chosen)))
@@ -329,7 +334,8 @@ class Identity:
         if not differing or json_digest(self.made_of) in allowed["before"]:
             return ""
         words = "; ".join(text for _, text in differing)
-        refused = dict.fromkeys(key for key, _ in differing if not _covers(allowed["now"], key))
+        covered = tuple(f"{key}." for key in allowed["now"])
+        refused = dict.fromkeys(key for key, _ in differing if not f"{key}.".startswith(covered))
         if refused:
             keys = " ".join(f"--allow {key}" for key in refused)
             raise CheckpointError(
@@ -450,10 +456,6 @@ def _description(source: Source) -> dict[str, Any]:
         "num_images": len(source),
         "class_names": json_digest(source.class_names),
     }
-
-
-def _covers(allowed: Sequence[str], key: str) -> bool:
-    return any(key == one or key.startswith(f"{one}.") for one in allowed)
 
 
 def _read_allowed(run_dir: Path) -> dict[str, list[str]]:

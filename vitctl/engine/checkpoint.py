@@ -96,15 +96,11 @@ class SavedCheckpoint:
 
         Empty if there is no such file. With sharded tensors in `like`, as `read_held` reads them.
         """
-        path = self.folder / tensors_file(name)
+        # Not a FIFO or a device, which would be read for ever.
         files = [file for file in self.files(name) if file.is_file()]
         if files and any(map(is_part, like.values())):
             return read_held(files, like)
-        if files and files[0] != path:
-            return read_tensors(files[0])
-        return (
-            load_file(path) if path.is_file() else {}
-        )  # not a FIFO or a device, which would be read for ever
+        return read_tensors(files[0]) if self.is_in_parts and files else load_file(files[0]) if files else {}
 
 
 @dataclass(frozen=True)
@@ -588,7 +584,7 @@ class Saver:
             end.
         """
         while True:
-            has_room = self._free_bytes() >= num_bytes + SPARE_BYTES
+            has_room = _free_bytes(self.root) >= num_bytes + SPARE_BYTES
             if not has_room and self._delete_old(step, scores):
                 continue
             reason, is_full = os.strerror(errno.ENOSPC), True
@@ -613,16 +609,15 @@ class Saver:
             text = f"{self._problem}; earlier checkpoints are complete"
             self.journal.write("warning", step=step, text=text)
 
-    def _free_bytes(self) -> int:
-        """Free bytes on the disk."""
-        existing = next(path for path in (self.root, *self.root.absolute().parents) if path.exists())
-        return shutil.disk_usage(existing).free
-
     def _delete_old(self, step: int, scores: Mapping[int, float]) -> bool:
         """Delete the checkpoints that will not be kept once `step` is saved; whether there were any."""
         with suppress(OSError):
             return keep(self.root, last=self.last, best=self.best, scores=scores, coming=step)
         return False
+
+
+def _free_bytes(root: Path) -> int:
+    return shutil.disk_usage(next(path for path in (root, *root.absolute().parents) if path.exists())).free
 
 
 def _reason(error: Exception) -> str:
@@ -665,11 +660,10 @@ def check_space(root: Path, model: nn.Module, average: Average | None, *, slots:
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     of_optimizer = slots * sum(p.numel() * p.element_size() for p in trainable(model).values())
     one = weights * (1 if average is None else 2) + of_optimizer
-    existing = next(path for path in (root, *root.absolute().parents) if path.exists())
     there = sum(
         path.stat().st_size for path in root.rglob("*") if path.is_file() and not is_set_aside(path.parent)
     )
-    free = shutil.disk_usage(existing).free
+    free = _free_bytes(root)
     if free + there < one * (kept + 1):
         raise CheckpointError(
             f"{root}: {bytes_text(free)} is free, but the checkpoints of this run need "

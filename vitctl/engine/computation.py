@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -29,7 +29,7 @@ from vitctl.models.kernels import (
     used_linear,
 )
 from vitctl.models.variants import Config, ViTConfig
-from vitctl.recipe.schema import NetworkMachine, TrainMachine, TrainRecipe, lora_of
+from vitctl.recipe.schema import NetworkMachine, TrainRecipe, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
 from vitctl.system.files import read_json
 
@@ -128,11 +128,8 @@ class Kernels(BaseModel):
     linear: Literal["torch", "onednn"]
 
 
-M = TypeVar("M", bound=BaseModel)
-
-
-def read_kept(path: Path, model: type[M]) -> M:
-    """Return the choice that an earlier start of the run stored.
+def read_kept(path: Path) -> MicroBatch:
+    """Return the micro-batch that an earlier start of the run measured.
 
     Raises:
         CheckpointError: the file cannot be read, or is invalid.
@@ -142,13 +139,13 @@ def read_kept(path: Path, model: type[M]) -> M:
     except CheckpointError as error:
         raise CheckpointError(f"{error}; delete it to choose again") from None
     try:
-        return model.model_validate(value)
+        return MicroBatch.model_validate(value)
     except ValidationError as error:
         where = ".".join(map(str, error.errors(include_input=False)[0]["loc"])) or "its value"
         raise CheckpointError(f"{path}: {where} is invalid; delete the file to choose again") from None
 
 
-KERNELS, MICRO_BATCH = "kernels.json", "micro_batch.json"
+MICRO_BATCH = "micro_batch.json"
 
 
 def choose_kernels(
@@ -182,16 +179,6 @@ def choose_kernels(
         if lanes or getattr(config, "position_embedding", "") == "relative":
             attention = "math"
     return Kernels(attention=attention, linear="torch" if linear == "auto" else linear)
-
-
-def kept_kernels(machine: TrainMachine, runtime: Runtime, run_dir: Path) -> TrainMachine:
-    """Return [machine] with the kernels of RUN/kernels.json for 'auto': earlier releases measured them and
-    wrote this file.
-    """
-    file = run_dir / KERNELS
-    there = runtime.is_main and file.exists()
-    kept = json.loads(runtime.broadcast(read_kept(file, Kernels).model_dump_json() if there else "{}"))
-    return machine.model_copy(update={name: kept[name] for name in kept if getattr(machine, name) == "auto"})
 
 
 def use_kernels(kernels: Kernels) -> None:
@@ -232,7 +219,7 @@ def choose_micro_batch(
     # Rank 0 reads it for all: a process that did not see the file would measure, and wait for the others for
     # ever.
     there = runtime.is_main and file.exists()
-    known = json.loads(runtime.broadcast(read_kept(file, MicroBatch).model_dump_json() if there else "{}"))
+    known = json.loads(runtime.broadcast(read_kept(file).model_dump_json() if there else "{}"))
     setting = json.loads(runtime.broadcast(json.dumps(setting)))
     if {name: known.get(name) for name in setting} == setting:
         return int(known["micro_batch"])
@@ -272,7 +259,7 @@ def dropout_draws(recipe: TrainRecipe, config: Any, folder: Path) -> dict[str, A
     if recipe.schedule.lanes or not draws_noise(recipe, config):
         return {}
     machine, file = recipe.machine, folder / MICRO_BATCH
-    most = read_kept(file, MicroBatch).micro_batch if file.exists() else machine.micro_batch
+    most = read_kept(file).micro_batch if file.exists() else machine.micro_batch
     used = most_images(most, -(-recipe.schedule.batch_size // machine.processes))
     return {
         "dropout_draws": {"processes": machine.processes, "micro_batch": used, "compile": machine.compile}

@@ -195,6 +195,7 @@ def join(
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(_RECORDED))
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
         os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(recording))
+    began = time.monotonic()
     try:
         limit = timedelta(seconds=group_seconds)
         store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
@@ -206,9 +207,9 @@ def join(
         raise LaunchError(
             f"process {os.environ.get('RANK')} on {socket.gethostname()}: the {os.environ.get('WORLD_SIZE')} "
             f"processes did not "
-            f"all connect to {place} within {seconds:.0f} s ({str(error).splitlines()[0][:200]}); check that "
-            f"all were started and "
-            "that every node can reach that address"
+            f"all connect to {place} in {time.monotonic() - began:.0f} s "
+            f"({str(error).splitlines()[0][:200]}); check that all were started and that every node can "
+            f"reach that address, or raise machine.start_timeout = {seconds:g}"
         ) from error
 
 

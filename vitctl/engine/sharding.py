@@ -123,7 +123,11 @@ def shard(
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
     units: list[FSDPModule] = []
     for block in outermost_blocks(model):
-        if gathers_bf16 and (layers := _cast_layers(block)):
+        # Those of which autocast converts all parameters.
+        layers: list[nn.Module] = [
+            one for one in block.modules() if isinstance(one, Linear) and not isinstance(one, Head)
+        ]
+        if gathers_bf16 and layers:
             fully_shard(layers, mesh=mesh, reshard_after_forward=True, mp_policy=bf16)
             units.append(cast("FSDPModule", layers[0]))  # they share what is set
         else:
@@ -132,11 +136,6 @@ def shard(
         unit.set_modules_to_forward_prefetch([following])
     # By default the root stays gathered until a backward pass, and after an evaluation there is none.
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
-
-
-def _cast_layers(block: Block) -> list[nn.Module]:
-    """Return the layers of a block of which autocast converts all parameters."""
-    return [layer for layer in block.modules() if isinstance(layer, Linear) and not isinstance(layer, Head)]
 
 
 def outermost_blocks(model: nn.Module) -> list[Block]:

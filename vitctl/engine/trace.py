@@ -450,14 +450,16 @@ def record_problem(saved: SavedCheckpoint, steps: Steps | None, log: LoggedEnds,
     state, step = saved.state, saved.step
     if step_of(saved.folder) not in (None, step):
         return f"{STATE} says step {step}"
-    if head := state.get(STEPS_HEAD, ""):
+    if lacking := sorted({STEPS_HEAD, LOG_HEAD, UNRECORDED} - state.keys()):
+        return f"{STATE} does not say {', '.join(lacking)}"
+    if head := state[STEPS_HEAD]:
         if steps is None:
             return f"was saved with a record of its steps, and {STEP_RECORDS} is gone"
         if steps.chain.broken_at:
             return f"{STEP_RECORDS}, line {steps.chain.broken_at}, does not follow the line before"
         if head not in steps.chain.links:
             return f"{STEP_RECORDS} has no line with the digest that it was saved with ({head[:16]})"
-    if (end := state.get(LOG_HEAD, "")) and end not in log.chain.links:
+    if (end := state[LOG_HEAD]) and end not in log.chain.links:
         return f"{LOG} has no line with the digest that it was saved with ({end[:16]})"
     if log.checkpoints.get(step, saved.digest) != saved.digest:
         return f"{LOG} names another checkpoint of step {step}"
@@ -465,10 +467,3 @@ def record_problem(saved: SavedCheckpoint, steps: Steps | None, log: LoggedEnds,
     if weights and line is not None and line.weights and line.weights != weights:
         return f"its weights are not those that {STEP_RECORDS} has after step {step}"
     return ""
-
-
-def not_named(saved: SavedCheckpoint) -> str:
-    """Return the fields that a checkpoint of an earlier vitctl lacks: the ends of its records; "" if it has
-    all.
-    """
-    return ", ".join(name for name in (STEPS_HEAD, UNRECORDED, LOG_HEAD) if name not in saved.state)

@@ -39,7 +39,6 @@ from vitctl.engine.computation import (
     computation,
     computed,
     draws_noise,
-    kept_kernels,
     use_kernels,
     versions,
 )
@@ -89,7 +88,6 @@ from vitctl.engine.step import (
 from vitctl.engine.trace import (
     Recorder,
     end_of_steps,
-    not_named,
     read_logged_ends,
     read_steps,
     record_problem,
@@ -231,7 +229,7 @@ class Trainer(TrainStep):
             colours = tuple(meta["mean"]), tuple(meta["std"])
             objective = Distilled(objective, recipe.distillation, teacher, model, colours, runtime)
         kernels = choose_kernels(
-            kept_kernels(machine, runtime, run.folder),
+            machine,
             model.config,
             runtime,
             lanes=self.lanes is not None,
@@ -470,9 +468,6 @@ class Trainer(TrainStep):
                     f"{saved.folder}: {problem}; copy the files of the run back, or delete this folder to "
                     f"resume from the checkpoint before it"
                 )
-        if unnamed := not_named(saved):
-            text = f"{saved.folder.name} does not say {unnamed}, as an earlier state of vitctl"
-            self._warn(f"{text}; its records are not compared with that", saved.step)
         self.resumed_from = saved.digest
 
     def _record_problem(self, saved: SavedCheckpoint) -> str:

@@ -51,6 +51,7 @@ from vitctl.jobs.resources import (
     Memory,
     Reading,
     fetched,
+    number_bytes,
     reading_of,
     step_seconds,
     traffic_bytes,
@@ -214,7 +215,8 @@ def plan_training(
     parameters = count_parameters(config)
     frozen = frozen_places(recipe, config)
     trained, adapters = trained_parameters(recipe, config), lora_of(recipe).rank > 0
-    checkpoint = 4 * (parameters * (1 + averaging) + trained * (slots + adapters * (1 + averaging)))
+    saved = parameters * (1 + averaging) + trained * (slots + adapters * (1 + averaging))
+    checkpoint = number_bytes(m) * saved
     kept = recipe.checkpoint.keep_last + recipe.checkpoint.keep_best + 1
     points = sorted(
         {round(i * (steps - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)}
@@ -293,14 +295,12 @@ def _ways(
         if extra and (fitting := (used := Memory.of(config, thin, teacher)).fitting()):
             ways.append((f"--set machine.micro_batch={fitting}{extra}", used.at(fitting)))
             continue
-        processes = m.processes
-        while processes <= batch:
+        for processes in (m.processes << n for n in range((batch // m.processes).bit_length())):
             used = Memory.of(config, _with(thin, processes=processes, sharding="fsdp"), teacher)
             if used.at(1) <= USABLE_SHARE * GPU_BYTES:
                 words = f"--processes {processes} --set machine.sharding=fsdp --set machine.micro_batch=1"
                 ways.append((f"{words}{extra}", used.at(1)))
                 break
-            processes *= 2
     return ways
 
 

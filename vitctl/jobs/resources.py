@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from vitctl.data.source.order import subtrees
+from vitctl.data.source.order import lanes_read, subtrees
 from vitctl.data.source.views import Source, split_sources
 from vitctl.engine.schedule import lanes_of
 from vitctl.errors import RecipeError
+from vitctl.jobs.inputs.data import num_lanes
 from vitctl.models.flops import (
     PEAK_TFLOPS,
     block_parameters,
@@ -23,15 +24,33 @@ from vitctl.models.flops import (
     training_memory_bytes,
 )
 from vitctl.models.variants import Config, check_lora
-from vitctl.recipe.schema import Finetune, Pretrain, frozen_places, lora_of
+from vitctl.recipe.schema import Finetune, Machine, Pretrain, frozen_places, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
 
 GPU, MFU = "H100", 0.4
+# TFLOP/s of the GPU by precision, without sparsity: NVIDIA H100 data sheet (SXM).
+_PEAKS = {"bf16": PEAK_TFLOPS[GPU], "tf32": 494.5, "float32": 67.0, "float64": 67.0}
+Precision = Literal["float32", "tf32", "bf16", "float64"]
 GPU_BYTES = 80 * 2**30
 USABLE_SHARE = 0.9  # of a GPU's memory; the rest is for the framework
 RUNTIME_BYTES = 750 * 2**20  # of a process: Python, torch and its libraries; benchmarks/plan_memory.py
 
 _LINK = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)x([0-9]{1,3})")
+
+
+def precision_of(machine: Machine) -> Precision:
+    """Return the precision on a GPU."""
+    return "bf16" if machine.precision == "auto" else machine.precision
+
+
+def number_bytes(machine: Machine) -> int:
+    """Return the bytes of a weight, or of its gradient."""
+    return 8 if machine.precision == "float64" else 4
+
+
+def usable_flops(machine: Machine) -> float:
+    """Return the FLOP/s of all processes at `MFU` of the peak of their precision."""
+    return MFU * _PEAKS[precision_of(machine)] * 1e12 * machine.processes
 
 
 def trained_parameters(recipe: Pretrain | Finetune, config: Config) -> int:
@@ -66,24 +85,18 @@ class Memory:
             OPTIMIZERS[recipe.optimizer.name].slots,
             recipe.averaging.decay > 0,
         )
-        precision: Literal["float32", "tf32", "bf16", "float64"] = (
-            "bf16" if m.precision == "auto" else m.precision
-        )
+        precision, wide = precision_of(m), number_bytes(m)
         frozen, trained = frozen_places(recipe, config), trained_parameters(recipe, config)
         none, one = (
             training_memory_bytes(config, images, precision, slots, averaging, m.checkpoint_blocks, frozen)
             for images in (0, 1)
         )
-        wide, parameters, shards = (
-            8 if precision == "float64" else 4,
-            count_parameters(config),
-            m.shards(m.processes),
-        )
+        parameters, shards = count_parameters(config), m.shards(m.processes)
         narrow, is_cut = m.sharding_dtype == "bf16", shards > 1
         blocks, largest = block_parameters(config), max([0, *block_parameters(config)])
         # A block computes while the next one is gathered; what is in no block is gathered all the time. Two
         # blocks have whole gradients: one is computed while the other is sent.
-        gathered = wide * (parameters - sum(blocks)) + 2 * largest * ((2 if narrow else wide) + 4)
+        gathered = wide * (parameters - sum(blocks)) + 2 * largest * ((2 if narrow else wide) + wide)
         lanes = lanes_of(recipe, m.processes)
         held = max(lanes.most_held(rank, m.processes) for rank in range(m.processes)) if lanes else 0
         fixed = {
@@ -95,10 +108,10 @@ class Memory:
                 config, precision, m.checkpoint_blocks, gathers_bf16=is_cut and narrow, frozen=frozen
             ),
             "teacher": wide * count_parameters(teacher) if teacher else 0,
-            "buffers": gathered if is_cut else 4 * trained * held,
+            "buffers": gathered if is_cut else wide * trained * held,
         }
         share = -(-recipe.schedule.batch_size // m.processes)
-        return cls(fixed, 4 * trained * is_cut, one - none, share)
+        return cls(fixed, wide * trained * is_cut, one - none, share)
 
     def kinds(self, micro_batch: int) -> dict[str, int]:
         """Return the bytes of each kind with `micro_batch` images in a forward pass."""
@@ -168,29 +181,29 @@ class Fetched(NamedTuple):
 
     Args:
         per_image: bytes of an image in its shard.
-        amplification: nodes that fetch each shard.
+        amplification: nodes that fetch a shard, on average.
         shards: that the images of a batch come from, at most.
         cache: bytes of the shards that a node keeps at a time; 0 where it keeps none.
     """
 
     per_image: float
-    amplification: int
+    amplification: float
     shards: int
     cache: int
 
 
 def fetched(recipe: Pretrain | Finetune, reading: Reading, nodes: int) -> Fetched:
     """Return what a node reads of these shards, in the order of the recipe."""
-    data, batch, lanes = recipe.data, recipe.schedule.batch_size, recipe.data.lanes or recipe.schedule.lanes
-    shards, is_windowed = reading.num_shards, data.order == "windowed"
-    window = 2 * data.order_window_shards * max(1, lanes)
-    mean = reading.num_bytes / max(1, shards)
-    share = -(-window // nodes) if lanes else window
+    data, shards, lanes, window = recipe.data, reading.num_shards, 1, reading.num_shards
+    if data.order == "windowed":
+        lanes, window = max(1, num_lanes(data, recipe.schedule)), 2 * data.order_window_shards
+    read, is_cached = lanes_read(lanes, nodes), reading.is_remote and data.cache_gib > 0
+    kept = min(shards, window * max(read)) if is_cached else 0
     return Fetched(
         reading.num_bytes / max(1, reading.num_images),
-        1 if lanes >= nodes or not reading.is_remote or not data.cache_gib else nodes,
-        min(batch, shards, window if is_windowed else shards),
-        int(min(shards, share if is_windowed else shards) * mean) if reading.is_remote else 0,
+        sum(read) / lanes if is_cached else 1.0,
+        min(recipe.schedule.batch_size, shards, window * lanes),
+        kept * reading.num_bytes // max(1, shards),
     )
 
 
@@ -202,7 +215,8 @@ def traffic_bytes(
     A ring crosses the edge of each node once, whatever the number of its processes. With lanes each process
     sends the sums of its subtrees to those that complete them.
     """
-    m, batch, size = recipe.machine, recipe.schedule.batch_size, 4 * trained
+    m, batch = recipe.machine, recipe.schedule.batch_size
+    size = number_bytes(m) * trained
     if nodes == 1:
         return 0.0
     local, shards = m.processes // nodes, m.shards(m.processes)
@@ -217,7 +231,7 @@ def traffic_bytes(
     if shards <= local:
         return between
     narrow = sum(block_parameters(config)) if m.sharding_dtype == "bf16" else 0
-    whole = 4 * count_parameters(config) - 2 * narrow
+    whole = number_bytes(m) * count_parameters(config) - 2 * narrow
     passes = 2 * math.ceil(math.ceil(batch / m.processes) / micro_batch)  # forward and backward, of each
     return between + (passes * whole + size) * (1 - 1 / shards)
 
@@ -227,7 +241,7 @@ def step_seconds(
 ) -> dict[str, float]:
     """Return the seconds of a step on GPUs by what they are spent on.
 
-    With lanes the gradients are sent after the backward pass, which "computation" then includes.
+    With lanes the gradients are sent after the backward pass: the two take their time one after the other.
 
     Args:
         flops: of a step.
@@ -239,9 +253,10 @@ def step_seconds(
     """
     every = recipe.machine.checkpoint_blocks
     again = 1 + 1 / 3 / every if every else 1.0  # the forward pass of one in so many blocks is computed twice
-    computed = again * flops / (MFU * PEAK_TFLOPS[GPU] * 1e12 * recipe.machine.processes)
-    network = sent / link.bytes_per_second
-    seconds = {"computation": computed + network * (recipe.schedule.lanes > 0), "network": network}
+    computed, network = again * flops / usable_flops(recipe.machine), sent / link.bytes_per_second
+    seconds = {"computation": computed, "network": network}
+    if recipe.schedule.lanes:
+        seconds = {"computation and network": computed + network}
     if read is not None:
         images = recipe.schedule.batch_size / nodes
         seconds["data"] = images * read.per_image * read.amplification / link.bytes_per_second

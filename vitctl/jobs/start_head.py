@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from vitctl.data.source.views import random_subset
-from vitctl.engine.checkpoint import newest_checkpoint
-from vitctl.engine.computation import choose_kernels, exact, kept_kernels, use_kernels
+from vitctl.engine.checkpoint import newest_name
+from vitctl.engine.computation import choose_kernels, exact, use_kernels
 from vitctl.engine.evaluation import representations
 from vitctl.engine.fewshot_ridge import count_correct, decompose, fitted_scale
 from vitctl.engine.journal import CHECKPOINTS, LOG, read_records
@@ -40,8 +40,8 @@ def start_head(
     Paper: Section 4.1 (the solution)
     """
     runtime, lanes, asked = run.runtime, recipe.schedule.lanes > 0, recipe.finetune
-    saved = newest_checkpoint(run.folder / CHECKPOINTS)[0] if runtime.is_main else None
-    if runtime.sum([float(saved is not None)])[0]:
+    is_resumed = runtime.is_main and newest_name(run.folder / CHECKPOINTS) != ""
+    if runtime.sum([float(is_resumed)])[0]:
         return
     source = random_subset(images.train, min(asked.head_images, len(images.train)), recipe.seed)
     scoring = recipe.evaluation
@@ -49,9 +49,7 @@ def start_head(
         scoring = scoring.model_copy(update={"batch_size": recipe.schedule.leaf_images})
     shown = recipe.model_copy(update={"evaluation": scoring})
     look = ImagePass(run, shown, images.pre_processing, colours, whole_batches=lanes)
-    use_kernels(
-        choose_kernels(kept_kernels(recipe.machine, runtime, run.folder), model.config, runtime, lanes=lanes)
-    )
+    use_kernels(choose_kernels(recipe.machine, model.config, runtime, lanes=lanes))
     assert model.head is not None
     classes, width = model.head.weight.shape
     solved = torch.zeros(classes, width + 1, dtype=torch.float64)

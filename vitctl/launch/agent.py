@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,7 +28,6 @@ from vitctl.errors import LaunchError
 from vitctl.launch.cluster import UNUSED_SIGNAL, without_settings
 from vitctl.launch.peers import first_error, is_cause, note_killed
 from vitctl.recipe.schema import Machine, Recipe
-from vitctl.system.files import write_text
 from vitctl.system.process import (
     SIGNALS,
     end_with_parent,
@@ -42,12 +40,10 @@ from vitctl.system.process import (
 PORT = 29_400
 WORKER = "vitctl.launch.worker"
 ACCELERATE = "accelerate.commands.launch"
-CONFIG = "accelerate.yaml"
+CONFIG = Path(__file__).with_name("accelerate.yaml")  # it sets nothing that no flag sets
 POLL_SECONDS, _WAIT_SECONDS = 2.0, 0.1  # each poll reads files of the run, and looks through all processes
 GRACE_SECONDS = 15.0  # for processes to end, once they were killed or another one has failed for good
 _EXAMPLE = "for example --nodes 2@gpu01:29400"
-# Without this file accelerate would read the user's default configuration for everything that no flag sets.
-_CONFIG_TEXT = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\n"
 
 
 @dataclass(frozen=True)
@@ -128,16 +124,16 @@ def accelerate_arguments(run_dir: Path, machine: Machine, config: LaunchConfig) 
     The agents assign the ranks of the machines at the rendezvous. With a rank other than 0 accelerate does
     not check that the port is still free: another machine of this run may already listen there.
     """
-    processes = machine.processes
+    processes, seconds = machine.processes, math.ceil(machine.start_timeout)
     flags = {
-        "--config_file": run_dir / CONFIG,
+        "--config_file": CONFIG,
         "--num_processes": processes,
         "--num_machines": config.nodes,
         "--machine_rank": 0 if config.nodes == 1 else 1,
         "--main_process_ip": config.host or "127.0.0.1",
         "--main_process_port": config.port if config.nodes > 1 else 0,
         "--rdzv_backend": "c10d",
-        "--rdzv_conf": f"join_timeout={math.ceil(machine.start_timeout)}",
+        "--rdzv_conf": f"join_timeout={seconds},read_timeout={seconds}",  # also for the first one's address
         "--max_restarts": config.restarts,
         "--monitor_interval": 0.1,
         "--gpu_ids": "all",
@@ -180,12 +176,6 @@ def launch_line(run_dir: Path, recipe: Recipe, config: LaunchConfig = LaunchConf
     words = [*program, *accelerate_arguments(run_dir, recipe.machine, config)]
     settings = accelerate_environment(run_dir, config).items()
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in settings), shlex.join(words)])
-
-
-def write_accelerate_config(run_dir: Path, recipe: Recipe, config: LaunchConfig) -> None:
-    """Write RUN/accelerate.yaml for a run that needs a launcher; it sets nothing that no flag sets."""
-    if config.starts(recipe):
-        write_text(run_dir / CONFIG, _CONFIG_TEXT)
 
 
 class Agent:
@@ -309,15 +299,13 @@ def run_in_processes(recipe: Recipe) -> int:
     A signal is forwarded to each of them, and the code is then 3; a second one, or the end of this process,
     kills them.
     """
-    with tempfile.TemporaryDirectory(prefix="vitctl-bench-") as folder:
-        run_dir, config = Path(folder), LaunchConfig()
-        write_accelerate_config(run_dir, recipe, config)
-        words = accelerate_arguments(run_dir, recipe.machine, config)
-        words = [*words[: words.index("--module") + 1], "vitctl", *sys.argv[1:]]
-        agent = Agent(words, accelerate_environment(run_dir, config))
-        with agent.watched():
-            while agent.runs():
-                agent.forward_signal()
-                if agent.signals and not agent.had_workers:
-                    break
+    config = LaunchConfig()
+    words = accelerate_arguments(Path(), recipe.machine, config)
+    words = [*words[: words.index("--module") + 1], "vitctl", *sys.argv[1:]]
+    agent = Agent(words, accelerate_environment(Path(), config))
+    with agent.watched():
+        while agent.runs():
+            agent.forward_signal()
+            if agent.signals and not agent.had_workers:
+                break
     return RESUMABLE if agent.signals else agent.process.returncode

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from vitctl.engine.journal import CHECKPOINTS
 from vitctl.errors import LaunchError
 from vitctl.launch.run_folder import LOGS
 from vitctl.system.files import write_text
@@ -205,7 +206,7 @@ def first_host(text: str) -> str:
     return host
 
 
-JOB_FILE = "job.sbatch"
+MAX_RESTARTS = 3
 _LONGEST_NAME = 64
 SAVE_SECONDS = 300  # before the time limit: enough to finish a step, an evaluation batch and a save
 _TIME = r"([0-9]+-)?[0-9]+(:[0-9][0-9]){0,2}"
@@ -225,6 +226,7 @@ class Resources:
     launcher: ClassVar[str]  # its flag
     example: ClassVar[str]
     submits: ClassVar[tuple[str, ...]]  # command that submits a file
+    file: ClassVar[str]  # its name in the run folder
 
     nodes: int = 1
     gpus: int = 0
@@ -268,13 +270,24 @@ class Resources:
             raise LaunchError(f"{cls.launcher}: {missing[0]} is missing; {then}")
         return cls(**values)
 
-    def write(self, run_dir: Path) -> Path:
-        """Write the file that starts or resumes the prepared run, and return it.
+    def text(self, run_dir: Path) -> str:
+        """Return the file that starts or resumes a run.
 
         Raises:
             LaunchError: the batch system cannot use such a path.
         """
         raise NotImplementedError
+
+    def line(self, run_dir: Path) -> str:
+        """Return the command that submits the file of a run."""
+        return shlex.join([*self.submits, str(run_dir.resolve() / self.file)])
+
+    def write(self, run_dir: Path) -> Path:
+        """Write the file of a prepared run, and return it. Raises as `text`."""
+        folder = run_dir.resolve()
+        (folder / LOGS).mkdir(parents=True, exist_ok=True)
+        write_text(folder / self.file, self.text(folder))
+        return folder / self.file
 
 
 def _is_count(text: str, least: int) -> bool:
@@ -288,6 +301,7 @@ class Job(Resources):
     launcher = "--slurm"
     example = "nodes=4,gpus=8,time=24:00:00"
     submits = ("sbatch",)
+    file = "job.sbatch"
 
     time: str = field(default="", metadata={"pattern": _TIME, "needed": True})
     partition: str = ""
@@ -295,17 +309,14 @@ class Job(Resources):
     qos: str = ""
     constraint: str = ""
 
-    def write(self, run_dir: Path) -> Path:
-        """Write RUN/job.sbatch."""
-        folder = run_dir.resolve()
-        (folder / LOGS).mkdir(parents=True, exist_ok=True)
-        write_text(folder / JOB_FILE, job_text(self, folder, sys.executable))
-        return folder / JOB_FILE
+    def text(self, run_dir: Path) -> str:
+        """Return the batch script."""
+        return job_text(self, run_dir, sys.executable)
 
 
 def job_text(job: Job, run_dir: Path, python: str) -> str:
     """Return the batch script. Slurm sends USR1 to the tasks; they save and exit with code 3, and the job is
-    requeued.
+    requeued. After `MAX_RESTARTS` of these without a new checkpoint it ends.
 
     A job that is cancelled gets TERM: it saves too, and is not requeued. It is called like the run folder;
     characters that Slurm does not allow become underscores.
@@ -336,7 +347,7 @@ def job_text(job: Job, run_dir: Path, python: str) -> str:
         "output": f'"{str(run_dir).replace("%", "%%")}/logs/slurm_%j.txt"',  # Slurm expands a single %
     }
     lines = [f"#SBATCH --{key}={value}" for key, value in options.items() if value is not None]
-    resume = shlex.join([python, "-m", "vitctl", "resume", str(run_dir)])
+    resume, folder = shlex.join([python, "-m", "vitctl", "resume", str(run_dir)]), shlex.quote(str(run_dir))
     return "\n".join(
         [
             "#!/bin/bash",
@@ -349,7 +360,19 @@ def job_text(job: Job, run_dir: Path, python: str) -> str:
             f"srun --kill-on-bad-exit=0 --wait=120 {resume}",
             "code=$?",
             'if [ "$code" -eq 3 ] && [ -z "$cancelled" ]; then',
-            '  scontrol requeue "$SLURM_JOB_ID"',
+            f'  tried={folder}/{LOGS}/requeued_"$SLURM_JOB_ID".txt  # a line for each since the last save',
+            "  shopt -s globstar nullglob",
+            f"  for saved in {folder}/**/{CHECKPOINTS}; do",
+            '    if [ "$saved" -nt "$tried" ]; then : > "$tried"; fi',
+            "  done",
+            '  : >> "$tried"',
+            '  mapfile -t before < "$tried"',
+            f'  if [ "${{#before[@]}}" -lt {MAX_RESTARTS} ]; then',
+            '    echo requeued >> "$tried"',
+            '    scontrol requeue "$SLURM_JOB_ID"',
+            "  else",
+            f'    echo "vitctl: not requeued: {MAX_RESTARTS} times without a new checkpoint"',
+            "  fi",
             "fi",
             'exit "$code"',
             "",

@@ -8,15 +8,13 @@ from typing import Any
 
 import yaml
 
-from vitctl.errors import RESTARTED, LaunchError
+from vitctl.errors import LaunchError
 from vitctl.launch.agent import PORT
-from vitctl.launch.cluster import SAVE_SECONDS, Resources
-from vitctl.system.files import write_text
+from vitctl.launch.cluster import MAX_RESTARTS, SAVE_SECONDS, Resources
 
-JOBSET_FILE = "jobset.yaml"
-MAX_RESTARTS = 3
 _LONGEST_NAME = 40  # of 63 letters of a host name, which adds the numbers of job and pod
 _WORKERS, _CONTAINER = "workers", "vitctl"
+_CACHE, _SECRET = "/var/cache/vitctl", "vitctl"  # mount path; name of the Secret with variables of the user
 
 
 @dataclass(frozen=True)
@@ -33,18 +31,16 @@ class JobSet(Resources):
     launcher = "--k8s"
     example = "nodes=4,gpus=8,image=registry.org/vitctl:1.0,claim=runs:/runs"
     submits = ("kubectl", "create", "-f")
+    file = "jobset.yaml"
 
     image: str = field(default="", metadata={"pattern": r"[A-Za-z0-9_./:@-]+", "needed": True})
     claim: str = field(default="", metadata={"pattern": r"[a-z0-9.-]+:/[A-Za-z0-9_./-]+", "needed": True})
-    memory: str = field(default="", metadata={"pattern": "[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?"})
+    memory: str = field(default="", metadata={"pattern": "[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)"})
     namespace: str = field(default="", metadata={"pattern": "[a-z0-9-]+"})
 
-    def write(self, run_dir: Path) -> Path:
-        """Write RUN/jobset.yaml."""
-        folder = run_dir.resolve()
-        text = yaml.safe_dump(jobset_manifest(self, folder), sort_keys=False, width=110)
-        write_text(folder / JOBSET_FILE, text)
-        return folder / JOBSET_FILE
+    def text(self, run_dir: Path) -> str:
+        """Return the JobSet as YAML."""
+        return str(yaml.safe_dump(jobset_manifest(self, run_dir), sort_keys=False, width=110))
 
 
 def jobset_manifest(job: JobSet, run_dir: Path) -> dict[str, Any]:
@@ -85,9 +81,13 @@ def jobset_manifest(job: JobSet, run_dir: Path) -> dict[str, Any]:
         "image": job.image,
         # Kubernetes expands $(NAME) in a command, and makes $$ a plain dollar sign.
         "command": ["sh", "-c", (waits + shlex.join(words)).replace("$", "$$")],
-        "env": [{"name": RESTARTED, "value": "1"}],
+        "env": [{"name": "VITCTL_CACHE", "value": _CACHE}],
+        "envFrom": [{"secretRef": {"name": _SECRET, "optional": True}}],
         "resources": {"limits": {key: value for key, value in limits.items() if value}},
-        "volumeMounts": [{"name": "runs", "mountPath": mount}, {"name": "shm", "mountPath": "/dev/shm"}],
+        "volumeMounts": [
+            {"name": name, "mountPath": path}
+            for name, path in (("runs", mount), ("shm", "/dev/shm"), ("cache", _CACHE))
+        ],
     }
     pod = {
         "restartPolicy": "Never",
@@ -96,6 +96,7 @@ def jobset_manifest(job: JobSet, run_dir: Path) -> dict[str, Any]:
         "volumes": [
             {"name": "runs", "persistentVolumeClaim": {"claimName": claim}},
             {"name": "shm", "emptyDir": {"medium": "Memory"}},  # 64 MB by default; batches pass through it
+            {"name": "cache", "emptyDir": {}},  # on the node's disk, for remote shards and weights
         ],
     }
     ends = {"containerName": _CONTAINER, "operator": "In", "values": [2]}

@@ -250,8 +250,9 @@ def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, watcher:
     raise_first_error(run_dir, recipe.machine.processes)
     if config.nodes > 1:
         raise LostProcess(
-            f"accelerate launch ended before all processes reached {config.host}:{config.port}: run "
-            f"this command on every machine; see {log}; resume with the same command"
+            f"accelerate launch ended before all processes reached {config.host}:{config.port}, which may "
+            f"take machine.start_timeout = {recipe.machine.start_timeout:g} s: run this command on every "
+            f"machine; see {log}; resume with the same command"
         )
     code = watcher.agent.process.returncode
     if code is not None and code < 0:

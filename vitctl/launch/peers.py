@@ -50,7 +50,8 @@ def note_error(run_dir: Path, error: Exception) -> None:
     text = str(error) if fixable else f"{type(error).__name__}: {error}"
     is_own_error = fixable and not isinstance(error, LaunchError)
     lost_peer = not is_own_error and is_lost_peer(text)
-    _write_note(run_dir, rank, mendable=fixable, lost_peer=lost_peer, text=text, log=str(log))
+    passes = isinstance(error, VitctlError) and error.passes
+    _write_note(run_dir, rank, mendable=fixable, lost_peer=lost_peer, passes=passes, text=text, log=str(log))
 
 
 def note_killed(run_dir: Path, rank: int, signal_name: str) -> None:
@@ -90,7 +91,9 @@ def is_cause(error: Mapping[str, Any] | None) -> bool:
 
 def is_final(error: Mapping[str, Any] | None) -> bool:
     """Return whether a restart would fail in the same way: only the user can fix it."""
-    return error is not None and is_cause(error) and error["mendable"] and "killed" not in error
+    if error is None or error.get("passes") or "killed" in error:
+        return False
+    return is_cause(error) and bool(error["mendable"])
 
 
 def raise_first_error(run_dir: Path, num_processes: int) -> None:
@@ -116,7 +119,8 @@ def raise_first_error(run_dir: Path, num_processes: int) -> None:
             f"output{recorded}; {resume}"
         )
     if error["mendable"]:
-        raise VitctlError(f"{error['text']} (process {rank}; {log})")
+        text = f"{error['text']} (process {rank}; {log})"
+        raise VitctlError(text).passing(bool(error.get("passes")))
     if not is_cause(error):
         late = "timed out" in error["text"].lower() or "timeout" in error["text"].lower()
         what = "waited longer than machine.group_timeout for" if late else "lost the connection to"
@@ -159,10 +163,12 @@ def roll_call(run_dir: Path, journal: Journal, stop: StopFlag, end: End) -> Iter
     )
     ended = threading.Event()
     thread = threading.Thread(target=_watch, args=(one.look, ended), daemon=True)
+    HERE.told = ""
     thread.start()
     try:
         yield
     finally:
+        HERE.told = None
         ended.set()
         thread.join()
 

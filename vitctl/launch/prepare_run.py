@@ -24,11 +24,11 @@ from vitctl.engine.journal import (
     write_run_json,
 )
 from vitctl.errors import LaunchError, RecipeError, VitctlError
-from vitctl.launch.agent import LaunchConfig, launch_line, write_accelerate_config
-from vitctl.launch.cluster import Member, find_member, num_nodes
+from vitctl.launch.agent import LaunchConfig, launch_line
+from vitctl.launch.cluster import Member, Resources, find_member, num_nodes
 from vitctl.launch.peers import forget_errors
 from vitctl.launch.run_folder import check_not_foreign, clear, failed_without_output, prepared_folder
-from vitctl.launch.worker import join_group
+from vitctl.launch.worker import join_group, patience
 from vitctl.recipe.export_formats import FORMATS
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
 from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
@@ -36,6 +36,7 @@ from vitctl.recipe.schema import ExportRecipe, Finetune, Recipe, TrainRecipe, Vt
 from vitctl.recipe.write import differences, to_toml, toml_value, written_name
 from vitctl.system.files import write_text
 from vitctl.system.process import usable_cores
+from vitctl.system.remote import patient
 from vitctl.system.text import has_control, one_line, printable, typed
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def prepare_run(
     run_dir: Path,
     allow: Sequence[str] = (),
     config: LaunchConfig = LaunchConfig(),
-    nodes: int = 0,
+    batch: Resources | None = None,
 ) -> Prepared:
     """Check everything that can be checked before the first process, then write recipe.toml, launch.txt and
     env.json.
@@ -87,7 +88,7 @@ def prepare_run(
         run_dir: new, or of a run that is resumed.
         allow: dotted keys, or tables, that may differ from those of the run in the folder.
         config: machines and restarts of the launch that follows.
-        nodes: machines that the run will start on; 0: as `config` or the launcher says.
+        batch: the job that will start the run; None: it starts as `config` or the launcher says.
 
     Raises:
         VitctlError: as `check_recipe` raises; nothing was written.
@@ -95,9 +96,12 @@ def prepare_run(
         LaunchError: the folder cannot be written, or rank 0 failed to prepare it.
     """
     member = find_member()
-    if member is None:
-        return _prepare(loaded, run_dir, allow, config, nodes or config.nodes)
-    return _prepare_on_all(loaded, run_dir, allow, member)
+    if batch:
+        batch.text(run_dir.resolve())  # it may refuse the folder
+    with patient(patience(loaded.recipe)):
+        if member is None:
+            return _prepare(loaded, run_dir, allow, config, batch.nodes if batch else config.nodes, batch)
+        return _prepare_on_all(loaded, run_dir, allow, member)
 
 
 def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member: Member) -> Prepared:
@@ -105,22 +109,27 @@ def _prepare_on_all(loaded: Loaded, run_dir: Path, allow: Sequence[str], member:
 
     if member.num_processes > 1:
         check_all_reduce(cpu=join_group(run_dir, loaded.recipe))
-    said, prepared = "", None
+    said, prepared = "", None  # "1" or "0" for what may pass, then the error
     if member.rank == 0:
         try:
             prepared = _prepare(loaded, run_dir, allow, LaunchConfig(), num_nodes(member))
             forget_errors(run_dir)
         except VitctlError as error:
-            said = str(error)
+            said = f"{error.passes:d}{error}"
     if member.num_processes > 1:
         said = broadcast_text(said)
     if said:
-        raise LaunchError(said)
+        raise LaunchError(said[1:]).passing(said[0] == "1")
     return prepared or Prepared(load_recipe(str(run_dir / RECIPE)).recipe)
 
 
 def _prepare(
-    loaded: Loaded, run_dir: Path, allow: Sequence[str], config: LaunchConfig, nodes: int
+    loaded: Loaded,
+    run_dir: Path,
+    allow: Sequence[str],
+    config: LaunchConfig,
+    nodes: int,
+    batch: Resources | None = None,
 ) -> Prepared:
     from vitctl.engine.agreement import allow as note_allowed
     from vitctl.jobs.inputs.checks import check_recipe, fit_lanes, fit_to_data
@@ -151,8 +160,8 @@ def _prepare(
             note_allowed(run_dir, allow)
         if changed:
             Journal(run_dir / LOG).write("warning", step=0, text=f"{CHANGED}: {changed}")
-        write_accelerate_config(run_dir, loaded.recipe, config)
-        write_text(run_dir / "launch.txt", printable(launch_line(run_dir, loaded.recipe, config)) + "\n")
+        line = batch.line(run_dir) if batch else launch_line(run_dir, loaded.recipe, config)
+        write_text(run_dir / "launch.txt", printable(line) + "\n")
         write_run_json(run_dir / "env.json", environment())
     _keep_start(loaded.recipe)
     return Prepared(loaded.recipe, taken, inputs)

@@ -8,6 +8,7 @@ from vitctl.data.shards.index import find_splits
 from vitctl.engine.journal import RECIPE, Report
 from vitctl.errors import VitctlError
 from vitctl.jobs.record.result import read_result
+from vitctl.launch.cluster import Resources
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.run_folder import check_not_foreign, leaving_nothing
@@ -18,8 +19,9 @@ from vitctl.report.sweep_table import Outcome, outcome, write_sweep_table
 DATA = "data"
 
 
-def prepare_cells(cells: Sequence[SweepCell], out: Path) -> None:
-    """Check every run before the first one starts, and write the recipes of their folders.
+def prepare_cells(cells: Sequence[SweepCell], out: Path, batch: Resources | None = None) -> None:
+    """Check every run before the first one starts, and write the recipes of their folders, for `batch`
+    to start.
 
     Raises:
         VitctlError: every problem in one line, with the runs that have it; nothing was written.
@@ -30,7 +32,7 @@ def prepare_cells(cells: Sequence[SweepCell], out: Path) -> None:
     with leaving_nothing(out):
         for cell in cells:
             try:
-                prepare_run(_load(cell, out), out / cell.name)
+                prepare_run(_load(cell, out), out / cell.name, batch=batch)
             except VitctlError as error:
                 problems.setdefault(str(error), []).append(cell.name)
         if problems:

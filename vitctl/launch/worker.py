@@ -45,6 +45,7 @@ from vitctl.launch.peers import (
 from vitctl.launch.run_folder import FLIGHT, LOGS, NOW, locked_for_run, read_status
 from vitctl.system.files import atomic_write, no_links
 from vitctl.system.process import end_with_parent, is_main_process, mark_start
+from vitctl.system.remote import patient
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import PlainStream, one_line, typed
 
@@ -113,7 +114,10 @@ def _work(
                 say(f"{text}; resume with: vitctl resume {typed(run_dir)}")
             os._exit(stopped_code)
 
-        with roll_call(run_dir, Journal(run_dir / LOG, report), stop, end):
+        with (
+            roll_call(run_dir, Journal(run_dir / LOG, report), stop, end),
+            patient(patience(recipe)),
+        ):
             result = job(recipe, run_dir, report, stop, **given)
     except Stopped:
         outage = next(filter(None, gather_texts(stop.outage)), "")  # of any process
@@ -235,7 +239,7 @@ def join_group(run_dir: Path, recipe: "Recipe") -> bool:
 
 
 def patience(recipe: "Recipe") -> float:
-    """Return how long a process may wait for its images, and the others for it."""
+    """Return how long a process may wait for a server, and the others for it."""
     return float(getattr(getattr(recipe, "data", None), "patience", 0.0))
 
 

@@ -64,7 +64,7 @@ class Place(Section):
     )
     patience: float = knob(
         600.0,
-        "how long an outage of the server of remote shards is waited out; then the run is saved and stops",
+        "how long a run waits out an outage of a server; then it saves, and stops with exit code 3",
         unit="s",
         ge=0,
     )

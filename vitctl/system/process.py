@@ -141,12 +141,14 @@ class Place:
         step: finished training steps.
         images_since: `time.monotonic()` when it began to wait for images; None while it does not.
         loaders: ids of the loader processes that it waits for.
+        told: what a request of this process waits for, for a thread that reports it; None: there is none.
     """
 
     arrivals: int = 0
     step: int = 0
     images_since: float | None = None
     loaders: Sequence[int] = ()
+    told: str | None = None
 
     def arrive(self) -> None:
         """Count an operation that waits for the other processes, right before it."""
@@ -274,19 +276,21 @@ _TOLD_BYTES = 500
 
 
 def tell(text: str) -> None:
-    """In a worker: let the process that started it know what it waits for, "" for nothing more. Elsewhere:
-    print it, in a line.
+    """Let the process that started this worker, or the thread that watches this process, know what it waits
+    for, "" for nothing more. If there is neither, print it in a line.
     """
     for lock in _IN_USE:
         os.pwrite(lock.descriptor, text.encode()[:_TOLD_BYTES].ljust(_TOLD_BYTES), 0)
-    if text and not _IN_USE:
+    if HERE.told is not None:
+        HERE.told = text
+    elif text and not _IN_USE:
         with suppress(OSError):  # a closed terminal must not stop the job
             print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def told() -> str:
-    """Return what the workers of this process wait for, as one of them told last."""
-    return "".join(
+    """Return what this process waits for, or its workers, as one of them told last."""
+    return HERE.told or "".join(
         os.pread(lock.descriptor, _TOLD_BYTES, 0).decode(errors="replace").rstrip(" \0")
         for lock in _FOR_CHILDREN
     )

@@ -16,9 +16,8 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import IO, Any, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
@@ -30,8 +29,8 @@ from vitctl.system.files import HTTP_SECONDS, HTTP_SLOWEST, cache_folder, error_
 from vitctl.system.process import tell
 
 CONNECTIONS = 16
-PATIENCE_SECONDS = 60.0  # with a server that answered before
-FIRST_SECONDS = 1.5  # with one that never answered: three attempts
+PATIENCE_SECONDS = 60.0  # with a server that answered before; not in a run
+FIRST_SECONDS = 1.5  # with one that never answered, likewise
 PAUSE_SECONDS = 0.5
 PART_BYTES = 8 * 2**20
 HUB = "https://huggingface.co"  # the only host that receives HF_TOKEN
@@ -46,6 +45,7 @@ _ETAG = re.compile(r'(?:W/)?"[!-~]{0,500}"')
 _SPAN = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
 _MAX_REDIRECTS, _MAX_DIGITS = 5, 18
 _ANSWERED: set[str] = set()  # hosts
+PATIENCE: list[float] = []  # seconds; the last one is that of the run in progress
 _DOWN: dict[str, tuple[float, float]] = {}  # host -> time since which nothing came from it, and last failure
 _OLD_SECONDS = 120.0  # after which a failure belongs to another outage
 
@@ -64,10 +64,6 @@ class NoRangesError(DataError):
     """The server sends whole files only."""
 
 
-class NotModifiedError(Exception):
-    """The file still has the ETag of the request."""
-
-
 class TransientError(Exception):
     """A failure that a retry may cure; `pause_seconds` is the server's Retry-After."""
 
@@ -77,10 +73,9 @@ class TransientError(Exception):
 
 
 class Head(NamedTuple):
-    """Size of the whole file (None: unknown), its ETag ("": none), and all headers of a response."""
+    """Size of the whole file (None: unknown), and all headers of a response."""
 
     num_bytes: int | None
-    etag: str = ""
     headers: Mapping[str, str] = {}
 
 
@@ -95,7 +90,6 @@ class Span:
         at: see `file`.
         done: bytes of the range that are there already, of the version `etag`.
         etag: see `done`.
-        unless: ETag with which the file is not sent.
         heard: called with the head of every response.
         progress: called with the bytes done, and in all (0: unknown).
         head: of the last response.
@@ -108,7 +102,6 @@ class Span:
     at: int = 0
     done: int = 0
     etag: str = ""
-    unless: str = ""
     heard: Callable[[Head], None] = lambda _: None
     progress: Callable[[int, int], None] = lambda _done, _all: None
     head: Head = field(default_factory=lambda: Head(None))
@@ -119,6 +112,16 @@ class Span:
         self.file.write(chunk)
         self.done += len(chunk)
         self.progress(self.start + self.done, self.stop or self.head.num_bytes or 0)
+
+
+@contextmanager
+def patient(seconds: float) -> Iterator[None]:
+    """Within the block, which is a run, every request waits out an outage for so many seconds."""
+    PATIENCE.append(seconds)
+    try:
+        yield
+    finally:
+        PATIENCE.pop()
 
 
 def is_remote(location: str) -> bool:
@@ -142,20 +145,22 @@ def hub_address(repository: str, path: str, revision: str = "main") -> str:
     return f"{HUB}/{quote(repository)}/resolve/{quote(revision)}/{quote(path)}"
 
 
-def read_ranges(ranges: Sequence[tuple[str, int, int]], patience: float | None = None) -> list[bytes]:
+def read_ranges(ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
     """Read ranges (url, start, stop excluded) of remote files, all at the same time.
 
     Raises as `transfer`.
     """
     spans = [Span(*one) for one in ranges]
-    transfer(spans, patience=patience)
+    transfer(spans)
     return [span.file.getvalue() for span in spans]
 
 
-def read_file(url: str, max_bytes: int) -> bytes:
+def read_file(
+    url: str, max_bytes: int, *, patience: float | None = None, since: float | None = None
+) -> bytes:
     """Read a whole remote file. Raises as `transfer`."""
     span = Span(url)
-    transfer([span], max_bytes)
+    transfer([span], max_bytes, patience=patience, since=since)
     return bytes(span.file.getvalue())
 
 
@@ -163,27 +168,6 @@ def copy(url: str, file: IO[bytes], max_bytes: int) -> None:
     """Write a whole remote file to a local one. Raises as `transfer`."""
     transfer([Span(url, file=file)], max_bytes)
     file.seek(0, os.SEEK_END)
-
-
-def read_changed(url: str, max_bytes: int, etag: str) -> tuple[bytes, str] | None:
-    """Read a remote file, unless it is unchanged since it had the given ETag.
-
-    Args:
-        url: of the file.
-        max_bytes: upper limit on its size.
-        etag: of the cached copy; "" for none.
-
-    Returns:
-        content and new ETag ("": none); None when the file is unchanged.
-
-    Raises as `transfer`; GaveUpError after three attempts.
-    """
-    span = Span(url, unless=etag)
-    try:
-        transfer([span], max_bytes, patience=FIRST_SECONDS)
-    except NotModifiedError:
-        return None
-    return span.file.getvalue(), span.head.etag
 
 
 def transfer(
@@ -202,15 +186,14 @@ def transfer(
     Args:
         spans: what to fetch, and where to.
         max_bytes: upper limit on the size of each.
-        patience: seconds that an outage is waited out; None: a minute, and for a server that never answered
-            three attempts.
+        patience: seconds that an outage is waited out; None: as long as the run is `patient`; outside a run
+            a minute, and for a server that never answered a few attempts.
         since: `time.monotonic()` since which the caller has waited for it; None: now.
         connections: most connections to open, while the node has as many left.
 
     Raises:
         MissingError: a file does not exist.
         GaveUpError: an outage lasted longer than `patience`.
-        NotModifiedError: the file has the ETag `unless`.
         DataError: access is refused, or a file is larger than its limit, shorter than its range, or changed
             meanwhile.
         OSError: a local file cannot be written.
@@ -283,7 +266,8 @@ async def _complete(
     while True:
         received = span.done
         try:
-            async with _request(session, span) as (head, first, chunks):
+            opened = _from_fsspec if urlsplit(span.url).scheme in _PACKAGES else _from_web
+            async with opened(session, span) as (head, first, chunks):
                 end = _begin(span, head, first, max_bytes)
                 received = span.done
                 async for chunk in chunks:
@@ -352,39 +336,33 @@ async def _pause(
     since = since if is_new else min(since, first)
     _DOWN[host] = since, now
     if patience is None:
-        patience = PATIENCE_SECONDS if host in _ANSWERED else FIRST_SECONDS
+        patience = PATIENCE[-1] if PATIENCE else PATIENCE_SECONDS if host in _ANSWERED else FIRST_SECONDS
+    left = since + patience - now
     longest = min(PAUSE_SECONDS * 2 ** min(failures - 1, 30), _LONGEST_PAUSE_SECONDS)
     pause = max(longest * random.uniform(0.5, 1.0), min(error.pause_seconds, _LONGEST_PAUSE_SECONDS))
-    if failures >= LEAST_ATTEMPTS and now + pause > since + patience:
-        raise GaveUpError(
-            f"{url}: {error}; gave up after {failures} attempts in {now - since:.0f} s, run again to continue"
-        )
+    if failures >= LEAST_ATTEMPTS and left <= 0:
+        raise GaveUpError(f"{url}: {error}; gave up after {failures} attempts in {now - since:.0f} s")
     if is_new:
         began, until = (time.strftime("%H:%M:%S", time.localtime(time.time() + at - now))
                         for at in (since, since + patience))  # fmt: skip
         tell(f"{url}: {error}; since {began}, waiting until {until}")
-    await asyncio.sleep(pause)
+    await asyncio.sleep(min(pause, left) if left > 0 else pause)  # the last attempt is at that time
 
 
 Response = tuple[Head, int, AsyncIterator[bytes]]
 
 
-def _request(session: Any, span: Span) -> AbstractAsyncContextManager[Response]:
-    """Begin to fetch the rest of a range; gives the head, the number of the first byte, and the chunks."""
-    scheme = urlsplit(span.url).scheme
-    return _from_fsspec(span, scheme) if scheme in _PACKAGES else _from_web(session, span)
-
-
 @asynccontextmanager
-async def _from_fsspec(span: Span, scheme: str) -> AsyncIterator[Response]:
+async def _from_fsspec(_session: Any, span: Span) -> AsyncIterator[Response]:
+    """Begin to fetch the rest of a range; gives the head, the number of the first byte, and the chunks."""
     try:
         from fsspec.core import url_to_fs
 
         files, path = url_to_fs(span.url)  # fsspec keeps one for each process
     except ImportError:
-        package = _PACKAGES[scheme]
+        scheme = urlsplit(span.url).scheme
         raise DataError(
-            f"{span.url}: {scheme}:// needs the package {package}: pip install 'vitctl[{scheme}]'"
+            f"{span.url}: {scheme}:// needs the package {_PACKAGES[scheme]}: pip install 'vitctl[{scheme}]'"
         ) from None
 
     async def call(name: str, **given: int) -> Any:
@@ -441,7 +419,7 @@ async def _check_redirect(_session: Any, context: Any, given: Any) -> None:
         text = check(split(text, DataError)[0], DataError)
         place = urlsplit(text)
         if place.hostname in LOOPBACK and given.url.host not in LOOPBACK:
-            raise DataError(f"{given.url.host}: redirects to {text}, which is this machine itself")
+            raise DataError(f"{text}: is this machine itself, not {given.url.host}")
     except BaseException:
         response.close()
         raise
@@ -450,13 +428,14 @@ async def _check_redirect(_session: Any, context: Any, given: Any) -> None:
 
 @asynccontextmanager
 async def _from_web(session: Any, span: Span) -> AsyncIterator[Response]:
+    """See `_from_fsspec`."""
     from yarl import URL
 
     url = _hub_url(span.url) if span.url.startswith("hf://") else span.url
     if span.stop is None and not span.etag:
         span.done = 0  # the version of these bytes is not known
     first = span.start + span.done
-    headers = _credentials(span.url, url) | ({"If-None-Match": span.unless} if span.unless else {})
+    headers = _credentials(span.url, url)
     if first or span.stop is not None:
         headers["Range"] = f"bytes={first}-{'' if span.stop is None else span.stop - 1}"
     if span.done and span.etag:
@@ -480,7 +459,7 @@ async def _from_web(session: Any, span: Span) -> AsyncIterator[Response]:
         etag = etag if _ETAG.fullmatch(etag) else ""
         if not found or not etag.startswith("W/"):
             span.etag = "" if etag.startswith("W/") else etag
-        head = Head(parse_num_bytes(length), etag, response.headers)
+        head = Head(parse_num_bytes(length), response.headers)
         yield head, first if found else 0, _chunks(response, span.url, host)
     finally:
         response.close()  # no effect on a connection whose response is complete
@@ -493,8 +472,6 @@ def _check_status(response: Any, span: Span, url: str, is_asked: bool) -> None:
         return
     if status == 206:
         raise TransientError("the server answered with another range")
-    if status == 304:
-        raise NotModifiedError
     if status == 416 and span.stop is None:
         span.done = 0
         raise TransientError("the partial file did not fit")
@@ -504,7 +481,7 @@ def _check_status(response: Any, span: Span, url: str, is_asked: bool) -> None:
         raise MissingError(f"{span.url}: no such file on the server")
     text = _status_text(status, url)
     if status in _TRANSIENT:
-        raise TransientError(text, _retry_after(response.headers.get("Retry-After", "")))
+        raise TransientError(text, float(parse_num_bytes(response.headers.get("Retry-After")) or 0))
     raise DataError(f"{span.url}: {text}")
 
 
@@ -531,6 +508,8 @@ def _web_errors(url: str, host: list[str], text: str = "the request failed") -> 
 
     try:
         yield
+    except DataError as error:
+        raise DataError(f"{url}: its redirect is refused: {error}") from None
     except aiohttp.TooManyRedirects:
         raise DataError(f"{url}: {_status_text(HTTPStatus.FOUND, url)}") from None
     except (aiohttp.InvalidURL, ValueError):
@@ -597,13 +576,3 @@ def _hub_url(url: str) -> str:
 def parse_num_bytes(text: str | None) -> int | None:
     """Return the number of bytes in a header; None if it is missing or not plausible."""
     return int(text) if text and text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
-
-
-def _retry_after(text: str) -> float:
-    """Return the seconds of a header Retry-After, 0 where it is missing or unreadable."""
-    if (seconds := parse_num_bytes(text)) is not None:
-        return float(seconds)
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError):
-        return 0.0

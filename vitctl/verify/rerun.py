@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from vitctl.engine.checkpoint import read_checkpoint
-from vitctl.engine.computation import KERNELS, MICRO_BATCH
+from vitctl.engine.computation import MICRO_BATCH
 from vitctl.engine.evaluation import Score
 from vitctl.engine.journal import CHECKPOINTS, LOG, MODEL, RECIPE, RESULT, step_folders, tensor_files
 from vitctl.engine.optimizer import averaged
@@ -153,7 +153,7 @@ class Rerun:
         """Copy the recipe, measured choices and other trainings' results, so that they are not repeated."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         (self.scratch / RECIPE).write_text(to_toml(self.loaded), encoding="utf-8")
-        for name in (RESULT, KERNELS, MICRO_BATCH):
+        for name in (RESULT, MICRO_BATCH):
             for file in self.run_dir.rglob(name):
                 inside = file.parent.relative_to(self.run_dir)
                 if name != RESULT or inside not in (Path(), place):

@@ -198,7 +198,7 @@ def test_exif_orientation__the_recipes_of_the_paper_leave_it(recipe: str) -> Non
 
 
 def test_fit_splits__a_server_that_fails_is_not_asked_a_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(remote, "PATIENCE", [0.0])
     monkeypatch.setattr(remote, "LEAST_ATTEMPTS", 1)
     place = Override("data.path", f"http://127.0.0.1:{free_port()}/d", "--data")
     with pytest.raises(DataError, match="gave up after 1 attempt"):

@@ -17,8 +17,8 @@ from vitctl.data.source.order import (
     MixtureOrder,
     Order,
     WindowedOrder,
+    lanes_read,
     micro_batches,
-    most_lanes,
 )
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.shard_writer import write_split
@@ -165,7 +165,9 @@ def test_data_lanes__of_a_new_run_follow_from_its_nodes(tmp_path: Path) -> None:
     many = data.model_copy(update={"lanes": 8})
     with pytest.raises(RecipeError, match=r"data\.lanes = 8 needs two images in each lane"):
         check_order(many, source, 3, OFF)
-    assert [most_lanes(64, nodes) for nodes in (1, 2, 32, 48, 64, 128)] == [64, 32, 2, 2, 1, 1]
+    nodes = (1, 2, 32, 48, 64, 128)
+    assert [max(lanes_read(64, number)) for number in nodes] == [64, 32, 2, 2, 1, 1]
+    assert [sum(lanes_read(64, number)) for number in nodes] == [64, 64, 64, 96, 64, 128]
 
 
 def mixed(tmp_path: Path) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from rich.markup import escape
 from vitctl.cli.show.console import CONSOLE, show_table
 from vitctl.errors import LaunchError, RecipeError
 from vitctl.launch.agent import LaunchConfig, launch_line
-from vitctl.models.flops import PEAK_TFLOPS, count_macs, count_parameters
+from vitctl.launch.cluster import Resources
+from vitctl.models.flops import count_macs, count_parameters
 from vitctl.models.roofline import estimate
 from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.recipe.load import Loaded
-from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Pretrain, Probe, Vtab
+from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Machine, Pretrain, Probe, Vtab
 from vitctl.recipe.write import to_toml
 from vitctl.system.text import bytes_text, count_text
 
@@ -33,7 +34,7 @@ def show_plan(
     run_dir: Path,
     config: LaunchConfig = LaunchConfig(),
     *,
-    nodes: int = 1,
+    batch: Resources | None = None,
     link: str | None = None,
     everything: bool = False,
 ) -> None:
@@ -43,14 +44,18 @@ def show_plan(
         loaded: a recipe of any job but export.
         run_dir: where it would run.
         config: the machines and the restarts.
-        nodes: machines that the processes are spread over.
+        batch: the job that would start the run.
         link: value of --link.
         everything: add the defaults.
 
     Raises:
-        LaunchError: not even one image at a time fits a GPU of 80 GiB; raised after the plan.
+        LaunchError: the job cannot use the folder; or not even one image at a time fits a GPU of 80 GiB,
+            raised after the plan.
     """
-    refusal = ""
+    refusal, nodes, line = "", config.nodes, launch_line(run_dir, loaded.recipe, config)
+    if batch:
+        batch.text(run_dir.resolve())  # it may refuse the folder
+        nodes, line = batch.nodes, batch.line(run_dir)
     if isinstance(loaded.recipe, Pretrain | Finetune):
         loaded, refusal = _show_training(loaded, run_dir, nodes, link)
     else:
@@ -60,7 +65,7 @@ def show_plan(
         "also written to launch.txt there)[/dim]",
         style="bold",
     )
-    CONSOLE.print(escape(f"  {launch_line(run_dir, loaded.recipe, config)}"), soft_wrap=True)
+    CONSOLE.print(escape(f"  {line}"), soft_wrap=True)
     CONSOLE.print()
     CONSOLE.print(escape(to_toml(loaded, defaults=everything)), soft_wrap=True)
     if not everything:
@@ -99,10 +104,10 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
         rows += [("", f"{others} on each other process")] * bool(peers)
         rows.append(("cache", f"{features} on disk; as much page cache, which others may take"))
     rows += [(f"{name} drawn", f"{count_text(number, 'image')} for each seed") for name, number in plan.drawn]
-    rows += [("computation", _work(plan.flops, recipe.machine.processes)), ("run folder", str(run_dir))]
+    rows += [("computation", _work(plan.flops, recipe.machine)), ("run folder", str(run_dir))]
     show_table((f"{recipe.job}", loaded.name), rows, left=None)
     for note in plan.notes:
-        CONSOLE.print(escape(f"note: {note}"), soft_wrap=True)
+        CONSOLE.print(escape(f"note: {note}"))
     return loaded
 
 
@@ -115,7 +120,7 @@ def _show_training(loaded: Loaded, run_dir: Path, nodes: int, given_link: str | 
     from vitctl.jobs.plan import plan_loaded
     from vitctl.jobs.resources import Link, parse_link
 
-    link = parse_link(given_link) if given_link else Link()
+    link = Link() if given_link is None else parse_link(given_link)
     loaded, plan = plan_loaded(loaded, nodes, link)
     recipe = cast(Pretrain | Finetune, loaded.recipe)
     images = (
@@ -136,7 +141,7 @@ def _show_training(loaded: Loaded, run_dir: Path, nodes: int, given_link: str | 
             f"{plan.config.image_size} pixels{tokens}, forward {_macs(plan.macs_per_image)}",
         ),
         ("steps", f"{plan.steps:,} of {recipe.schedule.batch_size:,} images{per_epoch}"),
-        ("training", f"{_flops(plan.training_flops)}: {_hours(plan, processes)}"),
+        ("training", f"{_flops(plan.training_flops)}: {_hours(plan, recipe.machine)}"),
         *_expected(plan, recipe),
         (
             "micro-batch",
@@ -151,12 +156,12 @@ def _show_training(loaded: Loaded, run_dir: Path, nodes: int, given_link: str | 
         ("checkpoint", f"{bytes_text(plan.checkpoint_bytes)}, at most {bytes_text(plan.disk_bytes)} on disk"),
         ("of a process", ", ".join(f"{kind} {bytes_text(size)}" for kind, size in plan.memory.items())),
         ("host", _host(plan, recipe, nodes)),
-        *_network(plan, recipe.schedule.batch_size, nodes, link, assumed=not given_link),
+        *_network(plan, recipe.schedule.batch_size, nodes, link, assumed=given_link is None),
         ("run folder", str(run_dir)),
     ]
     show_table((f"{recipe.job}", loaded.name), rows, left=None)
     for note in plan.notes:
-        CONSOLE.print(escape(f"note: {note}"), soft_wrap=True)
+        CONSOLE.print(escape(f"note: {note}"))
     CONSOLE.print("\nlearning rate", style="bold")
     top = max(lr for _, lr in plan.curve) or 1.0
     for step, lr in plan.curve:
@@ -211,7 +216,7 @@ def _network(
     if read := plan.read:
         rate = plan.seconds["data"] and 1 / max(plan.seconds.values())
         size = read.per_image * batch / nodes * read.amplification
-        often = f", each shard fetched by {read.amplification} nodes" if read.amplification > 1 else ""
+        often = f", each shard fetched by {read.amplification:.3g} nodes" if read.amplification > 1 else ""
         cache = f", cache {bytes_text(read.cache)} a node" if read.cache else ""
         yield (
             "reading",
@@ -226,12 +231,11 @@ def _macs(macs: int) -> str:
     return f"{macs / 1e9:.3f} GMACs" if macs >= 1e8 else f"{macs / 1e6:.3f} MMACs"
 
 
-def _work(flops: int, processes: int) -> str:
+def _work(flops: int, machine: Machine) -> str:
     """Return an amount of computation, and its time on the GPU that `recipes table` uses."""
-    from vitctl.jobs.resources import GPU, MFU
+    from vitctl.jobs.resources import usable_flops
 
-    seconds = flops / (MFU * PEAK_TFLOPS[GPU] * 1e12 * processes)
-    return f"{_flops(flops)}: {_time(seconds)} {_where(processes)}"
+    return f"{_flops(flops)}: {_time(flops / usable_flops(machine))} {_where(machine)}"
 
 
 def _flops(flops: int) -> str:
@@ -239,10 +243,10 @@ def _flops(flops: int) -> str:
     return f"{flops / size:,.4g} {unit}"
 
 
-def _where(processes: int) -> str:
-    from vitctl.jobs.resources import GPU, MFU
+def _where(machine: Machine) -> str:
+    from vitctl.jobs.resources import GPU, MFU, precision_of
 
-    return f"on {processes} {GPU} at {MFU:.0%} of the bf16 peak"
+    return f"on {machine.processes} {GPU} at {MFU:.0%} of the {precision_of(machine)} peak"
 
 
 def _time(seconds: float) -> str:
@@ -252,12 +256,12 @@ def _time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 0.1 else "less than 0.1 s"
 
 
-def _hours(plan: "TrainingPlan", processes: int) -> str:
+def _hours(plan: "TrainingPlan", machine: Machine) -> str:
     """Return the time of a training: that of what takes longest, and where it is not alone, that of each."""
     total = {kind: plan.steps * seconds for kind, seconds in plan.seconds.items() if seconds}
     most = max(total, key=lambda kind: total[kind])
     parts = ", ".join(f"{kind} {_time(seconds)}" for kind, seconds in total.items())
-    return f"{_time(total[most])} {_where(processes)}{f' ({parts})' if len(total) > 1 else ''}"
+    return f"{_time(total[most])} {_where(machine)}{f' ({parts})' if len(total) > 1 else ''}"
 
 
 def _fit(plan: "TrainingPlan") -> str:

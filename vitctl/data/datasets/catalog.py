@@ -89,7 +89,6 @@ def open_split(
     root: str = "data",
     scratch: Path | None = None,
     cache_bytes: int = 0,
-    patience: float | None = None,
     whole: bool = True,
     group_by: str = "",
 ) -> Source:
@@ -110,7 +109,6 @@ def open_split(
         root: folder of known data sets.
         scratch: where sets that come with vitctl are written when `root` has none.
         cache_bytes: bound of the cache of remote shards; 0 reads single images.
-        patience: seconds that an outage of the server of remote shards is waited out; None: a minute.
         whole: refuse splits of a known set that lack some of its images.
         group_by: keeps images that belong together on one side of a split, see `group_names`.
 
@@ -129,7 +127,7 @@ def open_split(
     if dataset and not path and "train800" in splits:
         split = in_vtab1k(split, find_data_set(dataset).name)
     try:
-        sources = {name: place.open(cache_bytes, patience) for name, place in splits.items() if name in split}
+        sources = {name: place.open(cache_bytes) for name, place in splits.items() if name in split}
         chosen = select(split, sources, folder, group_by)
     except DataError as error:
         if any(name in split for name in splits):

@@ -32,7 +32,7 @@ from torch.utils.data import get_worker_info
 from vitctl.data.source.order import LaneOrder, SampleOrder
 from vitctl.data.source.views import Source, fetch_ahead, split_sources
 from vitctl.errors import writing
-from vitctl.system import process
+from vitctl.system import process, remote
 from vitctl.system.process import blocked_signals, ensure_descriptors, ignore_signals
 
 _WORKERS: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
@@ -115,11 +115,12 @@ def worker_init() -> Callable[[int], None]:
         threading.current_thread() is threading.main_thread()
         and multiprocessing.get_start_method() != "forkserver"
     )
-    return partial(_init_worker, os.getpid() if tied else None, process.shared_lock())
+    return partial(_init_worker, os.getpid() if tied else None, process.shared_lock(), remote.PATIENCE)
 
 
-def _init_worker(parent: int | None, lock: process.MemoryLock | None, _: int) -> None:
+def _init_worker(parent: int | None, lock: process.MemoryLock | None, patience: list[float], _: int) -> None:
     process.use_lock(lock)
+    remote.PATIENCE[:] = patience
     ignore_signals()  # the parent decides when to stop, and stops its workers itself
     Queue._on_queue_feeder_error = staticmethod(_lost_batch)  # type: ignore[attr-defined]
     torch.set_num_threads(1)

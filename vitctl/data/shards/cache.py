@@ -7,7 +7,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vitctl.errors import DataError
 from vitctl.system.files import atomic_write, locked, open_lock
@@ -43,14 +42,13 @@ class ShardCache:
         """Return whether a file of this digest is in the cache."""
         return self.path(sha256).exists()
 
-    def open(self, url: str, num_bytes: int, sha256: str, patience: float | None = None) -> int:
+    def open(self, url: str, num_bytes: int, sha256: str) -> int:
         """Return a descriptor of a shard, which is fetched when it is not in the cache.
 
         Args:
             url: address to fetch it from.
             num_bytes: size of the shard.
             sha256: of its content, 64 hex digits.
-            patience: see `transfer`.
 
         Raises:
             DataError: size or digest are wrong, it does not fit into the cache, or it cannot be fetched or
@@ -61,18 +59,10 @@ class ShardCache:
             descriptor = _open_cached(target, num_bytes)
             if descriptor is not None:
                 return descriptor
-            self.fetch(url, num_bytes, sha256, patience, since=asked)
+            self.fetch(url, num_bytes, sha256, since=asked)
         raise DataError(f"{self.folder}: the cache evicts shards before they are read; raise data.cache_gib")
 
-    def fetch(
-        self,
-        url: str,
-        num_bytes: int,
-        sha256: str,
-        patience: float | None = None,
-        *,
-        since: float | None = None,
-    ) -> None:
+    def fetch(self, url: str, num_bytes: int, sha256: str, *, since: float | None = None) -> None:
         """Fetch a shard, unless it is in the cache. Another process may fetch it: wait for that where `since`
         is given, see `transfer`; else return at once.
 
@@ -88,22 +78,14 @@ class ShardCache:
                 except BlockingIOError:
                     return
                 if not target.exists():
-                    self._fetch(url, target, num_bytes, sha256, patience, since)
+                    self._fetch(url, target, num_bytes, sha256, since)
         except OSError as error:
             raise DataError(
                 f"{error.filename or self.folder}: cannot be written ({error.strerror}); set "
                 f"VITCTL_CACHE to a disk with free space"
             ) from None
 
-    def _fetch(
-        self,
-        url: str,
-        target: Path,
-        num_bytes: int,
-        sha256: str,
-        patience: float | None,
-        since: float | None,
-    ) -> None:
+    def _fetch(self, url: str, target: Path, num_bytes: int, sha256: str, since: float | None) -> None:
         for left in self.folder.glob(f".{target.name}.*.partial"):  # of a killed process: we hold the lock
             left.unlink(missing_ok=True)
         if num_bytes > self.max_bytes:
@@ -113,14 +95,13 @@ class ShardCache:
         with locked(self.folder / "locks" / "room"):
             self._evict(num_bytes)
         with atomic_write(target) as aside, aside.open("r+b") as file:
-            wait: dict[str, Any] = {"patience": patience, "since": since, "connections": _CONNECTIONS}
             starts = range(0, num_bytes, PART_BYTES)
             parts = [Span(url, at, min(at + PART_BYTES, num_bytes), file, at) for at in starts]
             try:
-                transfer(parts, **wait)
+                transfer(parts, since=since, connections=_CONNECTIONS)
             except NoRangesError:
                 parts = [Span(url, 0, num_bytes, file)]
-                transfer(parts, **wait)
+                transfer(parts, since=since)
             file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             size = parts[0].head.num_bytes or num_bytes

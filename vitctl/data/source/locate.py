@@ -42,12 +42,12 @@ from vitctl.system.files import (
 )
 from vitctl.system.process import START
 from vitctl.system.remote import (
+    FIRST_SECONDS,
     GaveUpError,
     MissingError,
     check_address,
     copy,
     is_remote,
-    read_changed,
     read_file,
 )
 from vitctl.system.text import count_text, nearest, one_line
@@ -57,8 +57,7 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _STRAY_BRACE = re.compile(r"\{[^}]*(\{|$)|(^|\})[^{]*\}")
 _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})(\.\.[0-9]{1,18})?")
 _MAX_NAMES = 10**6
-_ETAG, _MAX_ETAG_BYTES = f"{INDEX_FILE}.etag", 1000
-_ASKED = f"{INDEX_FILE}.asked"  # the start of a command that asked for it last
+_ASKED, _MAX_ASKED_BYTES = f"{INDEX_FILE}.asked", 1000  # the start of a command that asked for it last
 _LOOKED_FOR = ("train", "validation", "val", "test", "train800", "val200", "train800val200")
 _LOCK = ".index.lock"
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -79,18 +78,17 @@ class SplitLocation:
     base: str = ""
     shards: tuple[str, ...] = ()
 
-    def open(self, cache_bytes: int, patience: float | None = None) -> Source:
+    def open(self, cache_bytes: int) -> Source:
         """Open the split.
 
         Args:
             cache_bytes: size limit of the cache of remote shards; 0 reads single images without a cache.
-            patience: see `ShardSource`.
         """
         index = open_index(self.folder, self.base)
         cache = None
         if index.is_remote and cache_bytes:
             cache = ShardCache(cache_folder() / "shards", cache_bytes)
-        source = ShardSource(index, cache, patience)
+        source = ShardSource(index, cache)
         if not self.shards:
             return without_excluded(source)
         numbers = {shard.name: number for number, shard in enumerate(index.shards)}
@@ -417,17 +415,17 @@ def _fetched_index(url: str) -> Path:
     Raises:
         MissingError: there is none.
     """
-    folder, start = _cached_index(url), os.environ.get(START, "")
+    folder, start, asked = _cached_index(url), os.environ.get(START, ""), time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / _LOCK) if os.access(folder, os.W_OK) else nullcontext():
         found = ""
         with suppress(DataError):
-            found = read_bytes(folder / _ASKED, _MAX_ETAG_BYTES, error=DataError).decode(errors="replace")
+            found = read_bytes(folder / _ASKED, _MAX_ASKED_BYTES, error=DataError).decode(errors="replace")
         if start and found == f"{start} missing":
             raise MissingError(f"{url}/{INDEX_FILE}: no such file on the server")
         if not start or found != start:
             try:
-                _update_index(url, folder)
+                _update_index(url, folder, asked)
                 found = start
             except MissingError:
                 found = f"{start} missing"
@@ -438,31 +436,24 @@ def _fetched_index(url: str) -> Path:
     return folder
 
 
-def _update_index(url: str, folder: Path) -> None:
-    """Fetch an index that is not in the cache, or changed.
+def _update_index(url: str, folder: Path, since: float) -> None:
+    """Fetch an index that is not in the cache, or changed; `since` as `transfer` takes it.
 
-    A cached index is revalidated by its ETag, so that an unchanged index takes one short response. An
-    incomplete or damaged copy is fetched again. If the server does not respond, the cached copy is used,
-    with a warning.
+    The tables of an unchanged index, which are large, are not fetched again; those of an incomplete or
+    damaged copy are. If the server does not respond, the cached copy is used, with a warning.
     """
     cached = b""
     with suppress(DataError):
         open_index(folder, url)
         cached = read_bytes(folder / INDEX_FILE, INDEX.limit, error=DataError)
-    if not cached:
-        _fetch_index(url, folder, read_file(f"{url}/{INDEX_FILE}", INDEX.limit))
-        return
-    etag = b""
-    with suppress(DataError):
-        etag = read_bytes(folder / _ETAG, _MAX_ETAG_BYTES, error=DataError)
     try:
-        changed = read_changed(f"{url}/{INDEX_FILE}", INDEX.limit, etag.decode("ascii", "ignore").strip())
-        if changed is not None and changed[0] != cached:
-            _fetch_index(url, folder, *changed)
-        elif changed is not None:
-            with suppress(OSError):  # owned by another user: reading is enough
-                write_text(folder / _ETAG, changed[1])
+        patience = FIRST_SECONDS if cached else None
+        text = read_file(f"{url}/{INDEX_FILE}", INDEX.limit, patience=patience, since=since)
+        if text != cached:
+            _fetch_index(url, folder, text)
     except GaveUpError as error:
+        if not cached:
+            raise
         print(f"warning: {one_line(str(error))}; the cached index is used", file=sys.stderr)
 
 
@@ -471,10 +462,9 @@ def _cached_index(name: str, errors: str = "surrogatepass") -> Path:
     return cache_folder() / "splits" / hashlib.sha256(name.encode("utf-8", errors)).hexdigest()[:24]
 
 
-def _fetch_index(url: str, folder: Path, text: bytes, etag: str = "") -> None:
+def _fetch_index(url: str, folder: Path, text: bytes) -> None:
     """Fetch the tables of an index; `index.json` is written last."""
     for name, max_bytes in table_limits(text).items():
         with atomic_write(folder / name) as aside, aside.open("wb") as file:
             copy(f"{url}/{name}", file, max_bytes)
     write_bytes(folder / INDEX_FILE, text)
-    write_text(folder / _ETAG, etag)

@@ -430,10 +430,10 @@ def micro_batches(
     return tuple(parts)
 
 
-def most_lanes(num_lanes: int, num_nodes: int) -> int:
-    """Return how many lanes a node reads at most."""
+def lanes_read(num_lanes: int, num_nodes: int) -> list[int]:
+    """Return how many lanes each node reads, some of them in part."""
     nodes = range(num_nodes)
-    return max(-(-(node + 1) * num_lanes // num_nodes) - node * num_lanes // num_nodes for node in nodes)
+    return [-(-(node + 1) * num_lanes // num_nodes) - node * num_lanes // num_nodes for node in nodes]
 
 
 Tree = int | tuple["Tree", "Tree"]  # the number of a leaf, or two subtrees

@@ -81,20 +81,18 @@ class ShardSource:
     Args:
         index: of the split.
         cache: stores remote shards as whole files; None reads single images by byte range.
-        patience: seconds that an outage of a remote server is waited out; None: see `transfer`.
     """
 
-    def __init__(self, index: Index, cache: ShardCache | None = None, patience: float | None = None) -> None:
+    def __init__(self, index: Index, cache: ShardCache | None = None) -> None:
         self.index = index
         self.cache = cache
-        self.patience = patience
         self._reads_ranges = cache is None and index.is_remote
         self._unverified: dict[int, list[tuple[int, bytes]]] = {}  # shard -> offset and bytes read before it
         self.ends = list(accumulate(shard.num_samples for shard in index.shards))  # of each shard's samples
         self._open = lru_cache(max_open_shards(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))(self._opened)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.index.folder, self.index.base, self.index.digest, self.cache, self.patience)
+        return _reopen, (self.index.folder, self.index.base, self.index.digest, self.cache)
 
     def __len__(self) -> int:
         return self.index.num_samples
@@ -145,7 +143,7 @@ class ShardSource:
                     held += stop - start
             if held > _TOGETHER_BYTES:
                 break  # the others are read one by one
-        found = dict(zip(places, read_ranges([*places.values()], self.patience), strict=True))
+        found = dict(zip(places, read_ranges([*places.values()]), strict=True))
         for sample, data in found.items() if self.cache is not None else ():
             number = bisect.bisect_right(self.ends, sample)
             self._unverified.setdefault(number, []).append((places[sample][1], data))
@@ -167,7 +165,7 @@ class ShardSource:
             shard, address = self.index.shards[number], self.index.address(number)
             if self.cache is not None and is_remote(address) and not self.cache.holds(shard.sha256):
                 with suppress(DataError):  # raised by `read`
-                    self.cache.fetch(address, shard.num_bytes, shard.sha256, self.patience)
+                    self.cache.fetch(address, shard.num_bytes, shard.sha256)
 
     def shards_of(self, samples: np.ndarray | None) -> list[int]:
         """Return the numbers of the shards that hold the given samples; None: of all shards."""
@@ -191,7 +189,7 @@ class ShardSource:
     def _pread(self, sample: int, offset: int, size: int) -> bytes:
         number, address = bisect.bisect_right(self.ends, sample), self._checked(sample, offset, size)
         if self._reads_ranges and is_remote(address):
-            return read_ranges([(address, offset, offset + size)], self.patience)[0]
+            return read_ranges([(address, offset, offset + size)])[0]
         try:
             shard = self._open(number)  # referenced during the read: another thread may evict it
             data = os.pread(shard.descriptor, size, offset)
@@ -216,7 +214,7 @@ class ShardSource:
     def _opened(self, number: int) -> "_OpenShard":
         shard, address = self.index.shards[number], self.index.address(number)
         if self.cache is not None and is_remote(address):
-            opened = _OpenShard(self.cache.open(address, shard.num_bytes, shard.sha256, self.patience))
+            opened = _OpenShard(self.cache.open(address, shard.num_bytes, shard.sha256))
             for start, data in self._unverified.pop(number, ()):
                 if os.pread(opened.descriptor, len(data), start) != data:
                     raise DataError(f"{address}: its server sent other bytes at {start} before; start again")
@@ -234,13 +232,11 @@ class _OpenShard:
         os.close(self.descriptor)
 
 
-def _reopen(
-    folder: Path, base: str, digest: str, cache: ShardCache | None, patience: float | None
-) -> ShardSource:
+def _reopen(folder: Path, base: str, digest: str, cache: ShardCache | None) -> ShardSource:
     index = open_index(folder, base)
     if index.digest != digest:
         raise DataError(f"{folder}: its index changed while it was in use")
-    return ShardSource(index, cache, patience)
+    return ShardSource(index, cache)
 
 
 # Images that are not in shards: image files and addresses, and generated noise

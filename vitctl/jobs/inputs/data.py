@@ -21,7 +21,7 @@ from vitctl.data.source.order import (
     RepeatedOrder,
     SampleOrder,
     WindowedOrder,
-    most_lanes,
+    lanes_read,
     quotas,
 )
 from vitctl.data.source.splits import group_names, num_repeated
@@ -67,7 +67,6 @@ def open_recipe_split(place: Place, split: str, scratch: Path | None) -> Source:
         root=place.root,
         scratch=scratch,
         cache_bytes=int(place.cache_gib * _GIB),
-        patience=place.patience,
         group_by=place.group_by,
     )
     return of_classes(source, place.classes) if place.classes else source
@@ -165,7 +164,7 @@ def check_order(data: TrainImages, source: Source, seed: int, schedule: Schedule
     for part in parts:
         if data.order == "windowed":
             _check_window(data, part, num_walks)
-        _check_cache(data, part, most_lanes(num_walks, nodes))
+        _check_cache(data, part, max(lanes_read(num_walks, nodes)))
     _check_entropy(data, source, seed, schedule)
 
 

@@ -93,18 +93,6 @@ def _sound(values: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
     return values
 
 
-def _sound_origin(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the provenance with `data_verified` as a word; earlier releases wrote true, false or the
-    share of the bytes.
-    """
-    old = values.get("data_verified")
-    if isinstance(old, bool):
-        values = values | {"data_verified": "whole" if old else "damaged"}
-    elif isinstance(old, int | float):
-        values = values | {"data_verified": "part" if old > 0 else "none"}
-    return _sound(values, _Origin)
-
-
 @dataclass(frozen=True)
 class RunResult:
     """The outcome of a job.
@@ -120,7 +108,9 @@ class RunResult:
     metrics: Annotated[dict[str, Any], AfterValidator(partial(_sound, kind=_Numbers))] = field(
         default_factory=dict
     )
-    provenance: Annotated[dict[str, Any], AfterValidator(_sound_origin)] = field(default_factory=dict)
+    provenance: Annotated[dict[str, Any], AfterValidator(partial(_sound, kind=_Origin))] = field(
+        default_factory=dict
+    )
     files: dict[str, str] = field(default_factory=dict)
     error: str = ""
     record: dict[str, Any] = field(default_factory=dict)

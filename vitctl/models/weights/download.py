@@ -15,7 +15,7 @@ from vitctl.errors import CheckpointError, DataError, explained
 from vitctl.models.weights.header import INDEX, bounded, parts_of
 from vitctl.system.address import check, with_query, without_queries
 from vitctl.system.files import WEIGHTS, cache_folder, inside, locked, no_links, write_text
-from vitctl.system.remote import HUB, Head, MissingError, NotModifiedError, Span, hub_address, transfer
+from vitctl.system.remote import HUB, Head, MissingError, Span, hub_address, transfer
 from vitctl.system.text import one_line
 
 Fetch = Callable[[str], Path]
@@ -96,6 +96,10 @@ _HUB_FILE = re.compile(rf"{HUB}/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 _CHECKED: dict[Path, str] = {}
 
 
+class NotModifiedError(Exception):
+    """The server has the file that is in the cache."""
+
+
 class NotOnServerError(CheckpointError):
     """The server has no such file."""
 
@@ -105,7 +109,6 @@ def fetch(
     *,
     progress: Progress = lambda _done, _total: None,
     cache: Path | None = None,
-    patience: float | None = None,
 ) -> Path:
     """Return the file behind `url`, from the cache when it is there, otherwise downloaded and checked.
 
@@ -117,7 +120,6 @@ def fetch(
         url: an https address.
         progress: called after every chunk.
         cache: folder of the cache; $VITCTL_CACHE or ~/.cache/vitctl when not given.
-        patience: seconds that a failing server is waited for; see `transfer`.
 
     Raises CheckpointError: another scheme, no such file (NotOnServerError), a login is needed, a web page
     came instead of the file, or the connection kept failing.
@@ -132,11 +134,11 @@ def fetch(
     with locked(_beside(target, ".lock")):
         if not target.exists() or asked != url:  # another process may have been faster
             try:
-                _download(url, target, progress, patience)
+                _download(url, target, progress)
             except MissingError as error:
                 raise NotOnServerError(str(error)) from None
             except DataError as error:
-                raise CheckpointError(str(error)) from None
+                raise CheckpointError(str(error)).passing(error.passes) from None
             except NotModifiedError:
                 pass
     _CHECKED[target] = asked
@@ -177,7 +179,8 @@ def _from_hub_cache(url: str, progress: Progress, repository: str, revision: str
     try:
         path = Path(hf_hub_download(repository, name, revision=revision, tqdm_class=Bar))
     except LocalEntryNotFoundError:
-        raise CheckpointError(f"{url}: the host cannot be reached; check the network") from None
+        text = f"{url}: the host cannot be reached; check the network"
+        raise CheckpointError(text).passing(True) from None
     except EntryNotFoundError:
         raise NotOnServerError(f"{url}: no such file on the server") from None
     except (OSError, ValueError) as error:  # of huggingface_hub too; their texts may quote an address
@@ -241,7 +244,7 @@ def _stamp(headers: Mapping[str, str]) -> str:
     return one_line(" ".join([*version, headers.get("Content-Length", "")])) if any(version) else ""
 
 
-def _download(url: str, target: Path, progress: Progress, patience: float | None) -> None:
+def _download(url: str, target: Path, progress: Progress) -> None:
     """Fetch the rest of a file, check all of it, and put it in its place.
 
     Raises NotModifiedError where the server still has the cached file of an address with a query: that may
@@ -267,7 +270,7 @@ def _download(url: str, target: Path, progress: Progress, patience: float | None
         done = part.stat().st_size
         span = Span(url, file=file, done=done, etag=etag, heard=heard, progress=progress)
         try:
-            transfer([span], WEIGHTS.limit, patience=patience)
+            transfer([span], WEIGHTS.limit)
         except (CheckpointError, NotModifiedError):
             part.unlink()
             raise
