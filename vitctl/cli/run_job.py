@@ -35,6 +35,7 @@ def run_job(
     nodes: str | None = None,
     restarts: int = 0,
     link: str | None = None,
+    device: str | None = None,
 ) -> None:
     """Resolve the recipe, then run it, print its plan, or write its Slurm job or JobSet.
 
@@ -45,13 +46,14 @@ def run_job(
         recipe: name or path.
         flags: everyday flags that were given: flag -> (dotted key, value).
         out: run folder; None makes a new one.
-        set_, dry_run, all_, slurm, k8s, nodes, restarts, link: values of these flags.
+        set_, dry_run, all_, slurm, k8s, nodes, restarts, link, device: values of these flags.
     """
     from vitctl.cli.show.console import waiting
     from vitctl.errors import RecipeError
 
-    if (all_ or link) and not dry_run:
-        raise RecipeError(f"{'--all' if all_ else '--link'} needs --dry-run: it is about the plan")
+    for flag, given in (("--all", all_), ("--link", link), ("--device", device)):
+        if given and not dry_run:
+            raise RecipeError(f"{flag} needs --dry-run: it is about the plan")
     check_flags({flag: value for flag, (_, value) in flags.items()})
     member, batch = start_command(), batch_job(slurm, k8s)
     if not (dry_run or batch):
@@ -75,7 +77,7 @@ def run_job(
 
         check_spread(config, loaded.recipe.machine.processes)
         spread = batch.nodes if batch else config.nodes
-        show_plan(loaded, run_dir, config, nodes=spread, link=link, everything=all_)
+        show_plan(loaded, run_dir, config, nodes=spread, link=link, device=device, everything=all_)
         return
     fetch_weights_of(loaded)
     run_loaded(loaded, run_dir, member, config, batch)

@@ -22,12 +22,12 @@ from vitctl.models.flops import (
     count_trained,
     training_memory_bytes,
 )
+from vitctl.models.roofline import MEMORY
 from vitctl.models.variants import Config, check_lora
 from vitctl.recipe.schema import Finetune, Pretrain, frozen_places, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
 
 GPU, MFU = "H100", 0.4
-GPU_BYTES = 80 * 2**30
 USABLE_SHARE = 0.9  # of a GPU's memory; the rest is for the framework
 RUNTIME_BYTES = 750 * 2**20  # of a process: Python, torch and its libraries; benchmarks/plan_memory.py
 
@@ -52,15 +52,19 @@ class Memory:
         accumulated: gradients of a sharded model, which are whole until the last micro-batch of a step.
         image: activations of each image.
         share: images of a step.
+        room: of a GPU, without what is kept free.
     """
 
     fixed: Mapping[str, int]
     accumulated: int
     image: int
     share: int
+    room: float
 
     @classmethod
-    def of(cls, config: Config, recipe: Pretrain | Finetune, teacher: Config | None) -> "Memory":
+    def of(
+        cls, config: Config, recipe: Pretrain | Finetune, teacher: Config | None, device: str = GPU
+    ) -> "Memory":
         m, slots, averaging = (
             recipe.machine,
             OPTIMIZERS[recipe.optimizer.name].slots,
@@ -98,7 +102,8 @@ class Memory:
             "buffers": gathered if is_cut else 4 * trained * held,
         }
         share = -(-recipe.schedule.batch_size // m.processes)
-        return cls(fixed, 4 * trained * is_cut, one - none, share)
+        room = USABLE_SHARE * MEMORY[device][0] * 2**30
+        return cls(fixed, 4 * trained * is_cut, one - none, share, room)
 
     def kinds(self, micro_batch: int) -> dict[str, int]:
         """Return the bytes of each kind with `micro_batch` images in a forward pass."""
@@ -112,9 +117,11 @@ class Memory:
 
     def fitting(self) -> int:
         """Return the largest micro-batch that fits, 0 when none does."""
-        room = USABLE_SHARE * GPU_BYTES
-        fits = self.share if self.at(self.share) <= room else (room - self.at(0)) // self.image
-        return max(0, int(fits))
+        return self.share if self.at(self.share) <= self.room else self.largest()
+
+    def largest(self) -> int:
+        """Return the largest micro-batch that fits in a step of more images, 0 when none does."""
+        return max(0, int((self.room - self.at(0)) // self.image))
 
 
 class Link(NamedTuple):
@@ -223,7 +230,13 @@ def traffic_bytes(
 
 
 def step_seconds(
-    flops: float, recipe: Pretrain | Finetune, sent: float, read: Fetched | None, nodes: int, link: Link
+    flops: float,
+    recipe: Pretrain | Finetune,
+    sent: float,
+    read: Fetched | None,
+    nodes: int,
+    link: Link,
+    device: str = GPU,
 ) -> dict[str, float]:
     """Return the seconds of a step on GPUs by what they are spent on.
 
@@ -236,9 +249,10 @@ def step_seconds(
         read: None where nothing is known of the data.
         nodes: machines.
         link: of each.
+        device: the GPU.
     """
     again = 4 / 3 if recipe.machine.checkpoint_blocks else 1.0  # the forward pass is computed twice
-    computed = again * flops / (MFU * PEAK_TFLOPS[GPU] * 1e12 * recipe.machine.processes)
+    computed = again * flops / (MFU * PEAK_TFLOPS[device] * 1e12 * recipe.machine.processes)
     network = sent / link.bytes_per_second
     seconds = {"computation": computed + network * (recipe.schedule.lanes > 0), "network": network}
     if read is not None:

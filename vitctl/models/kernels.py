@@ -125,7 +125,8 @@ class _GELU(torch.autograd.Function):
 
 
 def _pieces(numbers: Tensor) -> tuple[Tensor, ...]:
-    return numbers.reshape(-1).split(_PIECE)
+    pieces: tuple[Tensor, ...] = torch.split(numbers.reshape(-1), _PIECE)
+    return pieces
 
 
 @cache
