@@ -3,9 +3,9 @@
 Both sides have the same weights, random ones that timm drew and stored, and the same images. Ours in torch is
 the network of `vitctl predict`, and our ONNX file that of `vitctl export`, as `vitctl predict model.onnx`
 runs it; both take uint8 images and normalise them. timm gets normalised images. Its ONNX file is that of its
-own `timm.utils.onnx_export`, in onnxruntime with the same threads. Logits of all sides are compared before
-anything is measured. Of the larger model only the settings are tried that were best for the smaller one,
-unless `--thorough`.
+own `timm.utils.onnx_export`. Either file runs in onnxruntime and in OpenVINO, with the same threads. Logits
+of all sides are compared before anything is measured. Of the larger model only the settings are tried that
+were best for the smaller one, unless `--thorough`.
 """
 
 import os
@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import measure
@@ -34,7 +35,7 @@ from measure import (
 )
 from step import TIMM_NAMES
 
-LIBRARIES = ("torch", "timm", "onnx", "onnxruntime", "onnxscript")
+LIBRARIES = ("torch", "timm", "onnx", "onnxruntime", "onnxscript", "openvino")
 GOAL = 1.2
 # The largest difference of a logit, in standard deviations of the logits, by precision.
 MOST_DIFFERENT = {"float32": 1e-3, "bf16": 0.2}
@@ -57,8 +58,13 @@ SIDES: dict[str, dict[str, Choices]] = {
             "compiled": {"compile": True},
             "plain attention, compiled": {"plain": True, "compile": True},
         },
-        "our ONNX": {DEFAULT: {}},
-        "timm's ONNX": {DEFAULT: {"dynamo": True}, "TorchScript exporter": {"dynamo": False}},
+        "our ONNX": {DEFAULT: {}, "OpenVINO": {"machine.engine": "openvino"}},
+        "timm's ONNX": {
+            DEFAULT: {"dynamo": True},
+            "TorchScript exporter": {"dynamo": False},
+            "OpenVINO": {"dynamo": True, "openvino": True},
+            "TorchScript exporter, OpenVINO": {"dynamo": False, "openvino": True},
+        },
     },
     "bf16": {
         "ours in torch": {DEFAULT: {}},
@@ -154,7 +160,7 @@ def prepare(
     place = Path(folder)
     forward = {
         "ours in torch": lambda: our_network(place / "timm", precision, images),
-        "our ONNX": lambda: our_network(place / "ours" / "model.onnx", "float32", images),
+        "our ONNX": lambda: our_network(place / "ours" / "model.onnx", "float32", images, settings),
         "timm in torch": lambda: timm_network(place / "timm", model, settings, shown),
         "timm's ONNX": lambda: timm_onnx(place, model, settings, shown),
     }[side]()
@@ -172,13 +178,15 @@ def prepare(
     return turn
 
 
-def our_network(source: Path, precision: str, images: Any) -> Forward:
+def our_network(
+    source: Path, precision: str, images: Any, settings: Mapping[str, Any] = MappingProxyType({})
+) -> Forward:
     """The network of `vitctl predict`."""
     from vitctl import load_recipe
     from vitctl.jobs.inputs.classifier import open_classifier
 
     values = {"weights.source": str(source), "machine.device": "cpu", "machine.precision": precision}
-    values["machine.linear"] = measure.our_linear(precision, "cpu")
+    values |= {"machine.linear": measure.our_linear(precision, "cpu"), **settings}
     network = open_classifier(load_recipe("evaluate", list(values.items())).recipe).network
 
     def forward() -> np.ndarray:
@@ -234,6 +242,12 @@ def timm_onnx(folder: Path, model: str, settings: Mapping[str, Any], shown: Any)
     onnx_export(
         network, str(file), example_input=shown, use_dynamo=settings["dynamo"], input_names=["images"]
     )
+    if settings.get("openvino"):
+        import openvino
+
+        how = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": int(os.environ["OMP_NUM_THREADS"])}
+        compiled = openvino.Core().compile_model(file, "CPU", how)
+        return lambda: compiled.infer_new_request({"images": shown.numpy()})[0]
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = int(os.environ["OMP_NUM_THREADS"])
     options.log_severity_level = 3

@@ -17,6 +17,8 @@ from vitctl.errors import LaunchError
 from vitctl.jobs import plan
 from vitctl.launch.cluster import Member
 from vitctl.launch.worker import work
+from vitctl.models.roofline import estimate
+from vitctl.models.variants import variant
 from vitctl.recipe import load
 
 SHORT = ("--set", "schedule.total_steps=6")
@@ -151,6 +153,26 @@ def test_dry_run__the_plan_is_on_the_first_screen_and_defaults_are_asked_for(
     assert vitctl("pretrain", "--recipe", "jft_h14", "--all").err == (
         "vitctl: --all needs --dry-run: it is about the plan\n"
     )
+
+
+def test_dry_run__of_a_gpu_that_is_named(vitctl: Vitctl) -> None:
+    line = ("pretrain", "--recipe", "in1k_b16", "--dry-run", "--set", "machine.processes=8")
+    said = vitctl(*line, "--device", "a100", "--set", "machine.micro_batch=256")
+    assert (said.code, said.err) == (0, "")
+    assert "fits 80 GiB" in said.out and "H100" not in said.out
+    _, table = said.out.split("\nA100 ")
+    rows = dict(row.split(maxsplit=1) for row in table.replace("this run", "run").splitlines()[1:6])
+    rate = estimate(variant("B/16", num_classes=1000, representation_size=768), "A100", 256)
+    assert rows["images/s"].startswith(f"{rate.images_per_second:,.0f} of one GPU")
+    assert rows["MFU"].strip() == f"{rate.mfu:.0%}"
+    assert rows["memory"].startswith("20.1 GiB of 80 GiB with 256 images")
+    hours = 93_835 * 4096 / 8 / rate.images_per_second / 3600
+    assert rows["run"].strip() == f"{hours:.1f} hours on 8 A100"
+
+    frozen = vitctl(*line, "--device", "L4", "--set", "machine.precision=float32").out
+    assert "no estimate" in frozen and "this run" not in frozen
+    assert vitctl(*line, "--device", "TPU").err.startswith("vitctl: no bandwidth of the GPU 'TPU' is known")
+    assert vitctl("pretrain", "--recipe", "smoke", "--device", "H100").code == 2
 
 
 @pytest.fixture

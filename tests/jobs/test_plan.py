@@ -15,7 +15,6 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.errors import DataError, LaunchError, VitctlError
 from vitctl.jobs.inputs.checks import check_recipe, fit_to_data
 from vitctl.jobs.plan import call_with_timeout, plan_training
-from vitctl.jobs.resources import GPU_BYTES
 from vitctl.models.flops import block_parameters
 from vitctl.recipe.load import Override, load_recipe, parse_override
 
@@ -126,25 +125,42 @@ def test_check__reads_no_tensor(
 
 
 @pytest.mark.parametrize(
-    ("name", "values"),
+    ("name", "values", "device", "gib"),
     [
-        ("jft_h14", {}),
-        ("jft_h14", {"machine.processes": 8}),
-        ("in1k_b16", {"machine.precision": "float32"}),
-        ("jft_h14", {"model.depth": 640}),  # 13 billion parameters: no GPU has room for them and Adam
+        ("jft_h14", {}, "H100", 80),
+        ("jft_h14", {"machine.processes": 8}, "H200", 141),
+        ("in1k_b16", {"machine.precision": "float32"}, "L4", 24),
+        ("jft_h14", {"model.depth": 640}, "A100", 80),  # 13 billion parameters: no GPU holds them and Adam
     ],
 )
-def test_plan_training__what_does_not_fit_is_told_what_to_set(name: str, values: dict[str, Any]) -> None:
+def test_plan_training__what_does_not_fit_is_told_what_to_set(
+    name: str, values: dict[str, Any], device: str, gib: int
+) -> None:
     """Each way is typed, and the plan of it fits with the memory that was told."""
-    plan = plan_training(recipe(name, **values))
-    assert plan.memory_bytes > 0.9 * GPU_BYTES
+    plan, room = plan_training(recipe(name, **values), device=device), 0.9 * gib * 2**30
+    assert plan.memory_bytes > room
     assert plan.ways
     for way, memory in plan.ways:
         words = way.replace("--processes ", "--set machine.processes=").replace("--set ", "").split()
         overrides = values | dict(parse_override(word)[:2] for word in words)
-        other = plan_training(recipe(name, **overrides))
-        assert other.memory_bytes == memory <= 0.9 * GPU_BYTES
+        other = plan_training(recipe(name, **overrides), device=device)
+        assert other.memory_bytes == memory <= room
         assert other.ways == ()
+
+
+def test_plan_training__of_another_gpu() -> None:
+    """Its memory decides what fits, its peak the seconds."""
+    plans = {device: plan_training(recipe("in1k_b16"), device=device) for device in ("A100", "H100", "H200")}
+    assert plan_training(recipe("in1k_b16")) == plans["H100"]
+    fixed = plans["H100"].memory_bytes - plans["H100"].memory["activations"]
+    image = plans["H100"].memory["activations"] / 4096
+    for device, gib in (("A100", 80), ("H200", 141)):
+        assert plans[device].fitting_micro_batch == plans[device].largest_batch
+        assert plans[device].largest_batch == int((0.9 * gib * 2**30 - fixed) / image)
+    ratio = plans["A100"].seconds["computation"] / plans["H100"].seconds["computation"]
+    assert ratio == pytest.approx(989 / 312, rel=1e-3)  # data sheets
+    small = plan_training(recipe("in1k_b16", **{"machine.processes": 64}), device="H200")
+    assert small.fitting_micro_batch == 64 < small.largest_batch == plans["H200"].largest_batch
 
 
 def test_plan_training__what_fits_has_nothing_to_set() -> None:

@@ -3,6 +3,7 @@ nothing else.
 """
 
 import hashlib
+import importlib.util
 import io
 import shutil
 import sys
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -28,13 +30,21 @@ from vitctl.data.datasets.readers import shapes
 from vitctl.data.images.decode import without_heic
 from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source, View
-from vitctl.errors import CheckpointError, DataError, RecipeError
+from vitctl.errors import CheckpointError, DataError, LaunchError, RecipeError
+from vitctl.jobs.inputs import classifier
 from vitctl.jobs.inputs.classifier import open_classifier
 from vitctl.jobs.inputs.given_images import find_images
 from vitctl.jobs.predict import Prediction, known_classes, predict
 from vitctl.models.weights.weights_file import read_weights, save_weights
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate
+
+
+def engines(test: Any) -> Any:
+    """The test with each engine of ONNX files."""
+    has_openvino = importlib.util.find_spec("openvino") is not None
+    skipped = pytest.mark.skipif(not has_openvino, reason="needs the extra [openvino]")
+    return pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("openvino", marks=skipped)])(test)
 
 
 def recipe(source: Path, **values: Any) -> Evaluate:
@@ -190,16 +200,18 @@ def test_predict__shards_are_read_as_they_are(trained: Path, extracted: list[Pat
     assert [one.classes for one in own] == [one.classes for one in predicted(trained, extracted)]
 
 
+@engines
 def test_predict__an_onnx_file_gives_the_same_answers(
-    trained: Path, onnx_file: Path, extracted: list[Path], photographs: dict[str, Path]
+    trained: Path, onnx_file: Path, extracted: list[Path], photographs: dict[str, Path], engine: str
 ) -> None:
+    values = {"machine.engine": engine}
     images = [*extracted, *(path for name, path in photographs.items() if name not in BAD)]
     for size in (1, 8, 256):
         ours = logits(trained, images, **{"evaluation.batch_size": size})
-        theirs = logits(onnx_file, images, **{"evaluation.batch_size": size})
+        theirs = logits(onnx_file, images, **{"evaluation.batch_size": size}, **values)
         assert torch.equal(ours.argmax(1), theirs.argmax(1))
         assert (ours - theirs).abs().max() <= 1e-4 * ours.std()
-    ours_told, theirs_told = predicted(trained, images), predicted(onnx_file, images)
+    ours_told, theirs_told = predicted(trained, images), predicted(onnx_file, images, **values)
     assert [[name for name, _ in one.classes] for one in ours_told] == [
         [name for name, _ in one.classes] for one in theirs_told
     ]
@@ -249,8 +261,38 @@ def test_flip_average__is_the_mean_of_the_logits_of_an_image_and_its_mirror_imag
         logits(file, extracted, **averaged)
 
 
+def test_openvino__tells_how_far_it_is_from_onnxruntime_or_is_refused(
+    onnx_file: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openvino")
+
+    def opened(source: Path, **values: Any) -> classifier.OpenClassifier:
+        given = {"weights.source": str(source), "machine.engine": "openvino", **values}
+        return classifier.open_classifier(load_recipe("evaluate", list(given.items())).recipe)
+
+    assert "standard deviations from onnxruntime" in opened(onnx_file).text
+    assert "onnxruntime" not in opened(onnx_file, **{"machine.engine": "onnxruntime"}).text
+    run = classifier._OpenVINO.run
+    with monkeypatch.context() as patched:
+        patched.setattr(classifier._OpenVINO, "run", lambda *given: [1.01 * one for one in run(*given)])
+        with pytest.raises(CheckpointError, match=r"differ from those of onnxruntime by 0\.0[0-9]+ standard"):
+            opened(onnx_file)
+    with pytest.raises(RecipeError, match="only ONNX files, of predict and serve, have an engine"):
+        opened(trained)
+    with pytest.raises(RecipeError, match="computes on a CPU"):
+        opened(onnx_file, **{"machine.device": "cuda"})
+    core = Mock(compile_model=Mock(side_effect=RuntimeError("no such operator\nat node 3")))
+    monkeypatch.setitem(sys.modules, "openvino", Mock(Core=lambda: core))
+    with pytest.raises(CheckpointError, match=r"model\.onnx: OpenVINO cannot run it \(no such operator"):
+        opened(onnx_file)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(LaunchError, match="openvino is not installed"):
+        opened(onnx_file)
+
+
+@engines
 def test_predict__an_onnx_file_that_resizes_gives_the_same_answers(
-    trained: Path, extracted: list[Path], photographs: dict[str, Path], tmp_path: Path
+    trained: Path, extracted: list[Path], photographs: dict[str, Path], tmp_path: Path, engine: str
 ) -> None:
     """Photographs of any size, one after the other, beside bad ones; its features too."""
     values = {"weights.source": str(trained), "export.to": ("onnx",)}
@@ -258,7 +300,7 @@ def test_predict__an_onnx_file_that_resizes_gives_the_same_answers(
     file, images = tmp_path / "out" / "model.onnx", [*extracted, *photographs.values()]
     ours, theirs = (
         predicted(trained, images),
-        predicted(file, images, features=tmp_path / "their.safetensors"),
+        predicted(file, images, features=tmp_path / "their.safetensors", **{"machine.engine": engine}),
     )
     assert [one.error for one in ours] == [one.error for one in theirs]
     assert any(one.error for one in ours)

@@ -547,6 +547,14 @@ Link = Annotated[
         rich_help_panel=MACHINE,
     ),
 ]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="With --dry-run: memory, rate and time on this GPU, by arithmetic, e.g. A100, H100 or H200",
+        rich_help_panel=MACHINE,
+    ),
+]
 Workers = Annotated[
     int, typer.Option("--workers", help="Number of processes; 0: this one; default: one per core", min=-1)
 ]
@@ -564,6 +572,7 @@ class RunOptions(TypedDict, total=False):
     nodes: Nodes
     restarts: Restarts
     link: Link
+    device: Device
 
 
 def _run_options() -> Iterator[inspect.Parameter]:

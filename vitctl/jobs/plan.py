@@ -43,9 +43,8 @@ from vitctl.jobs.inputs.data import (
     subset_size,
 )
 from vitctl.jobs.resources import (
-    GPU_BYTES,
+    GPU,
     RUNTIME_BYTES,
-    USABLE_SHARE,
     Fetched,
     Link,
     Memory,
@@ -98,8 +97,9 @@ class TrainingPlan:
     in process 0 or, of a sharded model, in each; `sent_bytes` what a node sends to others in a step; `read`
     what it reads, None where the shards are not known; `seconds` those of a step by what they are spent on:
     the greatest counts. `num_images` is 0 where the data could not be looked up. `fitting_micro_batch` is the
-    largest micro-batch whose estimate stays below nine tenths of an 80 GiB GPU, 0 when none does. `ways` are
-    settings that make the run fit where it does not, each with its memory per process.
+    largest micro-batch whose estimate stays below nine tenths of the GPU `device`, 0 when none does, and
+    `largest_batch` the same for a step of more images. `ways` are settings that make the run fit where it
+    does not, each with its memory per process.
     """
 
     config: Config
@@ -125,6 +125,8 @@ class TrainingPlan:
     curve: tuple[tuple[int, float], ...]
     notes: tuple[str, ...] = field(default=())
     ways: tuple[tuple[str, int], ...] = field(default=())
+    device: str = GPU
+    largest_batch: int = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -137,7 +139,9 @@ class TrainingPlan:
         return RUNTIME_BYTES + self.memory_bytes + self.copy_bytes
 
 
-def plan_loaded(loaded: Loaded, nodes: int = 1, link: Link = Link()) -> tuple[Loaded, TrainingPlan]:
+def plan_loaded(
+    loaded: Loaded, nodes: int = 1, link: Link = Link(), device: str = GPU
+) -> tuple[Loaded, TrainingPlan]:
     """Return a recipe that trains, with the values that depend on the number of images, and its cost from
     `plan_training`.
     """
@@ -145,11 +149,15 @@ def plan_loaded(loaded: Loaded, nodes: int = 1, link: Link = Link()) -> tuple[Lo
     size = _size(loaded.recipe)
     loaded = fit_schedule(loaded, size.num_images) if needs_num_images(loaded.recipe) else loaded
     assert isinstance(loaded.recipe, Pretrain | Finetune)
-    return loaded, plan_training(loaded.recipe, size, nodes, link)
+    return loaded, plan_training(loaded.recipe, size, nodes, link, device)
 
 
 def plan_training(
-    recipe: Pretrain | Finetune, size: "_Size | None" = None, nodes: int = 1, link: Link = Link()
+    recipe: Pretrain | Finetune,
+    size: "_Size | None" = None,
+    nodes: int = 1,
+    link: Link = Link(),
+    device: str = GPU,
 ) -> TrainingPlan:
     """Return the cost of `recipe`, from the data if it is there, else from the known size of the data set.
 
@@ -160,6 +168,7 @@ def plan_training(
         size: of its training split; None: it is looked up.
         nodes: machines that the processes are spread over.
         link: network of each.
+        device: the GPU of each process, a row of `roofline.MEMORY`.
 
     Raises:
         RecipeError: the length depends on data that cannot be read.
@@ -207,7 +216,7 @@ def plan_training(
         notes.append(
             "memory is estimated for bf16, which machine.precision = 'auto' uses where the device supports it"
         )
-    memory = Memory.of(config, recipe, teacher)
+    memory = Memory.of(config, recipe, teacher, device)
     fitting = memory.fitting()
     micro_batch = min(max(1, fitting) if m.micro_batch == -1 else m.micro_batch or share, share)
     if lanes := lanes_of(recipe, m.processes):
@@ -248,13 +257,15 @@ def plan_training(
         copy_bytes=copy,
         sent_bytes=sent,
         read=read,
-        seconds=step_seconds(flops / steps, recipe, sent, read, nodes, link),
+        seconds=step_seconds(flops / steps, recipe, sent, read, nodes, link, device),
         fitting_micro_batch=min(fitting, share),
         checkpoint_bytes=checkpoint,
         disk_bytes=checkpoint * kept,
         curve=tuple((point, rate(point)) for point in points),
         notes=tuple(notes),
-        ways=tuple(_ways(config, recipe, teacher, memory)) if micro_batch > fitting else (),
+        ways=tuple(_ways(config, recipe, teacher, device)) if micro_batch > fitting else (),
+        device=device,
+        largest_batch=memory.largest(),
     )
 
 
@@ -275,10 +286,11 @@ def _with(recipe: Pretrain | Finetune, **values: Any) -> Pretrain | Finetune:
 
 
 def _ways(
-    config: Config, recipe: Pretrain | Finetune, teacher: Config | None, memory: Memory
+    config: Config, recipe: Pretrain | Finetune, teacher: Config | None, device: str
 ) -> list[tuple[str, int]]:
-    """Settings that make a run fit GPUs of 80 GiB, least change first, and the memory of a process then."""
+    """Settings that make a run fit such GPUs, least change first, and the memory of a process then."""
     batch, m = recipe.schedule.batch_size, recipe.machine
+    memory = Memory.of(config, recipe, teacher, device)
     fitting = memory.fitting()
     if recipe.schedule.lanes:
         return [(f"--set schedule.leaf_images={fitting}", memory.at(fitting))] if fitting else []
@@ -286,18 +298,19 @@ def _ways(
         ways = [(f"--set machine.micro_batch={fitting}", memory.at(fitting))]
         processes = -(-batch // fitting)
         if not m.micro_batch and processes <= batch and not processes % m.sharding_replicas:
-            more = Memory.of(config, _with(recipe, processes=processes), teacher)
+            more = Memory.of(config, _with(recipe, processes=processes), teacher, device)
             ways.append((f"--processes {processes}", more.at(-(-batch // processes))))
         return ways
     ways = []
     for again, extra in ((m.checkpoint_blocks, ""), (1, " --set machine.checkpoint_blocks=1")):
         thin = _with(recipe, checkpoint_blocks=again)
-        if extra and (fitting := (used := Memory.of(config, thin, teacher)).fitting()):
+        if extra and (fitting := (used := Memory.of(config, thin, teacher, device)).fitting()):
             ways.append((f"--set machine.micro_batch={fitting}{extra}", used.at(fitting)))
             continue
         for processes in (m.processes << n for n in range((batch // m.processes).bit_length())):
-            used = Memory.of(config, _with(thin, processes=processes, sharding="fsdp"), teacher)
-            if used.at(1) <= USABLE_SHARE * GPU_BYTES:
+            cut = _with(thin, processes=processes, sharding="fsdp")
+            used = Memory.of(config, cut, teacher, device)
+            if used.at(1) <= used.room:
                 words = f"--processes {processes} --set machine.sharding=fsdp --set machine.micro_batch=1"
                 ways.append((f"{words}{extra}", used.at(1)))
                 break

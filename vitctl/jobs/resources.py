@@ -23,15 +23,15 @@ from vitctl.models.flops import (
     count_trained,
     training_memory_bytes,
 )
+from vitctl.models.roofline import MEMORY
 from vitctl.models.variants import Config, check_lora
 from vitctl.recipe.schema import Finetune, Machine, Pretrain, frozen_places, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
 
 GPU, MFU = "H100", 0.4
-# TFLOP/s of the GPU by precision, without sparsity: NVIDIA H100 data sheet (SXM).
-_PEAKS = {"bf16": PEAK_TFLOPS[GPU], "tf32": 494.5, "float32": 67.0, "float64": 67.0}
+# TFLOP/s of a GPU beside its bf16, without sparsity: tf32, float32 and float64 by NVIDIA's data sheets (SXM).
+_PEAKS = {"A100": (156.0, 19.5, 19.5), "H100": (494.5, 67.0, 67.0), "H200": (494.5, 67.0, 67.0)}
 Precision = Literal["float32", "tf32", "bf16", "float64"]
-GPU_BYTES = 80 * 2**30
 USABLE_SHARE = 0.9  # of a GPU's memory; the rest is for the framework
 RUNTIME_BYTES = 750 * 2**20  # of a process: Python, torch and its libraries; benchmarks/plan_memory.py
 
@@ -48,9 +48,18 @@ def number_bytes(machine: Machine) -> int:
     return 8 if machine.precision == "float64" else 4
 
 
-def usable_flops(machine: Machine) -> float:
-    """Return the FLOP/s of all processes at `MFU` of the peak of their precision."""
-    return MFU * _PEAKS[precision_of(machine)] * 1e12 * machine.processes
+def usable_flops(machine: Machine, device: str = GPU) -> float:
+    """Return the FLOP/s of all processes at `MFU` of the peak of their precision.
+
+    Raises:
+        RecipeError: that peak is not known.
+    """
+    precision = precision_of(machine)
+    peaks = {"bf16": PEAK_TFLOPS[device]}
+    peaks |= dict(zip(("tf32", "float32", "float64"), _PEAKS.get(device, ()), strict=False))
+    if precision not in peaks:
+        raise RecipeError(f"--device {device}: its peak in {precision} is not known; plan in bf16")
+    return MFU * peaks[precision] * 1e12 * machine.processes
 
 
 def trained_parameters(recipe: Pretrain | Finetune, config: Config) -> int:
@@ -71,15 +80,19 @@ class Memory:
         accumulated: gradients of a sharded model, which are whole until the last micro-batch of a step.
         image: activations of each image.
         share: images of a step.
+        room: of a GPU, without what is kept free.
     """
 
     fixed: Mapping[str, int]
     accumulated: int
     image: int
     share: int
+    room: float
 
     @classmethod
-    def of(cls, config: Config, recipe: Pretrain | Finetune, teacher: Config | None) -> "Memory":
+    def of(
+        cls, config: Config, recipe: Pretrain | Finetune, teacher: Config | None, device: str = GPU
+    ) -> "Memory":
         m, slots, averaging = (
             recipe.machine,
             OPTIMIZERS[recipe.optimizer.name].slots,
@@ -111,7 +124,8 @@ class Memory:
             "buffers": gathered if is_cut else wide * trained * held,
         }
         share = -(-recipe.schedule.batch_size // m.processes)
-        return cls(fixed, wide * trained * is_cut, one - none, share)
+        room = USABLE_SHARE * MEMORY[device][0] * 2**30
+        return cls(fixed, wide * trained * is_cut, one - none, share, room)
 
     def kinds(self, micro_batch: int) -> dict[str, int]:
         """Return the bytes of each kind with `micro_batch` images in a forward pass."""
@@ -125,9 +139,11 @@ class Memory:
 
     def fitting(self) -> int:
         """Return the largest micro-batch that fits, 0 when none does."""
-        room = USABLE_SHARE * GPU_BYTES
-        fits = self.share if self.at(self.share) <= room else (room - self.at(0)) // self.image
-        return max(0, int(fits))
+        return self.share if self.at(self.share) <= self.room else self.largest()
+
+    def largest(self) -> int:
+        """Return the largest micro-batch that fits in a step of more images, 0 when none does."""
+        return max(0, int((self.room - self.at(0)) // self.image))
 
 
 class Link(NamedTuple):
@@ -237,7 +253,13 @@ def traffic_bytes(
 
 
 def step_seconds(
-    flops: float, recipe: Pretrain | Finetune, sent: float, read: Fetched | None, nodes: int, link: Link
+    flops: float,
+    recipe: Pretrain | Finetune,
+    sent: float,
+    read: Fetched | None,
+    nodes: int,
+    link: Link,
+    device: str = GPU,
 ) -> dict[str, float]:
     """Return the seconds of a step on GPUs by what they are spent on.
 
@@ -250,10 +272,11 @@ def step_seconds(
         read: None where nothing is known of the data.
         nodes: machines.
         link: of each.
+        device: the GPU.
     """
     every = recipe.machine.checkpoint_blocks
     again = 1 + 1 / 3 / every if every else 1.0  # the forward pass of one in so many blocks is computed twice
-    computed, network = again * flops / usable_flops(recipe.machine), sent / link.bytes_per_second
+    computed, network = again * flops / usable_flops(recipe.machine, device), sent / link.bytes_per_second
     seconds = {"computation": computed, "network": network}
     if recipe.schedule.lanes:
         seconds = {"computation and network": computed + network}

@@ -62,6 +62,18 @@ class Estimate:
         return self.images / sum(self.seconds.values())
 
 
+def find_device(name: str) -> str:
+    """Return the row of `MEMORY` that a name means in any case.
+
+    Raises:
+        RecipeError: there is none.
+    """
+    row = next((row for row in MEMORY if row.lower() == name.lower()), None)
+    if row is None:
+        raise RecipeError(f"no bandwidth of the GPU '{name}' is known; choose one of: {', '.join(MEMORY)}")
+    return row
+
+
 def kernels(config: ViTConfig, images: int, *, training: bool = True, compiled: bool = True) -> list[Kernel]:
     """List the kernels of a step in bf16 autocast with fused attention and a fused AdamW.
 
@@ -128,8 +140,7 @@ def estimate(
     Raises:
         RecipeError: the device has no row, or the network has convolutions.
     """
-    if device not in MEMORY:
-        raise RecipeError(f"no bandwidth of the GPU '{device}' is known; choose one of: {', '.join(MEMORY)}")
+    device = find_device(device)
     if not isinstance(config, ViTConfig) or isinstance(config, AxialConfig | HybridConfig):
         raise RecipeError(
             "the time of ResNets, hybrids and axial networks cannot be estimated; give a ViT, such as B/16"

@@ -21,7 +21,7 @@ from vitctl.models.blocks import (
     xavier_uniform,
     zero,
 )
-from vitctl.models.kernels import QKV, Head, Linear, attend
+from vitctl.models.kernels import QKV, Head, Linear, attend, gelu_tanh
 from vitctl.models.positions import (
     grid_table,
     num_offsets,
@@ -98,7 +98,7 @@ class GELU(nn.GELU):
             # 0.5 x (1 + tanh(u)) = x sigmoid(2 u), and compiled code has a fast exponential, but no fast
             # tanh.
             return inputs * torch.sigmoid(math.sqrt(8 / math.pi) * (inputs + 0.044715 * inputs**3))
-        return super().forward(inputs)
+        return gelu_tanh(inputs) if self.approximate == "tanh" else super().forward(inputs)
 
 
 class QuickGELU(nn.Module):

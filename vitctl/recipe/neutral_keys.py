@@ -25,6 +25,7 @@ _NEUTRAL = (
     "machine.group_timeout",
     "machine.attention",
     "machine.linear",
+    "machine.engine",
     "machine.checkpoint_blocks",
     "machine.compile",
     "machine.micro_batch",

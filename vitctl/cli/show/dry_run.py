@@ -1,6 +1,6 @@
 """`--dry-run`: what a run does and costs, and the values that were set."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -12,7 +12,7 @@ from vitctl.errors import LaunchError, RecipeError
 from vitctl.launch.agent import LaunchConfig, launch_line
 from vitctl.launch.cluster import Resources
 from vitctl.models.flops import count_macs, count_parameters
-from vitctl.models.roofline import estimate
+from vitctl.models.roofline import MEMORY, Estimate, estimate, find_device
 from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Machine, Pretrain, Probe, Vtab
@@ -26,7 +26,6 @@ BAR = 40
 _EXPECTED_ON = ("A100", "H100", "H200")
 _TIMES = (("days", 86_400), ("hours", 3_600), ("minutes", 60))
 _UNITS = (("exaFLOPs", 1e18), ("PFLOPs", 1e15), ("TFLOPs", 1e12), ("GFLOPs", 1e9), ("MFLOPs", 1e6))
-GPU_TEXT = "80 GiB"
 
 
 def show_plan(
@@ -36,6 +35,7 @@ def show_plan(
     *,
     batch: Resources | None = None,
     link: str | None = None,
+    device: str | None = None,
     everything: bool = False,
 ) -> None:
     """Print what a run does, its cost and memory, then the values that were set.
@@ -46,18 +46,19 @@ def show_plan(
         config: the machines and the restarts.
         batch: the job that would start the run.
         link: value of --link.
+        device: value of --device: a GPU whose memory and rates the plan is for.
         everything: add the defaults.
 
     Raises:
-        LaunchError: the job cannot use the folder; or not even one image at a time fits a GPU of 80 GiB,
-            raised after the plan.
+        LaunchError: the job cannot use the folder; or not even one image at a time fits the GPU, raised after
+            the plan.
     """
     refusal, nodes, line = "", config.nodes, launch_line(run_dir, loaded.recipe, config)
     if batch:
         batch.text(run_dir.resolve())  # it may refuse the folder
         nodes, line = batch.nodes, batch.line(run_dir)
     if isinstance(loaded.recipe, Pretrain | Finetune):
-        loaded, refusal = _show_training(loaded, run_dir, nodes, link)
+        loaded, refusal = _show_training(loaded, run_dir, nodes, link, device)
     else:
         loaded = _show_scoring(loaded, run_dir)
     CONSOLE.print(
@@ -111,17 +112,19 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
     return loaded
 
 
-def _show_training(loaded: Loaded, run_dir: Path, nodes: int, given_link: str | None) -> tuple[Loaded, str]:
+def _show_training(
+    loaded: Loaded, run_dir: Path, nodes: int, given_link: str | None, device: str | None
+) -> tuple[Loaded, str]:
     """Print the cost of a training and its learning rates.
 
     Returns:
         the recipe with its length, and why it cannot run; "" if it can.
     """
     from vitctl.jobs.plan import plan_loaded
-    from vitctl.jobs.resources import Link, parse_link
+    from vitctl.jobs.resources import GPU, Link, parse_link
 
     link = Link() if given_link is None else parse_link(given_link)
-    loaded, plan = plan_loaded(loaded, nodes, link)
+    loaded, plan = plan_loaded(loaded, nodes, link, GPU if device is None else find_device(device))
     recipe = cast(Pretrain | Finetune, loaded.recipe)
     images = (
         f"{count_text(plan.num_images, 'image')}, {count_text(plan.num_classes, 'class', 'classes')}"
@@ -142,7 +145,7 @@ def _show_training(loaded: Loaded, run_dir: Path, nodes: int, given_link: str | 
         ),
         ("steps", f"{plan.steps:,} of {recipe.schedule.batch_size:,} images{per_epoch}"),
         ("training", f"{_flops(plan.training_flops)}: {_hours(plan, recipe.machine)}"),
-        *_expected(plan, recipe),
+        *([] if device else _expected(plan, recipe)),
         (
             "micro-batch",
             f"{count_text(plan.micro_batch, 'image')} in each of "
@@ -162,6 +165,9 @@ def _show_training(loaded: Loaded, run_dir: Path, nodes: int, given_link: str | 
     show_table((f"{recipe.job}", loaded.name), rows, left=None)
     for note in plan.notes:
         CONSOLE.print(escape(f"note: {note}"))
+    if device:
+        CONSOLE.print()
+        show_table((plan.device, "by arithmetic, not measured"), [*_on_device(plan, recipe)], left=None)
     CONSOLE.print("\nlearning rate", style="bold")
     top = max(lr for _, lr in plan.curve) or 1.0
     for step, lr in plan.curve:
@@ -169,29 +175,59 @@ def _show_training(loaded: Loaded, run_dir: Path, nodes: int, given_link: str | 
     if plan.fitting_micro_batch:
         return loaded, ""
     then = f"; set {plan.ways[0][0].removeprefix('--set ')}" if plan.ways else "; choose a smaller model"
-    return loaded, f"no micro-batch fits {GPU_TEXT} ({bytes_text(plan.memory_bytes)} per process){then}"
+    return loaded, f"no micro-batch fits {_size_of(plan)} ({bytes_text(plan.memory_bytes)} per process){then}"
 
 
-def _expected(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> list[tuple[str, str]]:
-    """Return a row with the rates that arithmetic expects of single GPUs in bf16, see `models.roofline`; none
-    for other networks than ViTs, other precisions, or if a part is frozen or computed again.
+def _estimates(
+    plan: "TrainingPlan", recipe: Pretrain | Finetune, devices: Sequence[str]
+) -> dict[str, Estimate]:
+    """Return what arithmetic expects of single GPUs in bf16, see `models.roofline`; nothing for other
+    networks than ViTs, other precisions, or if a part is frozen or computed again.
     """
     images = min(plan.micro_batch, plan.fitting_micro_batch)
     m = recipe.machine
     is_other = m.device == "cpu" or m.precision not in ("auto", "bf16")
     is_other = is_other or m.checkpoint_blocks > 0 or m.sharding != "none"
     if not images or is_other or plan.trained_parameters < plan.parameters:
-        return []
+        return {}
     with suppress(RecipeError):
-        steps = {device: estimate(plan.config, device, images) for device in _EXPECTED_ON}
+        return {device: estimate(plan.config, device, images) for device in devices}
+    return {}
+
+
+def _expected(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> Iterator[tuple[str, str]]:
+    """Yield a row with the expected rates of some GPUs, where there are any."""
+    if steps := _estimates(plan, recipe, _EXPECTED_ON):
         rates = (f"{device} {step.images_per_second:,.0f} ({step.mfu:.0%})" for device, step in steps.items())
-        return [
-            (
-                "expected",
-                f"{', '.join(rates)} images/s of one GPU (share of the peak), compiled; not measured",
-            )
-        ]
-    return []
+        text = f"{', '.join(rates)} images/s of one GPU (share of the peak), compiled; not measured"
+        yield "expected", text
+
+
+def _on_device(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> Iterator[tuple[str, str]]:
+    """Yield what is expected of the GPU that --device named."""
+    processes, batch = recipe.machine.processes, recipe.schedule.batch_size
+    images = max(1, min(plan.micro_batch, plan.fitting_micro_batch))
+    activations = plan.memory["activations"]
+    memory = plan.memory_bytes - activations + activations // plan.micro_batch * images
+    step = _estimates(plan, recipe, (plan.device,)).get(plan.device)
+    if step:
+        yield (
+            "images/s",
+            f"{step.images_per_second:,.0f} of one GPU, {step.images:,} at a time, compiled bf16",
+        )
+        yield "MFU", f"{step.mfu:.0%}"
+    else:
+        yield "images/s", "no estimate: only for ViTs in bf16, all trained, no block recomputed or sharded"
+    yield "memory", f"{bytes_text(memory)} of {_size_of(plan)} with {count_text(images, 'image')}"
+    yield "largest batch", f"{count_text(plan.largest_batch, 'image')} at a time"
+    if step:
+        seconds = {**plan.seconds, "computation": batch / processes / step.images_per_second}
+        total = plan.steps * max(seconds.values())
+        yield "this run", f"{_time(total)} on {count_text(processes, plan.device, plan.device)}"
+
+
+def _size_of(plan: "TrainingPlan") -> str:
+    return f"{MEMORY[plan.device][0]} GiB"
 
 
 def _host(plan: "TrainingPlan", recipe: Pretrain | Finetune, nodes: int) -> str:
@@ -233,9 +269,9 @@ def _macs(macs: int) -> str:
 
 def _work(flops: int, machine: Machine) -> str:
     """Return an amount of computation, and its time on the GPU that `recipes table` uses."""
-    from vitctl.jobs.resources import usable_flops
+    from vitctl.jobs.resources import GPU, usable_flops
 
-    return f"{_flops(flops)}: {_time(flops / usable_flops(machine))} {_where(machine)}"
+    return f"{_flops(flops)}: {_time(flops / usable_flops(machine, GPU))} {_where(machine, GPU)}"
 
 
 def _flops(flops: int) -> str:
@@ -243,10 +279,10 @@ def _flops(flops: int) -> str:
     return f"{flops / size:,.4g} {unit}"
 
 
-def _where(machine: Machine) -> str:
-    from vitctl.jobs.resources import GPU, MFU, precision_of
+def _where(machine: Machine, device: str) -> str:
+    from vitctl.jobs.resources import MFU, precision_of
 
-    return f"on {machine.processes} {GPU} at {MFU:.0%} of the {precision_of(machine)} peak"
+    return f"on {machine.processes} {device} at {MFU:.0%} of the {precision_of(machine)} peak"
 
 
 def _time(seconds: float) -> str:
@@ -261,16 +297,16 @@ def _hours(plan: "TrainingPlan", machine: Machine) -> str:
     total = {kind: plan.steps * seconds for kind, seconds in plan.seconds.items() if seconds}
     most = max(total, key=lambda kind: total[kind])
     parts = ", ".join(f"{kind} {_time(seconds)}" for kind, seconds in total.items())
-    return f"{_time(total[most])} {_where(machine)}{f' ({parts})' if len(total) > 1 else ''}"
+    return f"{_time(total[most])} {_where(machine, plan.device)}{f' ({parts})' if len(total) > 1 else ''}"
 
 
 def _fit(plan: "TrainingPlan") -> str:
     from vitctl.jobs.resources import USABLE_SHARE
 
     return (
-        f"does not fit {GPU_TEXT} ({1 - USABLE_SHARE:.0%} kept free)"
+        f"does not fit {_size_of(plan)} ({1 - USABLE_SHARE:.0%} kept free)"
         if plan.ways or not plan.fitting_micro_batch
-        else f"fits {GPU_TEXT}"
+        else f"fits {_size_of(plan)}"
     )
 
 

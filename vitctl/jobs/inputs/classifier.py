@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitctl.data.images.decode import BadSample, Picture, open_picture
@@ -105,7 +106,38 @@ class TorchNetwork:
         return class_logits(self.computation, self.model, inputs, flip_average=self.flip_average)
 
 
+class _OpenVINO:
+    """An ONNX file as OpenVINO computes it on a CPU, in float32; called as onnxruntime's session is.
+
+    Raises:
+        CheckpointError: OpenVINO cannot run it.
+        LaunchError: OpenVINO is not installed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import openvino
+        except ImportError:
+            raise LaunchError(
+                "machine.engine = 'openvino': openvino is not installed; run: pip install 'vitctl[openvino]'"
+            ) from None
+        # By default it computes in bf16 where the processor can.
+        options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        try:
+            self._model = openvino.Core().compile_model(path, "CPU", options)
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"{path}: OpenVINO cannot run it ({one_line(str(error))}); leave out machine.engine"
+            ) from None
+
+    def run(self, wanted: list[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return the outputs of these names."""
+        found = self._model.infer_new_request(dict(feed))
+        return [found[name] for name in wanted]
+
+
 _ONLY_ERRORS = 3
+_ENGINE_BOUND = 1e-3  # standard deviations of the logits: far below what changes an answer
 
 
 class OnnxNetwork:
@@ -114,13 +146,16 @@ class OnnxNetwork:
     Args:
         path: of the file.
         device: "auto", "cpu" or "cuda".
+        engine: "onnxruntime", or "openvino" for a CPU; `engine_note` tells how far its outputs are from
+            those of onnxruntime.
 
     Raises:
-        CheckpointError: it is no ONNX file, or not one of an image classifier as `vitctl export` writes it.
-        LaunchError: onnxruntime has no CUDA here, and that was asked for.
+        CheckpointError: it is no ONNX file, or not one of an image classifier as `vitctl export` writes it;
+            OpenVINO cannot run it, or computes something else.
+        LaunchError: onnxruntime has no CUDA here, or OpenVINO is not installed, and that was asked for.
     """
 
-    def __init__(self, path: Path, device: str = "auto") -> None:
+    def __init__(self, path: Path, device: str = "auto", engine: str = "onnxruntime") -> None:
         import onnxruntime
 
         if not path.is_file():
@@ -160,6 +195,27 @@ class OnnxNetwork:
                 f"{path}: names {count_text(len(names), 'class', 'classes')} but has {num_classes} "
                 f"logits; export it again"
             )
+        self.engine_note = ""
+        if engine == "openvino":
+            self._use_openvino()
+
+    def _use_openvino(self) -> None:
+        """Replace the session by OpenVINO, if both give the same outputs of a random image."""
+        generator, with_features = torch.Generator().manual_seed(0), not self.has_head
+        shape = (1, 3, self.image_size, self.image_size)
+        image = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        before = self(image, with_features=with_features)
+        self._session = _OpenVINO(self.path)
+        after = self(image, with_features=with_features)
+        one, other = (found.logits if self.has_head else found.features for found in (before, after))
+        assert one is not None and other is not None
+        off = float((one - other).abs().max() / one.std().clamp(min=1e-12))
+        if not off <= _ENGINE_BOUND:
+            raise CheckpointError(
+                f"{self.path}: outputs of OpenVINO differ from those of onnxruntime by {off:.2g} standard "
+                f"deviations; leave out machine.engine"
+            )
+        self.engine_note = f"OpenVINO, {off:.1e} standard deviations from onnxruntime"
 
     def _check_input(self) -> tuple[str, int]:
         """Return the name of the only input, uint8 [batch, 3, S, S], and S; 0 if it resizes photographs
@@ -441,7 +497,10 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
             f"evaluation.flip_average: {weights.source} averages or not as it was exported; leave it out, or "
             f"export again with --flip-average"
         )
-    network = OnnxNetwork(Path(locate(weights.source, fetch)), machine.device)
+    if machine.engine == "openvino" and machine.device == "cuda":
+        raise RecipeError("machine.engine = 'openvino' computes on a CPU; set machine.device = 'cpu'")
+    device = "cpu" if machine.engine == "openvino" else machine.device
+    network = OnnxNetwork(Path(locate(weights.source, fetch)), device, machine.engine)
     if data.image_size not in (0, network.image_size):
         raise RecipeError(
             f"data.image_size = {data.image_size}: {weights.source} takes images of {network.image_size} "
@@ -461,7 +520,7 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
         network.meta,
         network.digest,
         weights.source,
-        "flip average" * network.flip_average,
+        "; ".join(filter(None, ("flip average" * network.flip_average, network.engine_note))),
         warnings,
     )
 

@@ -144,8 +144,15 @@ def _check_meta(found: FoundWeights, names: tuple[str, ...] = ("mean", "std")) -
 def scored_weights(recipe: Evaluate) -> FoundWeights:
     """Return the weights of a recipe if the pre-processing that a score needs is stored with them.
 
-    Raises CheckpointError.
+    Raises:
+        CheckpointError: they are not there, or it is not.
+        RecipeError: an engine of ONNX files is chosen.
     """
+    if recipe.machine.engine != "onnxruntime":
+        raise RecipeError(
+            f"machine.engine = '{recipe.machine.engine}': only ONNX files, of predict and serve, have an "
+            f"engine; leave it out"
+        )
     return _check_meta(weights_of(recipe), ("image_size", "eval_method", "eval_resize", "resample"))
 
 
