@@ -108,8 +108,7 @@ def raise_first_error(run_dir: Path, num_processes: int) -> None:
         return
     rank, resume = error["rank"], f"resume with: vitctl resume {typed(run_dir)}"
     log = log_of(run_dir, rank)
-    if not log.exists():  # the process ended before it could open one
-        log = log.parent
+    log = log if log.exists() else log.parent  # the process ended before it could open one
     flights = ", ".join(str(path) for path in sorted((run_dir / LOGS).glob(f"{FLIGHT}*")))
     recorded = f"; flight recorder (read it with torchfrtrace): {flights}" if flights else ""
     if "killed" in error:

@@ -98,8 +98,7 @@ class SplitLocation:
                 f"not)"
             )
         chosen, ends = [numbers[name] for name in self.shards], np.array([0, *source.ends])
-        rows = Ranges(ends[chosen], ends[1:][chosen])
-        return subset(source, rows.without(read_exclusion(index)))
+        return subset(source, Ranges(ends[chosen], ends[1:][chosen]).without(read_exclusion(index)))
 
 
 def locate_all_splits(text: str) -> dict[str, SplitLocation]:
