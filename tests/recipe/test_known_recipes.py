@@ -104,6 +104,8 @@ def test_known__every_accuracy_is_scored() -> None:
             continue  # a probe's result, see above
         values = values_of(name)
         steps = values["schedule.total_steps"] or IMAGENET * values["length"] // values["schedule.batch_size"]
+        if name == "cifar10_small":  # its points are in steps
+            steps = known_of(name).length
         every = values["evaluation.every_steps"]
         met = range(every, int(steps), every) if every else ()
         for band in bands(known_of(name), int(steps))[
@@ -149,36 +151,36 @@ def test_flowers__band_is_wider_than_a_range_of_two_images() -> None:
     assert flowers == pytest.approx(np.median(list(shares.values())), rel=0.05)
 
 
-def test_smoke__band_is_of_its_runs_and_flags_mistakes_alone() -> None:
-    """The committed numbers of all runs: the points are of the first 20, the others are judged by them."""
+FLAGGED = {  # before which step, and how many of the runs with each mistake
+    "smoke": (100, 20, 40, {"rate x 4": (4, 5), "training labels shifted by one": (3, 5)}, (5, 5)),
+    "cifar10_small": (196, 10, 10, {}, (2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", FLAGGED)
+def test_ours__band_is_of_its_runs_and_flags_mistakes_alone(name: str) -> None:
+    """The committed numbers of all runs: the points are of the first ones, the others are judged by them."""
+    end, seeds, num_fresh, odd, usual = FLAGGED[name]
     path = Path(__file__).parents[2] / "benchmarks/results/known_bands.json"
-    runs = json.loads(path.read_text())["smoke"]
-    known = known_of("smoke")
+    runs = json.loads(path.read_text())[name]
+    known = known_of(name)
     for point in known.points:
         place = (point.at, point.metric)
-        some = [value for run in runs["honest"][:20] for at, name, value in run if (at, name) == place]
-        assert len(some) == 20
+        some = [value for run in runs["honest"] for at, metric, value in run if (at, metric) == place]
+        assert len(some) == seeds
         assert [point.value, point.spread] == pytest.approx([np.mean(some), np.std(some, ddof=1)], rel=1e-3)
 
     def flagged(run: list[tuple[int, str, float]]) -> bool:
-        comparison = Comparison(known, 400, 400, 60)
+        comparison = Comparison(known, int(known.length), known.length, known.num_classes)
         for at, metric, value in sorted(run):
             comparison.of(at, **{metric: value})
         return comparison.flagged
 
     fresh = runs["honest, fresh"]
-    assert len(fresh) == 40 and not any(map(flagged, fresh))
-    before = {
-        name: [flagged([number for number in run if number[0] < 100]) for run in some]
-        for name, some in runs.items()
-        if not name.startswith("honest")
-    }
-    assert all(max(at for at, *_ in run) <= 100 and flagged(run) for name in before for run in runs[name])
-    assert {name: (sum(some), len(some)) for name, some in before.items()} == {
-        "rate x 4": (4, 5),
-        "no warm-up": (5, 5),
-        "pixels 0 to 255": (5, 5),
-        "pixels 0 to 1": (5, 5),
-        "training labels shifted by one": (3, 5),
-        "shards sorted by class": (5, 5),
-    }
+    assert len(fresh) == num_fresh and not any(map(flagged, fresh))
+    wrong = {mistake: some for mistake, some in runs.items() if not mistake.startswith("honest")}
+    for mistake, some in wrong.items():
+        before = [flagged([number for number in run if number[0] < end]) for run in some]
+        assert (sum(before), len(some)) == odd.get(mistake, usual)
+        assert all(max(at for at, *_ in run) <= end and flagged(run) for run in some)
+    assert len(wrong) == 6
