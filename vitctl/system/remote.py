@@ -65,11 +65,13 @@ class NoRangesError(DataError):
 
 
 class TransientError(Exception):
-    """A failure that a retry may cure; `pause_seconds` is the server's Retry-After."""
+    """A failure that a retry may cure; `pause_seconds` is the server's Retry-After. `is_unknown`: the host has
+    no address; it is mistyped if it never answered.
+    """
 
-    def __init__(self, text: str, pause_seconds: float = 0.0) -> None:
+    def __init__(self, text: str, pause_seconds: float = 0.0, *, is_unknown: bool = False) -> None:
         super().__init__(text)
-        self.pause_seconds = pause_seconds
+        self.pause_seconds, self.is_unknown = pause_seconds, is_unknown
 
 
 class Head(NamedTuple):
@@ -335,7 +337,9 @@ async def _pause(
     is_new = now - last >= _OLD_SECONDS
     since = since if is_new else min(since, first)
     _DOWN[host] = since, now
-    if patience is None:
+    if error.is_unknown and host not in _ANSWERED:
+        patience = FIRST_SECONDS
+    elif patience is None:
         patience = PATIENCE[-1] if PATIENCE else PATIENCE_SECONDS if host in _ANSWERED else FIRST_SECONDS
     left = since + patience - now
     longest = min(PAUSE_SECONDS * 2 ** min(failures - 1, 30), _LONGEST_PAUSE_SECONDS)
@@ -515,7 +519,8 @@ def _web_errors(url: str, host: list[str], text: str = "the request failed") -> 
     except (aiohttp.InvalidURL, ValueError):
         raise DataError(f"{url}: the address or its redirect is not valid; correct it") from None
     except aiohttp.ClientConnectorError as error:
-        raise TransientError(_connection_text(error.os_error, *host)) from None
+        unknown = isinstance(error.os_error, socket.gaierror)
+        raise TransientError(_connection_text(error.os_error, *host), is_unknown=unknown) from None
     except TimeoutError:
         raise TransientError(f"{text} (no answer in {HTTP_SECONDS.limit} s)") from None
     except aiohttp.ClientResponseError:
