@@ -65,8 +65,8 @@ class NoRangesError(DataError):
 
 
 class TransientError(Exception):
-    """A failure that a retry may cure; `pause_seconds` is the server's Retry-After. `is_unknown`: the host has
-    no address; it is mistyped if it never answered.
+    """A failure that a retry may cure. `pause_seconds` is of the Retry-After of the server; `is_unknown`: the
+    host has no address, so it is mistyped if it never answered.
     """
 
     def __init__(self, text: str, pause_seconds: float = 0.0, *, is_unknown: bool = False) -> None:
