@@ -65,7 +65,7 @@ class NoRangesError(DataError):
 
 
 class TransientError(Exception):
-    """A failure that a retry may cure. `pause_seconds` is of the Retry-After of the server; `is_unknown`: the
+    """A failure that a retry may cure. `pause_seconds` is that of Retry-After; `is_unknown`: the
     host has no address, so it is mistyped if it never answered.
     """
 
