@@ -40,7 +40,7 @@ RESULT_OF_A_RUN = {
         "split": "test",
         "image_size": 8,
         "eval_resize": 9,
-        "data_verified": False,
+        "data_verified": "damaged",
         "data_damaged": ["a"],
         "tasks": {"a": {"split": "test"}},
     },

@@ -29,8 +29,19 @@ from vitctl.recipe.schema import Finetune, Machine, Pretrain, frozen_places, lor
 from vitctl.recipe.sections import OPTIMIZERS
 
 GPU, MFU = "H100", 0.4
-# TFLOP/s of a GPU beside its bf16, without sparsity: tf32, float32 and float64 by NVIDIA's data sheets (SXM).
-_PEAKS = {"A100": (156.0, 19.5, 19.5), "H100": (494.5, 67.0, 67.0), "H200": (494.5, 67.0, 67.0)}
+# TFLOP/s of a GPU beside its bf16, without sparsity: tf32, float32 and float64 by NVIDIA's data sheets.
+_PEAKS = {
+    "A100": (156.0, 19.5, 19.5),
+    "H100": (494.5, 67.0, 67.0),
+    "H100 PCIe": (378.0, 51.0, 51.0),
+    "H200": (494.5, 67.0, 67.0),
+    "L40S": (183.0, 91.6, 1.4),
+    "L4": (60.0, 30.3, 0.5),
+    "GeForce RTX 5090": (104.8, 104.8, 1.6),
+    "GeForce RTX 4090": (82.6, 82.6, 1.3),
+    "GeForce RTX 3090": (35.6, 35.6, 0.6),
+    "V100": (15.7, 15.7, 7.8),  # it has no tf32
+}
 Precision = Literal["float32", "tf32", "bf16", "float64"]
 USABLE_SHARE = 0.9  # of a GPU's memory; the rest is for the framework
 RUNTIME_BYTES = 750 * 2**20  # of a process: Python, torch and its libraries; benchmarks/plan_memory.py
@@ -49,17 +60,10 @@ def number_bytes(machine: Machine) -> int:
 
 
 def usable_flops(machine: Machine, device: str = GPU) -> float:
-    """Return the FLOP/s of all processes at `MFU` of the peak of their precision.
-
-    Raises:
-        RecipeError: that peak is not known.
-    """
-    precision = precision_of(machine)
-    peaks = {"bf16": PEAK_TFLOPS[device]}
-    peaks |= dict(zip(("tf32", "float32", "float64"), _PEAKS.get(device, ()), strict=False))
-    if precision not in peaks:
-        raise RecipeError(f"--device {device}: its peak in {precision} is not known; plan in bf16")
-    return MFU * peaks[precision] * 1e12 * machine.processes
+    """Return the FLOP/s of all processes at `MFU` of the peak of their precision."""
+    names = ("tf32", "float32", "float64")
+    peaks = {"bf16": PEAK_TFLOPS[device], **dict(zip(names, _PEAKS[device], strict=True))}
+    return MFU * peaks[precision_of(machine)] * 1e12 * machine.processes
 
 
 def trained_parameters(recipe: Pretrain | Finetune, config: Config) -> int:
