@@ -30,9 +30,12 @@ class Held(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for one in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(one, Tensor) and one.device.type == "cpu" and WIDTH in one.shape:
-                self.count(one.untyped_storage(), one.numel() // WIDTH)
+            if isinstance(one, Tensor) and one.device.type == "cpu" and (size := self.size(one)):
+                self.count(one.untyped_storage(), size)
         return out
+
+    def size(self, one: Tensor) -> int:
+        return one.numel() // WIDTH if WIDTH in one.shape else 0
 
     def count(self, storage: Any, rows: int) -> None:
         place = storage._cdata
@@ -45,6 +48,13 @@ class Held(TorchDispatchMode):
     def free(self, place: int, rows: int) -> None:
         self.known.discard(place)
         self.now -= rows
+
+
+class HeldBytes(Held):
+    """Counts the bytes of all tensors that are made, and the most that there were."""
+
+    def size(self, one: Tensor) -> int:
+        return one.untyped_storage().nbytes()
 
 
 class Signs(torch.nn.Module):

@@ -7,8 +7,18 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from tests.engine.divided import HeldBytes
 from vitctl.engine import probes
-from vitctl.engine.probes import drawn, linear, logistic, nearest, predicted, vote
+from vitctl.engine.probes import (
+    answer_bytes,
+    drawn,
+    linear,
+    logistic,
+    logistic_bytes,
+    nearest,
+    predicted,
+    vote,
+)
 from vitctl.engine.runtime import Runtime
 
 CPU = torch.device("cpu")
@@ -91,6 +101,18 @@ def test_logistic__a_rough_solution_answers_as_the_exact_one(c: float) -> None:
     likely = [(test.double() @ layer[:-1] + layer[-1]).softmax(1) for layer in (exact, rough)]
     assert (likely[0] - likely[1]).abs().max() < 1e-4
     assert predicted(test, rough).equal(predicted(test, exact))
+
+
+@pytest.mark.parametrize(("width", "classes"), [(64, 3), (16, 40)])
+def test_memory__is_what_was_planned(width: int, classes: int) -> None:
+    train, test, labels = _random(2000, 1000, width, classes)
+    with HeldBytes() as held:
+        layer = logistic(train, labels, 0.1, num_classes=classes)
+    assert 0.8 < held.most / logistic_bytes(len(train), width, classes) < 1.1
+    with HeldBytes() as held:
+        held.known.add(test.untyped_storage()._cdata)  # parts of it are views
+        predicted(test, layer)
+    assert 0.8 < held.most / answer_bytes(len(test), width, classes) < 1.1
 
 
 def test_drawn__every_image_once_in_each_epoch() -> None:

@@ -139,6 +139,6 @@ def test_plan__refuses_more_neighbours_than_training_images(pretrained, tiny_dat
         values = {"weights.source": str(pretrained), "data.path": str(tiny_data), "probe.k": (k,)}
         return plan_scoring(load_recipe("probe", [Override(*each) for each in values.items()]).recipe)
 
-    assert planned(70).feature_bytes
+    assert planned(70).feature_bytes and planned(70).num_classes == 6
     with pytest.raises(DataError, match="70 training images, but 71 neighbours"):
         planned(71)

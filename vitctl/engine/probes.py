@@ -30,6 +30,19 @@ def chunk_bytes(width: int, dtype: torch.dtype) -> int:
     return _QUERIES * _STORED * (dtype.itemsize + 8) + (_QUERIES + _STORED) * width * dtype.itemsize
 
 
+def logistic_bytes(num_images: int, width: int, num_classes: int) -> int:
+    """Return the memory of `logistic`: features in float64, and while they are centred a copy, later the
+    scores with their gradients; and L-BFGS's history, with the layers of a line search.
+    """
+    features, scores = (8 * num_images * each for each in (width, num_classes))
+    return features + max(features, 3 * scores) + (2 * _HISTORY + 10) * 8 * (width + 1) * num_classes
+
+
+def answer_bytes(num_images: int, width: int, num_classes: int) -> int:
+    """Return the memory of the largest chunk of `predicted`: images, scores, and scores in order."""
+    return 8 * min(num_images, _STORED) * (width + 3 * num_classes)
+
+
 def share_of(num_images: int, num_processes: int) -> int:
     """Return how many training images a process of `nearest` holds, other than the main one, at most."""
     chunks = -(-num_images // _STORED)
@@ -142,8 +155,9 @@ def logistic(
     # Solved for centred features of unit scale: others may need very many steps. The minimum is the same, as
     # the free bias takes the centre, and the weights in the regulariser are divided by the scale.
     centre = x.mean(dim=0)
-    scale = (x - centre).square().mean().sqrt().clamp(min=1e-300).item()
-    x = (x - centre) / scale
+    x = x - centre  # not in place: `train` may be float64 already
+    scale = x.square().mean().sqrt().clamp(min=1e-300).item()
+    x /= scale
     made = torch.zeros(width + 1, num_classes, dtype=x.dtype) if start is None else start.clone()
     made[-1] += centre @ made[:-1]
     made[:-1] *= scale

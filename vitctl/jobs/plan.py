@@ -373,6 +373,7 @@ class ScoringPlan:
         trainings, steps: how often it is fine-tuned first, and for how many steps in all; 0: not at all.
         flops: of everything whose number of images is known.
         feature_bytes: representations of all images, float32.
+        num_classes: of the data set of a probe with the most; 0 where it is unknown.
     """
 
     weights: str
@@ -384,6 +385,7 @@ class ScoringPlan:
     flops: int
     notes: tuple[str, ...]
     feature_bytes: int = 0
+    num_classes: int = 0
 
 
 def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
@@ -407,7 +409,7 @@ def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
     side, trainings, steps, batch = recipe.data.image_size, 0, 0, 0
     images: list[tuple[str, int]] = []
     drawn: list[tuple[str, int]] = []
-    held = 0
+    held, most_classes = 0, 0
     if isinstance(recipe, Vtab):
         batch, tasks = recipe.schedule.batch_size, chosen_tasks(recipe)
         if recipe.data.path and not Path(recipe.data.path).is_dir():
@@ -434,6 +436,7 @@ def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
             ]
             notes += [note for size in sizes for note in size.notes]
             held += sum(size.num_images for size in sizes) * found.config.feature_size * 4
+            most_classes = max(most_classes, sizes[0].num_classes)
             if isinstance(recipe, Probe) and sizes[0].num_images:
                 check_neighbours(recipe, name, sizes[0].num_images)
             if not isinstance(recipe, Probe):
@@ -466,6 +469,7 @@ def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
         flops,
         tuple(dict.fromkeys(notes)),
         held,
+        most_classes,
     )
 
 

@@ -18,10 +18,12 @@ from vitctl.engine.metrics import baselines, mean_per_class, wilson
 from vitctl.engine.preemption import StopFlag
 from vitctl.engine.probes import (
     C_GRID,
+    answer_bytes,
     chunk_bytes,
     drawn,
     linear,
     logistic,
+    logistic_bytes,
     nearest,
     predicted,
     share_of,
@@ -132,15 +134,19 @@ def heads_of(config: Config, blocks: Sequence[int]) -> list[Head]:
 
 def probe_bytes(recipe: Probe, plan: ScoringPlan) -> tuple[int, int]:
     """Return the planned memory of a method on the main process, beside the representations, and on each of
-    the others; of `logistic`, a copy and one in float64; of `linear`, its layers for 1,000 classes.
+    the others; of `logistic` and `linear` with the copies of fitted and held-out images.
     """
     p, dtype, config = recipe.probe, torch.float64 if recipe.probe.float64 else torch.float32, plan.config
     widths = sum(len(range(config.feature_size)[head.features]) for head in heads_of(config, p.blocks))
-    heads = 5 * len(p.lrs) * widths * ASSUMED_CLASSES * dtype.itemsize  # with gradients
+    classes = plan.num_classes or ASSUMED_CLASSES
+    heads = 5 * len(p.lrs) * widths * classes * dtype.itemsize  # with gradients
     knn, window = chunk_bytes(config.feature_size, dtype), window_bytes(config.feature_size)
     most = max(number for _, number in plan.images[::2])  # of training images
-    share = share_of(most, recipe.machine.processes) * config.feature_size * 4
-    of_main = {"knn": knn, "logistic": 3 * plan.feature_bytes, "linear": heads}[p.method]
+    size = (most, config.feature_size, classes)
+    train, share = (4 * number * size[1] for number in (most, share_of(most, recipe.machine.processes)))
+    layers = heads + int(p.hold_out * train) + answer_bytes(*size)
+    regression = train + max(logistic_bytes(*size), answer_bytes(*size))
+    of_main = {"knn": knn, "logistic": regression, "linear": layers}[p.method]
     return max(of_main, window), max(share + knn if share else 0, window)
 
 
