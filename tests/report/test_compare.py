@@ -11,7 +11,7 @@ import pytest
 
 from vitctl.errors import CheckpointError
 from vitctl.jobs.record.answer_table import answers_digest, write_answers
-from vitctl.jobs.record.result import RunResult, write_result
+from vitctl.jobs.record.result import RunResult, read_result, write_result
 from vitctl.recipe.load import Override, load_recipe, with_overrides
 from vitctl.recipe.write import to_toml, toml_value
 from vitctl.report.compare import compare_runs
@@ -82,6 +82,13 @@ def test_compare__runs_that_differ_in_the_seed_alone(
         given = [Override("data.path", "x"), Override("weights.source", "y"), Override(key, value)]
         (runs[-1] / "recipe.toml").write_text(to_toml(load_recipe("finetune", given)))
     assert compare_runs(runs).are_seeds == (key == "seed")
+    if key == "seed":  # as `finetune` records them
+        for number, run in enumerate(runs):
+            result = read_result(run)
+            assert result is not None
+            used = result.provenance | {"seeds": [number], "weights_sha256": f"{number}" * 64}
+            write_result(run, replace(result, provenance=used))
+        assert compare_runs(runs).are_seeds
     assert not compare_runs(runs[:2]).are_seeds
 
 

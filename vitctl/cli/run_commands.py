@@ -1,7 +1,7 @@
 """`vitctl report`, `vitctl compare`, `vitctl verify` and `vitctl runs`."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -77,14 +77,10 @@ def compare(
         raise CheckpointError(f"{missing[0]}: no such folder; give run folders, such as {RUNS}/NAME")
     result = compare_runs(runs)
     names = [run.name for run in runs]
-    summary = _over_seeds if result.are_seeds else lambda *_: ()
-    show_table(
-        ("number", *names, *(("mean", "95 %") if result.are_seeds else ())),
-        [
-            (name, *(_number(value, name) for value in values), *summary(values, name))
-            for name, values in result.numbers
-        ],
-    )
+    rows = [(name, *(_number(value, name) for value in values)) for name, values in result.numbers]
+    show_table(("number", *names), rows)
+    if result.are_seeds:
+        show_table(("over seeds", "mean", "95 % of the mean"), [*_over_seeds(result.numbers)])
     if result.differences:
         rows = [(name, *values) for name, values in result.differences]
         show_table(("differs", *names), rows, left=None)
@@ -100,15 +96,18 @@ def compare(
     say(f"{known}same images, split, labels and evaluation protocol: these numbers may be compared")
 
 
-def _over_seeds(values: Sequence[float | str | None], name: str) -> tuple[str, str]:
-    """Return the mean of a number over seeds and its interval, as text."""
+def _over_seeds(numbers: Sequence[tuple[str, list[float | str | None]]]) -> Iterator[tuple[str, str, str]]:
+    """Yield the mean over seeds and its interval, of numbers that differ; shares end at 0 and 1."""
     from vitctl.engine.metrics import t_interval
 
-    numbers = [value for value in values if isinstance(value, int | float)]
-    if len(numbers) < len(values):
-        return "-", "-"
-    mean = statistics.mean(numbers)
-    return _number(mean, name), " to ".join(_number(end, name) for end in t_interval(numbers))
+    for name, values in numbers:
+        found = [value for value in values if isinstance(value, int | float)]
+        if len(found) == len(values) and len(set(found)) > 1:
+            ends = t_interval(found)
+            if all(0 <= value <= 1 for value in found):
+                ends = [min(max(end, 0.0), 1.0) for end in ends]
+            low, high = (_number(end, name) for end in ends)
+            yield name, _number(statistics.mean(found), name), f"{low} to {high}"
 
 
 def _number(value: float | str | None, name: str) -> str:
@@ -116,7 +115,7 @@ def _number(value: float | str | None, name: str) -> str:
         return value or "-"
     if name.endswith(("nll", "brier")):
         return f"{value:.4f}"
-    return f"{value:.2%}" if isinstance(value, float) and 0 <= value <= 1 else f"{value:,}"
+    return f"{value:.2%}" if isinstance(value, float) and 0 <= value <= 1 else f"{value:,.6g}"
 
 
 def verify(

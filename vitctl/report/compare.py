@@ -149,7 +149,7 @@ _TASK_KEYS = ("split", "data_sha256", "data_source", "train_split", "train_sha25
 # What a missing entry of a table means.
 _MISSING = {"versions": NOT_RECORDED, "hardware": NOT_RECORDED, "assumed": "not assumed"}
 _QUIET = {"from", "weights", "tasks", "eval_resize", "answers_sha256", "temperature_sha256"}
-_OF_SEEDS = {"seed", "weights_sha256", "weights_step", "hold_out_seed"}
+_OF_SEEDS = {"seed", "seeds", "weights_sha256", "weights_step", "hold_out_seed"}
 _SETTINGS = {"c", "l2", "lr"}  # that were chosen: no shares
 _INTEGERS = {"correct", "total", "top5_correct", "step"}
 _SHOWN = 12
