@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from tests.conftest import TINY, Run, checkpoint, sample_keys, train_records
+from tests.conftest import TINY, Run, checkpoint, records, sample_keys, train_records
 from tests.engine.conftest import LOSS, batch
 from vitctl.data.loader.batches import Batch
 from vitctl.data.shards.index import read_index
@@ -26,16 +26,12 @@ from vitctl.engine.trainer import Trainer
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs.pretrain import pretrain
 from vitctl.launch.prepare_run import prepare_run
+from vitctl.launch.worker import work
 from vitctl.recipe.known import Comparison, Known
 from vitctl.recipe.load import Override, load_recipe
 
 Make = Callable[..., TrainStep]
 SHORT = {"schedule.total_steps": 8, "checkpoint.every_steps": 2, "evaluation.every_steps": 4}
-
-
-def records(folder: Path, kind: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [record for record in lines if record["kind"] == kind]
 
 
 def saved_steps(folder: Path) -> list[int]:
@@ -93,6 +89,20 @@ def test_resume__without_any_whole_checkpoint_is_refused_until_they_are_deleted(
     assert records(folder, "resume") == []
     assert checkpoint(folder, 8) == checkpoint(straight, 8)
     assert [r["step"] for r in train_records(folder)] == list(range(1, 9))
+
+
+def test_resume__with_other_threads_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"schedule.total_steps": 6, "checkpoint.every_steps": 3, "schedule.warmup_steps": 2}
+    monkeypatch.setattr(Trainer, "_computed_on", lambda _: {"device_name": "a", "threads": 1})
+    folder = run("threads", **values)
+    for threads, count in ((1, 0), (2, 1)):
+        shutil.rmtree(folder / "checkpoints" / "step_00000006")
+        (folder / "result.json").unlink()
+        facts = {"device_name": "a", "threads": threads}
+        monkeypatch.setattr(Trainer, "_computed_on", lambda _, facts=facts: facts)
+        work(folder)
+        said = [record["text"] for record in records(folder, "warning")]
+        assert sum("threads 1, here 2" in text for text in said) == count
 
 
 def test_stop__saves_and_goes_on_bit_for_bit(run: Run, tiny_data: Path, tmp_path: Path) -> None:

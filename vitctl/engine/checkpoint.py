@@ -303,6 +303,7 @@ class _State(BaseModel):
     steps_head: str = Field("", max_length=100)
     log_head: str = Field("", max_length=100)
     unrecorded: int = Field(0, ge=0, le=10**12)
+    computed_on: dict[str, str | int] = Field(default_factory=dict, max_length=10)
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -47,7 +47,7 @@ TENSOR_FILES = (MODEL, OPTIMIZER, AVERAGE, *ADAPTERS.values())
 STATE = "state.json"
 # In state.json: digests of the last lines of steps.jsonl and log.jsonl, and the steps before it that have no
 # record.
-STEPS_HEAD, LOG_HEAD, UNRECORDED = "steps_head", "log_head", "unrecorded"
+STEPS_HEAD, LOG_HEAD, UNRECORDED, COMPUTED_ON = "steps_head", "log_head", "unrecorded", "computed_on"
 STEPS = "step_*"
 FEATURES = "features"  # beside the runs that share them: representations that `fewshot` kept
 

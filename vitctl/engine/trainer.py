@@ -48,6 +48,7 @@ from vitctl.engine.journal import (
     ADAPTERS,
     AVERAGE,
     CHECKPOINTS,
+    COMPUTED_ON,
     LOG,
     LOG_HEAD,
     MODEL,
@@ -406,6 +407,11 @@ class Trainer(TrainStep):
                 self._warn(change, step)
             self.load(saved)
             self._check_records(saved)
+            was, now = saved.state.get(COMPUTED_ON, {}), self._computed_on()
+            other = [f"{n} {was[n]}, here {now[n]}" for n in now if was.get(n, now[n]) != now[n]]
+            if other:
+                text = "the last digits of later numbers differ from those of a run that was not stopped"
+                self._warn(f"the checkpoint was computed with {', '.join(other)}: {text}", step)
         state = parts(self.unwrapped, self.average, self.optimizer)
         check_same_state(self.runtime, step, self.unwrapped, state, saved)
         if self.runtime.is_main:
@@ -423,6 +429,10 @@ class Trainer(TrainStep):
             if step:
                 self.journal.write("resume", step=step, total_steps=self.total_steps)
         return step
+
+    def _computed_on(self) -> dict[str, Any]:
+        """Return what rounds otherwise where it is another; of a GPU no threads."""
+        return {name: self.facts.get(name, 0) for name in ("device_name", "threads")}
 
     def comparison(self, records: Sequence[Record]) -> Comparison:
         """Return the comparison with [known], after the records of the log so far."""
@@ -825,6 +835,7 @@ class Trainer(TrainStep):
             state = {"samples": step * self.batch_size, **asdict(self.counts), **self.identity.state}
             steps_head, unrecorded = end_of_steps(self.folder, step)
             state |= {STEPS_HEAD: steps_head, UNRECORDED: unrecorded, LOG_HEAD: head(self.folder / LOG)}
+            state |= {COMPUTED_ON: self._computed_on()}
         if self.writes:
             self.saver.start(step, everything, state, self._deciding)
         self.saved_step = step
