@@ -67,7 +67,7 @@ def test_probe__keeps_a_classifier_that_scores_as_it_said(
 
 def test_probe__one_image_of_a_class(job: Job) -> None:
     values = {"data.train_split": "train[:1% of each class]"}
-    with pytest.raises(DataError, match=r"has \d training images, 2 are needed; use --method knn, or add"):
+    with pytest.raises(DataError, match=r"has 1 training image, 2 are needed; use --method knn, or add"):
         job("probe", **values, **{"probe.method": "linear"})
 
 
