@@ -157,7 +157,7 @@ def test_choose_shots__is_the_authors_draw() -> None:
 
 def test_choose_shots__too_few_images() -> None:
     labels = np.array([0, 0, 1])
-    with pytest.raises(DataError, match=r"class 1 has 1 training images, 2 are needed; use fewer shots"):
+    with pytest.raises(DataError, match=r"class 1 has 1 training image, 2 are needed; use fewer shots"):
         choose_shots(labels, 2, num_classes=2, seed=0)
 
 

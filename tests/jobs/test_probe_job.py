@@ -1,6 +1,7 @@
 """`probe` as a job: its accuracies are those of a direct computation, and come again from the cache."""
 
 import json
+import math
 import os
 import signal
 from typing import Any
@@ -10,13 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.trained import Job
+from tests.trained import CPU, Job
 from vitctl.data.datasets.catalog import open_split
 from vitctl.engine import probes
 from vitctl.engine.probes import C_GRID
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs import probe
 from vitctl.jobs.plan import ScoringPlan, plan_scoring
+from vitctl.launch.prepare_run import prepare_run
+from vitctl.launch.worker import work
 from vitctl.recipe.known import standing
 from vitctl.recipe.load import Override, load_recipe
 
@@ -67,8 +70,22 @@ def test_probe__keeps_a_classifier_that_scores_as_it_said(
 
 def test_probe__one_image_of_a_class(job: Job) -> None:
     values = {"data.train_split": "train[:1% of each class]"}
-    with pytest.raises(DataError, match=r"has \d training images, 2 are needed; use --method knn, or add"):
+    with pytest.raises(DataError, match=r"has 1 training image, 2 are needed; use --method knn, or add"):
         job("probe", **values, **{"probe.method": "linear"})
+
+
+def test_probe__logistic_shows_its_progress_at_most_once_a_second(
+    pretrained, tiny_data, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitctl.engine.journal.SHOW_SECONDS", math.inf)
+    monkeypatch.setattr("vitctl.jobs.probe.C_GRID", C_GRID[::11])
+    values = {"weights.source": str(pretrained), "data.path": str(tiny_data), "probe.method": "logistic"}
+    overrides = [Override(*each) for each in (CPU | values).items()]
+    prepare_run(load_recipe("probe", overrides), tmp_path / "probe")
+    shown: list[dict[str, Any]] = []
+    work(tmp_path / "probe", shown.append)
+    texts = [record["text"] for record in shown if "C = " in record.get("text", "")]
+    assert len(texts) == 2 and "1 of " in texts[0] and "on all images" in texts[1]
 
 
 def test_probe__linear_layers_as_in_dinov2(job: Job) -> None:

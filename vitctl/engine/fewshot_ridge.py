@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitctl.errors import DataError
+from vitctl.system.text import count_text
 
 BIAS = 100.0
 STD_EPS = 1e-5
@@ -58,8 +59,8 @@ def choose_shots(
         of_class = rng.permutation(np.flatnonzero(labels == label))
         if len(of_class) < shots:
             raise DataError(
-                f"class {repr(class_names[label]) if class_names else label} has {len(of_class)} training "
-                f"images, {shots} are needed; {fix}"
+                f"class {repr(class_names[label]) if class_names else label} has "
+                f"{count_text(len(of_class), 'training image')}, {shots} are needed; {fix}"
             )
         chosen.append(of_class[:shots])
     return np.concatenate(chosen)

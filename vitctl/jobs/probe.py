@@ -177,7 +177,7 @@ def _regression(
         if frozen.run.stop.raised:  # all processes stop together after this
             return None
         text = f"logistic regression, C = {c:.3g}, {number} of {len(C_GRID)}"
-        frozen.run.journal.show_progress(at_once=True, text=text)
+        frozen.run.journal.show_progress(at_once=number == 1, text=text)
         layer = logistic(fitted, labels[~held], c, num_classes=many, start=layer, rough=True)
         right = int((predicted(left, layer) == labels[held]).sum())
         if right > best:  # of equal ones the lower C
