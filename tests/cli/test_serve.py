@@ -210,6 +210,7 @@ REQUESTS: dict[str, tuple[str, str, dict[str, str], bytes, tuple[int, ...]]] = {
     "coded dots": ("GET", "/%2e%2e/%2e%2e/etc/passwd%00", {}, b"", (404,)),
     "not UTF-8": ("GET", "/%ff%fe", {}, b"", (404,)),
     "top of zero": ("POST", "/predict?top=0", {}, png(), (422,)),
+    "an option mistyped": ("POST", "/predict?topp=2", {}, png(), (422,)),
     "top of text": ("POST", "/predict?top=a%0d%0ab", {}, png(), (422,)),
     "large top": ("POST", "/predict?top=999999999999999999999999", {}, png(), (200, 422)),
     "long top": ("POST", "/predict?top=" + "9" * 5000, {}, png(), (422,)),

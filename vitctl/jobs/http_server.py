@@ -162,6 +162,8 @@ class Application:
         """Predict the classes of images: the body is one image, or a form (`multipart/form-data`) with a file
         part for each. Each record is that of `vitctl predict --format jsonl`.
         """
+        if other := sorted(set(request.query_params) - {"top", "threshold"}):
+            raise HTTPException(422, f"unknown option '{one_line(other[0])[:100]}'; see /docs")
         received = [0]
         try:
             async with asyncio.timeout(BODY_SECONDS.limit):
