@@ -79,6 +79,23 @@ def test_predict__scores_images_in_folders_of_classes(vitctl: Vitctl, pretrained
     assert line.endswith(f"vitctl evaluate --from {pretrained} --data photos --split train")
 
 
+def test_predict__names_the_split_that_it_scored(
+    vitctl: Vitctl, pretrained: Path, photos: Path, tiny_data: Path
+) -> None:
+    def place(*images: object) -> str:
+        said = vitctl("predict", *images, "--from", pretrained, *FAST)
+        return said.err.rpartition(f"all scores: vitctl evaluate --from {pretrained} --data ")[2].splitlines()[0]
+
+    assert place(tiny_data, "--split", "test[:3]") == f"{tiny_data} --split 'test[:3]'"
+    assert place(tiny_data / "test") == f"{tiny_data / 'test'} --split test"
+    (photos / "more").rename(photos / shapes.SHAPES[0])
+    names = [str(path) for path in (photos / shapes.SHAPES[0]).iterdir()]
+    assert place(photos, *names) == "DATA"
+    (photos / "train").mkdir()
+    (photos / shapes.SHAPES[0]).rename(photos / "train" / shapes.SHAPES[0])
+    assert place(photos) == "DATA"
+
+
 def test_predict__csv_and_jsonl_say_the_same(vitctl: Vitctl, pretrained: Path, photos: Path) -> None:
     line = ("predict", photos.name, *f"--from {pretrained} --top 3 --threshold 0.16 --batch 2".split(), *FAST)
     told = records(vitctl(*line, "--format", "jsonl").out)

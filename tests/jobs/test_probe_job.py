@@ -124,7 +124,17 @@ def test_probe__best_head_is_compared_with_known(job: Job, tmp_path, value: floa
 
 def test_probe__neighbours_keep_nothing(job: Job, tmp_path) -> None:
     job("probe", "probe", **{"probe.k": (1,)})
-    with pytest.raises(CheckpointError, match="has no checkpoints"):
+    with pytest.raises(CheckpointError, match="probe with --method logistic or linear"):
+        job("evaluate", **{"weights.source": str(tmp_path / "probe")})
+
+
+def test_probe__weights_of_several_data_sets_are_named(job: Job, tmp_path) -> None:
+    job("probe", "probe", **{"probe.k": (1,)})
+    recipe = tmp_path / "probe" / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace('"knn"', '"linear"'))
+    for name in ("digits", "pets"):
+        (tmp_path / "probe" / f"{name}.safetensors").touch()
+    with pytest.raises(CheckpointError, match=r"give one of them: .*pets\.saf.*, .*digits\.saf"):
         job("evaluate", **{"weights.source": str(tmp_path / "probe")})
 
 

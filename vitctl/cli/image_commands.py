@@ -94,9 +94,8 @@ def predict(
     batches = predictions(recipe, sources, top=top, threshold=threshold, features=features, note=note)
     errors, right = _print_predictions(batches, format_, some_names(sources, _NAMES_MEASURED), total)
     if right.total():
-        has_classes = len(images) == 1 and any(one.is_dir() for one in Path(images[0]).glob("*"))
-        data = typed(images[0]) if has_classes else "DATA"
-        note(_accuracy_line(right[True], right.total(), recipe.weights.source, data))
+        place = _place_to_score(Path(images[0]), split) if len(images) == 1 else "DATA"
+        note(_accuracy_line(right[True], right.total(), recipe.weights.source, place))
     if errors:
         reasons = ", ".join(f"{count:,} {one_line(reason)}" for reason, count in errors.most_common())
         note(f"{errors.total():,} of {total:,} images cannot be used: {reasons}")
@@ -108,7 +107,18 @@ def predict(
         raise typer.Exit(2)
 
 
-def _accuracy_line(correct: int, total: int, weights: str, data: str) -> str:
+def _place_to_score(folder: Path, split: str) -> str:
+    """Return --data and --split of `evaluate` for the images of a folder; "DATA" where none has just them."""
+    from vitctl.data.shards.index import find_splits
+    from vitctl.data.source.splits import ROLES, TRAIN
+
+    names = {one.name for one in folder.glob("*") if one.is_dir()}
+    shards = next(iter(find_splits(folder)), "")
+    chosen = (split or shards) if shards else TRAIN if names and not names & {*ROLES} else ""
+    return f"{typed(folder)} --split {typed(chosen)}" if chosen else "DATA"
+
+
+def _accuracy_line(correct: int, total: int, weights: str, place: str) -> str:
     """Return the accuracy of answers to labelled images, and the command that scores all of them."""
     from vitctl.engine.metrics import interval_text, wilson
 
@@ -116,7 +126,7 @@ def _accuracy_line(correct: int, total: int, weights: str, data: str) -> str:
     run = "RUN" if weights.endswith(".onnx") else typed(weights)
     return (
         f"accuracy {correct / total:.2%} ({counts})  95 % interval {interval_text(wilson(correct, total))}; "
-        f"all scores: vitctl evaluate --from {run} --data {data} --split train"
+        f"all scores: vitctl evaluate --from {run} --data {place}"
     )
 
 

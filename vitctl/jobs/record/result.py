@@ -327,6 +327,16 @@ def choose_weights(
         raise CheckpointError(f"{place}: --weights {error}") from None
     if (place / RECIPE).is_file() and not (place / CHECKPOINTS).is_dir():
         if not (place / tensors_file(MODEL)).is_file():  # the classifier of `probe`
+            match _fields_of(place / RECIPE):
+                case {"probe": {"method": "knn"}}:
+                    raise CheckpointError(
+                        f"{place}: a k-NN probe keeps no classifier; probe with --method logistic or linear"
+                    )
+            if files := tensor_files(place):  # of a probe of several data sets
+                raise CheckpointError(
+                    f"{place}: has weights for each data set; give one of them: "
+                    f"{', '.join(map(str, files.values()))}"
+                )
             raise CheckpointError(f"{place}: has no checkpoints; give a trained run with --from")
         place /= tensors_file(MODEL)
     if (place / CHECKPOINTS).is_dir():
@@ -584,12 +594,12 @@ def _passed_over(runs: Path, jobs: tuple[str, ...], since: float) -> list[str]:
     passed = []
     for file in sorted(runs.glob(f"*/{RECIPE}")):
         folder = file.parent
-        if _job_of(file) in jobs and _touched(folder) > since:
+        if _fields_of(file).get("job") in jobs and _touched(folder) > since:
             result = read_result(folder)
             if result is None or result.status != "done":
                 passed.append(f"{folder} ({result.status if result else 'not finished'})")
     for file in sorted(runs.glob(f"*/*/{RESULT}")):
-        if _job_of(file.parent / RECIPE) in jobs and file.stat().st_mtime > since:
+        if _fields_of(file.parent / RECIPE).get("job") in jobs and file.stat().st_mtime > since:
             passed.append(f"{file.parent} (deeper than {runs}/NAME)")
     return passed
 
@@ -600,8 +610,8 @@ def _touched(folder: Path) -> float:
     )
 
 
-def _job_of(recipe: Path) -> str:
+def _fields_of(recipe: Path) -> dict[str, Any]:
     try:
-        return str(read_toml(recipe, error=RecipeError)[0].get("job", ""))
+        return read_toml(recipe, error=RecipeError)[0]
     except RecipeError:
-        return ""
+        return {}
