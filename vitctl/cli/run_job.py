@@ -168,6 +168,7 @@ def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) 
 
     Raises:
         DataError: as `vitctl data shards`; or several processes would write the same shards.
+        DataError: as `plan_scoring`; no shards were written.
         CheckpointError: the weights are missing; no shards were written.
     """
     from vitctl.data.writer.intake import RECORD
@@ -176,11 +177,14 @@ def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) 
         check_not_missing,
         check_weights,
         fingerprint,
+        fit_splits,
         is_photographs,
         shards_folder,
     )
+    from vitctl.jobs.plan import plan_scoring
     from vitctl.recipe.images import Place
     from vitctl.recipe.load import Override, with_overrides
+    from vitctl.recipe.schema import Evaluate, FrozenRecipe
 
     data = getattr(loaded.recipe, "data", None)
     if not isinstance(data, Place) or not is_photographs(data.path):
@@ -203,6 +207,9 @@ def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) 
             check_not_missing(loaded.recipe)
         fetch_weights_of(loaded)
         check_weights(loaded.recipe)
+        match with_overrides(loaded, fit_splits(loaded).overrides).recipe:
+            case FrozenRecipe() | Evaluate() as recipe:
+                plan_scoring(recipe)  # refuses what the job would
     shards = str(shards_of(data.path, runs))
     return with_overrides(loaded, [Override("data.path", shards, "shards of photographs")])
 
