@@ -138,6 +138,7 @@ def _launch(run_dir: Path, prepared: "Prepared", member: "Member | None", config
     """Run a prepared folder with progress on the screen, and print its result; exit with 3 if stopped."""
     from vitctl.cli.show.render import Screen, show_result
     from vitctl.launch.launcher import launch
+    from vitctl.launch.peers import KEPT
 
     if config.nodes > 1:
         text = f"{config.nodes} machines: waiting for all to join at {config.host}:{config.port}"
@@ -149,7 +150,8 @@ def _launch(run_dir: Path, prepared: "Prepared", member: "Member | None", config
     with Screen(run_dir) as screen:
         result = launch(run_dir, screen.report, config, prepared)
     if result["status"] == "stopped":
-        reason = result.get("error") or f"stopped and saved in {run_dir}"
+        kept = KEPT.get(result["job"])
+        reason = result.get("error") or f"stopped{f'; {kept}' if kept else f' and saved in {run_dir}'}"
         resumable = (run_dir / RECIPE).exists()
         text = f"{reason}; resume with: vitctl resume {typed(run_dir)}" if resumable else "vitctl: stopped"
         print(text, file=sys.stderr)
