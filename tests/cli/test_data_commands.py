@@ -239,6 +239,14 @@ def test_dedup__shows_then_leaves_out(vitctl: Vitctl, tmp_path: Path) -> None:
     assert "report: report-2" in said.out and (tmp_path / "report-2/matches.csv").exists()
     source = open_shards(tmp_path / "out/train")
     assert [source.key(n) for n in range(len(source))] == ["dog/1.png"]
+    said = vitctl("data", "check", "out")
+    assert said.code == 0 and "train and test" not in said.out
+    listed = tmp_path / "out/train/excluded.json"
+    content = listed.read_text()
+    listed.write_text("{}")
+    said = vitctl("data", "check", "out")
+    assert said.code == 2 and "share 5 images" in said.out and "excluded.json: format is None" in said.out
+    listed.write_text(content)
     said = vitctl("data", "dedup", "out", "--against", "out/train")
     assert (
         said.err == "vitctl: --against out/train: is the split itself; leave --against out to look for "

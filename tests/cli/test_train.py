@@ -363,6 +363,10 @@ def test_dry_run__of_jobs_that_score(
             ("fewshot", "--data", "photos", "--shots", 9),
             "class 'cat' has 3 training images, 9 are needed; use fewer --shots",
         ),
+        (
+            ("probe", "--data", "photos"),
+            "photos: 13 training images, but 200 neighbours; use fewer: --set probe.k=10",
+        ),
         (("vtab", "--task", "pet"), "vtab.tasks: pet not in suite 'vtab'; did you mean pets?"),
         (("vtab", "--suite", "mimi"), "should be 'vtab' or 'mini'; did you mean mini?"),
     ],
@@ -379,7 +383,7 @@ def test_dry_run__refuses_what_the_run_refuses_and_neither_leaves_a_folder(
     if "pets" not in line:  # its images are not here
         run = vitctl(*line, "--from", pretrained, "--out", "runs/a")
         assert run.code == 2 and said in run.err
-        assert not (tmp_path / "runs" / "a").exists()
+        assert not (tmp_path / "runs").exists()  # nor the shards of photographs
 
 
 @pytest.mark.parametrize("job", ["evaluate", "fewshot"])

@@ -128,16 +128,6 @@ def test_probe__neighbours_keep_nothing(job: Job, tmp_path) -> None:
         job("evaluate", **{"weights.source": str(tmp_path / "probe")})
 
 
-def test_probe__weights_of_several_data_sets_are_named(job: Job, tmp_path) -> None:
-    job("probe", "probe", **{"probe.k": (1,)})
-    recipe = tmp_path / "probe" / "recipe.toml"
-    recipe.write_text(recipe.read_text().replace('"knn"', '"linear"'))
-    for name in ("digits", "pets"):
-        (tmp_path / "probe" / f"{name}.safetensors").touch()
-    with pytest.raises(CheckpointError, match=r"give one of them: .*pets\.saf.*, .*digits\.saf"):
-        job("evaluate", **{"weights.source": str(tmp_path / "probe")})
-
-
 @pytest.mark.parametrize(("method", "function"), [("logistic", "logistic"), ("linear", "drawn")])
 def test_probe__stopped_inside_a_method_goes_on_to_the_same_result(
     job: Job, tmp_path, method: str, function: str, monkeypatch: pytest.MonkeyPatch
@@ -167,5 +157,7 @@ def test_plan__refuses_more_neighbours_than_training_images(pretrained, tiny_dat
         return plan_scoring(load_recipe("probe", [Override(*each) for each in values.items()]).recipe)
 
     assert planned(70).feature_bytes and planned(70).num_classes == 6
-    with pytest.raises(DataError, match="70 training images, but 71 neighbours"):
+    with pytest.raises(
+        DataError, match=r"70 training images, but 71 neighbours; use fewer: --set probe.k=1,5$"
+    ):
         planned(71)

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -48,7 +49,7 @@ from tests.launch.conftest import (
 )
 from vitctl.engine.checkpoint import newest_checkpoint
 from vitctl.engine.journal import append_record, cut_after
-from vitctl.errors import LaunchError
+from vitctl.errors import LaunchError, LostProcess
 from vitctl.launch import launcher
 from vitctl.launch.agent import LaunchConfig
 from vitctl.launch.launcher import Follower, launch
@@ -185,6 +186,17 @@ def test_two_processes__a_killed_launcher_is_named(tiny_data: Path, tmp_path: Pa
     assert "accelerate launch and its processes were killed by SIGKILL" in text.splitlines()[-1]
     assert f"vitctl resume {tmp_path}" in text.splitlines()[-1]
     assert_gone(family)
+
+
+@pytest.mark.parametrize("job", ["fewshot", "probe", "evaluate"])
+def test_launcher__a_killed_job_that_does_not_train_promises_no_checkpoint(tmp_path: Path, job: str) -> None:
+    agent = SimpleNamespace(signals=[], process=SimpleNamespace(returncode=-signal.SIGKILL))
+    watcher = cast(Any, SimpleNamespace(agent=agent))
+    recipe = load_recipe(job).recipe
+    with pytest.raises(
+        LostProcess, match=rf"SIGKILL; (?!.*checkpoint).*; resume with: vitctl resume {tmp_path}"
+    ):
+        launcher._check_outcome(tmp_path, recipe, LaunchConfig(), watcher, tmp_path / "launcher.txt")
 
 
 @pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGTERM), (signal.SIGKILL,)])

@@ -313,6 +313,12 @@ def test_training_memory__with_checkpointing_is_what_is_kept_and_one_block(
     assert estimate - kept == pytest.approx(one, rel=0.2)
 
 
+def test_training_memory__with_checkpointing_is_never_more_than_without() -> None:
+    config = variant("S/16", depth=3, num_classes=100)
+    memory = [training_memory_bytes(config, 2, "float32", 0, False, checkpoint_blocks=n) for n in range(10)]
+    assert memory[1] < memory[2] <= memory[3] <= memory[0] == memory[9]
+
+
 def test_training_memory__dropout_keeps_one_byte_per_value() -> None:
     plain = variant("Ti/16", image_size=64, depth=2)
     dropped = replace(plain, dropout=0.1)

@@ -94,7 +94,7 @@ def check(
             folder, {name: index for name, (_, index) in reports.items()}
         )
         problems, notes = problems + missing, notes + partial_splits
-    duplicates, contradictions = _duplicates(reports)
+    duplicates, contradictions = _duplicates(reports, reads_excluded=not problems)
     notes += duplicates
     if not (quick or is_name or problems or is_remote(text)):  # published data sets stay as they are
         notes += _near_duplicates(
@@ -150,10 +150,16 @@ def _print_split(split: str, report: "Report", index: "Index") -> None:
         show_table(("file", "problem", "how many", "first"), problems, left=("problem", "first"))
 
 
-def _duplicates(reports: "Mapping[str, tuple[Report, Index]]") -> tuple[list[str], list[str]]:
-    """Return lines about duplicate images in and across splits, and about those with different labels."""
+def _duplicates(
+    reports: "Mapping[str, tuple[Report, Index]]", *, reads_excluded: bool
+) -> tuple[list[str], list[str]]:
+    """Return lines about duplicate images in and across splits, and about those with different labels.
+
+    Excluded images do not count, if their lists can be read.
+    """
     from vitctl.data.inspect.check_shards import shared
     from vitctl.data.inspect.duplicates import label_text
+    from vitctl.data.source.splits import read_exclusion
     from vitctl.data.source.stores import ShardSource
 
     sources = {split: ShardSource(index) for split, (_, index) in reports.items()}
@@ -162,7 +168,12 @@ def _duplicates(reports: "Mapping[str, tuple[Report, Index]]") -> tuple[list[str
         same = shared(reports[first][0].digests, reports[second][0].digests)
         repeated.append((first, second, tuple(same)))
     notes, contradictions = list[str](), list[str]()
-    for first, second, pairs in repeated:
+    excluded = {
+        split: {*read_exclusion(index).tolist()} if reads_excluded else set[int]()
+        for split, (_, index) in reports.items()
+    }
+    for first, second, found in repeated:
+        pairs = [(a, b) for a, b in found if a not in excluded[first] and b not in excluded[second]]
         if not pairs:
             continue
         keys = f"first {sources[first].key(pairs[0][0])} and {sources[second].key(pairs[0][1])}"

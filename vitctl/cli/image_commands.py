@@ -71,6 +71,7 @@ def predict(
     --from also takes an exported .onnx file. Preprocessing and class names come with the weights.
     """
     with _starting():
+        from vitctl.data.source.splits import ROLES, TRAIN
         from vitctl.jobs.inputs.given_images import find_images, some_names
         from vitctl.jobs.predict import predict as predictions
         from vitctl.recipe.load import load_recipe
@@ -94,7 +95,10 @@ def predict(
     batches = predictions(recipe, sources, top=top, threshold=threshold, features=features, note=note)
     errors, right = _print_predictions(batches, format_, some_names(sources, _NAMES_MEASURED), total)
     if right.total():
-        place = _place_to_score(Path(images[0]), split) if len(images) == 1 else "DATA"
+        names = {one.name for one in Path(images[0]).glob("*") if len(images) == 1 and one.is_dir()}
+        of_classes = TRAIN if names and not names & {*ROLES} else ""
+        chosen = split if split.partition("[")[0] in names else of_classes
+        place = f"{typed(images[0])} --split {typed(chosen)}" if chosen else "DATA"
         note(_accuracy_line(right[True], right.total(), recipe.weights.source, place))
     if errors:
         reasons = ", ".join(f"{count:,} {one_line(reason)}" for reason, count in errors.most_common())
@@ -105,17 +109,6 @@ def predict(
         note(f"vitctl: {text}")
     if missing or (strict and errors):
         raise typer.Exit(2)
-
-
-def _place_to_score(folder: Path, split: str) -> str:
-    """Return --data and --split of `evaluate` for the images of a folder; "DATA" where none has just them."""
-    from vitctl.data.shards.index import find_splits
-    from vitctl.data.source.splits import ROLES, TRAIN
-
-    names = {one.name for one in folder.glob("*") if one.is_dir()}
-    shards = next(iter(find_splits(folder)), "")
-    chosen = (split or shards) if shards else TRAIN if names and not names & {*ROLES} else ""
-    return f"{typed(folder)} --split {typed(chosen)}" if chosen else "DATA"
 
 
 def _accuracy_line(correct: int, total: int, weights: str, place: str) -> str:

@@ -138,6 +138,7 @@ def _launch(run_dir: Path, prepared: "Prepared", member: "Member | None", config
     """Run a prepared folder with progress on the screen, and print its result; exit with 3 if stopped."""
     from vitctl.cli.show.render import Screen, show_result
     from vitctl.launch.launcher import launch
+    from vitctl.launch.peers import KEPT
 
     if config.nodes > 1:
         text = f"{config.nodes} machines: waiting for all to join at {config.host}:{config.port}"
@@ -149,7 +150,8 @@ def _launch(run_dir: Path, prepared: "Prepared", member: "Member | None", config
     with Screen(run_dir) as screen:
         result = launch(run_dir, screen.report, config, prepared)
     if result["status"] == "stopped":
-        reason = result.get("error") or f"stopped and saved in {run_dir}"
+        kept = KEPT.get(result["job"])
+        reason = result.get("error") or f"stopped{f'; {kept}' if kept else f' and saved in {run_dir}'}"
         resumable = (run_dir / RECIPE).exists()
         text = f"{reason}; resume with: vitctl resume {typed(run_dir)}" if resumable else "vitctl: stopped"
         print(text, file=sys.stderr)
@@ -168,6 +170,7 @@ def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) 
 
     Raises:
         DataError: as `vitctl data shards`; or several processes would write the same shards.
+        DataError: as `plan_scoring`; no shards were written.
         CheckpointError: the weights are missing; no shards were written.
     """
     from vitctl.data.writer.intake import RECORD
@@ -176,11 +179,14 @@ def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) 
         check_not_missing,
         check_weights,
         fingerprint,
+        fit_splits,
         is_photographs,
         shards_folder,
     )
+    from vitctl.jobs.plan import plan_scoring
     from vitctl.recipe.images import Place
     from vitctl.recipe.load import Override, with_overrides
+    from vitctl.recipe.schema import Evaluate, FrozenRecipe
 
     data = getattr(loaded.recipe, "data", None)
     if not isinstance(data, Place) or not is_photographs(data.path):
@@ -203,6 +209,9 @@ def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) 
             check_not_missing(loaded.recipe)
         fetch_weights_of(loaded)
         check_weights(loaded.recipe)
+        match with_overrides(loaded, fit_splits(loaded).overrides).recipe:
+            case FrozenRecipe() | Evaluate() as recipe:
+                plan_scoring(recipe)  # refuses what the job would
     shards = str(shards_of(data.path, runs))
     return with_overrides(loaded, [Override("data.path", shards, "shards of photographs")])
 

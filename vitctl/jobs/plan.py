@@ -437,7 +437,7 @@ def plan_scoring(recipe: FrozenRecipe | Vtab | Evaluate) -> ScoringPlan:
             notes += [note for size in sizes for note in size.notes]
             held += sum(size.num_images for size in sizes) * found.config.feature_size * 4
             most_classes = max(most_classes, sizes[0].num_classes)
-            if isinstance(recipe, Probe) and sizes[0].num_images:
+            if sizes[0].num_images:
                 check_neighbours(recipe, name, sizes[0].num_images)
             if not isinstance(recipe, Probe):
                 drawn.append((name, recipe.most_shots * sizes[0].num_classes))

@@ -30,7 +30,7 @@ from vitctl.engine.probes import (
     vote,
 )
 from vitctl.jobs.fewshot import Frozen, open_frozen
-from vitctl.jobs.inputs.data import FewshotSet, Inputs, check_neighbours
+from vitctl.jobs.inputs.data import FewshotSet, Inputs
 from vitctl.jobs.plan import ASSUMED_CLASSES, ScoringPlan
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.training import WHOLE, check_whole, shown, stated
@@ -66,7 +66,6 @@ def probe(
     rows: dict[str, dict[str, Any]] = {}
     files: dict[str, str] = {}
     for one in frozen.sets:
-        check_neighbours(recipe, one.name, len(one.train))
         features = frozen.features(one)
         if recipe.probe.method == "knn":
             rows[one.name] = _neighbours(recipe, one, features, frozen)

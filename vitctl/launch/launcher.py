@@ -243,7 +243,8 @@ def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, watcher:
         reason = {"error": AT_ONCE} if watcher.agent.is_killed else {}
         if watcher.are_silent:
             reason = {
-                "error": f"stopped; no process on {socket.gethostname()} answered; {resume_text(run_dir)}"
+                "error": f"stopped; no process on {socket.gethostname()} answered; "
+                f"{resume_text(run_dir, recipe.job)}"
             }
         write_run_json(run_dir / RESULT, {"job": recipe.job, "status": "stopped", **reason})
         return
@@ -258,7 +259,7 @@ def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, watcher:
     if code is not None and code < 0:
         raise LostProcess(
             f"accelerate launch and its processes were killed by {signal.Signals(-code).name}; "
-            f"{resume_text(run_dir)}: vitctl resume {typed(run_dir)}"
+            f"{resume_text(run_dir, recipe.job)}; resume with: vitctl resume {typed(run_dir)}"
         )
     raise RuntimeError(
         f"the processes ended without an error message; {run_dir / LOGS} has their output, and {log.name} "

@@ -178,10 +178,18 @@ def _watch(look: Callable[[], None], ended: threading.Event) -> None:
             look()
 
 
-def resume_text(run_dir: Path) -> str:
-    """Return where a resume of the run starts."""
+# Job that does not train -> what a stop keeps of it.
+KEPT = {
+    **dict.fromkeys(("fewshot", "probe"), "features of finished passes over the data are kept"),
+    "evaluate": "scoring starts again",
+}
+
+
+def resume_text(run_dir: Path, job: str = "") -> str:
+    """Return where a resume of the run starts; `job` may be unknown."""
     steps = [step_of(path) or 0 for path in step_folders(run_dir / CHECKPOINTS)]
-    return f"a resume starts at step {max(steps)}" if steps else "the run has no checkpoint"
+    kept = KEPT.get(job, "there is no checkpoint, only finished parts are kept")
+    return f"a resume starts at step {max(steps)}" if steps else kept
 
 
 def _missing_images() -> str:

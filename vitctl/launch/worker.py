@@ -126,7 +126,9 @@ def _work(
             print(outage, file=sys.stderr)
             raise SystemExit(RESUMABLE) from None  # the agent starts all processes again
         late = outage or (f"it {stop.reason}" if stop.reason else "")
-        result = RunResult(recipe.job, "stopped", error=late and f"stopped; {late}; {resume_text(run_dir)}")
+        result = RunResult(
+            recipe.job, "stopped", error=late and f"stopped; {late}; {resume_text(run_dir, recipe.job)}"
+        )
     except Exception as error:
         fixable = explained(error, run_dir, f"resume with: vitctl resume {typed(run_dir)}")
         if is_main_process():

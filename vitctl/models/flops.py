@@ -216,7 +216,11 @@ def training_memory_bytes(
     ]
     inside = [block for block, thin in zip(blocks, again, strict=True) if thin]
     largest = max([Cost(), *inside], key=lambda block: _kept_bytes(block, micro_batch, precision))
-    kept = add(ends, largest, *of_block)
+    # Never more than without: where the inside of a block is computed again, later blocks are gone.
+    kept = min(
+        (add(ends, largest, *of_block), add(ends, *blocks)),
+        key=lambda cost: _kept_bytes(cost, micro_batch, precision),
+    )
     wide, _ = _WIDTHS[precision]
     weights = count_parameters(config) + (1 + optimizer_slots + averaging) * count_trained(config, frozen)
     untrained = _network(config)[1] if frozen >= 0 else []  # one at a time, before anything is kept

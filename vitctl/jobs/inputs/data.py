@@ -535,12 +535,15 @@ def check_set(one: FewshotSet, shots: int, fix: str) -> None:
     choose_shots(labels, shots, num_classes=one.num_classes, seed=0, class_names=names, fix=fix)
 
 
-def check_neighbours(recipe: Probe, name: str, num_images: int) -> None:
-    """Check that a data set has as many training images as nearest neighbours. Raises DataError."""
-    if recipe.probe.method == "knn" and num_images < (most := max(recipe.probe.k)):
+def check_neighbours(recipe: FrozenRecipe, name: str, num_images: int) -> None:
+    """Check that a data set has as many training images as a probe has neighbours. Raises DataError."""
+    if not isinstance(recipe, Probe) or recipe.probe.method != "knn":
+        return
+    if num_images < (most := max(recipe.probe.k)):
+        fitting = [k for k in recipe.probe.k if k <= num_images] or sorted({1, min(5, num_images)})
         raise DataError(
-            f"{name}: {num_images} training images, but {most} neighbours; set "
-            f"probe.k to at most {num_images}"
+            f"{name}: {count_text(num_images, 'training image')}, but {most:,} neighbours; use fewer: "
+            f"--set probe.k={','.join(map(str, fitting))}"
         )
 
 
@@ -582,7 +585,10 @@ def open_inputs(recipe: Recipe, run_dir: Path) -> Inputs:
             tried = trained, chosen_by
         return Inputs(train, scored, probed, tried)
     if isinstance(recipe, FrozenRecipe):
-        return Inputs(sets=open_sets(recipe.data, recipe.most_shots, recipe.with_fewer, run_dir))
+        sets = open_sets(recipe.data, recipe.most_shots, recipe.with_fewer, run_dir)
+        for one in sets:
+            check_neighbours(recipe, one.name, len(one.train))
+        return Inputs(sets=sets)
     if isinstance(recipe, Vtab):
         return Inputs(tasks=open_tasks(recipe, chosen_tasks(recipe), run_dir))
     if isinstance(recipe, Evaluate):

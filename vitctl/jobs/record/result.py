@@ -332,11 +332,6 @@ def choose_weights(
                     raise CheckpointError(
                         f"{place}: a k-NN probe keeps no classifier; probe with --method logistic or linear"
                     )
-            if files := tensor_files(place):  # of a probe of several data sets
-                raise CheckpointError(
-                    f"{place}: has weights for each data set; give one of them: "
-                    f"{', '.join(map(str, files.values()))}"
-                )
             raise CheckpointError(f"{place}: has no checkpoints; give a trained run with --from")
         place /= tensors_file(MODEL)
     if (place / CHECKPOINTS).is_dir():
