@@ -70,8 +70,10 @@ def test_stopped_process__is_named_and_the_run_ends_without_it(
     run: Run, one_process: Path, tiny_data: Path, tmp_path: Path, stopped: int
 ) -> None:
     folder = tmp_path / "run"
-    values = {"machine.processes": 2, "checkpoint.every_steps": 6 if stopped == 0 else 50}
-    one = start(HASTY, folder, tiny_data, suspended=stopped, **values)
+    values: dict[str, Any] = dict(EVERY_50)
+    if stopped == 0:  # the checkpoint is whole before process 0 is stopped
+        values = {"checkpoint.every_steps": 6, "checkpoint.background": False}
+    one = start(HASTY, folder, tiny_data, suspended=stopped, **values, **{"machine.processes": 2})
     wait_for(logged(folder, 7), [one])
     family = family_of([one])
     (rank,) = [child for child in family if rank_of(child) == str(stopped)]
@@ -93,7 +95,7 @@ def test_stopped_process__is_named_and_the_run_ends_without_it(
     assert any(f"(pid {rank.pid}), which does not answer" in text for text in texts)
     assert json.loads((folder / "result.json").read_text())["status"] == "stopped"
     assert_gone([*family, rank])
-    run("run", **EVERY_50 if stopped else {"checkpoint.every_steps": 6})
+    run("run", **values)
     assert_golden(folder)
     assert sample_keys(folder) == sample_keys(one_process)
 
