@@ -96,8 +96,9 @@ def predict(
     errors, right = _print_predictions(batches, format_, some_names(sources, _NAMES_MEASURED), total)
     if right.total():
         names = {one.name for one in Path(images[0]).glob("*") if len(images) == 1 and one.is_dir()}
-        of_classes = TRAIN if names and not names & {*ROLES} else ""
-        chosen = split if split.partition("[")[0] in names else of_classes
+        chosen = (
+            split if split.partition("[")[0] in names else TRAIN if names and not names & {*ROLES} else ""
+        )
         place = f"{typed(images[0])} --split {typed(chosen)}" if chosen else "DATA"
         note(_accuracy_line(right[True], right.total(), recipe.weights.source, place))
     if errors:

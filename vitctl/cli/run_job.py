@@ -150,8 +150,9 @@ def _launch(run_dir: Path, prepared: "Prepared", member: "Member | None", config
     with Screen(run_dir) as screen:
         result = launch(run_dir, screen.report, config, prepared)
     if result["status"] == "stopped":
-        kept = KEPT.get(result["job"])
-        reason = result.get("error") or f"stopped{f'; {kept}' if kept else f' and saved in {run_dir}'}"
+        reason = result.get("error") or (
+            f"stopped; {KEPT[result['job']]}" if result["job"] in KEPT else f"stopped and saved in {run_dir}"
+        )
         resumable = (run_dir / RECIPE).exists()
         text = f"{reason}; resume with: vitctl resume {typed(run_dir)}" if resumable else "vitctl: stopped"
         print(text, file=sys.stderr)

@@ -188,8 +188,11 @@ KEPT = {
 def resume_text(run_dir: Path, job: str = "") -> str:
     """Return where a resume of the run starts; `job` may be unknown."""
     steps = [step_of(path) or 0 for path in step_folders(run_dir / CHECKPOINTS)]
-    kept = KEPT.get(job, "there is no checkpoint, only finished parts are kept")
-    return f"a resume starts at step {max(steps)}" if steps else kept
+    return (
+        f"a resume starts at step {max(steps)}"
+        if steps
+        else KEPT.get(job, "there is no checkpoint, only finished parts are kept")
+    )
 
 
 def _missing_images() -> str:

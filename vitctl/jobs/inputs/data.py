@@ -537,9 +537,11 @@ def check_set(one: FewshotSet, shots: int, fix: str) -> None:
 
 def check_neighbours(recipe: FrozenRecipe, name: str, num_images: int) -> None:
     """Check that a data set has as many training images as a probe has neighbours. Raises DataError."""
-    if not isinstance(recipe, Probe) or recipe.probe.method != "knn":
-        return
-    if num_images < (most := max(recipe.probe.k)):
+    if (
+        isinstance(recipe, Probe)
+        and recipe.probe.method == "knn"
+        and num_images < (most := max(recipe.probe.k))
+    ):
         fitting = [k for k in recipe.probe.k if k <= num_images] or sorted({1, min(5, num_images)})
         raise DataError(
             f"{name}: {count_text(num_images, 'training image')}, but {most:,} neighbours; use fewer: "
