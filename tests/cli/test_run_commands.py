@@ -13,6 +13,7 @@ import pytest
 from tests.cli.conftest import Vitctl
 from tests.launch.conftest import lock_held
 from tests.report.conftest import made_up
+from vitctl.cli.run_commands import _number
 from vitctl.cli.show import run_views as shown
 from vitctl.engine.journal import append_record
 from vitctl.jobs.record.result import RunResult, write_result
@@ -165,3 +166,12 @@ def test_runs__a_running_run_was_updated_by_its_last_step(vitctl: Vitctl, finish
     with lock_held(finished):
         assert "now" in vitctl("runs").out
         assert "last update" in vitctl("runs", "show", finished).out
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "text"),
+    [(1_281_167, "num_images", "1,281,167"), (0.5, "accuracy", "50.00%"), (0.5, "nll", "0.5000"),
+     (-0.25, "x", "-0.25"), (1234.5678, "x", "1,234.57"), (None, "x", "-")],
+)  # fmt: skip
+def test_compare__numbers_as_text(value: float | None, name: str, text: str) -> None:
+    assert _number(value, name) == text

@@ -70,6 +70,16 @@ def epoch(
     found.put([int(sample) for batch in read for sample in batch.samples])
 
 
+def samples_of(ranks: "list[Any]", found: "multiprocessing.Queue[list[int]]") -> list[int]:
+    """The samples that all processes read."""
+    for process in ranks:
+        process.start()
+    samples = [sample for _ in ranks for sample in found.get(timeout=120)]
+    for process in ranks:
+        process.join()
+    return samples
+
+
 @pytest.mark.parametrize(
     ("cache_bytes", "large"), [(2**30, 2**20), (2**30, 1), (0, 1)], ids=["cache", "first by range", "ranges"]
 )
@@ -84,11 +94,7 @@ def test_node__fetches_every_byte_once_over_few_connections(
     found: multiprocessing.Queue[list[int]] = FORK.Queue()
     with serving(data, faults) as url:
         ranks = [FORK.Process(target=epoch, args=(url, rank, cache_bytes, found)) for rank in range(RANKS)]
-        for process in ranks:
-            process.start()
-        samples = [sample for _ in ranks for sample in found.get(timeout=120)]
-        for process in ranks:
-            process.join()
+        samples = samples_of(ranks, found)
     assert sorted(samples) == list(range(IMAGES))
     asked = Counter(path.rpartition("/")[2] for path, _ in faults.asked)
     assert (
@@ -118,11 +124,7 @@ def test_four_nodes__fetch_every_byte_once_together(
             FORK.Process(target=epoch, args=(urls[rank // RANKS], rank, cache_bytes, found, NODES, all_done))
             for rank in range(NODES * RANKS)
         ]
-        for process in ranks:
-            process.start()
-        samples = [sample for _ in ranks for sample in found.get(timeout=120)]
-        for process in ranks:
-            process.join()
+        samples = samples_of(ranks, found)
     assert sorted(samples) == list(range(IMAGES))
     size = {path.name: path.stat().st_size for path in data.rglob("*") if path.is_file()}
     tables = sum(size[name] for name in size if not name.endswith(".tar"))

@@ -115,7 +115,9 @@ def _number(value: float | str | None, name: str) -> str:
         return value or "-"
     if name.endswith(("nll", "brier")):
         return f"{value:.4f}"
-    return f"{value:.2%}" if isinstance(value, float) and 0 <= value <= 1 else f"{value:,.6g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.2%}" if 0 <= value <= 1 else f"{value:,.6g}"
 
 
 def verify(

@@ -229,12 +229,7 @@ class Trainer(TrainStep):
             assert isinstance(recipe, Finetune)
             colours = tuple(meta["mean"]), tuple(meta["std"])
             objective = Distilled(objective, recipe.distillation, teacher, model, colours, runtime)
-        kernels = choose_kernels(
-            machine,
-            model.config,
-            runtime,
-            lanes=self.lanes is not None,
-        )
+        kernels = choose_kernels(machine, model.config, runtime, lanes=self.lanes is not None)
         use_kernels(kernels)
         model.checkpoint_blocks = machine.checkpoint_blocks
         if machine.compile:
