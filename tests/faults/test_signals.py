@@ -230,7 +230,7 @@ def test_job__resumes_to_the_same_result(
     hit(*moment, number)
     code, said = vitctl(*line, "--out", folder)
     kept = {
-        "fewshot": "; features of finished passes over the data are kept",
+        "fewshot": "; features of finished passes over the data are kept if the cache holds them",
         "evaluate": "; scoring starts again",
     }
     how = kept.get(job[0], f" and saved in {folder}")

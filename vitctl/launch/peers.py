@@ -180,7 +180,9 @@ def _watch(look: Callable[[], None], ended: threading.Event) -> None:
 
 # Job that does not train -> what a stop keeps of it.
 KEPT = {
-    **dict.fromkeys(("fewshot", "probe"), "features of finished passes over the data are kept"),
+    **dict.fromkeys(
+        ("fewshot", "probe"), "features of finished passes over the data are kept if the cache holds them"
+    ),
     "evaluate": "scoring starts again",
 }
 
