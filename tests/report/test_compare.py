@@ -93,12 +93,18 @@ def test_compare__runs_that_differ_in_the_seed_alone(
 
 
 def test_compare__a_temperature_that_was_fitted_to_the_same_images(tmp_path: Path) -> None:
-    one, two = put(tmp_path / "one"), put(tmp_path / "two", temperature=2.0, temperature_sha256="a" * 64)
-    assert [reason.split(",")[0] for reason in compare_runs([one, two]).reasons] == [
+    scored = replace(SCORED, metrics=SCORED.metrics | {"nll": 0.5, "ece": 0.1, "brier": 0.2})
+    one = put(tmp_path / "one", scored)
+    two = put(tmp_path / "two", scored, temperature=2.0, temperature_sha256="a" * 64)
+    three = put(tmp_path / "three", scored, temperature=2.0, temperature_sha256="b" * 64)
+    found = compare_runs([one, two, three])
+    assert found.reasons == []  # of the same images and answers
+    numbers = dict(found.numbers)
+    assert numbers["accuracy"] == [0.5, 0.5, 0.5]
+    assert [numbers[key] for key in ("nll", "ece", "brier")] == [[v, None, v] for v in (0.5, 0.1, 0.2)]
+    assert [note.split(",")[0] for note in found.notes] == [
         f"{two}: its temperature was fitted to these images"
     ]
-    three = put(tmp_path / "three", temperature=2.0, temperature_sha256="b" * 64)
-    assert compare_runs([one, three]).reasons == []
 
 
 def test_compare__the_steps_that_were_run_are_shown_once(tmp_path: Path) -> None:
@@ -304,14 +310,14 @@ def test_compare__tests_answers_to_the_same_images(tmp_path: Path, ending: str) 
         write_answers(file, rows)
         result = replace(SCORED, files={"answers": str(file)})
         runs.append(put(tmp_path / name, result, answers_sha256=answers_digest(file)))
-    (text,) = compare_runs(runs).tests
+    (text,) = compare_runs(runs).notes
     assert "one is right on 8 images" in text and "two on 8:" in text and text.endswith("p = 1")
     assert not compare_runs(runs).differences  # digests of the answers differ
     shutil.copy(tmp_path / f"one{ending}", tmp_path / f"two{ending}")  # as many right answers, of another run
-    assert f"no longer has the answers of {runs[1]}" in compare_runs(runs).tests[0]
+    assert f"no longer has the answers of {runs[1]}" in compare_runs(runs).notes[0]
     (tmp_path / f"two{ending}").unlink()
-    assert "no McNemar's test" in compare_runs(runs).tests[0]
-    assert compare_runs([put(tmp_path / "three"), runs[0]]).tests == []
+    assert "no McNemar's test" in compare_runs(runs).notes[0]
+    assert compare_runs([put(tmp_path / "three"), runs[0]]).notes == []
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def compare(
     if result.differences:
         rows = [(name, *values) for name, values in result.differences]
         show_table(("differs", *names), rows, left=None)
-    for text in result.tests:
+    for text in result.notes:
         say(text)
     for reason in result.reasons:
         say(f"must not be compared: {reason}")

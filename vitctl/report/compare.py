@@ -152,6 +152,7 @@ _QUIET = {"from", "weights", "tasks", "eval_resize", "answers_sha256", "temperat
 _OF_SEEDS = {"seed", "seeds", "weights_sha256", "weights_step", "hold_out_seed"}
 _SETTINGS = {"c", "l2", "lr"}  # that were chosen: no shares
 _INTEGERS = {"correct", "total", "top5_correct", "step"}
+_CALIBRATION = {"ece", "nll", "brier"}
 _SHOWN = 12
 _CROP_TOLERANCE = 0.01  # 224 of 256 and 384 of 438 count as the same crop
 
@@ -164,14 +165,15 @@ class Comparison:
         numbers: for every metric: its name and its value in each result, None if it is missing.
         reasons: why the numbers must not be compared; empty when they may be.
         differences: what else differs: provenance key and its value in each result.
-        tests: lines, each a test of a result against the first, where both wrote their answers.
+        notes: lines: what is left out, and tests of a result against the first, where both wrote their
+            answers.
         unrecorded: keys that must agree and that no result records, as in results of earlier versions.
     """
 
     numbers: list[tuple[str, list[Any]]]
     reasons: list[str]
     differences: list[tuple[str, list[Any]]]
-    tests: list[str]
+    notes: list[str]
     unrecorded: list[str]
 
     @property
@@ -195,6 +197,10 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
             raise CheckpointError(f"{folder}: has no result.json; give the folder of a finished run")
         results.append(result)
     flat = [_flat(result.metrics) for result in results]
+    fitted = [r.provenance.get("temperature_sha256", "") == r.provenance.get("data_sha256") for r in results]
+    for numbers in (one for one, is_fitted in zip(flat, fitted, strict=True) if is_fitted):
+        for name in [name for name in numbers if name.split(" ")[-1] in _CALIBRATION]:
+            del numbers[name]  # lower than on other images
     names = dict.fromkeys(name for numbers in flat for name in numbers)
     reasons = [
         f"{folder}: {reason}"
@@ -222,18 +228,18 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
         for folder, r in zip(folders, results, strict=True)
         if r.status != "done"
     ]
-    reasons += [
-        f"{folder}: its temperature was fitted to these images, so its calibration is not that of others; "
-        "score images that it was not fitted to"
-        for folder, r in zip(folders, results, strict=True)
-        if r.provenance.get("temperature_sha256", "") == r.provenance.get("data_sha256")
-    ]
     recorded = [_recorded(result) for result in results]
     return Comparison(
         [(name, [numbers.get(name) for numbers in flat]) for name in names],
         reasons,
         _differences(results, recorded, folders),
         [
+            f"{folder}: its temperature was fitted to these images, so its calibration is left out; score images "
+            "that it was not fitted to"
+            for folder, is_fitted in zip(folders, fitted, strict=True)
+            if is_fitted
+        ]
+        + [
             _tested(folders[0], results[0], folder, result)
             for folder, result in zip(folders[1:], results[1:], strict=True)
             if all("answers" in one.files for one in (results[0], result))
