@@ -374,23 +374,11 @@ def evaluate(
         if runtime.is_main:
             files |= _write_thresholds(run_dir, rule, likely)
         rows = np.concatenate([best, np.take_along_axis(likely, best, axis=1)], axis=1)
-    metrics: dict[str, dict[str, Any]] = {}
-    for name, labels in rule.labels.items():
-        hits = count_hits(best, labels)
-        numbers: dict[str, Any] = {"accuracy": hits.accuracy, "correct": hits.correct, "total": hits.total}
-        numbers |= {"top5_accuracy": hits.top5, "top5_correct": hits.correct_top5}
-        numbers["accuracy_interval"] = wilson(hits.correct, hits.total)
-        numbers["top5_interval"] = wilson(hits.correct_top5, hits.total)
-        metrics[name] = numbers | baselines(labels, len(rule.prediction_names))
-        if len(metrics) == 1:
-            right = correct_predictions(best, labels)[:, 0]
-            metrics[name] |= of_sets | _class_means(rule, best, right)
-            metrics[name] |= corruption_errors(recipe.data.eval_split, source, right)
-            if rule.single_labels is not None and activation == "softmax":
-                counted = rule.classes >= 0
-                shares, losses = rows[counted, best.shape[1]], rows[counted, -2:]
-                metrics[name] |= calibration(shares, right[counted], losses)
-        journal.write("evaluate", step=0, labels=name, **metrics[name])
+    metrics = _metrics(rule, best, rows if activation == "softmax" else None)
+    first, *others = metrics
+    metrics[first] |= of_sets | corruption_errors(recipe.data.eval_split, source, _right(rule, best))
+    for name, numbers in metrics.items():
+        journal.write("evaluate", step=0, labels=name, **numbers)
     digest = ""
     if runtime.is_main:
         if file is not None:
@@ -398,7 +386,6 @@ def evaluate(
             files |= written
         files |= {"temperature": fitted.write(found.path)} if fitted else {}
     fitted_to = fitted.data_sha256 if fitted else meta.get("temperature_sha256")
-    first, *others = metrics
     return RunResult(
         "evaluate",
         "done",
@@ -420,6 +407,41 @@ def evaluate(
         },
         files=files,
     )
+
+
+def _metrics(rule: LabelRule, best: np.ndarray, rows: np.ndarray | None) -> dict[str, dict[str, Any]]:
+    """Return the metrics of predictions under each set of labels; the main set also gets means over classes.
+
+    Args:
+        rule: the labels.
+        best: int64 `[N, 5]`, the top-5 predictions.
+        rows: float64 `[N, 5 + ...]`: after `best` the probability of the answer, and last the two losses
+            of `image_losses`, for the calibration; None: the network has no softmax.
+    """
+    metrics = {}
+    for name, labels in rule.labels.items():
+        hits = count_hits(best, labels)
+        metrics[name] = {
+            "accuracy": hits.accuracy,
+            "correct": hits.correct,
+            "total": hits.total,
+            "top5_accuracy": hits.top5,
+            "top5_correct": hits.correct_top5,
+            "accuracy_interval": wilson(hits.correct, hits.total),
+            "top5_interval": wilson(hits.correct_top5, hits.total),
+            **baselines(labels, len(rule.prediction_names)),
+        }
+    main, right = next(iter(metrics.values())), _right(rule, best)
+    main |= _class_means(rule, best, right)
+    if rule.single_labels is not None and rows is not None:
+        counted = rule.classes >= 0
+        main |= calibration(rows[counted, best.shape[1]], right[counted], rows[counted, -2:])
+    return metrics
+
+
+def _right(rule: LabelRule, best: np.ndarray) -> np.ndarray:
+    """Return bool `[N]`: whether each first prediction is right under the main labels."""
+    return correct_predictions(best, next(iter(rule.labels.values())))[:, 0]
 
 
 def _class_means(rule: LabelRule, best: np.ndarray, right: np.ndarray) -> dict[str, Any]:

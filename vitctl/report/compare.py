@@ -234,8 +234,8 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
         reasons,
         _differences(results, recorded, folders),
         [
-            f"{folder}: its temperature was fitted to these images, so its calibration is left out; score images "
-            "that it was not fitted to"
+            f"{folder}: its temperature was fitted to these images, so its calibration is left out; score "
+            "images that it was not fitted to"
             for folder, is_fitted in zip(folders, fitted, strict=True)
             if is_fitted
         ]
