@@ -226,12 +226,12 @@ def paced(line: Sequence[str], *, launched: bool = False) -> list[str]:
     return [sys.executable, "-c", code, *line[3:]]
 
 
-def started(line: Sequence[str], out: Path, num_processes: int) -> list[warm.Popen]:
+def started(line: Sequence[str], out: Path, num_processes: int, nodes: int = 1) -> list[warm.Popen]:
     """Start a command as several processes of one run, which no launcher supervises."""
-    size = str(num_processes)
+    local = num_processes // nodes
     place = {
-        "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
+        "WORLD_SIZE": str(num_processes),
+        "LOCAL_WORLD_SIZE": str(local),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
     }
@@ -241,9 +241,9 @@ def started(line: Sequence[str], out: Path, num_processes: int) -> list[warm.Pop
                 list(line),
                 stdout=file,
                 stderr=file,
-                env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank},
+                env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank % local)},
             )
-            for rank in map(str, range(num_processes))
+            for rank in range(num_processes)
         ]
 
 
@@ -257,11 +257,11 @@ def worker(folder: Path) -> list[str]:
     return [sys.executable, "-m", "vitctl.launch.worker", str(folder)]
 
 
-def run_as(num_processes: int, folder: Path, data: Path, **values: Any) -> str:
+def run_as(num_processes: int, folder: Path, data: Path, nodes: int = 1, **values: Any) -> str:
     """Run the tiny recipe in several processes without a launcher, and return their output."""
     shown = folder.with_name(f"{folder.name}.txt")
     line = command(folder, data, **{**values, "machine.processes": num_processes})
-    codes = [process.wait(timeout=240) for process in started(line, shown, num_processes)]
+    codes = [process.wait(timeout=240) for process in started(line, shown, num_processes, nodes)]
     assert set(codes) == {0}, shown.read_text()
     return shown.read_text()
 

@@ -81,15 +81,18 @@ def three(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Chains and random recipes below also have two processes.
-@pytest.mark.parametrize("num_processes", [3, *(pytest.param(count, marks=SLOW) for count in (2, 4, 8))])
+@pytest.mark.parametrize(
+    ("num_processes", "nodes"),
+    [(3, 1), *(pytest.param(*given, marks=SLOW) for given in ((2, 1), (4, 2), (6, 3), (8, 1), (8, 4)))],
+)
 def test_lanes__any_number_of_processes_gives_the_same_bytes(
-    one: Path, data: Path, tmp_path: Path, num_processes: int, request: pytest.FixtureRequest
+    one: Path, data: Path, tmp_path: Path, num_processes: int, nodes: int, request: pytest.FixtureRequest
 ) -> None:
     folder = tmp_path / "several"
     if num_processes == 3:
         folder = request.getfixturevalue("three")
     else:
-        run_as(num_processes, folder, data, **LANES)
+        run_as(num_processes, folder, data, nodes, **LANES)
     assert checkpoint(folder, 8) == checkpoint(one, 8)
     assert set(checkpoint(one, 8)) == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
     assert sample_keys(folder) == sample_keys(one)

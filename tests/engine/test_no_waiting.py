@@ -13,6 +13,7 @@ from tests.engine.conftest import batch
 from tests.fake_card import CARD, FakeCard, card_runtime
 from vitctl.data.loader.batches import Batch
 from vitctl.data.source.order import Lanes
+from vitctl.engine import step as engine
 from vitctl.engine.losses import classify, predict_masked_patches
 from vitctl.engine.mixing import Mixing, classify_mixed
 from vitctl.engine.optimizer import Average, build_optimizer
@@ -127,6 +128,33 @@ def test_update__waits_for_nothing(case: str) -> None:
     model = build(FAMILIES["vit"])
     with FakeCard() as card:
         steps(on_card(card, model, **CASES[case]), card, 2)
+
+
+def test_lanes__of_several_processes_exchange_sums_beside_the_backward_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = build(FAMILIES["vit"])
+
+    def swap(*_: Any, **__: Any) -> None:
+        card.events.append(f"{card.stream.name} exchanges")
+
+    monkeypatch.setattr(engine.dist, "all_to_all_single", swap)
+    monkeypatch.setattr(engine, "_gather", swap)
+    monkeypatch.setattr(engine.LaneSum, "table", lambda _, rows: rows)
+    monkeypatch.setattr(engine, "BUCKET_BYTES", 2**12)
+    with FakeCard() as card:
+        trainer = on_card(card, model)
+        total = LaneSum(Lanes(16, 4, 4), 0, 2, None, torch.cuda.Stream())
+        trainer.gradients = ByLanes(trainer.runtime, model, 0, total)
+        first = next(model.parameters())
+        first.register_post_accumulate_grad_hook(lambda _: card.events.append("last gradient"))
+        steps(trainer, card, 1)
+    told = ("side waits for all", "compute waits for all", "side exchanges", "last gradient")
+    taken = [event for event in card.events if event.startswith(told)]
+    a_bucket = ["side waits for all of compute", "side exchanges", "side exchanges"]
+    first_leaf, last_leaf = [place for place, event in enumerate(taken) if event == "last gradient"]
+    assert first_leaf == 0 and taken[1:last_leaf] == (last_leaf // 3) * a_bucket != []
+    assert taken[-4:] == [*a_bucket, "compute waits for all of side"]
 
 
 def test_result__waits_for_an_event_of_its_own_and_for_no_later_step() -> None:

@@ -51,8 +51,8 @@ def test_network__bytes_of_a_step_and_node() -> None:
     assert plan("fsdp").sent_bytes == pytest.approx(3 * ring)  # weights twice, gradients once
     assert plan("hsdp").sent_bytes == 2 * 4 * P * 63 / 64  # gradients alone leave the node
     assert plan("fsdp", **{"machine.micro_batch": 4}).sent_bytes == pytest.approx(5 * ring)
-    # Each process has one subtree, and sends it to the processes of the other nodes.
-    assert plan("lanes").sent_bytes == 8 * 4 * P * 504 / 512 + ring
+    # A node has one subtree; its sum, and that of all, go around as in a ring of nodes.
+    assert plan("lanes").sent_bytes == 2 * 4 * P * 63 / 64
     assert plan("ddp", nodes=1).sent_bytes == 0
 
 
@@ -63,9 +63,12 @@ def test_seconds__differ_by_how_gradients_are_added() -> None:
     lanes = plans.pop("lanes")
     for one in plans.values():
         assert one.seconds["network"] == one.sent_bytes / (25e9 / 8)
-    # Lanes send the sums after the backward pass.
+    # Lanes send the sums while the last leaf, which is the only one here, goes back, and after it.
     computed = plans["ddp"].seconds["computation"]
-    assert lanes.seconds == {"computation and network": computed + lanes.sent_bytes / (25e9 / 8)}
+    assert lanes.seconds["computation and network"] == pytest.approx(
+        computed / 3 + lanes.sent_bytes / (25e9 / 8)
+    )
+    assert plan("lanes", Link(400, 8)).seconds["computation and network"] == computed
     fast = plan("ddp", Link(400, 8))
     assert max(fast.seconds, key=lambda kind: fast.seconds[kind]) == "computation"
     flops = fast.training_flops / fast.steps

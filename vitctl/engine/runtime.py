@@ -449,6 +449,24 @@ class Runtime(Computation):
             return 0.0
         return 1e12 * bf16_tflops(torch.cuda.get_device_name(self.device))
 
+    @cached_property
+    def nodes(self) -> tuple[int, Any, Any] | None:
+        """Number of processes on each node, a group of those of this node, and one of those in this place of
+        every node. None with one node or one process on each, or where nodes differ.
+        """
+        size, count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), self.num_processes
+        places = gather_texts(f"{os.environ.get('LOCAL_RANK')} of {size}")
+        alike = [f"{rank % size} of {size}" for rank in range(count)]
+        if size in (1, count) or count % size or places != alike:
+            return None
+        first, place = self.rank - self.rank % size, self.rank % size
+        limit = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).options._timeout
+        within, between = (
+            dist.new_group([*ranks], timeout=limit, use_local_synchronization=True)
+            for ranks in (range(first, first + size), range(place, count, size))
+        )
+        return size, within, between
+
     def add(self, own: Tensor) -> Tensor:
         """Sum element-wise over all processes, in place, without waiting for the device."""
         HERE.arrive()

@@ -273,7 +273,8 @@ class Trainer(TrainStep):
         wrapped = runtime.wrap(model, ddp=self.lanes is None, always_synced=self.micro_batch >= share)
         gradients: Gradients = AllReduced(runtime, wrapped, recipe.seed)
         if self.lanes is not None:
-            tree = LaneSum(self.lanes, runtime.rank, runtime.num_processes)
+            beside = torch.cuda.Stream() if self.steps_behind else None  # type: ignore[no-untyped-call]
+            tree = LaneSum(self.lanes, runtime.rank, runtime.num_processes, runtime.nodes, beside)
             gradients = ByLanes(runtime, model, recipe.seed, tree)
         average = recipe.averaging
         super().__init__(

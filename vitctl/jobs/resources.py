@@ -232,8 +232,8 @@ def traffic_bytes(
 ) -> float:
     """Return the bytes that a node sends to others in a step, with collectives that go round in rings.
 
-    A ring crosses the edge of each node once, whatever the number of its processes. With lanes each process
-    sends the sums of its subtrees to those that complete them.
+    A ring crosses the edge of each node once, whatever the number of its processes. With lanes a node
+    completes its subtrees first, and its processes send a slice of their sums each.
     """
     m, batch = recipe.machine, recipe.schedule.batch_size
     size = number_bytes(m) * trained
@@ -241,9 +241,9 @@ def traffic_bytes(
         return 0.0
     local, shards = m.processes // nodes, m.shards(m.processes)
     if lanes := lanes_of(recipe, m.processes):
-        held = max(len(subtrees(lanes.tree, lanes.owned(rank, m.processes))) for rank in range(m.processes))
-        away = (m.processes - local) / m.processes
-        return local * held * size * away + size * (1 - 1 / m.processes)
+        own = [lanes.owned(rank, m.processes) for rank in range(local * nodes)]
+        of_nodes = (range(own[i].start, own[i + local - 1].stop) for i in range(0, len(own), local))
+        return (max(len(subtrees(lanes.tree, node)) for node in of_nodes) + 1) * size * (1 - 1 / nodes)
     if shards == 1:
         return 2 * size * (1 - 1 / m.processes)
     copies = m.processes // shards
@@ -267,7 +267,8 @@ def step_seconds(
 ) -> dict[str, float]:
     """Return the seconds of a step on GPUs by what they are spent on.
 
-    With lanes the gradients are sent after the backward pass: the two take their time one after the other.
+    With lanes the gradients are sent during the backward pass of a process's last leaf, two thirds of its
+    time, and after it: beyond that the two take their time one after the other.
 
     Args:
         flops: of a step.
@@ -282,8 +283,9 @@ def step_seconds(
     again = 1 + 1 / 3 / every if every else 1.0  # the forward pass of one in so many blocks is computed twice
     computed, network = again * flops / usable_flops(recipe.machine, device), sent / link.bytes_per_second
     seconds = {"computation": computed, "network": network}
-    if recipe.schedule.lanes:
-        seconds = {"computation and network": computed + network}
+    if lanes := lanes_of(recipe, recipe.machine.processes):
+        hidden = 2 / 3 * computed * recipe.machine.processes / lanes.num_leaves
+        seconds = {"computation and network": computed + max(0.0, network - hidden)}
     if read is not None:
         images = recipe.schedule.batch_size / nodes
         seconds["data"] = images * read.per_image * read.amplification / link.bytes_per_second
