@@ -12,7 +12,7 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -226,12 +226,19 @@ def paced(line: Sequence[str], *, launched: bool = False) -> list[str]:
     return [sys.executable, "-c", code, *line[3:]]
 
 
-def started(line: Sequence[str], out: Path, num_processes: int) -> list[warm.Popen]:
-    """Start a command as several processes of one run, which no launcher supervises."""
-    size = str(num_processes)
+def started(
+    line: Sequence[str],
+    out: Path,
+    num_processes: int,
+    nodes: Sequence[Mapping[str, str]] = ({},),
+) -> list[warm.Popen]:
+    """Start a command as several processes of one run, which no launcher supervises, on "nodes" that differ
+    in their environment.
+    """
+    on_node = num_processes // len(nodes)
     place = {
-        "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
+        "WORLD_SIZE": str(num_processes),
+        "LOCAL_WORLD_SIZE": str(on_node),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
     }
@@ -241,9 +248,15 @@ def started(line: Sequence[str], out: Path, num_processes: int) -> list[warm.Pop
                 list(line),
                 stdout=file,
                 stderr=file,
-                env={**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank},
+                env={
+                    **os.environ,
+                    **place,
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank % on_node),
+                    **nodes[rank // on_node],
+                },
             )
-            for rank in map(str, range(num_processes))
+            for rank in range(num_processes)
         ]
 
 
