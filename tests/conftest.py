@@ -12,7 +12,7 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -226,12 +226,19 @@ def paced(line: Sequence[str], *, launched: bool = False) -> list[str]:
     return [sys.executable, "-c", code, *line[3:]]
 
 
-def started(line: Sequence[str], out: Path, num_processes: int, nodes: int = 1) -> list[warm.Popen]:
-    """Start a command as several processes of one run, which no launcher supervises."""
-    local = num_processes // nodes
+def started(
+    line: Sequence[str],
+    out: Path,
+    num_processes: int,
+    nodes: Sequence[Mapping[str, str]] = ({},),
+) -> list[warm.Popen]:
+    """Start a command as several processes of one run, which no launcher supervises, on "nodes" that differ
+    in their environment.
+    """
+    on_node = num_processes // len(nodes)
     place = {
         "WORLD_SIZE": str(num_processes),
-        "LOCAL_WORLD_SIZE": str(local),
+        "LOCAL_WORLD_SIZE": str(on_node),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
     }
@@ -241,7 +248,13 @@ def started(line: Sequence[str], out: Path, num_processes: int, nodes: int = 1) 
                 list(line),
                 stdout=file,
                 stderr=file,
-                env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank % local)},
+                env={
+                    **os.environ,
+                    **place,
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank % on_node),
+                    **nodes[rank // on_node],
+                },
             )
             for rank in range(num_processes)
         ]
@@ -261,7 +274,7 @@ def run_as(num_processes: int, folder: Path, data: Path, nodes: int = 1, **value
     """Run the tiny recipe in several processes without a launcher, and return their output."""
     shown = folder.with_name(f"{folder.name}.txt")
     line = command(folder, data, **{**values, "machine.processes": num_processes})
-    codes = [process.wait(timeout=240) for process in started(line, shown, num_processes, nodes)]
+    codes = [process.wait(timeout=240) for process in started(line, shown, num_processes, [{}] * nodes)]
     assert set(codes) == {0}, shown.read_text()
     return shown.read_text()
 

@@ -6,7 +6,7 @@ import socket
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,7 +25,7 @@ class Faults:
         self._random, self._lock = random.Random(seed), threading.Lock()
 
     def connected(self, one: socket.socket) -> None:
-        """A connection was opened; some that were closed by the other side may still have their thread."""
+        """A connection is in use; some that were closed by the other side may still have their thread."""
         with self._lock:
             self.open.add(one)
             states = [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] for each in self.open]
@@ -51,25 +51,33 @@ class Faults:
 
 
 @contextmanager
-def serving(folder: Path, faults: Faults, *, ranges: bool = True) -> Iterator[str]:
-    """Serve the files of a folder; gives the address."""
+def serving(
+    folder: Path, faults: Faults, *, ranges: bool = True, by_query: Mapping[str, Faults] | None = None
+) -> Iterator[str]:
+    """Serve the files of a folder; gives the address.
+
+    With `by_query` each query has its own counts.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def handle(self) -> None:
-            faults.connected(self.connection)
             try:
                 super().handle()
             finally:
-                faults.disconnected(self.connection)
+                for one in (faults, *(by_query or {}).values()):
+                    one.disconnected(self.connection)
 
         def log_message(self, format: str, *args: object) -> None:
             pass
 
         def do_GET(self) -> None:
             span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "") if ranges else "")
-            fault, path = faults.draw(self.path, span[0] if span else ""), folder / self.path.lstrip("/")
+            name, _, query = self.path.partition("?")
+            counts = (by_query or {}).get(query, faults)
+            counts.connected(self.connection)
+            fault, path = counts.draw(name, span[0] if span else ""), folder / name.lstrip("/")
             if fault == "drop":
                 self.close_connection = True
                 return
@@ -101,7 +109,7 @@ def serving(folder: Path, faults: Faults, *, ranges: bool = True) -> Iterator[st
             self.end_headers()
             told = told[: len(told) // 2] if fault == "short" else told
             self.close_connection = fault == "short" or self.close_connection
-            faults.sent += len(told)
+            counts.sent += len(told)
             self.wfile.write(told)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

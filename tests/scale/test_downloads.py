@@ -1,9 +1,7 @@
 """What the processes of a node fetch together: every byte once, over few connections."""
 
 import multiprocessing
-import os
 from collections import Counter
-from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conftest import command, sample_keys, started
 from tests.data.conftest import encode_png
 from tests.data.server import Faults, serving
 from vitctl.data.datasets.catalog import open_split
@@ -19,16 +18,18 @@ from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards import cache as shard_cache
 from vitctl.data.source import stores
-from vitctl.data.source.order import LaneOrder, WindowedOrder
+from vitctl.data.source.order import WindowedOrder
 from vitctl.data.source.views import split_sources
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.shard_writer import write_split
 from vitctl.errors import DataError
 from vitctl.system import remote
+from vitctl.system.address import VARIABLE
 from vitctl.system.process import START
 
 FORK = multiprocessing.get_context("fork")
 NODES, RANKS, LOADERS, BATCH, IMAGES, IN_SHARD = 4, 2, 2, 16, 480, 40
+CLASSES, TABLES = ("a", "b", "c"), ("index.json", "samples.npy")
 
 
 def noise(number: int) -> bytes:
@@ -37,35 +38,24 @@ def noise(number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with twelve shards of 40 images of 12 KiB."""
+    """A folder with twelve shards of 40 images of 12 KiB, and three of them to score."""
     folder = tmp_path_factory.mktemp("data")
     items = [Item(f"k{number}", number % 3, partial(noise, number)) for number in range(IMAGES)]
-    write_split(items, folder / "train", ("a", "b", "c"), seed=1, source_text="", max_samples=IN_SHARD)
+    write_split(items, folder / "train", CLASSES, seed=1, source_text="", max_samples=IN_SHARD)
+    write_split(items[:3], folder / "test", CLASSES, seed=1, source_text="", max_samples=IN_SHARD)
     return folder
 
 
-def epoch(
-    url: str,
-    rank: int,
-    cache_bytes: int,
-    found: "multiprocessing.Queue[list[int]]",
-    nodes: int = 1,
-    all_done: Any = None,
-) -> None:
-    """One epoch of one rank, with two loaders; of several nodes each reads its lane."""
-    order: Any = WindowedOrder(IMAGES, 1, IN_SHARD, 3)
-    if nodes > 1:
-        order = LaneOrder(order, BATCH, nodes)
-        os.environ["VITCTL_CACHE"] += f"/node_{rank // RANKS}"
+def epoch(url: str, rank: int, cache_bytes: int, found: "multiprocessing.Queue[list[int]]") -> None:
+    """One epoch of one rank, with two loaders."""
+    order = WindowedOrder(IMAGES, 1, IN_SHARD, 3)
     source = open_split("train", path=url, cache_bytes=cache_bytes)
     batches = train_batches(
         source, order, TrainTransform(8), seed=5, batch_size=BATCH,
-        micro_batch=8, rank=rank, num_processes=RANKS * nodes, first_step=0, num_workers=LOADERS,
+        micro_batch=8, rank=rank, num_processes=RANKS, first_step=0, num_workers=LOADERS,
     )  # fmt: skip
     read = list(islice(batches, IMAGES // BATCH))
     assert all(batch.weights.min() == 1 for batch in read)
-    if all_done is not None:  # loaders that are stopped while they fetch ahead leave that to others
-        all_done.wait(120)
     del batches  # and with it the loaders
     found.put([int(sample) for batch in read for sample in batch.samples])
 
@@ -107,35 +97,43 @@ def test_node__fetches_every_byte_once_over_few_connections(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cache_bytes", [2**30, 0], ids=["cache", "ranges"])
-def test_four_nodes__fetch_every_byte_once_together(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_bytes: int
+@pytest.mark.parametrize("sharding", ["none", "fsdp"])
+@pytest.mark.parametrize("cached", [False, True], ids=["ranges", "cache"])
+def test_four_nodes__train_on_every_byte_fetched_once_together(
+    data: Path, tmp_path: Path, sharding: str, cached: bool
 ) -> None:
-    """Eight processes. Each node asks a server of its own, so that its requests can be counted."""
-    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path))
-    monkeypatch.setenv(START, "one command")
-    monkeypatch.setattr(stores, "_LARGE_BYTES", 2**20 if cache_bytes else 1)
-    faults = [Faults() for _ in range(NODES)]
-    found: multiprocessing.Queue[list[int]] = FORK.Queue()
-    all_done = FORK.Barrier(NODES * RANKS)
-    with ExitStack() as stack:
-        urls = [stack.enter_context(serving(data, of_node)) for of_node in faults]
-        ranks = [
-            FORK.Process(target=epoch, args=(urls[rank // RANKS], rank, cache_bytes, found, NODES, all_done))
-            for rank in range(NODES * RANKS)
-        ]
-        samples = samples_of(ranks, found)
-    assert sorted(samples) == list(range(IMAGES))
-    size = {path.name: path.stat().st_size for path in data.rglob("*") if path.is_file()}
+    """A run of one epoch in eight processes. The server knows a node by the query that it adds."""
+    values = {
+        "machine.sharding": sharding,
+        "machine.processes": NODES * RANKS,
+        "machine.workers": LOADERS * cached,  # without a cache they would read images of the next epoch
+        "machine.precision": "float32",
+        "schedule.batch_size": 2 * BATCH,
+        "schedule.total_steps": IMAGES // BATCH // 2,
+        "evaluation.every_steps": 0,
+        "checkpoint.every_steps": 0,
+        "data.cache_gib": int(cached),
+        **({"data.order": "windowed", "data.order_window_shards": 1} if cached else {}),
+    }
+    by_query = {f"node={node}": Faults() for node in range(NODES)}
+    with serving(data, Faults(), by_query=by_query) as url:
+        nodes = [{"VITCTL_CACHE": str(tmp_path / query), VARIABLE: f"{url}?{query}"} for query in by_query]
+        line, shown = command(tmp_path / "run", url, **values), tmp_path / "out.txt"  # type: ignore[arg-type]
+        codes = [process.wait(timeout=240) for process in started(line, shown, NODES * RANKS, nodes)]
+    assert codes == [0] * NODES * RANKS, shown.read_text()
+    read = [key for keys in sample_keys(tmp_path / "run").values() for key in keys]
+    assert sorted(read) == sorted(f"k{number}" for number in range(IMAGES))
+    size = {f"/{path.relative_to(data)}": path.stat().st_size for path in data.rglob("*") if path.is_file()}
     tables = sum(size[name] for name in size if not name.endswith(".tar"))
-    for of_node in faults:
-        asked = Counter(path.rpartition("/")[2] for path, _ in of_node.asked)
-        assert (asked["index.json"], asked["samples.npy"]) == (2, 1)
+    for of_node in by_query.values():
+        asked = Counter(path for path, _ in of_node.asked)
+        assert {asked[f"/{split}/{name}"] for split in ("train", "test") for name in TABLES} == {1}
         assert of_node.most_open <= remote.CONNECTIONS
         # A cache is filled ahead, with the shards of the next epoch.
         assert of_node.sent <= 1.05 * sum(size[name] for name in asked if name.endswith(".tar")) + tables
-    if not cache_bytes:
-        assert sum(of_node.sent for of_node in faults) <= 1.05 * sum(size.values()) + NODES * tables
+    if not cached:
+        sent = sum(of_node.sent for of_node in by_query.values())
+        assert sent <= 1.05 * sum(size.values()) + NODES * tables
 
 
 @pytest.mark.parametrize("fault", ["", "flip"])

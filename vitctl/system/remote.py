@@ -9,6 +9,7 @@ CONNECTIONS connections.
 import asyncio
 import fcntl
 import io
+import itertools
 import os
 import random
 import re
@@ -19,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -38,7 +39,7 @@ _LONGEST_PAUSE_SECONDS, _SLOT_SECONDS = 30.0, 0.02
 LEAST_ATTEMPTS = 3
 _SLOT = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _RECOVERED_BYTES = 2**20  # in one response: the server works again
-_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
+TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
 _HUB_ADDRESS = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
 _ETAG = re.compile(r'(?:W/)?"[!-~]{0,500}"')
@@ -48,6 +49,9 @@ _ANSWERED: set[str] = set()  # hosts
 PATIENCE: list[float] = []  # seconds; the last one is that of the run in progress
 _DOWN: dict[str, tuple[float, float]] = {}  # host -> time since which nothing came from it, and last failure
 _OLD_SECONDS = 120.0  # after which a failure belongs to another outage
+
+
+Result = TypeVar("Result")
 
 
 class MissingError(DataError):
@@ -290,7 +294,10 @@ async def _complete(
                 failures, since = 0, None
             failures += 1
             since = time.monotonic() if since is None else since
-            await _pause(span.url, error, failures, since, patience)
+            await asyncio.sleep(_pause(span.url, error, failures, since, patience))
+        except DataError:
+            _is_up(span.url)
+            raise
 
 
 def _begin(span: Span, head: Head, first: int, max_bytes: int | None) -> int | None:
@@ -325,10 +332,27 @@ def _is_up(url: str) -> None:
         tell("")
 
 
-async def _pause(
-    url: str, error: TransientError, failures: int, since: float, patience: float | None
-) -> None:
-    """Wait before the next attempt, and say once until when.
+def retried(url: str, attempt: Callable[[], Result]) -> Result:
+    """Repeat a request of another library while it raises TransientError, as long as `transfer` would.
+
+    Raises GaveUpError, and whatever else `attempt` raises.
+    """
+    for failures in itertools.count(1):
+        try:
+            result = attempt()
+            break
+        except TransientError as error:
+            pause = _pause(url, error, failures, time.monotonic(), None)
+        except BaseException:
+            _is_up(url)
+            raise
+        time.sleep(pause)
+    _is_up(url)
+    return result
+
+
+def _pause(url: str, error: TransientError, failures: int, since: float, patience: float | None) -> float:
+    """Return the seconds to wait before the next attempt, and say once until when.
 
     Raises GaveUpError where no attempt is left.
     """
@@ -343,14 +367,14 @@ async def _pause(
         patience = PATIENCE[-1] if PATIENCE else PATIENCE_SECONDS if host in _ANSWERED else FIRST_SECONDS
     left = since + patience - now
     longest = min(PAUSE_SECONDS * 2 ** min(failures - 1, 30), _LONGEST_PAUSE_SECONDS)
-    pause = max(longest * random.uniform(0.5, 1.0), min(error.pause_seconds, _LONGEST_PAUSE_SECONDS))
+    pause: float = max(longest * random.uniform(0.5, 1.0), min(error.pause_seconds, _LONGEST_PAUSE_SECONDS))
     if failures >= LEAST_ATTEMPTS and left <= 0:
         raise GaveUpError(f"{url}: {error}; gave up after {failures} attempts in {now - since:.0f} s")
     if is_new:
         began, until = (time.strftime("%H:%M:%S", time.localtime(time.time() + at - now))
                         for at in (since, since + patience))  # fmt: skip
         tell(f"{url}: {error}; since {began}, waiting until {until}")
-    await asyncio.sleep(min(pause, left) if left > 0 else pause)  # the last attempt is at that time
+    return min(pause, left) if left > 0 else pause  # the last attempt is at that time
 
 
 Response = tuple[Head, int, AsyncIterator[bytes]]
@@ -483,8 +507,8 @@ def _check_status(response: Any, span: Span, url: str, is_asked: bool) -> None:
         raise DataError(f"{span.url}: is shorter than the index says; index it again")
     if status in (404, 410):
         raise MissingError(f"{span.url}: no such file on the server")
-    text = _status_text(status, url)
-    if status in _TRANSIENT:
+    text = status_text(status, url)
+    if status in TRANSIENT:
         raise TransientError(text, float(parse_num_bytes(response.headers.get("Retry-After")) or 0))
     raise DataError(f"{span.url}: {text}")
 
@@ -515,7 +539,7 @@ def _web_errors(url: str, host: list[str], text: str = "the request failed") -> 
     except DataError as error:
         raise DataError(f"{url}: its redirect is refused: {error}") from None
     except aiohttp.TooManyRedirects:
-        raise DataError(f"{url}: {_status_text(HTTPStatus.FOUND, url)}") from None
+        raise DataError(f"{url}: {status_text(HTTPStatus.FOUND, url)}") from None
     except (aiohttp.InvalidURL, ValueError):
         raise DataError(f"{url}: the address or its redirect is not valid; correct it") from None
     except aiohttp.ClientConnectorError as error:
@@ -537,7 +561,7 @@ def _connection_text(error: OSError, host: str) -> str:
     return f"{host}: {error.strerror or type(error).__name__}"
 
 
-def _status_text(status: int, url: str) -> str:
+def status_text(status: int, url: str) -> str:
     """Describe a status other than success. The server's own words may repeat what it was sent, so they are
     not shown.
     """

@@ -18,14 +18,17 @@ FETCH = """
 import sys
 from vitctl.models.weights.download import cached, fetch, hub_address
 from vitctl.errors import VitctlError
+from vitctl.system import remote
+remote.PAUSE_SECONDS = 0.01
 seen = []
-for name in sys.argv[1:]:
+for name in sys.argv[2:]:
     try:
-        path = fetch(hub_address("o/n", name), progress=lambda done, total: seen.append((done, total)))
+        with remote.patient(float(sys.argv[1])):
+            path = fetch(hub_address("o/n", name), progress=lambda done, total: seen.append((done, total)))
         assert cached(hub_address("o/n", name)) == path
         print("found", len(path.read_bytes()), seen[-1] if seen else None)
     except VitctlError as error:
-        print(type(error).__name__, error)
+        print(type(error).__name__, error.passes, error)
 """
 
 
@@ -36,6 +39,8 @@ class Hub:
     url: str = ""
     digest: str = hashlib.sha256(CONTENT).hexdigest()
     asked: list[tuple[str, str, str]] = field(default_factory=list)
+    away: int = 0  # for so many requests
+    way: str = ""  # in which it is away
 
 
 @pytest.fixture
@@ -52,6 +57,19 @@ def hub() -> Iterator[Hub]:
         def do_GET(self, body: bool = True) -> None:
             found.asked.append((self.command, self.path, self.headers.get("Authorization", "")))
             name = self.path.rpartition("/")[2]
+            if found.way == "cut" and not body:
+                pass
+            elif found.away > 0:
+                found.away -= 1
+                if found.way == "503":
+                    self.send_error(503)
+                elif found.way == "cut":
+                    self.send_response(200)
+                    self.send_header("Content-Length", str(len(CONTENT)))
+                    self.end_headers()
+                    self.wfile.write(CONTENT[:1000])
+                self.close_connection = True
+                return
             if name == "private.npz":
                 self.send_response(401)
                 self.send_header("X-Error-Code", "GatedRepo")
@@ -77,10 +95,12 @@ def hub() -> Iterator[Hub]:
     server.server_close()
 
 
-def fetch(hub: Hub, home: Path, *names: str) -> list[str]:
+def fetch(hub: Hub, home: Path, *names: str, patience: float = 0.0) -> list[str]:
     env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_TOKEN": "hf_S3CR3T"}
     env |= {"VITCTL_CACHE": str(home / "vitctl"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    done = subprocess.run([sys.executable, "-c", FETCH, *names], capture_output=True, text=True, env=env)
+    done = subprocess.run(
+        [sys.executable, "-c", FETCH, str(patience), *names], capture_output=True, text=True, env=env
+    )
     assert done.returncode == 0, done.stderr
     assert "S3CR3T" not in done.stdout + done.stderr and "%|" not in done.stderr
     return done.stdout.splitlines()
@@ -101,8 +121,34 @@ def test_hub__files_are_fetched_once_into_the_cache_of_huggingface_hub(hub: Hub,
 
 def test_hub__another_digest_and_a_closed_repository_are_one_line(hub: Hub, tmp_path: Path) -> None:
     hub.digest = "0" * 64
-    wrong, closed = fetch(hub, tmp_path, "w.npz", "private.npz")
+    wrong, closed = fetch(hub, tmp_path, "w.npz", "private.npz", patience=600.0)
     assert json.dumps(wrong).count("\\n") == 0
-    assert wrong.startswith("CheckpointError") and "the server says 0000000000000000...; run again" in wrong
+    assert (
+        wrong.startswith("CheckpointError False")
+        and "the server says 0000000000000000...; run again" in wrong
+    )
     assert closed.endswith("what is private or gated on Hugging Face needs HF_TOKEN set")
     assert [*tmp_path.rglob("blobs/0*")] == []
+
+
+@pytest.mark.parametrize(("way", "away"), [("503", 2), ("drop", 6), ("cut", 2)])
+def test_hub__an_outage_is_waited_out_by_the_rule_of_all_requests(
+    hub: Hub, tmp_path: Path, way: str, away: int
+) -> None:
+    hub.way, hub.away = way, away
+    [line] = fetch(hub, tmp_path, "w.npz", patience=60.0)
+    assert line.startswith(f"found {len(CONTENT)} ") and hub.away == 0
+
+
+def test_hub__an_outage_that_lasts_passes_later(hub: Hub, tmp_path: Path) -> None:
+    hub.way, hub.away = "drop", 10**9
+    [line] = fetch(hub, tmp_path, "w.npz", patience=0.1)
+    assert line.startswith("CheckpointError True https://huggingface.co/o/n/") and "gave up after" in line
+
+
+def test_hub__what_does_not_pass_is_not_waited_for(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    [line] = fetch(hub, tmp_path, "w.npz", patience=600.0)
+    assert line.startswith("CheckpointError False") and "HF_HUB_OFFLINE is set" in line and hub.asked == []

@@ -15,7 +15,19 @@ from vitctl.errors import CheckpointError, DataError, explained
 from vitctl.models.weights.header import INDEX, bounded, parts_of
 from vitctl.system.address import check, with_query, without_queries
 from vitctl.system.files import WEIGHTS, cache_folder, inside, locked, no_links, write_text
-from vitctl.system.remote import HUB, Head, MissingError, Span, hub_address, transfer
+from vitctl.system.remote import (
+    HUB,
+    TRANSIENT,
+    GaveUpError,
+    Head,
+    MissingError,
+    Span,
+    TransientError,
+    hub_address,
+    retried,
+    status_text,
+    transfer,
+)
 from vitctl.system.text import one_line
 
 Fetch = Callable[[str], Path]
@@ -91,6 +103,7 @@ def _try_fetch(url: str, fetch: Fetch) -> Path | None:
 Progress = Callable[[int, int], None]
 # Torch's servers put the start of the sha256 into the name, as in vit_b_16-c867db91.pth.
 _HASHED_NAME_HOST = "download.pytorch.org"
+_LOST = {"ConnectionError", "Timeout", "TransportError"}  # classes of requests and of httpx
 _HUB_FILE = re.compile(rf"{HUB}/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 # Address with its query, of each cached file that this process has compared with the server's.
 _CHECKED: dict[Path, str] = {}
@@ -161,7 +174,6 @@ def _held_by_hub(url: str, repository: str, revision: str, name: str) -> Path | 
 def _from_hub_cache(url: str, progress: Progress, repository: str, revision: str, name: str) -> Path:
     """Return a file of the cache of huggingface_hub, downloaded and checked if it is not there."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     from huggingface_hub.utils.tqdm import tqdm
 
     class Bar(tqdm):
@@ -174,26 +186,50 @@ def _from_hub_cache(url: str, progress: Progress, repository: str, revision: str
             self.n += n or 0
             progress(int(self.n), int(self.total or 0))
 
+    def attempt() -> Path:
+        try:
+            return Path(hf_hub_download(repository, name, revision=revision, tqdm_class=Bar))
+        except Exception as error:
+            raise _hub_error(url, error) from None
+
     if held := _held_by_hub(url, repository, revision, name):
         return held
     try:
-        path = Path(hf_hub_download(repository, name, revision=revision, tqdm_class=Bar))
-    except LocalEntryNotFoundError:
-        text = f"{url}: the host cannot be reached; check the network"
-        raise CheckpointError(text).passing(True) from None
-    except EntryNotFoundError:
-        raise NotOnServerError(f"{url}: no such file on the server") from None
-    except (OSError, ValueError) as error:  # of huggingface_hub too; their texts may quote an address
-        if explained(error) is not None:
-            raise
-        raise CheckpointError(
-            f"{url}: {type(error).__name__}; what is private or gated on Hugging Face needs HF_TOKEN set"
-        ) from None
+        path = retried(url, attempt)
+    except GaveUpError as error:
+        raise CheckpointError(str(error)).passing(True) from None
     blob = path.resolve()
     if re.fullmatch("[0-9a-f]{64}", blob.name):  # large files are named by their digest
         with blob.open("rb") as file:
             _check_digest(url, file, "sha256", blob.name)
     return path
+
+
+def _hub_error(url: str, error: BaseException) -> Exception:
+    """Convert an error of huggingface_hub, whose text may quote an address.
+
+    The classes for a lost connection are those of its HTTP library, which differs between versions.
+    """
+    from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled
+
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(cause)
+    responses = (getattr(one, "response", None) for one in chain)
+    status = next((one.status_code for one in responses if one is not None), 0)
+    names = {kind.__name__ for one in chain for kind in type(one).__mro__}
+    if isinstance(error, EntryNotFoundError) and status:
+        return NotOnServerError(f"{url}: no such file on the server")
+    if OfflineModeIsEnabled.__name__ in names:
+        return CheckpointError(f"{url}: HF_HUB_OFFLINE is set, and the file is not in the cache; unset it")
+    if status in TRANSIENT:
+        return TransientError(status_text(status, url))
+    if not status and names & _LOST:
+        text = "the host cannot be reached; check the network"
+        return TransientError(text, is_unknown="gaierror" in names)
+    return explained(error) or CheckpointError(
+        f"{url}: {type(error).__name__}; what is private or gated on Hugging Face needs HF_TOKEN set"
+    )
 
 
 def _check_digest(url: str, file: BufferedReader, algorithm: str, start: str) -> None:
