@@ -1,19 +1,24 @@
 """Fine-tuning with frozen layers and rates by layer: the same bytes on any number of processes."""
 
+import json
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.conftest import checkpoint, started
 from tests.models.tiny_models import TINY
 from tests.trained import SMALL, Job
 from vitctl.engine.checkpoint import read_checkpoint
 from vitctl.errors import RecipeError, VitctlError
+from vitctl.jobs.inputs.weights import find_weights, transferred_model
+from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import frozen_places
+from vitctl.recipe.sections import StartWeights
 from vitctl.verify.run_check import verify
 
 RATES: dict[str, Any] = {
@@ -85,6 +90,34 @@ def test_freeze__what_is_frozen_keeps_its_bits(
     assert {key.split("/")[1] for key in state} == trained
     assert result["provenance"]["trained_parameters"] == sum(model[name].numel() for name in trained)
     assert replayed(tmp_path / "run") == EQUAL
+
+
+def test_freeze__a_sharded_model_starts_from_the_bits_of_a_whole_one(
+    pretrained: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    """Each process reads its rows alone, and the table of positions to resize it. The frozen body is saved as
+    it was read."""
+    values = {"finetune.freeze": "backbone", "machine.sharding": "fsdp", "data.image_size": 24}
+    values |= {
+        "schedule.total_steps": 2,
+        "optimizer.layer_decay": 1.0,
+        "optimizer.layer_decay_numbering": "timm",
+    }
+    both = tuned(2, tmp_path / "both", pretrained, tiny_data, **values)
+    found = find_weights(str(pretrained))
+    whole = transferred_model(
+        found.weights, StartWeights(), num_classes=10, image_size=24, dropout=0.1, drop_path=0.0, seed=0,
+        dtype=torch.float32,
+    )[0].state_dict()  # fmt: skip
+    saved = read_checkpoint(both / "checkpoints" / "step_00000002").tensors("model")
+    assert saved.keys() == whole.keys()
+    for name, tensor in saved.items():
+        assert torch.equal(tensor, whole[name]) != name.startswith("head."), name
+    used = json.loads((both / "result.json").read_text())["provenance"]
+    assert used["from_sha256"] == found.weights.digest
+    assert used["weights_sha256"] == weights_digest(
+        read_checkpoint(both / "checkpoints" / "step_00000002").tensors("ema")
+    )
 
 
 @pytest.mark.slow

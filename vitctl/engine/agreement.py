@@ -26,6 +26,7 @@ from vitctl.engine.journal import TENSOR_FILES, json_digest, run_of
 from vitctl.engine.runtime import Runtime, check_same, gather_texts, raised_on_all
 from vitctl.engine.sharding import held, is_part, is_sharded, place_of, sum_of_words, word_sum
 from vitctl.errors import CheckpointError, LaunchError
+from vitctl.models.weights.later import now
 from vitctl.recipe.neutral_keys import deciding_values, with_added
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.system.files import read_json, write_json
@@ -240,15 +241,35 @@ def check_same_state(
         check_same(facts | {"weights or optimizer state": said}, _FAILING)
         return
     check_same(facts, _FAILING)
-    _, number, count = place_of(model)
-    counted = (row for row in everything if is_part(row[2]) or not number)  # the others once
-    own = [(f"{part} {name}", *held(tensor)) for part, name, tensor in counted]
-    total = int(runtime.sum_words(np.array([word_sum(own)], dtype=np.uint64))[0])
+    total, copies = _words_held(runtime, model, ((f"{part} {name}", one) for part, name, one in everything))
     words = sum(file.get(WORDS, 0) for file in saved.state["files"].values()) if saved is not None else 0
-    if saved is not None and saved.is_in_parts and total != words * (runtime.num_processes // count) % 2**64:
+    if saved is not None and saved.is_in_parts and total != words * copies % 2**64:
         raise LaunchError(
             f"{saved.folder}: the processes hold other weights or optimizer state than were saved; {_FAILING}"
         )
+
+
+def _words_held(runtime: Runtime, model: Any, tensors: Iterable[tuple[str, Tensor]]) -> tuple[int, int]:
+    """Return the `word_sum` of what all processes hold, and how many copies of each tensor they hold."""
+    _, number, count = place_of(model)
+    own = word_sum((name, *held(one)) for name, one in tensors if is_part(one) or not number)  # others once
+    total = int(runtime.sum_words(np.array([own], dtype=np.uint64))[0])
+    return total, runtime.num_processes // count
+
+
+def words_of_start(runtime: Runtime, model: nn.Module, start: Mapping[str, Tensor]) -> str:
+    """Return, for `check_same`, what the processes hold of their start weights; on rank 0 what it should be.
+
+    Rank 0 reads every tensor, one after the other, as the digest of the weights was computed.
+    """
+    if not start:
+        return ""
+    own = model.state_dict()
+    total, copies = _words_held(runtime, model, ((name, own[name]) for name in start))
+    if runtime.is_main:
+        read = ((name, now(one).to(own[name].dtype), 0) for name, one in start.items())
+        total = copies * word_sum(read) % 2**64
+    return str(total)
 
 
 def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:

@@ -22,6 +22,7 @@ from vitctl.errors import LaunchError
 from vitctl.models.blocks import Block
 from vitctl.models.build import Model, draw_parts
 from vitctl.models.kernels import Head, Linear
+from vitctl.models.weights.later import now
 from vitctl.recipe.schema import ShardedMachine, TrainMachine
 
 if TYPE_CHECKING:
@@ -31,13 +32,22 @@ if TYPE_CHECKING:
     from vitctl.engine.runtime import Runtime
 
 
-def shard_as(machine: TrainMachine, runtime: "Runtime", model: Model, *, seed: int, probed: bool) -> str:
+def shard_as(
+    machine: TrainMachine,
+    runtime: "Runtime",
+    model: Model,
+    start: Mapping[str, Tensor],
+    *,
+    seed: int,
+    probed: bool,
+) -> str:
     """Shard the model where machine.sharding says so; no device holds it in full.
 
     Args:
         machine: of the recipe.
         runtime: this process among its peers.
         model: on the CPU, or on the meta device: then its weights are drawn, one tensor at a time.
+        start: what it starts from instead, read later: of each tensor what this process holds.
         seed: of these draws.
         probed: the model is called for its features only, as well.
 
@@ -70,12 +80,16 @@ def shard_as(machine: TrainMachine, runtime: "Runtime", model: Model, *, seed: i
     model.to("meta")
     shard(model, runtime.device, runtime.num_processes, machine.sharding_replicas, gathers_bf16=gathers_bf16)
     model.to_empty(device=runtime.device)
-    own = model.state_dict()
-    if all(tensor.is_meta for tensor in given.values()):
-        return draw_parts(model.config, seed, {name: held(tensor) for name, tensor in own.items()})
+    own, drawn = model.state_dict(), ""
+    if any(given[name].is_meta and name not in start for name in own):
+        drawn = draw_parts(model.config, seed, {name: held(tensor) for name, tensor in own.items()})
     for name, tensor in own.items():
-        local(tensor).copy_(local(like(given.pop(name), tensor)))
-    return ""
+        if name in start:
+            part, row = held(tensor)
+            part.copy_(now(start[name], slice(row, row + len(part)) if part.dim() else slice(None)))
+        elif not given[name].is_meta:
+            local(tensor).copy_(local(like(given.pop(name), tensor)))
+    return drawn
 
 
 def shard(

@@ -6,12 +6,13 @@
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from vitctl.engine.agreement import (
     check_resumable,
     check_same_state,
     identity,
+    words_of_start,
 )
 from vitctl.engine.checkpoint import Peers, SavedCheckpoint, Saver, check_space, parts, set_aside_after
 from vitctl.engine.computation import (
@@ -194,6 +196,7 @@ class Trainer(TrainStep):
         objective: Callable[..., Tensor] | None = None,
         score: Callable[[nn.Module], Score] | None = None,
         probe: Callable[[Model], dict[int, list[float]]] | None = None,
+        start: Mapping[str, Tensor] = MappingProxyType({}),
         start_weights_sha256: str = "",
         teacher: Teacher | None = None,
     ) -> None:
@@ -205,9 +208,9 @@ class Trainer(TrainStep):
         )
         self.probe_every = recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0
         # Processes that read other files would train something that no recipe describes.
-        is_drawn = any(tensor.is_meta for tensor in model.parameters())
-        start = {} if is_drawn else model.state_dict()
-        check_inputs(runtime, start, model.config, meta, (images.train, images.scored))
+        in_parts = any(tensor.is_meta for tensor in model.parameters())
+        read = {} if in_parts else model.state_dict()
+        check_inputs(runtime, read, model.config, meta, (images.train, images.scored))
 
         # How it is computed. Weights are sharded before the micro-batch is measured, and it is measured on
         # the loss itself.
@@ -234,8 +237,8 @@ class Trainer(TrainStep):
         model.checkpoint_blocks = machine.checkpoint_blocks
         if machine.compile:
             compile_blocks(model)
-        drawn = shard_as(machine, runtime, model, seed=recipe.seed, probed=probe is not None)
-        check_same({"start weights": drawn}, FIX)
+        drawn = shard_as(machine, runtime, model, start, seed=recipe.seed, probed=probe is not None)
+        check_same({"start weights": drawn + words_of_start(runtime, model, start)}, FIX)
         self.micro_batch = choose_micro_batch(
             recipe, runtime, run.folder, model, objective, lambda n: next(self.batches(0, n, 0)), share
         )

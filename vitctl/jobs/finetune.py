@@ -28,7 +28,7 @@ from vitctl.jobs.inputs.data import (
     open_training_images,
     sampling_notes,
 )
-from vitctl.jobs.inputs.weights import FoundWeights, transferred_model, weights_of
+from vitctl.jobs.inputs.weights import FoundWeights, checked_by_one, transferred_model, weights_of
 from vitctl.jobs.lr_sweep import SEEDS, Trial, best, broadcast_score, run_trials
 from vitctl.jobs.record.result import RunResult
 from vitctl.jobs.start_head import head_used, start_head
@@ -89,7 +89,8 @@ def finetune(
 
     Paper: Section 3.2, Appendix B.1.1, Table 4; Table 2 (three runs)
     """
-    found = weights_of(recipe)
+    in_parts = recipe.machine.sharding != "none" and recipe.finetune.head != "fewshot"
+    found = weights_of(recipe, later=in_parts)
     data = at_size(recipe.data, found.weights.config.image_size)
     inputs = inputs or open_inputs(recipe, run_dir)
     train_on, score_on = inputs.train, inputs.scored
@@ -100,6 +101,7 @@ def finetune(
     check_kept_head(recipe, found.path, found.weights.config, names, train_on.class_names)
     recipe = fitted_recipe(recipe, len(train_on))
     run = start_run(recipe, run_dir, report, stop, score_on, train_on, act=act)
+    found = checked_by_one(found, run.runtime)
     uneven = corrected(recipe, train_on)
     groups = group_notes(data, {data.train_split: train_on, data.eval_split: score_on})
     for text in (*groups, *sampling_notes(data, train_on), *([uneven.note] if uneven else ())):
@@ -260,7 +262,7 @@ def _train(
     train_on, score_on = pair
     data, found = start.data, start.found
     rates = rates_of(recipe, found.weights.config)
-    model, lines = transferred_model(
+    model, start_from, lines = transferred_model(
         found.weights,
         recipe.weights,
         num_classes=len(train_on.class_names),
@@ -281,7 +283,7 @@ def _train(
         run.journal.write("warning", step=0, text=text)
     mean = found.weights.meta["mean"]
     images = images_of(data, train_on, score_on, recipe.seed, recipe.schedule, mean)
-    if recipe.machine.sharding == "none" or recipe.finetune.head == "fewshot":  # else parts of it
+    if not found.weights.is_later:  # else parts of it
         model = on_device(model, run.runtime)
     if recipe.finetune.head == "fewshot":
         start_head(recipe, run, model, images, found.weights.meta)
@@ -292,6 +294,7 @@ def _train(
         model,
         images,
         found.weights.meta,
+        start=start_from,
         start_weights_sha256=digest,
         teacher=start.teacher,
         stored=adapted,

@@ -17,7 +17,7 @@ from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.verification import Verification, Verified
 from vitctl.data.source.views import Source, source_text
 from vitctl.engine.agreement import changed_on_purpose
-from vitctl.engine.checkpoint import SavedCheckpoint, read_state
+from vitctl.engine.checkpoint import read_state
 from vitctl.engine.computation import computed_training, exact, kernels_used
 from vitctl.engine.distillation import Teacher
 from vitctl.engine.evaluation import Score, cached_features, evaluate_model, representations
@@ -27,7 +27,6 @@ from vitctl.engine.journal import (
     Record,
     Report,
     json_digest,
-    name_of,
     read_records,
     tensor_files,
 )
@@ -42,6 +41,7 @@ from vitctl.jobs.record.result import RunResult, choose_weights, data_used, logg
 from vitctl.models.blocks import compile_errors
 from vitctl.models.build import Model
 from vitctl.models.kernels import set_attention, set_linear
+from vitctl.models.weights.containers import read_later
 from vitctl.models.weights.meta import HALF
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.images import TrainImages
@@ -324,7 +324,7 @@ def training_result(
     state = read_state(path.parent)
     weights = {
         **chosen.used(),
-        "weights_sha256": weights_digest(SavedCheckpoint(path.parent, state).tensors(name_of(path.name))),
+        "weights_sha256": weights_digest(read_later(path)),
         "skipped_updates": state.get("num_skipped", 0),
         **changed_on_purpose(run_dir),
     }
@@ -404,6 +404,7 @@ def train(
     *,
     objective: Callable[..., Tensor] | None = None,
     probe: Probe | None = None,
+    start: Mapping[str, Tensor] = MappingProxyType({}),
     start_weights_sha256: str = "",
     teacher: Teacher | None = None,
     stored: Mapping[str, Any] = MappingProxyType({}),
@@ -434,6 +435,7 @@ def train(
             objective=objective,
             score=score,
             probe=probe,
+            start=start,
             start_weights_sha256=start_weights_sha256,
             teacher=teacher,
         )

@@ -199,7 +199,7 @@ def _train(context: SuiteContext, recipe: Vtab, data: TaskData, folder: Path, im
     digest of the scored weights.
     """
     runtime, weights = context.run.runtime, context.found.weights
-    model, _ = transferred_model(
+    model, _, _ = transferred_model(
         weights,
         recipe.weights,
         num_classes=data.task.num_classes,

@@ -166,19 +166,19 @@ def resized(
     return state, lines
 
 
-def transfer(
+def transferred(
     model: Model,
     source_config: Config,
     source_state: Mapping[str, Tensor],
     *,
     method: str = "zoom",
     keeps_head: bool = False,
-) -> list[str]:
-    """Put a trained body under the fresh head of `model`, for fine-tuning.
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return a trained body, to be put under the fresh head of `model` for fine-tuning.
 
     The source's head and pre-logits are dropped, unless `keeps_head`: it then has the same classes and no
     pre-logits. Its positions are resized when the grids differ. A masked
-    patch model gives its body to a plain one. Returns lines for the log, saying what was done. Raises
+    patch model gives its body to a plain one. Returns also lines for the log, saying what was done. Raises
     CheckpointError when bodies differ, or weights are missing, unexpected or of the wrong shape. Paper:
     Section 3.2, Appendix B.1.1
     """
@@ -193,10 +193,20 @@ def transfer(
     refuse("the weights belong to another model", {"configuration": differing})
     body = {name: tensor for name, tensor in source_state.items() if not _in_head(name)}
     body, lines = resized(model, source_config, body, method)
-    head = source_state if keeps_head else model.state_dict()
-    load_state(model, body | {name: tensor for name, tensor in head.items() if _in_head(name)})
     said = "stored head kept" if keeps_head else _head_line(source_state, target)
-    return [f"body: {count_text(len(body), 'tensor')} loaded", *lines, said]
+    lines = [f"body: {count_text(len(body), 'tensor')} loaded", *lines, said]
+    fresh = {name: tensor for name, tensor in model.state_dict().items() if _in_head(name)}
+    if keeps_head:
+        body |= {name: tensor for name, tensor in source_state.items() if _in_head(name)}
+    check_state(fresh | body, model.state_dict())
+    return body, lines
+
+
+def transfer(model: Model, config: Config, state: Mapping[str, Tensor], **how: Any) -> list[str]:
+    """Load what `transferred` returns into `model`, and return its lines."""
+    body, lines = transferred(model, config, state, **how)
+    model.load_state_dict(body, strict=False)  # which has its head
+    return lines
 
 
 def _in_head(name: str) -> bool:

@@ -129,7 +129,7 @@ def adapt(
             rows = layer.out_features // stacked(own)
             adapters = {name: Adapter(layer.in_features, rows, rank, dropout) for name in own}
             for name, adapter in adapters.items():
-                adapter.to(layer.weight)
+                adapter.to(layer.weight.dtype)  # on the CPU, also where the weights are read later
                 stream = seed, number, list(LORA_TARGETS).index(name)
                 draw(adapter.a, _uniform, np.random.default_rng(stream))
                 zero(adapter.b)

@@ -54,7 +54,7 @@ def test_loaded_model__at_another_size_only_the_position_embedding_changes(pretr
 
 def test_transferred_model__zero_head_or_fresh_weights(pretrained: Path) -> None:
     weights = find_weights(str(pretrained)).weights
-    model, lines = transferred_model(
+    model, start, lines = transferred_model(
         weights,
         StartWeights(),
         num_classes=4,
@@ -64,13 +64,14 @@ def test_transferred_model__zero_head_or_fresh_weights(pretrained: Path) -> None
         seed=0,
         dtype=torch.float64,
     )
+    assert not start  # loaded
     assert model.config.representation_size == 0
     assert (model.config.dropout, model.config.drop_path) == (0.1, 0.2)
     state = model.state_dict()
     assert state["head.weight"].abs().max() == 0 == state["head.bias"].abs().max()
     assert torch.equal(model.state_dict()["position_embedding"], weights.state["position_embedding"])
     assert any("head and pre-logits dropped, new zero head with 4 classes" in line for line in lines)
-    random, lines = transferred_model(
+    random, _, lines = transferred_model(
         weights,
         StartWeights(initialise="random"),
         num_classes=4,

@@ -8,15 +8,16 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitctl.data.images.transforms import EvalTransform, fill_colour
 from vitctl.data.source.views import Source
 from vitctl.engine.agreement import check_inputs
 from vitctl.engine.journal import RECIPE, Journal
-from vitctl.engine.runtime import Runtime
+from vitctl.engine.runtime import Runtime, raised_on_all
 from vitctl.errors import CheckpointError, RecipeError, explaining
 from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, weights_place
-from vitctl.models.build import Model, build, load_state, resized, transfer
+from vitctl.models.build import Model, build, load_state, resized, transferred
 from vitctl.models.variants import Config, downstream, with_classifier
 from vitctl.models.weights.licence import USUALLY_DINOV3, licence_sentence
 from vitctl.models.weights.meta import (
@@ -27,7 +28,7 @@ from vitctl.models.weights.meta import (
     require_meta,
     stored_temperature,
 )
-from vitctl.models.weights.weights_file import Weights, read_weights
+from vitctl.models.weights.weights_file import Weights, check_numbers, read_weights
 from vitctl.recipe.images import OBJECTNET_RESIZE, OBJECTNET_SIZE, StoredTransform, check_letterbox
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Finetune, FrozenRecipe, Vtab
 from vitctl.recipe.sections import StartWeights
@@ -75,6 +76,7 @@ def find_weights(
     model: str = "",
     job: str = "",
     given: Mapping[str, Any] = MappingProxyType({}),
+    later: bool = False,
 ) -> FoundWeights:
     """Find the weights that a recipe's [weights] means.
 
@@ -86,6 +88,7 @@ def find_weights(
         model: name of the model, for what a foreign file's shapes cannot tell.
         job: that takes them, which decides what "newest" is, see `newest_run`.
         given: values that replace recorded or assumed ones, by the names of `assumed.KEYS`.
+        later: see `read_weights`.
 
     Raises:
         CheckpointError: there are none; the message says where vitctl looked.
@@ -94,7 +97,8 @@ def find_weights(
     path, chosen = place, ChosenWeights()
     if isinstance(place, Path):
         path, chosen = choose_weights(place, which, pinned=pinned)
-    return _given(FoundWeights(str(path), read_weights(str(path), model=model or None), chosen), given, job)
+    weights = read_weights(str(path), model=model or None, later=later)
+    return _given(FoundWeights(str(path), weights, chosen), given, job)
 
 
 def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeights:
@@ -156,7 +160,7 @@ def scored_weights(recipe: Evaluate) -> FoundWeights:
     return _check_meta(weights_of(recipe), ("image_size", "eval_method", "eval_resize", "resample"))
 
 
-def weights_of(recipe: WeightsRecipe) -> FoundWeights:
+def weights_of(recipe: WeightsRecipe, *, later: bool = False) -> FoundWeights:
     """Return the weights of a recipe, see `find_weights`."""
     wanted = recipe.weights
     found = find_weights(
@@ -166,6 +170,7 @@ def weights_of(recipe: WeightsRecipe) -> FoundWeights:
         model=wanted.model,
         job=recipe.job,
         given=_given_values(recipe),
+        later=later,
     )
     if recipe.job not in ("evaluate", "export"):
         return found
@@ -174,6 +179,25 @@ def weights_of(recipe: WeightsRecipe) -> FoundWeights:
         meta = {"temperature": temperature.temperature, "temperature_sha256": temperature.data_sha256}
         found = replace(found, weights=replace(found.weights, meta=found.weights.meta | meta))
     return found
+
+
+def checked_by_one(found: FoundWeights, runtime: Runtime) -> FoundWeights:
+    """Return weights with their digest, which the main process alone computes if they are read later.
+
+    Raises:
+        CheckpointError: a tensor is not finite; the same line on every process.
+    """
+    if not found.weights.is_later:
+        return found
+    digest = ""
+    with raised_on_all():
+        try:
+            if runtime.is_main:
+                check_numbers(found.weights.state)
+                digest = found.weights.digest
+        except CheckpointError as error:
+            raise CheckpointError(f"{found.path}: {error}") from error
+    return replace(found, weights=replace(found.weights, sha256=runtime.broadcast(digest)))
 
 
 def planned_weights(
@@ -341,12 +365,13 @@ def transferred_model(
     seed: int,
     dtype: torch.dtype,
     keeps_head: bool = False,
-) -> tuple[Model, list[str]]:
+) -> tuple[Model, dict[str, Tensor], list[str]]:
     """Return the stored body under a new zero head for `num_classes` (under its own if it `keeps_head`), or
     only its architecture with fresh weights.
 
     Returns:
-        the model, and lines that say what was done.
+        the model; of weights that are read later, on the meta device, the tensors to start from; and lines
+        that say what was done.
     """
     target = downstream(
         weights.config,
@@ -356,12 +381,15 @@ def transferred_model(
         drop_path=drop_path,
         rotary_rescale=rotary_rescale,
     )
-    model = build(target, seed=seed, dtype=dtype)
+    model = build(target, seed=seed, dtype=dtype, device="meta" if weights.is_later else "cpu")
     if text := random_in_words(wanted, seed):
-        return model, [text]
+        return model, {}, [text]
     method = weights.meta.get("position_resize", "zoom")
-    state = weights.state
-    return model, transfer(model, weights.config, state, method=method, keeps_head=keeps_head)
+    start, lines = transferred(model, weights.config, weights.state, method=method, keeps_head=keeps_head)
+    if weights.is_later:
+        return model, start, lines
+    model.load_state_dict(start, strict=False)
+    return model, {}, lines
 
 
 def check_found(runtime: Runtime, found: FoundWeights, sources: Iterable[Source]) -> None:

@@ -9,6 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, Literal
@@ -29,6 +30,7 @@ from vitctl.models.weights.header import (
     safetensors_header,
     shards_of,
 )
+from vitctl.models.weights.later import Later, now
 from vitctl.models.weights.layouts import Tensors, listed
 from vitctl.system import files
 from vitctl.system.files import WEIGHTS, WEIGHTS_GROWTH, write_text
@@ -176,6 +178,14 @@ def read_shapes(path: Path) -> Tensors:
     return _bare(path, _all(path, _shapes))
 
 
+def read_later(path: Path) -> Tensors:
+    """Return the same tensors, of which each is read alone whenever its numbers are asked for, see `Later`.
+
+    Only a torch file of the format before 1.6 is read at once.
+    """
+    return _bare(path, _all(path, _later))
+
+
 def _all(path: Path, read: Callable[[Path], Tensors]) -> Tensors:
     if path.name.endswith(INDEX):
         return _of_parts(path, read)
@@ -216,11 +226,35 @@ def _read(path: Path) -> Tensors:
 
 
 def _shapes(path: Path) -> Tensors:
-    kind = kind_of(path)
-    if kind == "torch":  # a zip archive is mapped, not read
-        return {name: tensor.to("meta") for name, tensor in _read_torch(path).items()}
-    shapes = _safetensors_shapes(path) if kind == "safetensors" else _npz_shapes(path)
-    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    read = {"safetensors": _read_safetensors, "npz": _npz_shapes, "torch": _read_torch}[kind_of(path)]
+    return {name: tensor.to("meta") for name, tensor in read(path).items()}  # files are mapped, not read
+
+
+def _later(path: Path) -> Tensors:
+    kind, before = kind_of(path), _version(path)
+    if kind == "torch" and not zipfile.is_zipfile(path):
+        return _read_torch(path)
+
+    def numbers(name: str, rows: slice) -> Any:
+        if _version(path) != before:
+            raise CheckpointError(f"{path}: changed while it was read; start again")
+        with _whole(path, f"{kind} file"):
+            # Opened each time: what stays mapped counts as memory of the process.
+            if kind == "safetensors":
+                with safe_open(path, framework="pt", device="cpu") as file:
+                    part = file.get_slice(name)
+                    return part[rows] if part.get_shape() else file.get_tensor(name)
+            if kind == "npz":
+                with np.load(path, allow_pickle=False) as archive:
+                    return now(_tensor(path, name, archive[name]), rows)
+            return now(_read_torch(path)[name], rows)
+
+    return {name: Later.of(shape, partial(numbers, name)) for name, shape in _shapes(path).items()}
+
+
+def _version(path: Path) -> tuple[int, int, int]:
+    about = path.stat()
+    return about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def _bare(path: Path, tensors: Tensors) -> Tensors:
@@ -232,20 +266,14 @@ def _bare(path: Path, tensors: Tensors) -> Tensors:
     return tensors
 
 
-def _safetensors_shapes(path: Path) -> dict[str, list[int]]:
-    header = safetensors_header(path)
-    if header is None:
-        raise CheckpointError(f"{path}: damaged or truncated safetensors file; copy it again")
-    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
-
-
 def _read_safetensors(path: Path) -> Tensors:
-    _safetensors_shapes(path)
+    if safetensors_header(path) is None:
+        raise CheckpointError(f"{path}: damaged or truncated safetensors file; copy it again")
     with _whole(path, "safetensors file"), safe_open(path, framework="pt", device="cpu") as file:
         return {name: file.get_tensor(name) for name in sorted(file.keys())}
 
 
-def _npz_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+def _npz_shapes(path: Path) -> Tensors:
     shapes, format_ = {}, np.lib.format
     with _whole(path, ".npz archive"), zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
@@ -257,7 +285,8 @@ def _npz_shapes(path: Path) -> dict[str, tuple[int, ...]]:
             is_cut = not dtype.hasobject and count * dtype.itemsize > info.file_size
             if is_cut or count >= MAX_NUMBER or any(not 0 <= side < MAX_NUMBER for side in shape):
                 raise ValueError(f"{one_line(info.filename)} has the shape {shape}")
-            shapes[info.filename.removesuffix(".npy")] = shape
+            name, one = info.filename.removesuffix(".npy"), np.empty(0, "f4" if dtype.hasobject else dtype)
+            shapes[name] = torch.empty(shape, dtype=_tensor(path, name, one).dtype, device="meta")
     return shapes
 
 

@@ -20,6 +20,7 @@ from vitctl.models.variants import Config, from_dict, to_dict, variant
 from vitctl.models.weights import google, huggingface, openclip, published, timm, torchvision
 from vitctl.models.weights.containers import (
     read_json,
+    read_later,
     read_shapes,
     read_tensors,
     save_tensors,
@@ -29,6 +30,7 @@ from vitctl.models.weights.download import BESIDE, CONFIG, FILE_NAMES, Fetch, lo
 from vitctl.models.weights.download import fetch as download
 from vitctl.models.weights.header import FORMAT, OWN_KEY, own_header
 from vitctl.models.weights.json_keys import Keys, checked
+from vitctl.models.weights.later import Later, now
 from vitctl.models.weights.layouts import (
     Beside,
     Tensors,
@@ -76,6 +78,12 @@ class Weights:
     config: Config
     state: dict[str, Tensor]
     meta: dict[str, Any]
+    sha256: str = ""  # of `state`, where it is known
+
+    @property
+    def is_later(self) -> bool:
+        """Whether the tensors are read when they are needed."""
+        return any(isinstance(tensor, Later) for tensor in self.state.values())
 
     @property
     def has_head(self) -> bool:
@@ -87,7 +95,7 @@ class Weights:
     @cached_property
     def digest(self) -> str:
         """The digest of `state`, see `weights_digest`."""
-        return weights_digest(self.state)
+        return self.sha256 or weights_digest(self.state)
 
 
 def weights_digest(state: Mapping[str, Tensor]) -> str:
@@ -96,14 +104,19 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
     """
     digest = hashlib.sha256()
     for name in sorted(state):
-        tensor = state[name].detach().cpu().contiguous()
+        tensor = now(state[name]).detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def read_weights(
-    source: str | Path, *, model: str | None = None, num_heads: int | None = None, fetch: Fetch = download
+    source: str | Path,
+    *,
+    model: str | None = None,
+    num_heads: int | None = None,
+    fetch: Fetch = download,
+    later: bool = False,
 ) -> Weights:
     """Read weights of any layout, detecting what they are from the file itself.
 
@@ -117,20 +130,22 @@ def read_weights(
             file's.
         num_heads: the number of heads alone, instead of a name.
         fetch: gets the file behind an https address.
+        later: each tensor is read when it is needed, see `Later`; whether they are finite is left to
+            `check_numbers`.
 
     Raises CheckpointError: there is no such file, it is damaged, its tensors make no known model or are not
     finite, or what is stored beside them makes no sense. Raises RecipeError: there is no such model.
     """
     named = variant(model) if model else None
     path = locate(source, fetch)
-    tensors = read_tensors(path)
+    tensors = (read_later if later else read_tensors)(path)
     ours = own_header(path)
     try:
         if ours:
             weights = _of_vitctl(ours, tensors)
         else:
             weights = _of_another(path, getattr(named, "num_heads", num_heads), tensors)
-            if "head.weight" in weights.state and not weights.state["head.weight"].any():
+            if "head.weight" in weights.state and not now(weights.state["head.weight"]).any():
                 weights.meta["head"] = "zero"
         differing = [
             f"{name} {getattr(weights.config, name, 'none')} instead of {getattr(named, name)}"
@@ -140,7 +155,8 @@ def read_weights(
         if differing:
             raise CheckpointError(f"not a {model}, it has {', '.join(differing)}")
         check_meta(weights.meta, weights.config)
-        check_numbers(weights.state)
+        if not later:
+            check_numbers(weights.state)
     except VitctlError as error:
         raise CheckpointError(f"{path}: {error}") from error
     return weights
@@ -201,7 +217,7 @@ def check_numbers(state: Mapping[str, Tensor]) -> None:
             f"{one_line(odd[0])} holds {str(state[odd[0]].dtype).removeprefix('torch.')}, should hold "
             f"floating-point numbers"
         )
-    wrong = [name for name in sorted(state) if not _is_finite(state[name])]
+    wrong = [name for name in sorted(state) if not _is_finite(now(state[name]))]
     if wrong:
         raise CheckpointError(
             f"{len(wrong)} of {len(state)} tensors hold NaN or infinities ({listed(wrong)}): the training "
