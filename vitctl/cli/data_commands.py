@@ -283,16 +283,15 @@ def index(
         str,
         typer.Option("--label-key", help="Member that is the label, e.g. target.cls or meta.json:category"),
     ] = "",
+    workers: Workers = -1,
 ) -> None:
-    """Index WebDataset shards from other programs: images jpg, png or webp, labels cls or json."""
+    """Index WebDataset shards from other programs: images jpg, png or webp, labels cls or json.
+
+    The index is the same for any number of workers. To resume an interrupted command, run it again.
+    """
     from vitctl.cli.show.console import progress_bar, say
-    from vitctl.data.shards.index import (
-        INDEX_FILE,
-        check_same_shards,
-        index_addresses,
-        index_shards,
-        link_shards,
-    )
+    from vitctl.data.shards.index import INDEX_FILE
+    from vitctl.data.shards.indexing import check_same_shards, index_addresses, index_shards, link_shards
     from vitctl.data.shards.tar import Fields
     from vitctl.data.source.locate import INDEXED, expand
     from vitctl.data.source.stores import ShardSource
@@ -316,6 +315,7 @@ def index(
         "class_names": _class_names(classes) if classes else None,
         "source": INDEXED,
         "members": Fields(image_key, label_key),
+        "workers": number_of_workers(workers),
     }
     if out is not None:
         check_same_shards(out, [place.rpartition("/")[2] for place in places])

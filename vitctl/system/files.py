@@ -7,6 +7,7 @@ import json
 import math
 import os
 import stat
+import time
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -417,6 +418,31 @@ def locked(path: Path) -> Iterator[None]:
     with open_lock(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+_LOCK_SECONDS = 5
+
+
+def lock_alone(descriptor: int, place: Path, *, error: type[VitctlError]) -> None:
+    """Lock a file or folder, or refuse; on a disk without locks do nothing.
+
+    It waits a little: processes of a killed run hold their lock until they notice.
+
+    Args:
+        descriptor: of what is locked, until it is closed.
+        place: what is written under the lock, for the message.
+        error: what is raised where another process holds the lock.
+    """
+    until = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise error(f"{place}: is being written by another process; wait for it or stop it") from None
+            time.sleep(0.1)
+        except OSError:
+            return None
 
 
 _MOST_DIGITS = 400  # floating-point numbers have fewer

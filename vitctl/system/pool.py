@@ -64,6 +64,7 @@ def run_tasks(
         return [work(task, done) for task in range(num_tasks)]
     results: dict[int, Result] = {}
     with _started_workers(work, num_tasks, min(workers, num_tasks)) as readers:
+        done(0)  # a bar that starts a thread does so after the fork
         for task, message in _messages(readers):
             if task == _USER_ERROR:
                 raise DataError(message)
@@ -85,7 +86,7 @@ def counted(progress: Progress | None, total: int) -> Done:
     def done(more: int) -> None:
         nonlocal finished
         finished += more
-        if progress and more:
+        if progress:
             progress(finished, total)
 
     return done

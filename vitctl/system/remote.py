@@ -30,6 +30,7 @@ from vitctl.system.files import HTTP_SECONDS, HTTP_SLOWEST, cache_folder, error_
 from vitctl.system.process import tell
 
 CONNECTIONS = 16
+_FILE_CONNECTIONS = 4  # for the parts of one file
 PATIENCE_SECONDS = 60.0  # with a server that answered before; not in a run
 FIRST_SECONDS = 1.5  # with one that never answered, likewise
 PAUSE_SECONDS = 0.5
@@ -170,10 +171,36 @@ def read_file(
     return bytes(span.file.getvalue())
 
 
-def copy(url: str, file: IO[bytes], max_bytes: int) -> None:
-    """Write a whole remote file to a local one. Raises as `transfer`."""
-    transfer([Span(url, file=file)], max_bytes)
+def copy(
+    url: str,
+    file: IO[bytes],
+    max_bytes: int,
+    *,
+    num_bytes: int | None = None,
+    since: float | None = None,
+) -> list[Span]:
+    """Write a whole remote file to a local one, and return what was fetched. Raises as `transfer`.
+
+    Args:
+        url: of the file.
+        file: open for writing; at its end on return.
+        max_bytes: upper limit on the size.
+        num_bytes: size of the file, which is fetched in parts then; None: not known.
+        since: as for `transfer`.
+    """
+    if (num_bytes or 0) > max_bytes:
+        raise _too_large(url, max_bytes)
+    starts = range(0, num_bytes or 0, PART_BYTES)
+    parts = [Span(url, at, min(at + PART_BYTES, num_bytes or 0), file, at) for at in starts]
+    try:
+        transfer(parts, since=since, connections=_FILE_CONNECTIONS)
+    except NoRangesError:
+        parts = []
+    if not parts:
+        parts = [Span(url, 0, num_bytes, file)]
+        transfer(parts, max_bytes, since=since)
     file.seek(0, os.SEEK_END)
+    return parts
 
 
 def transfer(
@@ -407,7 +434,10 @@ async def _from_fsspec(_session: Any, span: Span) -> AsyncIterator[Response]:
         except Exception as error:  # each file system has its own types, also for dropped connections
             raise TransientError(error_text(error)) from None
 
-    size = int((await call("info"))["size"]) if span.stop is None else None
+    size = None
+    if span.stop is None or not span.start:
+        about = await call("info")
+        size, span.etag = int(about["size"]), str(about.get("ETag", about.get("etag", "")))
     first, end = span.start + span.done, span.stop or size or 0
 
     async def chunks() -> AsyncIterator[bytes]:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.data.server import Faults, serving
-from vitctl.data.shards import cache as shard_cache
 from vitctl.data.shards.cache import ShardCache
 from vitctl.errors import DataError
 from vitctl.system import remote
@@ -125,7 +124,7 @@ def _fetch_and_hang(cache: ShardCache, url: str, shard: tuple[str, int, str]) ->
         spans[0].file.flush()
         time.sleep(60)
 
-    shard_cache.transfer = half  # type: ignore[assignment]
+    remote.transfer = half  # type: ignore[assignment]
     read(cache, url, shard)
 
 

@@ -10,7 +10,8 @@ import webdataset
 
 from tests.data.conftest import store
 from tests.data.old_index import forget_tables
-from vitctl.data.shards.index import Index, find_splits, index_shards, read_index
+from vitctl.data.shards.index import Index, find_splits, read_index
+from vitctl.data.shards.indexing import index_shards
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item
 from vitctl.errors import DataError

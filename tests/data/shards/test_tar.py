@@ -19,7 +19,8 @@ from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expan
 from tests.data.conftest import CLASSES, make_items, picture, several, store
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.inspect.check_shards import verify_index
-from vitctl.data.shards.index import index_shards, read_index
+from vitctl.data.shards.index import read_index
+from vitctl.data.shards.indexing import index_shards
 from vitctl.data.shards.tar import (
     Fields,
     ShardWriter,

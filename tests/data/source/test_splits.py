@@ -17,7 +17,8 @@ from tests.data.old_index import forget_tables
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.inspect.check_shards import unused_files
-from vitctl.data.shards.index import Index, index_shards
+from vitctl.data.shards.index import Index
+from vitctl.data.shards.indexing import index_shards
 from vitctl.data.source.splits import (
     FILE,
     _of_each_class,

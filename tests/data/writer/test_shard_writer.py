@@ -15,7 +15,7 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 from tests.data.conftest import CLASSES, make_items, picture, several, store
 from vitctl.data.images.decode import Reencode
 from vitctl.data.images.image_types import image_extension
-from vitctl.data.shards.index import index_shards
+from vitctl.data.shards.indexing import index_shards
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item, Originals
 from vitctl.data.writer.shard_writer import write_originals, write_split
@@ -192,7 +192,7 @@ def test_write_split__what_is_there_whole_stays_and_anything_else_is_refused(
 def test_write_split__two_writers_do_not_share_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitctl.data.writer.shard_writer._LOCK_SECONDS", 0)
+    monkeypatch.setattr("vitctl.system.files._LOCK_SECONDS", 0)
 
     def again() -> bytes:
         with pytest.raises(DataError, match="train: is being written by another process; wait for it or"):

@@ -203,7 +203,7 @@ def _opened_shard(index: Index, number: int, *, fetch: bool) -> Iterator[Index]:
         return
     with tempfile.TemporaryDirectory(prefix="vitctl-check-") as folder:
         with (Path(folder) / shard.name).open("wb") as file:
-            copy(own.address(0), file, shard.num_bytes)
+            copy(own.address(0), file, shard.num_bytes, num_bytes=shard.num_bytes)
         yield replace(own, folder=Path(folder), base="", shards=(replace(shard, url=""),))
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from vitctl.errors import DataError
 from vitctl.system.files import atomic_write, locked, open_lock
-from vitctl.system.remote import PART_BYTES, NoRangesError, Span, transfer
+from vitctl.system.remote import copy
 
 _ABANDONED_SECONDS = 3600
 _TRIES = 3
-_CONNECTIONS = 4  # for the parts of one shard
 
 
 @dataclass(frozen=True)
@@ -95,13 +94,7 @@ class ShardCache:
         with locked(self.folder / "locks" / "room"):
             self._evict(num_bytes)
         with atomic_write(target) as aside, aside.open("r+b") as file:
-            starts = range(0, num_bytes, PART_BYTES)
-            parts = [Span(url, at, min(at + PART_BYTES, num_bytes), file, at) for at in starts]
-            try:
-                transfer(parts, since=since, connections=_CONNECTIONS)
-            except NoRangesError:
-                parts = [Span(url, 0, num_bytes, file)]
-                transfer(parts, since=since)
+            parts = copy(url, file, self.max_bytes, num_bytes=num_bytes, since=since)
             file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             size = parts[0].head.num_bytes or num_bytes

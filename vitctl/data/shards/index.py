@@ -11,36 +11,34 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from tokenize import TokenError
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
-from vitctl.data.shards.tar import ROW, Fields, Scan, padded, read_shard
+from vitctl.data.shards.tar import ROW, Fields, Scan, padded
 from vitctl.errors import DataError
 from vitctl.system.address import without_queries
 from vitctl.system.files import (
     CLASSES,
     INDEX,
-    SHARD,
     atomic_write,
     error_text,
     open_regular,
     parse_json,
     read_bytes,
-    read_json,
     write_text,
 )
 from vitctl.system.process import is_main_process
-from vitctl.system.remote import check_address, copy
-from vitctl.system.text import breaks_line, count_text, escaped_json, one_line
+from vitctl.system.remote import check_address
+from vitctl.system.text import breaks_line, escaped_json, one_line
 
 FORMAT = "vitctl-index/1"
 INDEX_FILE, SAMPLES, LABELS = "index.json", "samples.npy", "labels.npy"
@@ -403,135 +401,75 @@ def _mapped(path: Path) -> np.ndarray:
     return table.view(_Mapped) if isinstance(table, np.memmap) else table
 
 
-# Writing the index of shards that were just written, of those of other programs, and of remote shards
-
-_ANY = Fields()
-Progress = Callable[[int, int], None] | None
-
-
-def index_shards(
-    paths: Sequence[Path],
-    *,
-    class_names: Sequence[str] | None = None,
-    source: str = "",
-    members: Fields = _ANY,
-    progress: Progress = None,
-) -> Index:
-    """Write `index.json` and `samples.npy` for WebDataset shards, made by any program.
-
-    Args:
-        paths: the shards of one split, all in one folder; their order becomes the storage order.
-        class_names: in label order; None: the names embedded in the shards, else the class numbers.
-        source: provenance of the images, as text.
-        members: which members of a sample are its image and its label, where the default extensions do not
-            apply.
-        progress: called with (shards done, total number of shards).
-
-    Raises:
-        DataError: a shard is damaged or unsafe, a sample lacks a field, a label has no class name.
-    """
-    num_folders = len({path.parent for path in paths})
-    if num_folders != 1:
-        raise DataError(f"{len(paths)} shards in {num_folders} folders, should be in one")
-    scans = []
-    for path in paths:
-        scans.append(read_shard(path, members))
-        if progress:
-            progress(len(scans), len(paths))
-    return write_index(paths, scans, class_names=class_names, source=source, members=members)
-
-
-def index_addresses(
-    urls: Sequence[str],
-    out: Path,
-    *,
-    class_names: Sequence[str] | None = None,
-    source: str = "",
-    members: Fields = _ANY,
-    progress: Progress = None,
-) -> Index:
-    """Write the index of remote WebDataset shards to a local folder. Each shard is read once and not stored.
-
-    Args:
-        urls: URLs of the shards of one split; their order becomes the storage order.
-        out: folder that gets `index.json` and `samples.npy`.
-        class_names, source, members, progress: as for `index_shards`.
-
-    Raises:
-        DataError: as `index_shards`; or a URL is refused, two shards share a name, a shard cannot be fetched.
-    """
-    urls = without_queries(*urls, error=DataError)
-    names = [url.rpartition("/")[2] for url in urls]
-    if not urls or len(set(names)) < len(names):
-        raise DataError(
-            f"{count_text(len(urls), 'address', 'addresses')} with "
-            f"{count_text(len(set(names)), 'file name')}; each shard needs a different one"
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    scans, shards = [], []
-    for url, name in zip(urls, names, strict=True):
-        with tempfile.NamedTemporaryFile(prefix=".shard.", suffix=".partial", dir=out) as file:
-            try:
-                copy(url, file, SHARD.limit)
-                file.flush()
-                scan = read_shard(Path(file.name), members)
-            except DataError as error:
-                raise DataError(str(error).replace(file.name, url)) from None
-            scans.append(scan)
-            shards.append(Shard(name, len(scan.rows), file.tell(), scan.sha256, url))
-        if progress:
-            progress(len(scans), len(urls))
-    return _write(out, shards, scans, class_names, source, members)
+# Writing an index
 
 
 def write_index(
-    paths: Sequence[Path],
-    scans: Sequence[Scan],
-    *,
-    class_names: Sequence[str] | None = None,
-    source: str = "",
-    members: Fields = _ANY,
-) -> Index:
-    """Write the index of shards that were scanned already; see `index_shards`.
-
-    Multiple labels go to `labels.npy`.
-    """
-    shards = [
-        Shard(path.name, len(scan.rows), path.stat().st_size, scan.sha256)
-        for path, scan in zip(paths, scans, strict=True)
-    ]
-    return _write(paths[0].parent, shards, scans, class_names, source, members)
-
-
-def _write(
     folder: Path,
     shards: Sequence[Shard],
-    scans: Sequence[Scan],
-    class_names: Sequence[str] | None,
-    source: str,
-    members: Fields,
+    scans: Iterable[Scan],
+    *,
+    width: int,
+    class_names: Sequence[str] | None = None,
+    source: str = "",
+    members: Fields = Fields(),
 ) -> Index:
-    rows, labels = np.concatenate([scan.rows for scan in scans]), _joined_labels(scans)
-    if not len(rows):
+    """Write `index.json`, `samples.npy`, and `labels.npy` where samples have several labels.
+
+    Args:
+        folder: that gets the files.
+        shards: in storage order.
+        scans: of the shards, read one after another.
+        width: most labels of a sample, see `Scan.width`.
+        class_names, source, members: as for `index_shards`.
+
+    Raises:
+        DataError: there are no samples, or a label has no class name.
+    """
+    num_samples = sum(shard.num_samples for shard in shards)
+    if not num_samples:
         raise DataError(f"{folder}: the shards hold no samples")
+    shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {SAMPLES: ((num_samples,), ROW)}
+    if width:
+        shapes[LABELS] = (num_samples, width), np.dtype("<i4")
+    highest, missing, embedded = -1, 0, set[tuple[str, ...]]()
+    with ExitStack() as opened:
+        files = {name: opened.enter_context(_new_table(folder / name, *shapes[name])) for name in shapes}
+        for scan in scans:
+            labels = scan.rows["label"] if scan.labels is None else scan.labels
+            files[SAMPLES].write(scan.rows.tobytes())
+            if width:
+                files[LABELS].write(padded(labels, width).astype("<i4").tobytes())
+            highest = max(highest, int(labels.max(initial=-1)))
+            missing += int((~has_label(labels)).sum())
+            embedded.add(scan.class_names)
+        names = _class_names(folder, highest, embedded, class_names)
     fields: dict[str, Any] = {
         "format": FORMAT,
-        "class_names": _class_names(folder, rows["label"] if labels is None else labels, scans, class_names),
-        "num_samples": len(rows),
+        "class_names": names,
+        "num_samples": num_samples,
         "shards": [{key: value for key, value in asdict(shard).items() if value != ""} for shard in shards],
         "source": source,
+        **({} if members == Fields() else {"members": asdict(members)}),
+        "tables": {
+            name: {"num_bytes": (folder / name).stat().st_size, "sha256": table_sha256(folder / name)}
+            for name in shapes
+        },
+        **({"max_labels": width} if width else {}),
+        "labels": {"missing": missing, "outside": 0},  # a scan refuses others
     }
-    if members != _ANY:
-        fields["members"] = asdict(members)
-    fields["tables"] = {SAMPLES: write_table(folder / SAMPLES, rows)}
-    if labels is not None:
-        fields["max_labels"] = labels.shape[1]
-        fields["tables"][LABELS] = write_table(folder / LABELS, labels)
-    wrong = wrong_labels(rows["label"] if labels is None else labels, len(fields["class_names"]))
-    fields["labels"] = {"missing": int(wrong[0].sum()), "outside": int(wrong[1].sum())}
     text = escaped_json(json.dumps(fields, indent=1, ensure_ascii=False))
     write_text(folder / INDEX_FILE, text + "\n")
     return read_index(folder)
+
+
+@contextmanager
+def _new_table(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[IO[bytes]]:
+    """Write a table atomically: yields a file behind whose header the rows are written."""
+    with atomic_write(path) as aside, aside.open("wb") as file:
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        yield file
 
 
 def wrong_labels(labels: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -554,30 +492,15 @@ def has_label(labels: np.ndarray) -> np.ndarray:
     return np.asarray(labels >= 0 if labels.ndim == 1 else (labels >= 0).any(axis=1))
 
 
-def write_table(path: Path, rows: np.ndarray) -> dict[str, Any]:
-    """Write a table atomically; returns what the index records of it: num_bytes and sha256."""
-    with atomic_write(path) as aside, aside.open("wb") as file:
-        np.save(file, rows, allow_pickle=False)
-    return {"num_bytes": path.stat().st_size, "sha256": table_sha256(path)}
-
-
-def _joined_labels(scans: Sequence[Scan]) -> np.ndarray | None:
-    if all(scan.labels is None for scan in scans):
-        return None
-    width = max(1 if scan.labels is None else scan.labels.shape[1] for scan in scans)
-    tables = [scan.rows["label"] if scan.labels is None else scan.labels for scan in scans]
-    return np.concatenate([padded(table, width) for table in tables]).astype(np.int32)
-
-
 def _class_names(
-    folder: Path, labels: np.ndarray, scans: Sequence[Scan], names: Sequence[str] | None
+    folder: Path, highest: int, embedded: set[tuple[str, ...]], names: Sequence[str] | None
 ) -> list[str]:
     """Return the given class names, else those embedded in the shards, else the class numbers.
 
     Raises:
-        DataError: the shards hold different names, a label has no name, or a name occurs twice.
+        DataError: the shards hold different names, the highest label has no name, or a name occurs twice.
     """
-    needed, embedded = max(int(labels.max()) + 1, 1), {scan.class_names for scan in scans}
+    needed = max(highest + 1, 1)
     if names is None and len(embedded) > 1:
         raise DataError(
             f"{folder}: the shards hold {len(embedded)} different lists of class names; give one with "
@@ -593,54 +516,3 @@ def _class_names(
     if len(set(names)) < len(names):
         raise DataError(f"{folder}: class name {Counter(names).most_common(1)[0][0]!r} occurs twice")
     return names
-
-
-def check_same_shards(out: Path, names: Sequence[str]) -> None:
-    """Check that writing an index does not replace the index of other shards.
-
-    Args:
-        out: folder of the new index.
-        names: of the shards in the new index.
-
-    Raises:
-        DataError: the folder holds an index that lists other shards.
-    """
-    path = out / INDEX_FILE
-    if not path.exists():
-        return
-    fields = read_json(path, INDEX.limit, error=DataError)
-    listed = fields.get("shards") if isinstance(fields, dict) else None
-    shards = listed if isinstance(listed, list) else []
-    others = {str(shard.get("name")) for shard in shards if isinstance(shard, dict)} - set(names)
-    if others:
-        raise DataError(
-            f"{path}: is the index of other shards ({one_line(min(others))}) and would be replaced; choose "
-            f"another folder with --out"
-        )
-
-
-def link_shards(paths: Sequence[Path], out: Path) -> list[Path]:
-    """Create symbolic links to shards in a folder, for an index that is not stored beside them.
-
-    Raises:
-        DataError: two shards have the same name, or another file of that name exists.
-    """
-    names = Counter(path.name for path in paths)
-    name, count = names.most_common(1)[0]
-    if count > 1:
-        raise DataError(
-            f"{count_text(len(paths), 'shard')}, two of them called {name}; give the shards of one "
-            f"split, each with a "
-            f"different name"
-        )
-    missing = []
-    for path in paths:
-        link = out / path.name
-        if not link.exists() and not link.is_symlink():
-            missing.append((link, path))
-        elif not (link.exists() and link.samefile(path)):
-            raise DataError(f"{link}: exists already and is not {path}; choose another folder with --out")
-    out.mkdir(parents=True, exist_ok=True)
-    for link, path in missing:
-        link.symlink_to(path.resolve())
-    return [out / path.name for path in paths]

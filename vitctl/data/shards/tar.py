@@ -324,13 +324,20 @@ class Scan:
         rows: structured `[n]` of dtype `ROW`, in shard order; of several labels it holds the first.
         labels: int32 `[n, L]`, padded with -1; None when every sample has one label given as one number.
         sha256: of the file, in hex.
+        num_bytes: of the file.
         class_names: embedded in the shard, in label order; empty where the shard has none.
     """
 
     rows: np.ndarray
     labels: np.ndarray | None
     sha256: str
+    num_bytes: int
     class_names: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Most labels of a sample; 0 where each has one, given as one number."""
+        return 0 if self.labels is None else self.labels.shape[1]
 
 
 def read_shard(path: Path, fields: Fields = Fields()) -> Scan:
@@ -353,7 +360,7 @@ def read_shard(path: Path, fields: Fields = Fields()) -> Scan:
                 samples = [(_row(path, sample), sample) for sample in _samples(path, tar, fields)]
                 class_names = stored_names(tar)
             file.seek(0)
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest, num_bytes = hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
     except tarfile.TarError as error:
         raise DataError(f"{path}: not a complete, uncompressed tar file ({error})") from None
     except OSError as error:
@@ -361,7 +368,7 @@ def read_shard(path: Path, fields: Fields = Fields()) -> Scan:
     labels = None
     if any(sample.label is None for _, sample in samples):
         labels = pad_labels([_labels(sample) or () for _, sample in samples])
-    return Scan(np.array([row for row, _ in samples], ROW), labels, digest, class_names)
+    return Scan(np.array([row for row, _ in samples], ROW), labels, digest, num_bytes, class_names)
 
 
 def padded(labels: np.ndarray, width: int) -> np.ndarray:

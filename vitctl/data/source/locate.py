@@ -21,7 +21,8 @@ import numpy as np
 from braceexpand import braceexpand
 
 from vitctl.data.shards.cache import ShardCache
-from vitctl.data.shards.index import INDEX_FILE, find_splits, index_shards, link_shards, table_limits
+from vitctl.data.shards.index import INDEX_FILE, find_splits, table_limits
+from vitctl.data.shards.indexing import index_shards, link_shards
 from vitctl.data.source.rows import Ranges
 from vitctl.data.source.splits import ROLES, read_exclusion, without_excluded
 from vitctl.data.source.stores import ShardSource, open_index
@@ -40,6 +41,7 @@ from vitctl.system.files import (
     write_bytes,
     write_text,
 )
+from vitctl.system.pool import default_workers
 from vitctl.system.process import START
 from vitctl.system.remote import (
     FIRST_SECONDS,
@@ -374,7 +376,7 @@ def _index(folder: Path, paths: Sequence[Path]) -> None:
     )
     try:
         local = paths if paths[0].parent == folder else link_shards(paths, folder)
-        index = index_shards(local, source=INDEXED)
+        index = index_shards(local, source=INDEXED, workers=default_workers())
         seconds = time.monotonic() - began
         classes = count_text(len(index.class_names), "class", "classes")
         unlabelled = len(unlabelled_samples(ShardSource(index)))

@@ -1,11 +1,9 @@
 """Writes a split as shards: images unchanged, shuffled once; the shards are reproducible byte for byte."""
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,13 +14,13 @@ import numpy as np
 
 from vitctl.data.images.decode import BadSample, Reencode
 from vitctl.data.images.image_types import image_extension
-from vitctl.data.shards.index import INDEX_FILE, Index, read_index, write_index
+from vitctl.data.shards.index import INDEX_FILE, Index, Shard, read_index, write_index
 from vitctl.data.shards.tar import ROW, Scan, ShardWriter, escape_key, names_header, pad_labels, read_shard
 from vitctl.data.source.order import Order
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item, Originals, read_item
 from vitctl.errors import DataError
-from vitctl.system.files import IMAGE_FILE, atomic_write, inside, no_links, write_text
+from vitctl.system.files import IMAGE_FILE, atomic_write, inside, lock_alone, no_links, write_text
 from vitctl.system.pool import Done, Progress, counted, run_each, run_tasks
 from vitctl.system.text import breaks_line, one_line
 
@@ -33,7 +31,6 @@ _BLOCK = 512
 _END_BYTES = 10_240  # tar files are padded to whole records
 _HELD_BYTES = 256 * 2**20
 _IMAGES_PER_TASK = 256
-_LOCK_SECONDS = 5
 
 
 def write_split(
@@ -97,8 +94,13 @@ def write_split(
         _prepare_folder(aside, plan, note)
         scans = run_tasks(job.shard, plan.num_shards, workers=workers, done=count)
         write_index(
-            [job.path(shard) for shard in range(plan.num_shards)],
+            aside,
+            [
+                Shard(job.path(number).name, len(scan.rows), scan.num_bytes, scan.sha256)
+                for number, scan in enumerate(scans)
+            ],
             scans,
+            width=max(scan.width for scan in scans),
             class_names=class_names,
             source=source,
         )
@@ -257,7 +259,8 @@ class _Job:
                 rows.append((header, begin - header, len(data), first))
                 done(1)
         several = any(isinstance(self.items[number].label, tuple) for number in numbers)
-        return Scan(np.array(rows, ROW), table if several else None, writer.sha256, self.class_names)
+        labels = table if several else None
+        return Scan(np.array(rows, ROW), labels, writer.sha256, writer.num_bytes, self.class_names)
 
     def _image(self, item: Item, number: int) -> tuple[str, bytes]:
         data = self.held[number] if number in self.held else read_item(item)
@@ -334,7 +337,7 @@ def _own_folder(out: Path) -> Iterator[Path]:
     aside.mkdir(parents=True, exist_ok=True)
     descriptor = no_links(str(aside), os.O_RDONLY | os.O_DIRECTORY)
     try:
-        _lock(descriptor, out)
+        lock_alone(descriptor, out, error=DataError)
         try:
             yield aside
         finally:
@@ -342,20 +345,6 @@ def _own_folder(out: Path) -> Iterator[Path]:
                 aside.rmdir()
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, out: Path) -> None:
-    """Lock the folder. Wait a little: processes of a killed run hold their lock until they notice."""
-    until = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            if time.monotonic() > until:
-                raise DataError(
-                    f"{out}: is being written by another process; wait for it or stop it"
-                ) from None
-            time.sleep(0.1)
 
 
 def _measure(items: Sequence[Item], workers: int, done: Done) -> tuple[np.ndarray, dict[int, bytes]]:

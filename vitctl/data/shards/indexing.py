@@ -1,0 +1,257 @@
+"""Indexing of shards from any program, by several processes.
+
+The scan of each shard is kept in a file until the index is written, so that an interrupted command continues
+after the shards that it has read.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vitctl.data.shards.index import INDEX_FILE, Index, Shard, write_index
+from vitctl.data.shards.tar import Fields, Scan, read_shard
+from vitctl.errors import DataError
+from vitctl.system.address import without_queries
+from vitctl.system.files import (
+    INDEX,
+    SHARD,
+    atomic_write,
+    lock_alone,
+    open_lock,
+    open_regular,
+    parsing,
+    read_json,
+)
+from vitctl.system.pool import Done, Progress, counted, run_tasks
+from vitctl.system.remote import Span, copy, is_remote, transfer
+from vitctl.system.text import count_text, one_line
+
+_PARTS, _ANY = ".index.partial", "*.npz"
+
+
+def index_shards(
+    paths: Sequence[Path],
+    *,
+    class_names: Sequence[str] | None = None,
+    source: str = "",
+    members: Fields = Fields(),
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Index:
+    """Write `index.json` and `samples.npy` for WebDataset shards, made by any program.
+
+    The files are the same for any number of workers, and after any interruption.
+
+    Args:
+        paths: the shards of one split, all in one folder; their order becomes the storage order.
+        class_names: in label order; None: the names embedded in the shards, else the class numbers.
+        source: provenance of the images, as text.
+        members: which members of a sample are its image and its label, where the default extensions do not
+            apply.
+        workers: processes that read different shards; 0: this one reads them all.
+        progress: called with (shards done, total number of shards).
+
+    Raises:
+        DataError: a shard is damaged or unsafe, a sample lacks a field, a label has no class name, or another
+            process writes the same index.
+    """
+    num_folders = len({path.parent for path in paths})
+    if num_folders != 1:
+        raise DataError(f"{len(paths)} shards in {num_folders} folders, should be in one")
+    places = list(map(str, paths))
+    return _index(paths[0].parent, places, class_names, source, members, workers, progress)
+
+
+def index_addresses(
+    urls: Sequence[str],
+    out: Path,
+    *,
+    class_names: Sequence[str] | None = None,
+    source: str = "",
+    members: Fields = Fields(),
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Index:
+    """Write the index of remote WebDataset shards to a local folder. Each shard is read once and not stored.
+
+    Args:
+        urls: URLs of the shards of one split; their order becomes the storage order.
+        out: folder that gets `index.json` and `samples.npy`.
+        class_names, source, members, workers, progress: as for `index_shards`.
+
+    Raises:
+        DataError: as `index_shards`; or a URL is refused, two shards share a name, a shard cannot be fetched.
+    """
+    urls = without_queries(*urls, error=DataError)
+    names = {url.rpartition("/")[2] for url in urls}
+    if not urls or len(names) < len(urls):
+        raise DataError(
+            f"{count_text(len(urls), 'address', 'addresses')} with "
+            f"{count_text(len(names), 'file name')}; each shard needs a different one"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    return _index(out, urls, class_names, source, members, workers, progress)
+
+
+def _index(
+    folder: Path,
+    places: Sequence[str],
+    class_names: Sequence[str] | None,
+    source: str,
+    members: Fields,
+    workers: int,
+    progress: Progress | None,
+) -> Index:
+    parts = folder / _PARTS
+    parts.mkdir(exist_ok=True)
+    job, count = _Job(parts, places, members), counted(progress, len(places))
+    with open_lock(parts / "lock") as lock:
+        lock_alone(lock.fileno(), folder, error=DataError)
+        for left in parts.glob(".*.partial"):  # of a process that was killed
+            left.unlink()
+        try:
+            scanned = run_tasks(job.scan, len(places), workers=workers, done=count)
+            index = write_index(
+                folder,
+                [shard for shard, _, _ in scanned],
+                (_load(part) for _, _, part in scanned),
+                width=max(width for _, width, _ in scanned),
+                class_names=class_names,
+                source=source,
+                members=members,
+            )
+            for part in parts.glob(_ANY):
+                part.unlink()
+            return index
+        finally:
+            if not any(parts.glob(_ANY)):
+                shutil.rmtree(parts, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Scans shards, each once: the scans are kept in files.
+
+    Args:
+        parts: folder of these files.
+        places: paths or URLs of the shards.
+        members: see `index_shards`.
+    """
+
+    parts: Path
+    places: Sequence[str]
+    members: Fields
+
+    def scan(self, number: int, done: Done) -> tuple[Shard, int, Path]:
+        """Scan a shard, unless that was done since it changed last.
+
+        Returns:
+            its entry in the index, the width of its labels, and the file that holds the scan.
+        """
+        place, url = self.places[number], ""
+        if is_remote(place):
+            url, first = place, Span(place, 0, 1)
+            transfer([first])
+            state = [first.head.num_bytes or time.time_ns(), first.etag]
+        else:
+            with open_regular(Path(place), error=DataError) as file:
+                now = os.fstat(file.fileno())
+            state = [now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns]
+        name = place.rpartition("/")[2]
+        key = json.dumps([url or name, state, asdict(self.members)])
+        part = self.parts / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"
+        try:
+            scan = _load(part)
+        except (DataError, OSError):  # missing, or damaged by a power failure
+            scan = self._fetched(first) if url else read_shard(Path(place), self.members)
+            _save(part, scan)
+        done(1)
+        return Shard(name, len(scan.rows), scan.num_bytes, scan.sha256, url), scan.width, part
+
+    def _fetched(self, first: Span) -> Scan:
+        """Fetch and scan a remote shard, of which the first byte was fetched already."""
+        version = first.etag, first.head.num_bytes
+        with tempfile.NamedTemporaryFile(prefix=".shard.", suffix=".partial", dir=self.parts) as file:
+            try:
+                spans = copy(first.url, file, SHARD.limit, num_bytes=version[1])
+                file.flush()
+                if {(one.etag or version[0], one.head.num_bytes or version[1]) for one in spans} != {version}:
+                    raise DataError(f"{first.url}: changed while it was read; type the same line again")
+                return read_shard(Path(file.name), self.members)
+            except DataError as error:
+                raise DataError(str(error).replace(file.name, first.url)) from None
+
+
+def _save(part: Path, scan: Scan) -> None:
+    about = json.dumps([scan.num_bytes, scan.sha256, scan.class_names]).encode()
+    arrays = {"rows": scan.rows, "about": np.frombuffer(about, np.uint8)}
+    if scan.labels is not None:
+        arrays["labels"] = scan.labels
+    with atomic_write(part, flushed=False) as aside, aside.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+
+
+def _load(part: Path) -> Scan:
+    with parsing(part, DataError), np.load(part, allow_pickle=False) as arrays:
+        num_bytes, sha256, class_names = json.loads(arrays["about"].tobytes())
+        return Scan(arrays["rows"], arrays.get("labels"), sha256, num_bytes, tuple(class_names))
+
+
+def check_same_shards(out: Path, names: Sequence[str]) -> None:
+    """Check that writing an index does not replace the index of other shards.
+
+    Args:
+        out: folder of the new index.
+        names: of the shards in the new index.
+
+    Raises:
+        DataError: the folder holds an index that lists other shards.
+    """
+    path = out / INDEX_FILE
+    if not path.exists():
+        return
+    fields = read_json(path, INDEX.limit, error=DataError)
+    listed = fields.get("shards") if isinstance(fields, dict) else None
+    shards = listed if isinstance(listed, list) else []
+    others = {str(shard.get("name")) for shard in shards if isinstance(shard, dict)} - set(names)
+    if others:
+        raise DataError(
+            f"{path}: is the index of other shards ({one_line(min(others))}) and would be replaced; choose "
+            f"another folder with --out"
+        )
+
+
+def link_shards(paths: Sequence[Path], out: Path) -> list[Path]:
+    """Create symbolic links to shards in a folder, for an index that is not stored beside them.
+
+    Raises:
+        DataError: two shards have the same name, or another file of that name exists.
+    """
+    names = Counter(path.name for path in paths)
+    name, count = names.most_common(1)[0]
+    if count > 1:
+        raise DataError(
+            f"{count_text(len(paths), 'shard')}, two of them called {name}; give the shards of one "
+            f"split, each with a "
+            f"different name"
+        )
+    missing = []
+    for path in paths:
+        link = out / path.name
+        if not link.exists() and not link.is_symlink():
+            missing.append((link, path))
+        elif not (link.exists() and link.samefile(path)):
+            raise DataError(f"{link}: exists already and is not {path}; choose another folder with --out")
+    out.mkdir(parents=True, exist_ok=True)
+    for link, path in missing:
+        link.symlink_to(path.resolve())
+    return [out / path.name for path in paths]
