@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from multiprocessing import active_children
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from vitctl.data.loader.batches import Batch, train_batches
 from vitctl.data.loader.workers import Prefetcher, SharedMemory, Workers, oom_kills, reads_whole_shards
 from vitctl.data.shards.index import Index
 from vitctl.data.source.order import (
+    LaneOrder,
     MixtureOrder,
     Order,
     SampleOrder,
@@ -262,7 +264,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
 
 
-def shards(source: Source, order: SampleOrder, positions: range) -> set[str]:
+def shards(source: Source, order: SampleOrder, positions: Sequence[int]) -> set[str]:
     return {
         source.location(sample).rpartition("/")[2] for sample in order.at(np.array(positions))[1].tolist()
     }
@@ -313,6 +315,40 @@ def test_read_ahead__processes_share_the_shards_and_go_on_after_one_that_cannot_
         assert soon(lambda: set(fetched(faults)) == expected)
         assert soon(lambda: len(list((cache_folder() / "shards").glob("*.tar"))) == len(expected) - 1)
     assert {count for name, count in fetched(faults).items() if "000001" not in name} == {1}
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("speed", "windows", "nodes", "ahead"),
+    [
+        (0.5, 40, 1, 14),  # slow: 10 images in 20 seconds, and a window is 14
+        (3.0, 40, 1, 60),
+        (3.0, 4, 1, 42),  # the cache holds the window that is read and three more
+        (3.0, 4, 2, 60),  # and eight of the lane that this node reads, half as large
+    ],
+)
+def test_read_ahead__is_20_seconds_at_the_measured_rate(
+    make_split: MakeSplit, monkeypatch: pytest.MonkeyPatch, speed: float, windows: int, nodes: int, ahead: int
+) -> None:
+    local, faults, now = ShardSource(make_split(280)), Faults(), [1000.0]
+    size = max(shard.num_bytes for shard in local.index.shards)
+    monkeypatch.setenv("WORLD_SIZE", str(nodes))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    order: SampleOrder = WindowedOrder(280, 1, 7, 2)
+    if nodes > 1:
+        order = LaneOrder(WindowedOrder(280, 1, 7, 1), 4, nodes)  # two shards in both lanes, as above
+    with serving(local.index.folder.parent, faults) as url:
+        source = open_split("train", path=url, cache_bytes=2 * windows * size)
+        prefetcher = Prefetcher(source, order, range(4 // nodes))
+        monkeypatch.setattr(lifecycle, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        for position in range(0, 121, 4):
+            prefetcher.reach(position)
+            now[0] += 4 / speed
+        own = [position for position in range(124 + ahead) if position % 4 < 4 // nodes]
+        due = shards(local, order, own[: own.index((120 + ahead) // 4 * 4)])
+        assert soon(lambda: set(fetched(faults)) >= due)
+        assert soon(prefetcher._chunks.empty)
+    assert set(fetched(faults)) <= shards(local, order, own)  # not even a chunk more
 
 
 def test_stretch__of_every_order() -> None:

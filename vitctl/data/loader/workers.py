@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from vitctl.data.source.order import LaneOrder, SampleOrder
+from vitctl.data.source.order import LaneOrder, SampleOrder, lanes_read
 from vitctl.data.source.views import Source, fetch_ahead, split_sources
 from vitctl.errors import writing
 from vitctl.system import process, remote
@@ -223,7 +224,11 @@ def empty_images(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory
     return memory.tensor(at_once=True).view(shape).permute(0, 3, 1, 2), memory
 
 
-_CHUNKS, _PROBES = 4, 128  # a window is prefetched in chunks; in each chunk so many positions are checked
+AHEAD_SECONDS = 20.0  # of training, whose images are fetched ahead
+_CHUNKS, _PROBES = (
+    4,
+    128,
+)  # a window is prefetched in chunks; so many positions of a chunk and lane are checked
 
 
 def reads_whole_shards(source: Source) -> bool:
@@ -232,28 +237,39 @@ def reads_whole_shards(source: Source) -> bool:
 
 
 class Prefetcher:
-    """A thread that fetches the shards of the window that comes next into the cache, the first needed first.
+    """A thread that fetches the shards of the coming positions into the cache, the first needed first: those
+    of the next window, and of the next AHEAD_SECONDS at the measured rate as far as they fit into the cache.
 
     The loader processes of a node do this together: each takes the next shard that no other one is fetching.
 
     Args:
         source: to read from; it is shared between threads.
-        order: whose `window_size` is the distance.
+        order: whose `window_size` is the least distance.
         slots: with lanes, those of the global batch that this process serves; None: all slots read the same
             window.
     """
 
     def __init__(self, source: Source, order: SampleOrder, slots: range | None = None) -> None:
         self._source, self._order, self._slots = source, order, slots
-        self._chunk = max(1, order.window_size // _CHUNKS)
+        self._window = order.window_size
+        self._chunk = max(1, self._window // _CHUNKS)
+        self._most = self._window * max(1, windows_held(source, order) - 1)  # one is being read
         self._requested = 0
+        self._reached: deque[tuple[float, int]] = deque()
         self._chunks: SimpleQueue[int] = SimpleQueue()
         threading.Thread(target=self._work, name="prefetch", daemon=True).start()
 
     def reach(self, position: int) -> None:
         """Report that the loader has reached this position of the order."""
+        now = time.monotonic()
+        self._reached.append((now, position))
+        while len(self._reached) > 2 and self._reached[1][0] <= now - AHEAD_SECONDS:
+            self._reached.popleft()
+        since, first = self._reached[0]
+        coming = int((position - first) * min(1.0, AHEAD_SECONDS / max(now - since, 1e-9)))
+        until = position + max(self._window, min(coming, self._most))
         self._requested = max(self._requested, position)
-        while self._requested < position + self._order.window_size:
+        while self._requested < until:
             self._chunks.put(self._requested)
             self._requested += self._chunk
 
@@ -267,12 +283,21 @@ class Prefetcher:
         """Return the positions of a chunk at which shards are looked up: _PROBES of them in each window that
         is read at a time.
         """
-        if self._slots is None or not isinstance(self._order, LaneOrder):
-            return _spread(positions)
-        own = positions[np.isin(positions % self._order.batch_size, self._slots)]
-        lanes = self._order.lane(own)
-        return np.concatenate([_spread(own[lanes == lane]) for lane in np.unique(lanes)] or [own])
+        lanes = np.zeros(len(positions), np.int64)
+        if self._slots is not None and isinstance(self._order, LaneOrder):
+            positions = positions[np.isin(positions % self._order.batch_size, self._slots)]
+            lanes = self._order.lane(positions)
+        parts = (positions[lanes == lane] for lane in np.unique(lanes))
+        return np.concatenate([part[:: max(1, len(part) // _PROBES)] for part in parts] or [positions])
 
 
-def _spread(positions: np.ndarray) -> np.ndarray:
-    return positions[:: max(1, len(positions) // _PROBES)]
+def windows_held(source: Source, order: SampleOrder) -> int:
+    """Return how many windows of the order this node's cache holds, of the lanes that the node reads."""
+    splits = [split for split in split_sources(source) if split.index.is_remote and split.cache is not None]
+    num_bytes = sum(shard.num_bytes for split in splits for shard in split.index.shards)
+    window = order.window_size * num_bytes / sum(map(len, splits))
+    if isinstance(order, LaneOrder):
+        processes = int(os.environ.get("WORLD_SIZE", "1"))
+        nodes = -(-processes // int(os.environ.get("LOCAL_WORLD_SIZE", str(processes))))
+        window *= max(lanes_read(order.num_lanes, nodes)) / order.num_lanes
+    return int(max(split.cache.max_bytes for split in splits if split.cache is not None) / window)
