@@ -14,7 +14,7 @@ from tests.trained import CPU, do
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.writer.shard_writer import write_split
 from vitctl.engine import agreement
-from vitctl.engine.journal import LOG, STATE, read_records
+from vitctl.engine.journal import ALLOWED, LOG, STATE, read_records
 from vitctl.engine.journal import json_digest as state_digest
 from vitctl.errors import CheckpointError, LaunchError, RecipeError
 from vitctl.launch.launcher import launch
@@ -140,7 +140,7 @@ def test_resume__something_else_is_refused_and_named_unless_allowed(
 def test_resume__the_same_says_nothing(stopped: Path) -> None:
     assert "changed_on_purpose" not in resume(stopped)["provenance"]
     assert warnings(stopped) == ""
-    assert not (stopped / agreement.ALLOWED).exists()
+    assert not (stopped / ALLOWED).exists()
 
 
 def test_resume__what_was_allowed_is_not_a_licence_for_more(data: Path, stopped: Path) -> None:

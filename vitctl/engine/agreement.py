@@ -3,7 +3,7 @@
 import hashlib
 import json
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,14 @@ from vitctl.engine.checkpoint import (
     read_checkpoint,
     read_state,
 )
-from vitctl.engine.journal import TENSOR_FILES, json_digest, run_of
+from vitctl.engine.journal import ALLOWED, TENSOR_FILES, json_digest, read_allowed, run_of
 from vitctl.engine.runtime import Runtime, check_same, gather_texts, raised_on_all
 from vitctl.engine.sharding import held, is_part, is_sharded, place_of, sum_of_words, word_sum
 from vitctl.errors import CheckpointError, LaunchError
 from vitctl.models.weights.later import now
 from vitctl.recipe.neutral_keys import deciding_values, with_added
 from vitctl.recipe.schema import TrainRecipe
-from vitctl.system.files import read_json, write_json
+from vitctl.system.files import write_json
 from vitctl.system.text import typed
 
 CheckpointTensors = Mapping[str, dict[str, Tensor]]  # file of a checkpoint -> its tensors by name
@@ -285,8 +285,6 @@ def checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 KEY = "made_of"  # in state.json
-ALLOWED = "allowed.json"
-_MOST_BYTES = 2**20
 _IMAGES = {"train": "training images", "score": "images that are scored"}
 
 
@@ -351,7 +349,7 @@ class Identity:
             ) from None
         differing = identity_differences(before, self.made_of)
         root = run_of(self.folder)
-        allowed = _read_allowed(root)
+        allowed = read_allowed(root)
         if not differing or json_digest(self.made_of) in allowed["before"]:
             return ""
         words = "; ".join(text for _, text in differing)
@@ -404,21 +402,11 @@ def identity(
     return Identity(folder, made_of)
 
 
-def allow(run_dir: Path, keys: Sequence[str]) -> None:
-    """Record in RUN/allowed.json what may differ when the next launch resumes: `data`, `weights`, keys of the
-    recipe.
-
-    A change that was allowed once needs no --allow when the run resumes from the same checkpoint again.
-    """
-    if keys or (run_dir / ALLOWED).exists():
-        write_json(run_dir / ALLOWED, _read_allowed(run_dir) | {"now": list(keys)})
-
-
 def changed_on_purpose(run_dir: Path) -> dict[str, Any]:
     """Return a field for the provenance of a run that was resumed with a change: its digests and recipe are
     the final ones.
     """
-    allowed = _read_allowed(run_dir)
+    allowed = read_allowed(run_dir)
     return {"changed_on_purpose": allowed["said"] or True} if allowed["before"] else {}
 
 
@@ -477,14 +465,3 @@ def _description(source: Source) -> dict[str, Any]:
         "num_images": len(source),
         "class_names": json_digest(source.class_names),
     }
-
-
-def _read_allowed(run_dir: Path) -> dict[str, list[str]]:
-    if not (run_dir / ALLOWED).exists():
-        return {"now": [], "before": [], "said": []}
-    fields = read_json(run_dir / ALLOWED, _MOST_BYTES, error=CheckpointError)
-    if not isinstance(fields, dict) or not all(
-        isinstance(fields.get(name), list) for name in ("now", "before")
-    ):
-        raise CheckpointError(f"{run_dir / ALLOWED}: damaged, or not written by --allow; remove it")
-    return {"said": [], **fields}

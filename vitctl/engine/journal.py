@@ -29,7 +29,9 @@ from vitctl.system.files import (
     no_links,
     open_regular,
     read_bytes,
+    read_json,
     write_bytes,
+    write_json,
     write_text,
 )
 from vitctl.system.text import count_text, escaped_json
@@ -49,6 +51,7 @@ STATE = "state.json"
 # record.
 STEPS_HEAD, LOG_HEAD, UNRECORDED, COMPUTED_ON = "steps_head", "log_head", "unrecorded", "computed_on"
 STEPS = "step_*"
+ALLOWED = "allowed.json"
 FEATURES = "features"  # beside the runs that share them: representations that `fewshot` kept
 
 
@@ -541,3 +544,24 @@ def _stamped(kind: str, values: Record) -> Record:
 def json_digest(value: Any) -> str:
     """SHA-256 of a value as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def allow(run_dir: Path, keys: Sequence[str]) -> None:
+    """Record in RUN/allowed.json what may differ when the next launch resumes: `data`, `weights`, keys of the
+    recipe.
+
+    A change that was allowed once needs no --allow when the run resumes from the same checkpoint again.
+    """
+    if keys or (run_dir / ALLOWED).exists():
+        write_json(run_dir / ALLOWED, read_allowed(run_dir) | {"now": list(keys)})
+
+
+def read_allowed(run_dir: Path) -> dict[str, list[str]]:
+    if not (run_dir / ALLOWED).exists():
+        return {"now": [], "before": [], "said": []}
+    fields = read_json(run_dir / ALLOWED, RUN_FILE.limit, error=CheckpointError)
+    if not isinstance(fields, dict) or not all(
+        isinstance(fields.get(name), list) for name in ("now", "before")
+    ):
+        raise CheckpointError(f"{run_dir / ALLOWED}: damaged, or not written by --allow; remove it")
+    return {"said": [], **fields}

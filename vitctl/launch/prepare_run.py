@@ -23,6 +23,7 @@ from vitctl.engine.journal import (
     step_of,
     write_run_json,
 )
+from vitctl.engine.journal import allow as note_allowed
 from vitctl.errors import LaunchError, RecipeError, VitctlError
 from vitctl.launch.agent import LaunchConfig, launch_line
 from vitctl.launch.cluster import Member, Resources, find_member, num_nodes
@@ -131,7 +132,6 @@ def _prepare(
     nodes: int,
     batch: Resources | None = None,
 ) -> Prepared:
-    from vitctl.engine.agreement import allow as note_allowed
     from vitctl.jobs.inputs.checks import check_recipe, fit_lanes, fit_to_data
 
     if has_control(str(run_dir)):
@@ -169,9 +169,9 @@ def _prepare(
 
 def _keep_start(recipe: Recipe) -> None:
     """Mark the checkpoint that a training starts from: a resume and a replay read it again."""
-    from vitctl.engine.checkpoint import mark_start
-
     if isinstance(recipe, Finetune | Vtab) and recipe.weights.pinned:
+        from vitctl.engine.checkpoint import mark_start  # it imports torch
+
         step = int(recipe.weights.pinned.split(":")[1])
         mark_start(step_folder(Path(recipe.weights.source) / CHECKPOINTS, step))
 

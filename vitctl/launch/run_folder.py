@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from vitctl.engine.journal import CHECKPOINTS, LOG, RECIPE, RESULT, STEPS
+from vitctl.engine.journal import CHECKPOINTS, LOG, RECIPE, RESULT, STEPS, allow
 from vitctl.errors import CheckpointError, LaunchError, explaining
 from vitctl.system.files import open_lock, open_regular, read_json, write_bytes
 
@@ -148,8 +148,6 @@ def locked_for_run(folder: Path) -> Iterator[None]:
     Raises:
         LaunchError: another process holds the lock.
     """
-    from vitctl.engine.agreement import allow
-
     with locked(folder), keeping_result(folder):
         try:
             yield
