@@ -418,6 +418,46 @@ class Fetched:
         return self._tensor
 
 
+def moment(device: torch.device) -> Any:
+    """Return the present, or on a GPU when it has done what it was told so far, an event. Nothing waits."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = _cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(begin: Any, end: Any) -> float:
+    """Return the seconds between two moments, which must be over."""
+    return float(end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3)
+
+
+_SLOW, _SLOW_SECONDS = 0.1, 1.0  # share of the time, and no less than so many seconds of it
+
+
+def slowest(seconds: Sequence[Tensor], length: float) -> dict[str, Any]:
+    """Return the process that the others wait for, for the log: its rank, whether for "data" or
+    "computation", and the share of the time; empty where that is small.
+
+    A process is compared with the median of all. Less than a tenth of the time is not worth a look, less than
+    a second may be chance. A backward pass takes about as long as two forward passes.
+
+    Args:
+        seconds: of each rank, `[2]`: without images, and in forward passes.
+        length: of the time in which they were measured.
+    """
+    if len(seconds) < 2:
+        return {}
+    table = torch.stack([*seconds]) * torch.tensor([1.0, 3.0])
+    more = table - table.median(dim=0).values  # of two, the shorter
+    rank = int(more.sum(dim=1).argmax())
+    data, computation = more[rank].tolist()
+    if (late := data + computation) <= max(_SLOW_SECONDS, _SLOW * length):
+        return {}
+    what = "data" if data >= computation else "computation"
+    return {"slowest": {"rank": rank, "what": what, "share": round(min(1.0, late / length), 4)}}
+
+
 @dataclass(frozen=True)
 class Runtime(Computation):
     """A process of a job among its peers."""
@@ -652,13 +692,8 @@ def seed_step(seed: int, step: int, part: int) -> None:
     torch.manual_seed((seed * MIX + step * 1_000_003 + part) % 2**63)
 
 
-def num_workers(machine: Machine, runtime: Runtime) -> int:
+def num_workers(machine: Machine, device: torch.device, num_processes: int) -> int:
     """Return the loader processes per process: machine.workers, up to 8 with a GPU, else half the cores."""
-    return loader_workers(machine, runtime.device, runtime.num_processes)
-
-
-def loader_workers(machine: Machine, device: torch.device, num_processes: int) -> int:
-    """Return the same for a process without a `Runtime`."""
     if machine.workers >= 0:
         return machine.workers
     cores = usable_cores()

@@ -27,6 +27,10 @@ TRAIN = {
 def test_line__of_a_training_record() -> None:
     expected = "step 5/20  epoch 1.14  lr 0.01  loss 0.1235  40 images/s  data-wait 25%  left 6 s"
     assert _line(TRAIN) == expected
+    slowest = {"rank": 3, "what": "data", "share": 0.415}
+    assert _line({**TRAIN, "slowest": slowest}) == expected.replace(
+        "25%", "25%  slowest: process 3, data 42%"
+    )
     assert _line({**TRAIN, "num_bad": 3}) == expected.replace("25%", "25%  bad 3")
 
 
