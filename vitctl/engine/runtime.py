@@ -336,14 +336,10 @@ def node_lines(*, cpu: bool) -> list[str]:
     device = (
         f"CPU, {count_text(torch.get_num_threads(), 'thread')} each" if cpu else torch.cuda.get_device_name()
     )
-    nodes: dict[str, list[int]] = {}
+    nodes: dict[tuple[str, ...], list[int]] = {}
     for rank, text in enumerate(gather_texts(f"{socket.gethostname()}\t{device}")):
-        nodes.setdefault(text, []).append(rank)
-    lines = []
-    for node, ranks in nodes.items():
-        host, device = node.split("\t")
-        lines.append(f"node {host}: processes {ranks[0]} to {ranks[-1]}, {device}")
-    return lines
+        nodes.setdefault(tuple(text.split("\t")), []).append(rank)
+    return [f"node {host}: processes {ranks[0]} to {ranks[-1]}, {of}" for (host, of), ranks in nodes.items()]
 
 
 MIX = 0x9E3779B97F4A7C15
@@ -519,23 +515,15 @@ class Runtime(Computation):
 
         The device is not waited for.
         """
-        HERE.arrive()
-        total = torch.tensor(values, dtype=torch.float64)
-        if self.num_processes > 1:
-            torch.distributed.all_reduce(total)
-        return [float(v) for v in total.tolist()]
+        found: list[float] = self.add(torch.tensor(values, dtype=torch.float64)).tolist()
+        return found
 
     def sum_words(self, words: np.ndarray) -> np.ndarray:
         """Sum element-wise over all processes modulo 2^64, uint64 `[n]`, the same on each.
 
         The device is not waited for.
         """
-        if self.num_processes == 1:
-            return words
-        HERE.arrive()
-        total = torch.from_numpy(words.view(np.int64)).clone()
-        torch.distributed.all_reduce(total)
-        found: np.ndarray = total.numpy().view(np.uint64)
+        found: np.ndarray = self.add(torch.tensor(words.view(np.int64))).numpy().view(np.uint64)
         return found
 
     def gather(self, own: Tensor, *, everywhere: bool) -> list[Tensor]:
@@ -721,7 +709,8 @@ def tracking(runtime: Runtime, recipe: TrainRecipe, folder: Path) -> Iterator[No
         yield
         return
     accelerator = runtime.accelerator
-    files, name = folder / TRACKING, _training_name(folder)
+    files, place = folder / TRACKING, folder.resolve()
+    name = str(place.relative_to(run_of(place).parent))  # such as NAME/sweep/lr_0.01
     accelerator.project_configuration.logging_dir = str(files)
     if runtime.is_main:
         files.mkdir(parents=True, exist_ok=True)
@@ -744,12 +733,6 @@ def tracking(runtime: Runtime, recipe: TrainRecipe, folder: Path) -> Iterator[No
             with suppress(Exception):  # a tracker that fails must neither end the run nor hide its error
                 tracker.finish()
         accelerator.trackers.clear()
-
-
-def _training_name(folder: Path) -> str:
-    """Return the run folder, and where the training lies inside, such as NAME/sweep/lr_0.01."""
-    place = folder.resolve()
-    return str(place.relative_to(run_of(place).parent))
 
 
 def tracker_config(recipe: TrainRecipe) -> dict[str, bool | int | float | str]:

@@ -465,7 +465,7 @@ class Counts:
     skipped_in_a_row: int = 0
 
     def add(self, result: Result) -> None:
-        """Sum element-wise over all processes, in place, without waiting for the device."""
+        """Count an update."""
         self.num_bad += result.num_bad
         self.num_skipped += result.skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if result.skipped else 0

@@ -323,7 +323,10 @@ class Trainer(TrainStep):
         # Not read from the device yet: step, update, moments around the wait for its images.
         self.pending: deque[tuple[int, Update, tuple[Any, Any], list[Batch]]] = deque()
         self.slowest: dict[str, Any] = {}
-        self._window = (0.0, 0, 0.0)  # start, step, and seconds without images of the throughput logged next
+        self._window, self._waited = (
+            (0.0, 0),
+            0.0,
+        )  # of the throughput logged next: start, step; without images
 
     def batches(
         self, first_step: int, micro_batch: int | None = None, workers: int | None = None
@@ -657,12 +660,11 @@ class Trainer(TrainStep):
         # The record waits for the other processes. They have nothing else to log of a step like this one.
         if not (result.num_bad or result.skipped or self.recipe.log.sample_keys):
             self.counted_step = step
-        began, first, all_waited = self._window
-        self._window = (began, first, all_waited + waited)
+        self._waited += waited
         if is_logged:
-            own = [all_waited + waited, sum(seconds_between(*one) for one in self.forward)]
+            own = [self._waited, sum(seconds_between(*one) for one in self.forward)]
             seconds = self.runtime.gather(torch.tensor(own, dtype=torch.float64), everywhere=False)
-            self.slowest = slowest(seconds, time.perf_counter() - began)
+            self.slowest = slowest(seconds, time.perf_counter() - self._window[0])
         if self.recorder is not None:
             with_weights = is_logged or is_due(step, self.recipe.checkpoint.every_steps)
             self.recorder.add(step, result, micro_batches, weights=with_weights)
@@ -703,7 +705,7 @@ class Trainer(TrainStep):
     def _log_step(self, step: int, result: Result, micro_batches: list[Batch]) -> None:
         """Show the progress; log the step if its micro-batches are given."""
         read = step * self.batch_size
-        began, first, all_waited = self._window
+        began, first = self._window
         seconds = time.perf_counter() - began
         rate = (step - first) * self.batch_size / seconds
         if not micro_batches:
@@ -714,7 +716,7 @@ class Trainer(TrainStep):
                 loss=result.loss,
                 lr=result.lr,
                 images_per_second=rate,
-                data_wait=all_waited / seconds,
+                data_wait=self._waited / seconds,
                 num_bad=self.counts.num_bad,
                 **self.slowest,
             )
@@ -735,7 +737,7 @@ class Trainer(TrainStep):
             images_per_second=round(rate, 2),
             tflops=round(flops / 1e12, 4),
             mfu=round(flops / peak, 4) if peak else None,
-            data_wait=round(all_waited / seconds, 4),
+            data_wait=round(self._waited / seconds, 4),
             num_bad=self.counts.num_bad,
             num_skipped=self.counts.num_skipped,
             **self.slowest,
@@ -748,13 +750,12 @@ class Trainer(TrainStep):
 
     def start_clock(self, step: int) -> None:
         """Measure the throughput from here."""
-        self._window = (time.perf_counter(), step, 0.0)
+        self._window, self._waited = (time.perf_counter(), step), 0.0
         self.forward.clear()
 
     def _exclude_time(self, seconds: float) -> None:
         """Exclude time that was not spent on training from the throughput."""
-        began, first, waited = self._window
-        self._window = (began + seconds, first, waited)
+        self._window = (self._window[0] + seconds, self._window[1])
 
     def _bad_samples(self, rank: int | None = None) -> str:
         """Return the file in which a rank lists them, or the pattern of all: over a network file system
@@ -849,9 +850,8 @@ class Trainer(TrainStep):
         state: dict[str, Any] = {}
         if self.runtime.is_main:
             state = {"samples": step * self.batch_size, **asdict(self.counts), **self.identity.state}
-            steps_head, unrecorded = end_of_steps(self.folder, step)
-            state |= {STEPS_HEAD: steps_head, UNRECORDED: unrecorded, LOG_HEAD: head(self.folder / LOG)}
-            state |= {COMPUTED_ON: self._computed_on()}
+            state |= dict(zip((STEPS_HEAD, UNRECORDED), end_of_steps(self.folder, step), strict=True))
+            state |= {LOG_HEAD: head(self.folder / LOG), COMPUTED_ON: self._computed_on()}
         if self.writes:
             self.saver.start(step, everything, state, self._deciding)
         self.saved_step = step
