@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -160,6 +162,25 @@ def test_moment__of_a_card_is_an_event_that_nothing_waits_for() -> None:
         assert seconds_between(began, moment(torch.device("cuda"))) == 0
         assert [event.split()[1] for event in card.events] == ["records", "records"]
     assert 0 <= seconds_between(moment(torch.device("cpu")), moment(torch.device("cpu"))) < 60
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        ["0 of 2", "0 of 2", "1 of 2", "1 of 2"],  # ranks go round the nodes
+        ["0 of 2", "1 of 2", "0 of 1", "0 of 1"],
+        ["0 of 4", "1 of 4", "2 of 4", "3 of 4"],
+        ["0 of 1", "0 of 1", "0 of 1", "0 of 1"],
+        ["None of 1"] * 4,  # not told
+        ["0 of 2", "1 of 2", "0 of 2"],
+    ],
+)
+def test_nodes__of_another_kind_are_no_groups(places: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "gather_texts", lambda _: places)
+    monkeypatch.setattr(module.dist, "new_group", None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", places[0].split()[-1])
+    one: Any = SimpleNamespace(num_processes=len(places), process_index=0)
+    assert Runtime(torch.device("cpu"), "float32", one).nodes is None
 
 
 def test_runtime__sums_on_the_host() -> None:

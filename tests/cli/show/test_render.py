@@ -99,6 +99,8 @@ def test_screen__at_80_columns_everything_can_be_read(monkeypatch: pytest.Monkey
     assert numbers == "loss 6.7890  lr 0.000812  12,346 images/s  accuracy 45.68% at 123,000  data-wai…"
     now[0] += 5
     assert "1:06:49" in seen(screen)[0]
+    screen.report({**BIG, "kind": "now", "slowest": {"rank": 511, "what": "data", "share": 0.415}})
+    assert "12,346 images/s  slowest: process 511, data 42%  acc" in seen(screen)[1]
 
 
 def test_screen__counts_down_between_two_records(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,10 +167,10 @@ class Screen:
             f"loss {now['loss']:.4f}",
             f"lr {now['lr']:.3g}",
             f"{rate:,.0f} images/s" if rate >= 10 else f"{rate:.2g} images/s",
+            _slowest(now),
             self.accuracy,
             f"bad {now['num_bad']}" if now["num_bad"] else "",
             f"data-wait {now['data_wait']:.0%}",
-            _slowest(now),
             f"MFU {now['mfu']:.0%}" if now.get("mfu") else "",
         )
         return "  ".join(filter(None, parts))
