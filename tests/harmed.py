@@ -8,6 +8,7 @@ import errno
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,35 @@ def blind_to_choices(run_dir: Path) -> dict[str, Any]:
     return work(run_dir)
 
 
+def slow_images(run_dir: Path) -> dict[str, Any]:
+    """The images of the second process come late."""
+    from vitctl.engine import trainer
+
+    batches = trainer.train_batches
+
+    def late(*given: Any, **named: Any) -> Iterator[Any]:
+        for batch in batches(*given, **named):
+            time.sleep(0.5)
+            yield batch
+
+    if is_second():
+        trainer.train_batches = late
+    return work(run_dir)
+
+
+def slow_passes(run_dir: Path) -> dict[str, Any]:
+    """The first process computes slowly."""
+    from vitctl.engine import mixing
+
+    def slow(*given: Any, **named: Any) -> Any:
+        time.sleep(0.5)
+        return CLASSIFY(*given, **named)
+
+    if not is_second():
+        mixing.classify = slow
+    return work(run_dir)
+
+
 def is_second() -> bool:
     return os.environ["RANK"] == "1"
 
@@ -209,6 +239,8 @@ HARMS = {
         other_recipe,
         other_index,
         blind_to_choices,
+        slow_images,
+        slow_passes,
     )
 }
 

@@ -52,5 +52,9 @@ def summed(runtime: Runtime) -> tuple[str, list[str]]:
 
 
 if __name__ == "__main__":
-    join(cpu=True)
-    print(summed(start(precision="float32", device="cpu", processes=torch.distributed.get_world_size())))
+    join(cpu=True, group_seconds=77)
+    alike = start(precision="float32", device="cpu", processes=torch.distributed.get_world_size())
+    assert alike.nodes is not None
+    for group in alike.nodes[1:]:
+        assert group._get_backend(torch.device("cpu")).options._timeout.seconds == 77
+    print(summed(alike))

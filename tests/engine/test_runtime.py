@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,16 @@ import torch
 from tests.conftest import two_processes
 from tests.fake_card import FakeCard, card_runtime
 from vitctl.engine import runtime as module
-from vitctl.engine.runtime import Runtime, alone, best_precision, seed_step, start
+from vitctl.engine.runtime import (
+    Runtime,
+    alone,
+    best_precision,
+    moment,
+    seconds_between,
+    seed_step,
+    slowest,
+    start,
+)
 from vitctl.errors import LaunchError
 
 
@@ -121,6 +132,55 @@ def test_normaliser__takes_its_constants_to_the_device_once() -> None:
             for _ in range(3):
                 shown = normalise(images.pin_memory())
                 assert (shown.device.type, shown.dtype, shown.shape) == ("cuda", torch.float32, images.shape)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "expected"),
+    [
+        # Seconds without images and in forward passes, which are a third of a process's computation.
+        ([[9, 1], [0, 1], [0, 1]], 30, (0, "data", 0.3)),
+        ([[0, 5], [0, 5], [1, 8], [0, 5]], 40, (2, "computation", 0.25)),
+        ([[0, 5], [6, 5]], 40, (1, "data", 0.15)),  # of two, the other is the measure
+        ([[8, 5], [8, 5], [9, 5]], 40, None),  # all wait alike
+        ([[0, 5], [0, 5], [4, 5]], 40, None),  # a tenth
+        ([[0, 0.1], [0.9, 0.1]], 2, None),  # less than a second
+        ([[0, 5], [0, 9]], 8, (1, "computation", 1.0)),
+        ([[5, 5]], 8, None),
+        ([], 8, None),  # not the main process
+    ],
+)
+def test_slowest(rows: list[list[float]], length: float, expected: tuple[int, str, float] | None) -> None:
+    found = slowest([torch.tensor(row, dtype=torch.float64) for row in rows], length)
+    assert found == (
+        {} if expected is None else {"slowest": dict(zip(("rank", "what", "share"), expected, strict=True))}
+    )
+
+
+def test_moment__of_a_card_is_an_event_that_nothing_waits_for() -> None:
+    with FakeCard() as card, card.watched():
+        began = moment(torch.device("cuda"))
+        assert seconds_between(began, moment(torch.device("cuda"))) == 0
+        assert [event.split()[1] for event in card.events] == ["records", "records"]
+    assert 0 <= seconds_between(moment(torch.device("cpu")), moment(torch.device("cpu"))) < 60
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        ["0 of 2", "0 of 2", "1 of 2", "1 of 2"],  # ranks go round the nodes
+        ["0 of 2", "1 of 2", "0 of 1", "0 of 1"],
+        ["0 of 4", "1 of 4", "2 of 4", "3 of 4"],
+        ["0 of 1", "0 of 1", "0 of 1", "0 of 1"],
+        ["None of 1"] * 4,  # not told
+        ["0 of 2", "1 of 2", "0 of 2"],
+    ],
+)
+def test_nodes__of_another_kind_are_no_groups(places: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "gather_texts", lambda _: places)
+    monkeypatch.setattr(module.dist, "new_group", None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", places[0].split()[-1])
+    one: Any = SimpleNamespace(num_processes=len(places), process_index=0)
+    assert Runtime(torch.device("cpu"), "float32", one).nodes is None
 
 
 def test_runtime__sums_on_the_host() -> None:

@@ -14,7 +14,16 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from tests.conftest import TINY, Run, checkpoint, records, sample_keys, train_records
+from tests.conftest import (
+    TINY,
+    Run,
+    checkpoint,
+    harmed,
+    records,
+    sample_keys,
+    train_records,
+    two_processes,
+)
 from tests.engine.conftest import LOSS, batch
 from vitctl.data.loader.batches import Batch
 from vitctl.data.shards.index import read_index
@@ -261,6 +270,23 @@ def test_log__data_wait_is_the_share_of_time_without_data(
     ]  # the first also starts up
     assert len(waits) == 3
     assert low <= np.median(waits) <= high
+
+
+@pytest.mark.parametrize(
+    ("harm", "rank", "what"), [("slow_images", 1, "data"), ("slow_passes", 0, "computation")]
+)
+def test_log__names_the_process_that_the_others_wait_for(
+    tiny_data: Path, tmp_path: Path, harm: str, rank: int, what: str
+) -> None:
+    folder = tmp_path / "two"
+    values = {"data.path": str(tiny_data), "machine.processes": 2, "evaluation.every_steps": 0}
+    given = {**SHORT, **values, "schedule.total_steps": 6, "log.every_steps": 6}
+    prepare_run(load_recipe(str(TINY), [Override(*one) for one in given.items()]), folder)
+    assert two_processes(harmed(harm, folder), tmp_path / "out.txt") == (0, 0)
+    [record] = train_records(folder)
+    named = record["slowest"]
+    assert (named["rank"], named["what"]) == (rank, what)
+    assert 0.1 < named["share"] <= 1
 
 
 def damaged(data: Path, out: Path, split: str, samples: list[int]) -> Path:

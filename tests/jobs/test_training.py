@@ -44,15 +44,13 @@ def test_num_workers(
     monkeypatch: pytest.MonkeyPatch, asked: int, device: str, processes: int, cores: int, expected: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
-    runtime: Any = SimpleNamespace(num_processes=processes, device=torch.device(device))
-    assert num_workers(Machine(workers=asked), runtime) == expected
+    assert num_workers(Machine(workers=asked), torch.device(device), processes) == expected
 
 
 def test_num_workers__on_a_cpu_do_not_depend_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    runtime: Any = SimpleNamespace(num_processes=4, device=torch.device("cpu"))
-    assert num_workers(Machine(), runtime) == 4
+    assert num_workers(Machine(), torch.device("cpu"), 4) == 4
 
 
 def test_train__on_the_cpu_of_a_machine_with_a_gpu_leaves_the_gpu_alone(

@@ -17,7 +17,7 @@ from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.source.order import Order
 from vitctl.data.source.views import Source
-from vitctl.engine.runtime import alone, loader_workers
+from vitctl.engine.runtime import alone, num_workers
 from vitctl.engine.schedule import fitted_recipe
 from vitctl.engine.trainer import Images
 from vitctl.errors import DataError
@@ -56,7 +56,7 @@ def bench_data(
             "or --dataset"
         )
     computation = alone(precision=recipe.machine.precision, device=recipe.machine.device)
-    workers = loader_workers(recipe.machine, computation.device, recipe.machine.processes)
+    workers = num_workers(recipe.machine, computation.device, recipe.machine.processes)
     with tempfile.TemporaryDirectory(prefix="vitctl-bench-") as folder:
         budget.say("opening the data")
         source, _ = open_training_images(recipe.data, Path(folder), needs_labels=recipe.needs_labels)

@@ -239,7 +239,7 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool
         "checkpoint_blocks": m.checkpoint_blocks,
         "sharding": getattr(m, "sharding", "none"),
         "processes": runtime.num_processes,
-        "workers": 0 if prepared.synthetic else num_workers(m, runtime),
+        "workers": 0 if prepared.synthetic else num_workers(m, runtime.device, runtime.num_processes),
         "log_trace": recipe.log.trace,
         "steps": len(steps.split),
         "step_seconds": [sum(step[part] for part in step if part in split) for step in steps.split],

@@ -21,7 +21,8 @@ from vitctl.bench.largest_batch import peak_bytes, reset_peak
 from vitctl.bench.measuring import Budget
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.step import Backward, Gradients, Sums, TrainStep, Update, take
+from vitctl.engine.runtime import moment, seconds_between
+from vitctl.engine.step import Sums, TrainStep, Update, take
 from vitctl.engine.trace import Recorder
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import DataError
@@ -121,13 +122,7 @@ class Clock:
 
     def switch(self, part: str) -> None:
         """Count the time from here on as `part`. DATA begins a step."""
-        if self.device.type == "cuda":
-            make: Any = torch.cuda.Event
-            stamp = make(enable_timing=True)
-            stamp.record()
-        else:
-            stamp = time.perf_counter()
-        self._stamps.append((part, stamp))
+        self._stamps.append((part, moment(self.device)))
 
     def restart(self) -> None:
         """Forget the steps so far."""
@@ -141,8 +136,7 @@ class Clock:
         for (part, begin), (_, end) in pairwise(self._stamps):
             if part == DATA:
                 steps.append(dict.fromkeys(PARTS, 0.0))
-            on_gpu = self.device.type == "cuda"
-            steps[-1][part] += begin.elapsed_time(end) / 1e3 if on_gpu else end - begin
+            steps[-1][part] += seconds_between(begin, end)
         return steps if self._stamps and self._stamps[-1][0] == DATA else steps[:-1]
 
 
@@ -166,6 +160,11 @@ def timed(trainer: Trainer, clock: Clock) -> Trainer:
         clock.switch(LOG)
         return update
 
+    def timed_gradients(*given: Any) -> Sums:
+        sums = trainer.gradients(*given)
+        clock.switch(OPTIMIZER)
+        return sums
+
     never = {"every_steps": 0}
     copied.recipe = recipe.model_copy(
         update={
@@ -174,29 +173,10 @@ def timed(trainer: Trainer, clock: Clock) -> Trainer:
         }
     )
     copied.probe_every = 0
-    copied.objective, copied.gradients = timed_objective, _TimedGradients(trainer.gradients, clock)
+    copied.objective, copied.gradients = timed_objective, timed_gradients
     vars(copied)["update"] = timed_update
     copied.start_state()
     return copied
-
-
-@dataclass(frozen=True)
-class _TimedGradients:
-    """`Gradients` after which the optimizer begins."""
-
-    inner: Gradients
-    clock: Clock
-
-    @property
-    def norm_dtype(self) -> torch.dtype | None:
-        """See `Gradients`."""
-        return self.inner.norm_dtype
-
-    def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
-        """See `Gradients`."""
-        sums = self.inner(backward, step, micro_batches, stopped)
-        self.clock.switch(OPTIMIZER)
-        return sums
 
 
 @dataclass(frozen=True)

@@ -336,14 +336,10 @@ def node_lines(*, cpu: bool) -> list[str]:
     device = (
         f"CPU, {count_text(torch.get_num_threads(), 'thread')} each" if cpu else torch.cuda.get_device_name()
     )
-    nodes: dict[str, list[int]] = {}
+    nodes: dict[tuple[str, ...], list[int]] = {}
     for rank, text in enumerate(gather_texts(f"{socket.gethostname()}\t{device}")):
-        nodes.setdefault(text, []).append(rank)
-    lines = []
-    for node, ranks in nodes.items():
-        host, device = node.split("\t")
-        lines.append(f"node {host}: processes {ranks[0]} to {ranks[-1]}, {device}")
-    return lines
+        nodes.setdefault(tuple(text.split("\t")), []).append(rank)
+    return [f"node {host}: processes {ranks[0]} to {ranks[-1]}, {of}" for (host, of), ranks in nodes.items()]
 
 
 MIX = 0x9E3779B97F4A7C15
@@ -418,6 +414,46 @@ class Fetched:
         return self._tensor
 
 
+def moment(device: torch.device) -> Any:
+    """Return the present, or on a GPU when it has done what it was told so far, an event. Nothing waits."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = _cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(begin: Any, end: Any) -> float:
+    """Return the seconds between two moments, which must be over."""
+    return float(end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3)
+
+
+_SLOW, _SLOW_SECONDS = 0.1, 1.0  # share of the time, and no less than so many seconds of it
+
+
+def slowest(seconds: Sequence[Tensor], length: float) -> dict[str, Any]:
+    """Return the process that the others wait for, for the log: its rank, whether for "data" or
+    "computation", and the share of the time; empty where that is small.
+
+    A process is compared with the median of all. Less than a tenth of the time is not worth a look, less than
+    a second may be chance. A backward pass takes about as long as two forward passes.
+
+    Args:
+        seconds: of each rank, `[2]`: without images, and in forward passes.
+        length: of the time in which they were measured.
+    """
+    if len(seconds) < 2:
+        return {}
+    table = torch.stack([*seconds]) * torch.tensor([1.0, 3.0])
+    more = table - table.median(dim=0).values  # of two, the shorter
+    rank = int(more.sum(dim=1).argmax())
+    data, computation = more[rank].tolist()
+    if (late := data + computation) <= max(_SLOW_SECONDS, _SLOW * length):
+        return {}
+    what = "data" if data >= computation else "computation"
+    return {"slowest": {"rank": rank, "what": what, "share": round(min(1.0, late / length), 4)}}
+
+
 @dataclass(frozen=True)
 class Runtime(Computation):
     """A process of a job among its peers."""
@@ -479,23 +515,15 @@ class Runtime(Computation):
 
         The device is not waited for.
         """
-        HERE.arrive()
-        total = torch.tensor(values, dtype=torch.float64)
-        if self.num_processes > 1:
-            torch.distributed.all_reduce(total)
-        return [float(v) for v in total.tolist()]
+        found: list[float] = self.add(torch.tensor(values, dtype=torch.float64)).tolist()
+        return found
 
     def sum_words(self, words: np.ndarray) -> np.ndarray:
         """Sum element-wise over all processes modulo 2^64, uint64 `[n]`, the same on each.
 
         The device is not waited for.
         """
-        if self.num_processes == 1:
-            return words
-        HERE.arrive()
-        total = torch.from_numpy(words.view(np.int64)).clone()
-        torch.distributed.all_reduce(total)
-        found: np.ndarray = total.numpy().view(np.uint64)
+        found: np.ndarray = self.add(torch.tensor(words.view(np.int64))).numpy().view(np.uint64)
         return found
 
     def gather(self, own: Tensor, *, everywhere: bool) -> list[Tensor]:
@@ -652,13 +680,8 @@ def seed_step(seed: int, step: int, part: int) -> None:
     torch.manual_seed((seed * MIX + step * 1_000_003 + part) % 2**63)
 
 
-def num_workers(machine: Machine, runtime: Runtime) -> int:
+def num_workers(machine: Machine, device: torch.device, num_processes: int) -> int:
     """Return the loader processes per process: machine.workers, up to 8 with a GPU, else half the cores."""
-    return loader_workers(machine, runtime.device, runtime.num_processes)
-
-
-def loader_workers(machine: Machine, device: torch.device, num_processes: int) -> int:
-    """Return the same for a process without a `Runtime`."""
     if machine.workers >= 0:
         return machine.workers
     cores = usable_cores()
@@ -686,7 +709,8 @@ def tracking(runtime: Runtime, recipe: TrainRecipe, folder: Path) -> Iterator[No
         yield
         return
     accelerator = runtime.accelerator
-    files, name = folder / TRACKING, _training_name(folder)
+    files, place = folder / TRACKING, folder.resolve()
+    name = str(place.relative_to(run_of(place).parent))  # such as NAME/sweep/lr_0.01
     accelerator.project_configuration.logging_dir = str(files)
     if runtime.is_main:
         files.mkdir(parents=True, exist_ok=True)
@@ -709,12 +733,6 @@ def tracking(runtime: Runtime, recipe: TrainRecipe, folder: Path) -> Iterator[No
             with suppress(Exception):  # a tracker that fails must neither end the run nor hide its error
                 tracker.finish()
         accelerator.trackers.clear()
-
-
-def _training_name(folder: Path) -> str:
-    """Return the run folder, and where the training lies inside, such as NAME/sweep/lr_0.01."""
-    place = folder.resolve()
-    return str(place.relative_to(run_of(place).parent))
 
 
 def tracker_config(recipe: TrainRecipe) -> dict[str, bool | int | float | str]:

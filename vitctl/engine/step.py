@@ -3,10 +3,10 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from vitctl.data.source.order import Lanes, Tree, subtrees
 from vitctl.engine.losses import Objective
 from vitctl.engine.optimizer import Average, clip_gradients, take_step
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.runtime import Fetched, Runtime, seed_step, sent
+from vitctl.engine.runtime import Fetched, Runtime, moment, seed_step, sent
 from vitctl.engine.sharding import local, synced
 from vitctl.errors import VitctlError
 from vitctl.models.blocks import train_mode, trainable
@@ -199,19 +199,9 @@ class Sums(NamedTuple):
     num_lost: Tensor
 
 
-class Gradients(Protocol):
-    """Leaves the gradient of a global batch in the parameters, without waiting for the device."""
-
-    @property
-    def norm_dtype(self) -> torch.dtype | None:
-        """That the squares of the global norm are added in; None: that of the gradient."""
-        ...
-
-    def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
-        """Compute it after `step` finished steps, from this process's share; `stopped`: this process received
-        a signal.
-        """
-        ...
+# Leaves the gradient of a global batch in the parameters, without waiting for the device: (backward, finished
+# steps, this process's share, whether it received a signal) -> sums.
+Gradients = Callable[[Backward, int, list[Batch], bool], Sums]
 
 
 @dataclass(frozen=True)
@@ -227,7 +217,6 @@ class AllReduced:
     runtime: Runtime
     model: nn.Module
     seed: int
-    norm_dtype: torch.dtype | None = None
 
     def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
         """See `Gradients`."""
@@ -257,7 +246,6 @@ class ByLanes:
     model: nn.Module
     seed: int
     lane_sum: LaneSum
-    norm_dtype: torch.dtype | None = torch.float64
 
     def __call__(self, backward: Backward, step: int, micro_batches: list[Batch], stopped: bool) -> Sums:
         """See `Gradients`; the micro-batches are the leaves of this process, in order."""
@@ -380,8 +368,10 @@ class TrainStep:
         batch_size: images of the global batch.
         clip_norm: bound of the global gradient norm; 0: off.
         stop: set by signals.
+        norm_dtype: that the squares of the global norm are added in; None: that of the gradient.
         is_updating: an update is being applied. After an error then, weights, optimizer and average belong to
             no step, and cannot be saved.
+        forward: moments around each forward pass; whoever reads them empties the list.
     """
 
     runtime: Runtime
@@ -395,7 +385,9 @@ class TrainStep:
     batch_size: int
     clip_norm: float
     stop: StopFlag
+    norm_dtype: torch.dtype | None = None
     is_updating: bool = False
+    forward: list[tuple[Any, Any]] = field(default_factory=list)
 
     def before_update(self) -> None:
         """Called before weights, optimizer and average change."""
@@ -415,9 +407,7 @@ class TrainStep:
         sums = self.gradients(self._backward, step, micro_batches, self.stop.raised)
         readable = torch.where(sums.num_images > 0, self.batch_size / sums.num_images, 1.0)
         parameters, lr = list(self.unwrapped.parameters()), self.lr(step)
-        norm, each = clip_gradients(
-            parameters, self.clip_norm, scale=readable, dtype=self.gradients.norm_dtype
-        )
+        norm, each = clip_gradients(parameters, self.clip_norm, scale=readable, dtype=self.norm_dtype)
         self.before_update()
         self.is_updating = True  # until the step is counted
         self._step(lr, sums.loss.isfinite() & norm.isfinite() & (sums.num_lost == 0))
@@ -433,7 +423,9 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _backward(self, batch: Batch, step: int, scale: float) -> Tensor:
+        began = moment(self.runtime.device)
         loss = self.objective(self.model, batch, step)
+        self.forward.append((began, moment(self.runtime.device)))
         self.runtime.accelerator.backward(loss * (scale / self.batch_size))
         return loss.detach()
 
@@ -473,7 +465,7 @@ class Counts:
     skipped_in_a_row: int = 0
 
     def add(self, result: Result) -> None:
-        """Sum element-wise over all processes, in place, without waiting for the device."""
+        """Count an update."""
         self.num_bad += result.num_bad
         self.num_skipped += result.skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if result.skipped else 0

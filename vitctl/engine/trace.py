@@ -217,7 +217,7 @@ class Recorder:
             self._cut_marks(step)
 
     def add(self, step: int, result: Result, batches: Sequence[Batch], *, weights: bool) -> None:
-        """Sum element-wise over all processes, in place, without waiting for the device."""
+        """Record a step; all processes call this together."""
         model = self.model if weights and self.runtime.is_main and not is_sharded(self.model) else None
         record = describe_step(self.runtime, step, result, batches, self.positions, self.batch_size, model)
         if self.runtime.is_main:

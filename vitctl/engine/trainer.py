@@ -69,7 +69,17 @@ from vitctl.engine.journal import (
 from vitctl.engine.mixing import Mixing, classification
 from vitctl.engine.optimizer import Average, averaged, build_optimizer, load_optimizer_tensors
 from vitctl.engine.preemption import StopFlag, Stopped
-from vitctl.engine.runtime import Runtime, check_same, gather_texts, new_group, num_workers, raised_on_all
+from vitctl.engine.runtime import (
+    Runtime,
+    check_same,
+    gather_texts,
+    moment,
+    new_group,
+    num_workers,
+    raised_on_all,
+    seconds_between,
+    slowest,
+)
 from vitctl.engine.schedule import lanes_of, learning_rate, total_steps
 from vitctl.engine.sharding import is_sharded, place_of, shard_as
 from vitctl.engine.step import (
@@ -216,7 +226,7 @@ class Trainer(TrainStep):
         # the loss itself.
         self.lanes = lanes_of(recipe, runtime.num_processes)
         share = -(-s.batch_size // runtime.num_processes)
-        self.workers = num_workers(machine, runtime)
+        self.workers = num_workers(machine, runtime.device, runtime.num_processes)
         self.own = own_slots(s.batch_size, self.lanes, runtime.rank, runtime.num_processes)
         self.needs_labels = objective is None
         weights = None
@@ -292,6 +302,7 @@ class Trainer(TrainStep):
             batch_size=s.batch_size,
             clip_norm=recipe.optimizer.clip_norm,
             stop=run.stop,
+            norm_dtype=torch.float64 if self.lanes else None,
         )
         kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
         self.saver = Saver(run.folder / CHECKPOINTS, model.config, meta, *kept, journal=run.journal)
@@ -312,8 +323,13 @@ class Trainer(TrainStep):
         self.known = self.comparison(())
         self.recorder: Recorder | None = None
         self.changing = threading.Lock()  # held while weights, optimizer or average change
-        self.pending: deque[tuple[int, Update, float, list[Batch]]] = deque()  # not read from the device yet
-        self._window = (0.0, 0, 0.0)  # start, step, and seconds without images of the throughput logged next
+        # Not read from the device yet: step, update, moments around the wait for its images.
+        self.pending: deque[tuple[int, Update, tuple[Any, Any], list[Batch]]] = deque()
+        self.slowest: dict[str, Any] = {}
+        self._window, self._waited = (
+            (0.0, 0),
+            0.0,
+        )  # of the throughput logged next: start, step; without images
 
     def batches(
         self, first_step: int, micro_batch: int | None = None, workers: int | None = None
@@ -539,9 +555,9 @@ class Trainer(TrainStep):
             stop_together(self.runtime, self.stop)  # a signal before the first step
             while step < self.total_steps:
                 # Wait for the images of the step; the device still computes the step before.
-                began = time.perf_counter()
+                began = moment(self.runtime.device)
                 micro_batches = take(batches, len(self.own), self.stop)
-                waited = time.perf_counter() - began
+                waited = began, moment(self.runtime.device)
                 # Tell the device to compute the step. The update carries this process's stop flag: all
                 # processes learn of a signal, or that one has no images, at the same step, without another
                 # exchange.
@@ -584,7 +600,7 @@ class Trainer(TrainStep):
                 self.pending.clear()
                 self.finished_step = HERE.step = step - 1
                 break
-            self.log(step, result, waited, micro_batches)
+            self.log(step, result, seconds_between(*waited), micro_batches)
         return stopped
 
     def evaluate_if_due(self, step: int) -> None:
@@ -631,7 +647,7 @@ class Trainer(TrainStep):
         Args:
             step: finished steps, this one included.
             result: of the update.
-            waited: seconds that the loop waited for its images.
+            waited: seconds that the loop waited for its images; on a GPU those in which it had nothing to do.
             micro_batches: of this process.
         """
         self.counts.add(result)
@@ -647,10 +663,15 @@ class Trainer(TrainStep):
         # The record waits for the other processes. They have nothing else to log of a step like this one.
         if not (result.num_bad or result.skipped or self.recipe.log.sample_keys):
             self.counted_step = step
+        self._waited += waited
+        if is_logged:
+            own = [self._waited, sum(seconds_between(*one) for one in self.forward)]
+            seconds = self.runtime.gather(torch.tensor(own, dtype=torch.float64), everywhere=False)
+            self.slowest = slowest(seconds, time.perf_counter() - self._window[0])
         if self.recorder is not None:
             with_weights = is_logged or is_due(step, self.recipe.checkpoint.every_steps)
             self.recorder.add(step, result, micro_batches, weights=with_weights)
-        self._log_step(step, result, waited, micro_batches if is_logged else [])
+        self._log_step(step, result, micro_batches if is_logged else [])
         self.logged_step = step
         # Checks that end the run come last: the step and its log are complete.
         read, allowed = step * self.batch_size, self.recipe.data.max_bad_fraction
@@ -684,12 +705,10 @@ class Trainer(TrainStep):
             self.stop.outage = str(error)
             return f"number {sample}"
 
-    def _log_step(self, step: int, result: Result, waited: float, micro_batches: list[Batch]) -> None:
+    def _log_step(self, step: int, result: Result, micro_batches: list[Batch]) -> None:
         """Show the progress; log the step if its micro-batches are given."""
         read = step * self.batch_size
-        began, first, all_waited = self._window
-        all_waited += waited
-        self._window = (began, first, all_waited)
+        began, first = self._window
         seconds = time.perf_counter() - began
         rate = (step - first) * self.batch_size / seconds
         if not micro_batches:
@@ -700,8 +719,9 @@ class Trainer(TrainStep):
                 loss=result.loss,
                 lr=result.lr,
                 images_per_second=rate,
-                data_wait=all_waited / seconds,
+                data_wait=self._waited / seconds,
                 num_bad=self.counts.num_bad,
+                **self.slowest,
             )
             return
         images = torch.cat([batch.images[:_PIXELS_OF] for batch in micro_batches[:_PIXELS_OF]])
@@ -720,9 +740,10 @@ class Trainer(TrainStep):
             images_per_second=round(rate, 2),
             tflops=round(flops / 1e12, 4),
             mfu=round(flops / peak, 4) if peak else None,
-            data_wait=round(all_waited / seconds, 4),
+            data_wait=round(self._waited / seconds, 4),
             num_bad=self.counts.num_bad,
             num_skipped=self.counts.num_skipped,
+            **self.slowest,
             **self.compare(step, loss=result.loss, pixel_std=pixel_std),
         )
         self.runtime.accelerator.log(
@@ -732,12 +753,12 @@ class Trainer(TrainStep):
 
     def start_clock(self, step: int) -> None:
         """Measure the throughput from here."""
-        self._window = (time.perf_counter(), step, 0.0)
+        self._window, self._waited = (time.perf_counter(), step), 0.0
+        self.forward.clear()
 
     def _exclude_time(self, seconds: float) -> None:
         """Exclude time that was not spent on training from the throughput."""
-        began, first, waited = self._window
-        self._window = (began + seconds, first, waited)
+        self._window = (self._window[0] + seconds, self._window[1])
 
     def _bad_samples(self, rank: int | None = None) -> str:
         """Return the file in which a rank lists them, or the pattern of all: over a network file system
@@ -832,9 +853,8 @@ class Trainer(TrainStep):
         state: dict[str, Any] = {}
         if self.runtime.is_main:
             state = {"samples": step * self.batch_size, **asdict(self.counts), **self.identity.state}
-            steps_head, unrecorded = end_of_steps(self.folder, step)
-            state |= {STEPS_HEAD: steps_head, UNRECORDED: unrecorded, LOG_HEAD: head(self.folder / LOG)}
-            state |= {COMPUTED_ON: self._computed_on()}
+            state |= dict(zip((STEPS_HEAD, UNRECORDED), end_of_steps(self.folder, step), strict=True))
+            state |= {LOG_HEAD: head(self.folder / LOG), COMPUTED_ON: self._computed_on()}
         if self.writes:
             self.saver.start(step, everything, state, self._deciding)
         self.saved_step = step

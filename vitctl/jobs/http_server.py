@@ -28,7 +28,7 @@ from torch import Tensor
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vitctl.data.images.decode import BadSample, open_picture, without_heic
-from vitctl.engine.runtime import loader_workers
+from vitctl.engine.runtime import num_workers
 from vitctl.errors import LaunchError, explained
 from vitctl.jobs.inputs.classifier import OpenClassifier, check_finite
 from vitctl.jobs.predict import Prediction
@@ -454,7 +454,7 @@ def open_batcher(recipe: Evaluate, opened: OpenClassifier, batch_size: int, wait
     On a CPU one thread decodes: more would take the cores that the network computes on.
     """
     on_gpu = opened.network.device.type == "cuda"
-    decoders = loader_workers(recipe.machine, opened.network.device, 1) if on_gpu else 1
+    decoders = num_workers(recipe.machine, opened.network.device, 1) if on_gpu else 1
     batcher = Batcher(opened, batch_size, wait, decoders)
     size = opened.transform.image_size
     batcher.compute([torch.zeros(3, size, size, dtype=torch.uint8)])

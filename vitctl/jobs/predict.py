@@ -22,7 +22,7 @@ from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source
 from vitctl.engine.evaluation import most_likely
 from vitctl.engine.metrics import correct_predictions, label_sets
-from vitctl.engine.runtime import loader_workers
+from vitctl.engine.runtime import num_workers
 from vitctl.errors import CheckpointError, DataError, RecipeError, explaining
 from vitctl.jobs.inputs.classifier import (
     Answers,
@@ -104,7 +104,7 @@ def predict(
     for text in opened.warnings:
         note(f"warning: {text}")
     embeddings = Embeddings(features, sum(map(len, sources))) if features is not None else None
-    workers = loader_workers(recipe.machine, opened.network.device, 1)
+    workers = num_workers(recipe.machine, opened.network.device, 1)
     for source in sources:
         truth, done = known_classes(source, opened.class_names), 0
         for answers in opened.answers(

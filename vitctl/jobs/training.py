@@ -168,7 +168,7 @@ class ImagePass:
             batch_size=self.recipe.evaluation.batch_size,
             rank=runtime.rank,
             num_processes=runtime.num_processes,
-            num_workers=num_workers(self.recipe.machine, runtime),
+            num_workers=num_workers(self.recipe.machine, runtime.device, runtime.num_processes),
             whole_batches=self.whole_batches,
             pinned=runtime.device.type == "cuda",
         )

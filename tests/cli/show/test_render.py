@@ -27,6 +27,10 @@ TRAIN = {
 def test_line__of_a_training_record() -> None:
     expected = "step 5/20  epoch 1.14  lr 0.01  loss 0.1235  40 images/s  data-wait 25%  left 6 s"
     assert _line(TRAIN) == expected
+    slowest = {"rank": 3, "what": "data", "share": 0.415}
+    assert _line({**TRAIN, "slowest": slowest}) == expected.replace(
+        "25%", "25%  slowest: process 3, data 42%"
+    )
     assert _line({**TRAIN, "num_bad": 3}) == expected.replace("25%", "25%  bad 3")
 
 
@@ -95,6 +99,8 @@ def test_screen__at_80_columns_everything_can_be_read(monkeypatch: pytest.Monkey
     assert numbers == "loss 6.7890  lr 0.000812  12,346 images/s  accuracy 45.68% at 123,000  data-wai…"
     now[0] += 5
     assert "1:06:49" in seen(screen)[0]
+    screen.report({**BIG, "kind": "now", "slowest": {"rank": 511, "what": "data", "share": 0.415}})
+    assert "12,346 images/s  slowest: process 511, data 42%  acc" in seen(screen)[1]
 
 
 def test_screen__counts_down_between_two_records(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,6 +167,7 @@ class Screen:
             f"loss {now['loss']:.4f}",
             f"lr {now['lr']:.3g}",
             f"{rate:,.0f} images/s" if rate >= 10 else f"{rate:.2g} images/s",
+            _slowest(now),
             self.accuracy,
             f"bad {now['num_bad']}" if now["num_bad"] else "",
             f"data-wait {now['data_wait']:.0%}",
@@ -233,6 +234,7 @@ def _line(record: Mapping[str, Any]) -> str:
             f"epoch {record['epoch']:.2f}" if "epoch" in record else "",
             f"lr {record['lr']:.3g}",
             _STEP.format(**record),
+            _slowest(record),
             f"MFU {record['mfu']:.0%}" if record.get("mfu") else "",
             f"bad {record['num_bad']}" if record["num_bad"] else "",
             f"left {_seconds_left(record) or 0.0:,.0f} s",
@@ -250,6 +252,15 @@ def _known(record: Mapping[str, Any], form: str = " ({})") -> str:
     """Return where numbers are beside [known], ` (inside 72.9..75.2)`; "" where nothing is known."""
     words = known_in_words(record)
     return form.format(words) if words else ""
+
+
+def _slowest(record: Mapping[str, Any]) -> str:
+    """Return the process that the others wait for; "" where there is none."""
+    return (
+        "slowest: process {rank}, {what} {share:.0%}".format(**record["slowest"])
+        if "slowest" in record
+        else ""
+    )
 
 
 def _deciding(numbers: Mapping[str, Any]) -> str:
