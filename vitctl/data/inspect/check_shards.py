@@ -22,7 +22,7 @@ from vitctl.data.writer.intake import RECORD
 from vitctl.data.writer.intake import REPORT as INTAKE
 from vitctl.errors import DataError
 from vitctl.system.pool import Done, counted, run_tasks
-from vitctl.system.remote import copy, is_remote
+from vitctl.system.remote import Span, is_remote, transfer
 from vitctl.system.text import count_text, one_line
 
 _SAMPLED_IMAGES = 1000
@@ -203,7 +203,7 @@ def _opened_shard(index: Index, number: int, *, fetch: bool) -> Iterator[Index]:
         return
     with tempfile.TemporaryDirectory(prefix="vitctl-check-") as folder:
         with (Path(folder) / shard.name).open("wb") as file:
-            copy(own.address(0), file, shard.num_bytes)
+            transfer([Span(own.address(0), file=file)], shard.num_bytes)
         yield replace(own, folder=Path(folder), base="", shards=(replace(shard, url=""),))
 
 

@@ -39,7 +39,7 @@ from vitctl.system.files import (
     write_text,
 )
 from vitctl.system.process import is_main_process
-from vitctl.system.remote import check_address, copy
+from vitctl.system.remote import Span, check_address, transfer
 from vitctl.system.text import breaks_line, count_text, escaped_json, one_line
 
 FORMAT = "vitctl-index/1"
@@ -472,7 +472,7 @@ def index_addresses(
     for url, name in zip(urls, names, strict=True):
         with tempfile.NamedTemporaryFile(prefix=".shard.", suffix=".partial", dir=out) as file:
             try:
-                copy(url, file, SHARD.limit)
+                transfer([Span(url, file=file)], SHARD.limit)
                 file.flush()
                 scan = read_shard(Path(file.name), members)
             except DataError as error:
