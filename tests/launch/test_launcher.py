@@ -190,13 +190,12 @@ def test_two_processes__a_killed_launcher_is_named(tiny_data: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("job", ["fewshot", "probe", "evaluate"])
 def test_launcher__a_killed_job_that_does_not_train_promises_no_checkpoint(tmp_path: Path, job: str) -> None:
-    agent = SimpleNamespace(signals=[], process=SimpleNamespace(returncode=-signal.SIGKILL))
-    watcher = cast(Any, SimpleNamespace(agent=agent))
+    agent = cast(Any, SimpleNamespace(signals=[], process=SimpleNamespace(returncode=-signal.SIGKILL)))
     recipe = load_recipe(job).recipe
     with pytest.raises(
         LostProcess, match=rf"SIGKILL; (?!.*checkpoint).*; resume with: vitctl resume {tmp_path}"
     ):
-        launcher._check_outcome(tmp_path, recipe, LaunchConfig(), watcher, tmp_path / "launcher.txt")
+        launcher._check_outcome(tmp_path, recipe, LaunchConfig(), agent, tmp_path / "launcher.txt")
 
 
 @pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGTERM), (signal.SIGKILL,)])

@@ -25,7 +25,6 @@ from vitctl.engine.journal import (
 from vitctl.engine.preemption import AT_ONCE, say
 from vitctl.errors import LostProcess, VitctlError
 from vitctl.launch.agent import (
-    GRACE_SECONDS,
     POLL_SECONDS,
     Agent,
     LaunchConfig,
@@ -52,10 +51,8 @@ from vitctl.recipe.schema import Recipe
 from vitctl.system.files import no_links
 from vitctl.system.text import typed
 
-LEFT_SECONDS = 5.0  # for a process of this machine that does not end, once the result is written
-LINGER_SECONDS = 20.0  # for the other machines, once the processes of this one have finished
+LINGER_SECONDS = 20.0  # for processes here and the other machines, once the run is over
 WAIT_SECONDS = 5.0  # without processes, before a message says so
-SILENT_SECONDS = 20.0  # for the processes of this machine after a signal, if all of them are stopped
 NOTES_SECONDS = 5.0  # until the note of a process on another machine is visible here
 
 
@@ -97,15 +94,12 @@ class Follower:
 
         A log that was truncated is a new file with old lines.
         """
-        try:
-            with self.path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                if status.st_ino != self.inode or status.st_size < self.offset:
-                    self.inode, self.offset = status.st_ino, 0
-                file.seek(self.offset)
-                lines = file.read()
-        except FileNotFoundError:
-            return []
+        with self.path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_ino != self.inode or status.st_size < self.offset:
+                self.inode, self.offset = status.st_ino, 0
+            file.seek(self.offset)
+            lines = file.read()
         whole = lines[: lines.rfind(b"\n") + 1]
         self.offset += len(whole)
         new = {hash(split(line).body): line for line in whole.split(b"\n") if line}
@@ -172,7 +166,7 @@ def _launch_processes(run_dir: Path, recipe: Recipe, report: Report, config: Lau
     with suppress(OSError):  # a failing disk: the outcome then names no process
         note_first_killed(run_dir, log.read_bytes()[before:].decode(errors="replace"))
     try:
-        _check_outcome(run_dir, recipe, config, watcher, log)
+        _check_outcome(run_dir, recipe, config, agent, log)
     except Exception as error:
         write_failed_result(run_dir, recipe.job, str(error))
         raise
@@ -182,8 +176,8 @@ class _Watcher:
     """Forwards signals to the processes of this machine, and notices what the agent waits for in vain."""
 
     def __init__(self, run_dir: Path, agent: Agent, config: LaunchConfig) -> None:
-        self.run_dir, self.agent, self.restarts = run_dir, agent, config.restarts
-        self.is_announced = self.are_silent = False
+        self.run_dir, self.agent = run_dir, agent
+        self.may_announce = config.restarts > 0
         self.clocks: dict[str, float] = {}
 
     def waits_in_vain(self) -> bool:
@@ -195,41 +189,32 @@ class _Watcher:
         workers, is_stopping = agent.workers(), bool(agent.signals)
         agent.forward_signal()
         has_result = read_status(self.run_dir) in ("done", "stopped")
-        finished = not workers and (is_stopping or has_result)
-        failed = is_final(first_error(self.run_dir))
-        silent = is_stopping and bool(workers) and all(w.status() == psutil.STATUS_STOPPED for w in workers)
-        self.are_silent = self._holds_for("silent", silent, SILENT_SECONDS)
-        may_restart = self.restarts > 0 and agent.had_workers
-        waiting = may_restart and not (workers or finished or failed or self.is_announced)
+        is_over = has_result or is_final(first_error(self.run_dir)) or (is_stopping and not workers)
+        waiting = self.may_announce and agent.had_workers and not (workers or is_over)
         if self._holds_for("waiting", waiting, WAIT_SECONDS):
-            self.is_announced = True
+            self.may_announce = False
             say(
                 "a process was lost; all processes restart when every machine has joined again; if a machine "
                 "is missing, run the same command there, or on another machine"
             )
-        return (
-            (is_stopping and not agent.had_workers)
-            or self._holds_for("finished", finished, LINGER_SECONDS)
-            or self._holds_for("left", bool(workers) and has_result, LEFT_SECONDS)
-            or self.are_silent
-            or self._holds_for("failed", failed, GRACE_SECONDS)
-        )
+        starts_nothing = is_stopping and not agent.had_workers
+        return starts_nothing or self._holds_for("over", is_over, LINGER_SECONDS)
 
     def _holds_for(self, name: str, holds: bool, seconds: float) -> bool:
         """Return whether a condition has held for that long."""
+        since = self.clocks.setdefault(name, time.monotonic())
         if not holds:
-            self.clocks.pop(name, None)
-            return False
-        return time.monotonic() - self.clocks.setdefault(name, time.monotonic()) > seconds
+            del self.clocks[name]
+        return holds and time.monotonic() - since > seconds
 
 
-def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, watcher: _Watcher, log: Path) -> None:
+def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, agent: Agent, log: Path) -> None:
     """Check that RUN/result.json is there; else raise the first error.
 
     The exit of the agent says less: another machine may have ended before its barrier.
     """
     status, until = read_status(run_dir), time.monotonic() + NOTES_SECONDS
-    is_stopping = bool(watcher.agent.signals)
+    is_stopping = bool(agent.signals)
     error = first_error(run_dir)
     while config.nodes > 1 and not is_stopping and error is not None and time.monotonic() < until:
         if is_cause(error):
@@ -240,12 +225,7 @@ def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, watcher:
     if status == "done" or (status == "stopped" and (is_stopping or not is_cause(error))):
         return
     if is_stopping and not is_cause(error):
-        reason = {"error": AT_ONCE} if watcher.agent.is_killed else {}
-        if watcher.are_silent:
-            reason = {
-                "error": f"stopped; no process on {socket.gethostname()} answered; "
-                f"{resume_text(run_dir, recipe.job)}"
-            }
+        reason = {"error": AT_ONCE} if agent.is_killed else {}
         write_run_json(run_dir / RESULT, {"job": recipe.job, "status": "stopped", **reason})
         return
     raise_first_error(run_dir, recipe.machine.processes)
@@ -255,7 +235,7 @@ def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, watcher:
             f"take machine.start_timeout = {recipe.machine.start_timeout:g} s: run this command on every "
             f"machine; see {log}; resume with the same command"
         )
-    code = watcher.agent.process.returncode
+    code = agent.process.returncode
     if code is not None and code < 0:
         raise LostProcess(
             f"accelerate launch and its processes were killed by {signal.Signals(-code).name}; "

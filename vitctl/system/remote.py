@@ -17,10 +17,10 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, TypeVar
 from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -79,13 +79,6 @@ class TransientError(Exception):
         self.pause_seconds, self.is_unknown = pause_seconds, is_unknown
 
 
-class Head(NamedTuple):
-    """Size of the whole file (None: unknown), and all headers of a response."""
-
-    num_bytes: int | None
-    headers: Mapping[str, str] = {}
-
-
 @dataclass
 class Span:
     """A range of a remote file, and the local file that it is written to.
@@ -97,9 +90,10 @@ class Span:
         at: see `file`.
         done: bytes of the range that are there already, of the version `etag`.
         etag: see `done`.
-        heard: called with the head of every response.
+        heard: called at the start of every response.
         progress: called with the bytes done, and in all (0: unknown).
-        head: of the last response.
+        num_bytes: size of the whole file; None: unknown.
+        headers: of the last response.
     """
 
     url: str
@@ -109,16 +103,17 @@ class Span:
     at: int = 0
     done: int = 0
     etag: str = ""
-    heard: Callable[[Head], None] = lambda _: None
+    heard: Callable[[], None] = lambda: None
     progress: Callable[[int, int], None] = lambda _done, _all: None
-    head: Head = field(default_factory=lambda: Head(None))
+    num_bytes: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, chunk: bytes) -> None:
         """Append to the range."""
         self.file.seek(self.at + self.done)
         self.file.write(chunk)
         self.done += len(chunk)
-        self.progress(self.start + self.done, self.stop or self.head.num_bytes or 0)
+        self.progress(self.start + self.done, self.stop or self.num_bytes or 0)
 
 
 @contextmanager
@@ -248,32 +243,25 @@ def transfer(
 async def _transferred(
     spans: deque[Span], max_bytes: int | None, patience: float | None, since: float | None, connections: int
 ) -> None:
-    slots: list[int] = []
-
-    async def work(session: Any) -> None:
-        asked: float | None = time.monotonic() if since is None else since
+    async def work(session: Any, since: float | None, slots: ExitStack) -> None:
+        while spans and not _takes_slot(slots):
+            await asyncio.sleep(_SLOT_SECONDS)
         while spans:
-            if (slot := _free_slot()) is None:
-                await asyncio.sleep(_SLOT_SECONDS)
-                continue
-            slots.append(slot)
-            while spans:
-                await _complete(session, spans.popleft(), max_bytes, patience, asked)
-                asked = None
+            await _complete(session, spans.popleft(), max_bytes, patience, since)
+            since = None
 
+    asked = time.monotonic() if since is None else since
     try:
-        async with _session() as session, asyncio.TaskGroup() as group:
-            for _ in range(connections):
-                group.create_task(work(session))
+        with ExitStack() as slots:
+            async with _session() as session, asyncio.TaskGroup() as group:
+                for _ in range(connections):
+                    group.create_task(work(session, asked, slots))
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    finally:
-        for slot in slots:
-            os.close(slot)
 
 
-def _free_slot() -> int | None:
-    """Return a descriptor that stands for a connection of this node until it is closed; None: all are taken.
+def _takes_slot(slots: ExitStack) -> bool:
+    """Take one of this node's connections until `slots` are closed, and return whether one was left.
 
     The kernel releases it when its holder dies.
     """
@@ -284,11 +272,12 @@ def _free_slot() -> int | None:
             slot = os.open(folder / f"{socket.gethostname()}-{number:02d}", _SLOT, 0o666)
             with suppress(BlockingIOError):
                 fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return slot
+                slots.callback(os.close, slot)
+                return True
             os.close(slot)
     except OSError:  # a disk that cannot be written, or without locks: each process counts for itself
-        return os.open(os.devnull, os.O_RDONLY)
-    return None
+        return True
+    return False
 
 
 async def _complete(
@@ -300,13 +289,14 @@ async def _complete(
         received = span.done
         try:
             opened = _from_fsspec if urlsplit(span.url).scheme in _PACKAGES else _from_web
-            async with opened(session, span) as (head, first, chunks):
-                end = _begin(span, head, first, max_bytes)
+            async with opened(session, span) as (whole, first, chunks):
+                end = _begin(span, whole, first)
                 received = span.done
                 async for chunk in chunks:
-                    span.write(chunk if end is None else chunk[: max(0, end - span.start - span.done)])
-                    if max_bytes is not None and span.done > max_bytes:
+                    size = span.done + len(chunk) if end is None else end - span.start
+                    if max_bytes is not None and size > max_bytes:
                         raise _too_large(span.url, max_bytes)
+                    span.write(chunk if end is None else chunk[: max(0, end - span.start - span.done)])
                     if end is not None and span.start + span.done == end:
                         break
             if end is not None and span.start + span.done < end:
@@ -327,10 +317,20 @@ async def _complete(
             raise
 
 
-def _begin(span: Span, head: Head, first: int, max_bytes: int | None) -> int | None:
-    """Check that a response continues a range, and return where the range ends; None: not known."""
-    known, span.head = span.head.num_bytes, head
-    span.heard(head)
+def _too_large(url: str, max_bytes: int) -> DataError:
+    return DataError(f"{url}: larger than {max_bytes} bytes, the limit for this file")
+
+
+def _begin(span: Span, whole: int | None, first: int) -> int | None:
+    """Check that a response continues a range, and return where the range ends; None: not known.
+
+    Args:
+        span: the range.
+        whole: size of the file; None: not known.
+        first: number of the first byte of the response.
+    """
+    known, span.num_bytes = span.num_bytes, whole
+    span.heard()
     if first != span.start + span.done:
         if span.start:
             raise NoRangesError(
@@ -338,20 +338,11 @@ def _begin(span: Span, head: Head, first: int, max_bytes: int | None) -> int | N
                 f"whole shards"
             )
         known, span.done = None, 0  # it sends the whole file: it changed, or there are no ranges
-    whole = head.num_bytes
-    if whole is None:
-        return span.stop
-    if known is not None and known != whole:
+    if whole is not None and known not in (None, whole):
         raise DataError(f"{span.url}: changed from {known} to {whole} bytes while it was read")
-    if span.stop is not None and span.stop > whole:
+    if whole is not None and whole < (span.stop or 0):
         raise DataError(f"{span.url}: ends at byte {whole}, should reach {span.stop}")
-    if span.stop is None and max_bytes is not None and whole > max_bytes:
-        raise _too_large(span.url, max_bytes)
     return whole if span.stop is None else span.stop
-
-
-def _too_large(url: str, max_bytes: int) -> DataError:
-    return DataError(f"{url}: larger than {max_bytes} bytes, the limit for this file")
 
 
 def _is_up(url: str) -> None:
@@ -404,12 +395,14 @@ def _pause(url: str, error: TransientError, failures: int, since: float, patienc
     return min(pause, left) if left > 0 else pause  # the last attempt is at that time
 
 
-Response = tuple[Head, int, AsyncIterator[bytes]]
+Response = tuple[int | None, int, AsyncIterator[bytes]]
 
 
 @asynccontextmanager
 async def _from_fsspec(_session: Any, span: Span) -> AsyncIterator[Response]:
-    """Begin to fetch the rest of a range; gives the head, the number of the first byte, and the chunks."""
+    """Begin to fetch the rest of a range; gives the size of the file, the number of the first byte, and the
+    chunks.
+    """
     try:
         from fsspec.core import url_to_fs
 
@@ -449,7 +442,7 @@ async def _from_fsspec(_session: Any, span: Span) -> AsyncIterator[Response]:
             if len(chunk) < until - begin:
                 return
 
-    yield Head(size), first, chunks()
+    yield size, first, chunks()
 
 
 def _session() -> Any:
@@ -517,8 +510,8 @@ async def _from_web(session: Any, span: Span) -> AsyncIterator[Response]:
         etag = etag if _ETAG.fullmatch(etag) else ""
         if not found or not etag.startswith("W/"):
             span.etag = "" if etag.startswith("W/") else etag
-        head = Head(parse_num_bytes(length), response.headers)
-        yield head, first if found else 0, _chunks(response, span.url, host)
+        span.headers = response.headers
+        yield parse_num_bytes(length), first if found else 0, _chunks(response, span.url, host)
     finally:
         response.close()  # no effect on a connection whose response is complete
 
@@ -573,22 +566,14 @@ def _web_errors(url: str, host: list[str], text: str = "the request failed") -> 
     except (aiohttp.InvalidURL, ValueError):
         raise DataError(f"{url}: the address or its redirect is not valid; correct it") from None
     except aiohttp.ClientConnectorError as error:
-        unknown = isinstance(error.os_error, socket.gaierror)
-        raise TransientError(_connection_text(error.os_error, *host), is_unknown=unknown) from None
+        number, is_unknown = error.os_error.errno or 0, isinstance(error.os_error, socket.gaierror)
+        why = os.strerror(number) if number > 0 else error.os_error.strerror
+        text = f"{host[0]} cannot be reached ({why}); check the address, the network and the server"
+        raise TransientError(text, is_unknown=is_unknown) from None
     except TimeoutError:
         raise TransientError(f"{text} (no answer in {HTTP_SECONDS.limit} s)") from None
-    except aiohttp.ClientResponseError:
-        raise TransientError(f"{text} (the answer is not valid HTTP)") from None
     except (aiohttp.ClientError, ConnectionError) as error:
         raise TransientError(f"{text} ({type(error).__name__})") from None
-
-
-def _connection_text(error: OSError, host: str) -> str:
-    if isinstance(error, socket.gaierror):
-        return f"the host {host} cannot be found; check the address and the network"
-    if isinstance(error, ConnectionRefusedError):
-        return f"{host} refuses connections; check the address, and that the server runs"
-    return f"{host}: {error.strerror or type(error).__name__}"
 
 
 def status_text(status: int, url: str) -> str:

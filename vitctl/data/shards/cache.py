@@ -97,7 +97,7 @@ class ShardCache:
             parts = copy(url, file, self.max_bytes, num_bytes=num_bytes, since=since)
             file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            size = parts[0].head.num_bytes or num_bytes
+            size = parts[0].num_bytes or num_bytes
             if size != num_bytes or digest != sha256:
                 raise DataError(
                     f"{url}: {size} bytes with sha256 {digest[:12]}, its index says {num_bytes} bytes "

@@ -161,7 +161,7 @@ class _Job:
         if is_remote(place):
             url, first = place, Span(place, 0, 1)
             transfer([first])
-            state = [first.head.num_bytes or time.time_ns(), first.etag]
+            state = [first.num_bytes or time.time_ns(), first.etag]
         else:
             with open_regular(Path(place), error=DataError) as file:
                 now = os.fstat(file.fileno())
@@ -179,12 +179,12 @@ class _Job:
 
     def _fetched(self, first: Span) -> Scan:
         """Fetch and scan a remote shard, of which the first byte was fetched already."""
-        version = first.etag, first.head.num_bytes
+        version = first.etag, first.num_bytes
         with tempfile.NamedTemporaryFile(prefix=".shard.", suffix=".partial", dir=self.parts) as file:
             try:
                 spans = copy(first.url, file, SHARD.limit, num_bytes=version[1])
                 file.flush()
-                if {(one.etag or version[0], one.head.num_bytes or version[1]) for one in spans} != {version}:
+                if {(one.etag or version[0], one.num_bytes or version[1]) for one in spans} != {version}:
                     raise DataError(f"{first.url}: changed while it was read; type the same line again")
                 return read_shard(Path(file.name), self.members)
             except DataError as error:

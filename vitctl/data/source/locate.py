@@ -47,10 +47,11 @@ from vitctl.system.remote import (
     FIRST_SECONDS,
     GaveUpError,
     MissingError,
+    Span,
     check_address,
-    copy,
     is_remote,
     read_file,
+    transfer,
 )
 from vitctl.system.text import count_text, nearest, one_line
 
@@ -467,5 +468,5 @@ def _fetch_index(url: str, folder: Path, text: bytes) -> None:
     """Fetch the tables of an index; `index.json` is written last."""
     for name, max_bytes in table_limits(text).items():
         with atomic_write(folder / name) as aside, aside.open("wb") as file:
-            copy(f"{url}/{name}", file, max_bytes)
+            transfer([Span(f"{url}/{name}", file=file)], max_bytes)
     write_bytes(folder / INDEX_FILE, text)

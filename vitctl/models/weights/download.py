@@ -19,7 +19,6 @@ from vitctl.system.remote import (
     HUB,
     TRANSIENT,
     GaveUpError,
-    Head,
     MissingError,
     Span,
     TransientError,
@@ -290,10 +289,10 @@ def _download(url: str, target: Path, progress: Progress) -> None:
     etag = version.read_text() if part.exists() and version.exists() else ""
     cached_stamp = stamp.read_text() if target.exists() and stamp.exists() else ""
 
-    def heard(head: Head) -> None:
-        if cached_stamp and _stamp(head.headers) == cached_stamp:
+    def heard() -> None:
+        if cached_stamp and _stamp(span.headers) == cached_stamp:
             raise NotModifiedError
-        if head.headers.get("Content-Type", "").startswith("text/html"):
+        if span.headers.get("Content-Type", "").startswith("text/html"):
             raise CheckpointError(
                 f"{url}: returned a web page, not weights; correct the link, or log in and download the file"
             )
@@ -311,7 +310,7 @@ def _download(url: str, target: Path, progress: Progress) -> None:
             part.unlink()
             raise
     with part.open("rb") as file:
-        for algorithm, start in _stated_digests(url, span.head.headers):
+        for algorithm, start in _stated_digests(url, span.headers):
             _check_digest(url, file, algorithm, start)
         os.fsync(file.fileno())
     version.unlink(missing_ok=True)
@@ -319,7 +318,7 @@ def _download(url: str, target: Path, progress: Progress) -> None:
     if with_query(url) == url:
         stamp.unlink(missing_ok=True)
     else:
-        write_text(stamp, _stamp(span.head.headers))
+        write_text(stamp, _stamp(span.headers))
 
 
 def _stated_digests(url: str, headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
