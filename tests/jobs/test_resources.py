@@ -77,6 +77,12 @@ def test_seconds__differ_by_how_gradients_are_added() -> None:
         assert one.seconds["computation"] == flops / (0.4 * peak * 1e12 * 512)
     again = plan("ddp", Link(400, 8), **{"machine.checkpoint_blocks": True})
     assert again.seconds["computation"] == pytest.approx(4 / 3 * fast.seconds["computation"])
+    attention = plan("ddp", Link(400, 8), **{"machine.checkpoint_blocks": "attention"})
+    assert fast.seconds["computation"] < attention.seconds["computation"] < 1.2 * fast.seconds["computation"]
+    assert again.memory["activations"] < attention.memory["activations"] < fast.memory["activations"]
+    resnet = {"model.name": "R50x1", "model.pre_logits": False}
+    with pytest.raises(RecipeError, match=r"'attention' is for Transformers, this network is .* 'resnet'"):
+        plan("ddp", **{"machine.checkpoint_blocks": "attention", **resnet})
 
 
 @pytest.mark.parametrize("how", HOW)

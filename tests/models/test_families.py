@@ -4,6 +4,7 @@ run.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,8 +100,8 @@ def test_checkpoint_blocks__changes_neither_loss_nor_gradients(
         family = replace(family, dropout=0.2, drop_path=0.3)
     images = images_for(family)
     found = []
-    for checkpointed in (0, 1, 2):
-        model = build(family, dtype=torch.float64)
+    for checkpointed in (0, 1, 2, *(["attention"] if isinstance(family, ViTConfig) else [])):
+        model: Any = build(family, dtype=torch.float64)
         assert model.checkpoint_blocks == 0
         model.checkpoint_blocks = checkpointed
         torch.manual_seed(3)

@@ -1,6 +1,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -15,15 +15,18 @@ from vitctl.models.flops import (
     convolution,
     count_macs,
     count_parameters,
+    recomputed_share,
     training_flops,
     training_memory_bytes,
 )
 from vitctl.models.resnet import pad_same
 from vitctl.models.variants import (
     RESNETS,
+    AxialConfig,
     Config,
     HybridConfig,
     MaskedPatchConfig,
+    Recomputed,
     ResNetConfig,
     ViTConfig,
     downstream,
@@ -239,7 +242,7 @@ def test_training_flops__fit_table_6(name: str, gmacs: float, epochs: int, print
     assert abs(flops / 1e18 - printed) < max(1.2, 0.001 * printed)
 
 
-def saved_bytes(config: Config, micro_batch: int, precision: str, checkpoint_blocks: int = 0) -> int:
+def saved_bytes(config: Config, micro_batch: int, precision: str, checkpoint_blocks: Any = 0) -> int:
     """Bytes that autograd keeps for the backward pass, weights left out, shared storage counted once."""
     model = build(config, dtype=torch.float64 if precision == "float64" else torch.float32)
     model.checkpoint_blocks, model.every_token = checkpoint_blocks, True
@@ -311,6 +314,61 @@ def test_training_memory__with_checkpointing_is_what_is_kept_and_one_block(
     assert kept < estimate < (0.7 if every == 1 else 1) * whole
     one = (whole - kept) / sum(is_checkpointed(index, every) for index in range(config.depth))
     assert estimate - kept == pytest.approx(one, rel=0.2)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        variant("Ti/16", image_size=224, depth=4, num_classes=10),
+        AxialConfig(
+            patch_size=16, hidden_size=64, depth=4, mlp_size=128, num_heads=2, image_size=224, num_classes=10
+        ),
+        variant("Ti/16", image_size=64, depth=4, num_classes=10, position_embedding="relative"),
+    ],
+    ids=["vit", "axial", "relative"],
+)
+def test_training_memory__with_attention_recomputed_is_what_is_kept_and_one_attention(
+    config: ViTConfig, precision: Literal["float32", "bf16"]
+) -> None:
+    kept = saved_bytes(config, 4, precision, checkpoint_blocks="attention")
+    whole = saved_bytes(config, 4, precision)
+    estimate = training_memory_bytes(config, 4, precision, 0, False, checkpoint_blocks="attention")
+    estimate -= 2 * 4 * count_parameters(config)
+    assert kept < estimate < whole
+    one = (whole - kept) / (config.depth * (1 + isinstance(config, AxialConfig)))
+    assert estimate == pytest.approx(kept + one, rel=0.05)
+
+
+def test_recomputed_share__of_attention_is_what_torch_counts_more() -> None:
+    config = variant("S/16", image_size=64, depth=2, num_classes=10)
+
+    def counted(checkpoint_blocks: Recomputed) -> int:
+        model: Any = build(config)
+        model.checkpoint_blocks, model.every_token = checkpoint_blocks, True
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            model(torch.zeros(2, 3, 64, 64)).sum().backward()
+        return counter.get_total_flops()
+
+    forward = 2 * 2 * count_macs(config)
+    more = counted("attention") - counted(0)
+    assert recomputed_share(config, "attention") * forward == pytest.approx(more, rel=0.02)
+    assert [recomputed_share(config, every) for every in (0, 1, 4)] == [0, 1, 0.25]
+
+
+def test_recomputed_share__and_memory_are_those_of_docs() -> None:
+    config = variant("B/16", num_classes=1000)
+
+    def activations(which: Recomputed) -> int:
+        one, none = (training_memory_bytes(config, n, "bf16", 2, False, which) for n in (1, 0))
+        return one - none
+
+    found = {
+        which: (1 - activations(which) / activations(0), recomputed_share(config, which) / 3)
+        for which in ("attention", 2)
+    }
+    rounded = {which: tuple(round(100 * number) for number in pair) for which, pair in found.items()}
+    assert rounded == {"attention": (14, 9), 2: (35, 17)}
 
 
 def test_training_memory__with_checkpointing_is_never_more_than_without() -> None:

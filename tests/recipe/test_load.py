@@ -116,6 +116,11 @@ def test_load_recipe__names_every_problem_at_once(tmp_path: Path) -> None:
             "sharding_replicas does nothing while nothing is sharded; leave it out, or set sharding = 'fsdp'",
         ),
         (
+            ("[loss]", '[machine]\ncompile = true\ncheckpoint_blocks = "attention"\n[loss]'),
+            "checkpoint_blocks = 'attention' cuts compiled layers in two; set compile = false, or "
+            "checkpoint_blocks to a number",
+        ),
+        (
             ("[loss]", "[averaging]\ndebias = true\n[loss]"),
             "averaging: debias does nothing without an average",
         ),

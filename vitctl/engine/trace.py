@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -335,7 +335,7 @@ class StartLine(BaseModel):
     attention: str = Field("", max_length=50)
     linear: str = Field("", max_length=50)
     compile: bool | None = None
-    checkpoint_blocks: int | bool | None = None  # a bool before it was a number
+    checkpoint_blocks: int | bool | Literal["attention"] | None = None  # a bool before it was a number
     lanes: int = Field(0, ge=0, le=10**6)
     draws: bool = False
     versions: dict[str, str] = Field(default_factory=dict, max_length=100)

@@ -111,6 +111,7 @@ from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
 from vitctl.models.flops import computed_flops, forward_flops
 from vitctl.models.lora import adapted_layers
+from vitctl.models.variants import check_recomputed
 from vitctl.recipe.known import Comparison, known_in_words
 from vitctl.recipe.neutral_keys import unlike_known
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab, frozen_places, lora_of
@@ -244,6 +245,7 @@ class Trainer(TrainStep):
             objective = Distilled(objective, recipe.distillation, teacher, model, colours, runtime)
         kernels = choose_kernels(machine, model.config, runtime, lanes=self.lanes is not None)
         use_kernels(kernels)
+        check_recomputed(model.config, machine.checkpoint_blocks)
         model.checkpoint_blocks = machine.checkpoint_blocks
         if machine.compile:
             compile_blocks(model)

@@ -257,7 +257,7 @@ def plan_training(
         copy_bytes=copy,
         sent_bytes=sent,
         read=read,
-        seconds=step_seconds(flops / steps, recipe, sent, read, nodes, link, device),
+        seconds=step_seconds(config, flops / steps, recipe, sent, read, nodes, link, device),
         fitting_micro_batch=min(fitting, share),
         checkpoint_bytes=checkpoint,
         disk_bytes=checkpoint * kept,

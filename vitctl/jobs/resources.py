@@ -21,10 +21,11 @@ from vitctl.models.flops import (
     count_adapted,
     count_parameters,
     count_trained,
+    recomputed_share,
     training_memory_bytes,
 )
 from vitctl.models.roofline import MEMORY
-from vitctl.models.variants import Config, check_lora
+from vitctl.models.variants import Config, check_lora, check_recomputed
 from vitctl.recipe.schema import Finetune, Machine, Pretrain, frozen_places, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
 
@@ -102,6 +103,7 @@ class Memory:
             OPTIMIZERS[recipe.optimizer.name].slots,
             recipe.averaging.decay > 0,
         )
+        check_recomputed(config, m.checkpoint_blocks)
         precision, wide = precision_of(m), number_bytes(m)
         frozen, trained = frozen_places(recipe, config), trained_parameters(recipe, config)
         none, one = (
@@ -257,6 +259,7 @@ def traffic_bytes(
 
 
 def step_seconds(
+    config: Config,
     flops: float,
     recipe: Pretrain | Finetune,
     sent: float,
@@ -271,7 +274,8 @@ def step_seconds(
     time, and after it: beyond that the two take their time one after the other.
 
     Args:
-        flops: of a step.
+        config: of the network.
+        flops: of a step, without what is computed again.
         recipe: that trains.
         sent: `traffic_bytes`.
         read: None where nothing is known of the data.
@@ -279,8 +283,9 @@ def step_seconds(
         link: of each.
         device: the GPU.
     """
-    every = recipe.machine.checkpoint_blocks
-    again = 1 + 1 / 3 / every if every else 1.0  # the forward pass of one in so many blocks is computed twice
+    again = (
+        1 + recomputed_share(config, recipe.machine.checkpoint_blocks) / 3
+    )  # of a pass and its backward pass
     computed, network = again * flops / usable_flops(recipe.machine, device), sent / link.bytes_per_second
     seconds = {"computation": computed, "network": network}
     if lanes := lanes_of(recipe, recipe.machine.processes):

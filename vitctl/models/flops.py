@@ -18,6 +18,7 @@ from vitctl.models.variants import (
     Config,
     HybridConfig,
     MaskedPatchConfig,
+    Recomputed,
     ResNetConfig,
     UnitShape,
     ViTConfig,
@@ -197,28 +198,25 @@ def training_memory_bytes(
     precision: Literal["float32", "tf32", "bf16", "float64"],
     optimizer_slots: int,
     averaging: bool,
-    checkpoint_blocks: int = 0,
+    checkpoint_blocks: Recomputed = 0,
     frozen: int = -1,
 ) -> int:
     """Estimate the device memory of one training step with `micro_batch` images.
 
     Counted: weights, gradients, `optimizer_slots` numbers per weight (SGD with momentum 1, Adam 2), one
-    averaged copy, and what the forward pass keeps for the backward one; of one in `checkpoint_blocks` blocks
-    its input, and the inside of the largest. `bf16` is autocast over float32 weights, as on a GPU, which
-    keeps norms in float32. Fused attention is assumed, which keeps no [N, N] matrix. Not counted: the
+    averaged copy, and what the forward pass keeps for the backward one; of what `checkpoint_blocks` computes
+    again its input, and the inside of the largest part. `bf16` is autocast over float32 weights, as on a GPU,
+    which keeps norms in float32. Fused attention is assumed, which keeps no [N, N] matrix. Not counted: the
     framework's own context, workspaces and fragmentation. Of layers up to the `place` called `frozen` the
     weights count, and the inside of the largest block while it computes.
     """
-    ends, *blocks = _trained(config, frozen)
-    again = [is_checkpointed(index, checkpoint_blocks) for index in range(len(blocks))]
-    of_block = [
-        Cost(wide=block.boundary) if thin else block for block, thin in zip(blocks, again, strict=True)
-    ]
-    inside = [block for block, thin in zip(blocks, again, strict=True) if thin]
-    largest = max([Cost(), *inside], key=lambda block: _kept_bytes(block, micro_batch, precision))
+    trained = _trained(config, frozen)
+    whole, inside = add(*trained), _recomputed(config, trained[1:], checkpoint_blocks)
+    largest = max([Cost(), *inside], key=lambda part: _kept_bytes(part, micro_batch, precision))
+    less = Cost(**{name: -number for name, number in vars(add(*inside)).items()})
     # Never more than without: where the inside of a block is computed again, later blocks are gone.
     kept = min(
-        (add(ends, largest, *of_block), add(ends, *blocks)),
+        (add(whole, less, Cost(wide=-less.boundary), largest), whole),
         key=lambda cost: _kept_bytes(cost, micro_batch, precision),
     )
     wide, _ = _WIDTHS[precision]
@@ -234,7 +232,7 @@ def training_memory_bytes(
 def converted_bytes(
     config: Config,
     precision: Literal["float32", "tf32", "bf16", "float64"],
-    checkpoint_blocks: int = 0,
+    checkpoint_blocks: Recomputed = 0,
     *,
     gathers_bf16: bool = False,
     frozen: int = -1,
@@ -246,11 +244,32 @@ def converted_bytes(
     are gathered in bf16 (`gathers_bf16`), and gathered again in the backward pass.
     """
     ends, *blocks = _trained(config, frozen)
+    inside = _recomputed(config, blocks, checkpoint_blocks)
     if gathers_bf16:
-        blocks = [replace(block, weight_casts=0) for block in blocks]
-    once = [_kept_bytes(block, 0, precision) for block in blocks]
-    again = [number for index, number in enumerate(once) if is_checkpointed(index, checkpoint_blocks)]
+        blocks, inside = ([replace(part, weight_casts=0) for part in parts] for parts in (blocks, inside))
+    once, again = ([_kept_bytes(part, 0, precision) for part in parts] for parts in (blocks, inside))
     return _kept_bytes(ends, 0, precision) + sum(once) - sum(again) + max([0, *again])
+
+
+def _recomputed(config: Config, blocks: Sequence[Cost], checkpoint_blocks: Recomputed) -> list[Cost]:
+    """Return the cost of each part of the last blocks of a network that is computed again."""
+    if checkpoint_blocks != "attention":
+        return [block for index, block in enumerate(blocks) if is_checkpointed(index, checkpoint_blocks)]
+    if not isinstance(config, ViTConfig):
+        return []
+    lengths = config.grid if isinstance(config, AxialConfig) else (config.num_tokens,)
+    return [_attention(config, length) for length in lengths] * min(len(blocks), config.depth)
+
+
+def recomputed_share(config: Config, checkpoint_blocks: Recomputed) -> float:
+    """Return the share of the forward pass that is computed again in the backward pass."""
+    if checkpoint_blocks == "attention" and isinstance(config, ViTConfig):
+        parts = _recomputed(config, _network(config)[1], checkpoint_blocks)
+        unused = (
+            len(parts) * config.num_tokens * config.hidden_size**2
+        )  # the last layer, whose output is known
+        return (add(*parts).macs - unused) / count_macs(config)
+    return 1 / int(checkpoint_blocks) if checkpoint_blocks else 0.0
 
 
 def _kept_bytes(
@@ -358,18 +377,26 @@ def _encoder_block(config: ViTConfig, length: int) -> Cost:
     count, width, mlp = config.num_tokens, config.hidden_size, config.mlp_size
     return add(
         norm(count, width, groups=count),
-        linear(count, width, 3 * width, bias=False),
-        Cost(parameters=width * {"qkv": 3, "qv": 2, "none": 0}[config.qkv_bias]),
-        product(2 * count * length * width),
-        # query, key, value; the log-sum of each head
-        Cost(narrow=3 * count * width, wide=count * config.num_heads),
-        _relative(config),
-        linear(count, width, width),
+        replace(_attention(config, length), boundary=0),
         norm(count, width, groups=count),
         _mlp(config, count),
         Cost(masks=(config.dropout > 0) * count * (2 * width + mlp)),
         # a scale keeps what it scales
         Cost(parameters=2 * width, narrow=2 * count * width) if config.layer_scale else Cost(),
+    )
+
+
+def _attention(config: ViTConfig, length: int) -> Cost:
+    """Attention of every token with `length` tokens, behind its norm."""
+    count, width = config.num_tokens, config.hidden_size
+    return add(
+        linear(count, width, 3 * width, bias=False),
+        Cost(parameters=width * {"qkv": 3, "qv": 2, "none": 0}[config.qkv_bias]),
+        product(2 * count * length * width),
+        # query, key, value; the log-sum of each head
+        Cost(narrow=3 * count * width, wide=count * config.num_heads, boundary=count * width),
+        _relative(config),
+        linear(count, width, width),
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitctl.models.blocks import Block, Generator, draw, lecun_normal, plain_norm, run, zero
 from vitctl.models.kernels import Head
-from vitctl.models.variants import HybridConfig, ResNetConfig, UnitShape, is_checkpointed, stages
+from vitctl.models.variants import HybridConfig, Recomputed, ResNetConfig, UnitShape, is_checkpointed, stages
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Backbone(nn.Module):
         self.root = root
         self.stages = nn.ModuleList(nn.ModuleList(unit(shape) for shape in stage) for stage in stages(config))
 
-    def forward(self, images: Tensor, checkpoint_blocks: int = 0) -> Tensor:
+    def forward(self, images: Tensor, checkpoint_blocks: Recomputed = 0) -> Tensor:
         found: Tensor = self.root(images)
         for index, unit in enumerate(unit for stage in self.stages for unit in cast(nn.ModuleList, stage)):
             found = run(unit, (found,), is_checkpointed(index, checkpoint_blocks))
@@ -208,7 +208,7 @@ class ResNet(nn.Module):
     def __init__(self, config: ResNetConfig, backbone: Backbone | None = None) -> None:
         super().__init__()
         self.config = config
-        self.checkpoint_blocks = 0
+        self.checkpoint_blocks: Recomputed = 0
         self.backbone = backbone or (backbone_v1 if config.version == "v1" else backbone_v2)(config)
         last = config.version == "v2"
         self.norm = GroupNorm(config.num_groups, config.feature_size, eps=V2.norm_eps) if last else None

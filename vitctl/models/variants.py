@@ -344,9 +344,21 @@ class UnitShape:
         return self.stride > 1 or self.inputs != self.outputs
 
 
-def is_checkpointed(index: int, every: int) -> bool:
-    """Return whether a block is one of every so many whose inner values are computed again; 0: of none."""
-    return every > 0 and index % every == 0
+Recomputed = int | Literal["attention"]  # what is computed again: one in so many blocks, 0: none
+
+
+def is_checkpointed(index: int, recomputed: Recomputed) -> bool:
+    """Return whether a block is one of those whose inner values are all computed again."""
+    return recomputed != "attention" and recomputed > 0 and index % recomputed == 0
+
+
+def check_recomputed(config: "Config", recomputed: Recomputed) -> None:
+    """Raise RecipeError where there is no attention to compute again."""
+    if recomputed == "attention" and not isinstance(config, ViTConfig):
+        raise RecipeError(
+            f"machine.checkpoint_blocks = 'attention' is for Transformers, this network is of the family "
+            f"{family(config)!r}; set a number of blocks, such as 1"
+        )
 
 
 def skips_unused_tokens(config: "ViTConfig") -> bool:

@@ -32,7 +32,7 @@ from vitctl.models.positions import (
     turned,
 )
 from vitctl.models.resnet import backbone_v1, initialise_backbone
-from vitctl.models.variants import HybridConfig, ViTConfig, is_checkpointed, skips_unused_tokens
+from vitctl.models.variants import HybridConfig, Recomputed, ViTConfig, is_checkpointed, skips_unused_tokens
 
 
 class Attention(nn.Module):
@@ -52,6 +52,7 @@ class Attention(nn.Module):
         by_offset = config.position_embedding == "relative_bias"
         table = torch.empty(num_offsets(config.grid), self.num_heads) if by_offset else None
         self.relative_bias = nn.Parameter(table) if table is not None else None
+        self.recomputed = False
 
     def project(self, tokens: Tensor, turns: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key, value, each `[..., num_heads, N, D / num_heads]`, of `tokens` `[..., N, D]`.
@@ -187,7 +188,9 @@ class EncoderBlock(Block):
 
     def forward(self, tokens: Tensor, first: int | None = None, turns: Tensor | None = None) -> Tensor:
         """Return all tokens, or the `first` of them alone; `turns` as in `Attention.project`."""
-        mixed = self.dropout(self.attention(self.norm1(tokens), first, turns))
+        mixed = self.dropout(
+            run(self.attention, (self.norm1(tokens), first, turns), self.attention.recomputed)
+        )
         mixed = mixed if self.scale1 is None else mixed * self.scale1
         tokens = tokens[..., :first, :] + self.drop_path(mixed)
         changed = self.mlp(self.norm2(tokens))
@@ -223,9 +226,9 @@ class AttentionPool(nn.Module):
 class VisionTransformer(nn.Module):
     """Images to logits. The weights mean nothing before `initialise` or `load_state_dict`: use `build.build`.
 
-    `checkpoint_blocks` (one in so many) trades memory for time in training, and changes no result. Where only
-    the class token is read, the last block computes no other, unless `every_token`. Paper: Section 3.1,
-    Figure 1
+    `checkpoint_blocks` (one in so many, or "attention") trades memory for time in training, and changes no
+    result. Where only the class token is read, the last block computes no other, unless `every_token`. Paper:
+    Section 3.1, Figure 1
     """
 
     class_token: nn.Parameter | None
@@ -236,7 +239,8 @@ class VisionTransformer(nn.Module):
         super().__init__()
         width, patch = config.hidden_size, config.patch_size
         self.config = config
-        self.checkpoint_blocks, self.every_token = 0, False
+        self.every_token = False
+        self._recomputed: Recomputed = 0
         self.patch_embedding = nn.Conv2d(
             config.map_channels, width, kernel_size=patch, stride=patch, bias=config.patch_bias
         )
@@ -323,6 +327,18 @@ class VisionTransformer(nn.Module):
         tokens = torch.cat([*earlier, tokens], dim=1) if earlier else tokens
         encoded: Tensor = self.norm(tokens) if self.config.norm_at == "tokens" else tokens
         return encoded
+
+    @property
+    def checkpoint_blocks(self) -> Recomputed:
+        """What is computed again in the backward pass instead of kept."""
+        return self._recomputed
+
+    @checkpoint_blocks.setter
+    def checkpoint_blocks(self, recomputed: Recomputed) -> None:
+        self._recomputed = recomputed
+        for module in self.blocks.modules():
+            if isinstance(module, Attention):
+                module.recomputed = recomputed == "attention"
 
     def features(self, images: Tensor) -> Tensor:
         """Return the representation `[B, R]` that feeds the head, of `images` `[B, 3, H, W]` in [-1, 1]."""

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, model_validator
+from pydantic import AfterValidator, PlainValidator, model_validator
 
 from vitctl.errors import LaunchError, RecipeError
-from vitctl.models.variants import Config, MaskedPatchConfig, ViTConfig, variant
+from vitctl.models.variants import Config, MaskedPatchConfig, Recomputed, ViTConfig, variant
 from vitctl.recipe.images import (
     EvaluateImages,
     ExportImages,
@@ -115,14 +115,20 @@ class EvaluateMachine(NetworkMachine):
     )
 
 
+def _recomputed(value: Any) -> Recomputed:
+    value = int(value) if isinstance(value, bool) else value
+    if value == "attention" or (type(value) is int and value >= 0):
+        return value  # type: ignore[no-any-return]
+    raise ValueError("should be a whole number of layers from 0, or 'attention'")
+
+
 class TrainMachine(NetworkMachine):
     """[machine] of the jobs that train."""
 
-    checkpoint_blocks: Annotated[int, BeforeValidator(lambda n: int(n) if isinstance(n, bool) else n)] = knob(
+    checkpoint_blocks: Annotated[Recomputed, PlainValidator(_recomputed)] = knob(
         0,
         "activation checkpointing: recompute one in so many layers in the backward pass instead of storing "
-        "its activations; 1: each, 0: none; true stands for 1",
-        ge=0,
+        "its activations; 1: each, 0: none; true stands for 1; attention: of each layer the attention alone",
     )
     compile: bool = knob(
         False, "torch.compile each layer; with dropout or drop_path this changes the random draws"
@@ -136,6 +142,15 @@ class TrainMachine(NetworkMachine):
         unit="images",
         ge=-1,
     )
+
+    @model_validator(mode="after")
+    def _whole_graphs(self) -> Self:
+        if self.compile and self.checkpoint_blocks == "attention":
+            raise ValueError(
+                "checkpoint_blocks = 'attention' cuts compiled layers in two; set compile = false, or "
+                "checkpoint_blocks to a number"
+            )
+        return self
 
 
 class ShardedMachine(TrainMachine):

@@ -187,7 +187,7 @@ def _estimates(
     images = min(plan.micro_batch, plan.fitting_micro_batch)
     m = recipe.machine
     is_other = m.device == "cpu" or m.precision not in ("auto", "bf16")
-    is_other = is_other or m.checkpoint_blocks > 0 or m.sharding != "none"
+    is_other = is_other or m.checkpoint_blocks != 0 or m.sharding != "none"
     if not images or is_other or plan.trained_parameters < plan.parameters:
         return {}
     with suppress(RecipeError):

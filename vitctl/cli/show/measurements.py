@@ -256,7 +256,7 @@ def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
         where += f", {count_text(threads, 'thread')} of {count_text(machine['cores'], 'core')}"
     each = f" in each of {r['processes']} processes" if r["processes"] > 1 else ""
     kernels = [r["precision"], f"attention {r['attention']}, linear {r['linear']}"]
-    kernels += ["compiled"] * r["compile"] + ["blocks recomputed"] * (r["checkpoint_blocks"] > 0)
+    kernels += ["compiled"] * r["compile"] + ["blocks recomputed"] * bool(r["checkpoint_blocks"])
     slowest, fastest = (rate_text(r["batch_size"] / pick(r["step_seconds"])) for pick in (max, min))
     spread = f", {slowest} to {fastest}" if r["steps"] > 1 else ""
     rows = {
