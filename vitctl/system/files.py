@@ -297,6 +297,15 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def file_state(path: Path | str) -> tuple[int, ...]:
+    """Return what changes with a file's content: inode, times of change in ns, size; () if it is missing."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+
+
 def open_regular(path: Path, *, error: type[VitctlError]) -> io.BufferedReader:
     """Open a regular file for reading.
 
@@ -423,17 +432,19 @@ def locked(path: Path) -> Iterator[None]:
 _LOCK_SECONDS = 5
 
 
-def lock_alone(descriptor: int, place: Path, *, error: type[VitctlError]) -> None:
+def lock_alone(
+    descriptor: int, place: Path, *, error: type[VitctlError], seconds: float | None = None
+) -> None:
     """Lock a file or folder, or refuse; on a disk without locks do nothing.
-
-    It waits a little: processes of a killed run hold their lock until they notice.
 
     Args:
         descriptor: of what is locked, until it is closed.
         place: what is written under the lock, for the message.
         error: what is raised where another process holds the lock.
+        seconds: how long to wait; None: a little, because processes of a killed run hold their lock until
+            they notice.
     """
-    until = time.monotonic() + _LOCK_SECONDS
+    until = time.monotonic() + (_LOCK_SECONDS if seconds is None else seconds)
     while True:
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,6 +12,7 @@ from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.shards.index import Index
+from vitctl.data.shards.indexing import index_addresses
 from vitctl.data.source.order import WindowedOrder
 from vitctl.data.source.stores import ShardSource
 from vitctl.errors import DataError
@@ -59,3 +60,23 @@ def test_s3__gives_the_images_of_the_local_split(
     with pytest.raises(DataError, match="no such file") as caught:
         remote.read_file(f"{bucket}/none", 9)
     assert "S3CR3T" not in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_s3__shards_are_indexed_and_one_that_changed_is_read_again(
+    bucket: str, make_split: Callable[..., Index], tmp_path: Path, workers: int
+) -> None:
+    local = make_split(40)
+    names, files = [shard.name for shard in local.shards], s3fs.S3FileSystem()
+    files.put(str(local.folder), f"{bucket}/train", recursive=True)
+    whole = (local.folder / names[1]).read_bytes()
+    files.pipe_file(f"{bucket}/train/{names[0]}", (local.folder / names[2]).read_bytes())
+    files.pipe_file(f"{bucket}/train/{names[1]}", whole[:700])
+    urls = [f"{bucket}/train/{name}" for name in names]
+    with pytest.raises(DataError, match=names[1]):
+        index_addresses(urls, tmp_path / "index", class_names=local.class_names, workers=workers)
+    for name in names[:2]:
+        files.pipe_file(f"{bucket}/train/{name}", (local.folder / name).read_bytes())
+    index = index_addresses(urls, tmp_path / "index", class_names=local.class_names, workers=workers)
+    assert np.array_equal(index.rows, local.rows)
+    assert [shard.sha256 for shard in index.shards] == [shard.sha256 for shard in local.shards]

@@ -31,6 +31,7 @@ from vitctl.system.files import (
     INDEX,
     atomic_write,
     error_text,
+    file_state,
     open_regular,
     parse_json,
     read_bytes,
@@ -272,8 +273,7 @@ def table_limits(text: bytes) -> dict[str, int]:
 
 def table_sha256(path: Path) -> str:
     """Return the SHA-256 of a file, cached in this process until the file changes."""
-    now = os.stat(path)
-    return _hashed(str(path), now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+    return _hashed(str(path), *file_state(path))
 
 
 @lru_cache(_CACHED_DIGESTS)

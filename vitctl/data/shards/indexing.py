@@ -6,7 +6,6 @@ after the shards that it has read.
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -25,9 +24,9 @@ from vitctl.system.files import (
     INDEX,
     SHARD,
     atomic_write,
+    file_state,
     lock_alone,
     open_lock,
-    open_regular,
     parsing,
     read_json,
 )
@@ -157,15 +156,10 @@ class _Job:
         Returns:
             its entry in the index, the width of its labels, and the file that holds the scan.
         """
-        place, url = self.places[number], ""
-        if is_remote(place):
-            url, first = place, Span(place, 0, 1)
+        place, first = self.places[number], Span(self.places[number], 0, 1)
+        if url := place if is_remote(place) else "":
             transfer([first])
-            state = [first.num_bytes or time.time_ns(), first.etag]
-        else:
-            with open_regular(Path(place), error=DataError) as file:
-                now = os.fstat(file.fileno())
-            state = [now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns]
+        state = (first.num_bytes or time.time_ns(), first.etag) if url else file_state(place)
         name = place.rpartition("/")[2]
         key = json.dumps([url or name, state, asdict(self.members)])
         part = self.parts / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"

@@ -5,9 +5,9 @@ split is cached.
 """
 
 import errno
-import fcntl
 import glob
 import hashlib
+import math
 import os
 import re
 import sys
@@ -35,6 +35,7 @@ from vitctl.system.files import (
     atomic_write,
     cache_folder,
     inside,
+    lock_alone,
     locked,
     open_lock,
     read_bytes,
@@ -64,7 +65,6 @@ _ASKED, _MAX_ASKED_BYTES = f"{INDEX_FILE}.asked", 1000  # the start of a command
 _LOOKED_FOR = ("train", "validation", "val", "test", "train800", "val200", "train800val200")
 _LOCK = ".index.lock"
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True)
@@ -349,11 +349,7 @@ def _index_once(folder: Path, paths: Sequence[Path]) -> None:
     """
     try:
         with open_lock(folder / _LOCK) as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
+            lock_alone(lock.fileno(), folder, error=DataError, seconds=math.inf)
             try:
                 if not (folder / INDEX_FILE).exists():
                     _index(folder, paths)

@@ -119,7 +119,7 @@ def num_repeated(source: Source) -> int:
         return 0
     seen: dict[str, np.ndarray] = {}
     repeated = 0
-    for store, rows in stored(source):
+    for store, rows, _ in stored(source):
         taken = seen.setdefault(store.digest, np.zeros(len(store), bool))
         chosen = slice(None) if rows is None else rows
         repeated += int(np.count_nonzero(taken[chosen]))

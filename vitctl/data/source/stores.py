@@ -27,7 +27,7 @@ from vitctl.data.shards.tar import member_name, split_name, unescape_key
 from vitctl.data.source.rows import CHUNK, Rows
 from vitctl.errors import DataError, explained
 from vitctl.system.address import without_queries
-from vitctl.system.files import IMAGE_FILE, read_bytes
+from vitctl.system.files import IMAGE_FILE, file_state, read_bytes
 from vitctl.system.process import max_open_shards
 from vitctl.system.remote import is_remote, read_file, read_ranges
 
@@ -43,7 +43,7 @@ def open_index(folder: Path, base: str = "") -> Index:
     Raises:
         DataError: as `read_index`.
     """
-    state = [_status(folder / name) for name in (INDEX_FILE, SAMPLES, LABELS)]
+    state = [file_state(folder / name) for name in (INDEX_FILE, SAMPLES, LABELS)]
     index = _read_once(folder, base, *state)
     if not base and size_problems(folder, index.shards):
         return read_index(folder, base)  # raises, with every problem
@@ -51,7 +51,7 @@ def open_index(folder: Path, base: str = "") -> Index:
 
 
 @lru_cache(_MAX_INDEXES)
-def _read_once(folder: Path, base: str, *_state: tuple[int, ...] | None) -> Index:
+def _read_once(folder: Path, base: str, *_state: tuple[int, ...]) -> Index:
     return read_index(folder, base)
 
 
@@ -61,15 +61,6 @@ def array_digest(text: str, samples: Rows) -> str:
     for begin in range(0, len(samples), CHUNK):
         digest.update(np.ascontiguousarray(samples[begin : begin + CHUNK], "<i8").data)
     return digest.hexdigest()
-
-
-def _status(path: Path) -> tuple[int, ...] | None:
-    """Return what changes with a file's content; None if the file is missing."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
 
 class ShardSource:

@@ -19,7 +19,7 @@ from vitctl.data.shards import index as shard_index
 from vitctl.data.source import hashing
 from vitctl.data.source.views import Source, used_shards
 from vitctl.errors import DataError
-from vitctl.system.files import RUN_FILE, open_regular, read_bytes
+from vitctl.system.files import RUN_FILE, file_state, open_regular, read_bytes
 from vitctl.system.remote import is_remote
 
 FOLDER = "verified"
@@ -45,11 +45,7 @@ class _File(NamedTuple):
 
     def state(self) -> tuple[int, ...]:
         """Return what changes with the content of the file; () if it is missing."""
-        try:
-            status = os.stat(self.path)
-        except OSError:
-            return ()
-        return (status.st_ino, status.st_mtime_ns, *(() if self.is_cached else (status.st_ctime_ns,)))
+        return file_state(self.path)[: 2 if self.is_cached else 3]
 
     def recorded_state(self, record: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the state of the file in a record."""

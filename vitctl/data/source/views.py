@@ -313,15 +313,24 @@ def sample_key(source: Source, sample: int) -> str:
         return f"number {sample}"
 
 
-def stored(source: Source, samples: np.ndarray | None = None) -> Iterator[tuple[Source, np.ndarray | None]]:
-    """Yield the sources behind some samples of a source, or all, that are not views, and the samples' numbers
-    there; None for all.
+def stored(
+    source: Source, samples: np.ndarray | None = None, here: np.ndarray | None = None
+) -> Iterator[tuple[Source, np.ndarray | None, np.ndarray | None]]:
+    """Yield the sources behind some samples of a source, or all, that are not views.
+
+    Args:
+        source: of the samples.
+        samples: their numbers; None for all.
+        here: the caller's number of each of them; None: not needed.
+
+    Yields:
+        the source, the samples' numbers there (None for all), and those of `here`.
     """
     if not isinstance(source, View):
-        yield source, samples
+        yield source, samples, here
         return
-    for store, rows, _ in source.by_store(samples):
-        yield from stored(store, rows)
+    for store, rows, chosen in source.by_store(samples):
+        yield from stored(store, rows, None if here is None else here[chosen])
 
 
 def read_together(source: Source, samples: np.ndarray, *, at_once: bool = False) -> dict[int, bytes]:
@@ -329,29 +338,17 @@ def read_together(source: Source, samples: np.ndarray, *, at_once: bool = False)
     found: dict[int, bytes] = {}
     if not any(split.index.is_remote for split in split_sources(source)):
         return found
-    for store, rows, here in _behind(source, samples, samples):
-        if isinstance(store, ShardSource):
+    for store, rows, here in stored(source, samples, samples):
+        if isinstance(store, ShardSource) and rows is not None and here is not None:
             numbers = dict(zip(rows.tolist(), here.tolist(), strict=True))
             read = store.read_together(list(numbers), at_once=at_once)
             found |= {numbers[row]: data for row, data in read.items()}
     return found
 
 
-def _behind(
-    source: Source, rows: np.ndarray, here: np.ndarray
-) -> Iterator[tuple[Source, np.ndarray, np.ndarray]]:
-    """Yield the sources behind some rows that are not views, the rows there, and their numbers here."""
-    if not isinstance(source, View):
-        yield source, rows, here
-        return
-    for store, inner, chosen in source.by_store(rows):
-        assert inner is not None
-        yield from _behind(store, inner, here[chosen])
-
-
 def fetch_ahead(source: Source, samples: np.ndarray) -> None:
     """Fetch the remote shards of some samples into the cache; see `ShardSource.fetch_ahead`."""
-    for store, rows in stored(source, samples):
+    for store, rows, _ in stored(source, samples):
         if isinstance(store, ShardSource) and rows is not None:
             store.fetch_ahead(rows)
 
@@ -381,7 +378,7 @@ def used_shards(source: Source) -> Iterator[tuple[ShardSource, np.ndarray]]:
         ends = {split: np.array(split.ends) for split in splits}
         used = {split: np.zeros(len(split.ends), bool) for split in splits}
         for begin in range(0, len(source), CHUNK):
-            for split, rows in stored(source, np.arange(begin, min(begin + CHUNK, len(source)))):
+            for split, rows, _ in stored(source, np.arange(begin, min(begin + CHUNK, len(source)))):
                 if isinstance(split, ShardSource) and rows is not None:
                     used[split][np.searchsorted(ends[split], rows, side="right")] = True
         yield from ((split, np.flatnonzero(found)) for split, found in used.items())
@@ -405,7 +402,7 @@ def shared_samples(one: Source, other: Source) -> int:
     places: list[dict[str, np.ndarray]] = []
     for source in (one, other):
         found: dict[str, np.ndarray] = {}
-        for store, rows in stored(source):
+        for store, rows, _ in stored(source):
             taken = np.arange(len(store)) if rows is None else rows
             found[store.digest] = np.union1d(found.get(store.digest, taken), taken)
         places.append(found)
