@@ -279,8 +279,8 @@ def computed(runtime: Runtime) -> dict[str, Any]:
         "device_name": torch.cuda.get_device_name(runtime.device) if is_cuda else cpu_name(),
         "hardware": processor(runtime.device),
         "processes": runtime.num_processes,
+        **kernels_used(),
     }
-    own |= kernels_used()
     if is_cuda and runtime.precision in ("float32", "tf32"):
         own["tf32"] = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
     if not is_cuda:
@@ -385,11 +385,10 @@ def computation(runtime: Runtime, **chosen: Any) -> dict[str, Any]:
         own = {"device": torch.cuda.get_device_name(runtime.device)}
     else:
         own = {"device": cpu_kind(_CPUINFO), "threads": torch.get_num_threads()}
-    settings = _library_settings()
     described = {
         **own,
         "precision": runtime.precision,
-        **({"environment": settings} if settings else {}),
+        **({"environment": settings} if (settings := _library_settings()) else {}),
         **chosen,
     }
     if runtime.num_processes > 1:

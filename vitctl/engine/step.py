@@ -337,15 +337,13 @@ class Update:
         """Wait for the numbers and return them."""
         numbers = self.numbers.wait()
         loss_sum, num_images, num_bad, stopped, lost, norm = numbers[:6].tolist()
-        skipped = not (math.isfinite(loss_sum) and math.isfinite(norm))
-        loss = loss_sum / max(1.0, num_images)
         return Result(
-            loss,
+            loss_sum / max(1.0, num_images),
             norm,
             self.lr,
             int(num_bad),
             bool(stopped),
-            skipped,
+            not (math.isfinite(loss_sum) and math.isfinite(norm)),
             bool(lost),
             numbers[6:],
             self.parameters,
