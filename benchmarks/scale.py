@@ -106,6 +106,7 @@ def main() -> None:
         walk = WindowedOrder(SHARDS * IMAGES, 0, IMAGES, WINDOW)
         measure("64 lanes on 64 nodes", LaneOrder(walk, BATCH, NODES), NODES, NODES)
         measure("64 lanes on 48 nodes", LaneOrder(walk, BATCH, NODES), NODES, 48)
+        measure("48 lanes on 48 nodes", LaneOrder(walk, BATCH, 48), 48, 48)
         measure("without lanes on 64 nodes", walk, 1, NODES)
     with tempfile.TemporaryDirectory(prefix="vitctl-scale-") as place:
         folder = Path(place) / "train"

@@ -130,10 +130,10 @@ def _started_workers(
             with warnings.catch_warnings():
                 # About fork in a process with threads: the workers take no lock that a thread may hold.
                 warnings.simplefilter("ignore", DeprecationWarning)
-                with blocked_signals():  # until the worker ignores them
+                with blocked_signals():  # until the worker ignores them, and until it is known here
                     process.start()
+                    readers[reader] = process
             writer.close()  # so that the pipe ends when the worker ends
-            readers[reader] = process
         yield readers
     finally:
         for reader, process in readers.items():
