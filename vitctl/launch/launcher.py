@@ -216,17 +216,16 @@ def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, agent: A
     status, until = read_status(run_dir), time.monotonic() + NOTES_SECONDS
     is_stopping = bool(agent.signals)
     error = first_error(run_dir)
-    while config.nodes > 1 and not is_stopping and error is not None and time.monotonic() < until:
-        if is_cause(error):
-            break
+    waits = config.nodes > 1 and not is_stopping and error is not None
+    while waits and not is_cause(error) and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
         error = first_error(run_dir)
     # A process that the agent terminates, because another one failed, may record that it was stopped.
     if status == "done" or (status == "stopped" and (is_stopping or not is_cause(error))):
         return
     if is_stopping and not is_cause(error):
-        reason = {"error": AT_ONCE} if agent.is_killed else {}
-        write_run_json(run_dir / RESULT, {"job": recipe.job, "status": "stopped", **reason})
+        result = {"job": recipe.job, "status": "stopped"}
+        write_run_json(run_dir / RESULT, result | ({"error": AT_ONCE} if agent.is_killed else {}))
         return
     raise_first_error(run_dir, recipe.machine.processes)
     if config.nodes > 1:

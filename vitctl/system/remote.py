@@ -323,11 +323,7 @@ def retried(url: str, attempt: Callable[[], Result]) -> Result:
             result = attempt()
             break
         except TransientError as error:
-            pause = _pause(url, error, failures, time.monotonic(), None)
-        except BaseException:
-            _is_up(url)
-            raise
-        time.sleep(pause)
+            time.sleep(_pause(url, error, failures, time.monotonic(), None))
     _is_up(url)
     return result
 
