@@ -51,7 +51,8 @@ from vitctl.recipe.schema import Recipe
 from vitctl.system.files import no_links
 from vitctl.system.text import typed
 
-LINGER_SECONDS = 20.0  # for processes here and the other machines, once the run is over
+LEFT_SECONDS = 5.0  # for a process of this machine that does not end, once the result is written
+LINGER_SECONDS = 20.0  # for the other machines, once the run is over
 WAIT_SECONDS = 5.0  # without processes, before a message says so
 NOTES_SECONDS = 5.0  # until the note of a process on another machine is visible here
 
@@ -198,7 +199,8 @@ class _Watcher:
                 "is missing, run the same command there, or on another machine"
             )
         starts_nothing = is_stopping and not agent.had_workers
-        return starts_nothing or self._holds_for("over", is_over, LINGER_SECONDS)
+        seconds = LEFT_SECONDS if workers and has_result else LINGER_SECONDS
+        return starts_nothing or self._holds_for("over", is_over, seconds)
 
     def _holds_for(self, name: str, holds: bool, seconds: float) -> bool:
         """Return whether a condition has held for that long."""
