@@ -43,7 +43,6 @@ ACCELERATE = "accelerate.commands.launch"
 CONFIG = Path(__file__).with_name("accelerate.yaml")  # it sets nothing that no flag sets
 POLL_SECONDS, _WAIT_SECONDS = 2.0, 0.1  # each poll reads files of the run, and looks through all processes
 GRACE_SECONDS = 15.0  # for processes to end, once they were killed or another one has failed for good
-_EXAMPLE = "for example --nodes 2@gpu01:29400"
 
 
 @dataclass(frozen=True)
@@ -69,16 +68,13 @@ def parse_nodes(text: str, restarts: int = 0) -> LaunchConfig:
     if restarts < 0:
         raise LaunchError(f"--restarts {restarts}: should be 0 or more")
     match = re.fullmatch(r"(\d+)(?:@([\w.-]+|\[[\da-fA-F:]+\])(?::(\d+))?)?", text)
-    if match is None or int(match[1]) < 1 or int(match[3] or PORT) not in range(1, 65_536):
+    nodes, host, port = (match[1], match[2] or "", int(match[3] or PORT)) if match else ("0", "", PORT)
+    if int(nodes) < 1 or (int(nodes) > 1 and not host) or port not in range(1, 65_536):
         raise LaunchError(
-            f"--nodes {text}: should be the number of machines, an address and a port; {_EXAMPLE}"
+            f"--nodes {text}: should be the number of machines and, of several, the address and port of one, "
+            f"where they meet; for example --nodes 2@gpu01:29400"
         )
-    config = LaunchConfig(int(match[1]), match[2] or "", int(match[3] or PORT), restarts)
-    if config.nodes > 1 and not config.host:
-        raise LaunchError(
-            f"--nodes {text}: the address of one of the machines, for the rendezvous, is missing; {_EXAMPLE}"
-        )
-    return config
+    return LaunchConfig(int(nodes), host, port, restarts)
 
 
 def check_spread(config: LaunchConfig, processes: int) -> None:

@@ -51,7 +51,8 @@ from vitctl.recipe.schema import Recipe
 from vitctl.system.files import no_links
 from vitctl.system.text import typed
 
-LINGER_SECONDS = 20.0  # for processes here and the other machines, once the run is over
+LEFT_SECONDS = 5.0  # for a process of this machine that does not end, once the result is written
+LINGER_SECONDS = 20.0  # for the other machines, once the run is over
 WAIT_SECONDS = 5.0  # without processes, before a message says so
 NOTES_SECONDS = 5.0  # until the note of a process on another machine is visible here
 
@@ -198,7 +199,8 @@ class _Watcher:
                 "is missing, run the same command there, or on another machine"
             )
         starts_nothing = is_stopping and not agent.had_workers
-        return starts_nothing or self._holds_for("over", is_over, LINGER_SECONDS)
+        seconds = LEFT_SECONDS if workers and has_result else LINGER_SECONDS
+        return starts_nothing or self._holds_for("over", is_over, seconds)
 
     def _holds_for(self, name: str, holds: bool, seconds: float) -> bool:
         """Return whether a condition has held for that long."""
@@ -216,17 +218,16 @@ def _check_outcome(run_dir: Path, recipe: Recipe, config: LaunchConfig, agent: A
     status, until = read_status(run_dir), time.monotonic() + NOTES_SECONDS
     is_stopping = bool(agent.signals)
     error = first_error(run_dir)
-    while config.nodes > 1 and not is_stopping and error is not None and time.monotonic() < until:
-        if is_cause(error):
-            break
+    waits = config.nodes > 1 and not is_stopping and error is not None
+    while waits and not is_cause(error) and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
         error = first_error(run_dir)
     # A process that the agent terminates, because another one failed, may record that it was stopped.
     if status == "done" or (status == "stopped" and (is_stopping or not is_cause(error))):
         return
     if is_stopping and not is_cause(error):
-        reason = {"error": AT_ONCE} if agent.is_killed else {}
-        write_run_json(run_dir / RESULT, {"job": recipe.job, "status": "stopped", **reason})
+        result = {"job": recipe.job, "status": "stopped"}
+        write_run_json(run_dir / RESULT, result | ({"error": AT_ONCE} if agent.is_killed else {}))
         return
     raise_first_error(run_dir, recipe.machine.processes)
     if config.nodes > 1:

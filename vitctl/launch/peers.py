@@ -286,15 +286,9 @@ class _Rank:
             if self.stop.seconds >= GIVE_UP_SECONDS and read_status(self.run_dir) == "stopped":
                 self.end("")
             return
-        answering = {
-            rank: self.marks[rank][0]
-            for rank in range(self.size)
-            if rank != self.rank and self._answers(rank)
-        }
-        self._read(self.rank)
-        answering[self.rank] = self.marks[self.rank][0]
-        furthest = max(int(mark["arrivals"]) for mark in answering.values())
-        silent = [rank for rank in range(self.size) if rank not in answering]
+        answering = {rank: self.marks[rank][0] for rank in range(self.size) if self._answers(rank)}
+        furthest = max((int(mark["arrivals"]) for mark in answering.values()), default=0)
+        silent = [rank for rank in range(self.size) if rank not in answering and rank != self.rank]
         behind = [rank for rank, mark in answering.items() if mark["arrivals"] < furthest]
         starved = [rank for rank in behind if answering[rank]["images"]]
         if still < NOTICE_SECONDS:

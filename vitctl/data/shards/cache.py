@@ -71,11 +71,8 @@ class ShardCache:
         target, locks = self.path(sha256), self.folder / "locks"
         try:
             locks.mkdir(parents=True, exist_ok=True)
-            with open_lock(locks / sha256[:3]) as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if since is None else 0))
-                except BlockingIOError:
-                    return
+            with suppress(BlockingIOError), open_lock(locks / sha256[:3]) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if since is None else 0))
                 if not target.exists():
                     self._fetch(url, target, num_bytes, sha256, since)
         except OSError as error:
