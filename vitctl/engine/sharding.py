@@ -60,14 +60,7 @@ def shard_as(
     """
     if not isinstance(machine, ShardedMachine) or machine.sharding == "none":
         return ""
-    if runtime.num_processes == 1:
-        raise LaunchError(
-            f"machine.sharding = '{machine.sharding}' divides a model over several processes, and there is "
-            f"one; give --processes, or set machine.sharding = 'none'"
-        )
-    if not machine.divides_model:
-        return ""
-    if probed:
+    if probed and machine.divides_model:
         raise LaunchError(
             f"fewshot_probe.every_steps needs model features, which machine.sharding = '{machine.sharding}' "
             "does not support; set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
@@ -78,6 +71,13 @@ def shard_as(
             f"machine.sharding_dtype = 'bf16': this run computes in {runtime.precision}, and would lose "
             f"precision; set machine.precision to 'bf16' or machine.sharding_dtype to 'float32'"
         )
+    if runtime.num_processes == 1:
+        raise LaunchError(
+            f"machine.sharding = '{machine.sharding}' divides a model over several processes, and there is "
+            f"one; give --processes, or set machine.sharding = 'none'"
+        )
+    if not machine.divides_model:
+        return ""
     machine.shards(runtime.num_processes)  # raises where they cannot be divided so
     given = model.state_dict()
     model.to("meta")
