@@ -19,7 +19,7 @@ HOW: dict[str, dict[str, Any]] = {
     "ddp": {},
     "lanes": {"schedule.lanes": 64, "schedule.leaf_images": 8},
     "fsdp": {"machine.sharding": "fsdp"},
-    "hsdp": {"machine.sharding": "fsdp", "machine.sharding_replicas": 64},
+    "hsdp": {"machine.sharding": "hsdp", "machine.sharding_replicas": 64},
 }
 
 
@@ -83,6 +83,12 @@ def test_seconds__differ_by_how_gradients_are_added() -> None:
     resnet = {"model.name": "R50x1", "model.pre_logits": False}
     with pytest.raises(RecipeError, match=r"'attention' is for Transformers, this network is .* 'resnet'"):
         plan("ddp", **{"machine.checkpoint_blocks": "attention", **resnet})
+
+
+def test_zero1__divides_the_moments_and_gathers_the_weights() -> None:
+    whole, cut = plan("ddp"), plan("ddp", **{"machine.sharding": "zero1"})
+    assert cut.memory == whole.memory | {"moments": -(-8 * P // 512)}
+    assert cut.sent_bytes == pytest.approx(1.5 * whole.sent_bytes)
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -22,7 +22,7 @@ from vitctl.engine.checkpoint import (
     read_checkpoint,
     read_state,
 )
-from vitctl.engine.journal import ALLOWED, TENSOR_FILES, json_digest, read_allowed, run_of
+from vitctl.engine.journal import ALLOWED, OPTIMIZER, TENSOR_FILES, json_digest, read_allowed, run_of
 from vitctl.engine.runtime import Runtime, check_same, gather_texts, raised_on_all
 from vitctl.engine.sharding import held, is_part, is_sharded, place_of, sum_of_words, word_sum
 from vitctl.errors import CheckpointError, LaunchError
@@ -192,8 +192,16 @@ def _read_as(who: str, folder: Path, fix: str) -> SavedCheckpoint:
         ) from None
 
 
-def agreed_tensors(runtime: Runtime, saved: SavedCheckpoint, model: nn.Module) -> CheckpointTensors:
-    """Return the tensors of a checkpoint, read by every process; for a sharded model what each holds of them.
+def agreed_tensors(
+    runtime: Runtime, saved: SavedCheckpoint, weights: Mapping[str, Tensor], trained: Mapping[str, Tensor]
+) -> CheckpointTensors:
+    """Return the tensors of a checkpoint, read by every process; what each holds of those that are sharded.
+
+    Args:
+        runtime: this process among its peers.
+        saved: the checkpoint.
+        weights: of the model, by name.
+        trained: those that the optimizer updates.
 
     Raises:
         CheckpointError: a process could not read them, though it had verified them; the same line on every
@@ -202,7 +210,9 @@ def agreed_tensors(runtime: Runtime, saved: SavedCheckpoint, model: nn.Module) -
     read: CheckpointTensors = {}
     with raised_on_all():
         try:
-            read = {name: saved.tensors(name, model.state_dict()) for name in TENSOR_FILES}
+            read = {
+                name: saved.tensors(name, trained if name == OPTIMIZER else weights) for name in TENSOR_FILES
+            }
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"{saved.folder}: process {runtime.rank} on {socket.gethostname()} could not read it "
@@ -235,13 +245,12 @@ def check_same_state(
     """
     if runtime.num_processes == 1:
         return
-    facts = {"step": str(step)}
-    if not is_sharded(model):
-        said = checksum((f"{part} {name}", tensor) for part, name, tensor in everything)
-        check_same(facts | {"weights or optimizer state": said}, _FAILING)
+    named = [(f"{part} {name}", tensor) for part, name, tensor in everything]
+    said = "" if is_sharded(model) else checksum(one for one in named if not is_part(one[1]))
+    check_same({"step": str(step), "weights or optimizer state": said}, _FAILING)
+    if not any(is_part(tensor) for _, tensor in named):
         return
-    check_same(facts, _FAILING)
-    total, copies = _words_held(runtime, model, ((f"{part} {name}", one) for part, name, one in everything))
+    total, copies = _words_held(runtime, named)
     words = sum(file.get(WORDS, 0) for file in saved.state["files"].values()) if saved is not None else 0
     if saved is not None and saved.is_in_parts and total != words * copies % 2**64:
         raise LaunchError(
@@ -249,9 +258,9 @@ def check_same_state(
         )
 
 
-def _words_held(runtime: Runtime, model: Any, tensors: Iterable[tuple[str, Tensor]]) -> tuple[int, int]:
+def _words_held(runtime: Runtime, tensors: Sequence[tuple[str, Tensor]]) -> tuple[int, int]:
     """Return the `word_sum` of what all processes hold, and how many copies of each tensor they hold."""
-    _, number, count = place_of(model)
+    _, number, count = place_of(one for _, one in tensors) or (0, runtime.rank, runtime.num_processes)
     own = word_sum((name, *held(one)) for name, one in tensors if is_part(one) or not number)  # others once
     total = int(runtime.sum_words(np.array([own], dtype=np.uint64))[0])
     return total, runtime.num_processes // count
@@ -265,7 +274,7 @@ def words_of_start(runtime: Runtime, model: nn.Module, start: Mapping[str, Tenso
     if not start:
         return ""
     own = model.state_dict()
-    total, copies = _words_held(runtime, model, ((name, own[name]) for name in start))
+    total, copies = _words_held(runtime, [(name, own[name]) for name in start])
     if runtime.is_main:
         read = ((name, now(one).to(own[name].dtype), 0) for name, one in start.items())
         total = copies * word_sum(read) % 2**64

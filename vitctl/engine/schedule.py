@@ -125,10 +125,10 @@ def lanes_of(recipe: TrainRecipe, num_processes: int) -> Lanes | None:
                 f"blend images of one lane, "
                 f"which needs two images; set {s.batch_size // 2} lanes or fewer"
             )
-    if isinstance(machine, ShardedMachine) and machine.sharding == "fsdp":
+    if isinstance(machine, ShardedMachine) and machine.divides_model:
         raise RecipeError(
-            "machine.sharding = 'fsdp' sums gradients in an order that schedule.lanes cannot control; set "
-            "machine.sharding = 'none' or schedule.lanes = 0"
+            f"machine.sharding = '{machine.sharding}' sums gradients in an order that schedule.lanes cannot "
+            f"control; set machine.sharding = 'none' or schedule.lanes = 0"
         )
     lanes = Lanes(s.batch_size, s.lanes, s.leaf_images)
     if num_processes > lanes.num_leaves:

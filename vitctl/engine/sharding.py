@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vitctl.errors import LaunchError
-from vitctl.models.blocks import Block
+from vitctl.models.blocks import Block, trainable
 from vitctl.models.build import Model, draw_parts
 from vitctl.models.kernels import Head, Linear
 from vitctl.models.weights.later import now
@@ -28,6 +28,7 @@ from vitctl.recipe.schema import ShardedMachine, TrainMachine
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
+    from torch.optim import Optimizer
 
     from vitctl.engine.runtime import Runtime
 
@@ -57,12 +58,12 @@ def shard_as(
     Raises:
         LaunchError: the machine cannot, or the model is probed.
     """
-    if not (isinstance(machine, ShardedMachine) and machine.sharding == "fsdp"):
+    if not isinstance(machine, ShardedMachine) or machine.sharding == "none":
         return ""
-    if probed:
+    if probed and machine.divides_model:
         raise LaunchError(
-            "fewshot_probe.every_steps needs model features, which machine.sharding = 'fsdp' does not "
-            "support; set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
+            f"fewshot_probe.every_steps needs model features, which machine.sharding = '{machine.sharding}' "
+            "does not support; set fewshot_probe.every_steps = 0 or machine.sharding = 'none'"
         )
     gathers_bf16 = machine.sharding_dtype == "bf16"
     if gathers_bf16 and runtime.precision != "bf16":
@@ -72,9 +73,11 @@ def shard_as(
         )
     if runtime.num_processes == 1:
         raise LaunchError(
-            "machine.sharding = 'fsdp' divides a model over several processes, and there is one; give "
-            "--processes, or set machine.sharding = 'none'"
+            f"machine.sharding = '{machine.sharding}' divides a model over several processes, and there is "
+            f"one; give --processes, or set machine.sharding = 'none'"
         )
+    if not machine.divides_model:
+        return ""
     machine.shards(runtime.num_processes)  # raises where they cannot be divided so
     given = model.state_dict()
     model.to("meta")
@@ -200,11 +203,65 @@ def held(tensor: Tensor) -> tuple[Tensor, int]:
     return local(tensor), chunk.offsets[0]
 
 
-def place_of(model: Any) -> tuple[int, int, int]:
-    """Return the replica of a sharded model that this process holds a part of, the part from 0, and how many
-    parts there are.
+def rows_of(model: nn.Module, device: torch.device, num_processes: int) -> dict[nn.Parameter, Any]:
+    """Return of the trained parameters, which every process has, the rows that this one updates, sharing
+    memory: they are sharded as `shard` does it, and so is the optimizer's state of them.
+
+    Left out is what every process updates, so that nothing is rounded otherwise than in full tensors: those
+    whose parts do not begin at a multiple of `_LINE` bytes. Kernels compute the rest of a line on its own.
     """
-    mesh = next(p for p in model.parameters() if is_part(p)).device_mesh
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh(device.type, (num_processes,))
+    return {
+        one: nn.Parameter(_rows(one.data, mesh))
+        for one in trainable(model).values()
+        if one.chunk(num_processes)[0].nbytes % _LINE == 0
+    }
+
+
+_LINE = 64
+
+
+def _rows(whole: Tensor, mesh: Any) -> Tensor:
+    """Return a full tensor as a sharded one whose part is a view of it."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    parts, rank = whole.chunk(mesh.size()), mesh.get_local_rank()
+    own = parts[rank] if rank < len(parts) else whole[:0]
+    return DTensor.from_local(
+        own, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
+def divided(optimizer: "Optimizer", rows: Mapping[nn.Parameter, Any]) -> "Optimizer":
+    """Return an optimizer of these rows that takes their gradients before a step, and gives all processes the
+    new rows of the others after it.
+    """
+
+    def take(*_: Any) -> None:
+        for whole, part in rows.items():
+            if whole.grad is not None:
+                part.grad = _rows(whole.grad, part.device_mesh)
+
+    @torch.no_grad()
+    def give(*_: Any) -> None:
+        for whole, part in rows.items():
+            part.grad = None
+            whole.copy_(full(part))
+
+    optimizer.register_step_pre_hook(take)
+    optimizer.register_step_post_hook(give)
+    return optimizer
+
+
+def place_of(tensors: Iterable[Tensor]) -> tuple[int, int, int] | None:
+    """Return the replica of a sharded model that this process holds a part of, the part from 0, and how many
+    parts there are; None where none of these tensors is sharded.
+    """
+    mesh = next((one.device_mesh for one in tensors if is_part(one)), None)
+    if mesh is None:
+        return None
     *replica, part = cast("list[int]", mesh.get_coordinate())
     return sum(replica), part, mesh.size(-1)
 

@@ -410,7 +410,7 @@ class TrainStep:
         self.is_updating = True  # until the step is counted
         self._step(lr, sums.loss.isfinite() & norm.isfinite() & (sums.num_lost == 0))
         names = tuple(name for name, p in self.unwrapped.named_parameters() if p.grad is not None)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.unwrapped.zero_grad(set_to_none=True)
         numbers = torch.cat([torch.stack([*sums, norm.double()]), each.double()])
         return Update(Fetched(numbers.detach()), lr, names)
 
@@ -418,7 +418,7 @@ class TrainStep:
         """Compute the gradients of one update and discard them, so that torch.compile compiles now."""
         train_mode(self.model)
         self.gradients(self._backward, 0, micro_batches, False)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.unwrapped.zero_grad(set_to_none=True)
 
     def _backward(self, batch: Batch, step: int, scale: float) -> Tensor:
         began = moment(self.runtime.device)

@@ -67,7 +67,13 @@ from vitctl.engine.journal import (
     run_of,
 )
 from vitctl.engine.mixing import Mixing, classification
-from vitctl.engine.optimizer import Average, averaged, build_optimizer, load_optimizer_tensors
+from vitctl.engine.optimizer import (
+    Average,
+    averaged,
+    build_optimizer,
+    load_optimizer_tensors,
+    trained_names,
+)
 from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.engine.runtime import (
     Runtime,
@@ -81,7 +87,7 @@ from vitctl.engine.runtime import (
     slowest,
 )
 from vitctl.engine.schedule import lanes_of, learning_rate, total_steps
-from vitctl.engine.sharding import is_sharded, place_of, shard_as
+from vitctl.engine.sharding import is_sharded, place_of, rows_of, shard_as
 from vitctl.engine.step import (
     SKIPPED,
     AllReduced,
@@ -292,12 +298,14 @@ class Trainer(TrainStep):
             tree = LaneSum(self.lanes, runtime.rank, runtime.num_processes, runtime.nodes, beside)
             gradients = ByLanes(runtime, model, recipe.seed, tree)
         average = recipe.averaging
+        is_zero1 = getattr(machine, "sharding", "none") == "zero1"
+        rows = rows_of(model, runtime.device, runtime.num_processes) if is_zero1 else {}
         super().__init__(
             runtime=runtime,
             model=wrapped,
             unwrapped=model,
             average=Average(model, average.decay, debias=average.debias) if average.decay else None,
-            optimizer=build_optimizer(model, recipe.optimizer),
+            optimizer=build_optimizer(model, recipe.optimizer, rows),
             objective=objective,
             gradients=gradients,
             lr=learning_rate(recipe, self.total_steps),
@@ -309,8 +317,8 @@ class Trainer(TrainStep):
         kept = recipe.checkpoint.keep_last, recipe.checkpoint.keep_best
         self.saver = Saver(run.folder / CHECKPOINTS, model.config, meta, *kept, journal=run.journal)
         self.writes = runtime.is_main  # a checkpoint, or a part of one
-        if is_sharded(model):
-            replica, part, count = place_of(model)
+        if place := place_of(trained_names(self.optimizer, model)):
+            replica, part, count = place
             exchange = partial(gather_texts, group=new_group(count))
             self.saver.peers, self.writes = Peers(part, count, exchange), replica == 0
         self.start_state()
@@ -471,7 +479,8 @@ class Trainer(TrainStep):
 
     def load(self, saved: SavedCheckpoint) -> None:
         """Load a checkpoint. All processes call this together."""
-        read = agreed_tensors(self.runtime, saved, self.unwrapped)
+        held = {name: one for one, name in trained_names(self.optimizer, self.unwrapped).items()}
+        read = agreed_tensors(self.runtime, saved, self.unwrapped.state_dict(), held)
         frozen = {
             name: layer.weight for name, layer in adapted_layers(self.unwrapped).items()
         }  # saved merged
@@ -926,7 +935,7 @@ class Trainer(TrainStep):
             return "it came while weights and their average were swapped"
         if step not in (self.logged_step, self.saved_step):
             return "the log of this step is not written"
-        return "each process holds a part of the weights" if is_sharded(self.unwrapped) else ""
+        return "each process holds a part of the state" if self.saver.peers.count else ""
 
     def _save_now(self, step: int) -> str:
         """Return why the checkpoint could not be written; "" when it is complete on disk."""

@@ -89,7 +89,7 @@ def finetune(
 
     Paper: Section 3.2, Appendix B.1.1, Table 4; Table 2 (three runs)
     """
-    in_parts = recipe.machine.sharding != "none" and recipe.finetune.head != "fewshot"
+    in_parts = recipe.machine.divides_model and recipe.finetune.head != "fewshot"
     found = weights_of(recipe, later=in_parts)
     data = at_size(recipe.data, found.weights.config.image_size)
     inputs = inputs or open_inputs(recipe, run_dir)

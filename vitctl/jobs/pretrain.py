@@ -108,7 +108,7 @@ def pretrain(
     config = recipe.network(len(train_on.class_names))
     for text in unseen_pixels(config):
         run.journal.write("warning", step=0, text=text)
-    is_whole = recipe.machine.sharding == "none"  # else each process draws its part
+    is_whole = not recipe.machine.divides_model  # else each process draws its part
     model = build(config, seed=recipe.seed, dtype=run.runtime.dtype, device="cpu" if is_whole else "meta")
     model = on_device(model, run.runtime) if is_whole else model
 

@@ -121,7 +121,7 @@ class Memory:
         fixed = {
             "weights": -(-wide * parameters // shards),
             "gradients": -(-wide * trained // shards),
-            "moments": -(-wide * slots * trained // shards),
+            "moments": -(-wide * slots * trained // (m.processes if m.sharding == "zero1" else shards)),
             "averages": -(-wide * averaging * trained // shards),
             "bf16 copies": converted_bytes(
                 config, precision, m.checkpoint_blocks, gathers_bf16=is_cut and narrow, frozen=frozen
@@ -246,8 +246,8 @@ def traffic_bytes(
         own = [lanes.owned(rank, m.processes) for rank in range(local * nodes)]
         of_nodes = (range(own[i].start, own[i + local - 1].stop) for i in range(0, len(own), local))
         return (max(len(subtrees(lanes.tree, node)) for node in of_nodes) + 1) * size * (1 - 1 / nodes)
-    if shards == 1:
-        return 2 * size * (1 - 1 / m.processes)
+    if shards == 1:  # zero1 gathers the new weights too
+        return (2 + (m.sharding == "zero1")) * size * (1 - 1 / m.processes)
     copies = m.processes // shards
     between = 2 * size * (1 - 1 / copies) * min(1.0, local / shards)  # the copies add up their parts
     if shards <= local:

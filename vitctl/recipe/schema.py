@@ -156,14 +156,14 @@ class TrainMachine(NetworkMachine):
 class ShardedMachine(TrainMachine):
     """[machine] of the jobs that may train a model too large for one device."""
 
-    sharding: Literal["none", "fsdp"] = knob(
+    sharding: Literal["none", "zero1", "hsdp", "fsdp"] = knob(
         "none",
-        "fsdp: weights, gradients and optimizer state are sharded over the processes (FSDP2); none: each "
-        "process has all (DDP)",
+        "none: each process has all (DDP); zero1: a part of the optimizer state; fsdp: also of weights and "
+        "gradients (FSDP2); hsdp: fsdp within each of sharding_replicas groups of processes",
     )
     sharding_replicas: int = knob(
         1,
-        "with fsdp: copies of the model, each sharded over the processes divided by this (HSDP), such as the "
+        "with hsdp: copies of the model, each sharded over the processes divided by this (HSDP), such as the "
         "number of nodes: then "
         "weights are gathered within a node, and only gradients go between nodes",
         unit="copies",
@@ -171,12 +171,17 @@ class ShardedMachine(TrainMachine):
     )
     sharding_dtype: Literal["float32", "bf16"] = knob(
         "float32",
-        "with fsdp: type that the matrices of layers are gathered in. bf16, where machine.precision is bf16: "
-        "half of the traffic and no "
+        "with fsdp or hsdp: type that the matrices of layers are gathered in. bf16, where machine.precision "
+        "is bf16: half of the traffic and no "
         "bf16 copy of the whole model in memory, for the same bits; gradients are added up in float32. With "
         "compile a layer then "
         "becomes several graphs",
     )
+
+    @property
+    def divides_model(self) -> bool:
+        """Whether no process has all weights."""
+        return self.sharding in ("fsdp", "hsdp")
 
     def shards(self, processes: int) -> int:
         """Parts that each copy of the model is cut into.
@@ -184,7 +189,7 @@ class ShardedMachine(TrainMachine):
         Raises:
             LaunchError: the processes cannot be divided so.
         """
-        if self.sharding == "none":
+        if not self.divides_model:
             return 1
         if processes % self.sharding_replicas:
             raise LaunchError(
@@ -202,7 +207,9 @@ class ShardedMachine(TrainMachine):
             for k in ("sharding_replicas", "sharding_dtype")
             if getattr(self, k) != type(self).model_fields[k].default
         ]
-        if idle and self.sharding == "none":
+        if self.sharding == "hsdp" and self.sharding_replicas == 1:
+            raise ValueError("sharding = 'hsdp' needs sharding_replicas, such as the number of nodes")
+        if idle and not self.divides_model:
             raise ValueError(
                 f"{', '.join(idle)} does nothing while nothing is sharded; leave it out, or set sharding "
                 f"= 'fsdp'"
@@ -546,6 +553,14 @@ class TrainRecipe(SeededRecipe):
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
     known: Known = Known()
+
+    @model_validator(mode="after")
+    def _norms_are_of_whole_tensors(self) -> Self:
+        if getattr(self.machine, "sharding", "none") == "zero1" and self.optimizer.name == "lamb":
+            raise ValueError(
+                "machine.sharding = 'zero1' would round the norms of lamb otherwise; set 'none' or 'fsdp'"
+            )
+        return self
 
     @property
     def needs_labels(self) -> bool:
