@@ -17,7 +17,7 @@ from vitctl.engine.journal import RECIPE, Journal
 from vitctl.engine.runtime import Runtime, raised_on_all
 from vitctl.errors import CheckpointError, RecipeError, explaining
 from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, weights_place
-from vitctl.models.build import Model, build, load_state, resized, transferred
+from vitctl.models.build import Model, build, load_state, resized, transfer, transferred
 from vitctl.models.variants import Config, downstream, with_classifier
 from vitctl.models.weights.licence import USUALLY_DINOV3, licence_sentence
 from vitctl.models.weights.meta import (
@@ -384,12 +384,9 @@ def transferred_model(
     model = build(target, seed=seed, dtype=dtype, device="meta" if weights.is_later else "cpu")
     if text := random_in_words(wanted, seed):
         return model, {}, [text]
-    method = weights.meta.get("position_resize", "zoom")
-    start, lines = transferred(model, weights.config, weights.state, method=method, keeps_head=keeps_head)
-    if weights.is_later:
-        return model, start, lines
-    model.load_state_dict(start, strict=False)
-    return model, {}, lines
+    given = model, weights.config, weights.state
+    how: Any = {"method": weights.meta.get("position_resize", "zoom"), "keeps_head": keeps_head}
+    return (model, *transferred(*given, **how)) if weights.is_later else (model, {}, transfer(*given, **how))
 
 
 def check_found(runtime: Runtime, found: FoundWeights, sources: Iterable[Source]) -> None:
