@@ -189,7 +189,7 @@ def copy(
     starts = range(0, num_bytes or 0, PART_BYTES)
     parts = [Span(url, at, min(at + PART_BYTES, num_bytes or 0), file, at) for at in starts]
     try:
-        transfer(parts, since=since, connections=_FILE_CONNECTIONS)
+        transfer(parts, max_bytes, since=since, connections=_FILE_CONNECTIONS)
     except NoRangesError:
         parts = []
     if not parts:
@@ -214,7 +214,7 @@ def transfer(
 
     Args:
         spans: what to fetch, and where to.
-        max_bytes: upper limit on the size of each.
+        max_bytes: upper limit on the size of each file.
         patience: seconds that an outage is waited out; None: as long as the run is `patient`; outside a run
             a minute, and for a server that never answered a few attempts.
         since: `time.monotonic()` since which the caller has waited for it; None: now.
@@ -338,7 +338,7 @@ def _begin(span: Span, head: Head, first: int, max_bytes: int | None) -> int | N
         raise DataError(f"{span.url}: changed from {known} to {whole} bytes while it was read")
     if span.stop is not None and span.stop > whole:
         raise DataError(f"{span.url}: ends at byte {whole}, should reach {span.stop}")
-    if span.stop is None and max_bytes is not None and whole > max_bytes:
+    if max_bytes is not None and whole > max_bytes:
         raise _too_large(span.url, max_bytes)
     return whole if span.stop is None else span.stop
 
