@@ -188,7 +188,7 @@ def copy(
     starts = range(0, num_bytes or 0, PART_BYTES)
     parts = [Span(url, at, min(at + PART_BYTES, num_bytes or 0), file, at) for at in starts]
     try:
-        transfer(parts, since=since, connections=_FILE_CONNECTIONS)
+        transfer(parts, max_bytes, since=since, connections=_FILE_CONNECTIONS)
     except NoRangesError:
         parts = []
     if not parts:
@@ -213,7 +213,7 @@ def transfer(
 
     Args:
         spans: what to fetch, and where to.
-        max_bytes: upper limit on the size of each.
+        max_bytes: upper limit on the size of each file.
         patience: seconds that an outage is waited out; None: as long as the run is `patient`; outside a run
             a minute, and for a server that never answered a few attempts.
         since: `time.monotonic()` since which the caller has waited for it; None: now.
@@ -293,8 +293,7 @@ async def _complete(
                 end = _begin(span, whole, first)
                 received = span.done
                 async for chunk in chunks:
-                    size = span.done + len(chunk) if end is None else end - span.start
-                    if max_bytes is not None and size > max_bytes:
+                    if max_bytes is not None and (whole or span.done + len(chunk)) > max_bytes:
                         raise _too_large(span.url, max_bytes)
                     span.write(chunk if end is None else chunk[: max(0, end - span.start - span.done)])
                     if end is not None and span.start + span.done == end:

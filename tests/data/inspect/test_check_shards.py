@@ -63,6 +63,8 @@ def test_verify_index__remote_shards_are_checked_as_local_ones_and_leave_nothing
     with serving(index.folder, Faults()) as url:
         far = verify_index(read_index(index.folder, url), workers=2)
         (index.folder / index.shards[2].name).unlink()
+        with (index.folder / index.shards[0].name).open("ab") as file:
+            file.write(bytes(512))  # the bytes before it are those of the index
         gone = verify_index(read_index(index.folder, url))
     near = [problem.replace(str(index.folder), url) for problem in far.problems]
     assert (
@@ -71,6 +73,7 @@ def test_verify_index__remote_shards_are_checked_as_local_ones_and_leave_nothing
         and any("k4: " in one for one in near)
     )
     assert [kind.kind for kind in gone.kinds if kind.file == index.shards[2].name] == ["not fetched"]
+    assert [kind.kind for kind in gone.kinds if kind.file == index.shards[0].name] == ["not fetched"]
     assert sorted(tmp_path.iterdir()) == before
 
 

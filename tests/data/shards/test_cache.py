@@ -119,7 +119,7 @@ def _sizes(cache: ShardCache) -> list[int]:
 def _fetch_and_hang(cache: ShardCache, url: str, shard: tuple[str, int, str]) -> None:
     """Gets half of the shard, then sleeps with the lock in hand."""
 
-    def half(spans: list[remote.Span], **_: object) -> None:
+    def half(spans: list[remote.Span], *_: object, **__: object) -> None:
         spans[0].file.write(bytes([3]) * 100_000)
         spans[0].file.flush()
         time.sleep(60)
