@@ -16,7 +16,6 @@ from tests.data.server import Faults, serving
 from vitctl.data.datasets.catalog import open_split
 from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
-from vitctl.data.shards import cache as shard_cache
 from vitctl.data.source import stores
 from vitctl.data.source.order import WindowedOrder
 from vitctl.data.source.views import split_sources
@@ -79,7 +78,7 @@ def test_node__fetches_every_byte_once_over_few_connections(
     monkeypatch.setenv("VITCTL_CACHE", str(tmp_path))
     monkeypatch.setenv(START, "one command")
     monkeypatch.setattr(stores, "_LARGE_BYTES", large)
-    monkeypatch.setattr(shard_cache, "PART_BYTES", 2**17)  # a shard in four parts
+    monkeypatch.setattr(remote, "PART_BYTES", 2**17)  # a shard in four parts
     faults: Faults = Faults()
     found: multiprocessing.Queue[list[int]] = FORK.Queue()
     with serving(data, faults) as url:
