@@ -1,4 +1,4 @@
-"""Tar files: shards are written with webdataset, and untrusted archives read within limits, in one pass.
+"""Tar files: shards are written as webdataset does, and untrusted archives read within limits, in one pass.
 
 Python's tarfile alone accepts negative sizes and names of gigabytes, and takes a damaged header for the end
 of the archive.
@@ -13,7 +13,6 @@ import json
 import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -187,10 +186,10 @@ def unescape_key(key: str) -> str:
 
 
 class ShardWriter:
-    """Writes one shard with `webdataset.TarWriter`, and returns the offsets of its members.
+    """Writes one shard, and returns the offsets of its members.
 
-    A context manager: at its end the archive is finished, also after an error, when the file is discarded.
-    Size and digest are final then.
+    A context manager: its end finishes the archive, unless an error discards the file. Size and digest are
+    final then.
 
     Args:
         file: empty, open for writing; it stays open.
@@ -199,26 +198,18 @@ class ShardWriter:
     """
 
     def __init__(self, file: IO[bytes], class_names: Sequence[str] = ()) -> None:
-        from webdataset import TarWriter  # it imports torch, which reading shards does not need
-
-        self._stream = _Hashing(file)
-        self._writer = TarWriter(
-            self._stream, user="vitctl", group="vitctl", mtime=0, encoder=False, format="PAX_FORMAT"
-        )
-        self._tar: tarfile.TarFile = self._writer.tarstream
+        self._file, self._digest, self.num_bytes = file, hashlib.sha256(), 0
         if class_names:
-            self._stream.write(names_header(class_names))
-            self._tar.offset = self._stream.num_bytes
+            self._append(names_header(class_names))
 
     def __enter__(self) -> "ShardWriter":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # An archive left open would write its end when it is garbage-collected, into a file that is closed by
-        # then.
-        with suppress(OSError) if kind else nullcontext():
-            self._writer.close()
-        self.num_bytes, self.sha256 = self._stream.num_bytes, self._stream.digest.hexdigest()
+        if not kind:
+            end = self.num_bytes + 2 * tarfile.BLOCKSIZE
+            self._append(bytes(2 * tarfile.BLOCKSIZE + -end % tarfile.RECORDSIZE))
+        self.sha256 = self._digest.hexdigest()
 
     def write(self, key: str, members: Mapping[str, bytes]) -> dict[str, tuple[int, int]]:
         """Add one sample.
@@ -231,26 +222,24 @@ class ShardWriter:
             extension to the byte offsets of header and content of the member.
         """
         offsets = {}
-        # One at a time: the offset after each gives the length of its header.
         for extension, content in sorted(members.items()):
-            header = self._tar.offset
-            self._writer.write({"__key__": key, extension: content})
-            num_blocks = -(-len(content) // tarfile.BLOCKSIZE)
-            offsets[extension] = header, self._tar.offset - num_blocks * tarfile.BLOCKSIZE
-        self._tar.members.clear()  # type: ignore[attr-defined] # otherwise it keeps every header in memory
+            header = self.num_bytes
+            self._append(_member_header(f"{key}.{extension}", len(content)))
+            offsets[extension] = header, self.num_bytes
+            self._append(content + bytes(-len(content) % tarfile.BLOCKSIZE))
         return offsets
 
-
-class _Hashing:
-    """A stream that counts and hashes the bytes written."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.digest, self.num_bytes = file, hashlib.sha256(), 0
-
-    def write(self, data: bytes) -> None:
+    def _append(self, data: bytes) -> None:
         self._file.write(data)
-        self.digest.update(data)
+        self._digest.update(data)
         self.num_bytes += len(data)
+
+
+def _member_header(name: str, size: int) -> bytes:
+    """Return the header of a file that everybody may read, the same wherever and whenever it is written."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mode, member.uname, member.gname = size, 0o444, "vitctl", "vitctl"
+    return member.tobuf(tarfile.PAX_FORMAT, "utf-8")
 
 
 def names_header(class_names: Sequence[str]) -> bytes:

@@ -77,8 +77,6 @@ def write_split(
             none.
     """
     _check(items, out, class_names)
-    import webdataset  # noqa: F401 - `ShardWriter` needs it: once here, not in every forked process
-
     source = f"{source_text}; {reencode}" if reencode else source_text
     count = counted(progress, len(items) + sum(item.size is None for item in items))
     with _own_folder(out) as aside:
