@@ -131,7 +131,6 @@ def _prepare(
     nodes: int,
     batch: Resources | None = None,
 ) -> Prepared:
-    from vitctl.engine.agreement import allow as note_allowed
     from vitctl.jobs.inputs.checks import check_recipe, fit_lanes, fit_to_data
 
     if has_control(str(run_dir)):
@@ -157,6 +156,8 @@ def _prepare(
             name = written_name(file) if loaded.name == str(file) else ""  # `resume` keeps the recipe's name
             write_text(file, to_toml(replace(loaded, name=name or loaded.name)))
         if allow:
+            from vitctl.engine.agreement import allow as note_allowed  # it imports torch
+
             note_allowed(run_dir, allow)
         if changed:
             Journal(run_dir / LOG).write("warning", step=0, text=f"{CHANGED}: {changed}")
