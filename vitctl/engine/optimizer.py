@@ -86,7 +86,8 @@ def lamb(groups: Groups, chosen: Section) -> Optimizer:
 class _Eager(Optimizer):
     """An optimizer that is never compiled.
 
-    Torch decorates these methods for its compiler, which the decorators import: a second before the first step.
+    Torch decorates these methods for its compiler, and the decorators import it: a second before the first
+    step.
     """
 
     add_param_group = unwrap(Optimizer.add_param_group)

@@ -79,7 +79,9 @@ def build(
     model.to(dtype)
     if torch.device(device).type != "meta":
         # `to_empty` would import sympy, which takes most of a second.
-        model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
+        model._apply(  # type: ignore[no-untyped-call]
+            lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        )
         initialise(model, np.random.default_rng(seed))
     return model
 
