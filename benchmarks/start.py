@@ -44,6 +44,7 @@ def main() -> None:
     """Measure, print, and write results/start.json."""
     parser = script_options(__doc__, rounds=3)
     given = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else a clone is compiled at each start
     machine = Machine()
     with tempfile.TemporaryDirectory() as folder:
         sides = commands(Path(folder))

@@ -130,6 +130,18 @@ def test_imports__the_command_line_starts_without_torch() -> None:
     assert done.stdout == "[]\n"
 
 
+def test_imports__a_training_leaves_out_the_parts_of_torch_that_it_does_not_use(tmp_path: Path) -> None:
+    """Torch's optimizers import its compiler, `to_empty` sympy, and accelerate sharded tensors."""
+    line = f"pretrain --recipe smoke --synthetic --steps 1 --set schedule.warmup_steps=0 --out {tmp_path}/run"
+    slow = ("torch._dynamo", "torch._inductor", "sympy", "torch.distributed.tensor", "vitctl.export.export")
+    code = (
+        f"import sys; from vitctl.cli.app import main; sys.argv[1:] = {line.split()}\n"
+        f"try: main()\nfinally: print([name for name in {slow} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_files__have_unique_names() -> None:
     """A trace or an editor's tab then says where one is."""
     counts = Counter(path.name for path in FILES if path.name != "__init__.py")

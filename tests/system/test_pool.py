@@ -51,7 +51,8 @@ def test_run_tasks__a_killed_process_is_told_and_none_is_left() -> None:
     assert {child.pid for child in psutil.Process().children()} <= earlier
 
 
-def test_run_tasks__a_worker_whose_reader_died_ends_too() -> None:
+@pytest.mark.parametrize("nested", [False, True])
+def test_run_tasks__a_worker_whose_reader_died_ends_too(nested: bool) -> None:
     """It held the reading end of its own pipe, and waited for ever."""
     reader, writer = os.pipe()
     parent = os.fork()
@@ -61,8 +62,11 @@ def test_run_tasks__a_worker_whose_reader_died_ends_too() -> None:
             os.write(writer, f"{os.getpid()} ".encode())
             return bytes(2**22)  # more than a pipe holds
 
-        with _started_workers(work, 2, 2):
-            time.sleep(600)
+        def hold(*_: object) -> None:
+            with _started_workers(work, 2, 2):
+                time.sleep(600)
+
+        run_tasks(hold, 1, workers=int(nested))
         os._exit(0)
     os.close(writer)
     workers: list[int] = []
@@ -72,6 +76,31 @@ def test_run_tasks__a_worker_whose_reader_died_ends_too() -> None:
     os.waitpid(parent, 0)
     _, alive = psutil.wait_procs([psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)], 60)
     assert not alive
+
+
+def test_run_tasks__meanwhile_runs_while_workers_work_and_its_error_ends_them() -> None:
+    reader, writer = os.pipe()
+
+    def work(task: int, _: object) -> tuple[int, bytes]:
+        return task, os.read(reader, 1)  # the workers wait for what `meanwhile` writes
+
+    assert run_tasks(work, 2, workers=2, meanwhile=lambda: os.write(writer, b"ab")) in (
+        [(0, b"a"), (1, b"b")],
+        [(0, b"b"), (1, b"a")],
+    )
+    earlier = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(ZeroDivisionError):
+        run_tasks(work, 2, workers=2, meanwhile=lambda: 1 // 0)
+    assert {child.pid for child in psutil.Process().children()} <= earlier
+
+
+def test_run_tasks__a_task_may_run_a_pool() -> None:
+    inner = [sum(range(task)) for task in range(5)]
+
+    def work(_: int, __: object) -> list[int]:
+        return run_tasks(lambda task, _: sum(range(task)), 5, workers=2)
+
+    assert run_tasks(work, 3, workers=2) == [inner] * 3
 
 
 def test_default_workers__are_the_cores_of_this_process() -> None:

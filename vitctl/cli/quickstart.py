@@ -183,16 +183,14 @@ class _Steps:
 
     def shards(self) -> Row:
         """Write the shards of all data sets."""
-        from vitctl.data.datasets.catalog import find_data_set, write_data_set
+        from vitctl.data.datasets.catalog import find_data_set, write_ahead
         from vitctl.errors import writing
 
         self._begin(f"shards of {', '.join(SETS)}")
         folders = {self.out / "data" / name: find_data_set(name) for name in SETS}
         if not (all(map(Path.is_dir, folders)) and self._is_finished("shards")):
-            with self._timed("shards"):
-                for folder, row in folders.items():
-                    with writing(folder):
-                        write_data_set(row, folder)
+            with self._timed("shards"), writing(self.out):
+                write_ahead(folders)
         images = sum(sum(row.sizes.values()) for row in folders.values())
         return Row("shards", f"{images:,} images in {len(SETS)} sets", self._seconds("shards"))
 

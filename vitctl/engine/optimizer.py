@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import unwrap
 from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any
@@ -73,7 +74,7 @@ def parameter_groups(model: nn.Module, chosen: Section) -> Groups:
 def adam(groups: Groups, chosen: Section) -> Optimizer:
     """Return torch's AdamW."""
     betas, decay = (chosen.beta1, chosen.beta2), chosen.weight_decay
-    return AdamW(groups, lr=0.0, betas=betas, eps=chosen.eps, weight_decay=decay, fused=True)
+    return EagerAdamW(groups, lr=0.0, betas=betas, eps=chosen.eps, weight_decay=decay, fused=True)
 
 
 def momentum_sgd(groups: Groups, chosen: Section) -> Optimizer:
@@ -91,7 +92,24 @@ def lamb(groups: Groups, chosen: Section) -> Optimizer:
     return Lamb(groups, {"lr": 0.0, "betas": (chosen.beta1, chosen.beta2), "eps": chosen.eps})
 
 
-class Lamb(Optimizer):
+class _Eager(Optimizer):
+    """An optimizer that is never compiled.
+
+    Torch decorates these methods for its compiler, and the decorators import it: a second before the first
+    step.
+    """
+
+    add_param_group = unwrap(Optimizer.add_param_group)
+    zero_grad = unwrap(Optimizer.zero_grad)
+
+
+class EagerAdamW(_Eager, AdamW):
+    """Torch's AdamW."""
+
+    step = torch.no_grad()(unwrap(AdamW.step))
+
+
+class Lamb(_Eager):
     """Adam whose update of each tensor, weight decay included, is scaled to the norm of that tensor.
 
     The norms are of whole tensors, also where they are sharded. Without weight decay a tensor is updated as
@@ -148,7 +166,7 @@ class Lamb(Optimizer):
         gradient.masked_fill_(skipped, 0.0)
 
 
-class ShardableSGD(SGD):
+class ShardableSGD(_Eager, SGD):
     """SGD on what this process holds of each parameter: torch's fused kernel takes no sharded ones."""
 
     @torch.no_grad()

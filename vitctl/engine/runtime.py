@@ -573,8 +573,9 @@ class Runtime(Computation):
         self.accelerator.ddp_handler = DistributedDataParallelKwargs(
             gradient_as_bucket_view=True, static_graph=always_synced
         )
+        # The model is where it belongs; to see that, accelerate would import all of torch's sharding.
         wrapped: nn.Module = self.accelerator.prepare_model(
-            model, evaluation_mode=is_sharded(model) or not ddp
+            model, device_placement=False, evaluation_mode=is_sharded(model) or not ddp
         )
         return wrapped
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,24 +167,17 @@ def _job(name: str) -> Callable[..., Any]:
     Every job takes the checked recipe, the run folder, `report`, called with each log record of the main
     process, and `stop`, set by signals; all but export also `inputs`, the images if they are open already.
     """
-    from vitctl.export.export import export
-    from vitctl.jobs.evaluate import evaluate
-    from vitctl.jobs.fewshot import fewshot
-    from vitctl.jobs.finetune import finetune
-    from vitctl.jobs.pretrain import pretrain
-    from vitctl.jobs.probe import probe
-    from vitctl.jobs.vtab_suite import vtab
-
-    jobs: dict[str, Callable[..., Any]] = {
-        "pretrain": pretrain,
-        "finetune": finetune,
-        "fewshot": fewshot,
-        "probe": probe,
-        "vtab": vtab,
-        "evaluate": evaluate,
-        "export": export,
+    jobs = {
+        "pretrain": "vitctl.jobs.pretrain",
+        "finetune": "vitctl.jobs.finetune",
+        "fewshot": "vitctl.jobs.fewshot",
+        "probe": "vitctl.jobs.probe",
+        "vtab": "vitctl.jobs.vtab_suite",
+        "evaluate": "vitctl.jobs.evaluate",
+        "export": "vitctl.export.export",
     }
-    return jobs[name]
+    job: Callable[..., Any] = getattr(import_module(jobs[name]), name)
+    return job
 
 
 def _join_processes(run_dir: Path, recipe: "Recipe", report: Report) -> None:

@@ -78,7 +78,10 @@ def build(
         model = module(config)
     model.to(dtype)
     if torch.device(device).type != "meta":
-        model.to_empty(device=device)
+        # `to_empty` would import sympy, which takes most of a second.
+        model._apply(  # type: ignore[no-untyped-call]
+            lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        )
         initialise(model, np.random.default_rng(seed))
     return model
 

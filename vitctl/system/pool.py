@@ -1,6 +1,6 @@
 """A pool of forked worker processes.
 
-They inherit their input, send results through a pipe, and end with their parent.
+They inherit their input, send results through a pipe, and end with their parent. A task may run a pool.
 """
 
 import os
@@ -41,7 +41,12 @@ def default_workers() -> int:
 
 
 def run_tasks(
-    work: Work[Result], num_tasks: int, *, workers: int, done: Done = lambda _: None
+    work: Work[Result],
+    num_tasks: int,
+    *,
+    workers: int,
+    done: Done = lambda _: None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> list[Result]:
     """Run independent tasks.
 
@@ -51,6 +56,8 @@ def run_tasks(
         num_tasks: numbered from 0.
         workers: worker processes; task t runs in worker t % workers. 0: all tasks run in this process.
         done: called in this process with the progress since the last call.
+        meanwhile: called in this process while the workers work. They wait for its end if they have more to
+            say than a pipe holds, 64 KiB.
 
     Returns:
         the results, in the order of the tasks.
@@ -65,6 +72,7 @@ def run_tasks(
     results: dict[int, Result] = {}
     with _started_workers(work, num_tasks, min(workers, num_tasks)) as readers:
         done(0)  # a bar that starts a thread does so after the fork
+        meanwhile()
         for task, message in _messages(readers):
             if task == _USER_ERROR:
                 raise DataError(message)
@@ -124,9 +132,7 @@ def _started_workers(
             reader, writer = fork.Pipe(duplex=False)
             tasks = range(number, num_tasks, workers)
             inherited = (*readers, reader)
-            process = fork.Process(
-                target=_serve, args=(work, tasks, writer, inherited, os.getpid(), tied), daemon=True
-            )
+            process = fork.Process(target=_serve, args=(work, tasks, writer, inherited, os.getpid(), tied))
             with warnings.catch_warnings():
                 # About fork in a process with threads: the workers take no lock that a thread may hold.
                 warnings.simplefilter("ignore", DeprecationWarning)

@@ -5,8 +5,11 @@ DTD in its full size, verified, copied and read back.
 
 import hashlib
 import json
+import os
 import shutil
+import signal
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +28,7 @@ from vitctl.data.datasets.catalog import (
     open_split,
     read_originals,
     read_torchvision,
+    write_ahead,
     write_data_set,
 )
 from vitctl.data.datasets.known_sets import DATA_SETS
@@ -66,6 +70,29 @@ def test_make_set__goes_on_where_it_was_killed_between_two_splits(tmp_path: Path
     shutil.rmtree(tmp_path / "digits" / "test")
     assert len(open_split("test", dataset="digits", root=str(tmp_path / "none"), scratch=tmp_path)) == 360
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "digits" / "train").iterdir()} == before
+
+
+def test_write_ahead__killed_while_it_draws_it_starts_again_and_writes_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitctl.data.datasets.catalog._ENOUGH_FOR_WORKERS", 1)
+    row, folder = DATA_SETS["digits"], tmp_path / "ahead"
+    parent = os.fork()
+    if parent == 0:
+        write_ahead({folder: row})
+        os._exit(0)
+    while not (folder / ".train.partial").exists():
+        time.sleep(0.01)
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    write_ahead({folder: row})
+    write_data_set(row, tmp_path / "alone")
+    ahead, alone = (
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        for root in (folder, tmp_path / "alone")
+    )
+    assert ahead == alone
+    assert {path.parts[0] for path in alone} == {"train", "test"}
 
 
 def test_open_originals__picks_the_reader(tmp_path: Path) -> None:
