@@ -19,6 +19,7 @@ from vitctl.data.images.image_types import image_extension, is_heic, webp_size
 from vitctl.data.images.jpeg import (
     LACKS_SCANS,
     Jpeg,
+    cut_out,
     decode_rows,
     find_fault,
     lacks_scans,
@@ -139,13 +140,13 @@ class Picture:
         self, top: int, left: int, height: int, width: int, reduce: int, reuse_buffer: bool
     ) -> np.ndarray:
         if isinstance(self._stored, Jpeg):
-            jpeg, bottom = self._stored, top + height
-            acquire(_jpeg_bytes(jpeg, bottom))
-            pixels = decode_rows(jpeg, bottom, reduce, reuse_buffer=reuse_buffer)
+            jpeg, y, x = cut_out(self._stored, top, left, top + height, left + width, reduce)
+            acquire(_jpeg_bytes(jpeg, top + height - y))
+            pixels = decode_rows(jpeg, top + height - y, reduce, reuse_buffer=reuse_buffer)
             if pixels is not None:
-                rows = slice(top // reduce, -(-bottom // reduce))
-                return pixels[rows, left // reduce : -(-(left + width) // reduce)]
-            self._stored = _decode_with_pillow(jpeg.data, self._truncated)[0]
+                rows = slice((top - y) // reduce, -(-(top + height - y) // reduce))
+                return pixels[rows, (left - x) // reduce : -(-(left + width - x) // reduce)]
+            self._stored = _decode_with_pillow(self._stored.data, self._truncated)[0]
         return self._stored[top : top + height, left : left + width]
 
 
@@ -161,7 +162,8 @@ def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Trunc
         pixels, orientation = _decode_with_pillow(data, truncated)
         return Picture(pixels, orientation if exif_orientation else 1)
     _check_cost(jpeg.width, jpeg.height, _jpeg_bytes(jpeg, jpeg.height))
-    _check_scans(data, jpeg.width * jpeg.height)
+    if not jpeg.has_one_scan:
+        _check_scans(data, jpeg.width * jpeg.height)
     if truncated == "refuse" and not jpeg.can_stop_early and lacks_scans(data, jpeg.num_components):
         raise BadSample(*LACKS_SCANS)  # the decoder reports no error where the data end between two scans
     return Picture(jpeg, orientation_of(jpeg) if exif_orientation else 1, truncated)
