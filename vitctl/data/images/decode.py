@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from shutil import which
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -26,7 +27,9 @@ from vitctl.data.images.jpeg import (
     num_scans,
     orientation_of,
     read_header,
+    restart_interval,
     with_end_marker,
+    with_restart_markers,
 )
 from vitctl.errors import DataError
 from vitctl.system.files import PICTURE, PIXELS, SCANNED, SCANS
@@ -354,33 +357,49 @@ def without_heic(data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Reencode:
-    """Re-encodes JPEG files to smaller ones.
+    """Re-encodes JPEG files to smaller ones, or to ones that are decoded faster.
 
     Args:
         max_side: limit on the longer side, in pixels: larger images are resized to it, all others stay
             unchanged. 0 for no limit: then every JPEG is compressed again, and the result is used only where
             it is smaller.
         quality: of the JPEG, 1 to 100; 0 for 90.
+        restart_markers: add restart markers to all JPEGs; see `with_restart_markers`. Compressed again, they
+            have them anyway.
     """
 
     max_side: int = 0
     quality: int = 0
+    restart_markers: bool = False
+
+    def __post_init__(self) -> None:
+        if self.restart_markers and not which("jpegtran"):
+            raise DataError(
+                "restart markers need the program jpegtran: install libjpeg-turbo-progs (Debian, Ubuntu), "
+                "libjpeg-turbo-utils (Fedora) or jpeg-turbo (Homebrew)"
+            )
 
     def __str__(self) -> str:
         shrunk = f"JPEG longer than {self.max_side} pixels shrunk to that"
-        which = shrunk if self.max_side else "JPEG compressed again"
-        return f"{which}, quality {self.quality or _USUAL_QUALITY}, Pillow {PIL.__version__}"
+        again = shrunk if self.max_side else "JPEG compressed again"
+        smaller = f"{again}, quality {self.quality or _USUAL_QUALITY}, Pillow {PIL.__version__}"
+        parts = [smaller] if self.max_side or self.quality else []
+        return "; ".join([*parts, *["JPEG with restart markers"] * self.restart_markers])
 
     def __call__(self, data: bytes) -> bytes:
         """Return the file to store in place of a JPEG.
 
-        Resizing uses Pillow's Lanczos filter; grey stays grey, CMYK becomes RGB; colour profile and EXIF data
-        are kept.
+        The pixels change only with `max_side` or `quality`. Resizing uses Pillow's Lanczos filter; grey stays
+        grey, CMYK becomes RGB; colour profile and EXIF data are kept.
 
         Raises:
             BadSample: it cannot be decoded.
         """
         picture = open_picture(data)
+        smaller = data if not (self.max_side or self.quality) else self._smaller(data, picture)
+        return with_restart_markers(smaller) if self.restart_markers else smaller
+
+    def _smaller(self, data: bytes, picture: Picture) -> bytes:
         if self.max_side and max(picture.height, picture.width) <= self.max_side:
             return data
         try:
@@ -401,5 +420,7 @@ class Reencode:
             if image.mode not in ("L", "RGB"):
                 kept.pop("icc_profile", None)  # a CMYK profile does not apply to RGB
                 image = image.convert("RGB")
-            image.save(file, "JPEG", quality=self.quality or _USUAL_QUALITY, **kept)
+            interval = restart_interval(image.width, 8 if image.mode == "L" else 16)
+            quality = self.quality or _USUAL_QUALITY
+            image.save(file, "JPEG", quality=quality, restart_marker_blocks=interval, **kept)
         return file.getvalue()

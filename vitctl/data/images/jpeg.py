@@ -7,6 +7,7 @@ are the same, bit for bit. All other JPEGs are decoded with Pillow, in `decode.p
 """
 
 import re
+import subprocess
 import threading
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -35,6 +36,7 @@ _HOLE = bytes(64)  # in compressed data: a block that was never written, or an i
 _FEW_ZEROS = bytes(16)  # more than the decoder reads ahead
 _MAX_SCRATCH = 1 << 25  # bytes of the reused buffer of a thread; larger images get a new buffer
 _MARGIN = 2  # extra rows, from which the chroma of the last row is interpolated
+_MIN_INTERVAL = 4  # MCUs between two restart markers, at least: more markers save little more
 _SURROUNDINGS = 4  # extra pixels on all sides, which surround the chroma samples that a crop needs
 
 Fault = tuple[str, str]  # a defect in the compressed data: category to count by, and message
@@ -188,6 +190,39 @@ def cut_out(
     at = jpeg.frame + _HEIGHT_IN_FRAME
     part[at : at + 4] = b"".join(side.to_bytes(2) for side in sides)
     return replace(jpeg, data=bytes(part), height=sides[0], width=sides[1], restart=0), y, x
+
+
+def restart_interval(width: int, unit: int) -> int:
+    """Return the number of MCUs between restart markers: at least four that divide a row, else a row.
+
+    With such intervals `cut_out` leaves out columns too.
+
+    Args:
+        width: of the image, in pixels.
+        unit: width of an MCU, in pixels.
+    """
+    units = -(-width // unit)
+    return next((size for size in range(_MIN_INTERVAL, units) if units % size == 0), units)
+
+
+def with_restart_markers(data: bytes) -> bytes:
+    """Add restart markers to a common JPEG by jpegtran, which moves the coefficients to a baseline JPEG.
+
+    Returns:
+        The JPEG with the same pixels and metadata; other files, and those whose pixels would change, as they
+        are.
+    """
+    jpeg = read_header(data)
+    if jpeg is None:
+        return data
+    interval = f"{restart_interval(jpeg.width, jpeg.unit[1])}B"
+    command = ("jpegtran", "-copy", "all", "-optimize", "-restart", interval)
+    found = subprocess.run(command, input=data, capture_output=True, check=False).stdout
+    marked, before = read_header(found), decode_rows(jpeg, jpeg.height)
+    if marked is None or before is None:
+        return data
+    after = decode_rows(marked, marked.height)
+    return found if after is not None and np.array_equal(before, after) else data
 
 
 def decode_rows(
