@@ -10,6 +10,7 @@ import re
 import subprocess
 import threading
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -168,28 +169,36 @@ def cut_out(
         return jpeg, 0, 0
     height, width, per_row = height * max(1, size // units), width * min(size, units), max(1, units // size)
     begin = jpeg.scan + 2 + int.from_bytes(data[jpeg.scan + 2 : jpeg.scan + 4])
-    coded = np.frombuffer(data, np.uint8)
-    ends = begin + np.flatnonzero(coded[begin:-1] == _ESCAPE)
-    ends = ends[coded[ends + 1] != 0]  # a zero says that the byte before it is data
-    expected = _RESTART + np.arange(per_row * -(-jpeg.height // height)) % _NUM_RESTARTS
-    if not np.array_equal(coded[ends[:-1] + 1], expected[:-1]):
+    num_rows, coded = -(-jpeg.height // height), np.frombuffer(data, np.uint8)
+    stops = begin + 2 + np.flatnonzero(coded[begin:-1] == _ESCAPE)
+    markers = coded[stops - 1]
+    stops, markers = stops[markers != 0], markers[markers != 0]  # a zero says that the byte before it is data
+    numbers = _marker_numbers(num_rows * per_row)
+    if markers[:-1].tobytes() != numbers[:-1]:
         return jpeg, 0, 0
-    around = _SURROUNDINGS * reduce
-    rows = slice(max(0, top - around) // height, -(-min(jpeg.height, bottom + around) // height))
-    columns = slice(max(0, left - around) // width, -(-min(jpeg.width, right + around) // width))
-    chosen = np.arange(len(expected)).reshape(-1, per_row)[rows, columns]
-    starts, stops, view = np.concatenate(([begin], ends[:-1] + 2)), ends + 2, memoryview(data)
-    spans = zip(starts[chosen[:, 0]].tolist(), stops[chosen[:, -1]].tolist(), strict=True)
-    part = bytearray().join((view[:begin], *(view[start:stop] for start, stop in spans)))
-    numbered = np.frombuffer(part, np.uint8)
-    markers = begin + np.cumsum((stops - starts)[chosen])
-    numbered[markers - 1] = expected[: len(markers)]
-    numbered[-1] = _END_OF_IMAGE[1]
+    above, beside = (_SURROUNDINGS * reduce if side > _BLOCK else 0 for side in jpeg.unit)
+    rows = slice(max(0, top - above) // height, -(-min(jpeg.height, bottom + above) // height))
+    columns = slice(max(0, left - beside) // width, -(-min(jpeg.width, right + beside) // width))
+    edges = np.empty(len(stops) + 1, np.int64)
+    edges[0], edges[1:] = begin, stops
+    grid = edges[1:].reshape(num_rows, per_row)[rows, columns]
+    starts = edges[:-1].reshape(num_rows, per_row)[rows, columns]
+    spans = map(slice, starts[:, 0].tolist(), grid[:, -1].tolist())
+    part = bytearray().join([data[:begin], *map(data.__getitem__, spans)])
+    ends = begin + np.cumsum(grid - starts)
+    np.frombuffer(part, np.uint8)[ends - 1] = np.frombuffer(numbers, np.uint8)[: len(ends)]
+    part[-1] = _END_OF_IMAGE[1]
     y, x = rows.start * height, columns.start * width
     sides = min(jpeg.height, rows.stop * height) - y, min(jpeg.width, columns.stop * width) - x
     at = jpeg.frame + _HEIGHT_IN_FRAME
     part[at : at + 4] = b"".join(side.to_bytes(2) for side in sides)
     return replace(jpeg, data=bytes(part), height=sides[0], width=sides[1], restart=0), y, x
+
+
+@lru_cache(64)
+def _marker_numbers(num_intervals: int) -> bytes:
+    """Return the second bytes of the restart markers that end so many intervals."""
+    return bytes(_RESTART + number % _NUM_RESTARTS for number in range(num_intervals))
 
 
 def restart_interval(width: int, unit: int) -> int:
