@@ -22,7 +22,7 @@ import tarfile
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
@@ -49,6 +49,7 @@ SIZE, BATCH, WARM_UP_BATCHES, PER_SHARD = 224, 50, 10, 64
 LIBRARIES = ("vitctl", "torch", "torchvision", "timm", "webdataset", "pillow", "simplejpeg", "numpy")
 OURS = ("vitctl", "vitctl-antialias", "vitctl-restarts", "vitctl-scaled")
 GOALS = {"timm": 2.0, "torchvision": 1.5}
+WAYS: dict[str, dict[str, Any]] = {"shards": {}, "restarts": {"restart_markers": True}}
 PEERS = {
     "timm": "create_loader, its worker's uint8 batches, use_multi_epochs_loader",
     "torchvision": "ImageFolder with decode_image, v2.RandomResizedCrop and flip on uint8 tensors",
@@ -85,7 +86,8 @@ def main() -> None:
     if "vitctl-restarts" in sides and not which("jpegtran"):
         sides.remove("vitctl-restarts")
     with tempfile.TemporaryDirectory() as folder:
-        contents = unpack(given.photos, Path(folder), given.enlarge, "vitctl-restarts" in sides)
+        ways = WAYS if "vitctl-restarts" in sides else {"shards": {}}
+        contents = unpack(given.photos, Path(folder), given.enlarge, ways)
         asks = {"workers": given.workers, "folder": folder, "images": given.images}
         found = take_turns(
             {
@@ -117,13 +119,15 @@ def rows(found: dict[str, list[Numbers]], workers: int) -> list[Row]:
     ]  # fmt: skip
 
 
-def measure(side: str, workers: int, folder: Path, images: int) -> Numbers:
-    """Run one side for a while; returns images/s by wall clock and CPU second, and MiB per worker."""
+def measure(side: str, workers: int, folder: Path, images: int, **choices: Any) -> Numbers:
+    """Run one side for a while, with its choices; returns images/s by wall clock and CPU second, and MiB per
+    worker.
+    """
     import torch
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    batches = SIDES[side](folder, workers)
+    batches = SIDES[side](folder, workers, **choices)
     for _ in range(WARM_UP_BATCHES):
         next(batches)
     pids = [os.getpid(), *(child.pid or 0 for child in active_children())]
@@ -248,10 +252,10 @@ def endless(data: Any, workers: int, itemwise: bool = True) -> Iterator[Any]:
             yield batch[0] if itemwise else batch["image"]
 
 
-def unpack(photos: Path, folder: Path, enlarge: int, restarts: bool = False) -> list[bytes]:
-    """Put the photographs into a folder, into shards, and with `restarts` into shards with restart markers;
-    returns them.
-    """
+def unpack(
+    photos: Path, folder: Path, enlarge: int, ways: Mapping[str, Mapping[str, Any]] = WAYS
+) -> list[bytes]:
+    """Put the photographs into a folder, and for each of the ways into a folder of shards; returns them."""
     from vitctl.data.images.decode import Reencode
     from vitctl.data.writer.intake import Item
     from vitctl.data.writer.shard_writer import write_split
@@ -267,11 +271,9 @@ def unpack(photos: Path, folder: Path, enlarge: int, restarts: bool = False) -> 
         (place / f"{number}.jpg").read_bytes for number in range(len(contents))
     ]
     items = [Item(str(number), 0, read) for number, read in enumerate(reads)]
-    ways: dict[str, Reencode | None] = {"shards": None}
-    if restarts:
-        ways["restarts"] = Reencode(restart_markers=True)
     sizes: dict[str, Any] = {"seed": 0, "source_text": "photographs", "max_samples": PER_SHARD}
-    for name, reencode in ways.items():
+    for name, options in ways.items():
+        reencode = Reencode(**options) if options else None
         write_split(items, folder / name, ("any",), reencode=reencode, **sizes)
     return contents
 
@@ -299,7 +301,7 @@ def pss_mib(pid: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
-SIDES: dict[str, Callable[[Path, int], Iterator[Any]]] = {
+SIDES: dict[str, Callable[..., Iterator[Any]]] = {
     "vitctl": our_batches,
     "vitctl-antialias": partial(our_batches, resample="bilinear_antialias"),
     "vitctl-restarts": partial(our_batches, resample="bilinear_antialias", shards="restarts"),

@@ -200,8 +200,8 @@ def decode(data: bytes, *, exif_orientation: bool = True, truncated: Truncated =
             the stored pixels, as the authors' pipeline does. TIFF files are always oriented, because there it
             is part of the format.
         truncated: how to treat a JPEG whose data are truncated or damaged: `refuse` raises BadSample; `pad`
-            returns an image with the missing rows as the decoder fills them (grey). A region above the damage
-            is decoded either way.
+            returns an image with the missing rows as the decoder fills them (grey). A region above the
+            damage, or between other restart markers, is decoded either way.
 
     Returns:
         uint8 `[H, W, 3]`, writable.
