@@ -8,7 +8,8 @@ are compared. Memory is proportional (PSS): pages that a worker shares with its 
 on all sides alike.
 
 `vitctl` resizes as our recipes do, `vitctl-antialias` with the filter that Pillow applies, and with it timm,
-webdataset and datasets; `vitctl-scaled` decodes to a fraction where the crop allows it. torchvision decodes
+webdataset and datasets; `vitctl-restarts` is the same on shards written with `--restart-markers`, which have
+the same pixels; `vitctl-scaled` decodes to a fraction where the crop allows it. torchvision decodes
 by `decode_image` to tensors, as its documentation of v2 advises for speed. Hugging Face `datasets` needs
 `--datasets-python`, the Python of an environment that has it.
 """
@@ -21,10 +22,11 @@ import tarfile
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 from measure import (
@@ -45,7 +47,9 @@ from measure import (
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenet-500.tar"
 SIZE, BATCH, WARM_UP_BATCHES, PER_SHARD = 224, 50, 10, 64
 LIBRARIES = ("vitctl", "torch", "torchvision", "timm", "webdataset", "pillow", "simplejpeg", "numpy")
-OURS = ("vitctl", "vitctl-antialias", "vitctl-scaled")
+OURS = ("vitctl", "vitctl-antialias", "vitctl-restarts", "vitctl-scaled")
+GOALS = {"timm": 2.0, "torchvision": 1.5}
+WAYS: dict[str, dict[str, Any]] = {"shards": {}, "restarts": {"restart_markers": True}}
 PEERS = {
     "timm": "create_loader, its worker's uint8 batches, use_multi_epochs_loader",
     "torchvision": "ImageFolder with decode_image, v2.RandomResizedCrop and flip on uint8 tensors",
@@ -79,8 +83,11 @@ def main() -> None:
     if "datasets" in pythons and installed("datasets") == "not installed":
         pythons["datasets"] = given.datasets_python
     sides = [name for name in given.sides if pythons[name]]
+    if "vitctl-restarts" in sides and not which("jpegtran"):
+        sides.remove("vitctl-restarts")
     with tempfile.TemporaryDirectory() as folder:
-        contents = unpack(given.photos, Path(folder), given.enlarge)
+        ways = WAYS if "vitctl-restarts" in sides else {"shards": {}}
+        contents = unpack(given.photos, Path(folder), given.enlarge, ways)
         asks = {"workers": given.workers, "folder": folder, "images": given.images}
         found = take_turns(
             {
@@ -96,30 +103,31 @@ def main() -> None:
 
 
 def rows(found: dict[str, list[Numbers]], workers: int) -> list[Row]:
-    """Each of ours against each peer; the goal is that of exact pixels against timm, both with Pillow's
-    filter.
-    """
+    """Each of ours against each peer; the goals are those of exact pixels with Pillow's filter."""
     what = f"photographs to batches of {BATCH} x {SIZE} x {SIZE}, {workers} workers"
     own = {
         "vitctl": "train_batches, decode exact, bilinear of four pixels, as the authors' code",
         "vitctl-antialias": "train_batches, decode exact, bilinear with Pillow's filter",
+        "vitctl-restarts": "train_batches, decode exact, Pillow's filter, shards with restart markers",
         "vitctl-scaled": 'train_batches, decode = "scaled"',
     }
     return [
         Row(what, "per CPU second", "more", Side(own[ours], found[ours]),
             Side(f"{peer}: {PEERS[peer]}", found[peer]),
-            2.0 if peer == "timm" and ours == "vitctl-antialias" else None)
+            GOALS.get(peer) if ours in ("vitctl-antialias", "vitctl-restarts") else None)
         for peer in PEERS for ours in OURS if ours in found and peer in found
     ]  # fmt: skip
 
 
-def measure(side: str, workers: int, folder: Path, images: int) -> Numbers:
-    """Run one side for a while; returns images/s by wall clock and CPU second, and MiB per worker."""
+def measure(side: str, workers: int, folder: Path, images: int, **choices: Any) -> Numbers:
+    """Run one side for a while, with its choices; returns images/s by wall clock and CPU second, and MiB per
+    worker.
+    """
     import torch
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    batches = SIDES[side](folder, workers)
+    batches = SIDES[side](folder, workers, **choices)
     for _ in range(WARM_UP_BATCHES):
         next(batches)
     pids = [os.getpid(), *(child.pid or 0 for child in active_children())]
@@ -136,7 +144,7 @@ def measure(side: str, workers: int, folder: Path, images: int) -> Numbers:
     return {"per second": seen / wall, "per CPU second": seen / busy, "PSS per worker, MiB": memory}
 
 
-def our_batches(folder: Path, workers: int, **choices: Any) -> Iterator[Any]:
+def our_batches(folder: Path, workers: int, shards: str = "shards", **choices: Any) -> Iterator[Any]:
     """Batches of vitctl, with timm's range of areas."""
     from vitctl.data.images.transforms import TrainTransform
     from vitctl.data.loader.batches import train_batches
@@ -144,7 +152,7 @@ def our_batches(folder: Path, workers: int, **choices: Any) -> Iterator[Any]:
     from vitctl.data.source.order import Order
     from vitctl.data.source.stores import ShardSource
 
-    source = ShardSource(read_index(folder / "shards"))
+    source = ShardSource(read_index(folder / shards))
     transform = TrainTransform(SIZE, area_range=(0.08, 1.0), **choices)
     sizes = {"batch_size": BATCH, "micro_batch": BATCH, "rank": 0, "num_processes": 1, "first_step": 0}
     for batch in train_batches(
@@ -244,8 +252,11 @@ def endless(data: Any, workers: int, itemwise: bool = True) -> Iterator[Any]:
             yield batch[0] if itemwise else batch["image"]
 
 
-def unpack(photos: Path, folder: Path, enlarge: int) -> list[bytes]:
-    """Put the photographs into a folder and into shards; returns them."""
+def unpack(
+    photos: Path, folder: Path, enlarge: int, ways: Mapping[str, Mapping[str, Any]] = WAYS
+) -> list[bytes]:
+    """Put the photographs into a folder, and for each of the ways into a folder of shards; returns them."""
+    from vitctl.data.images.decode import Reencode
     from vitctl.data.writer.intake import Item
     from vitctl.data.writer.shard_writer import write_split
 
@@ -260,7 +271,10 @@ def unpack(photos: Path, folder: Path, enlarge: int) -> list[bytes]:
         (place / f"{number}.jpg").read_bytes for number in range(len(contents))
     ]
     items = [Item(str(number), 0, read) for number, read in enumerate(reads)]
-    write_split(items, folder / "shards", ("any",), seed=0, source_text="photographs", max_samples=PER_SHARD)
+    sizes: dict[str, Any] = {"seed": 0, "source_text": "photographs", "max_samples": PER_SHARD}
+    for name, options in ways.items():
+        reencode = Reencode(**options) if options else None
+        write_split(items, folder / name, ("any",), reencode=reencode, **sizes)
     return contents
 
 
@@ -287,9 +301,10 @@ def pss_mib(pid: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
-SIDES: dict[str, Callable[[Path, int], Iterator[Any]]] = {
+SIDES: dict[str, Callable[..., Iterator[Any]]] = {
     "vitctl": our_batches,
     "vitctl-antialias": partial(our_batches, resample="bilinear_antialias"),
+    "vitctl-restarts": partial(our_batches, resample="bilinear_antialias", shards="restarts"),
     "vitctl-scaled": partial(our_batches, decode="scaled"),
     "timm": timm_batches,
     "torchvision": torchvision_batches,

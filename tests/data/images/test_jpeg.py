@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.conftest import SHARED
 from vitctl.data.images.decode import BadSample, decode, open_picture
-from vitctl.data.images.jpeg import decode_rows, read_header
+from vitctl.data.images.jpeg import cut_out, decode_rows, read_header
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
 
 PHOTOS = SHARED / "imagenet-500.tar"
@@ -92,6 +92,11 @@ def test_read_header__leaves_the_unusual_alone() -> None:
         encoded(photo("CMYK")),
     ):
         assert read_header(odd) is None
+    frame = good.index(b"\xff\xc0")
+    for factors in (0x00, 0x20, 0x02):
+        unsampled = bytearray(good)
+        unsampled[frame + 11 : frame + 18 : 3] = [factors] * 3
+        assert read_header(bytes(unsampled)) is None
     for marker in (0xC3, 0xC9, 0xCB):  # lossless and arithmetic frames
         at = good.index(b"\xff\xc0")
         assert read_header(good[: at + 1] + bytes([marker]) + good[at + 2 :]) is None
@@ -261,3 +266,80 @@ def test_decode__cmyk_is_held_to_the_same() -> None:
     assert decode(whole).shape == (HEIGHT, WIDTH, 3)
     with pytest.raises(BadSample):
         decode(whole[: len(whole) // 2] + bytes(len(whole) // 2 - 2) + END)
+
+
+def with_restarts(**options: Any) -> list[bytes]:
+    """Return JPEGs with restart markers, in intervals of columns, of one row and of several rows."""
+    image, units = photo(options.pop("mode", "RGB"), HEIGHT, 112), options.pop("units")
+    sizes = [number for number in range(1, units) if units % number == 0]
+    every = [{"restart_marker_blocks": size} for size in sizes] + [
+        {"restart_marker_rows": n} for n in (1, 2, 20)
+    ]
+    return [encoded(image, **options, **one) for one in every]
+
+
+RESTARTS = {
+    "420": with_restarts(subsampling=2, units=7),
+    "422": with_restarts(subsampling=1, units=7),
+    "444": with_restarts(subsampling=0, units=14),
+    "grey": with_restarts(mode="L", units=14),
+    "optimized": with_restarts(subsampling=2, units=7, optimize=True, quality=98),
+}
+
+
+@pytest.mark.parametrize("kind", RESTARTS)
+@given(st.data())
+def test_cut_out__a_box_has_the_pixels_of_the_whole(kind: str, data: st.DataObject) -> None:
+    coded = data.draw(st.sampled_from(RESTARTS[kind]))
+    jpeg, whole = read_header(coded), by_pillow(coded)
+    assert jpeg is not None
+    height, width = whole.shape[:2]
+    top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
+    bottom, right = data.draw(st.integers(top + 1, height)), data.draw(st.integers(left + 1, width))
+    cut, y, x = cut_out(jpeg, top, left, bottom, right)
+    assert y <= top and x <= left and bottom <= y + cut.height and right <= x + cut.width
+    pixels = by_pillow(cut.data)
+    assert pixels.shape == (cut.height, cut.width, 3)
+    box = slice(top, bottom), slice(left, right)
+    np.testing.assert_array_equal(pixels[top - y : bottom - y, left - x : right - x], whole[box])
+    picture = open_picture(coded)
+    np.testing.assert_array_equal(picture.region(top, left, bottom - top, right - left), whole[box])
+    for reduce in (2, 4, 8):
+        at = [side // reduce * reduce for side in (top, left)]
+        found = picture.region(*at, bottom - at[0], right - at[1], reduce=reduce)
+        small = decode_rows(jpeg, height, reduce)
+        assert small is not None
+        rows, columns = (
+            slice(a // reduce, -(-b // reduce)) for a, b in zip(at, (bottom, right), strict=True)
+        )
+        np.testing.assert_array_equal(found, small[rows, columns])
+
+
+def test_cut_out__leaves_most_out_where_markers_allow_it() -> None:
+    for kind, units in (("420", 7), ("444", 14)):
+        for number, coded in enumerate(RESTARTS[kind]):
+            jpeg = read_header(coded)
+            assert jpeg is not None
+            cut, _, x = cut_out(jpeg, 40, 62, 41, 63)
+            by_column = number < len(RESTARTS[kind]) - 3
+            assert (cut.width < 112) == by_column and (x > 0) == by_column, (kind, units)
+            assert (cut.height < HEIGHT) == (number < len(RESTARTS[kind]) - 1)
+            assert len(cut.data) <= len(coded)
+
+
+def test_cut_out__other_files_stay_as_they_are() -> None:
+    good = RESTARTS["420"][1]
+    marker = good.index(b"\xff\xd1")
+    odd = [
+        KINDS["420"],
+        encoded(photo(), restart_marker_blocks=4),  # 7 MCUs in a row
+        encoded(photo(), restart_marker_rows=1, progressive=True),
+        good[:marker] + b"\xff\xd2" + good[marker + 2 :],  # out of order
+        good[:marker] + good[marker + 2 :],  # lost
+        good[:marker] + b"\xff" + good[marker:],  # filled up
+        good[:marker] + b"\xff\xd3" + good[marker:],  # one too many
+    ]
+    for coded in odd:
+        jpeg = read_header(coded)
+        assert jpeg is not None
+        assert cut_out(jpeg, 0, 0, 8, 8) == (jpeg, 0, 0)

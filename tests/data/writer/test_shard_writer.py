@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from tests.data.conftest import CLASSES, make_items, picture, several, store
-from vitctl.data.images.decode import Reencode
+from vitctl.data.images.decode import Reencode, decode, open_picture
 from vitctl.data.images.image_types import image_extension
 from vitctl.data.shards.indexing import index_shards
 from vitctl.data.source.stores import ShardSource
@@ -281,6 +282,43 @@ def test_reencode__quality_alone_compresses_again_where_that_helps() -> None:
     assert len(again(large)) < len(large) and Image.open(io.BytesIO(again(large))).size == (90, 45)
     assert Image.open(io.BytesIO(again(large))).info["exif"] == Image.open(io.BytesIO(large)).info["exif"]
     assert Reencode(quality=90)(small) == small
+
+
+def interval_of(data: bytes) -> int:
+    at = data.find(b"\xff\xdd")
+    return int.from_bytes(data[at + 4 : at + 6]) if at > 0 else 0
+
+
+def test_reencode__compressed_again_it_has_restart_markers() -> None:
+    for mode, size, interval in (("RGB", 640, 4), ("RGB", 560, 5), ("RGB", 368, 23), ("L", 320, 4)):
+        assert interval_of(Reencode(max_side=size)(photo(700, mode))) == interval
+
+
+@pytest.mark.skipif(not which("jpegtran"), reason="needs jpegtran")
+@pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"progressive": True}, {"mode": "L"}])
+def test_reencode__restart_markers_leave_the_pixels(options: dict[str, Any]) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = photo(640, exif=exif, **options)
+    marked = Reencode(restart_markers=True)(data)
+    assert interval_of(marked) > 0
+    assert Image.open(io.BytesIO(marked)).info["exif"] == Image.open(io.BytesIO(data)).info["exif"]
+    np.testing.assert_array_equal(decode(marked), decode(data))
+    assert open_picture(marked).region(40, 50, 8, 8).tolist() == decode(data)[40:48, 50:58].tolist()
+    assert Reencode(restart_markers=True)(photo(64, "CMYK")) == photo(64, "CMYK")
+
+
+def test_reencode__restart_markers_need_jpegtran_that_keeps_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DataError, match="restart markers need the program jpegtran"):
+        Reencode(restart_markers=True)
+    for answer in (photo(91), b"", photo(90)[:-400]):
+        (tmp_path / "answer").write_bytes(answer)
+        (tmp_path / "jpegtran").write_text(f"#!/bin/sh\nexec /bin/cat {tmp_path}/answer\n")
+        (tmp_path / "jpegtran").chmod(0o700)
+        assert Reencode(restart_markers=True)(photo(90)) == photo(90)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from shutil import which
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -19,13 +20,16 @@ from vitctl.data.images.image_types import image_extension, is_heic, webp_size
 from vitctl.data.images.jpeg import (
     LACKS_SCANS,
     Jpeg,
+    cut_out,
     decode_rows,
     find_fault,
     lacks_scans,
     num_scans,
     orientation_of,
     read_header,
+    restart_interval,
     with_end_marker,
+    with_restart_markers,
 )
 from vitctl.errors import DataError
 from vitctl.system.files import PICTURE, PIXELS, SCANNED, SCANS
@@ -139,13 +143,13 @@ class Picture:
         self, top: int, left: int, height: int, width: int, reduce: int, reuse_buffer: bool
     ) -> np.ndarray:
         if isinstance(self._stored, Jpeg):
-            jpeg, bottom = self._stored, top + height
-            acquire(_jpeg_bytes(jpeg, bottom))
-            pixels = decode_rows(jpeg, bottom, reduce, reuse_buffer=reuse_buffer)
+            jpeg, y, x = cut_out(self._stored, top, left, top + height, left + width, reduce)
+            acquire(_jpeg_bytes(jpeg, top + height - y))
+            pixels = decode_rows(jpeg, top + height - y, reduce, reuse_buffer=reuse_buffer)
             if pixels is not None:
-                rows = slice(top // reduce, -(-bottom // reduce))
-                return pixels[rows, left // reduce : -(-(left + width) // reduce)]
-            self._stored = _decode_with_pillow(jpeg.data, self._truncated)[0]
+                rows = slice((top - y) // reduce, -(-(top + height - y) // reduce))
+                return pixels[rows, (left - x) // reduce : -(-(left + width - x) // reduce)]
+            self._stored = _decode_with_pillow(self._stored.data, self._truncated)[0]
         return self._stored[top : top + height, left : left + width]
 
 
@@ -161,7 +165,8 @@ def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Trunc
         pixels, orientation = _decode_with_pillow(data, truncated)
         return Picture(pixels, orientation if exif_orientation else 1)
     _check_cost(jpeg.width, jpeg.height, _jpeg_bytes(jpeg, jpeg.height))
-    _check_scans(data, jpeg.width * jpeg.height)
+    if not jpeg.has_one_scan:
+        _check_scans(data, jpeg.width * jpeg.height)
     if truncated == "refuse" and not jpeg.can_stop_early and lacks_scans(data, jpeg.num_components):
         raise BadSample(*LACKS_SCANS)  # the decoder reports no error where the data end between two scans
     return Picture(jpeg, orientation_of(jpeg) if exif_orientation else 1, truncated)
@@ -195,8 +200,8 @@ def decode(data: bytes, *, exif_orientation: bool = True, truncated: Truncated =
             the stored pixels, as the authors' pipeline does. TIFF files are always oriented, because there it
             is part of the format.
         truncated: how to treat a JPEG whose data are truncated or damaged: `refuse` raises BadSample; `pad`
-            returns an image with the missing rows as the decoder fills them (grey). A region above the damage
-            is decoded either way.
+            returns an image with the missing rows as the decoder fills them (grey). A region above the
+            damage, or between other restart markers, is decoded either way.
 
     Returns:
         uint8 `[H, W, 3]`, writable.
@@ -352,33 +357,49 @@ def without_heic(data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Reencode:
-    """Re-encodes JPEG files to smaller ones.
+    """Re-encodes JPEG files to smaller ones, or to ones that are decoded faster.
 
     Args:
         max_side: limit on the longer side, in pixels: larger images are resized to it, all others stay
             unchanged. 0 for no limit: then every JPEG is compressed again, and the result is used only where
             it is smaller.
         quality: of the JPEG, 1 to 100; 0 for 90.
+        restart_markers: add restart markers to all JPEGs; see `with_restart_markers`. Compressed again, they
+            have them anyway.
     """
 
     max_side: int = 0
     quality: int = 0
+    restart_markers: bool = False
+
+    def __post_init__(self) -> None:
+        if self.restart_markers and not which("jpegtran"):
+            raise DataError(
+                "restart markers need the program jpegtran: install libjpeg-turbo-progs (Debian, Ubuntu), "
+                "libjpeg-turbo-utils (Fedora) or jpeg-turbo (Homebrew)"
+            )
 
     def __str__(self) -> str:
         shrunk = f"JPEG longer than {self.max_side} pixels shrunk to that"
-        which = shrunk if self.max_side else "JPEG compressed again"
-        return f"{which}, quality {self.quality or _USUAL_QUALITY}, Pillow {PIL.__version__}"
+        again = shrunk if self.max_side else "JPEG compressed again"
+        smaller = f"{again}, quality {self.quality or _USUAL_QUALITY}, Pillow {PIL.__version__}"
+        parts = [smaller] if self.max_side or self.quality else []
+        return "; ".join([*parts, *["JPEG with restart markers"] * self.restart_markers])
 
     def __call__(self, data: bytes) -> bytes:
         """Return the file to store in place of a JPEG.
 
-        Resizing uses Pillow's Lanczos filter; grey stays grey, CMYK becomes RGB; colour profile and EXIF data
-        are kept.
+        The pixels change only with `max_side` or `quality`. Resizing uses Pillow's Lanczos filter; grey stays
+        grey, CMYK becomes RGB; colour profile and EXIF data are kept.
 
         Raises:
             BadSample: it cannot be decoded.
         """
         picture = open_picture(data)
+        smaller = data if not (self.max_side or self.quality) else self._smaller(data, picture)
+        return with_restart_markers(smaller) if self.restart_markers else smaller
+
+    def _smaller(self, data: bytes, picture: Picture) -> bytes:
         if self.max_side and max(picture.height, picture.width) <= self.max_side:
             return data
         try:
@@ -399,5 +420,7 @@ class Reencode:
             if image.mode not in ("L", "RGB"):
                 kept.pop("icc_profile", None)  # a CMYK profile does not apply to RGB
                 image = image.convert("RGB")
-            image.save(file, "JPEG", quality=self.quality or _USUAL_QUALITY, **kept)
+            interval = restart_interval(image.width, 8 if image.mode == "L" else 16)
+            quality = self.quality or _USUAL_QUALITY
+            image.save(file, "JPEG", quality=quality, restart_marker_blocks=interval, **kept)
         return file.getvalue()

@@ -1,20 +1,26 @@
-"""Partial decoding of common JPEGs: rows below the crop are not decoded.
+"""Partial decoding of common JPEGs: what lies outside the crop is not decoded where the file allows that.
 
 The compressed data of a JPEG can only be decoded from the start, but decoding can stop early: with a smaller
-height written into the header, the decoder stops below the crop. The decoded rows are the same, bit for bit.
-All other JPEGs are decoded with Pillow, in `decode.py`; the pixels are equal.
+height written into the header, the decoder stops below the crop. With restart markers it can also start at
+each of them: `cut_out` makes a smaller JPEG of the restart intervals that cover the crop. The decoded pixels
+are the same, bit for bit. All other JPEGs are decoded with Pillow, in `decode.py`; the pixels are equal.
 """
 
 import re
+import subprocess
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 
 _START_OF_IMAGE, _END_OF_IMAGE = b"\xff\xd8\xff", b"\xff\xd9"
 _BASELINE, _PROGRESSIVE = (0xC0, 0xC1), 0xC2
-_START_OF_SCAN = 0xDA
+_START_OF_SCAN, _RESTART, _RESTART_INTERVAL = 0xDA, 0xD0, 0xDD
+_ESCAPE = 0xFF  # begins a marker
+_NUM_RESTARTS = 8  # restart markers are numbered modulo 8
+_BLOCK = 8  # height and width of a coded block, in pixels
 _COEFFICIENTS = 64
 _COLOURS = {"Gray": 1, "CMYK": 4, "YCCK": 4}  # others have 3
 _APPLICATION_1 = 0xE1  # Exif and XMP
@@ -31,6 +37,8 @@ _HOLE = bytes(64)  # in compressed data: a block that was never written, or an i
 _FEW_ZEROS = bytes(16)  # more than the decoder reads ahead
 _MAX_SCRATCH = 1 << 25  # bytes of the reused buffer of a thread; larger images get a new buffer
 _MARGIN = 2  # extra rows, from which the chroma of the last row is interpolated
+_MIN_INTERVAL = 4  # MCUs between two restart markers, at least: more markers save little more
+_SURROUNDINGS = 4  # extra pixels on all sides, which surround the chroma samples that a crop needs
 
 Fault = tuple[str, str]  # a defect in the compressed data: category to count by, and message
 LACKS_SCANS: Fault = ("truncated", "the JPEG lacks its last scans")
@@ -45,19 +53,27 @@ class Jpeg:
         height: in pixels, as stored.
         width: in pixels, as stored.
         frame: byte offset of the frame marker (SOF).
-        can_stop_early: whether one scan holds all components, from top to bottom and without a hole, so that
-            decoding can stop early.
+        has_one_scan: whether one scan holds all components, from top to bottom; the decoder refuses others
+            after it.
+        can_stop_early: whether there is no hole in this scan either, so that decoding can stop early.
         num_components: 1 (grey) or 3 (colour).
         metadata: contents of the segments for Exif and XMP.
+        scan: byte offset of the first scan's marker (SOS).
+        unit: height and width of a minimum coded unit (MCU), in pixels.
+        restart: byte offset of the restart interval's marker (DRI), 0 where it is missing.
     """
 
     data: bytes
     height: int
     width: int
     frame: int
+    has_one_scan: bool
     can_stop_early: bool
     num_components: int
     metadata: tuple[bytes, ...]
+    scan: int
+    unit: tuple[int, ...]
+    restart: int
 
 
 def with_end_marker(data: bytes) -> bytes:
@@ -77,7 +93,7 @@ def read_header(data: bytes) -> Jpeg | None:
     """Parse the header of a grey or RGB JPEG of 8 bits that has an end marker; None for everything else."""
     if not (data.startswith(_START_OF_IMAGE) and data.endswith(_END_OF_IMAGE)):
         return None
-    position, frame, kind, metadata = 2, 0, 0, list[bytes]()
+    position, frame, kind, restart, metadata = 2, 0, 0, 0, list[bytes]()
     for _ in range(_MAX_SEGMENTS):
         if position + 10 > len(data) or data[position] != 0xFF:
             return None
@@ -90,17 +106,22 @@ def read_header(data: bytes) -> Jpeg | None:
             return None  # lossless, hierarchical or arithmetic coding, or an illegal marker
         elif marker == _APPLICATION_1:
             metadata.append(data[position + 4 : position + 2 + size])
+        elif marker == _RESTART_INTERVAL:
+            restart = position
         position += 2 + size
     else:
         return None
     num_bits, num_components = data[frame + 4], data[frame + 9]
     at = frame + _HEIGHT_IN_FRAME
     height, width = int.from_bytes(data[at : at + 2]), int.from_bytes(data[at + 2 : at + 4])
-    if not frame or num_bits != 8 or num_components not in (1, 3) or not height or not width:
+    factors = data[frame + 11 : frame + 18 : 3] if num_components == 3 else b"\x11"
+    unit = tuple(_BLOCK * max((both >> bits & 15 for both in factors), default=0) for bits in (0, 4))
+    if not frame or num_bits != 8 or num_components not in (1, 3) or not all((height, width, *unit)):
         return None
-    is_one_scan = kind in _BASELINE and data[position + 4] == num_components
-    can_stop_early = is_one_scan and data.find(_HOLE, position) < 0
-    return Jpeg(data, height, width, frame, can_stop_early, num_components, tuple(metadata))
+    one_scan = kind in _BASELINE and data[position + 4] == num_components
+    can_stop_early = one_scan and data.find(_HOLE, position) < 0
+    known = num_components, tuple(metadata), position, unit, restart
+    return Jpeg(data, height, width, frame, one_scan, can_stop_early, *known)
 
 
 def orientation_of(jpeg: Jpeg) -> int:
@@ -122,6 +143,95 @@ def orientation_of(jpeg: Jpeg) -> int:
     xmp = next((one for one in jpeg.metadata if one.startswith(_XMP)), b"")
     match = _XMP_ORIENTATION.search(xmp)
     return int(match[1]) if match else 1
+
+
+def cut_out(
+    jpeg: Jpeg, top: int, left: int, bottom: int, right: int, reduce: int = 1
+) -> tuple[Jpeg, int, int]:
+    """Cut the part of an image that a box needs out of its compressed data.
+
+    Args:
+        jpeg: the image.
+        top, left, bottom, right: the box, in pixels; the last two exclusive.
+        reduce: as of `decode_rows`.
+
+    Returns:
+        The smallest JPEG of restart intervals whose pixels are those of the whole image throughout the box,
+        and the row and the column in the image at which it begins; or the image itself, 0 and 0, where it has
+        no restart markers, or intervals that are neither parts of a row of MCUs nor whole rows.
+
+    Source: ITU-T T.81, sections B.2.1, E.1.4 and F.2.2.4
+    """
+    data, (height, width) = jpeg.data, jpeg.unit
+    size = int.from_bytes(data[jpeg.restart + 4 : jpeg.restart + 6]) if jpeg.restart else 0
+    units = -(-jpeg.width // width)  # in a row
+    if not jpeg.can_stop_early or not size or (size % units and units % size):
+        return jpeg, 0, 0
+    height, width, per_row = height * max(1, size // units), width * min(size, units), max(1, units // size)
+    begin = jpeg.scan + 2 + int.from_bytes(data[jpeg.scan + 2 : jpeg.scan + 4])
+    num_rows, coded = -(-jpeg.height // height), np.frombuffer(data, np.uint8)
+    stops = begin + 2 + np.flatnonzero(coded[begin:-1] == _ESCAPE)
+    markers = coded[stops - 1]
+    stops, markers = stops[markers != 0], markers[markers != 0]  # a zero says that the byte before it is data
+    numbers = _marker_numbers(num_rows * per_row)
+    if markers[:-1].tobytes() != numbers[:-1]:
+        return jpeg, 0, 0
+    above, beside = (_SURROUNDINGS * reduce if side > _BLOCK else 0 for side in jpeg.unit)
+    rows = slice(max(0, top - above) // height, -(-min(jpeg.height, bottom + above) // height))
+    columns = slice(max(0, left - beside) // width, -(-min(jpeg.width, right + beside) // width))
+    edges = np.empty(len(stops) + 1, np.int64)
+    edges[0], edges[1:] = begin, stops
+    grid = edges[1:].reshape(num_rows, per_row)[rows, columns]
+    starts = edges[:-1].reshape(num_rows, per_row)[rows, columns]
+    spans = map(slice, starts[:, 0].tolist(), grid[:, -1].tolist())
+    part = bytearray().join([data[:begin], *map(data.__getitem__, spans)])
+    ends = begin + np.cumsum(grid - starts)
+    np.frombuffer(part, np.uint8)[ends - 1] = np.frombuffer(numbers, np.uint8)[: len(ends)]
+    part[-1] = _END_OF_IMAGE[1]
+    y, x = rows.start * height, columns.start * width
+    sides = min(jpeg.height, rows.stop * height) - y, min(jpeg.width, columns.stop * width) - x
+    at = jpeg.frame + _HEIGHT_IN_FRAME
+    part[at : at + 4] = b"".join(side.to_bytes(2) for side in sides)
+    return replace(jpeg, data=bytes(part), height=sides[0], width=sides[1], restart=0), y, x
+
+
+@lru_cache(64)
+def _marker_numbers(num_intervals: int) -> bytes:
+    """Return the second bytes of the restart markers that end so many intervals."""
+    return bytes(_RESTART + number % _NUM_RESTARTS for number in range(num_intervals))
+
+
+def restart_interval(width: int, unit: int) -> int:
+    """Return the number of MCUs between restart markers: at least four that divide a row, else a row.
+
+    With such intervals `cut_out` leaves out columns too.
+
+    Args:
+        width: of the image, in pixels.
+        unit: width of an MCU, in pixels.
+    """
+    units = -(-width // unit)
+    return next((size for size in range(_MIN_INTERVAL, units) if units % size == 0), units)
+
+
+def with_restart_markers(data: bytes) -> bytes:
+    """Add restart markers to a common JPEG by jpegtran, which moves the coefficients to a baseline JPEG.
+
+    Returns:
+        The JPEG with the same pixels and metadata; other files, and those whose pixels would change, as they
+        are.
+    """
+    jpeg = read_header(data)
+    if jpeg is None:
+        return data
+    interval = f"{restart_interval(jpeg.width, jpeg.unit[1])}B"
+    command = ("jpegtran", "-copy", "all", "-optimize", "-restart", interval)
+    found = subprocess.run(command, input=data, capture_output=True, check=False).stdout
+    marked, before = read_header(found), decode_rows(jpeg, jpeg.height)
+    if marked is None or before is None:
+        return data
+    after = decode_rows(marked, marked.height)
+    return found if after is not None and np.array_equal(before, after) else data
 
 
 def decode_rows(
@@ -148,12 +258,12 @@ def decode_rows(
         data = b"".join((memoryview(data)[:at], height.to_bytes(2), memoryview(data)[at + 2 :]))
     rows, columns = -(-(height if stop else jpeg.height) // reduce), -(-jpeg.width // reduce)
     smallest = {"min_height": rows, "min_width": columns, "min_factor": reduce} if reduce > 1 else {}
-    pixels = _SCRATCH.zeros(rows, columns) if reuse_buffer else np.zeros((rows, columns, 3), np.uint8)
+    pixels = _SCRATCH.pixels(rows, columns) if reuse_buffer else np.empty((rows, columns, 3), np.uint8)
     try:
         simplejpeg.decode_jpeg(data, "RGB", buffer=pixels, **smallest)
     except ValueError as error:
-        # This message is expected: the data below the crop are extraneous. After any other message rows may
-        # be missing.
+        # This message is expected: the data below the crop are extraneous, and the decoder wrote all rows
+        # before it. After any other message rows may be missing.
         return pixels if stop and _EXTRANEOUS in str(error) else None
     return pixels
 
@@ -163,15 +273,13 @@ class _Scratch(threading.local):
 
     memory = np.empty(0, np.uint8)
 
-    def zeros(self, rows: int, columns: int) -> np.ndarray:
+    def pixels(self, rows: int, columns: int) -> np.ndarray:
         size = rows * columns * 3
         if size > _MAX_SCRATCH:
-            return np.zeros((rows, columns, 3), np.uint8)
+            return np.empty((rows, columns, 3), np.uint8)
         if len(self.memory) < size:
             self.memory = np.empty(size, np.uint8)
-        pixels = self.memory[:size].reshape(rows, columns, 3)
-        pixels.fill(0)
-        return pixels
+        return self.memory[:size].reshape(rows, columns, 3)
 
 
 _SCRATCH = _Scratch()
