@@ -1,9 +1,10 @@
 """Time the kernels that machine.attention and machine.linear choose from. The rule of "auto"
 (vitctl/models/kernels/) follows this table.
 
-    python benchmarks/kernels.py [--device cuda] [--rounds 5]
+    python benchmarks/kernels.py [--device cuda] [--rounds 5] [--scoring]
 
-Prints milliseconds of a forward and backward pass, the least of all rounds; the kernels take turns.
+Prints milliseconds of a forward and backward pass, the least of all rounds; the kernels take turns. With
+--scoring, attention is a forward pass without gradients, in which the rule's "mixed" is the fused kernel.
 """
 
 import argparse
@@ -28,6 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--scoring", action="store_true")
     options = parser.parse_args()
     device = torch.device(options.device)
     print(f"{processor(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}\n")
@@ -40,7 +42,10 @@ def main() -> None:
             for tokens in TOKENS:
                 shape = (max(1, LOGITS // (heads * tokens * tokens)), heads, tokens, HEAD_SIZE)
                 fused, plain = in_turns(
-                    attention(shape, dtype, device), set_attention, ("fused", "math"), options.rounds
+                    attention(shape, dtype, device, options.scoring),
+                    set_attention,
+                    ("fused", "math"),
+                    options.rounds,
                 )
                 rule = attention_rule(device.type, dtype, tokens)
                 print(
@@ -64,9 +69,17 @@ def name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def attention(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
-    """Return a forward and backward pass of the attention product, of query, key and value of `shape`."""
-    query, key, value = (torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(3))
+def attention(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, scoring: bool = False
+) -> Callable[[], object]:
+    """Return a forward and backward pass of the attention product, of query, key and value of `shape`, which
+    are parts of one product as in a network; if `scoring`, a forward pass.
+    """
+    batch, heads, tokens, size = shape
+    joined = torch.randn(batch, tokens, 3, heads, size, device=device).to(dtype)
+    query, key, value = (one.requires_grad_() for one in joined.permute(2, 0, 3, 1, 4).unbind())
+    if scoring:
+        return torch.no_grad()(lambda: attend(query, key, value))
     return lambda: torch.autograd.grad(attend(query, key, value).float().sum(), (query, key, value))
 
 

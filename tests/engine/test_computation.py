@@ -25,6 +25,7 @@ from vitctl.engine.computation import (
 )
 from vitctl.engine.runtime import Computation, Runtime, start
 from vitctl.errors import LaunchError
+from vitctl.models import kernels
 from vitctl.models.variants import variant
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import NetworkMachine
@@ -84,8 +85,14 @@ def test_choose_micro_batch__holds_gradients_once(
     ],
 )
 def test_choose_kernels__by_rule(
-    given: Any, model: Any, precision: str, lanes: bool, expected: tuple[str, str]
+    given: Any,
+    model: Any,
+    precision: str,
+    lanes: bool,
+    expected: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(kernels, "has_amx", lambda: False)
     config = variant("Ti/16", **model)
     found = choose_kernels(
         NetworkMachine(**given), config, Computation(torch.device("cpu"), precision), lanes=lanes
@@ -128,7 +135,8 @@ def test_kernels__the_same_recipe_twice_gives_the_same_weights_and_scores(
             do("evaluate", tmp_path / f"{name}_score", **scored, **{"machine.workers": 0})["provenance"]
         )
     assert used[0]["weights_sha256"] == used[2]["weights_sha256"]
-    assert {one["attention"] for one in used} == {"math" if precision == "bf16" else "fused"}
+    expected = ("mixed" if kernels.has_amx() else "math") if precision == "bf16" else "fused"
+    assert {one["attention"] for one in used} == {expected}
     assert {one["linear"] for one in used} == {"torch"}
     forced = do(
         "evaluate", tmp_path / "forced", **scored, **{"machine.attention": "math", "machine.workers": 0}

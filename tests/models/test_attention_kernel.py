@@ -1,11 +1,8 @@
 import pytest
 import torch
 
-from vitctl.models.kernels import (
-    attend,
-    attention_rule,
-    set_attention,
-)
+from vitctl.models import kernels
+from vitctl.models.kernels import attend, attention_rule, has_amx, set_attention
 
 
 def parts(*shape: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
@@ -45,19 +42,49 @@ def test_attend__plain_products_in_bf16_take_the_softmax_in_float32() -> None:
     assert (mixed.float() - exact).abs().max() < 0.02
 
 
+def test_attend__mixed_is_math_with_gradients_and_fused_without() -> None:
+    inputs, found = parts(2, 3, 197, 16, dtype=torch.bfloat16), {}
+    for mode in ("fused", "math", "mixed"):
+        set_attention(mode)  # type: ignore[arg-type]
+        with torch.no_grad():
+            scored = attend(*inputs)
+        mixed = attend(*inputs)
+        found[mode] = [scored, mixed, *torch.autograd.grad(mixed.float().square().sum(), inputs)]
+    (scored, *trained), expected = found["mixed"], [found["fused"][0], *found["math"][1:]]
+    assert all(torch.equal(a, b) for a, b in zip([scored, *trained], expected, strict=True))
+    assert not torch.equal(scored, trained[0])
+
+
 @pytest.mark.parametrize(
-    ("device", "dtype", "tokens", "expected"),
+    ("device", "dtype", "tokens", "expected", "with_amx"),
     [
-        ("cpu", torch.bfloat16, 5, "math"),
-        ("cpu", torch.bfloat16, 1024, "math"),
-        ("cpu", torch.bfloat16, 1025, "fused"),
-        ("cpu", torch.float32, 197, "fused"),
-        ("cpu", torch.float64, 197, "fused"),
-        ("cuda", torch.bfloat16, 197, "fused"),
-        ("cuda", torch.float32, 17, "fused"),
+        ("cpu", torch.bfloat16, 5, "math", "math"),
+        ("cpu", torch.bfloat16, 127, "math", "math"),
+        ("cpu", torch.bfloat16, 128, "math", "mixed"),
+        ("cpu", torch.bfloat16, 1024, "math", "mixed"),
+        ("cpu", torch.bfloat16, 1025, "fused", "fused"),
+        ("cpu", torch.float32, 197, "fused", "fused"),
+        ("cpu", torch.float64, 197, "fused", "fused"),
+        ("cuda", torch.bfloat16, 197, "fused", "fused"),
+        ("cuda", torch.float32, 17, "fused", "fused"),
     ],
 )
 def test_attention_rule__by_device_precision_and_tokens(
-    device: str, dtype: torch.dtype, tokens: int, expected: str
+    device: str,
+    dtype: torch.dtype,
+    tokens: int,
+    expected: str,
+    with_amx: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert attention_rule(device, dtype, tokens) == expected
+    for is_there, kernel in ((False, expected), (True, with_amx)):
+        monkeypatch.setattr(kernels, "has_amx", lambda is_there=is_there: is_there)
+        assert attention_rule(device, dtype, tokens) == kernel
+
+
+def test_has_amx__not_where_torch_may_not_use_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's fused kernel fails there: pack_vnni2 is only supported when avx512 is supported."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    for capability, expected in (("AVX512", True), ("AVX2", False), ("DEFAULT", False)):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda name=capability: name)
+        assert has_amx() == expected

@@ -21,6 +21,7 @@ from vitctl.errors import CheckpointError, LaunchError
 from vitctl.models.blocks import train_mode, trainable
 from vitctl.models.flops import cpu_name, installed
 from vitctl.models.kernels import (
+    AttentionKernel,
     attention_rule,
     onednn_problem,
     set_attention,
@@ -124,7 +125,7 @@ class Kernels(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    attention: Literal["fused", "math"]
+    attention: AttentionKernel
     linear: Literal["torch", "onednn"]
 
 
@@ -154,8 +155,8 @@ def choose_kernels(
     """Return the kernels of [machine], with 'auto' resolved by a rule: the same for training, scoring and
     predicting.
 
-    The rule knows the kind of device, the precision and the number of tokens; neither load, batch nor
-    processor change it.
+    The rule knows the kind of device, the precision and the number of tokens, and whether a CPU has AMX;
+    neither load nor batch change it.
 
     Args:
         machine: its attention and linear.

@@ -31,7 +31,7 @@ from vitctl.errors import CheckpointError, LaunchError
 from vitctl.models.flops import bf16_tflops
 from vitctl.recipe.schema import Machine, TrainRecipe
 from vitctl.recipe.write import flat, toml_value
-from vitctl.system.process import HERE, usable_cores
+from vitctl.system.process import HERE, keep_freed_memory, usable_cores
 from vitctl.system.text import count_text
 
 _cuda: Any = torch.cuda  # not all of it has types
@@ -646,6 +646,8 @@ def _device_and_precision(device: str, precision: str) -> tuple[bool, str]:
             "machine.device = 'cuda': PyTorch finds no GPU (`vitctl doctor` shows why); use 'auto'"
         )
     cpu = device == "cpu" or not torch.cuda.is_available()
+    if cpu:
+        keep_freed_memory()
     chosen = best_precision(cpu) if precision == "auto" else precision
     if chosen == "bf16" and not cpu and not torch.cuda.is_bf16_supported():
         raise LaunchError(

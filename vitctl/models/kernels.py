@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-AttentionKernel = Literal["fused", "math"]
-# Tokens up to which plain products are the faster kernel, by device and type of the products:
-# benchmarks/kernels.py prints them.
+AttentionKernel = Literal["fused", "math", "mixed"]
+# Tokens up to which plain products are the faster kernel, by device and type of the products, and those from
+# which this ends without gradients on a CPU with AMX: benchmarks/kernels.py prints them.
 _PLAIN_UP_TO = {("cpu", torch.bfloat16): 1024}
+_MIXED_FROM = 128
 
 _attention_kernel: AttentionKernel = "fused"
 
@@ -42,7 +43,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
     )  # fused kernels know one batch
     bias = None if bias is None else bias.flatten(0, -4)
     # A bias that learns has no fused kernel on most devices.
-    plain = bias is not None or _attention_kernel == "math"
+    is_plain = {"fused": False, "math": True, "mixed": torch.is_grad_enabled()}[_attention_kernel]
+    plain = bias is not None or is_plain
     mixed = _math(query, key, value, bias) if plain else F.scaled_dot_product_attention(query, key, value)
     return torch.unflatten(mixed, 0, leading)
 
@@ -64,15 +66,23 @@ def _logits(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def attention_rule(device: str, dtype: torch.dtype, tokens: int) -> AttentionKernel:
-    """Return the kernel of machine.attention = "auto": the same on every machine with this kind of device, at
-    any load and batch.
+    """Return the kernel of machine.attention = "auto": the same at any load and batch, on every machine
+    with this kind of device; a CPU with AMX is a kind.
 
     Args:
         device: kind, such as "cpu".
         dtype: of the products.
         tokens: of a sequence, at most; a fused kernel needs no `[N, N]` matrix.
     """
-    return "math" if tokens <= _PLAIN_UP_TO.get((device, dtype), 0) else "fused"
+    if tokens > _PLAIN_UP_TO.get((device, dtype), 0):
+        return "fused"
+    return "mixed" if tokens >= _MIXED_FROM and has_amx() else "math"
+
+
+def has_amx() -> bool:
+    """Return whether the fused kernel of this CPU multiplies bf16 in tiles, which needs AVX-512 too."""
+    is_wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return is_wide and bool(torch.cpu._is_amx_tile_supported())
 
 
 def _math(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -93,10 +93,11 @@ class Machine(Section):
 class NetworkMachine(Machine):
     """[machine] of the jobs that compute a network."""
 
-    attention: Literal["fused", "math", "auto"] = knob(
+    attention: Literal["fused", "math", "mixed", "auto"] = knob(
         "auto",
-        "kernel of the attention product; auto: math on a CPU in bf16 up to 1,024 tokens, with relative "
-        "positions and lanes; else fused",
+        "kernel of the attention product; mixed: math in training, fused without gradients. auto: math on a "
+        "CPU in bf16 up to 1,024 tokens (mixed from 128, if it has AMX), with relative positions and lanes; "
+        "else fused",
     )
     linear: Literal["torch", "onednn", "auto"] = knob(
         "auto",

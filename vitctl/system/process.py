@@ -32,6 +32,7 @@ _ALWAYS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 Handler = Callable[[int, FrameType | None], Any]
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+_TRIM_THRESHOLD, _NUM_MAPPINGS = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of mallopt(3)
 
 
 def handled_signals() -> tuple[signal.Signals, ...]:
@@ -107,6 +108,17 @@ def end_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what it frees for the next allocation, instead of returning it to the system.
+
+    The tensors of a pass have sizes at which glibc takes fresh pages from the system each time, and the
+    system fills them with zeros.
+    """
+    if hasattr(library := ctypes.CDLL(None), "mallopt"):  # glibc; other libraries go on as before
+        library.mallopt(_NUM_MAPPINGS, 0)
+        library.mallopt(_TRIM_THRESHOLD, -1)
 
 
 @contextmanager
