@@ -1,7 +1,7 @@
 """Read a recipe: TOML, `extends`, overrides, the origin of every value, and every problem at once."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -178,10 +178,8 @@ def _override(values: dict[str, Any], origins: dict[str, str], overrides: Iterab
         _put(values, override)
         for key in [k for k in origins if k == override.key or k.startswith(override.key + ".")]:
             del origins[key]
-        table = isinstance(override.value, dict)
-        origins |= dict.fromkeys(
-            _leaves(override.value, override.key + ".") if table else [override.key], override.flag
-        )
+        inside = leaves({override.key: override.value})
+        origins |= dict.fromkeys((".".join(path) for path, _ in inside), override.flag)
 
 
 def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -191,7 +189,8 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str
         chain = " -> ".join(p.name for p in (*children, path))
         raise RecipeError(f"{path.name}: recipes extend each other in a circle: {chain}")
     own, lines = _read(path)
-    origins = {key: f"{path.name}:{_line(lines, key)}" for key in _leaves(own)}
+    keys = (".".join(names) for names, _ in leaves(own))
+    origins = {key: f"{path.name}:{_line(lines, key)}" for key in keys}
     parent = own.pop("extends", None)
     origins.pop("extends", None)
     if parent is None:
@@ -243,12 +242,13 @@ def _line(lines: Mapping[str, int], key: str) -> int:
     return lines.get(key, 1)
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
+def leaves(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the values in nested tables, each with the keys on the way to it."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, (*path, key))
         else:
-            yield f"{prefix}{key}"
+            yield (*path, key), value
 
 
 def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

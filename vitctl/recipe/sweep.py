@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.errors import RecipeError
-from vitctl.recipe.load import Override, parse_override, recipe_folder, recipe_names
+from vitctl.recipe.load import Override, leaves, parse_override, recipe_folder, recipe_names
 from vitctl.system.files import parse_toml, read_toml
 
 MAX_CELLS = 1000
@@ -184,12 +184,9 @@ def _axis(where: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Setting:
+def _flat(table: Mapping[str, Any]) -> Setting:
     """Return nested tables by dotted key."""
-    flat: Setting = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+    return {".".join(path): value for path, value in leaves(table)}
 
 
 def _words(keys: Iterable[str]) -> dict[str, str]:

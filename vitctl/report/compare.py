@@ -10,7 +10,7 @@ from vitctl.engine.metrics import interval_text, mcnemar
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.answer_table import answers_digest, is_right, read_answers
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
-from vitctl.recipe.load import load_recipe
+from vitctl.recipe.load import leaves, load_recipe
 from vitctl.recipe.neutral_keys import deciding_values, result_neutral, with_added
 from vitctl.recipe.write import toml_value
 from vitctl.report.result_tables import is_digest
@@ -426,17 +426,16 @@ def _is_miscounted(metrics: Mapping[str, Any]) -> bool:
     return any(_is_miscounted(inner) for inner in metrics.values() if isinstance(inner, Mapping))
 
 
-def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float | str]:
+def _flat(metrics: Mapping[str, Any]) -> dict[str, float | str]:
     numbers: dict[str, float | str] = {}
-    for name, value in metrics.items():
-        if name == "paper" or (isinstance(value, int) and abs(value) >= 2**63):  # not comparable, see above
+    for path, value in leaves({key: value for key, value in metrics.items() if key != "paper"}):
+        if isinstance(value, int) and abs(value) >= 2**63:  # not comparable, see above
             continue
-        if isinstance(value, Mapping):
-            numbers |= _flat(value, f"{prefix}{name} ")
-        elif isinstance(value, int | float) and not isinstance(value, bool) and name not in _INTEGERS:
-            numbers[prefix + name] = _short(value) if name in _SETTINGS else value
+        name, last = " ".join(path), path[-1]
+        if isinstance(value, int | float) and not isinstance(value, bool) and last not in _INTEGERS:
+            numbers[name] = _short(value) if last in _SETTINGS else value
         elif interval := interval_text(value):
-            numbers[f"{prefix}{name.replace('_interval', '')}, 95 %"] = interval
+            numbers[f"{name.replace('_interval', '')}, 95 %"] = interval
     return numbers
 
 
