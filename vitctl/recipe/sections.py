@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from vitctl.errors import refuse
 from vitctl.models.variants import LORA_TARGETS
 from vitctl.models.weights.meta import HALF, LARGEST, SMALLEST
 from vitctl.recipe.export_formats import FORMATS, GRAPHS, check_options, formats_in_words
@@ -92,9 +93,7 @@ class Section(BaseModel):
 
     def _refusing(self, *problems: tuple[object, str]) -> Self:
         """Return this table. Raises ValueError with the text of the first problem whose condition is true."""
-        for is_there, text in problems:
-            if is_there:
-                raise ValueError(text)
+        refuse(ValueError, *problems)
         return self
 
 
