@@ -378,7 +378,7 @@ FLAGS = (
 
 
 def takes_flags(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter `flags` by the flags of its rows; `flags` then gets those given.
+    """Replace a command's parameter `flags` by the flags of its rows; `flags` then gets those given, checked.
 
     `**options` become the fields of `RunOptions`.
     """
@@ -397,6 +397,7 @@ def takes_flags(function: Callable[..., None]) -> Callable[..., None]:
         flags: Flags = {}
         for name, row in rows.items():
             flags |= row.values(values.pop(name))
+        check_flags({flag: value for flag, (_, value) in flags.items()})
         function(flags=flags, **values)
 
     vars(command)["__signature__"] = inspect.Signature(parameters)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vitctl.cli.flags import Flags, check_flags, value_of
+from vitctl.cli.flags import Flags, value_of
 from vitctl.cli.run_job import start_command, started_processes
 from vitctl.cli.show.console import CONSOLE, say, show_table
 from vitctl.engine.preemption import stop_on_signals
@@ -108,7 +108,6 @@ def chosen_recipe(
     Raises:
         RecipeError: no such recipe or model, or it does not train.
     """
-    check_flags({flag: value for flag, (_, value) in flags.items()})
     model, name = (options.names or ("",))[0], options.recipe or DEFAULT_RECIPE
     is_plain = model and options.recipe is None
     overrides = [parse_override(text) for text in options.sets]
