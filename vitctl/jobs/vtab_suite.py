@@ -51,7 +51,7 @@ from vitctl.jobs.training import (
 from vitctl.models.build import Model, build
 from vitctl.models.variants import downstream, unseen_pixels
 from vitctl.models.weights.weights_file import weights_digest
-from vitctl.recipe.neutral_keys import result_neutral
+from vitctl.recipe.neutral_keys import RESULT_NEUTRAL
 from vitctl.recipe.paper import TABLE_9, VTAB_MODELS
 from vitctl.recipe.schema import Vtab, rates_in_words, rates_of
 from vitctl.system.files import write_csv
@@ -61,7 +61,7 @@ JOB = "vtab-task"
 L2S = tuple(2.0**power for power in range(-2, 17, 3))  # of the linear classifier
 # Keys left out of a run's recipe digest: digests identify images and weights, and `precision` is recorded as
 # resolved.
-_FREE = (*result_neutral(), "vtab.", "machine.precision", "data.path", "data.allow_partial", "weights.source")
+_FREE = (*RESULT_NEUTRAL, "vtab.", "machine.precision", "data.path", "data.allow_partial", "weights.source")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.answer_table import answers_digest, is_right, read_answers
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
 from vitctl.recipe.load import leaves, load_recipe
-from vitctl.recipe.neutral_keys import deciding_values, result_neutral, with_added
+from vitctl.recipe.neutral_keys import RESULT_NEUTRAL, deciding_values, with_added
 from vitctl.recipe.write import toml_value
 from vitctl.report.result_tables import is_digest
 
@@ -393,7 +393,7 @@ def _recipe_rows(folders: Sequence[Path], digests: list[str]) -> list[tuple[str,
         recipes = [load_recipe(str(folder / RECIPE)).recipe for folder in folders]
     except VitctlError:
         return [(f"recipe_sha256 (a {RECIPE} is missing or invalid)", digests)]
-    tables = [with_added(deciding_values(recipe, result_neutral())) for recipe in recipes]
+    tables = [with_added(deciding_values(recipe, RESULT_NEUTRAL)) for recipe in recipes]
     for table in tables:  # an address overrides the data set of the same section
         for key in [key for key in table if key.endswith(".path") and table[key] != toml_value("")]:
             table.pop(key.removesuffix("path") + "dataset", None)

@@ -22,7 +22,7 @@ from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
 from vitctl.models.variants import ResNetConfig
 from vitctl.models.weights.weights_file import read_weights, weights_digest
 from vitctl.recipe.load import load_recipe, recipe_names
-from vitctl.recipe.neutral_keys import result_neutral
+from vitctl.recipe.neutral_keys import RESULT_NEUTRAL
 from vitctl.recipe.paper import FIGURE_4_SIZES, RESULTS
 from vitctl.recipe.schema import (
     Evaluate,
@@ -59,7 +59,7 @@ _EXPERIMENTS = re.compile(
 # Keys that may differ in a run that still counts as one of its recipe, beside those that change no number.
 # data.path may not: its images cannot be checked against the data set that the recipe names.
 _FREE = (
-    *(*result_neutral(), "machine.precision", "evaluation.every_steps", "fewshot_probe."),
+    *(*RESULT_NEUTRAL, "machine.precision", "evaluation.every_steps", "fewshot_probe."),
     *("seed", "finetune.seeds", "weights.source"),
 )
 # Values set on the command line for recipes that are for any data set.

@@ -36,7 +36,7 @@ from vitctl.engine.journal import (
 )
 from vitctl.engine.metrics import METRICS
 from vitctl.errors import CheckpointError, RecipeError
-from vitctl.recipe.neutral_keys import deciding_values, result_neutral
+from vitctl.recipe.neutral_keys import RESULT_NEUTRAL, deciding_values
 from vitctl.recipe.schema import Recipe
 from vitctl.recipe.sections import weights_choice
 from vitctl.recipe.write import written_name
@@ -148,7 +148,7 @@ def with_recipe(result: RunResult, recipe: Recipe) -> RunResult:
     used = result.provenance
     resolved = {key: used[name] for key, name in _RESOLVED.items() if name in used}
     return replace(
-        result, provenance=used | {"recipe_sha256": recipe_digest(recipe, result_neutral(), resolved)}
+        result, provenance=used | {"recipe_sha256": recipe_digest(recipe, RESULT_NEUTRAL, resolved)}
     )
 
 
