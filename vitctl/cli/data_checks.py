@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -296,7 +297,7 @@ def stats(
                 source, num_images=images, workers=number_of_workers(workers), done=done
             )
     if as_json:
-        print(json_text({split: numbers.as_json() for split, numbers in measured.items()}, indent=1))
+        print(json_text({split: asdict(numbers) for split, numbers in measured.items()}, indent=1))
         return
     columns = list(map(_column, measured.values()))
     rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
@@ -354,15 +355,16 @@ def show(
     from vitctl.data.images.transforms import TrainTransform
     from vitctl.data.inspect.overview import choose, save, show_augmented, show_images
     from vitctl.data.source.locate import locate_all_splits
-    from vitctl.errors import DataError, writing
+    from vitctl.errors import DataError, refuse, writing
     from vitctl.system.remote import is_remote
 
     splits = locate_all_splits(folder)
     name = split or next(iter(splits))
-    if name not in splits:
-        raise DataError(f"{folder}: has no split '{name}'; found: {', '.join(splits)}")
-    if out.suffix.lower() != ".png":
-        raise DataError(f"{out}: should be the name of a .png file")
+    refuse(
+        DataError,
+        (name not in splits, f"{folder}: has no split '{name}'; found: {', '.join(splits)}"),
+        (out.suffix.lower() != ".png", f"{out}: should be the name of a .png file"),
+    )
     source = splits[name].open(0)
     last = folder.rstrip("/").rpartition("/")[2] if is_remote(folder) else Path(folder).resolve().name
     title = f"{last}, {name}" if last != name else name

@@ -205,7 +205,7 @@ def _checked_splits(
     """
     from vitctl.cli.show.console import adding, progress_bar
     from vitctl.data.writer.intake import check_originals
-    from vitctl.errors import DataError
+    from vitctl.errors import DataError, refuse
 
     if bad not in ("stop", "skip", "keep"):
         raise DataError(f"--bad {bad}: choose stop, skip or keep")
@@ -222,13 +222,15 @@ def _checked_splits(
     if intake.doubts:
         problems.append(f"{count_text(len(intake.doubts), 'problem')} with the classes")
         flags += [option for doubt in intake.doubts for option in doubt.options]
-    if problems:
-        raise DataError(
+    refuse(
+        DataError,
+        (
+            problems,
             f"{source}: {' and '.join(problems)}, listed above; nothing was written; correct the files, "
-            f"or type: {shlex.join(['vitctl', *command, *flags])}"
-        )
-    if not intake.splits:
-        raise DataError(f"{source}: no image is left to write")
+            f"or type: {shlex.join(['vitctl', *command, *flags])}",
+        ),
+        (not intake.splits, f"{source}: no image is left to write"),
+    )
     return intake.splits
 
 

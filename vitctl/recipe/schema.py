@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, PlainValidator, model_validator
 
-from vitctl.errors import LaunchError, RecipeError
+from vitctl.errors import LaunchError, RecipeError, refuse
 from vitctl.models.variants import Config, MaskedPatchConfig, Recomputed, ViTConfig, variant
 from vitctl.recipe.images import (
     EvaluateImages,
@@ -622,15 +622,18 @@ class Pretrain(TrainRecipe):
             raise RecipeError(f"model.name = '{name}': only a ViT has pre-logits or predicts masked patches")
         if self.needs_labels:
             return replace(config, representation_size=config.hidden_size)
-        if (data.mean, data.std) != ((0.5,) * 3, (0.5,) * 3):
-            raise RecipeError(
+        refuse(
+            RecipeError,
+            (
+                (data.mean, data.std) != ((0.5,) * 3, (0.5,) * 3),
                 "loss.name = 'masked_patch': its targets need pixels in the range -1..1; leave data.mean and "
-                "data.std at 0.5"
-            )
-        if type(config) is not ViTConfig:
-            raise RecipeError(
-                f"model.name = '{name}': masked patches are predicted by a plain ViT, e.g. B/16"
-            )
+                "data.std at 0.5",
+            ),
+            (
+                type(config) is not ViTConfig,
+                f"model.name = '{name}': masked patches are predicted by a plain ViT, e.g. B/16",
+            ),
+        )
         return MaskedPatchConfig(**vars(config), target=self.masked_patch.target)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitctl.errors import RecipeError
+from vitctl.errors import RecipeError, refuse
 from vitctl.recipe.load import Override, leaves, parse_override, recipe_folder, recipe_names
 from vitctl.system.files import parse_toml, read_toml
 
@@ -117,12 +117,14 @@ def expand_sweep(
             f"{both[0]} is varied by the grid and by the cells of '{sweep.name}'; leave one of them out"
         )
     combinations = list(itertools.product(sweep.recipes, sweep.cells or ({},), *every.values()))
-    if len(combinations) < 2:
-        raise RecipeError(f"'{sweep.name}' varies nothing; give --grid section.key=v1,v2")
-    if len(combinations) > MAX_CELLS:
-        raise RecipeError(
-            f"'{sweep.name}' has {len(combinations):,} runs, more than {MAX_CELLS:,}; use fewer values"
-        )
+    refuse(
+        RecipeError,
+        (len(combinations) < 2, f"'{sweep.name}' varies nothing; give --grid section.key=v1,v2"),
+        (
+            len(combinations) > MAX_CELLS,
+            f"'{sweep.name}' has {len(combinations):,} runs, more than {MAX_CELLS:,}; use fewer values",
+        ),
+    )
     fixed = [Override(key, value, sweep.name) for key, value in sweep.fixed.items()]
     words = _words(varied_keys)
     cells = []

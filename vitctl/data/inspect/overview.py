@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -195,10 +195,6 @@ class Stats:
     aspects: tuple[float, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the statistics as plain values."""
-        return asdict(self)
 
 
 class _Measured(NamedTuple):

@@ -189,9 +189,7 @@ def fit_splits(loaded: Loaded) -> FittedSplits:
         if isinstance(recipe, ExportRecipe) and fitted.overrides and not _is_from_flag(loaded, _CALIBRATION):
             fitted.overrides.append(Override(_CALIBRATION, fitting.train, _FLAG))
         return fitted
-    if isinstance(recipe, FrozenRecipe):
-        if recipe.data.datasets or Path(data.path).name in SPLITS:
-            return FittedSplits([], "")
+    if isinstance(recipe, FrozenRecipe) and not (recipe.data.datasets or Path(data.path).name in SPLITS):
         return _both(loaded, recipe.data.train_split or TRAIN, data.eval_split or TEST, found, fitting)
     if isinstance(recipe, Pretrain | Finetune) and data.eval_split:
         return _both(loaded, recipe.data.train_split, data.eval_split, found, fitting)
