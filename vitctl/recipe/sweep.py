@@ -68,7 +68,7 @@ def find_sweep(name: str) -> Sweep:
     if name in sweep_names():
         path = _folder() / f"{name}.toml"
     if path.is_file() and name not in recipe_names():
-        values = _read(path)
+        values = read_toml(path, error=RecipeError)[0]
         if not {"job", "extends"} & values.keys():
             return _from_table(path, values)
     return Sweep(path.stem if path.suffix else name, "", (name,), {}, (), {})
@@ -147,10 +147,6 @@ def expand_sweep(
 
 def _folder() -> Path:
     return recipe_folder() / "sweeps"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return read_toml(path, error=RecipeError)[0]
 
 
 def _from_table(path: Path, values: Mapping[str, Any]) -> Sweep:
