@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import IO
 
@@ -77,14 +78,11 @@ def find_images(
     if missing is not None:
         missing += map(str, errors)
     sources: list[Source] = []
-    files: list[str] = []
-    for one in [*found, None]:
-        if isinstance(one, str):
-            files.append(one)
-            continue
-        sources += [ImageFiles(files)] if files else []
-        sources += [one] if one is not None else []
-        files = []
+    for is_file, group in groupby(found, lambda one: isinstance(one, str)):
+        if is_file:
+            sources.append(ImageFiles([str(name) for name in group]))
+        else:
+            sources += [source for source in group if not isinstance(source, str)]
     if not sources:
         raise DataError(f"{', '.join(inputs) or 'an empty list'}: no images there")
     return sources
