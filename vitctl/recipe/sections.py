@@ -664,13 +664,13 @@ class LoRA(Section):
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
-        if not self.rank and self != type(self).model_construct():
-            raise ValueError(
-                "[lora] does nothing without lora.rank; set it, e.g. to 8, or leave the table out"
-            )
-        if odd := sorted(set(self.targets) - set(LORA_TARGETS)):
-            raise ValueError(f"targets names {odd[0]!r}; choose from {', '.join(LORA_TARGETS)}")
+        odd = sorted(set(self.targets) - set(LORA_TARGETS))
         return self._refusing(
+            (
+                not self.rank and self != type(self).model_construct(),
+                "[lora] does nothing without lora.rank; set it, e.g. to 8, or leave the table out",
+            ),
+            (odd, f"targets names {', '.join(map(repr, odd[:1]))}; choose from {', '.join(LORA_TARGETS)}"),
             (
                 not self.targets or len(set(self.targets)) < len(self.targets),
                 f"targets = {list(self.targets)} should name each layer once",

@@ -242,14 +242,11 @@ def _corruption_table(metrics: Mapping[str, Any], percent: Percent) -> ResultTab
     return ResultTable("Error by corruption", ("corruption", "error"), rows)
 
 
-def _is_score(numbers: Any) -> bool:
-    return isinstance(numbers, Mapping) and "accuracy" in numbers
-
-
 def _label_table(metrics: Mapping[str, Any], provenance: Mapping[str, Any], percent: Percent) -> ResultTable:
     """A row for each set of labels that the predictions were compared with."""
     sets = {str(provenance.get("labels", "original")): metrics}
-    sets |= {name: numbers for name, numbers in metrics.items() if _is_score(numbers)}
+    others = {name: numbers for name, numbers in metrics.items() if isinstance(numbers, Mapping)}
+    sets |= {name: numbers for name, numbers in others.items() if "accuracy" in numbers}
     rows = []
     for name, v in sets.items():
         counts = (f"{v.get('correct', 0):,}", f"{v.get('total', 0):,}")

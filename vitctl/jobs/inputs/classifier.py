@@ -492,13 +492,18 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
             f"{weights.source}: an ONNX file holds one set of weights; leave out --weights, --model and "
             f"weights.*"
         )
-    if recipe.evaluation.flip_average:
-        raise RecipeError(
+    refuse(
+        RecipeError,
+        (
+            recipe.evaluation.flip_average,
             f"evaluation.flip_average: {weights.source} averages or not as it was exported; leave it out, or "
-            f"export again with --flip-average"
-        )
-    if machine.engine == "openvino" and machine.device == "cuda":
-        raise RecipeError("machine.engine = 'openvino' computes on a CPU; set machine.device = 'cpu'")
+            f"export again with --flip-average",
+        ),
+        (
+            machine.engine == "openvino" and machine.device == "cuda",
+            "machine.engine = 'openvino' computes on a CPU; set machine.device = 'cpu'",
+        ),
+    )
     device = "cpu" if machine.engine == "openvino" else machine.device
     network = OnnxNetwork(Path(locate(weights.source, fetch)), device, machine.engine)
     refuse(
