@@ -353,7 +353,7 @@ def show(
     """
     from vitctl.cli.show.console import say
     from vitctl.data.images.transforms import TrainTransform
-    from vitctl.data.inspect.overview import choose, save, show_augmented, show_images
+    from vitctl.data.inspect.overview import cell, choose, draw_sheet, save, show_augmented
     from vitctl.data.source.locate import locate_all_splits
     from vitctl.errors import DataError, refuse, writing
     from vitctl.system.remote import is_remote
@@ -374,7 +374,8 @@ def show(
     if augmented:
         page = show_augmented(source, samples, TrainTransform(res), seed=seed, title=title, subtitle=about)
     else:
-        page = show_images(source, samples, columns=min(8, len(samples)), title=title, subtitle=about)
+        cells = [cell(source, sample) for sample in samples]
+        page = draw_sheet(cells, columns=min(8, len(cells)), title=title, subtitle=about)
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         save(page, out)

@@ -637,23 +637,29 @@ class Pretrain(TrainRecipe):
         return MaskedPatchConfig(**vars(config), target=self.masked_patch.target)
 
 
-class Finetune(TrainRecipe):
+class TransferRecipe(TrainRecipe):
+    """A job that trains pre-trained weights on."""
+
+    data: TrainImages | VtabImages
+    weights: StartWeights = StartWeights()
+    optimizer: LayerRates
+    loss: FinetuneLoss
+    dropout: Rate = knob(0.0, _DROPOUT, source=_DIVIDED)
+    drop_path: Rate = knob(0.0, _DROP_PATH, source="AugReg; not in the paper")
+    rotary_rescale: float = knob(1.0, _ROTARY_RESCALE, source="DINOv3", ge=1, le=100)
+
+
+class Finetune(TransferRecipe):
     """`vitctl finetune`"""
 
     job: Literal["finetune"]
     data: TrainImages = TrainImages()
-    weights: StartWeights = StartWeights()
     machine: ShardedMachine = ShardedMachine()
-    optimizer: LayerRates
     schedule: FittedSchedule = FittedSchedule()
-    loss: FinetuneLoss
     sweep: LrSweep = LrSweep()
     finetune: Repeats = Repeats()
     lora: LoRA = LoRA()
     distillation: Distillation = Distillation()
-    dropout: Rate = knob(0.0, _DROPOUT, source=_DIVIDED)
-    drop_path: Rate = knob(0.0, _DROP_PATH, source="AugReg; not in the paper")
-    rotary_rescale: float = knob(1.0, _ROTARY_RESCALE, source="DINOv3", ge=1, le=100)
 
     @model_validator(mode="after")
     def _adapters_have_a_body(self) -> Self:
@@ -826,17 +832,11 @@ class Fewshot(FrozenRecipe):
         )
 
 
-class Vtab(TrainRecipe):
+class Vtab(TransferRecipe):
     """`vitctl vtab`"""
 
     job: Literal["vtab"]
     data: VtabImages = VtabImages()
-    weights: StartWeights = StartWeights()
-    optimizer: LayerRates
-    loss: FinetuneLoss
-    dropout: Rate = knob(0.0, _DROPOUT, source=_DIVIDED)
-    drop_path: Rate = knob(0.0, _DROP_PATH, source="AugReg; not in the paper")
-    rotary_rescale: float = knob(1.0, _ROTARY_RESCALE, source="DINOv3", ge=1, le=100)
     vtab: Suite = Suite()
 
     @model_validator(mode="after")

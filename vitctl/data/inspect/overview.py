@@ -74,15 +74,6 @@ def draw_sheet(cells: Sequence[Cell], *, columns: int, title: str, subtitle: str
     return page
 
 
-def show_images(
-    source: Source, samples: Sequence[int], *, columns: int, title: str, subtitle: str = ""
-) -> Image.Image:
-    """Draw a sheet of images with the names of their classes and their sizes."""
-    return draw_sheet(
-        [cell(source, sample) for sample in samples], columns=columns, title=title, subtitle=subtitle
-    )
-
-
 def show_augmented(
     source: Source,
     samples: Sequence[int],
