@@ -478,26 +478,33 @@ def write_vtab_table(path: Path, metrics: Mapping[str, Any]) -> None:
     Accuracies are shares 0..1.
     """
     paper = metrics["paper"]
-    columns = [
-        "row",
-        "group",
-        "accuracy",
-        "std",
-        "num_seeds",
-        "num_test",
-        "note",
-        *(f"paper {name}" for name in paper),
+    columns = ("row", "group", "accuracy", "std", "num_seeds", "num_test", "note")
+    lines: list[Sequence[Any]] = [
+        (*columns, *(f"paper {name}" for name in paper)),
+        *(
+            (
+                *(
+                    name,
+                    row["group"],
+                    row["mean"],
+                    row["std"],
+                    len(row["by_seed"]),
+                    row["total"],
+                    row["copy"],
+                ),
+                *(column["tasks"][name] for column in paper.values()),
+            )
+            for name, row in metrics["tasks"].items()
+        ),
+        *(
+            (f"group {name}", name, value, *[""] * 4, *(column["groups"][name] for column in paper.values()))
+            for name, value in metrics["groups"].items()
+        ),
+        (
+            *(metrics["label"], "", metrics["mean"], metrics["std"], "", "", metrics["protocol"]),
+            *(column["mean"] for column in paper.values()),
+        ),
     ]
-    lines: list[list[Any]] = [columns]
-    for name, row in metrics["tasks"].items():
-        cells = [name, row["group"], row["mean"], row["std"], len(row["by_seed"]), row["total"], row["copy"]]
-        lines.append(cells + [column["tasks"][name] for column in paper.values()])
-    for name, value in metrics["groups"].items():
-        lines.append(
-            [f"group {name}", name, value, *[""] * 4] + [column["groups"][name] for column in paper.values()]
-        )
-    lines.append([metrics["label"], "", metrics["mean"], metrics["std"], "", "", metrics["protocol"]])
-    lines[-1] += [column["mean"] for column in paper.values()]
     write_csv(path, lines)
 
 

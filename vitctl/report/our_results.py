@@ -397,9 +397,11 @@ def _accuracies(run: FinishedRun, tuned: str) -> dict[str, Sequence[float]]:
         return {FIVE_SHOT: metrics["by_seed"]["5"]}
     by_task = {f"{VTAB} {name}": row["by_seed"] for name, row in metrics["tasks"].items()}
     means = {VTAB: _mean_by_seed(by_task.values())}
-    for group in GROUPS:
-        rows = [row["by_seed"] for row in metrics["tasks"].values() if row["group"] == group]
-        means[f"{VTAB} {group}"] = _mean_by_seed(rows)
+    rows = metrics["tasks"].values()
+    means |= {
+        f"{VTAB} {group}": _mean_by_seed([row["by_seed"] for row in rows if row["group"] == group])
+        for group in GROUPS
+    }
     return means | by_task
 
 

@@ -289,12 +289,15 @@ def _vtab_table(metrics: Mapping[str, Any], percent: Percent) -> ResultTable:
         values = [_number(column[part].get(name)) for column in paper.values()]
         return ["" if value is None else f"{value:.1%}" for value in values]
 
-    rows: list[Sequence[str]] = []
-    for name, row in metrics["tasks"].items():
-        numbers = [percent(row.get(key)) for key in ("mean", second[1], "majority_class")]
-        rows.append((name, *numbers, *papers("tasks", name)))
-    for name, value in (metrics.get("groups") or {}).items():
-        rows.append((f"group {name}", percent(value), "", "", *papers("groups", name)))
+    shown = ("mean", second[1], "majority_class")
+    rows: list[Sequence[str]] = [
+        (name, *(percent(row.get(key)) for key in shown), *papers("tasks", name))
+        for name, row in metrics["tasks"].items()
+    ]
+    rows += [
+        (f"group {name}", percent(value), "", "", *papers("groups", name))
+        for name, value in (metrics.get("groups") or {}).items()
+    ]
     std = percent(metrics.get("std")) if _has_seeds(metrics) else ""
     means = [f"{column['mean']:.1%}" for column in paper.values()]
     rows.append((metrics.get("label", "mean"), percent(metrics.get("mean")), std, "", *means))
@@ -338,10 +341,11 @@ def _reliability(name: str, bins: Sequence[Mapping[str, Any]]) -> list[Block]:
 
 def _fewshot_chart(name: str, data_sets: Mapping[str, Any]) -> list[Block]:
     """Return the accuracy of each data set against the number of shots, if there are several numbers."""
-    lines = []
-    for colour, (data_set, by_shots) in enumerate(data_sets.items()):
-        curve = tuple(sorted((float(shots), v["accuracy"]) for shots, v in by_shots.items()))
-        lines.append(Line(data_set, curve, colour, dots=True))
+    curves = {
+        data_set: tuple(sorted((float(shots), v["accuracy"]) for shots, v in by_shots.items()))
+        for data_set, by_shots in data_sets.items()
+    }
+    lines = [Line(*curve, colour, dots=True) for colour, curve in enumerate(curves.items())]
     if all(len(line.points) < 2 for line in lines):
         return []
     x = "images per class"
@@ -354,10 +358,18 @@ def _vtab(name: str, metrics: Mapping[str, Any], scores: ResultTable) -> list[Bl
     paper, tasks = metrics.get("paper") or {}, metrics["tasks"]
     means = {task: ("tasks", task, row["mean"]) for task, row in tasks.items()}
     means |= {f"group {of}": ("groups", of, mean) for of, mean in (metrics.get("groups") or {}).items()}
-    dots = []
-    for row, (part, key, value) in means.items():
-        beside = {f"paper, {column}": numbers[part].get(key) for column, numbers in paper.items()}
-        dots.append((row, {"this run": value} | {at: v for at, v in beside.items() if v is not None}))
+    dots = [
+        (
+            row,
+            {"this run": value}
+            | {
+                f"paper, {column}": number
+                for column, numbers in paper.items()
+                if (number := numbers[part].get(key)) is not None
+            },
+        )
+        for row, (part, key, value) in means.items()
+    ]
     source = (
         "" if paper else "The paper has no results on these tasks; Table 9 is about the 19 tasks of VTAB-1k."
     )
