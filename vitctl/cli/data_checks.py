@@ -165,9 +165,10 @@ def _duplicates(
 
     sources = {split: ShardSource(index) for split, (_, index) in reports.items()}
     repeated = [(split, split, report.repeated) for split, (report, _) in reports.items()]
-    for first, second in combinations(reports, 2):
-        same = shared(reports[first][0].digests, reports[second][0].digests)
-        repeated.append((first, second, tuple(same)))
+    repeated += [
+        (first, second, tuple(shared(reports[first][0].digests, reports[second][0].digests)))
+        for first, second in combinations(reports, 2)
+    ]
     notes, contradictions = list[str](), list[str]()
     excluded = {
         split: {*read_exclusion(index).tolist()} if reads_excluded else set[int]()
@@ -492,10 +493,10 @@ def _dedup_within(
     with progress_bar("reading images") as progress:
         done = adding(progress, sum(map(len, sides.values())))
         compared = compare_within(sides, max_bits=bits, workers=workers, done=done)
-    rows = []
-    for matches in compared:
-        others = f"{sum(map(matches.has_other_label, matches.matches)):,}"
-        rows.append((matches.own_name, matches.name, *_counts(matches), others))
+    rows = [
+        (one.own_name, one.name, *_counts(one), f"{sum(map(one.has_other_label, one.matches)):,}")
+        for one in compared
+    ]
     header = ("split", "other split", "identical", "near-duplicate", "different labels")
     show_table(header, rows, left=("other split",))
     pairs = [(matches, match) for matches in compared for match in matches.matches]

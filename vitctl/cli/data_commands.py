@@ -303,9 +303,11 @@ def index(
 
     ignore_output_errors()
     names = [name for text in shards for name in ([text] if Path(text).exists() else expand(text))]
-    places: list[str] = []
-    for name in names:
-        places += sorted(map(str, Path(name).glob("*.tar"))) if Path(name).is_dir() else [name]
+    places = [
+        place
+        for name in names
+        for place in (sorted(map(str, Path(name).glob("*.tar"))) if Path(name).is_dir() else [name])
+    ]
     if not places:
         raise DataError(f"{shards[0]}: no .tar files here; give the shards or the folder that holds them")
     remote = any(map(is_remote, places))

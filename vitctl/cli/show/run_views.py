@@ -41,10 +41,18 @@ _FINDING = 12  # letters of the label of a finding
 
 def show_list(lines: Sequence[RunLine], root: Path) -> None:
     """Print a line for each run, the newest first, with its folder relative to `root`."""
-    rows = []
-    for line in lines:
-        about = (str(line.folder.relative_to(root)), line.recipe or "-", line.state)
-        rows.append((*about, _steps(line), _metric(line), _ago(line.when), bytes_text(line.num_bytes)))
+    rows = [
+        (
+            str(line.folder.relative_to(root)),
+            line.recipe or "-",
+            line.state,
+            _steps(line),
+            _metric(line),
+            _ago(line.when),
+            bytes_text(line.num_bytes),
+        )
+        for line in lines
+    ]
     header = ("run", "recipe", "state", "step", "result", "updated", "size")
     show_table(header, rows, left=("recipe", "state"))
     total = bytes_text(sum(line.num_bytes for line in lines))

@@ -301,8 +301,7 @@ def near_pairs(a: np.ndarray, b: np.ndarray, max_bits: int) -> tuple[np.ndarray,
         )
         order = np.argsort(of_b, kind="stable")
         starts = np.searchsorted(of_b[order], np.arange((1 << _CHUNK_BITS) + 1))
-        for mask in masks:
-            keys.append(_near_in_buckets(a, b, of_a ^ mask, order, starts, max_bits))
+        keys += [_near_in_buckets(a, b, of_a ^ mask, order, starts, max_bits) for mask in masks]
     found = np.unique(np.concatenate(keys))
     rows, columns = np.divmod(found, max(1, len(b)))
     return rows, columns, np.bitwise_count(a[rows] ^ b[columns]).astype(np.int64)

@@ -267,16 +267,18 @@ def sampling_notes(data: TrainImages, source: Source) -> list[str]:
     notes = []
     if data.mixture and isinstance(source, View):
         counts = quotas([part.weight for part in data.mixture])
-        for part, images, count in zip(data.mixture, source.parts, counts, strict=True):
+        for given, images, count in zip(data.mixture, source.parts, counts, strict=True):
             share, total = count / sum(counts), len(images)
             notes.append(
-                f"mixture: {share:.2%} of the images from {part.path} ({total:,} images, "
+                f"mixture: {share:.2%} of the images from {given.path} ({total:,} images, "
                 f"{share * len(source) / total:.3g} "
                 "times as often as by its size)"
             )
-    for own in source.parts if data.mixture and isinstance(source, View) else (source,):
-        if repeated := num_repeated(own):
-            notes.append(f"'{data.train_split}' takes {count_text(repeated, 'image')} twice")
+    notes += [
+        f"'{data.train_split}' takes {count_text(repeated, 'image')} twice"
+        for part in (source.parts if data.mixture and isinstance(source, View) else (source,))
+        if (repeated := num_repeated(part))
+    ]
     is_remote = any(split.index.is_remote for split in split_sources(source))
     some = f"a random subset of {count_text(len(source), 'image')} (data.subset_seed = {data.subset_seed})"
     different = count_text(-(-len(source) // data.repeats), "different image")

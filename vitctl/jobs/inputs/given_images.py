@@ -92,14 +92,15 @@ def some_names(sources: Sequence[Source], count: int) -> list[str]:
     """Return the names of the first images, at most `count` of each source; of shards one, which has to be
     read.
     """
-    names: list[str] = []
-    for source in sources:
-        names += (
+    return [
+        name
+        for source in sources
+        for name in (
             source.names[:count]
             if isinstance(source, ImageFiles)
             else [sample_key(source, 0)] * bool(len(source))
         )
-    return names
+    ]
 
 
 def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | str]:

@@ -589,10 +589,11 @@ def _passed_over(runs: Path, jobs: tuple[str, ...], since: float) -> list[str]:
             result = read_result(folder)
             if result is None or result.status != "done":
                 passed.append(f"{folder} ({result.status if result else 'not finished'})")
-    for file in sorted(runs.glob(f"*/*/{RESULT}")):
-        if _fields_of(file.parent / RECIPE).get("job") in jobs and file.stat().st_mtime > since:
-            passed.append(f"{file.parent} (deeper than {runs}/NAME)")
-    return passed
+    return passed + [
+        f"{file.parent} (deeper than {runs}/NAME)"
+        for file in sorted(runs.glob(f"*/*/{RESULT}"))
+        if _fields_of(file.parent / RECIPE).get("job") in jobs and file.stat().st_mtime > since
+    ]
 
 
 def _touched(folder: Path) -> float:
