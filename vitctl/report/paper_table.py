@@ -115,16 +115,20 @@ def cost_of(name: str, gpu: Gpu) -> TrainingCost:
 def result_rows(number: str, targets: tuple[str, ...], ours: OurResults, gpu: Gpu) -> list[ResultRow]:
     """Return the rows of a table of `RESULTS`, with some of its columns."""
     table = RESULTS[number]
-    rows = []
-    for recipe in table.rows:
-        accuracies = tuple(
-            Accuracy(table.value(recipe, t), table.deviation(recipe, t), _ours(number, recipe, t, ours))
-            for t in targets
-            if t in table.columns
+    return [
+        ResultRow(
+            recipe,
+            tuple(
+                Accuracy(table.value(recipe, t), table.deviation(recipe, t), _ours(number, recipe, t, ours))
+                for t in targets
+                if t in table.columns
+            ),
+            cost_of(recipe, gpu),
+            paper_exaflops=RESULTS["6"].exaflops.get(recipe),
+            paper_core_days=RESULTS["2"].core_days.get(recipe),
         )
-        exaflops, core_days = RESULTS["6"].exaflops.get(recipe), RESULTS["2"].core_days.get(recipe)
-        rows.append(ResultRow(recipe, accuracies, cost_of(recipe, gpu), exaflops, core_days))
-    return rows
+        for recipe in table.rows
+    ]
 
 
 def _ours(number: str, recipe: str, column: str, ours: OurResults) -> Ours | None:

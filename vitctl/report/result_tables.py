@@ -247,12 +247,18 @@ def _label_table(metrics: Mapping[str, Any], provenance: Mapping[str, Any], perc
     sets = {str(provenance.get("labels", "original")): metrics}
     others = {name: numbers for name, numbers in metrics.items() if isinstance(numbers, Mapping)}
     sets |= {name: numbers for name, numbers in others.items() if "accuracy" in numbers}
-    rows = []
-    for name, v in sets.items():
-        counts = (f"{v.get('correct', 0):,}", f"{v.get('total', 0):,}")
-        interval = interval_text(v.get("accuracy_interval"))
-        accuracies = (percent(v.get("accuracy")), interval, percent(v.get("top5_accuracy")))
-        rows.append((name, *accuracies, *counts, percent(v.get("majority_class"))))
+    rows = [
+        (
+            name,
+            percent(v.get("accuracy")),
+            interval_text(v.get("accuracy_interval")),
+            percent(v.get("top5_accuracy")),
+            f"{v.get('correct', 0):,}",
+            f"{v.get('total', 0):,}",
+            percent(v.get("majority_class")),
+        )
+        for name, v in sets.items()
+    ]
     header = ("labels", "accuracy", "95 %", "top-5", "correct", "images", "majority")
     return ResultTable("Accuracy by set of labels", header, rows)
 
@@ -262,10 +268,16 @@ def _fewshot_table(job: str, metrics: Mapping[str, Any], percent: Percent) -> Re
     rows: list[Sequence[str]] = []
     for data_set, by_shots in metrics["data_sets"].items():
         majority = percent(metrics.get("baselines", {}).get(data_set, {}).get("majority_class"))
-        for shots, v in by_shots.items():
-            numbers = [percent(v.get(key)) for key in ("accuracy", "std", "mean_per_class")]
-            last = f"{v['l2']:g}" if "l2" in v else interval_text(v.get("accuracy_interval"))
-            rows.append((data_set, shots, *numbers, majority, last))
+        rows += [
+            (
+                data_set,
+                shots,
+                *(percent(v.get(key)) for key in ("accuracy", "std", "mean_per_class")),
+                majority,
+                f"{v['l2']:g}" if "l2" in v else interval_text(v.get("accuracy_interval")),
+            )
+            for shots, v in by_shots.items()
+        ]
     if (number := len(metrics["data_sets"])) > 1:
         means = metrics["accuracy"].items()
         rows += [(f"mean of {number}", shots, percent(value), "", "", "", "") for shots, value in means]
@@ -400,12 +412,18 @@ def sweep_blocks(name: str, sweep: SweepRecords) -> list[Block]:
     keys = list(dict.fromkeys(key for row in sweep.rows for key in row["varied"]))
     values = {row["run"]: value for row in sweep.rows if (value := _number(row.get("value"))) is not None}
     best = max(values, key=lambda run: values[run], default="")
-    rows = []
-    for row in sweep.rows:
-        varied = [row["varied"].get(key) for key in keys]
-        numbers = (share(row.get("value")), _plain(row.get("loss")), _plain(row.get("seconds")))
-        note = "highest" if row["run"] == best else ""
-        rows.append((row["run"], *map(_setting, varied), row.get("status", ""), *numbers, note))
+    rows = [
+        (
+            row["run"],
+            *(_setting(row["varied"].get(key)) for key in keys),
+            row.get("status", ""),
+            share(row.get("value")),
+            _plain(row.get("loss")),
+            _plain(row.get("seconds")),
+            "highest" if row["run"] == best else "",
+        )
+        for row in sweep.rows
+    ]
     header = ("run", *keys, "state", "result", "last loss", "seconds", "note")
     made = [table("Runs of this sweep", header, rows)]
     if len(values) > 1:

@@ -153,10 +153,13 @@ def write_sweep_table(out: Path, outcomes: Sequence[Outcome]) -> None:
     keys = list(dict.fromkeys(key for one in outcomes for key in one.varied))
     numbers = list(dict.fromkeys(name for one in outcomes for name in one.numbers))
     lines: list[list[object]] = [["run", "recipe", *keys, "status", *numbers, "loss", "seconds"]]
-    for one in outcomes:
-        varied = [one.varied.get(key, "") for key in keys]
-        values = [one.numbers.get(name, "") for name in numbers]
-        lines.append([one.run, one.recipe, *varied, one.status, *values, one.loss, one.seconds])
+    lines += [
+        [
+            *(one.run, one.recipe, *(one.varied.get(key, "") for key in keys)),
+            *(one.status, *(one.numbers.get(name, "") for name in numbers), one.loss, one.seconds),
+        ]
+        for one in outcomes
+    ]
     write_csv(out / f"{TABLE}.csv", lines)
 
 
