@@ -367,12 +367,17 @@ def list_sets(
     if as_json:
         typer.echo(json.dumps([asdict(holding) for holding in inventory], indent=1))
         return
-    rows = []
-    for holding in inventory:
-        sizes = (holding.sizes.get(split) for split in ("train", "validation", "test"))
-        columns = ("" if size is None else f"{size:,}" for size in sizes)
-        about = (holding.name, ", ".join(holding.uses), f"{holding.num_classes:,}")
-        rows.append((*about, *columns, holding.state))
+    splits = ("train", "validation", "test")
+    rows = [
+        (
+            holding.name,
+            ", ".join(holding.uses),
+            f"{holding.num_classes:,}",
+            *("" if size is None else f"{size:,}" for size in map(holding.sizes.get, splits)),
+            holding.state,
+        )
+        for holding in inventory
+    ]
     header = ("name", "used for", "classes", "train", "val", "test", "here")
     show_table(header, rows, left=("used for", "here"))
 

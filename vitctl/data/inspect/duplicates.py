@@ -214,12 +214,20 @@ def write_matches(found: Sequence[Found], path: Path) -> None:
     rows: list[tuple[object, ...]] = [
         ("key", "other_set", "other_key", "kind", "bits", "shard", "set", "label", "other_label")
     ]
-    for one in found:
-        for match in one.matches:
-            kind = "exact" if match.is_exact else "near"
-            keys = sample_key(one.own, match.sample), one.name, sample_key(one.source, match.other)
-            shard = Path(one.own.location(match.sample)).name
-            rows.append((*keys, kind, match.bits, shard, one.own_name, *one.labels(match)))
+    rows += [
+        (
+            sample_key(one.own, match.sample),
+            one.name,
+            sample_key(one.source, match.other),
+            "exact" if match.is_exact else "near",
+            match.bits,
+            Path(one.own.location(match.sample)).name,
+            one.own_name,
+            *one.labels(match),
+        )
+        for one in found
+        for match in one.matches
+    ]
     write_csv(path, rows)
 
 
