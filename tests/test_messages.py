@@ -39,6 +39,10 @@ def messages() -> Iterator[str]:
                 continue
             function = _name(call.func)
             arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+            if function == "refuse":  # rows of a condition and a text
+                arguments += [part for row in call.args if isinstance(row, ast.Tuple) for part in row.elts]
+            if module == "vitctl.errors" and function == "error":
+                continue  # that of `refuse`: its callers have the texts
             passed = [_name(argument) for argument in arguments if _name(argument) in kinds]
             # `raise error(...)`: the class is a parameter of the function.
             if function in kinds or (function in parameters and call in raised):

@@ -14,7 +14,7 @@ run.
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Self
@@ -111,6 +111,13 @@ _HOW_TO_FIX = {
 
 # How PyTorch reports that it is out of memory: the class of its error on a GPU, the message on a CPU.
 _NO_MEMORY = ("OutOfMemoryError", "can't allocate memory")
+
+
+def refuse(error: Callable[[str], Exception], *problems: tuple[object, str]) -> None:
+    """Raise an error with the text of the first problem whose condition is true; nothing if none is."""
+    for is_there, text in problems:
+        if is_there:
+            raise error(text)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

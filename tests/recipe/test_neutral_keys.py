@@ -12,8 +12,8 @@ from vitctl.jobs.record.result import RunResult, with_recipe
 from vitctl.recipe.load import Override, every_key, load_recipe, recipe_names
 from vitctl.recipe.neutral_keys import (
     FREE_TO_CHANGE,
+    RESULT_NEUTRAL,
     deciding_values,
-    result_neutral,
     unlike_known,
     with_added,
 )
@@ -58,9 +58,7 @@ def test_neutral__a_run_with_other_values_is_of_its_recipe(name: str, tmp_path: 
     changed = load_recipe(name, [Override(key, value) for key, value in OTHERS.items() if key in keys])
     shipped = load_recipe(name)
     result = RunResult(shipped.recipe.job, "done")
-    assert deciding_values(changed.recipe, result_neutral()) == deciding_values(
-        shipped.recipe, result_neutral()
-    )
+    assert deciding_values(changed.recipe, RESULT_NEUTRAL) == deciding_values(shipped.recipe, RESULT_NEUTRAL)
     one, two = (with_recipe(result, recipe).provenance for recipe in (shipped.recipe, changed.recipe))
     assert one == two
     misfits = [

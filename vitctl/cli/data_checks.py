@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -164,9 +165,10 @@ def _duplicates(
 
     sources = {split: ShardSource(index) for split, (_, index) in reports.items()}
     repeated = [(split, split, report.repeated) for split, (report, _) in reports.items()]
-    for first, second in combinations(reports, 2):
-        same = shared(reports[first][0].digests, reports[second][0].digests)
-        repeated.append((first, second, tuple(same)))
+    repeated += [
+        (first, second, tuple(shared(reports[first][0].digests, reports[second][0].digests)))
+        for first, second in combinations(reports, 2)
+    ]
     notes, contradictions = list[str](), list[str]()
     excluded = {
         split: {*read_exclusion(index).tolist()} if reads_excluded else set[int]()
@@ -296,7 +298,7 @@ def stats(
                 source, num_images=images, workers=number_of_workers(workers), done=done
             )
     if as_json:
-        print(json_text({split: numbers.as_json() for split, numbers in measured.items()}, indent=1))
+        print(json_text({split: asdict(numbers) for split, numbers in measured.items()}, indent=1))
         return
     columns = list(map(_column, measured.values()))
     rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
@@ -352,17 +354,18 @@ def show(
     """
     from vitctl.cli.show.console import say
     from vitctl.data.images.transforms import TrainTransform
-    from vitctl.data.inspect.overview import choose, save, show_augmented, show_images
+    from vitctl.data.inspect.overview import cell, choose, draw_sheet, save, show_augmented
     from vitctl.data.source.locate import locate_all_splits
-    from vitctl.errors import DataError, writing
+    from vitctl.errors import DataError, refuse, writing
     from vitctl.system.remote import is_remote
 
     splits = locate_all_splits(folder)
     name = split or next(iter(splits))
-    if name not in splits:
-        raise DataError(f"{folder}: has no split '{name}'; found: {', '.join(splits)}")
-    if out.suffix.lower() != ".png":
-        raise DataError(f"{out}: should be the name of a .png file")
+    refuse(
+        DataError,
+        (name not in splits, f"{folder}: has no split '{name}'; found: {', '.join(splits)}"),
+        (out.suffix.lower() != ".png", f"{out}: should be the name of a .png file"),
+    )
     source = splits[name].open(0)
     last = folder.rstrip("/").rpartition("/")[2] if is_remote(folder) else Path(folder).resolve().name
     title = f"{last}, {name}" if last != name else name
@@ -372,7 +375,8 @@ def show(
     if augmented:
         page = show_augmented(source, samples, TrainTransform(res), seed=seed, title=title, subtitle=about)
     else:
-        page = show_images(source, samples, columns=min(8, len(samples)), title=title, subtitle=about)
+        cells = [cell(source, sample) for sample in samples]
+        page = draw_sheet(cells, columns=min(8, len(cells)), title=title, subtitle=about)
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         save(page, out)
@@ -489,10 +493,10 @@ def _dedup_within(
     with progress_bar("reading images") as progress:
         done = adding(progress, sum(map(len, sides.values())))
         compared = compare_within(sides, max_bits=bits, workers=workers, done=done)
-    rows = []
-    for matches in compared:
-        others = f"{sum(map(matches.has_other_label, matches.matches)):,}"
-        rows.append((matches.own_name, matches.name, *_counts(matches), others))
+    rows = [
+        (one.own_name, one.name, *_counts(one), f"{sum(map(one.has_other_label, one.matches)):,}")
+        for one in compared
+    ]
     header = ("split", "other split", "identical", "near-duplicate", "different labels")
     show_table(header, rows, left=("other split",))
     pairs = [(matches, match) for matches in compared for match in matches.matches]

@@ -214,7 +214,7 @@ def _checked_splits(
     """
     from vitctl.cli.show.console import adding, progress_bar
     from vitctl.data.writer.intake import check_originals
-    from vitctl.errors import DataError
+    from vitctl.errors import DataError, refuse
 
     if bad not in ("stop", "skip", "keep"):
         raise DataError(f"--bad {bad}: choose stop, skip or keep")
@@ -231,13 +231,15 @@ def _checked_splits(
     if intake.doubts:
         problems.append(f"{count_text(len(intake.doubts), 'problem')} with the classes")
         flags += [option for doubt in intake.doubts for option in doubt.options]
-    if problems:
-        raise DataError(
+    refuse(
+        DataError,
+        (
+            problems,
             f"{source}: {' and '.join(problems)}, listed above; nothing was written; correct the files, "
-            f"or type: {shlex.join(['vitctl', *command, *flags])}"
-        )
-    if not intake.splits:
-        raise DataError(f"{source}: no image is left to write")
+            f"or type: {shlex.join(['vitctl', *command, *flags])}",
+        ),
+        (not intake.splits, f"{source}: no image is left to write"),
+    )
     return intake.splits
 
 
@@ -310,9 +312,11 @@ def index(
 
     ignore_output_errors()
     names = [name for text in shards for name in ([text] if Path(text).exists() else expand(text))]
-    places: list[str] = []
-    for name in names:
-        places += sorted(map(str, Path(name).glob("*.tar"))) if Path(name).is_dir() else [name]
+    places = [
+        place
+        for name in names
+        for place in (sorted(map(str, Path(name).glob("*.tar"))) if Path(name).is_dir() else [name])
+    ]
     if not places:
         raise DataError(f"{shards[0]}: no .tar files here; give the shards or the folder that holds them")
     remote = any(map(is_remote, places))
@@ -372,12 +376,17 @@ def list_sets(
     if as_json:
         typer.echo(json.dumps([asdict(holding) for holding in inventory], indent=1))
         return
-    rows = []
-    for holding in inventory:
-        sizes = (holding.sizes.get(split) for split in ("train", "validation", "test"))
-        columns = ("" if size is None else f"{size:,}" for size in sizes)
-        about = (holding.name, ", ".join(holding.uses), f"{holding.num_classes:,}")
-        rows.append((*about, *columns, holding.state))
+    splits = ("train", "validation", "test")
+    rows = [
+        (
+            holding.name,
+            ", ".join(holding.uses),
+            f"{holding.num_classes:,}",
+            *("" if size is None else f"{size:,}" for size in map(holding.sizes.get, splits)),
+            holding.state,
+        )
+        for holding in inventory
+    ]
     header = ("name", "used for", "classes", "train", "val", "test", "here")
     show_table(header, rows, left=("used for", "here"))
 

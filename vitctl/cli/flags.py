@@ -60,20 +60,17 @@ class Flag:
         name = self.option.lstrip("-").replace("-", "_")
         return f"{name}_" if iskeyword(name) else name
 
-    def typer_option(self) -> Any:
-        """Return the option as Typer declares it."""
+    def parameter(self) -> inspect.Parameter:
+        """Return the parameter of a command's function, with its option as Typer declares it."""
+        kind = bool if self.type is bool else self.type | None
         complete = self.complete or (completion.allowed(self.key) if self.type is str else None)
         names = [self.option, *([self.short] if self.short else [])]
-        return typer.Option(*names, help=self.help, autocompletion=complete, rich_help_panel=self.panel)
-
-    def parameter(self) -> inspect.Parameter:
-        """Return the parameter of a command's function."""
-        kind = bool if self.type is bool else self.type | None
+        option = typer.Option(*names, help=self.help, autocompletion=complete, rich_help_panel=self.panel)
         return inspect.Parameter(
             self.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=False if self.type is bool else None,
-            annotation=Annotated[kind, self.typer_option()],
+            annotation=Annotated[kind, option],
         )
 
     def values(self, given: Any) -> Flags:
@@ -378,7 +375,7 @@ FLAGS = (
 
 
 def takes_flags(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter `flags` by the flags of its rows; `flags` then gets those given.
+    """Replace a command's parameter `flags` by the flags of its rows; `flags` then gets those given, checked.
 
     `**options` become the fields of `RunOptions`.
     """
@@ -397,6 +394,7 @@ def takes_flags(function: Callable[..., None]) -> Callable[..., None]:
         flags: Flags = {}
         for name, row in rows.items():
             flags |= row.values(values.pop(name))
+        check_flags({flag: value for flag, (_, value) in flags.items()})
         function(flags=flags, **values)
 
     vars(command)["__signature__"] = inspect.Signature(parameters)

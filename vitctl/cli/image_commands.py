@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -80,7 +80,6 @@ def predict(
     def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    check_flags({flag: value for flag, (_, value) in flags.items()})
     recipe = load_recipe("evaluate", overrides_of(flags, set_), job="evaluate").recipe
     assert isinstance(recipe, Evaluate)
     missing: list[str] = []
@@ -159,17 +158,16 @@ def _print_predictions(
     width = max(len("image"), min(_WIDEST_NAME, max((_width(name) for name in names), default=0)))
     header = {"table": f"{'image':{width}}  probability  class\n", "csv": csv_text([CSV_HEADER]), "jsonl": ""}
     text = header[format_]
+    written: dict[str, Callable[[Prediction], str]] = {
+        "table": lambda prediction: _table_lines(prediction, width),
+        "csv": lambda prediction: csv_text(_csv_rows(prediction)),
+        "jsonl": lambda prediction: f"{prediction.json()}\n",
+    }
     errors, right = Counter[str](), Counter[bool]()
     for batch in _with_bar(batches, total):
         errors.update(prediction.error for prediction in batch if prediction.error)
         right.update(prediction.is_right for prediction in batch if prediction.is_right is not None)
-        if format_ == "table":
-            text += "".join(_table_lines(prediction, width) for prediction in batch)
-        elif format_ == "csv":
-            text += csv_text([row for prediction in batch for row in _csv_rows(prediction)])
-        else:
-            text += "".join(f"{prediction.json()}\n" for prediction in batch)
-        sys.stdout.write(text)
+        sys.stdout.write(text + "".join(map(written[format_], batch)))
         sys.stdout.flush()
         text = ""
     return errors, right
@@ -259,9 +257,7 @@ def inspect(
         from vitctl.recipe.schema import Evaluate
 
     sources = from_ or []
-    check_flags(
-        {flag: value for flag, (_, value) in flags.items()} | {"--from": "" if "" in sources else None}
-    )
+    check_flags({"--from": "" if "" in sources else None})
     if images and (named := [flag for flag in ("--data", "--dataset", "--split") if flag in flags]):
         raise RecipeError(f"{images[0]} and {named[0]}: both name images; leave one of them out")
     overrides = [Override("machine.precision", "float32", "vitctl inspect"), *overrides_of(flags, set_)]

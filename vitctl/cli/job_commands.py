@@ -20,7 +20,6 @@ from vitctl.cli.flags import (
     RunOptions,
     Set,
     Slurm,
-    check_flags,
     overrides_of,
     takes_flags,
     value_of,
@@ -321,7 +320,6 @@ def sweep(
 
     if not (print_ or dry_run or slurm or k8s):
         ignore_output_errors()
-    check_flags({flag: value for flag, (_, value) in flags.items()})
     chosen, batch = find_sweep(what), batch_job(slurm, k8s)
     overrides = overrides_of(flags, set_)
     overrides += started_processes(None, batch, overrides)

@@ -125,10 +125,16 @@ def run_quickstart(out: Path, seed: int) -> list[Row]:
     trained, scratch, seconds = steps.run_twice(
         "vtab", "vtab_mini", **weights, **{"vtab.tasks": tuple(TASKS)}
     )
-    for name in TASKS:
-        means = [metrics["tasks"][name]["mean"] for metrics in (trained, scratch)]
-        about = f"{name}, 1,000 images"
-        rows.append(Row("vtab", about, seconds / len(TASKS), means, steps.majority(name)))
+    rows += [
+        Row(
+            "vtab",
+            f"{name}, 1,000 images",
+            seconds / len(TASKS),
+            [metrics["tasks"][name]["mean"] for metrics in (trained, scratch)],
+            steps.majority(name),
+        )
+        for name in TASKS
+    ]
 
     result, seconds = steps.run("export", "export", **{"weights.source": str(out / "finetune")})
     worst = max(result["metrics"]["max_difference"].values())
@@ -253,11 +259,16 @@ class _Steps:
 def _print_end(rows: list[Row], out: Path) -> None:
     from vitctl.cli.show.console import say, show_table
 
-    cells = []
-    for row in rows:
-        trained, scratch = [*(f"{value:.1%}" for value in row.accuracies), "", ""][:2]
-        majority = "" if row.majority is None else f"{row.majority:.1%}"
-        cells.append((row.step, row.what, trained, scratch, majority, f"{row.seconds:.0f}"))
+    cells = [
+        (
+            row.step,
+            row.what,
+            *[*(f"{value:.1%}" for value in row.accuracies), "", ""][:2],
+            "" if row.majority is None else f"{row.majority:.1%}",
+            f"{row.seconds:.0f}",
+        )
+        for row in rows
+    ]
     header = ("step", "what it did", "accuracy", "scratch", "majority", "seconds")
     say("")
     show_table(header, cells, left=("what it did",))

@@ -57,10 +57,8 @@ def list_(
     if word is None and not all_:
         _show_groups(recipe_names(), sweep_names())
         return
-    rows = []
-    for name in recipe_names():
-        recipe = load_recipe(name).recipe
-        rows.append((name, recipe.job, recipe.note))
+    recipes = {name: load_recipe(name).recipe for name in recipe_names()}
+    rows = [(name, recipe.job, recipe.note) for name, recipe in recipes.items()]
     rows += [(name, "sweep", find_sweep(name).note) for name in sweep_names()]
     chosen = [row for row in rows if word is None or any(word.lower() in cell.lower() for cell in row)]
     if not chosen:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vitctl.cli.flags import check_flags, overrides_of
+from vitctl.cli.flags import overrides_of
 from vitctl.engine.journal import RECIPE
 from vitctl.system.screen import ignore_output_errors
 from vitctl.system.text import typed
@@ -53,7 +53,6 @@ def run_job(
     for flag, given in (("--all", all_), ("--link", link is not None), ("--device", device is not None)):
         if given and not dry_run:
             raise RecipeError(f"{flag} needs --dry-run: it is about the plan")
-    check_flags({flag: value for flag, (_, value) in flags.items()})
     member, batch = start_command(), batch_job(slurm, k8s)
     if not (dry_run or batch):
         ignore_output_errors()

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitctl.cli.flags import Flags, Set, check_flags, overrides_of, takes_flags
+from vitctl.cli.flags import Flags, Set, overrides_of, takes_flags
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
@@ -59,7 +59,6 @@ def serve(
     def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    check_flags({flag: value for flag, (_, value) in flags.items()})
     check_limits()
     recipe = load_recipe("evaluate", overrides_of(flags, set_), job="evaluate").recipe
     assert isinstance(recipe, Evaluate)

@@ -10,7 +10,7 @@ from vitctl.data.images.transforms import EvalTransform, fill_colour
 from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.views import Source, random_subset
 from vitctl.engine.journal import RECIPE
-from vitctl.errors import DataError, VitctlError
+from vitctl.errors import DataError, VitctlError, refuse
 from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.jobs.inputs.weights import FoundWeights, run_of
 from vitctl.models.weights.meta import HALF
@@ -96,10 +96,11 @@ class ResizingCheck:
         """Return some of the images that the run scores, and their name. Raises VitctlError if there are
         none.
         """
-        if not self.num_images:
-            raise DataError("export.check_images = 0")
-        if not self.found.weights.has_head:
-            raise DataError("the model has no head")
+        refuse(
+            DataError,
+            (not self.num_images, "export.check_images = 0"),
+            (not self.found.weights.has_head, "the model has no head"),
+        )
         source, where = self.given or self._images_of_run()
         return random_subset(source, min(self.num_images, len(source)), 0), where
 

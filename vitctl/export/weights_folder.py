@@ -100,7 +100,7 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
             *([f"license_link: {json.dumps(link, ensure_ascii=False)}"] if own and link else []),
             *("---", ""),
         ]
-    data = result.get("provenance", {})
+    data, temperature = result.get("provenance", {}), found.weights.meta.get("temperature")
     lines = [
         *head,
         f"# Weights of {found.weights.meta.get('format', 'vitctl')}",
@@ -122,20 +122,19 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
         "",
         f"- weights: SHA-256 of the names, types and values of their tensors (not of a file) "
         f"`{found.weights.digest}`",
+        *(
+            [
+                f"- trained on {data.get('num_train', 0):,} images, {data.get('train_split', '')} of "
+                f"{data.get('train_source', '')}, SHA-256 `{data['train_sha256']}`"
+            ]
+            if "train_sha256" in data
+            else []
+        ),
+        *([f"- calibrated probabilities are softmax(logits / {temperature:.6g})"] if temperature else []),
+        *([f"- licence of the weights that these were made of: {own}"] if own else []),
+        *(f"- {text}" for text in (licence_sentence(own) if own else "",) if text),
+        f"- licence of the images: {licence or 'not known; it may bind what these weights are used for'}",
     ]
-    if "train_sha256" in data:
-        lines.append(
-            f"- trained on {data.get('num_train', 0):,} images, {data.get('train_split', '')} of "
-            f"{data.get('train_source', '')}, SHA-256 `{data['train_sha256']}`"
-        )
-    if temperature := request.found.weights.meta.get("temperature"):
-        lines.append(f"- calibrated probabilities are softmax(logits / {temperature:.6g})")
-    if own:
-        lines.append(f"- licence of the weights that these were made of: {own}")
-        lines += [f"- {text}" for text in (licence_sentence(own),) if text]
-    lines.append(
-        f"- licence of the images: {licence or 'not known; it may bind what these weights are used for'}"
-    )
     return "\n".join(map(one_line, lines)) + "\n"
 
 

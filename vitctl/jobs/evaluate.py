@@ -44,7 +44,7 @@ from vitctl.engine.metrics import (
     wilson,
 )
 from vitctl.engine.preemption import StopFlag
-from vitctl.errors import CheckpointError, DataError, RecipeError, VitctlError
+from vitctl.errors import CheckpointError, DataError, RecipeError, VitctlError, refuse
 from vitctl.jobs.inputs.checks import check_head_classes
 from vitctl.jobs.inputs.classifier import Activation, activation_of, probabilities
 from vitctl.jobs.inputs.data import Inputs, open_inputs, open_recipe_split, open_train
@@ -590,10 +590,14 @@ def _check_fit(split: str, found: FoundWeights, source: Source, rule: LabelRule)
         warnings: the images are test images; an earlier temperature is replaced.
     """
     key = "evaluation.fit_temperature"
-    if rule.single_labels is None or activation_of(found.weights.meta) != "softmax":
-        raise DataError(f"{key}: is for a softmax and one label per image; leave it out")
-    if "://" in found.path:
-        raise DataError(f"{key}: {found.path} is an address; give a copy of the file")
+    refuse(
+        DataError,
+        (
+            rule.single_labels is None or activation_of(found.weights.meta) != "softmax",
+            f"{key}: is for a softmax and one label per image; leave it out",
+        ),
+        ("://" in found.path, f"{key}: {found.path} is an address; give a copy of the file"),
+    )
     old: object = stored_temperature(found.path, lambda: found.weights.digest)
     if old is None and (stored := found.weights.meta.get("temperature")):
         old = f"temperature {stored:.4f}, stored in the weights"

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from vitctl.analysis import inspect_figures, observe, parameters
 from vitctl.analysis.attention_maps import (
-    AttentionLayer,
     attention_layers,
     overlay,
     pixels_per_patch,
@@ -282,19 +281,18 @@ def _draw_distance(subject: Subject) -> Drawn:
         "unit": "pixels",
         "class_token": "left out; the weights over the patches are scaled to sum 1",
         "num_images": len(subject.seen.distances),
-        "layers": [_layer_numbers(layer, mean) for layer, mean in zip(layers, means, strict=True)],
+        "layers": [
+            {
+                "depth": layer.depth,
+                "along": layer.along,
+                "heads": _rounded(heads),
+                "mean": round(float(heads.mean()), 6),
+                "uniform": round(uniform_distance(layer), 6),
+            }
+            for layer, heads in zip(layers, means, strict=True)
+        ],
     }
     return text, numbers, {"attention_distance": figure}
-
-
-def _layer_numbers(layer: AttentionLayer, heads: Tensor) -> dict[str, Any]:
-    return {
-        "depth": layer.depth,
-        "along": layer.along,
-        "heads": _rounded(heads),
-        "mean": round(float(heads.mean()), 6),
-        "uniform": round(uniform_distance(layer), 6),
-    }
 
 
 def _draw_rollout(subject: Subject) -> Drawn:

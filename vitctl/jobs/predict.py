@@ -23,7 +23,7 @@ from vitctl.data.source.views import Source
 from vitctl.engine.evaluation import most_likely
 from vitctl.engine.metrics import correct_predictions, label_sets
 from vitctl.engine.runtime import num_workers
-from vitctl.errors import CheckpointError, DataError, RecipeError, explaining
+from vitctl.errors import CheckpointError, DataError, RecipeError, explaining, refuse
 from vitctl.jobs.inputs.classifier import (
     Answers,
     OpenClassifier,
@@ -170,12 +170,21 @@ class Embeddings:
     """
 
     def __init__(self, path: Path, most: int) -> None:
-        if path.suffix != ".safetensors" or path.is_dir():
-            raise RecipeError(f"--features {path}: should be the name of a .safetensors file")
-        if os.path.lexists(path) and _format_of(path) != FORMAT:
-            raise RecipeError(f"--features {path}: already exists and holds no features; choose another name")
-        if not path.parent.is_dir():
-            raise RecipeError(f"--features {path}: there is no folder {path.parent}; make it first")
+        refuse(
+            RecipeError,
+            (
+                path.suffix != ".safetensors" or path.is_dir(),
+                f"--features {path}: should be the name of a .safetensors file",
+            ),
+            (
+                os.path.lexists(path) and _format_of(path) != FORMAT,
+                f"--features {path}: already exists and holds no features; choose another name",
+            ),
+            (
+                not path.parent.is_dir(),
+                f"--features {path}: there is no folder {path.parent}; make it first",
+            ),
+        )
         self.path, self._most, self._names = path, most, list[bytes]()
         self._features = torch.empty(0, 0)
         self._digests = torch.empty(most, _DIGEST_BYTES, dtype=torch.uint8)

@@ -58,14 +58,11 @@ def make_probe(recipe: Pretrain, one: FewshotSet, run: RunContext) -> Callable[[
 
     def probe(model: Model) -> Scores:
         features = extract(model, one.train), extract(model, one.test)
-        scores: Scores = {}
-        for shots in p.shots if run.runtime.is_main else ():
-            draws = [
-                score_draw(one, features, shots=shots, seed=seed, l2s=(p.l2,), dtype=torch.float64)[0]
-                for seed in p.seeds
-                if not run.stop.raised
-            ]
-            scores[shots] = [score.accuracy for score in draws]
+        draw = partial(score_draw, one, features, l2s=(p.l2,), dtype=torch.float64)
+        scores: Scores = {
+            shots: [draw(shots=shots, seed=seed)[0].accuracy for seed in p.seeds if not run.stop.raised]
+            for shots in (p.shots if run.runtime.is_main else ())
+        }
         stop_together(run.runtime, run.stop)
         return scores
 

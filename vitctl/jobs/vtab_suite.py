@@ -51,7 +51,7 @@ from vitctl.jobs.training import (
 from vitctl.models.build import Model, build
 from vitctl.models.variants import downstream, unseen_pixels
 from vitctl.models.weights.weights_file import weights_digest
-from vitctl.recipe.neutral_keys import result_neutral
+from vitctl.recipe.neutral_keys import RESULT_NEUTRAL
 from vitctl.recipe.paper import TABLE_9, VTAB_MODELS
 from vitctl.recipe.schema import Vtab, rates_in_words, rates_of
 from vitctl.system.files import write_csv
@@ -61,7 +61,7 @@ JOB = "vtab-task"
 L2S = tuple(2.0**power for power in range(-2, 17, 3))  # of the linear classifier
 # Keys left out of a run's recipe digest: digests identify images and weights, and `precision` is recorded as
 # resolved.
-_FREE = (*result_neutral(), "vtab.", "machine.precision", "data.path", "data.allow_partial", "weights.source")
+_FREE = (*RESULT_NEUTRAL, "vtab.", "machine.precision", "data.path", "data.allow_partial", "weights.source")
 
 
 @dataclass(frozen=True)
@@ -478,26 +478,33 @@ def write_vtab_table(path: Path, metrics: Mapping[str, Any]) -> None:
     Accuracies are shares 0..1.
     """
     paper = metrics["paper"]
-    columns = [
-        "row",
-        "group",
-        "accuracy",
-        "std",
-        "num_seeds",
-        "num_test",
-        "note",
-        *(f"paper {name}" for name in paper),
+    columns = ("row", "group", "accuracy", "std", "num_seeds", "num_test", "note")
+    lines: list[Sequence[Any]] = [
+        (*columns, *(f"paper {name}" for name in paper)),
+        *(
+            (
+                *(
+                    name,
+                    row["group"],
+                    row["mean"],
+                    row["std"],
+                    len(row["by_seed"]),
+                    row["total"],
+                    row["copy"],
+                ),
+                *(column["tasks"][name] for column in paper.values()),
+            )
+            for name, row in metrics["tasks"].items()
+        ),
+        *(
+            (f"group {name}", name, value, *[""] * 4, *(column["groups"][name] for column in paper.values()))
+            for name, value in metrics["groups"].items()
+        ),
+        (
+            *(metrics["label"], "", metrics["mean"], metrics["std"], "", "", metrics["protocol"]),
+            *(column["mean"] for column in paper.values()),
+        ),
     ]
-    lines: list[list[Any]] = [columns]
-    for name, row in metrics["tasks"].items():
-        cells = [name, row["group"], row["mean"], row["std"], len(row["by_seed"]), row["total"], row["copy"]]
-        lines.append(cells + [column["tasks"][name] for column in paper.values()])
-    for name, value in metrics["groups"].items():
-        lines.append(
-            [f"group {name}", name, value, *[""] * 4] + [column["groups"][name] for column in paper.values()]
-        )
-    lines.append([metrics["label"], "", metrics["mean"], metrics["std"], "", "", metrics["protocol"]])
-    lines[-1] += [column["mean"] for column in paper.values()]
     write_csv(path, lines)
 
 

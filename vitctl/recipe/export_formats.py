@@ -145,12 +145,6 @@ def formats_in_words(rows: Iterable[ExportFormat] = _ROWS) -> str:
     return f"{', '.join(names)} or {last}" if names else last
 
 
-def formats_table() -> str:
-    """Return the formats as a table in Markdown, for docs/weights.md."""
-    rows = (f"| `{row.name}` | {row.what} |" for row in _ROWS)
-    return "\n".join(["| `--to` | what is written |", "|---|---|", *rows]) + "\n"
-
-
 def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable[str]) -> None:
     """Refuse options that the chosen formats do not have.
 

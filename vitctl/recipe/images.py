@@ -1,11 +1,11 @@
 """The [data] tables of a recipe: where images come from, and what is done before a model sees them."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from vitctl.recipe.sections import Jitter, Names, Section, Triple, check_colours, knob
+from vitctl.recipe.sections import Jitter, Names, Section, Triple, colour_problems, knob
 
 Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
 EvalResample = Literal["", "bilinear", "bilinear_antialias", "bicubic_antialias", "area"]
@@ -27,11 +27,10 @@ RESAMPLE = (
 EVAL_RESAMPLE = "evaluation: as resample, or area, TensorFlow's: the mean of the pixels under each new one"
 
 
-def check_crop(image_size: int, eval_resize: int) -> None:
-    """Raises ValueError where evaluation has no room for its centre crop."""
-    if 0 < eval_resize < image_size:
-        raise ValueError(f"eval_resize = {eval_resize} is smaller than image_size = {image_size}; "
-                         f"set data.eval_resize to at least {image_size}, or to 0")  # fmt: skip
+def crop_problem(image_size: int, eval_resize: int) -> tuple[bool, str]:
+    """Return whether evaluation has no room for its centre crop, and what to do, for `Section._refusing`."""
+    text = f"eval_resize = {eval_resize} is smaller than image_size = {image_size}; "
+    return 0 < eval_resize < image_size, f"{text}set data.eval_resize to at least {image_size}, or to 0"
 
 
 def check_letterbox(method: str, image_size: int, eval_resize: int) -> None:
@@ -97,7 +96,7 @@ class Place(Section):
     )
 
     @model_validator(mode="after")
-    def _groups_can_be_found(self) -> "Place":
+    def _groups_can_be_found(self) -> Self:
         if self.group_by and not self._is_own and (self.dataset or vars(self).get("datasets")):
             raise ValueError(
                 f"group_by = '{self.group_by}' is for images of data.path; known data sets have splits of "
@@ -107,9 +106,12 @@ class Place(Section):
             re.compile("" if re.search(r"\.[ct]sv:", self.group_by) else self.group_by[:_MAX_PATTERN])
         except re.error as error:
             raise ValueError(f"group_by = '{self.group_by}' is not a regular expression ({error})") from None
-        if len(self.group_by) > _MAX_PATTERN:
-            raise ValueError(f"group_by has {len(self.group_by):,} characters, should have {_MAX_PATTERN}")
-        return self
+        return self._refusing(
+            (
+                len(self.group_by) > _MAX_PATTERN,
+                f"group_by has {len(self.group_by):,} characters, should have {_MAX_PATTERN}",
+            ),
+        )
 
     @property
     def turns_upright(self) -> bool:
@@ -140,7 +142,7 @@ class StoredTransform(Place):
     eval_resample: EvalResample = knob("", EVAL_RESAMPLE + "; '': as stored with the weights")
 
     @model_validator(mode="after")
-    def _letterbox_has_no_crop(self) -> "StoredTransform":
+    def _letterbox_has_no_crop(self) -> Self:
         check_letterbox(self.eval_method, getattr(self, "image_size", 0), self.eval_resize)
         return self
 
@@ -153,9 +155,8 @@ class EvaluateImages(StoredTransform):
     )
 
     @model_validator(mode="after")
-    def _crop_needs_room(self) -> "EvaluateImages":
-        check_crop(self.image_size, self.eval_resize)
-        return self
+    def _crop_needs_room(self) -> Self:
+        return self._refusing(crop_problem(self.image_size, self.eval_resize))
 
 
 class ExportImages(StoredTransform):
@@ -325,69 +326,64 @@ class TrainImages(Place):
         return bool(self.path or self.mixture)
 
     @model_validator(mode="after")
-    def _one_way_to_sample(self) -> "TrainImages":
-        if self.subset_images and (self.subset_fraction < 1 or self.mixture):
-            raise ValueError(
+    def _values_fit_together(self) -> Self:
+        return self._refusing(
+            (
+                self.subset_images and (self.subset_fraction < 1 or self.mixture),
                 "subset_images cannot be combined with subset_fraction or a mixture; set "
-                "data.subset_fraction only"
-            )
-        if self.order == "exact" and self.order_window_shards != 16:
-            raise ValueError(
+                "data.subset_fraction only",
+            ),
+            (
+                self.order == "exact" and self.order_window_shards != 16,
                 "order_window_shards does nothing for order = 'exact'; set data.order = 'windowed', or "
-                "leave it out"
-            )
-        if self.order == "exact" and self.lanes > 1:
-            raise ValueError(
+                "leave it out",
+            ),
+            (
+                self.order == "exact" and self.lanes > 1,
                 f"lanes = {self.lanes} does nothing for order = 'exact', in which every image has the same "
-                f"chance everywhere; set data.order = 'windowed', or leave it out"
-            )
-        if self.sampling == "balanced" and (self.order == "windowed" or self.mixture or self.synthetic):
-            raise ValueError(
+                f"chance everywhere; set data.order = 'windowed', or leave it out",
+            ),
+            (
+                self.sampling == "balanced" and (self.order == "windowed" or self.mixture or self.synthetic),
                 "sampling = 'balanced' draws any image next, by its class; set data.order = 'exact', and "
-                "leave out data.mixture and data.synthetic"
-            )
-        if self.mixture and self.synthetic:
-            raise ValueError(
-                "synthetic images cannot be mixed; set data.synthetic = 0, or leave data.mixture out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _magnitude_needs_layers(self) -> "TrainImages":
-        if not self.randaugment_layers and self.randaugment_magnitude != 9:
-            raise ValueError(
+                "leave out data.mixture and data.synthetic",
+            ),
+            (
+                self.mixture and self.synthetic,
+                "synthetic images cannot be mixed; set data.synthetic = 0, or leave data.mixture out",
+            ),
+            (
+                not self.randaugment_layers and self.randaugment_magnitude != 9,
                 f"randaugment_magnitude = {self.randaugment_magnitude} does nothing without layers; "
-                f"set data.randaugment_layers, e.g. to 2, or leave it out"
-            )
-        if not self.randaugment_layers and self.randaugment_rules != "torchvision":
-            raise ValueError(
+                f"set data.randaugment_layers, e.g. to 2, or leave it out",
+            ),
+            (
+                not self.randaugment_layers and self.randaugment_rules != "torchvision",
                 f"randaugment_rules = '{self.randaugment_rules}' does nothing without layers; "
-                f"set data.randaugment_layers, e.g. to 2, or leave it out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _repeats_are_dealt(self) -> "TrainImages":
-        if self.repeats > 1 and self.order == "windowed":
-            raise ValueError(
+                f"set data.randaugment_layers, e.g. to 2, or leave it out",
+            ),
+            (
+                self.repeats > 1 and self.order == "windowed",
                 f"repeats = {self.repeats} deals the copies of an image over the whole batch, and order = "
-                f"'windowed' gives each lane its own shards; set data.order = 'exact'"
-            )
-        if self.synthetic and (self.repeats > 1 or self.crop == "letterbox"):
-            raise ValueError(
-                "synthetic images are square noise: repeats and crop = 'letterbox' do nothing; leave them out"
-            )
-        return self
+                f"'windowed' gives each lane its own shards; set data.order = 'exact'",
+            ),
+            (
+                self.synthetic and (self.repeats > 1 or self.crop == "letterbox"),
+                "synthetic images are square noise: repeats and crop = 'letterbox' do nothing; leave them "
+                "out",
+            ),
+        )
 
     @model_validator(mode="after")
-    def _crop_needs_room(self) -> "TrainImages":
-        if self.crop == "random" and self.train_resize < self.image_size:
-            raise ValueError(
+    def _crop_needs_room(self) -> Self:
+        self._refusing(
+            (
+                self.crop == "random" and self.train_resize < self.image_size,
                 f"crop = 'random' cuts image_size = {self.image_size} out of train_resize = "
-                f"{self.train_resize}; "
-                f"set data.train_resize to at least {self.image_size}"
-            )
-        check_crop(self.image_size, self.eval_resize)
+                f"{self.train_resize}; set data.train_resize to at least {self.image_size}",
+            ),
+            crop_problem(self.image_size, self.eval_resize),
+        )
         check_letterbox(self.eval_method, self.image_size, self.eval_resize)
         return self
 
@@ -404,9 +400,8 @@ class PretrainImages(TrainImages):
     std: Triple = knob((0.5, 0.5, 0.5), "divided by after the mean", source="authors' code")
 
     @model_validator(mode="after")
-    def _values_stay_numbers(self) -> "PretrainImages":
-        check_colours(self.mean, self.std)
-        return self
+    def _values_stay_numbers(self) -> Self:
+        return self._refusing(*colour_problems(self.mean, self.std))
 
 
 class FewshotImages(Place):
@@ -437,9 +432,8 @@ class FewshotImages(Place):
         return bool(self.path and not self.datasets)
 
     @model_validator(mode="after")
-    def _crop_needs_room(self) -> "FewshotImages":
-        check_crop(self.image_size, self.eval_resize)
-        return self
+    def _crop_needs_room(self) -> Self:
+        return self._refusing(crop_problem(self.image_size, self.eval_resize))
 
 
 class ProbeImages(FewshotImages):

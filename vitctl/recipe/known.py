@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
@@ -30,10 +30,13 @@ class Point(Section):
     seeds: int = Field(0, ge=0)
 
     @model_validator(mode="after")
-    def _is_a_share(self) -> "Point":
-        if self.metric == "accuracy" and self.value >= 1:
-            raise ValueError(f"accuracy = {self.value:g} should be a share below 1, e.g. 0.836 for 83.6 %")
-        return self
+    def _is_a_share(self) -> Self:
+        return self._refusing(
+            (
+                self.metric == "accuracy" and self.value >= 1,
+                f"accuracy = {self.value:g} should be a share below 1, e.g. 0.836 for 83.6 %",
+            ),
+        )
 
 
 class Known(Section):
@@ -56,14 +59,19 @@ class Known(Section):
     )
 
     @model_validator(mode="after")
-    def _points_are_of_the_run(self) -> "Known":
-        if self.points and not (self.source and self.num_classes):
-            raise ValueError("points need source and num_classes: who measured them, on how many classes")
-        if late := [point.at for point in self.points if point.at > self.length]:
-            raise ValueError(f"a point at {late[0]:g} is after length = {self.length:g} {self.unit}")
-        if any(point.spread and (point.seeds or self.seeds) < 2 for point in self.points):
-            raise ValueError("a spread needs seeds = 2 or more")
-        return self
+    def _points_are_of_the_run(self) -> Self:
+        late = next((point.at for point in self.points if point.at > self.length), 0.0)
+        return self._refusing(
+            (
+                self.points and not (self.source and self.num_classes),
+                "points need source and num_classes: who measured them, on how many classes",
+            ),
+            (late, f"a point at {late:g} is after length = {self.length:g} {self.unit}"),
+            (
+                any(point.spread and (point.seeds or self.seeds) < 2 for point in self.points),
+                "a spread needs seeds = 2 or more",
+            ),
+        )
 
 
 @dataclass(frozen=True)

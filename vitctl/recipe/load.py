@@ -1,7 +1,7 @@
 """Read a recipe: TOML, `extends`, overrides, the origin of every value, and every problem at once."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from vitctl.errors import RecipeError, explaining
+from vitctl.errors import RecipeError, explaining, refuse
 from vitctl.recipe.schema import JOBS, RENAMED, Recipe
 from vitctl.system.address import value_without_queries, without_queries
 from vitctl.system.files import RECIPE_LINE, parse_toml, read_toml
@@ -91,13 +91,18 @@ def parse_override(text: str) -> Override:
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise RecipeError(f"--set {one_line(text)}: is not UTF-8 text")
     key, found, value = text.partition("=")
-    if not found or not key.strip():
-        raise RecipeError(f"--set {text}: write it as section.key=value, e.g. --set optimizer.lr=0.001")
-    if len(text) > RECIPE_LINE.limit:
-        raise RecipeError(
+    refuse(
+        RecipeError,
+        (
+            not found or not key.strip(),
+            f"--set {text}: write it as section.key=value, e.g. --set optimizer.lr=0.001",
+        ),
+        (
+            len(text) > RECIPE_LINE.limit,
             f"--set {one_line(text[:40])}...: {len(text):,} characters, should be at most {RECIPE_LINE}; "
-            f"write it into a recipe"
-        )
+            f"write it into a recipe",
+        ),
+    )
     try:
         parsed = parse_toml(f"value = {value}")
         return Override(key.strip(), parsed["value"] if list(parsed) == ["value"] else value)
@@ -178,10 +183,8 @@ def _override(values: dict[str, Any], origins: dict[str, str], overrides: Iterab
         _put(values, override)
         for key in [k for k in origins if k == override.key or k.startswith(override.key + ".")]:
             del origins[key]
-        table = isinstance(override.value, dict)
-        origins |= dict.fromkeys(
-            _leaves(override.value, override.key + ".") if table else [override.key], override.flag
-        )
+        inside = leaves({override.key: override.value})
+        origins |= dict.fromkeys((".".join(path) for path, _ in inside), override.flag)
 
 
 def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -191,7 +194,8 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> tuple[dict[str
         chain = " -> ".join(p.name for p in (*children, path))
         raise RecipeError(f"{path.name}: recipes extend each other in a circle: {chain}")
     own, lines = _read(path)
-    origins = {key: f"{path.name}:{_line(lines, key)}" for key in _leaves(own)}
+    keys = (".".join(names) for names, _ in leaves(own))
+    origins = {key: f"{path.name}:{_line(lines, key)}" for key in keys}
     parent = own.pop("extends", None)
     origins.pop("extends", None)
     if parent is None:
@@ -243,12 +247,13 @@ def _line(lines: Mapping[str, int], key: str) -> int:
     return lines.get(key, 1)
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
+def leaves(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the values in nested tables, each with the keys on the way to it."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, (*path, key))
         else:
-            yield f"{prefix}{key}"
+            yield (*path, key), value
 
 
 def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

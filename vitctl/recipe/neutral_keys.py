@@ -14,7 +14,7 @@ from vitctl.recipe.write import flat, toml_value, written_name
 # Dotted keys, or tables. They change results by rounding at most; precision changes more and is not listed.
 # With dropout, processes, micro_batch and compile change the random draws; a result then records them
 # (`dropout_draws`).
-_NEUTRAL = (
+RESULT_NEUTRAL = (
     "note",
     "log.",
     "known.",
@@ -97,14 +97,9 @@ _ADDED: dict[str, Any] = {
 }
 
 
-def result_neutral() -> tuple[str, ...]:
-    """Prefixes of the dotted keys that change no number of a result beyond rounding."""
-    return _NEUTRAL
-
-
 # What may change when a run is resumed. Tasks and seeds of a VTAB table select its runs, and change none of
 # their numbers.
-FREE_TO_CHANGE = (*result_neutral(), "vtab.tasks", "vtab.seeds")
+FREE_TO_CHANGE = (*RESULT_NEUTRAL, "vtab.tasks", "vtab.seeds")
 
 
 def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> dict[str, str]:
@@ -137,7 +132,7 @@ def unlike_known(file: Path) -> str:
     Left out are keys that change no result, the seed and the start weights. Return "" if none differs, or if
     that recipe is gone.
     """
-    free, keys = (*result_neutral(), "seed", "weights.source"), []
+    free, keys = (*RESULT_NEUTRAL, "seed", "weights.source"), []
     with suppress(RecipeError):
         named, run = load_recipe(written_name(file)), load_recipe(file)
         home = named.origin("known.points").partition(".toml:")[0]  # that recipe, or one that it extends

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, PlainValidator, model_validator
 
-from vitctl.errors import LaunchError, RecipeError
+from vitctl.errors import LaunchError, RecipeError, refuse
 from vitctl.models.variants import Config, MaskedPatchConfig, Recomputed, ViTConfig, variant
 from vitctl.recipe.images import (
     EvaluateImages,
@@ -146,12 +146,13 @@ class TrainMachine(NetworkMachine):
 
     @model_validator(mode="after")
     def _whole_graphs(self) -> Self:
-        if self.compile and self.checkpoint_blocks == "attention":
-            raise ValueError(
+        return self._refusing(
+            (
+                self.compile and self.checkpoint_blocks == "attention",
                 "checkpoint_blocks = 'attention' cuts compiled layers in two; set compile = false, or "
-                "checkpoint_blocks to a number"
-            )
-        return self
+                "checkpoint_blocks to a number",
+            ),
+        )
 
 
 class ShardedMachine(TrainMachine):
@@ -202,20 +203,23 @@ class ShardedMachine(TrainMachine):
         return processes // self.sharding_replicas
 
     @model_validator(mode="after")
-    def _nothing_idle(self) -> "ShardedMachine":
+    def _nothing_idle(self) -> Self:
         idle = [
             k
             for k in ("sharding_replicas", "sharding_dtype")
             if getattr(self, k) != type(self).model_fields[k].default
         ]
-        if self.sharding == "hsdp" and self.sharding_replicas == 1:
-            raise ValueError("sharding = 'hsdp' needs sharding_replicas, such as the number of nodes")
-        if idle and not self.divides_model:
-            raise ValueError(
+        return self._refusing(
+            (
+                self.sharding == "hsdp" and self.sharding_replicas == 1,
+                "sharding = 'hsdp' needs sharding_replicas, such as the number of nodes",
+            ),
+            (
+                idle and not self.divides_model,
                 f"{', '.join(idle)} does nothing while nothing is sharded; leave it out, or set sharding "
-                f"= 'fsdp'"
-            )
-        return self
+                f"= 'fsdp'",
+            ),
+        )
 
 
 class Checkpoint(Section):
@@ -284,16 +288,21 @@ class FewShot(FeatureCache):
     )
 
     @model_validator(mode="after")
-    def _something_to_do(self) -> "FewShot":
-        if not self.shots or min(self.shots) < 1 or len(set(self.shots)) < len(self.shots):
-            raise ValueError(f"shots = {list(self.shots)} should be distinct numbers, 1 or more")
-        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds = {list(self.seeds)} should be distinct numbers, 0 or more")
-        if self.choose_l2 != "fixed" and self.l2 != 1024.0:
-            raise ValueError(
-                f"l2 = {self.l2:g} does nothing for choose_l2 = '{self.choose_l2}'; leave it out"
-            )
-        return self
+    def _something_to_do(self) -> Self:
+        return self._refusing(
+            (
+                not self.shots or min(self.shots) < 1 or len(set(self.shots)) < len(self.shots),
+                f"shots = {list(self.shots)} should be distinct numbers, 1 or more",
+            ),
+            (
+                not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds),
+                f"seeds = {list(self.seeds)} should be distinct numbers, 0 or more",
+            ),
+            (
+                self.choose_l2 != "fixed" and self.l2 != 1024.0,
+                f"l2 = {self.l2:g} does nothing for choose_l2 = '{self.choose_l2}'; leave it out",
+            ),
+        )
 
 
 class Probing(FeatureCache):
@@ -334,14 +343,22 @@ class Probing(FeatureCache):
     momentum: float = knob(0.9, "method = 'linear': of SGD", source="DINOv2", ge=0, lt=1)
 
     @model_validator(mode="after")
-    def _something_to_do(self) -> "Probing":
-        if not self.k or min(self.k) < 1 or len(set(self.k)) < len(self.k):
-            raise ValueError(f"k = {list(self.k)} should be distinct numbers, 1 or more")
-        if not self.lrs or min(self.lrs) <= 0 or len(set(self.lrs)) < len(self.lrs):
-            raise ValueError(f"lrs = {list(self.lrs)} should be distinct rates above 0")
-        if len(set(self.blocks)) < len(self.blocks) or not all(0 < number <= 1000 for number in self.blocks):
-            raise ValueError(f"blocks = {list(self.blocks)} should be distinct numbers, 1 to 1000")
-        return self
+    def _something_to_do(self) -> Self:
+        return self._refusing(
+            (
+                not self.k or min(self.k) < 1 or len(set(self.k)) < len(self.k),
+                f"k = {list(self.k)} should be distinct numbers, 1 or more",
+            ),
+            (
+                not self.lrs or min(self.lrs) <= 0 or len(set(self.lrs)) < len(self.lrs),
+                f"lrs = {list(self.lrs)} should be distinct rates above 0",
+            ),
+            (
+                len(set(self.blocks)) < len(self.blocks)
+                or not all(0 < number <= 1000 for number in self.blocks),
+                f"blocks = {list(self.blocks)} should be distinct numbers, 1 to 1000",
+            ),
+        )
 
 
 class FewshotProbe(Place):
@@ -359,19 +376,21 @@ class FewshotProbe(Place):
     )
 
     @model_validator(mode="after")
-    def _something_to_do(self) -> "FewshotProbe":
-        if self.every_steps and not (self.dataset or self.path):
-            raise ValueError(
-                "fewshot_probe.every_steps needs images: set fewshot_probe.dataset or fewshot_probe.path"
-            )
-        fields = type(self).model_fields.items()
-        if not self.every_steps and any(getattr(self, name) != field.default for name, field in fields):
-            raise ValueError(
-                "[fewshot_probe] does nothing without every_steps; set it, or leave the table out"
-            )
-        if not self.shots or min(self.shots) < 1 or not self.seeds or min(self.seeds) < 0:
-            raise ValueError("fewshot_probe.shots should be 1 or more, fewshot_probe.seeds 0 or more")
-        return self
+    def _something_to_do(self) -> Self:
+        return self._refusing(
+            (
+                self.every_steps and not (self.dataset or self.path),
+                "fewshot_probe.every_steps needs images: set fewshot_probe.dataset or fewshot_probe.path",
+            ),
+            (
+                not self.every_steps and self != type(self).model_construct(),
+                "[fewshot_probe] does nothing without every_steps; set it, or leave the table out",
+            ),
+            (
+                not self.shots or min(self.shots) < 1 or not self.seeds or min(self.seeds) < 0,
+                "fewshot_probe.shots should be 1 or more, fewshot_probe.seeds 0 or more",
+            ),
+        )
 
 
 class LrSweep(Section):
@@ -384,10 +403,13 @@ class LrSweep(Section):
     eval_split: str = knob("train[90%:]", "split that chooses the rate", source="B.1.1")
 
     @model_validator(mode="after")
-    def _sound(self) -> "LrSweep":
-        if any(lr <= 0 for lr in self.lrs) or len(set(self.lrs)) < len(self.lrs):
-            raise ValueError(f"sweep.lrs = {list(self.lrs)} should be distinct rates above 0")
-        return self
+    def _sound(self) -> Self:
+        return self._refusing(
+            (
+                any(lr <= 0 for lr in self.lrs) or len(set(self.lrs)) < len(self.lrs),
+                f"sweep.lrs = {list(self.lrs)} should be distinct rates above 0",
+            ),
+        )
 
 
 def _frozen(text: str) -> str:
@@ -435,19 +457,18 @@ class Repeats(Section):
     )
 
     @model_validator(mode="after")
-    def _head_keys_do_something(self) -> "Repeats":
-        if self.head != "fewshot" and (self.head_l2, self.head_images) != (1024.0, 50_000):
-            raise ValueError(
+    def _sound(self) -> Self:
+        return self._refusing(
+            (
+                self.head != "fewshot" and (self.head_l2, self.head_images) != (1024.0, 50_000),
                 f"head_l2 and head_images do nothing for head = '{self.head}'; leave them out, or set "
-                f"finetune.head = 'fewshot'"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _sound(self) -> "Repeats":
-        if any(seed < 0 for seed in self.seeds) or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds = {list(self.seeds)} should be distinct numbers, 0 or more")
-        return self
+                f"finetune.head = 'fewshot'",
+            ),
+            (
+                any(seed < 0 for seed in self.seeds) or len(set(self.seeds)) < len(self.seeds),
+                f"seeds = {list(self.seeds)} should be distinct numbers, 0 or more",
+            ),
+        )
 
 
 class Suite(Section):
@@ -478,40 +499,44 @@ class Suite(Section):
     )
 
     @model_validator(mode="after")
-    def _sound(self) -> "Suite":
+    def _sound(self) -> Self:
         for name in ("tasks", "seeds", "sweep_lrs", "sweep_steps"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} = {list(values)} names something twice")
-        if not self.seeds:
-            raise ValueError("seeds = [] leaves nothing to run; give at least one")
-        if any(value <= 0 for value in (*self.sweep_lrs, *self.sweep_steps)):
-            raise ValueError("sweep_lrs and sweep_steps should be above 0")
-        return self
+        return self._refusing(
+            (not self.seeds, "seeds = [] leaves nothing to run; give at least one"),
+            (
+                any(value <= 0 for value in (*self.sweep_lrs, *self.sweep_steps)),
+                "sweep_lrs and sweep_steps should be above 0",
+            ),
+        )
 
 
 # Keys of earlier releases, which the recipes of their runs have. Digests of recipes keep these names.
 RENAMED = {"evaluation.early_stopping": "evaluation.select_best"}
 
 
-def _check_uneven(loss: Loss, data: TrainImages) -> None:
-    """Raise ValueError where class weights or balanced sampling make no sense."""
-    if loss.class_weights == "none":
-        if data.sampling == "balanced" and loss.name == "masked_patch":
-            raise ValueError(
-                "data.sampling = 'balanced' draws by label, and masked_patch uses none; leave it out"
-            )
-    elif loss.name == "masked_patch" or data.mixture:
-        other = "data.mixture" if data.mixture else "loss.name = 'masked_patch'"
-        raise ValueError(
+def _uneven_problems(loss: Loss, data: TrainImages) -> tuple[tuple[object, str], ...]:
+    """Return where class weights or balanced sampling make no sense, for `Section._refusing`."""
+    is_masked, is_weighted = loss.name == "masked_patch", loss.class_weights != "none"
+    other = "data.mixture" if data.mixture else "loss.name = 'masked_patch'"
+    return (
+        (
+            data.sampling == "balanced" and is_masked and not is_weighted,
+            "data.sampling = 'balanced' draws by label, and masked_patch uses none; leave it out",
+        ),
+        (
+            is_weighted and (is_masked or data.mixture),
             f"loss.class_weights weighs images by the labels of one source, which {other} does not have; "
-            f"leave one of them out"
-        )
-    elif data.sampling == "balanced":
-        raise ValueError(
+            f"leave one of them out",
+        ),
+        (
+            is_weighted and data.sampling == "balanced",
             "loss.class_weights and data.sampling = 'balanced' correct uneven classes twice; leave one of "
-            "them out"
-        )
+            "them out",
+        ),
+    )
 
 
 _DROPOUT = (
@@ -580,20 +605,24 @@ class Pretrain(TrainRecipe):
     fewshot_probe: FewshotProbe = FewshotProbe()
 
     @model_validator(mode="after")
-    def _no_idle_section(self) -> "Pretrain":
-        if self.loss.name != "masked_patch" and self.masked_patch != MaskedPatch():
-            raise ValueError(f"[masked_patch] does nothing for loss.name = '{self.loss.name}'; leave it out")
-        if self.loss.name == "masked_patch" and (self.data.mixup_alpha or self.data.cutmix_alpha):
-            raise ValueError(
+    def _no_idle_section(self) -> Self:
+        is_masked, name = self.loss.name == "masked_patch", self.loss.name
+        return self._refusing(
+            (
+                not is_masked and self.masked_patch != MaskedPatch(),
+                f"[masked_patch] does nothing for loss.name = '{name}'; leave it out",
+            ),
+            (
+                is_masked and (self.data.mixup_alpha or self.data.cutmix_alpha),
                 "loss.name = 'masked_patch' has no targets to blend; leave out data.mixup_alpha and "
-                "data.cutmix_alpha"
-            )
-        _check_uneven(self.loss, self.data)
-        if self.loss.name == "masked_patch" and self.data.random_erasing:
-            raise ValueError(
-                "loss.name = 'masked_patch' would predict the noise of data.random_erasing; leave it out"
-            )
-        return self
+                "data.cutmix_alpha",
+            ),
+            *_uneven_problems(self.loss, self.data),
+            (
+                is_masked and self.data.random_erasing,
+                "loss.name = 'masked_patch' would predict the noise of data.random_erasing; leave it out",
+            ),
+        )
 
     def network(self, num_classes: int) -> Config:
         """Return the network of [model] for n classes; the target of masked patch prediction sets its output.
@@ -611,106 +640,124 @@ class Pretrain(TrainRecipe):
             raise RecipeError(f"model.name = '{name}': only a ViT has pre-logits or predicts masked patches")
         if self.needs_labels:
             return replace(config, representation_size=config.hidden_size)
-        if (data.mean, data.std) != ((0.5,) * 3, (0.5,) * 3):
-            raise RecipeError(
+        refuse(
+            RecipeError,
+            (
+                (data.mean, data.std) != ((0.5,) * 3, (0.5,) * 3),
                 "loss.name = 'masked_patch': its targets need pixels in the range -1..1; leave data.mean and "
-                "data.std at 0.5"
-            )
-        if type(config) is not ViTConfig:
-            raise RecipeError(
-                f"model.name = '{name}': masked patches are predicted by a plain ViT, e.g. B/16"
-            )
+                "data.std at 0.5",
+            ),
+            (
+                type(config) is not ViTConfig,
+                f"model.name = '{name}': masked patches are predicted by a plain ViT, e.g. B/16",
+            ),
+        )
         return MaskedPatchConfig(**vars(config), target=self.masked_patch.target)
 
 
-class Finetune(TrainRecipe):
-    """`vitctl finetune`"""
+class TransferRecipe(TrainRecipe):
+    """A job that trains pre-trained weights on."""
 
-    job: Literal["finetune"]
-    data: TrainImages = TrainImages()
+    data: TrainImages | VtabImages
     weights: StartWeights = StartWeights()
-    machine: ShardedMachine = ShardedMachine()
     optimizer: LayerRates
-    schedule: FittedSchedule = FittedSchedule()
     loss: FinetuneLoss
-    sweep: LrSweep = LrSweep()
-    finetune: Repeats = Repeats()
-    lora: LoRA = LoRA()
-    distillation: Distillation = Distillation()
     dropout: Rate = knob(0.0, _DROPOUT, source=_DIVIDED)
     drop_path: Rate = knob(0.0, _DROP_PATH, source="AugReg; not in the paper")
     rotary_rescale: float = knob(1.0, _ROTARY_RESCALE, source="DINOv3", ge=1, le=100)
 
+
+class Finetune(TransferRecipe):
+    """`vitctl finetune`"""
+
+    job: Literal["finetune"]
+    data: TrainImages = TrainImages()
+    machine: ShardedMachine = ShardedMachine()
+    schedule: FittedSchedule = FittedSchedule()
+    sweep: LrSweep = LrSweep()
+    finetune: Repeats = Repeats()
+    lora: LoRA = LoRA()
+    distillation: Distillation = Distillation()
+
     @model_validator(mode="after")
-    def _adapters_have_a_body(self) -> "Finetune":
-        if self.lora.rank and self.weights.initialise == "random":
-            raise ValueError(
+    def _adapters_have_a_body(self) -> Self:
+        return self._refusing(
+            (
+                self.lora.rank and self.weights.initialise == "random",
                 "[lora] freezes the body, and weights.initialise = 'random' leaves nothing worth freezing; "
-                "leave one of them out"
-            )
-        if self.lora.rank and self.machine.sharding_dtype == "bf16":
-            raise ValueError(
+                "leave one of them out",
+            ),
+            (
+                self.lora.rank and self.machine.sharding_dtype == "bf16",
                 "machine.sharding_dtype = 'bf16' gathers weights that adapters are merged into in float32; "
-                "leave it out with [lora]"
-            )
-        if self.lora.rank and self.finetune.freeze != "none":
-            raise ValueError(
+                "leave it out with [lora]",
+            ),
+            (
+                self.lora.rank and self.finetune.freeze != "none",
                 f"finetune.freeze = '{self.finetune.freeze}': [lora] freezes all but adapters and head; "
-                f"leave it out, and choose their blocks with lora.blocks"
-            )
-        return self
+                f"leave it out, and choose their blocks with lora.blocks",
+            ),
+        )
 
     @model_validator(mode="after")
-    def _student_can_learn(self) -> "Finetune":
+    def _student_can_learn(self) -> Self:
         asked = self.distillation
-        if asked.teacher and asked.kind != "features" and self.loss.name != "softmax":
-            raise ValueError(
+        return self._refusing(
+            (
+                asked.teacher and asked.kind != "features" and self.loss.name != "softmax",
                 f"distillation.kind = '{asked.kind}' compares classes that exclude each other; set "
-                f"loss.name = 'softmax', or distillation.kind = 'features'"
-            )
-        if asked.kind == "features" and self.finetune.freeze == "backbone":
-            raise ValueError(
+                f"loss.name = 'softmax', or distillation.kind = 'features'",
+            ),
+            (
+                asked.kind == "features" and self.finetune.freeze == "backbone",
                 "distillation.kind = 'features' teaches the backbone, which finetune.freeze = 'backbone' "
-                "freezes; leave one of them out"
-            )
-        return self
+                "freezes; leave one of them out",
+            ),
+        )
 
     @model_validator(mode="after")
-    def _keeps_what_was_trained(self) -> "Finetune":
-        if self.finetune.freeze != "none" and self.weights.initialise == "random":
-            raise ValueError(
+    def _keeps_what_was_trained(self) -> Self:
+        return self._refusing(
+            (
+                self.finetune.freeze != "none" and self.weights.initialise == "random",
                 f"finetune.freeze = '{self.finetune.freeze}' would keep random weights; set finetune.freeze "
-                f"= 'none' or weights.initialise = 'pretrained'"
-            )
-        if self.finetune.freeze == "backbone" and self.optimizer.layer_decay != 1:
-            raise ValueError(
+                f"= 'none' or weights.initialise = 'pretrained'",
+            ),
+            (
+                self.finetune.freeze == "backbone" and self.optimizer.layer_decay != 1,
                 "optimizer.layer_decay does nothing for the head, all that finetune.freeze = 'backbone' "
-                "trains; leave it out"
-            )
-        return self
+                "trains; leave it out",
+            ),
+        )
 
     @model_validator(mode="after")
-    def _noise_tells_no_rate(self) -> "Finetune":
-        if self.sweep.lrs and self.data.synthetic:
-            raise ValueError("data.synthetic has no labels to choose a learning rate by; set sweep.lrs = []")
-        if len(self.finetune.seeds) > 1 and (self.data.synthetic or not self.data.eval_split):
-            raise ValueError(
+    def _noise_tells_no_rate(self) -> Self:
+        return self._refusing(
+            (
+                self.sweep.lrs and self.data.synthetic,
+                "data.synthetic has no labels to choose a learning rate by; set sweep.lrs = []",
+            ),
+            (
+                len(self.finetune.seeds) > 1 and (self.data.synthetic or not self.data.eval_split),
                 "finetune.seeds gives a mean of accuracies, and there is nothing to score; set "
-                "data.eval_split"
-            )
-        _check_uneven(self.loss, self.data)
-        return self
+                "data.eval_split",
+            ),
+            *_uneven_problems(self.loss, self.data),
+        )
 
     @model_validator(mode="after")
-    def _head_has_what_it_starts_from(self) -> "Finetune":
-        if self.finetune.head != "zero" and self.weights.initialise == "random":
-            raise ValueError(
+    def _head_has_what_it_starts_from(self) -> Self:
+        return self._refusing(
+            (
+                self.finetune.head != "zero" and self.weights.initialise == "random",
                 f"finetune.head = '{self.finetune.head}' needs trained features, and weights.initialise = "
-                f"'random' has none; set finetune.head = 'zero'"
-            )
-        if self.finetune.head == "fewshot" and self.data.synthetic:
-            raise ValueError("data.synthetic has no labels to solve a head for; set finetune.head = 'zero'")
-        return self
+                f"'random' has none; set finetune.head = 'zero'",
+            ),
+            (
+                self.finetune.head == "fewshot" and self.data.synthetic,
+                "data.synthetic has no labels to solve a head for; set finetune.head = 'zero'",
+            ),
+        )
 
 
 class FrozenRecipe(SeededRecipe):
@@ -794,49 +841,44 @@ class Fewshot(FrozenRecipe):
         return "use fewer --shots"
 
     @model_validator(mode="after")
-    def _others_to_choose_by(self) -> "Fewshot":
-        if self.fewshot.choose_l2 == "leave_self_out" and len(self.data.datasets) < 2:
-            raise ValueError("choose_l2 = 'leave_self_out' needs two data sets or more in data.datasets")
-        return self
+    def _others_to_choose_by(self) -> Self:
+        return self._refusing(
+            (
+                self.fewshot.choose_l2 == "leave_self_out" and len(self.data.datasets) < 2,
+                "choose_l2 = 'leave_self_out' needs two data sets or more in data.datasets",
+            ),
+        )
 
 
-class Vtab(TrainRecipe):
+class Vtab(TransferRecipe):
     """`vitctl vtab`"""
 
     job: Literal["vtab"]
     data: VtabImages = VtabImages()
-    weights: StartWeights = StartWeights()
-    optimizer: LayerRates
-    loss: FinetuneLoss
-    dropout: Rate = knob(0.0, _DROPOUT, source=_DIVIDED)
-    drop_path: Rate = knob(0.0, _DROP_PATH, source="AugReg; not in the paper")
-    rotary_rescale: float = knob(1.0, _ROTARY_RESCALE, source="DINOv3", ge=1, le=100)
     vtab: Suite = Suite()
 
     @model_validator(mode="after")
-    def _mini_draws_its_images(self) -> "Vtab":
-        if self.vtab.suite == "mini" and self.data.path:
-            raise ValueError(
-                f"data.path = '{self.data.path}' is not read: suite 'mini' makes its own images; leave it out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _one_length_for_all_tasks(self) -> "Vtab":
-        if not self.schedule.total_steps:
-            raise ValueError(
-                "the tasks of vtab are trained for one number of steps: set schedule.total_steps"
-            )
-        if self.evaluation.select_best:
-            raise ValueError(
+    def _keeps_the_protocol(self) -> Self:
+        return self._refusing(
+            (
+                self.vtab.suite == "mini" and self.data.path,
+                f"data.path = '{self.data.path}' is not read: suite 'mini' makes its own images; leave it "
+                f"out",
+            ),
+            (
+                not self.schedule.total_steps,
+                "the tasks of vtab are trained for one number of steps: set schedule.total_steps",
+            ),
+            (
+                self.evaluation.select_best,
                 "evaluation.select_best would choose a checkpoint by the test images, the only ones that a "
-                "task of vtab scores"
-            )
-        if self.loss.class_weights != "none" or self.evaluation.metric != "accuracy":
-            raise ValueError(
-                "loss.class_weights and evaluation.metric would leave the protocol of vtab; leave them out"
-            )
-        return self
+                "task of vtab scores",
+            ),
+            (
+                self.loss.class_weights != "none" or self.evaluation.metric != "accuracy",
+                "loss.class_weights and evaluation.metric would leave the protocol of vtab; leave them out",
+            ),
+        )
 
 
 def rates_of(recipe: Finetune | Vtab, stored: Config) -> dict[str, float]:
@@ -908,14 +950,15 @@ class ExportRecipe(Recipe):
     export: Export = Export()
 
     @model_validator(mode="after")
-    def _accuracy_needs_images(self) -> "ExportRecipe":
+    def _accuracy_needs_images(self) -> Self:
         precision = self.export.precision
-        if precision != "float32" and not (self.data.path or self.data.dataset):
-            raise ValueError(
+        return self._refusing(
+            (
+                precision != "float32" and not (self.data.path or self.data.dataset),
                 f"export.precision = '{precision}' is proven by its accuracy on images: give some with "
-                f"--check-data"
-            )
-        return self
+                f"--check-data",
+            ),
+        )
 
 
 JOBS: dict[str, type[Recipe]] = {

@@ -6,7 +6,8 @@ Every field here is read by a job; a test checks this.
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -19,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from vitctl.errors import refuse
 from vitctl.models.variants import LORA_TARGETS
 from vitctl.models.weights.meta import HALF, LARGEST, SMALLEST
 from vitctl.recipe.export_formats import FORMATS, GRAPHS, check_options, formats_in_words
@@ -88,6 +90,11 @@ class Section(BaseModel):
         if any(isinstance(number, int | float) and abs(number) > most for number in numbers):
             raise ValueError(f"should be at most {most:,}")
         return value
+
+    def _refusing(self, *problems: tuple[object, str]) -> Self:
+        """Return this table. Raises ValueError with the text of the first problem whose condition is true."""
+        refuse(ValueError, *problems)
+        return self
 
 
 class Model(Section):
@@ -226,17 +233,21 @@ def weights_choice(text: str) -> str:
 _MOST_COLOUR = 10.0
 
 
-def check_colours(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-    """Raise ValueError where images could not be normalised by these values in float32."""
-    if not all(abs(value) <= LARGEST for value in (*mean, *std)) or min(std) < SMALLEST:
-        raise ValueError(
-            f"mean = {list(mean)}, std = {list(std)} should be finite in float32, and std above 0 in it"
-        )
-    if max(*mean, *std) > _MOST_COLOUR:
-        raise ValueError(
+def colour_problems(
+    mean: tuple[float, ...], std: tuple[float, ...]
+) -> tuple[tuple[bool, str], tuple[bool, str]]:
+    """Return why images could not be normalised by these values in float32, for `Section._refusing`."""
+    return (
+        (
+            not all(abs(value) <= LARGEST for value in (*mean, *std)) or min(std) < SMALLEST,
+            f"mean = {list(mean)}, std = {list(std)} should be finite in float32, and std above 0 in it",
+        ),
+        (
+            max(*mean, *std) > _MOST_COLOUR,
             f"mean = {list(mean)}, std = {list(std)} should be of pixels from 0 to 1; divide those of 0 to "
-            f"255 by 255"
-        )
+            f"255 by 255",
+        ),
+    )
 
 
 _GIVEN = "if the weights do not record it, or record it wrongly; unset: as recorded, or assumed and shown"
@@ -289,11 +300,14 @@ class WeightsSource(Section):
     )
 
     @model_validator(mode="after")
-    def _values_stay_numbers(self) -> "WeightsSource":
-        check_colours(self.mean or HALF, self.std or HALF)
-        if self.preprocess and (self.mean or self.std):
-            raise ValueError(f"preprocess = '{self.preprocess}' sets mean and std; leave them out")
-        return self
+    def _values_stay_numbers(self) -> Self:
+        return self._refusing(
+            *colour_problems(self.mean or HALF, self.std or HALF),
+            (
+                self.preprocess and (self.mean or self.std),
+                f"preprocess = '{self.preprocess}' sets mean and std; leave them out",
+            ),
+        )
 
 
 class StartWeights(WeightsSource):
@@ -392,7 +406,7 @@ class Optimizer(Section):
     )
 
     @model_validator(mode="after")
-    def _no_idle_knob(self) -> "Optimizer":
+    def _no_idle_knob(self) -> Self:
         changed = {
             key for key, field in type(self).model_fields.items() if getattr(self, key) != field.default
         }
@@ -402,9 +416,12 @@ class Optimizer(Section):
                 raise ValueError(
                     f"{', '.join(idle)} belongs to {row.name} and does nothing for {self.name}; leave it out"
                 )
-        if self.decay_on != "all" and not self.weight_decay:
-            raise ValueError("decay_on does nothing without optimizer.weight_decay; set it, or leave it out")
-        return self
+        return self._refusing(
+            (
+                self.decay_on != "all" and not self.weight_decay,
+                "decay_on does nothing without optimizer.weight_decay; set it, or leave it out",
+            ),
+        )
 
 
 class LayerRates(Optimizer):
@@ -428,12 +445,13 @@ class LayerRates(Optimizer):
     )
 
     @model_validator(mode="after")
-    def _numbers_layers(self) -> "LayerRates":
-        if self.layer_decay_numbering != "timm" and self.layer_decay == 1:
-            raise ValueError(
-                "layer_decay_numbering does nothing without optimizer.layer_decay; set it, or leave it out"
-            )
-        return self
+    def _numbers_layers(self) -> Self:
+        return self._refusing(
+            (
+                self.layer_decay_numbering != "timm" and self.layer_decay == 1,
+                "layer_decay_numbering does nothing without optimizer.layer_decay; set it, or leave it out",
+            ),
+        )
 
 
 class Schedule(Section):
@@ -487,28 +505,31 @@ class Schedule(Section):
     _needs_length: ClassVar[bool] = True
 
     @model_validator(mode="after")
-    def _one_length(self) -> "Schedule":
+    def _sound(self) -> Self:
         given = bool(self.total_steps) + bool(self.total_epochs)
-        if given > 1 or (self._needs_length and not given):
-            raise ValueError(
-                "set exactly one of schedule.total_steps and schedule.total_epochs (0 switches one off)"
-            )
-        if self.total_steps and self.warmup_steps >= self.total_steps:
-            raise ValueError(f"warmup_steps = {self.warmup_steps} must be below total_steps = "
-                             f"{self.total_steps}; "
-                             f"lower schedule.warmup_steps, or give --steps, which shortens "
-                             f"both")  # fmt: skip
-        return self
-
-    @model_validator(mode="after")
-    def _drops_are_of_steps(self) -> "Schedule":
-        if (self.decay == "steps") != bool(self.drops):
-            raise ValueError(f"decay = '{self.decay}' with drops = {list(self.drops)}: drops need decay = "
-                             f"'steps', "
-                             f"e.g. schedule.drops = [0.3, 0.6, 0.9]")  # fmt: skip
-        if list(self.drops) != sorted({drop for drop in self.drops if 0 < drop < 1}):
-            raise ValueError(f"drops = {list(self.drops)} should be increasing shares between 0 and 1")
-        return self
+        return self._refusing(
+            (
+                given > 1 or (self._needs_length and not given),
+                "set exactly one of schedule.total_steps and schedule.total_epochs (0 switches one off)",
+            ),
+            (
+                self.total_steps and self.warmup_steps >= self.total_steps,
+                f"warmup_steps = {self.warmup_steps} must be below total_steps = "
+                f"{self.total_steps}; "
+                f"lower schedule.warmup_steps, or give --steps, which shortens "
+                f"both",
+            ),
+            (
+                (self.decay == "steps") != bool(self.drops),
+                f"decay = '{self.decay}' with drops = {list(self.drops)}: drops need decay = "
+                f"'steps', "
+                f"e.g. schedule.drops = [0.3, 0.6, 0.9]",
+            ),
+            (
+                list(self.drops) != sorted({drop for drop in self.drops if 0 < drop < 1}),
+                f"drops = {list(self.drops)} should be increasing shares between 0 and 1",
+            ),
+        )
 
 
 class FittedSchedule(Schedule):
@@ -576,14 +597,15 @@ class Loss(Section):
     )
 
     @model_validator(mode="after")
-    def _per_class_is_of_sigmoid(self) -> "Loss":
-        if self.smoothing == "per_class" and self.name != "sigmoid":
-            raise ValueError(
+    def _per_class_is_of_sigmoid(self) -> Self:
+        return self._refusing(
+            (
+                self.smoothing == "per_class" and self.name != "sigmoid",
                 f"smoothing = 'per_class' belongs to the sigmoid loss, where classes do not share one "
                 f"target; "
-                f"for name = '{self.name}' set loss.smoothing = 'spread'"
-            )
-        return self
+                f"for name = '{self.name}' set loss.smoothing = 'spread'",
+            ),
+        )
 
 
 class FinetuneLoss(Loss):
@@ -613,12 +635,14 @@ class Averaging(Section):
     )
 
     @model_validator(mode="after")
-    def _no_idle_knob(self) -> "Averaging":
-        if self.debias and not self.decay:
-            raise ValueError(
-                "debias does nothing without an average; set averaging.decay, e.g. to 0.9999, or leave it out"
-            )
-        return self
+    def _no_idle_knob(self) -> Self:
+        return self._refusing(
+            (
+                self.debias and not self.decay,
+                "debias does nothing without an average; set averaging.decay, e.g. to 0.9999, or leave it "
+                "out",
+            ),
+        )
 
 
 class LoRA(Section):
@@ -639,19 +663,23 @@ class LoRA(Section):
     blocks: Ints = knob((), "blocks whose layers have adapters, from 0; []: all")
 
     @model_validator(mode="after")
-    def _sound(self) -> "LoRA":
-        fields = type(self).model_fields.items()
-        if not self.rank and any(getattr(self, name) != field.default for name, field in fields):
-            raise ValueError(
-                "[lora] does nothing without lora.rank; set it, e.g. to 8, or leave the table out"
-            )
-        if odd := sorted(set(self.targets) - set(LORA_TARGETS)):
-            raise ValueError(f"targets names {odd[0]!r}; choose from {', '.join(LORA_TARGETS)}")
-        if not self.targets or len(set(self.targets)) < len(self.targets):
-            raise ValueError(f"targets = {list(self.targets)} should name each layer once")
-        if any(number < 0 for number in self.blocks) or len(set(self.blocks)) < len(self.blocks):
-            raise ValueError(f"blocks = {list(self.blocks)} should be distinct numbers, 0 or more")
-        return self
+    def _sound(self) -> Self:
+        odd = sorted(set(self.targets) - set(LORA_TARGETS))
+        return self._refusing(
+            (
+                not self.rank and self != type(self).model_construct(),
+                "[lora] does nothing without lora.rank; set it, e.g. to 8, or leave the table out",
+            ),
+            (odd, f"targets names {', '.join(map(repr, odd[:1]))}; choose from {', '.join(LORA_TARGETS)}"),
+            (
+                not self.targets or len(set(self.targets)) < len(self.targets),
+                f"targets = {list(self.targets)} should name each layer once",
+            ),
+            (
+                any(number < 0 for number in self.blocks) or len(set(self.blocks)) < len(self.blocks),
+                f"blocks = {list(self.blocks)} should be distinct numbers, 0 or more",
+            ),
+        )
 
 
 class Distillation(Section):
@@ -681,29 +709,23 @@ class Distillation(Section):
     )
 
     @model_validator(mode="after")
-    def _nothing_idle(self) -> "Distillation":
-        if not self.teacher and self != type(self).model_construct():
-            raise ValueError(
-                "[distillation] does nothing without distillation.teacher; set it, or leave the table out"
-            )
-        if self.teacher == "newest":
-            raise ValueError("teacher = 'newest' may be the student's start; name a run or a file")
-        if self.temperature != 1 and self.kind != "soft":
-            raise ValueError(
-                f"temperature = {self.temperature:g} does nothing for kind = '{self.kind}'; leave it out"
-            )
-        return self
+    def _nothing_idle(self) -> Self:
+        return self._refusing(
+            (
+                not self.teacher and self != type(self).model_construct(),
+                "[distillation] does nothing without distillation.teacher; set it, or leave the table out",
+            ),
+            (self.teacher == "newest", "teacher = 'newest' may be the student's start; name a run or a file"),
+            (
+                self.temperature != 1 and self.kind != "soft",
+                f"temperature = {self.temperature:g} does nothing for kind = '{self.kind}'; leave it out",
+            ),
+        )
 
 
-def _csv_file(name: str) -> str:
-    if name and not name.endswith(".csv"):
-        raise ValueError(f"'{name}' should be the name of a .csv file")
-    return name
-
-
-def _answers_file(name: str) -> str:
-    if name and not name.endswith((".csv", ".parquet")):
-        raise ValueError(f"'{name}' should be the name of a .csv or .parquet file")
+def _with_ending(name: str, endings: tuple[str, ...]) -> str:
+    if name and not name.endswith(endings):
+        raise ValueError(f"'{name}' should be the name of a {' or '.join(endings)} file")
     return name
 
 
@@ -730,7 +752,7 @@ class EvaluateScoring(Scoring):
         "logits are the mean over each image and its mirror image, for twice the computation",
         source="not in the paper",
     )
-    answers: Annotated[str, AfterValidator(_answers_file)] = knob(
+    answers: Annotated[str, AfterValidator(partial(_with_ending, endings=(".csv", ".parquet")))] = knob(
         "",
         "also write the answer to each image to this .csv or .parquet, and suspected labels to "
         "RUN/suspects.csv",
@@ -741,7 +763,7 @@ class EvaluateScoring(Scoring):
         "those of the training, and write it beside the weights for later predictions",
         source="not in the paper; Guo et al. 2017, Section 4.2",
     )
-    thresholds: Annotated[str, AfterValidator(_csv_file)] = knob(
+    thresholds: Annotated[str, AfterValidator(partial(_with_ending, endings=(".csv",)))] = knob(
         "",
         "images with several labels each: the thresholds.csv of an evaluation on other images, such as "
         "train[90%:]; '': a class is predicted from 0.5 on",
@@ -774,14 +796,15 @@ class Evaluation(Scoring):
     )
 
     @model_validator(mode="after")
-    def _patience_keeps_the_best(self) -> "Evaluation":
-        if self.patience and not (self.every_steps and self.select_best):
-            raise ValueError(
+    def _patience_keeps_the_best(self) -> Self:
+        return self._refusing(
+            (
+                self.patience and not (self.every_steps and self.select_best),
                 f"patience = {self.patience} stops when scores get no better, and the best checkpoint then "
                 f"represents the run: set evaluation.select_best = true, checkpoint.keep_best = 1, and "
-                f"evaluation.every_steps and checkpoint.every_steps to the same number"
-            )
-        return self
+                f"evaluation.every_steps and checkpoint.every_steps to the same number",
+            ),
+        )
 
 
 class Export(Section):
@@ -838,7 +861,7 @@ class Export(Section):
         return to
 
     @model_validator(mode="after")
-    def _formats_have_options(self) -> "Export":
+    def _formats_have_options(self) -> Self:
         inside = [key for key in ("include_preprocess", "features", "flip_average") if getattr(self, key)]
         check_options(self.to, self.file, self.precision, inside)
         return self

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitctl.errors import RecipeError
-from vitctl.recipe.load import Override, parse_override, recipe_folder, recipe_names
+from vitctl.errors import RecipeError, refuse
+from vitctl.recipe.load import Override, leaves, parse_override, recipe_folder, recipe_names
 from vitctl.system.files import parse_toml, read_toml
 
 MAX_CELLS = 1000
@@ -68,7 +68,7 @@ def find_sweep(name: str) -> Sweep:
     if name in sweep_names():
         path = _folder() / f"{name}.toml"
     if path.is_file() and name not in recipe_names():
-        values = _read(path)
+        values = read_toml(path, error=RecipeError)[0]
         if not {"job", "extends"} & values.keys():
             return _from_table(path, values)
     return Sweep(path.stem if path.suffix else name, "", (name,), {}, (), {})
@@ -117,12 +117,14 @@ def expand_sweep(
             f"{both[0]} is varied by the grid and by the cells of '{sweep.name}'; leave one of them out"
         )
     combinations = list(itertools.product(sweep.recipes, sweep.cells or ({},), *every.values()))
-    if len(combinations) < 2:
-        raise RecipeError(f"'{sweep.name}' varies nothing; give --grid section.key=v1,v2")
-    if len(combinations) > MAX_CELLS:
-        raise RecipeError(
-            f"'{sweep.name}' has {len(combinations):,} runs, more than {MAX_CELLS:,}; use fewer values"
-        )
+    refuse(
+        RecipeError,
+        (len(combinations) < 2, f"'{sweep.name}' varies nothing; give --grid section.key=v1,v2"),
+        (
+            len(combinations) > MAX_CELLS,
+            f"'{sweep.name}' has {len(combinations):,} runs, more than {MAX_CELLS:,}; use fewer values",
+        ),
+    )
     fixed = [Override(key, value, sweep.name) for key, value in sweep.fixed.items()]
     words = _words(varied_keys)
     cells = []
@@ -145,10 +147,6 @@ def expand_sweep(
 
 def _folder() -> Path:
     return recipe_folder() / "sweeps"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return read_toml(path, error=RecipeError)[0]
 
 
 def _from_table(path: Path, values: Mapping[str, Any]) -> Sweep:
@@ -184,12 +182,9 @@ def _axis(where: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Setting:
+def _flat(table: Mapping[str, Any]) -> Setting:
     """Return nested tables by dotted key."""
-    flat: Setting = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+    return {".".join(path): value for path, value in leaves(table)}
 
 
 def _words(keys: Iterable[str]) -> dict[str, str]:

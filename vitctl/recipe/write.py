@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -41,18 +42,15 @@ def written_name(path: Path) -> str:
 
 def flat(recipe: Recipe) -> dict[str, Any]:
     """Return all values of a recipe by dotted key."""
-    values: dict[str, Any] = {}
+    return dict(_values(recipe, ""))
 
-    def walk(section: BaseModel, prefix: str) -> None:
-        for name in type(section).model_fields:
-            value = getattr(section, name)
-            if isinstance(value, BaseModel):
-                walk(value, f"{prefix}{name}.")
-            else:
-                values[prefix + name] = value
 
-    walk(recipe, "")
-    return values
+def _values(section: BaseModel, prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in section:
+        if isinstance(value, BaseModel):
+            yield from _values(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def differences(first: Recipe, second: Recipe) -> list[tuple[str, Any, Any]]:

@@ -9,7 +9,7 @@ import torch
 from vitctl.data.source.views import Source, subset
 from vitctl.engine.evaluation import most_likely
 from vitctl.engine.metrics import correct_predictions, label_sets
-from vitctl.errors import CheckpointError, DataError
+from vitctl.errors import CheckpointError, DataError, refuse
 from vitctl.jobs.inputs.classifier import OpenClassifier, TorchNetwork, open_classifier
 from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.models.flops import training_flops
@@ -82,10 +82,17 @@ def answer_split(run: RunRecords, most: int | None) -> Answers:
             f"(digest {source.digest[:12]}, recorded {str(recorded)[:12]})"
         )
     opened = open_classifier(recipe)
-    if run.provenance.get("weights_sha256") not in (None, opened.digest):
-        raise CheckpointError("the current weights are not those of the result")
-    if opened.class_names and opened.class_names != tuple(source.class_names):
-        raise CheckpointError(f"{opened.path}: its classes differ from those of the images")
+    refuse(
+        CheckpointError,
+        (
+            run.provenance.get("weights_sha256") not in (None, opened.digest),
+            "the current weights are not those of the result",
+        ),
+        (
+            opened.class_names and opened.class_names != tuple(source.class_names),
+            f"{opened.path}: its classes differ from those of the images",
+        ),
+    )
     number = most or _affordable(opened)
     shown: Source = source
     if len(source) > number:

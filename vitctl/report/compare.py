@@ -10,8 +10,8 @@ from vitctl.engine.metrics import interval_text, mcnemar
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.answer_table import answers_digest, is_right, read_answers
 from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
-from vitctl.recipe.load import load_recipe
-from vitctl.recipe.neutral_keys import deciding_values, result_neutral, with_added
+from vitctl.recipe.load import leaves, load_recipe
+from vitctl.recipe.neutral_keys import RESULT_NEUTRAL, deciding_values, with_added
 from vitctl.recipe.write import toml_value
 from vitctl.report.result_tables import is_digest
 
@@ -393,7 +393,7 @@ def _recipe_rows(folders: Sequence[Path], digests: list[str]) -> list[tuple[str,
         recipes = [load_recipe(str(folder / RECIPE)).recipe for folder in folders]
     except VitctlError:
         return [(f"recipe_sha256 (a {RECIPE} is missing or invalid)", digests)]
-    tables = [with_added(deciding_values(recipe, result_neutral())) for recipe in recipes]
+    tables = [with_added(deciding_values(recipe, RESULT_NEUTRAL)) for recipe in recipes]
     for table in tables:  # an address overrides the data set of the same section
         for key in [key for key in table if key.endswith(".path") and table[key] != toml_value("")]:
             table.pop(key.removesuffix("path") + "dataset", None)
@@ -426,17 +426,16 @@ def _is_miscounted(metrics: Mapping[str, Any]) -> bool:
     return any(_is_miscounted(inner) for inner in metrics.values() if isinstance(inner, Mapping))
 
 
-def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float | str]:
+def _flat(metrics: Mapping[str, Any]) -> dict[str, float | str]:
     numbers: dict[str, float | str] = {}
-    for name, value in metrics.items():
-        if name == "paper" or (isinstance(value, int) and abs(value) >= 2**63):  # not comparable, see above
+    for path, value in leaves({key: value for key, value in metrics.items() if key != "paper"}):
+        if isinstance(value, int) and abs(value) >= 2**63:  # not comparable, see above
             continue
-        if isinstance(value, Mapping):
-            numbers |= _flat(value, f"{prefix}{name} ")
-        elif isinstance(value, int | float) and not isinstance(value, bool) and name not in _INTEGERS:
-            numbers[prefix + name] = _short(value) if name in _SETTINGS else value
+        name, last = " ".join(path), path[-1]
+        if isinstance(value, int | float) and not isinstance(value, bool) and last not in _INTEGERS:
+            numbers[name] = _short(value) if last in _SETTINGS else value
         elif interval := interval_text(value):
-            numbers[f"{prefix}{name.replace('_interval', '')}, 95 %"] = interval
+            numbers[f"{name.replace('_interval', '')}, 95 %"] = interval
     return numbers
 
 

@@ -22,7 +22,7 @@ from vitctl.jobs.record.result import RunResult, read_result, unverified_bytes
 from vitctl.models.variants import ResNetConfig
 from vitctl.models.weights.weights_file import read_weights, weights_digest
 from vitctl.recipe.load import load_recipe, recipe_names
-from vitctl.recipe.neutral_keys import result_neutral
+from vitctl.recipe.neutral_keys import RESULT_NEUTRAL
 from vitctl.recipe.paper import FIGURE_4_SIZES, RESULTS
 from vitctl.recipe.schema import (
     Evaluate,
@@ -59,7 +59,7 @@ _EXPERIMENTS = re.compile(
 # Keys that may differ in a run that still counts as one of its recipe, beside those that change no number.
 # data.path may not: its images cannot be checked against the data set that the recipe names.
 _FREE = (
-    *(*result_neutral(), "machine.precision", "evaluation.every_steps", "fewshot_probe."),
+    *(*RESULT_NEUTRAL, "machine.precision", "evaluation.every_steps", "fewshot_probe."),
     *("seed", "finetune.seeds", "weights.source"),
 )
 # Values set on the command line for recipes that are for any data set.
@@ -397,9 +397,11 @@ def _accuracies(run: FinishedRun, tuned: str) -> dict[str, Sequence[float]]:
         return {FIVE_SHOT: metrics["by_seed"]["5"]}
     by_task = {f"{VTAB} {name}": row["by_seed"] for name, row in metrics["tasks"].items()}
     means = {VTAB: _mean_by_seed(by_task.values())}
-    for group in GROUPS:
-        rows = [row["by_seed"] for row in metrics["tasks"].values() if row["group"] == group]
-        means[f"{VTAB} {group}"] = _mean_by_seed(rows)
+    rows = metrics["tasks"].values()
+    means |= {
+        f"{VTAB} {group}": _mean_by_seed([row["by_seed"] for row in rows if row["group"] == group])
+        for group in GROUPS
+    }
     return means | by_task
 
 

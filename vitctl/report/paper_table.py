@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from vitctl.data.datasets.vtab import GROUPS
 from vitctl.data.datasets.vtab import VTAB as TASKS
-from vitctl.errors import RecipeError
+from vitctl.errors import RecipeError, refuse
 from vitctl.jobs.plan import plan_training
 from vitctl.models.flops import PEAK_TFLOPS, count_parameters
 from vitctl.models.variants import ViTConfig, variant
@@ -98,10 +98,11 @@ def find_gpu(device: str, mfu: float) -> Gpu:
         RecipeError: the GPU is unknown, or the share lies outside 0..1.
     """
     known = {name.lower(): name for name in PEAK_TFLOPS}
-    if device.lower() not in known:
-        raise RecipeError(f"--device {device}: unknown; known: {', '.join(PEAK_TFLOPS)}")
-    if not 0 < mfu <= 1:
-        raise RecipeError(f"--mfu {mfu:g}: a share of the peak, above 0 and at most 1, e.g. 0.4")
+    refuse(
+        RecipeError,
+        (device.lower() not in known, f"--device {device}: unknown; known: {', '.join(PEAK_TFLOPS)}"),
+        (not 0 < mfu <= 1, f"--mfu {mfu:g}: a share of the peak, above 0 and at most 1, e.g. 0.4"),
+    )
     return Gpu(known[device.lower()], mfu)
 
 
@@ -114,16 +115,20 @@ def cost_of(name: str, gpu: Gpu) -> TrainingCost:
 def result_rows(number: str, targets: tuple[str, ...], ours: OurResults, gpu: Gpu) -> list[ResultRow]:
     """Return the rows of a table of `RESULTS`, with some of its columns."""
     table = RESULTS[number]
-    rows = []
-    for recipe in table.rows:
-        accuracies = tuple(
-            Accuracy(table.value(recipe, t), table.deviation(recipe, t), _ours(number, recipe, t, ours))
-            for t in targets
-            if t in table.columns
+    return [
+        ResultRow(
+            recipe,
+            tuple(
+                Accuracy(table.value(recipe, t), table.deviation(recipe, t), _ours(number, recipe, t, ours))
+                for t in targets
+                if t in table.columns
+            ),
+            cost_of(recipe, gpu),
+            paper_exaflops=RESULTS["6"].exaflops.get(recipe),
+            paper_core_days=RESULTS["2"].core_days.get(recipe),
         )
-        exaflops, core_days = RESULTS["6"].exaflops.get(recipe), RESULTS["2"].core_days.get(recipe)
-        rows.append(ResultRow(recipe, accuracies, cost_of(recipe, gpu), exaflops, core_days))
-    return rows
+        for recipe in table.rows
+    ]
 
 
 def _ours(number: str, recipe: str, column: str, ours: OurResults) -> Ours | None:

@@ -242,20 +242,23 @@ def _corruption_table(metrics: Mapping[str, Any], percent: Percent) -> ResultTab
     return ResultTable("Error by corruption", ("corruption", "error"), rows)
 
 
-def _is_score(numbers: Any) -> bool:
-    return isinstance(numbers, Mapping) and "accuracy" in numbers
-
-
 def _label_table(metrics: Mapping[str, Any], provenance: Mapping[str, Any], percent: Percent) -> ResultTable:
     """A row for each set of labels that the predictions were compared with."""
     sets = {str(provenance.get("labels", "original")): metrics}
-    sets |= {name: numbers for name, numbers in metrics.items() if _is_score(numbers)}
-    rows = []
-    for name, v in sets.items():
-        counts = (f"{v.get('correct', 0):,}", f"{v.get('total', 0):,}")
-        interval = interval_text(v.get("accuracy_interval"))
-        accuracies = (percent(v.get("accuracy")), interval, percent(v.get("top5_accuracy")))
-        rows.append((name, *accuracies, *counts, percent(v.get("majority_class"))))
+    others = {name: numbers for name, numbers in metrics.items() if isinstance(numbers, Mapping)}
+    sets |= {name: numbers for name, numbers in others.items() if "accuracy" in numbers}
+    rows = [
+        (
+            name,
+            percent(v.get("accuracy")),
+            interval_text(v.get("accuracy_interval")),
+            percent(v.get("top5_accuracy")),
+            f"{v.get('correct', 0):,}",
+            f"{v.get('total', 0):,}",
+            percent(v.get("majority_class")),
+        )
+        for name, v in sets.items()
+    ]
     header = ("labels", "accuracy", "95 %", "top-5", "correct", "images", "majority")
     return ResultTable("Accuracy by set of labels", header, rows)
 
@@ -265,10 +268,16 @@ def _fewshot_table(job: str, metrics: Mapping[str, Any], percent: Percent) -> Re
     rows: list[Sequence[str]] = []
     for data_set, by_shots in metrics["data_sets"].items():
         majority = percent(metrics.get("baselines", {}).get(data_set, {}).get("majority_class"))
-        for shots, v in by_shots.items():
-            numbers = [percent(v.get(key)) for key in ("accuracy", "std", "mean_per_class")]
-            last = f"{v['l2']:g}" if "l2" in v else interval_text(v.get("accuracy_interval"))
-            rows.append((data_set, shots, *numbers, majority, last))
+        rows += [
+            (
+                data_set,
+                shots,
+                *(percent(v.get(key)) for key in ("accuracy", "std", "mean_per_class")),
+                majority,
+                f"{v['l2']:g}" if "l2" in v else interval_text(v.get("accuracy_interval")),
+            )
+            for shots, v in by_shots.items()
+        ]
     if (number := len(metrics["data_sets"])) > 1:
         means = metrics["accuracy"].items()
         rows += [(f"mean of {number}", shots, percent(value), "", "", "", "") for shots, value in means]
@@ -292,12 +301,15 @@ def _vtab_table(metrics: Mapping[str, Any], percent: Percent) -> ResultTable:
         values = [_number(column[part].get(name)) for column in paper.values()]
         return ["" if value is None else f"{value:.1%}" for value in values]
 
-    rows: list[Sequence[str]] = []
-    for name, row in metrics["tasks"].items():
-        numbers = [percent(row.get(key)) for key in ("mean", second[1], "majority_class")]
-        rows.append((name, *numbers, *papers("tasks", name)))
-    for name, value in (metrics.get("groups") or {}).items():
-        rows.append((f"group {name}", percent(value), "", "", *papers("groups", name)))
+    shown = ("mean", second[1], "majority_class")
+    rows: list[Sequence[str]] = [
+        (name, *(percent(row.get(key)) for key in shown), *papers("tasks", name))
+        for name, row in metrics["tasks"].items()
+    ]
+    rows += [
+        (f"group {name}", percent(value), "", "", *papers("groups", name))
+        for name, value in (metrics.get("groups") or {}).items()
+    ]
     std = percent(metrics.get("std")) if _has_seeds(metrics) else ""
     means = [f"{column['mean']:.1%}" for column in paper.values()]
     rows.append((metrics.get("label", "mean"), percent(metrics.get("mean")), std, "", *means))
@@ -341,10 +353,11 @@ def _reliability(name: str, bins: Sequence[Mapping[str, Any]]) -> list[Block]:
 
 def _fewshot_chart(name: str, data_sets: Mapping[str, Any]) -> list[Block]:
     """Return the accuracy of each data set against the number of shots, if there are several numbers."""
-    lines = []
-    for colour, (data_set, by_shots) in enumerate(data_sets.items()):
-        curve = tuple(sorted((float(shots), v["accuracy"]) for shots, v in by_shots.items()))
-        lines.append(Line(data_set, curve, colour, dots=True))
+    curves = {
+        data_set: tuple(sorted((float(shots), v["accuracy"]) for shots, v in by_shots.items()))
+        for data_set, by_shots in data_sets.items()
+    }
+    lines = [Line(*curve, colour, dots=True) for colour, curve in enumerate(curves.items())]
     if all(len(line.points) < 2 for line in lines):
         return []
     x = "images per class"
@@ -357,10 +370,18 @@ def _vtab(name: str, metrics: Mapping[str, Any], scores: ResultTable) -> list[Bl
     paper, tasks = metrics.get("paper") or {}, metrics["tasks"]
     means = {task: ("tasks", task, row["mean"]) for task, row in tasks.items()}
     means |= {f"group {of}": ("groups", of, mean) for of, mean in (metrics.get("groups") or {}).items()}
-    dots = []
-    for row, (part, key, value) in means.items():
-        beside = {f"paper, {column}": numbers[part].get(key) for column, numbers in paper.items()}
-        dots.append((row, {"this run": value} | {at: v for at, v in beside.items() if v is not None}))
+    dots = [
+        (
+            row,
+            {"this run": value}
+            | {
+                f"paper, {column}": number
+                for column, numbers in paper.items()
+                if (number := numbers[part].get(key)) is not None
+            },
+        )
+        for row, (part, key, value) in means.items()
+    ]
     source = (
         "" if paper else "The paper has no results on these tasks; Table 9 is about the 19 tasks of VTAB-1k."
     )
@@ -391,12 +412,18 @@ def sweep_blocks(name: str, sweep: SweepRecords) -> list[Block]:
     keys = list(dict.fromkeys(key for row in sweep.rows for key in row["varied"]))
     values = {row["run"]: value for row in sweep.rows if (value := _number(row.get("value"))) is not None}
     best = max(values, key=lambda run: values[run], default="")
-    rows = []
-    for row in sweep.rows:
-        varied = [row["varied"].get(key) for key in keys]
-        numbers = (share(row.get("value")), _plain(row.get("loss")), _plain(row.get("seconds")))
-        note = "highest" if row["run"] == best else ""
-        rows.append((row["run"], *map(_setting, varied), row.get("status", ""), *numbers, note))
+    rows = [
+        (
+            row["run"],
+            *(_setting(row["varied"].get(key)) for key in keys),
+            row.get("status", ""),
+            share(row.get("value")),
+            _plain(row.get("loss")),
+            _plain(row.get("seconds")),
+            "highest" if row["run"] == best else "",
+        )
+        for row in sweep.rows
+    ]
     header = ("run", *keys, "state", "result", "last loss", "seconds", "note")
     made = [table("Runs of this sweep", header, rows)]
     if len(values) > 1:

@@ -12,6 +12,7 @@ from typing import Any
 
 from vitctl.engine.journal import LOG, Record, read_records, write_run_json
 from vitctl.jobs.record.result import read_result
+from vitctl.recipe.load import leaves
 from vitctl.system.figures import BLUE, GREY, SERIES, label_text, new_figure, plain_axes, save_figure
 from vitctl.system.files import write_csv
 
@@ -113,15 +114,13 @@ def _seconds(steps: Sequence[Record]) -> float | None:
     return round(spent, 1) if steps else None
 
 
-def _numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return every number of a result by dotted name."""
-    flat: dict[str, float] = {}
-    for key, value in metrics.items():
-        if isinstance(value, Mapping):
-            flat |= _numbers(value, f"{prefix}{key}.")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            flat[f"{prefix}{key}"] = value
-    return flat
+    return {
+        ".".join(path): value
+        for path, value in leaves(metrics)
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def groups(outcomes: Sequence[Outcome]) -> list[Group]:
@@ -154,10 +153,13 @@ def write_sweep_table(out: Path, outcomes: Sequence[Outcome]) -> None:
     keys = list(dict.fromkeys(key for one in outcomes for key in one.varied))
     numbers = list(dict.fromkeys(name for one in outcomes for name in one.numbers))
     lines: list[list[object]] = [["run", "recipe", *keys, "status", *numbers, "loss", "seconds"]]
-    for one in outcomes:
-        varied = [one.varied.get(key, "") for key in keys]
-        values = [one.numbers.get(name, "") for name in numbers]
-        lines.append([one.run, one.recipe, *varied, one.status, *values, one.loss, one.seconds])
+    lines += [
+        [
+            *(one.run, one.recipe, *(one.varied.get(key, "") for key in keys)),
+            *(one.status, *(one.numbers.get(name, "") for name in numbers), one.loss, one.seconds),
+        ]
+        for one in outcomes
+    ]
     write_csv(out / f"{TABLE}.csv", lines)
 
 

@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 from vitctl.engine.journal import CHECKPOINTS, RECIPE, RESULT, STEP_RECORDS, run_of, step_folders, step_of
-from vitctl.errors import CheckpointError, RecipeError
+from vitctl.errors import CheckpointError, RecipeError, refuse
 from vitctl.jobs.record.result import published_digest
 from vitctl.recipe.load import Loaded, Override, load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
@@ -165,12 +165,14 @@ def _first_and_last(text: str) -> Range:
         raise RecipeError(
             f"--replay {text}: should be a step such as 30, a range such as 1200:1210, any or all"
         ) from None
-    if first < 1:
-        raise RecipeError(f"--replay {text}: steps count from 1")
-    if final < first:
-        raise RecipeError(
-            f"--replay {text}: the first step comes after the last; did you mean {final}:{first}?"
-        )
+    refuse(
+        RecipeError,
+        (first < 1, f"--replay {text}: steps count from 1"),
+        (
+            final < first,
+            f"--replay {text}: the first step comes after the last; did you mean {final}:{first}?",
+        ),
+    )
     return first, final
 
 

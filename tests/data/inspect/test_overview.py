@@ -18,13 +18,13 @@ from vitctl.data.inspect.overview import (
     _MARGIN,
     _TITLE_HEIGHT,
     Cell,
+    cell,
     choose,
     draw_sheet,
     measure,
     save,
     show_augmented,
 )
-from vitctl.data.inspect.overview import show_images as show
 from vitctl.data.shards.index import Index
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item
@@ -75,13 +75,14 @@ def test_draw_sheet__captions_are_written_and_kept_within_their_cell() -> None:
     assert changed[:, 1].min() >= _MARGIN - 1 and changed[:, 1].max() <= _MARGIN + _CELL
 
 
-def test_show_images__of_a_split_with_a_damaged_image(make_split: MakeSplit, tmp_path: Path) -> None:
+def test_draw_sheet__of_a_split_with_a_damaged_image(make_split: MakeSplit, tmp_path: Path) -> None:
     source = ShardSource(make_split(9, bad=(4,)))
-    page = show(source, list(range(9)), columns=4, title="train")
+    page = draw_sheet([cell(source, sample) for sample in range(9)], columns=4, title="train")
     save(page, tmp_path / "sheet.png")
     with Image.open(tmp_path / "sheet.png") as saved:
         assert saved.format == "PNG" and saved.size == page.size
-    whole = show(ShardSource(make_split(9, "whole")), list(range(9)), columns=4, title="train")
+    other = ShardSource(make_split(9, "whole"))
+    whole = draw_sheet([cell(other, sample) for sample in range(9)], columns=4, title="train")
     assert whole.size == page.size and whole.tobytes() != page.tobytes()
 
 

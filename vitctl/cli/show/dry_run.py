@@ -88,9 +88,8 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
         ("model", f"{_model(plan.config)}: {count_parameters(plan.config):,} parameters"),
         ("an image", f"{plan.config.image_size} pixels, forward {_macs(count_macs(plan.config))}"),
         *((name, f"{number:,} images" if number else "size unknown") for name, number in plan.images),
+        *([("trainings", f"{plan.trainings:,}, {plan.steps:,} steps in all")] if plan.trainings else []),
     ]
-    if plan.trainings:
-        rows.append(("trainings", f"{plan.trainings:,}, {plan.steps:,} steps in all"))
     if isinstance(recipe, Fewshot):
         shots, seeds = (", ".join(map(str, many)) for many in (recipe.fewshot.shots, recipe.fewshot.seeds))
         rows.append(("shots", f"{shots} of each class; seeds {seeds}"))

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vitctl.cli.flags import Flags, check_flags, value_of
+from vitctl.cli.flags import Flags, value_of
 from vitctl.cli.run_job import start_command, started_processes
 from vitctl.cli.show.console import CONSOLE, say, show_table
 from vitctl.engine.preemption import stop_on_signals
-from vitctl.errors import RecipeError, writing
+from vitctl.errors import RecipeError, refuse, writing
 from vitctl.launch.cluster import Member
 from vitctl.models.variants import variant
 from vitctl.recipe.load import Override, load_recipe, parse_override
@@ -56,13 +56,19 @@ class BenchOptions:
 
 def check_target(flag: str, file: Path, endings: tuple[str, ...]) -> None:
     """Raise RecipeError if a file has another ending, is a folder, or cannot be written into its folder."""
-    if file.suffix.lower() not in endings:
-        raise RecipeError(f"{flag} {file}: should be the name of a {' or '.join(endings)} file")
-    if file.is_dir():
-        raise RecipeError(f"{flag} {file}: is a folder, should be a file")
     folder = next(path for path in file.absolute().parents if path.exists())
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise RecipeError(f"{flag} {file}: cannot write into the folder {folder}")
+    refuse(
+        RecipeError,
+        (
+            file.suffix.lower() not in endings,
+            f"{flag} {file}: should be the name of a {' or '.join(endings)} file",
+        ),
+        (file.is_dir(), f"{flag} {file}: is a folder, should be a file"),
+        (
+            not (folder.is_dir() and os.access(folder, os.W_OK)),
+            f"{flag} {file}: cannot write into the folder {folder}",
+        ),
+    )
 
 
 def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None) -> None:
@@ -102,7 +108,6 @@ def chosen_recipe(
     Raises:
         RecipeError: no such recipe or model, or it does not train.
     """
-    check_flags({flag: value for flag, (_, value) in flags.items()})
     model, name = (options.names or ("",))[0], options.recipe or DEFAULT_RECIPE
     is_plain = model and options.recipe is None
     overrides = [parse_override(text) for text in options.sets]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vitctl.cli.show.console import CONSOLE, say, show_table
-from vitctl.errors import RecipeError
+from vitctl.errors import RecipeError, refuse
 from vitctl.recipe.paper import OTHERS_SOURCES, RESULTS, VTAB_MODELS
 from vitctl.report.our_results import OurResults, our_results
 from vitctl.report.paper_plot import PLOTS
@@ -78,17 +78,17 @@ def show_paper_tables(
 
 
 def _check_plot(number: str | None, plot: Path) -> None:
-    if number not in PLOTS:
-        raise RecipeError(
+    refuse(
+        RecipeError,
+        (
+            number not in PLOTS,
             f"--plot {plot}: only {', '.join(PLOTS)} can be plotted, e.g. `vitctl recipes table fig5 "
-            f"--plot {plot}`"
-        )
-    if plot.suffix.lower() != ".png":
-        raise RecipeError(f"--plot {plot}: should be the name of a .png file")
-    if not plot.absolute().parent.is_dir():
-        raise RecipeError(f"--plot {plot}: there is no folder {plot.parent}")
-    if not can_plot():
-        raise RecipeError(f"--plot: {NOT_INSTALLED}")
+            f"--plot {plot}`",
+        ),
+        (plot.suffix.lower() != ".png", f"--plot {plot}: should be the name of a .png file"),
+        (not plot.absolute().parent.is_dir(), f"--plot {plot}: there is no folder {plot.parent}"),
+        (not can_plot(), f"--plot: {NOT_INSTALLED}"),
+    )
 
 
 def _show_runs(ours: OurResults, runs: Path) -> None:

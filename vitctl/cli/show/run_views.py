@@ -41,10 +41,18 @@ _FINDING = 12  # letters of the label of a finding
 
 def show_list(lines: Sequence[RunLine], root: Path) -> None:
     """Print a line for each run, the newest first, with its folder relative to `root`."""
-    rows = []
-    for line in lines:
-        about = (str(line.folder.relative_to(root)), line.recipe or "-", line.state)
-        rows.append((*about, _steps(line), _metric(line), _ago(line.when), bytes_text(line.num_bytes)))
+    rows = [
+        (
+            str(line.folder.relative_to(root)),
+            line.recipe or "-",
+            line.state,
+            _steps(line),
+            _metric(line),
+            _ago(line.when),
+            bytes_text(line.num_bytes),
+        )
+        for line in lines
+    ]
     header = ("run", "recipe", "state", "step", "result", "updated", "size")
     show_table(header, rows, left=("recipe", "state"))
     total = bytes_text(sum(line.num_bytes for line in lines))
@@ -289,11 +297,16 @@ def run_and_show(sweep: Sweep, cells: Sequence[SweepCell], folder: Path, metric:
 
 def show_outcomes(outcomes: Sequence[Outcome], metric: str) -> None:
     """Print a line for each run (varied values, metric, last loss, time), then the means over seeds."""
-    rows = []
-    for name, outcome in zip(shared_words([o.run for o in outcomes]), outcomes, strict=True):
-        loss = f"{outcome.loss:.4g}" if outcome.loss is not None else "-"
-        seconds = f"{outcome.seconds:,.0f} s" if outcome.seconds else "-"
-        rows.append((name, outcome.status, _number(outcome.value), loss, seconds))
+    rows = [
+        (
+            name,
+            outcome.status,
+            _number(outcome.value),
+            f"{outcome.loss:.4g}" if outcome.loss is not None else "-",
+            f"{outcome.seconds:,.0f} s" if outcome.seconds else "-",
+        )
+        for name, outcome in zip(shared_words([o.run for o in outcomes]), outcomes, strict=True)
+    ]
     show_table(("run", "status", metric, "loss", "training"), rows, left=("status",))
     seeds = groups(outcomes)
     if any(len(group.values) > 1 for group in seeds):

@@ -218,16 +218,17 @@ def _shard_problems(own: Index, address: str) -> list[_Problem]:
         scan = read_shard(path, own.members)
     except DataError as error:
         return [problem("damaged shard", str(error).removeprefix(f"{path}: "))]
-    problems, rows = [], scan.rows
-    if scan.sha256 != shard.sha256:
-        text = (
-            f"checksum mismatch: index has {shard.sha256[:12]}..., file has {scan.sha256[:12]}...; the file "
-            "changed after it was indexed"
-        )
-        problems.append(problem("other bytes", text))
-    if scan.class_names and scan.class_names != own.class_names:
-        text = "tells other class names than the index, or in another order; index it again"
-        problems.append(problem("other class names", text))
+    other_bytes = (
+        f"checksum mismatch: index has {shard.sha256[:12]}..., file has {scan.sha256[:12]}...; the file "
+        "changed after it was indexed"
+    )
+    other_names = "tells other class names than the index, or in another order; index it again"
+    differences = (
+        (scan.sha256 != shard.sha256, "other bytes", other_bytes),
+        (scan.class_names and scan.class_names != own.class_names, "other class names", other_names),
+    )
+    problems = [problem(kind, text) for differs, kind, text in differences if differs]
+    rows = scan.rows
     if len(rows) != shard.num_samples:
         problems.append(
             problem(

@@ -214,12 +214,20 @@ def write_matches(found: Sequence[Found], path: Path) -> None:
     rows: list[tuple[object, ...]] = [
         ("key", "other_set", "other_key", "kind", "bits", "shard", "set", "label", "other_label")
     ]
-    for one in found:
-        for match in one.matches:
-            kind = "exact" if match.is_exact else "near"
-            keys = sample_key(one.own, match.sample), one.name, sample_key(one.source, match.other)
-            shard = Path(one.own.location(match.sample)).name
-            rows.append((*keys, kind, match.bits, shard, one.own_name, *one.labels(match)))
+    rows += [
+        (
+            sample_key(one.own, match.sample),
+            one.name,
+            sample_key(one.source, match.other),
+            "exact" if match.is_exact else "near",
+            match.bits,
+            Path(one.own.location(match.sample)).name,
+            one.own_name,
+            *one.labels(match),
+        )
+        for one in found
+        for match in one.matches
+    ]
     write_csv(path, rows)
 
 
@@ -301,8 +309,7 @@ def near_pairs(a: np.ndarray, b: np.ndarray, max_bits: int) -> tuple[np.ndarray,
         )
         order = np.argsort(of_b, kind="stable")
         starts = np.searchsorted(of_b[order], np.arange((1 << _CHUNK_BITS) + 1))
-        for mask in masks:
-            keys.append(_near_in_buckets(a, b, of_a ^ mask, order, starts, max_bits))
+        keys += [_near_in_buckets(a, b, of_a ^ mask, order, starts, max_bits) for mask in masks]
     found = np.unique(np.concatenate(keys))
     rows, columns = np.divmod(found, max(1, len(b)))
     return rows, columns, np.bitwise_count(a[rows] ^ b[columns]).astype(np.int64)

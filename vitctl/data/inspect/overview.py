@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -72,15 +72,6 @@ def draw_sheet(cells: Sequence[Cell], *, columns: int, title: str, subtitle: str
         _write(pen, (left, top + _CELL + 5), cell.caption, _INK)
         _write(pen, (left, top + _CELL + 5 + _LINE), cell.remark, _PALE)
     return page
-
-
-def show_images(
-    source: Source, samples: Sequence[int], *, columns: int, title: str, subtitle: str = ""
-) -> Image.Image:
-    """Draw a sheet of images with the names of their classes and their sizes."""
-    return draw_sheet(
-        [cell(source, sample) for sample in samples], columns=columns, title=title, subtitle=subtitle
-    )
 
 
 def show_augmented(
@@ -195,10 +186,6 @@ class Stats:
     aspects: tuple[float, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the statistics as plain values."""
-        return asdict(self)
 
 
 class _Measured(NamedTuple):

@@ -19,7 +19,7 @@ from vitctl.data.shards.tar import ROW, Scan, ShardWriter, escape_key, names_hea
 from vitctl.data.source.order import Order
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item, Originals, read_item
-from vitctl.errors import DataError
+from vitctl.errors import DataError, refuse
 from vitctl.system.files import IMAGE_FILE, atomic_write, inside, lock_alone, no_links, write_text
 from vitctl.system.pool import Done, Progress, counted, run_each, run_tasks
 from vitctl.system.text import breaks_line, one_line
@@ -309,10 +309,14 @@ def _check(items: Sequence[Item], out: Path, class_names: Sequence[str]) -> None
         raise DataError(f"{one_line(str(out))}: has a control character in its name; choose another")
     for name in filter(breaks_line, class_names):
         raise DataError(f"{out}: the class {one_line(name)!r} has a control character in its name; rename it")
-    if out.exists() and not (out / INDEX_FILE).exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out}: exists already, should be a new folder; remove it or choose another name")
-    if not items:
-        raise DataError(f"{out}: no images to write")
+    refuse(
+        DataError,
+        (
+            out.exists() and not (out / INDEX_FILE).exists() and (not out.is_dir() or any(out.iterdir())),
+            f"{out}: exists already, should be a new folder; remove it or choose another name",
+        ),
+        (not items, f"{out}: no images to write"),
+    )
     seen: set[str] = set()
     for item in items:
         if breaks_line(item.key):

@@ -30,7 +30,7 @@ from vitctl.engine.schedule import (
     lanes_of,
     needs_num_images,
 )
-from vitctl.errors import CheckpointError, DataError, RecipeError
+from vitctl.errors import CheckpointError, DataError, RecipeError, refuse
 from vitctl.jobs.inputs.data import (
     SPLITS,
     Inputs,
@@ -189,9 +189,7 @@ def fit_splits(loaded: Loaded) -> FittedSplits:
         if isinstance(recipe, ExportRecipe) and fitted.overrides and not _is_from_flag(loaded, _CALIBRATION):
             fitted.overrides.append(Override(_CALIBRATION, fitting.train, _FLAG))
         return fitted
-    if isinstance(recipe, FrozenRecipe):
-        if recipe.data.datasets or Path(data.path).name in SPLITS:
-            return FittedSplits([], "")
+    if isinstance(recipe, FrozenRecipe) and not (recipe.data.datasets or Path(data.path).name in SPLITS):
         return _both(loaded, recipe.data.train_split or TRAIN, data.eval_split or TEST, found, fitting)
     if isinstance(recipe, Pretrain | Finetune) and data.eval_split:
         return _both(loaded, recipe.data.train_split, data.eval_split, found, fitting)
@@ -610,24 +608,28 @@ def _check_training(recipe: Pretrain | Finetune, inputs: Inputs, nodes: int) -> 
     checked_steps(len(train), s, recipe.machine.processes)
     lanes_of(recipe, recipe.machine.processes)
     recipe.machine.shards(recipe.machine.processes)  # raises where the processes cannot be divided so
+    may_have_several = _may_have_several(train)
+    starts_solved = isinstance(recipe, Finetune) and recipe.finetune.head == "fewshot"
     if recipe.checkpoint.keep_best and not (recipe.evaluation.every_steps and test is not None):
         raise RecipeError(
             "checkpoint.keep_best needs evaluation.every_steps and data.eval_split to find the best one"
         )
     if recipe.evaluation.select_best:
         _check_select_best(recipe)
-    may_have_several = _may_have_several(train)
-    if may_have_several and isinstance(recipe, Finetune) and recipe.finetune.head == "fewshot":
-        raise RecipeError(
+    refuse(
+        RecipeError,
+        (
+            may_have_several and starts_solved,
             f"finetune.head = 'fewshot' needs one label per image, but those of '{recipe.data.train_split}' "
-            f"may have several; set finetune.head = 'zero'"
-        )
-    if may_have_several and recipe.loss.name == "softmax":
-        raise RecipeError(
+            f"may have several; set finetune.head = 'zero'",
+        ),
+        (
+            may_have_several and recipe.loss.name == "softmax",
             f"loss.name = 'softmax' needs one label per image, but those of '{recipe.data.train_split}' "
             f"may have several; "
-            "set loss.name = 'sigmoid'"
-        )
+            "set loss.name = 'sigmoid'",
+        ),
+    )
     for source in (train, *(inputs.tried or ())[:1]):
         corrected(recipe, source)  # raises where these classes cannot be weighted or balanced
     if recipe.evaluation.metric == "f1" and test is not None and _may_have_several(test):
@@ -649,18 +651,23 @@ def _may_have_several(source: Source) -> bool:
 def _check_select_best(recipe: Pretrain | Finetune) -> None:
     """Check that the best checkpoint is kept, and probed if there are few-shot probes."""
     every, saved = recipe.evaluation.every_steps, recipe.checkpoint.every_steps
-    if not recipe.checkpoint.keep_best:
-        raise RecipeError("evaluation.select_best takes the best checkpoint: set checkpoint.keep_best = 1")
-    if not saved or every % saved:
-        raise RecipeError(
+    probed = recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0
+    refuse(
+        RecipeError,
+        (
+            not recipe.checkpoint.keep_best,
+            "evaluation.select_best takes the best checkpoint: set checkpoint.keep_best = 1",
+        ),
+        (
+            not saved or every % saved,
             f"evaluation.select_best needs a checkpoint at every score: checkpoint.every_steps = {saved} "
             f"should divide "
-            f"evaluation.every_steps = {every}"
-        )
-    probed = recipe.fewshot_probe.every_steps if isinstance(recipe, Pretrain) else 0
-    if probed and every % probed:
-        raise RecipeError(
+            f"evaluation.every_steps = {every}",
+        ),
+        (
+            probed and every % probed,
             f"evaluation.select_best reports the few-shot probe of the best checkpoint: "
             f"fewshot_probe.every_steps = {probed} "
-            f"should divide evaluation.every_steps = {every}"
-        )
+            f"should divide evaluation.every_steps = {every}",
+        ),
+    )

@@ -18,7 +18,7 @@ from vitctl.data.source.views import Source, sample_key
 from vitctl.engine.computation import Kernels, choose_kernels, use_kernels
 from vitctl.engine.evaluation import NOT_FINITE, class_logits, image_features, most_likely
 from vitctl.engine.runtime import Computation, Normaliser, alone
-from vitctl.errors import CheckpointError, DataError, LaunchError, RecipeError
+from vitctl.errors import CheckpointError, DataError, LaunchError, RecipeError, refuse
 from vitctl.jobs.inputs.weights import loaded_model, scored_weights, stored_eval_transform
 from vitctl.jobs.record.result import newest_run
 from vitctl.models.build import Model
@@ -240,7 +240,12 @@ class OnnxNetwork:
         self.digest = str(stored.get("weights_sha256", ""))
         self.flip_average = stored.get("flip_average") == "true"
         told = {
-            name: self._parsed(name, stored.get(name, "null")) for name in ("preprocessing", "class_names")
+            name: parse_json(
+                stored.get(name, "null").encode("utf-8", "surrogatepass"),
+                f"{self.path}: {name}",
+                error=CheckpointError,
+            )
+            for name in ("preprocessing", "class_names")
         }
         meta = told["preprocessing"] if isinstance(told["preprocessing"], dict) else {}
         meta |= {"class_names": told["class_names"]} if told["class_names"] else {}
@@ -253,11 +258,6 @@ class OnnxNetwork:
                 f"export --to onnx`"
             ) from None
         return meta
-
-    def _parsed(self, name: str, text: str) -> Any:
-        return parse_json(
-            text.encode("utf-8", "surrogatepass"), f"{self.path}: {name}", error=CheckpointError
-        )
 
     def __call__(self, images: Tensor, *, with_features: bool = False) -> Outputs:
         """Outputs of uint8 images `[B, 3, S, S]`; `[B, 3, H, W]` where it resizes them."""
@@ -492,25 +492,33 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
             f"{weights.source}: an ONNX file holds one set of weights; leave out --weights, --model and "
             f"weights.*"
         )
-    if recipe.evaluation.flip_average:
-        raise RecipeError(
+    refuse(
+        RecipeError,
+        (
+            recipe.evaluation.flip_average,
             f"evaluation.flip_average: {weights.source} averages or not as it was exported; leave it out, or "
-            f"export again with --flip-average"
-        )
-    if machine.engine == "openvino" and machine.device == "cuda":
-        raise RecipeError("machine.engine = 'openvino' computes on a CPU; set machine.device = 'cpu'")
+            f"export again with --flip-average",
+        ),
+        (
+            machine.engine == "openvino" and machine.device == "cuda",
+            "machine.engine = 'openvino' computes on a CPU; set machine.device = 'cpu'",
+        ),
+    )
     device = "cpu" if machine.engine == "openvino" else machine.device
     network = OnnxNetwork(Path(locate(weights.source, fetch)), device, machine.engine)
-    if data.image_size not in (0, network.image_size):
-        raise RecipeError(
+    refuse(
+        RecipeError,
+        (
+            data.image_size not in (0, network.image_size),
             f"data.image_size = {data.image_size}: {weights.source} takes images of {network.image_size} "
-            f"pixels; leave it out"
-        )
-    if machine.precision not in ("auto", "float32"):
-        raise RecipeError(
+            f"pixels; leave it out",
+        ),
+        (
+            machine.precision not in ("auto", "float32"),
             f"machine.precision = '{machine.precision}': {weights.source} has the precision of its export; "
-            f"leave it out"
-        )
+            f"leave it out",
+        ),
+    )
     guessed = network.meta.get("assumed")
     warnings = [f"assumed when the file was exported: {', '.join(guessed)}"] if guessed else []
     sized = recipe.model_copy(update={"data": data.model_copy(update={"image_size": network.image_size})})

@@ -36,7 +36,7 @@ from vitctl.data.source.views import (
     source_text,
     split_sources,
 )
-from vitctl.errors import DataError, RecipeError
+from vitctl.errors import DataError, RecipeError, refuse
 from vitctl.jobs.record.result import data_used
 from vitctl.models.weights.meta import HALF
 from vitctl.recipe.images import FewshotImages, Place, ProbeImages, TrainImages
@@ -149,18 +149,21 @@ def check_order(data: TrainImages, source: Source, seed: int, schedule: Schedule
     Raises:
         RecipeError: one line with what is wrong and what to set.
     """
-    if data.repeats > 1 and schedule.batch_size < 2 * data.repeats:
-        raise RecipeError(
+    refuse(
+        RecipeError,
+        (
+            data.repeats > 1 and schedule.batch_size < 2 * data.repeats,
             f"data.repeats = {data.repeats} needs two images in a batch, and schedule.batch_size is "
-            f"{schedule.batch_size}; set it to at least {2 * data.repeats}"
-        )
+            f"{schedule.batch_size}; set it to at least {2 * data.repeats}",
+        ),
+        (
+            2 * data.lanes > schedule.batch_size and data.lanes > 1,
+            f"data.lanes = {data.lanes} needs two images in each lane, and schedule.batch_size is "
+            f"{schedule.batch_size}; set data.lanes to at most {schedule.batch_size // 2}",
+        ),
+    )
     parts = source.parts if data.mixture and isinstance(source, View) else (source,)
     num_walks = max(1, num_lanes(data, schedule))
-    if 2 * data.lanes > schedule.batch_size and data.lanes > 1:
-        raise RecipeError(
-            f"data.lanes = {data.lanes} needs two images in each lane, and schedule.batch_size is "
-            f"{schedule.batch_size}; set data.lanes to at most {schedule.batch_size // 2}"
-        )
     for part in parts:
         if data.order == "windowed":
             _check_window(data, part, num_walks)
@@ -191,20 +194,21 @@ def _check_cache(data: TrainImages, source: Source, num_walks: int) -> None:
         needed, what = sum(sizes[: 2 * data.order_window_shards * num_walks]), f"two windows of shards{each}"
     else:
         needed, what = sum(sizes), "all shards, which the exact order visits at random,"
-    if data.order == "windowed" and not bound:
-        raise RecipeError(
+    other = "a smaller data.order_window_shards" if data.order == "windowed" else "data.order = 'windowed'"
+    refuse(
+        RecipeError,
+        (
+            data.order == "windowed" and not bound,
             "data.order = 'windowed' reads whole remote shards, and data.cache_gib = 0 keeps none; set it to "
-            f"{needed / _GIB:.3g} or more"
-        )
-    if 0 < bound < needed:
-        other = (
-            "a smaller data.order_window_shards" if data.order == "windowed" else "data.order = 'windowed'"
-        )
-        raise RecipeError(
+            f"{needed / _GIB:.3g} or more",
+        ),
+        (
+            0 < bound < needed,
             f"data.cache_gib = {data.cache_gib:g} is too small: {what} need {needed / _GIB:.3g}, and evicted "
             f"shards are "
-            f"downloaded again and again; raise it, set {other}, or data.cache_gib = 0 to read single images"
-        )
+            f"downloaded again and again; raise it, set {other}, or data.cache_gib = 0 to read single images",
+        ),
+    )
 
 
 def _check_entropy(data: TrainImages, source: Source, seed: int, schedule: Schedule) -> None:
@@ -263,29 +267,31 @@ def sampling_notes(data: TrainImages, source: Source) -> list[str]:
     notes = []
     if data.mixture and isinstance(source, View):
         counts = quotas([part.weight for part in data.mixture])
-        for part, images, count in zip(data.mixture, source.parts, counts, strict=True):
+        for given, images, count in zip(data.mixture, source.parts, counts, strict=True):
             share, total = count / sum(counts), len(images)
             notes.append(
-                f"mixture: {share:.2%} of the images from {part.path} ({total:,} images, "
+                f"mixture: {share:.2%} of the images from {given.path} ({total:,} images, "
                 f"{share * len(source) / total:.3g} "
                 "times as often as by its size)"
             )
-    for own in source.parts if data.mixture and isinstance(source, View) else (source,):
-        if repeated := num_repeated(own):
-            notes.append(f"'{data.train_split}' takes {count_text(repeated, 'image')} twice")
-    if data.subset_images or data.subset_fraction < 1:
-        notes.append(
-            f"a random subset of {count_text(len(source), 'image')} (data.subset_seed = {data.subset_seed})"
-        )
-    if data.repeats > 1:
-        num_images = -(-len(source) // data.repeats)
-        notes.append(
+    notes += [
+        f"'{data.train_split}' takes {count_text(repeated, 'image')} twice"
+        for part in (source.parts if data.mixture and isinstance(source, View) else (source,))
+        if (repeated := num_repeated(part))
+    ]
+    is_remote = any(split.index.is_remote for split in split_sources(source))
+    some = f"a random subset of {count_text(len(source), 'image')} (data.subset_seed = {data.subset_seed})"
+    different = count_text(-(-len(source) // data.repeats), "different image")
+    more = (
+        (data.subset_images or data.subset_fraction < 1, some),
+        (
+            data.repeats > 1,
             f"repeated augmentation: each image {data.repeats} times in a batch, so an epoch of "
-            f"{len(source):,} has {count_text(num_images, 'different image')}"
-        )
-    if any(split.index.is_remote for split in split_sources(source)):
-        notes.append(f"remote shards, read {_READING[data.order, data.cache_gib > 0]}")
-    return notes
+            f"{len(source):,} has {different}",
+        ),
+        (is_remote, f"remote shards, read {_READING[data.order, data.cache_gib > 0]}"),
+    )
+    return notes + [text for is_so, text in more if is_so]
 
 
 _READING = {

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import IO
 
@@ -77,14 +78,11 @@ def find_images(
     if missing is not None:
         missing += map(str, errors)
     sources: list[Source] = []
-    files: list[str] = []
-    for one in [*found, None]:
-        if isinstance(one, str):
-            files.append(one)
-            continue
-        sources += [ImageFiles(files)] if files else []
-        sources += [one] if one is not None else []
-        files = []
+    for is_file, group in groupby(found, lambda one: isinstance(one, str)):
+        if is_file:
+            sources.append(ImageFiles([str(name) for name in group]))
+        else:
+            sources += [source for source in group if not isinstance(source, str)]
     if not sources:
         raise DataError(f"{', '.join(inputs) or 'an empty list'}: no images there")
     return sources
@@ -94,14 +92,15 @@ def some_names(sources: Sequence[Source], count: int) -> list[str]:
     """Return the names of the first images, at most `count` of each source; of shards one, which has to be
     read.
     """
-    names: list[str] = []
-    for source in sources:
-        names += (
+    return [
+        name
+        for source in sources
+        for name in (
             source.names[:count]
             if isinstance(source, ImageFiles)
             else [sample_key(source, 0)] * bool(len(source))
         )
-    return names
+    ]
 
 
 def _one(text: str, place: Place, split: str, note: Note) -> Sequence[Source | str]:

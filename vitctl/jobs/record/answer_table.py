@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.data.datasets.readers.table import need_pyarrow, open_parquet, parquet_dicts
-from vitctl.errors import CheckpointError, DataError
+from vitctl.errors import CheckpointError, DataError, refuse
 from vitctl.system.files import TABLE, atomic_write, parsing, read_bytes, write_csv
 from vitctl.system.text import csv_cell, printable
 
@@ -26,10 +26,17 @@ def check_place(path: Path) -> list[str]:
     Returns:
         a warning if earlier answers will be replaced.
     """
-    if not path.parent.is_dir():
-        raise DataError(f"{path}: the folder {path.parent} does not exist; create it, or name another")
-    if os.path.lexists(path) and not path.is_file():
-        raise DataError(f"{path}: is not a regular file; give the name of a .csv or .parquet file")
+    refuse(
+        DataError,
+        (
+            not path.parent.is_dir(),
+            f"{path}: the folder {path.parent} does not exist; create it, or name another",
+        ),
+        (
+            os.path.lexists(path) and not path.is_file(),
+            f"{path}: is not a regular file; give the name of a .csv or .parquet file",
+        ),
+    )
     if path.suffix == PARQUET:
         need_pyarrow(path)
     if not path.is_file():

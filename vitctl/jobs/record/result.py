@@ -36,7 +36,7 @@ from vitctl.engine.journal import (
 )
 from vitctl.engine.metrics import METRICS
 from vitctl.errors import CheckpointError, RecipeError
-from vitctl.recipe.neutral_keys import deciding_values, result_neutral
+from vitctl.recipe.neutral_keys import RESULT_NEUTRAL, deciding_values
 from vitctl.recipe.schema import Recipe
 from vitctl.recipe.sections import weights_choice
 from vitctl.recipe.write import written_name
@@ -148,7 +148,7 @@ def with_recipe(result: RunResult, recipe: Recipe) -> RunResult:
     used = result.provenance
     resolved = {key: used[name] for key, name in _RESOLVED.items() if name in used}
     return replace(
-        result, provenance=used | {"recipe_sha256": recipe_digest(recipe, result_neutral(), resolved)}
+        result, provenance=used | {"recipe_sha256": recipe_digest(recipe, RESULT_NEUTRAL, resolved)}
     )
 
 
@@ -284,21 +284,20 @@ class ChosenWeights:
     @property
     def text(self) -> str:
         """Return one line for the screen."""
-        said = ["the Polyak average"] if self.averaged else []
-        if self.how != _GIVEN:
-            scored = f", {self.metric} {self.accuracy:.2%}" if self.accuracy is not None else ""
-            of = {"last": "the last checkpoint", "best": "the best checkpoint kept"}.get(
-                self.how, "the checkpoint"
-            )
-            chosen = "the checkpoint chosen when the run started" if self.was_pinned else of
-            said.append(f"{chosen}, step {self.step}{scored}")
-        if self.unfinished:
-            said.append("of a run that is not finished")
-        if self.better:
-            step, score = self.better
-            better = f"step {step}, {self.metric} {score:.2%}"
-            said.append(f"a better checkpoint is kept: {better}: --weights best uses it")
-        return "; ".join([*said, *(f"skipped: {problem}" for problem in self.damaged)])
+        scored = f", {self.metric} {self.accuracy:.2%}" if self.accuracy is not None else ""
+        of = {"last": "the last checkpoint", "best": "the best checkpoint kept"}
+        start = "the checkpoint chosen when the run started"
+        chosen = start if self.was_pinned else of.get(self.how, "the checkpoint")
+        step, score = self.better or (0, 0.0)
+        better = f"step {step}, {self.metric} {score:.2%}"
+        parts = (
+            (self.averaged, "the Polyak average"),
+            (self.how != _GIVEN, f"{chosen}, step {self.step}{scored}"),
+            (self.unfinished, "of a run that is not finished"),
+            (self.better, f"a better checkpoint is kept: {better}: --weights best uses it"),
+            *((True, f"skipped: {problem}") for problem in self.damaged),
+        )
+        return "; ".join(text for is_so, text in parts if is_so)
 
 
 def choose_weights(
@@ -485,10 +484,7 @@ def _is_whole(folder: Path, by_size: bool) -> bool:
 
 def selects_best(run: Path) -> bool:
     """Return whether the best checkpoint of a run represents it, instead of the last."""
-    try:
-        evaluation = read_toml(run / RECIPE, error=RecipeError)[0].get("evaluation")
-    except RecipeError:
-        return False
+    evaluation = _fields_of(run / RECIPE).get("evaluation")
     names = ("select_best", "early_stopping")  # the second in recipes of earlier releases
     return isinstance(evaluation, dict) and any(bool(evaluation.get(name, False)) for name in names)
 
@@ -593,10 +589,11 @@ def _passed_over(runs: Path, jobs: tuple[str, ...], since: float) -> list[str]:
             result = read_result(folder)
             if result is None or result.status != "done":
                 passed.append(f"{folder} ({result.status if result else 'not finished'})")
-    for file in sorted(runs.glob(f"*/*/{RESULT}")):
-        if _fields_of(file.parent / RECIPE).get("job") in jobs and file.stat().st_mtime > since:
-            passed.append(f"{file.parent} (deeper than {runs}/NAME)")
-    return passed
+    return passed + [
+        f"{file.parent} (deeper than {runs}/NAME)"
+        for file in sorted(runs.glob(f"*/*/{RESULT}"))
+        if _fields_of(file.parent / RECIPE).get("job") in jobs and file.stat().st_mtime > since
+    ]
 
 
 def _touched(folder: Path) -> float:
