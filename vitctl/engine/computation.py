@@ -290,9 +290,14 @@ def computed(runtime: Runtime) -> dict[str, Any]:
 
 
 def computed_training(recipe: TrainRecipe, runtime: Runtime) -> dict[str, Any]:
-    """Return the same for a training, which with lanes has its own number of threads on a CPU."""
+    """Return the same for a training, which may be sharded, and with lanes has its own number of threads on a
+    CPU.
+    """
     own = computed(runtime)
-    return own | ({"threads": recipe.schedule.threads} if recipe.schedule.lanes and "threads" in own else {})
+    if recipe.schedule.lanes and "threads" in own:
+        own["threads"] = recipe.schedule.threads
+    sharding = getattr(recipe.machine, "sharding", "none")
+    return own | ({} if sharding == "none" else {"sharding": sharding})
 
 
 def versions() -> dict[str, str]:

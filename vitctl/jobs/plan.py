@@ -517,7 +517,12 @@ def _counted(data: Place, split: str) -> _Size:
     place = data.path or (str(Path(data.root) / find_data_set(data.dataset).name) if data.dataset else "")
     parts = trained.mixture if trained else ()
     if parts or (place and locate_splits(place, split, makes_index=bool(data.path))):
-        source = open_train(trained, None) if trained else open_recipe_split(data, split, None)
+        # The names of remote images, which decide what a range holds, are in shards that are not read here.
+        counted = any(is_remote(at) for at in (place, *(part.path for part in parts)))
+        if trained:
+            source = open_train(trained, None, counted_only=counted)
+        else:
+            source = open_recipe_split(data, split, None, counted_only=counted)
         shown = f"a mixture of {len(parts)} sources" if parts else place
         notes = _group_notes(data, split, source)
         notes += sampling_notes(trained, source) if trained else []

@@ -212,7 +212,8 @@ class ShardedMachine(TrainMachine):
         return self._refusing(
             (
                 self.sharding == "hsdp" and self.sharding_replicas == 1,
-                "sharding = 'hsdp' needs sharding_replicas, such as the number of nodes",
+                "sharding = 'hsdp' needs sharding_replicas of at least 2, such as the number of nodes; on "
+                "one node, set sharding = 'fsdp'",
             ),
             (
                 idle and not self.divides_model,

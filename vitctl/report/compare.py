@@ -122,6 +122,7 @@ FACTS = (
     Fact("device_name", "show", "as device"),
     Fact("hardware", "show", "as device: instructions of the processor; driver and libraries of a GPU"),
     Fact("processes", "show", "as device"),
+    Fact("sharding", "show", "as device"),
     Fact("versions", "show", "another release may sum in another order; decoders agree to one step of 255"),
     Fact(
         "recipe_sha256",
@@ -303,7 +304,9 @@ def _recorded(result: RunResult) -> dict[str, Any]:
 
     In a table of tasks, the keys that each task records count as recorded.
     """
-    usual = {"flip_average": False} | ({} if result.job == "probe" else {"temperature": 1.0})
+    usual: dict[str, Any] = {"flip_average": False, "sharding": "none"} | (
+        {} if result.job == "probe" else {"temperature": 1.0}
+    )
     recorded = usual | dict(result.provenance)
     size, resize = recorded.get("image_size"), recorded.get("eval_resize")
     if size and resize is not None:

@@ -92,6 +92,7 @@ def open_split(
     cache_bytes: int = 0,
     whole: bool = True,
     group_by: str = "",
+    counted_only: bool = False,
 ) -> Source:
     """Open the images of a split, by number.
 
@@ -112,6 +113,7 @@ def open_split(
         cache_bytes: bound of the cache of remote shards; 0 reads single images.
         whole: refuse splits of a known set that lack some of its images.
         group_by: keeps images that belong together on one side of a split, see `group_names`.
+        counted_only: see `select`.
 
     Returns:
         the samples, numbered from 0: `len`, `class_names`, `labels`, `key` and `read`. It travels to other
@@ -129,7 +131,7 @@ def open_split(
         split = in_vtab1k(split, find_data_set(dataset).name)
     try:
         sources = {name: place.open(cache_bytes) for name, place in splits.items() if name in split}
-        chosen = select(split, sources, folder, group_by)
+        chosen = select(split, sources, folder, group_by, counted_only=counted_only)
     except DataError as error:
         if any(name in split for name in splits):
             raise

@@ -5,7 +5,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -87,7 +87,14 @@ def resolve(spec: str, sizes: Mapping[str, int], place: str = "the data") -> lis
     return parts
 
 
-def select(spec: str, sources: Mapping[str, Source], place: str = "the data", group_by: str = "") -> Source:
+def select(
+    spec: str,
+    sources: Mapping[str, Source],
+    place: str = "the data",
+    group_by: str = "",
+    *,
+    counted_only: bool = False,
+) -> Source:
     """Select the samples of a split expression.
 
     A whole split is in storage order; a range is selected, and ordered, in md5 order of the keys.
@@ -99,12 +106,15 @@ def select(spec: str, sources: Mapping[str, Source], place: str = "the data", gr
         place: of the data set, for messages.
         group_by: what images belong together, see `group_names`: a range then has whole groups, as many as
             give it nearest to the wanted number of images. Groups with several classes count for the rarest.
+        counted_only: a range has the right number of images of each class, but others: those in storage
+            order, so that no names are read. Not with `group_by`.
 
     Raises:
         DataError: as `resolve` and `group_names`; or nothing is selected.
     """
     sizes = {name: len(source) for name, source in sources.items()}
-    chosen = [_chosen(part, sources[part.split], group_by) for part in _parts(spec, sizes, place)]
+    orders = _storage_order if counted_only else _order_of
+    chosen = [_chosen(part, sources[part.split], group_by, orders) for part in _parts(spec, sizes, place)]
     if not all(len(source) for source in chosen):
         raise DataError(
             f"split {spec!r} selects none of the {sum(sizes.values()):,} images; add images, or set another "
@@ -127,7 +137,9 @@ def num_repeated(source: Source) -> int:
     return repeated
 
 
-def _chosen(part: Part, source: Source, group_by: str) -> Source:
+def _chosen(
+    part: Part, source: Source, group_by: str, order_of: Callable[[Source, str], np.ndarray]
+) -> Source:
     if group_by and (part.start, part.stop) != (0, 100 if part.each else len(source)):
         groups, names = _numbered(group_names(source, group_by))
         if len(names) in (1, len(source)):
@@ -143,11 +155,15 @@ def _chosen(part: Part, source: Source, group_by: str) -> Source:
         order = _order_of(source, part.split)
         return subset(source, order[chosen[order]])
     if part.each:
-        order = _order_of(source, part.split)
+        order = order_of(source, part.split)
         return subset(source, _of_each_class(order, source.labels(), part.start, part.stop))
     if (part.start, part.stop) == (0, len(source)):
         return source
-    return subset(source, _order_of(source, part.split)[part.start : part.stop])
+    return subset(source, order_of(source, part.split)[part.start : part.stop])
+
+
+def _storage_order(source: Source, _split: str) -> np.ndarray:
+    return np.arange(len(source))
 
 
 def _numbered(names: Sequence[str]) -> tuple[np.ndarray, list[str]]:

@@ -52,13 +52,16 @@ _LEAST_ENTROPY = 0.8  # relative to a random draw; shuffled shards stay within a
 _GIB = 2**30
 
 
-def open_recipe_split(place: Place, split: str, scratch: Path | None) -> Source:
+def open_recipe_split(
+    place: Place, split: str, scratch: Path | None, *, counted_only: bool = False
+) -> Source:
     """Open a split of a recipe's [data], of its classes.
 
     Args:
         place: [data].
         split: a split expression.
         scratch: where data sets that come with vitctl are generated if they are missing; None: not at all.
+        counted_only: for a plan, see `select`.
     """
     source = open_split(
         split,
@@ -68,11 +71,12 @@ def open_recipe_split(place: Place, split: str, scratch: Path | None) -> Source:
         scratch=scratch,
         cache_bytes=int(place.cache_gib * _GIB),
         group_by=place.group_by,
+        counted_only=counted_only,
     )
     return of_classes(source, place.classes) if place.classes else source
 
 
-def open_train(data: TrainImages, scratch: Path | None) -> Source:
+def open_train(data: TrainImages, scratch: Path | None, *, counted_only: bool = False) -> Source:
     """Open the images of data.train_split, of each source of a mixture, cut down to the subset that [data]
     asks for.
 
@@ -80,7 +84,8 @@ def open_train(data: TrainImages, scratch: Path | None) -> Source:
         DataError: data is missing, or the sources of a mixture have other classes.
     """
     places = [data.model_copy(update={"path": part.path, "dataset": ""}) for part in data.mixture] or [data]
-    sources = [open_recipe_split(place, data.train_split, scratch) for place in places]
+    split = data.train_split
+    sources = [open_recipe_split(place, split, scratch, counted_only=counted_only) for place in places]
     sources = [_subset(data, source) for source in sources]
     return concat(sources) if data.mixture else sources[0]
 
