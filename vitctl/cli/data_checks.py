@@ -164,10 +164,12 @@ def _duplicates(
     from vitctl.data.source.stores import ShardSource
 
     sources = {split: ShardSource(index) for split, (_, index) in reports.items()}
-    repeated = [(split, split, report.repeated) for split, (report, _) in reports.items()]
-    repeated += [
-        (first, second, tuple(shared(reports[first][0].digests, reports[second][0].digests)))
-        for first, second in combinations(reports, 2)
+    repeated = [
+        *((split, split, report.repeated) for split, (report, _) in reports.items()),
+        *(
+            (first, second, tuple(shared(reports[first][0].digests, reports[second][0].digests)))
+            for first, second in combinations(reports, 2)
+        ),
     ]
     notes, contradictions = list[str](), list[str]()
     excluded = {
@@ -504,9 +506,11 @@ def _dedup_within(
     for matches, match in pairs[:_SHOWN_PAIRS]:
         left, right = (label or "no label" for label in matches.labels(match))
         keys = sample_key(matches.own, match.sample), sample_key(matches.source, match.other)
-        about = ["identical" if match.is_exact else f"{match.bits} bits apart"]
-        about += ["different labels"] if matches.has_other_label(match) else []
-        about += ["on different sides of the split"] if matches.own_name != matches.name else []
+        about = [
+            "identical" if match.is_exact else f"{match.bits} bits apart",
+            *(["different labels"] if matches.has_other_label(match) else []),
+            *(["on different sides of the split"] if matches.own_name != matches.name else []),
+        ]
         names = one_line(f"{keys[0]} ({left}) and {keys[1]} ({right})")
         say(f"  {names}: {', '.join(about)}")
     target = free_folder(report or folder.parent / f"{folder.resolve().name}-dedup")

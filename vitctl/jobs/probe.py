@@ -229,8 +229,13 @@ def _linear(
         key=lambda at: (shares[at[0]][at[1]], -at[0], -p.lrs[at[1]]),
     )
     by_head = {head.name: of_head for head, of_head in zip(heads, shares, strict=True)}
-    more = {"head": heads[at[0]].name, "lr": p.lrs[at[1]], "held_out_accuracy": shares[at[0]][at[1]]}
-    more |= {"num_held_out": len(answers), "held_out_by_head": by_head}
+    more = {
+        "head": heads[at[0]].name,
+        "lr": p.lrs[at[1]],
+        "held_out_accuracy": shares[at[0]][at[1]],
+        "num_held_out": len(answers),
+        "held_out_by_head": by_head,
+    }
     return heads[at[0]], layers[at[0]][at[1]], more
 
 
@@ -260,8 +265,14 @@ def keep(path: Path, frozen: Frozen, one: FewshotSet, layer: Tensor, body: Confi
         for name, tensor in frozen.model.state_dict().items()
         if not name.startswith(("head.", "mask_embedding"))
     } | {"head.weight": head[:-1].T, "head.bias": head[-1]}
-    said = {"mean": meta["mean"], "std": meta["std"], "loss": "softmax"} | stated(meta)
-    said |= shown(frozen.transform) | {"class_names": list(one.train.class_names)}
+    said = {
+        "mean": meta["mean"],
+        "std": meta["std"],
+        "loss": "softmax",
+        **stated(meta),
+        **shown(frozen.transform),
+        "class_names": list(one.train.class_names),
+    }
     return save_weights(path, state, config, said)
 
 

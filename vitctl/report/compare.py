@@ -204,30 +204,32 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
             del numbers[name]  # lower than on other images
     names = dict.fromkeys(name for numbers in flat for name in numbers)
     reasons = [
-        f"{folder}: {reason}"
-        for folder, result in zip(folders[1:], results[1:], strict=True)
-        for reason in _reasons(folders[0], results[0], result)
-        if "failed" not in (result.status, results[0].status)
-    ]
-    reasons += [
-        f"{folder}: its accuracy is not correct / total; result.json was changed"
-        for folder, r in zip(folders, results, strict=True)
-        if _is_miscounted(r.metrics)
-    ]
-    reasons += [
-        f"{folder}: {unverified}"
-        for folder, r in zip(folders, results, strict=True)
-        if r.status == "done" and (unverified := unverified_bytes(r))
-    ]
-    reasons += [
-        f"{folder}: was resumed with a change ({_in_words(r.provenance['changed_on_purpose'])})"
-        for folder, r in zip(folders, results, strict=True)
-        if r.provenance.get("changed_on_purpose")
-    ]
-    reasons += [
-        f"{folder}: is {r.status}, not done{': ' + r.error if r.error else ''}"
-        for folder, r in zip(folders, results, strict=True)
-        if r.status != "done"
+        *(
+            f"{folder}: {reason}"
+            for folder, result in zip(folders[1:], results[1:], strict=True)
+            for reason in _reasons(folders[0], results[0], result)
+            if "failed" not in (result.status, results[0].status)
+        ),
+        *(
+            f"{folder}: its accuracy is not correct / total; result.json was changed"
+            for folder, r in zip(folders, results, strict=True)
+            if _is_miscounted(r.metrics)
+        ),
+        *(
+            f"{folder}: {unverified}"
+            for folder, r in zip(folders, results, strict=True)
+            if r.status == "done" and (unverified := unverified_bytes(r))
+        ),
+        *(
+            f"{folder}: was resumed with a change ({_in_words(r.provenance['changed_on_purpose'])})"
+            for folder, r in zip(folders, results, strict=True)
+            if r.provenance.get("changed_on_purpose")
+        ),
+        *(
+            f"{folder}: is {r.status}, not done{': ' + r.error if r.error else ''}"
+            for folder, r in zip(folders, results, strict=True)
+            if r.status != "done"
+        ),
     ]
     recorded = [_recorded(result) for result in results]
     return Comparison(

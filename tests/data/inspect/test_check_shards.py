@@ -24,7 +24,7 @@ def test_verify_index__a_good_split(make_split: MakeSplit, choice: str, num_deco
     report = verify_index(make_split(20), decode_images=choice, progress=lambda *call: calls.append(call))
     assert report.problems == ()
     assert report.num_problems == 0
-    assert (report.num_samples, report.num_decoded, report.num_unlabelled) == (20, num_decoded, 0)
+    assert (report.num_samples, report.num_decoded) == (20, num_decoded)
     assert report.class_counts == (7, 7, 6)
     shards = 3 if choice != "sample" else 0  # which reads none whole
     assert calls == [(done, shards + num_decoded) for done in range(1, shards + 1 + num_decoded)]

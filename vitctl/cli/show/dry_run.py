@@ -103,8 +103,11 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
         rows.append(("memory", text + ", on the main process" * bool(peers)))
         rows += [("", f"{others} on each other process")] * bool(peers)
         rows.append(("cache", f"{features} on disk; as much page cache, which others may take"))
-    rows += [(f"{name} drawn", f"{count_text(number, 'image')} for each seed") for name, number in plan.drawn]
-    rows += [("computation", _work(plan.flops, recipe.machine)), ("run folder", str(run_dir))]
+    rows += [
+        *((f"{name} drawn", f"{count_text(number, 'image')} for each seed") for name, number in plan.drawn),
+        ("computation", _work(plan.flops, recipe.machine)),
+        ("run folder", str(run_dir)),
+    ]
     show_table((f"{recipe.job}", loaded.name), rows, left=None)
     for note in plan.notes:
         CONSOLE.print(escape(f"note: {note}"))
@@ -326,6 +329,6 @@ def _model(config: Config) -> str:
             f"width {config.hidden_size}",
             f"MLP {config.mlp_size}",
             f"{config.num_heads} heads",
+            f"{grid} patches of {config.patch_size} {of}",
         ]
-        words += [f"{grid} patches of {config.patch_size} {of}"]
     return ", ".join(words)

@@ -12,7 +12,7 @@ import numpy as np
 from vitctl.data.datasets.catalog import find_data_set
 from vitctl.data.images.decode import BadSample, decode
 from vitctl.data.inspect.duplicates import MATCHES
-from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, find_splits, has_label
+from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, find_splits
 from vitctl.data.shards.tar import padded, read_shard
 from vitctl.data.source.splits import DIGEST, changed_images, image_digest
 from vitctl.data.source.splits import FILE as EXCLUDED
@@ -38,7 +38,6 @@ class Report:
         num_samples: in the split.
         num_decoded: images that were decoded, successfully or not.
         class_counts: samples of each class, in label order.
-        num_unlabelled: samples with label -1.
         num_problems: all problems.
         problems: one line each, the first hundred.
         kinds: problems by file and kind.
@@ -49,7 +48,6 @@ class Report:
     num_samples: int
     num_decoded: int
     class_counts: tuple[int, ...]
-    num_unlabelled: int
     num_problems: int
     problems: tuple[str, ...]
     kinds: tuple["Kind", ...]
@@ -124,7 +122,6 @@ def verify_index(
         num_samples=index.num_samples,
         num_decoded=num_images * decodes,
         class_counts=tuple(counts.tolist()),
-        num_unlabelled=int((~has_label(labels)).sum()),
         num_problems=len(problems),
         problems=tuple(problem.line for problem in problems[:_SHOWN_PROBLEMS]),
         kinds=tuple(Kind(*name, len(group), group[0].member) for name, group in groups.items()),

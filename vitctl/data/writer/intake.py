@@ -119,10 +119,12 @@ class Intake:
         """Write the whole list as a table: file, what became of it, why."""
         path.parent.mkdir(parents=True, exist_ok=True)
         listed = {one.name for one in self.left_out}
-        rows = [("file", "what", "reason")]
-        rows += [(one.name, "left out", one.reason) for one in self.left_out]
-        rows += [(one.name, "bad", one.reason) for one in self.bad if one.name not in listed]
-        rows += [(name, "converted", CONVERSION) for name in self.converted]
+        rows = [
+            ("file", "what", "reason"),
+            *((one.name, "left out", one.reason) for one in self.left_out),
+            *((one.name, "bad", one.reason) for one in self.bad if one.name not in listed),
+            *((name, "converted", CONVERSION) for name in self.converted),
+        ]
         write_csv(path, rows)
 
 
@@ -248,9 +250,11 @@ def _sorted_out(
             items.append(replace(item, label=new[item.label]))
         else:
             dropped.append(LeftOut(name, "class dropped"))
-    notes = [originals.source]
-    notes += [f"{count_text(len(wrong), 'bad image')} left out"] if wrong else []
-    notes += [f"{num_converted:,} {CONVERSION}"] if num_converted else []
+    notes = [
+        originals.source,
+        *([f"{count_text(len(wrong), 'bad image')} left out"] if wrong else []),
+        *([f"{num_converted:,} {CONVERSION}"] if num_converted else []),
+    ]
     rest = replace(
         originals,
         items=items,
