@@ -11,8 +11,11 @@ from PIL import Image
 
 from tests.cli.conftest import Vitctl, words
 from tests.conftest import TINY
+from tests.data.conftest import CLASSES, make_items
+from tests.data.server import Faults, serving
 from vitctl.cli.run_job import launch_config
 from vitctl.cli.show.console import CONSOLE
+from vitctl.data.writer.shard_writer import write_split
 from vitctl.errors import LaunchError
 from vitctl.jobs import plan
 from vitctl.launch.cluster import Member
@@ -200,6 +203,21 @@ def test_dry_run__an_address_without_an_answer_is_not_waited_for(
     )
 
 
+def test_dry_run__of_remote_shards_without_a_test_split_reads_no_shard(
+    vitctl: Vitctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names, which decide what is held out, are in the shards; the number of images is not."""
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    write_split(make_items(20), tmp_path / "set/train", CLASSES, seed=0, source_text="noise")
+    faults = Faults()
+    with serving(tmp_path / "set", faults) as url:
+        said = vitctl("pretrain", "--recipe", TINY, "--data", url, "--epochs", 2, "--dry-run")
+    assert (said.code, said.err) == (0, "")
+    assert "17 images, 3 classes" in said.out
+    assert {path.rpartition("/")[2] for path, _ in faults.asked} >= {"index.json", "samples.npy"}
+    assert not any(path.endswith(".tar") for path, _ in faults.asked)
+
+
 def test_dry_run__weights_far_away_are_not_fetched(
     vitctl: Vitctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -227,6 +245,21 @@ def test_dry_run__weights_far_away_are_not_fetched(
         assert f"note: weights from {source}, not downloaded yet: assumed to be a B/16" in said.out
     assert asked == []
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("ask", [["--dry-run"], []])
+def test_pretrain__one_process_is_not_sharded(
+    vitctl: Vitctl, tiny_data: Path, tmp_path: Path, ask: list[str]
+) -> None:
+    """The plan refuses it like the run, and a resume leaves the run as it was."""
+    line = ("pretrain", "--recipe", TINY, "--data", tiny_data, "--out", tmp_path / "run", "--steps", 2)
+    if not ask:
+        assert vitctl(*line).code == 0
+    before = sorted((path, path.read_bytes()) for path in tmp_path.rglob("*") if path.is_file())
+    said = vitctl(*line, *ask, "--set", "machine.sharding=fsdp")
+    assert said.code == 2
+    assert "there is one; give --processes" in said.err
+    assert sorted((path, path.read_bytes()) for path in tmp_path.rglob("*") if path.is_file()) == before
 
 
 def test_pretrain__synthetic_needs_no_data(vitctl: Vitctl) -> None:

@@ -626,6 +626,8 @@ def _reason(error: Exception) -> str:
         return os.strerror(code)
     if isinstance(error, SafetensorError | OSError | CheckpointError):
         return str(error)
+    if isinstance(error, RuntimeError) and ("gloo" in str(error) or "NCCL" in str(error)):
+        return "another process did not answer"  # the cause is that process's
     return f"{type(error).__name__}: {error}"
 
 

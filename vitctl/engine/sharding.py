@@ -71,14 +71,9 @@ def shard_as(
             f"machine.sharding_dtype = 'bf16': this run computes in {runtime.precision}, and would lose "
             f"precision; set machine.precision to 'bf16' or machine.sharding_dtype to 'float32'"
         )
-    if runtime.num_processes == 1:
-        raise LaunchError(
-            f"machine.sharding = '{machine.sharding}' divides a model over several processes, and there is "
-            f"one; give --processes, or set machine.sharding = 'none'"
-        )
+    machine.shards(runtime.num_processes)  # raises where they cannot be divided so
     if not machine.divides_model:
         return ""
-    machine.shards(runtime.num_processes)  # raises where they cannot be divided so
     given = model.state_dict()
     model.to("meta")
     shard(model, runtime.device, runtime.num_processes, machine.sharding_replicas, gathers_bf16=gathers_bf16)

@@ -189,8 +189,13 @@ class ShardedMachine(TrainMachine):
         """Parts that each copy of the model is cut into.
 
         Raises:
-            LaunchError: the processes cannot be divided so.
+            LaunchError: there is one process, or the processes cannot be divided so.
         """
+        if self.sharding != "none" and processes == 1:
+            raise LaunchError(
+                f"machine.sharding = '{self.sharding}' divides a model over several processes, and there is "
+                f"one; give --processes, or set machine.sharding = 'none'"
+            )
         if not self.divides_model:
             return 1
         if processes % self.sharding_replicas:
@@ -219,6 +224,11 @@ class ShardedMachine(TrainMachine):
                 idle and not self.divides_model,
                 f"{', '.join(idle)} does nothing while nothing is sharded; leave it out, or set sharding "
                 f"= 'fsdp'",
+            ),
+            (
+                self.sharding_dtype == "bf16" and self.precision not in ("auto", "bf16"),
+                f"sharding_dtype = 'bf16' would lose precision with precision = '{self.precision}'; set "
+                f"machine.precision = 'bf16', or machine.sharding_dtype = 'float32'",
             ),
         )
 

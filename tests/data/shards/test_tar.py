@@ -383,3 +383,14 @@ def test_read_shard__keeps_which_members_they_are_with_the_index(tmp_path: Path)
     assert index.members == members
     assert ShardSource(index).labels().tolist() == [1]
     assert verify_index(index, decode_images="all").problems == ()
+
+
+def test_read_shard__refuses_a_second_archive_behind_the_first(tmp_path: Path) -> None:
+    """Readers stop at the end of the first: the samples of the second would be lost without a word."""
+    path = tmp_path / "shard.tar"
+    with path.open("wb") as file, ShardWriter(file) as writer:
+        writer.write("a", {"png": b"image", "cls": b"0"})
+    assert len(read_shard(path).rows) == 1
+    path.write_bytes(2 * path.read_bytes())
+    with pytest.raises(DataError, match="other data follow"):
+        read_shard(path)

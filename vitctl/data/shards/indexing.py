@@ -166,7 +166,7 @@ class _Job:
         try:
             scan = _load(part)
         except (DataError, OSError):  # missing, or damaged by a power failure
-            scan = self._fetched(first) if url else read_shard(Path(place), self.members)
+            scan = self._fetched(first) if url else read_shard(_behind(Path(place)), self.members)
             _save(part, scan)
         done(1)
         return Shard(name, len(scan.rows), scan.num_bytes, scan.sha256, url), scan.width, part
@@ -179,10 +179,18 @@ class _Job:
                 spans = copy(first.url, file, SHARD.limit, num_bytes=version[1])
                 file.flush()
                 if {(one.etag or version[0], one.num_bytes or version[1]) for one in spans} != {version}:
-                    raise DataError(f"{first.url}: changed while it was read; type the same line again")
+                    raise DataError(
+                        f"{first.url}: changed while it was read, or has another ETag at every request; type "
+                        f"the same line again, or copy it first"
+                    )
                 return read_shard(Path(file.name), self.members)
             except DataError as error:
                 raise DataError(str(error).replace(file.name, first.url)) from None
+
+
+def _behind(path: Path) -> Path:
+    """Return the shard that a link of `link_shards` leads to, for messages."""
+    return path.resolve() if path.is_symlink() else path
 
 
 def _save(part: Path, scan: Scan) -> None:
@@ -240,6 +248,8 @@ def link_shards(paths: Sequence[Path], out: Path) -> list[Path]:
         )
     missing = []
     for path in paths:
+        if not path.exists():
+            raise DataError(f"{path}: no such file")
         link = out / path.name
         if not link.exists() and not link.is_symlink():
             missing.append((link, path))

@@ -359,6 +359,13 @@ def read_shard(path: Path, fields: Fields = Fields()) -> Scan:
             with open_tar(file) as tar:
                 samples = [(_row(path, sample), sample) for sample in _samples(path, tar, fields)]
                 class_names = stored_names(tar)
+            file.seek(tar.offset)
+            while rest := file.read(2**20):
+                if rest.strip(b"\0"):  # readers would leave it out without a word
+                    raise DataError(
+                        f"{path}: the archive ends at byte {tar.offset}, and other data follow, such as a "
+                        f"second archive; give each archive as a shard of its own"
+                    )
             file.seek(0)
             digest, num_bytes = hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
     except tarfile.TarError as error:
