@@ -5,10 +5,11 @@ nothing else.
 import hashlib
 import importlib.util
 import io
+import re
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -264,7 +265,7 @@ def test_flip_average__is_the_mean_of_the_logits_of_an_image_and_its_mirror_imag
 def test_openvino__tells_how_far_it_is_from_onnxruntime_or_is_refused(
     onnx_file: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("openvino")
+    openvino = pytest.importorskip("openvino")
 
     def opened(source: Path, **values: Any) -> classifier.OpenClassifier:
         given = {"weights.source": str(source), "machine.engine": "openvino", **values}
@@ -272,6 +273,11 @@ def test_openvino__tells_how_far_it_is_from_onnxruntime_or_is_refused(
 
     assert "standard deviations from onnxruntime" in opened(onnx_file).text
     assert "onnxruntime" not in opened(onnx_file, **{"machine.engine": "onnxruntime"}).text
+    has_bf16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    with nullcontext() if has_bf16 else pytest.raises(LaunchError, match="no instructions for bf16"):
+        text = opened(onnx_file, **{"machine.precision": "bf16"}).text
+        assert "OpenVINO in bf16" in text
+        assert 1e-4 < float(re.search(r"bf16, (\S+) standard", text)[1]) < 0.1  # type: ignore[index]
     run = classifier._OpenVINO.run
     with monkeypatch.context() as patched:
         patched.setattr(classifier._OpenVINO, "run", lambda *given: [1.01 * one for one in run(*given)])

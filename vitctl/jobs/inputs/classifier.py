@@ -107,14 +107,18 @@ class TorchNetwork:
 
 
 class _OpenVINO:
-    """An ONNX file as OpenVINO computes it on a CPU, in float32; called as onnxruntime's session is.
+    """An ONNX file as OpenVINO computes it on a CPU; called as onnxruntime's session is.
+
+    Args:
+        path: of the file.
+        in_bf16: compute in bf16, else in float32.
 
     Raises:
         CheckpointError: OpenVINO cannot run it.
-        LaunchError: OpenVINO is not installed.
+        LaunchError: OpenVINO is not installed, or the processor does not compute in bf16.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, in_bf16: bool) -> None:
         try:
             import openvino
         except ImportError:
@@ -122,9 +126,15 @@ class _OpenVINO:
                 "machine.engine = 'openvino': openvino is not installed; run: pip install 'vitctl[openvino]'"
             ) from None
         # By default it computes in bf16 where the processor can.
-        options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        hint = "bf16" if in_bf16 else "f32"
+        options = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        core = openvino.Core()
+        if in_bf16 and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            raise LaunchError(
+                "machine.precision = 'bf16': this processor has no instructions for bf16; leave it out"
+            )
         try:
-            self._model = openvino.Core().compile_model(path, "CPU", options)
+            self._model = core.compile_model(path, "CPU", options)
         except RuntimeError as error:
             raise CheckpointError(
                 f"{path}: OpenVINO cannot run it ({one_line(str(error))}); leave out machine.engine"
@@ -137,7 +147,8 @@ class _OpenVINO:
 
 
 _ONLY_ERRORS = 3
-_ENGINE_BOUND = 1e-3  # standard deviations of the logits: far below what changes an answer
+# Standard deviations of the logits, far below what changes an answer; of bf16, which has 8 bits, more.
+_ENGINE_BOUND, _BF16_BOUND = 1e-3, 0.1
 
 
 class OnnxNetwork:
@@ -148,6 +159,7 @@ class OnnxNetwork:
         device: "auto", "cpu" or "cuda".
         engine: "onnxruntime", or "openvino" for a CPU; `engine_note` tells how far its outputs are from
             those of onnxruntime.
+        in_bf16: with OpenVINO, compute in bf16 instead of float32.
 
     Raises:
         CheckpointError: it is no ONNX file, or not one of an image classifier as `vitctl export` writes it;
@@ -155,7 +167,9 @@ class OnnxNetwork:
         LaunchError: onnxruntime has no CUDA here, or OpenVINO is not installed, and that was asked for.
     """
 
-    def __init__(self, path: Path, device: str = "auto", engine: str = "onnxruntime") -> None:
+    def __init__(
+        self, path: Path, device: str = "auto", engine: str = "onnxruntime", *, in_bf16: bool = False
+    ) -> None:
         import onnxruntime
 
         if not path.is_file():
@@ -197,25 +211,26 @@ class OnnxNetwork:
             )
         self.engine_note = ""
         if engine == "openvino":
-            self._use_openvino()
+            self._use_openvino(in_bf16=in_bf16)
 
-    def _use_openvino(self) -> None:
+    def _use_openvino(self, *, in_bf16: bool) -> None:
         """Replace the session by OpenVINO, if both give the same outputs of a random image."""
         generator, with_features = torch.Generator().manual_seed(0), not self.has_head
         shape = (1, 3, self.image_size, self.image_size)
         image = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         before = self(image, with_features=with_features)
-        self._session = _OpenVINO(self.path)
+        self._session = _OpenVINO(self.path, in_bf16=in_bf16)
         after = self(image, with_features=with_features)
         one, other = (found.logits if self.has_head else found.features for found in (before, after))
         assert one is not None and other is not None
         off = float((one - other).abs().max() / one.std().clamp(min=1e-12))
-        if not off <= _ENGINE_BOUND:
+        if not off <= (_BF16_BOUND if in_bf16 else _ENGINE_BOUND):
             raise CheckpointError(
                 f"{self.path}: outputs of OpenVINO differ from those of onnxruntime by {off:.2g} standard "
                 f"deviations; leave out machine.engine"
             )
-        self.engine_note = f"OpenVINO, {off:.1e} standard deviations from onnxruntime"
+        name = "OpenVINO in bf16" if in_bf16 else "OpenVINO"
+        self.engine_note = f"{name}, {off:.1e} standard deviations from onnxruntime"
 
     def _check_input(self) -> tuple[str, int]:
         """Return the name of the only input, uint8 [batch, 3, S, S], and S; 0 if it resizes photographs
@@ -505,7 +520,8 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
         ),
     )
     device = "cpu" if machine.engine == "openvino" else machine.device
-    network = OnnxNetwork(Path(locate(weights.source, fetch)), device, machine.engine)
+    in_bf16 = (machine.engine, machine.precision) == ("openvino", "bf16")
+    network = OnnxNetwork(Path(locate(weights.source, fetch)), device, machine.engine, in_bf16=in_bf16)
     refuse(
         RecipeError,
         (
@@ -514,7 +530,7 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
             f"pixels; leave it out",
         ),
         (
-            machine.precision not in ("auto", "float32"),
+            machine.precision not in ("auto", "float32") and not in_bf16,
             f"machine.precision = '{machine.precision}': {weights.source} has the precision of its export; "
             f"leave it out",
         ),
