@@ -51,9 +51,9 @@ from vitctl.jobs.resources import (
     Memory,
     Reading,
     Seconds,
+    busiest,
     expected,
     fetched,
-    most_images,
     number_bytes,
     reading_of,
     step_seconds,
@@ -101,11 +101,11 @@ class TrainingPlan:
     `memory` is that of a process by kind; `copy_bytes` of the copy of a checkpoint in the memory of the host,
     in process 0 or, of a sharded model, in each; `sent_bytes` what a node sends to others in a step; `read`
     what it reads, in `fetching_steps` of the steps, None where the shards are not known; `most` the images of
-    a step in the process with the most; `expected` the rate of a GPU, or why there is none and `MFU` is
-    assumed. `num_images` is 0 where the data could not be looked up. `fitting_micro_batch` is the largest
-    micro-batch whose estimate stays below nine tenths of the GPU `device`, 0 when none does, and
-    `largest_batch` the same for a step of more images. `ways` are settings that make the run fit where it
-    does not, each with its memory per process.
+    a step in the process with the most; `mfu` the share of its peak that a GPU reaches, and `expected` its
+    rate, or why there is none and `MFU` is assumed. `num_images` is 0 where the data could not be looked up.
+    `fitting_micro_batch` is the largest micro-batch whose estimate stays below nine tenths of the GPU
+    `device`, 0 when none does, and `largest_batch` the same for a step of more images. `ways` are settings
+    that make the run fit where it does not, each with its memory per process.
     """
 
     config: Config
@@ -127,6 +127,7 @@ class TrainingPlan:
     read: Fetched | None
     fetching_steps: int
     seconds: Seconds
+    mfu: float
     expected: Estimate | str
     fitting_micro_batch: int
     checkpoint_bytes: int
@@ -136,11 +137,6 @@ class TrainingPlan:
     ways: tuple[tuple[str, int], ...] = field(default=())
     device: str = GPU
     largest_batch: int = 0
-
-    @property
-    def mfu(self) -> float:
-        """Share of its peak that a GPU reaches."""
-        return MFU if isinstance(self.expected, str) else self.expected.mfu
 
     @property
     def run_seconds(self) -> float:
@@ -232,7 +228,6 @@ def plan_training(
             )
     o, s, m = recipe.optimizer, recipe.schedule, recipe.machine
     steps = checked_steps(num_images, s, m.processes)
-    share = -(-s.batch_size // m.processes)
     slots, averaging = OPTIMIZERS[o.name].slots, recipe.averaging.decay > 0
     if m.precision == "auto":
         notes.append(
@@ -240,15 +235,14 @@ def plan_training(
         )
     memory = Memory.of(config, recipe, teacher, device)
     fitting = memory.fitting()
-    micro_batch = min(max(1, fitting) if m.micro_batch == -1 else m.micro_batch or share, share)
+    given = max(1, fitting) if m.micro_batch == -1 else m.micro_batch
+    micro_batch = min(given or memory.share, memory.share)
     if lanes := lanes_of(recipe, m.processes):
         micro_batch, notes = lanes.largest_leaf, [*notes, lanes_note(lanes)]
     parameters = count_parameters(config)
-    frozen = frozen_places(recipe, config)
     trained, adapters = trained_parameters(recipe, config), lora_of(recipe).rank > 0
     saved = parameters * (1 + averaging) + trained * (slots + adapters * (1 + averaging))
     checkpoint = number_bytes(m) * saved
-    kept = recipe.checkpoint.keep_last + recipe.checkpoint.keep_best + 1
     points = sorted(
         {round(i * (steps - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)}
         | {min(s.warmup_steps, steps - 1)}
@@ -256,11 +250,10 @@ def plan_training(
     rate = learning_rate(recipe, steps)
     notes += unseen_pixels(config)
     seen = steps * s.batch_size
-    flops = training_flops(config, seen, frozen, adapters=adapters)
+    flops = training_flops(config, seen, frozen_places(recipe, config), adapters=adapters)
     flops += 2 * count_macs(teacher) * seen if teacher else 0
-    kinds = memory.kinds(micro_batch)
     copy = checkpoint // m.shards(m.processes) if recipe.checkpoint.background else 0
-    most = most_images(recipe, micro_batch)
+    most = busiest(recipe, micro_batch)
     speed = expected(config, recipe, device, min(micro_batch, fitting), trained)
     mfu = MFU if isinstance(speed, str) else speed.mfu
     sent = traffic_bytes(config, recipe, most[1], nodes, trained)
@@ -279,16 +272,17 @@ def plan_training(
         training_flops=flops,
         micro_batch=micro_batch,
         most=most[0],
-        memory=kinds,
+        memory=memory.kinds(micro_batch),
         copy_bytes=copy,
         sent_bytes=sum(sent),
         read=read,
         fetching_steps=min(steps, -(-num_images // s.batch_size)) if read and read.is_once else steps,
         seconds=step_seconds(config, flops / steps, recipe, most, sent, read, nodes, link, device, mfu),
+        mfu=mfu,
         expected=speed,
         fitting_micro_batch=min(fitting, memory.share),
         checkpoint_bytes=checkpoint,
-        disk_bytes=checkpoint * kept,
+        disk_bytes=checkpoint * (recipe.checkpoint.keep_last + recipe.checkpoint.keep_best + 1),
         curve=tuple((point, rate(point)) for point in points),
         notes=tuple(notes),
         ways=tuple(_ways(config, recipe, teacher, device, multiple)) if micro_batch > fitting else (),

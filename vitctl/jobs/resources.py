@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from vitctl.data.source.order import lanes_read, subtrees
+from vitctl.data.source.order import lanes_read, micro_batches, subtrees
 from vitctl.data.source.views import Source, split_sources
 from vitctl.engine.schedule import lanes_of
 from vitctl.errors import RecipeError
@@ -260,15 +260,15 @@ def fetched(recipe: Pretrain | Finetune, reading: Reading, nodes: int) -> Fetche
     )
 
 
-def most_images(recipe: Pretrain | Finetune, micro_batch: int) -> tuple[int, int]:
+def busiest(recipe: Pretrain | Finetune, micro_batch: int) -> tuple[int, int]:
     """Return the images of a step, and the forward passes, of the process with the most images."""
-    m = recipe.machine
-    if lanes := lanes_of(recipe, m.processes):
-        sizes = [len(part.slots) for lane in lanes.leaves for part in lane]
-        owned = (lanes.owned(rank, m.processes) for rank in range(m.processes))
-        return max((sum(sizes[own.start : own.stop]), len(own)) for own in owned)
-    share = -(-recipe.schedule.batch_size // m.processes)
-    return share, -(-share // micro_batch)
+    batch, processes = recipe.schedule.batch_size, recipe.machine.processes
+    lanes = lanes_of(recipe, processes)
+    parts = (
+        lanes.parts(rank, processes) if lanes else micro_batches(batch, processes, rank, micro_batch)
+        for rank in range(processes)
+    )
+    return max((sum(len(part.slots) for part in own), len(own)) for own in parts)
 
 
 def traffic_bytes(
@@ -302,8 +302,7 @@ def traffic_bytes(
         return between, 0.0
     narrow = sum(block_parameters(config)) if m.sharding_dtype == "bf16" else 0
     whole = number_bytes(m) * count_parameters(config) - 2 * narrow
-    gathered = 2 * passes * whole  # forward and backward
-    return between + (gathered + size) * (1 - 1 / shards), 0.0
+    return between + (2 * passes * whole + size) * (1 - 1 / shards), 0.0  # forward and backward
 
 
 class Seconds(NamedTuple):
@@ -312,19 +311,14 @@ class Seconds(NamedTuple):
     Args:
         computation: of the process with the most images.
         network: of what a node sends.
-        waited: those of the network that computation does not hide.
+        busy: of computation, and of the network what computation does not hide.
         data: of what a node reads; 0 where nothing is known of it.
     """
 
     computation: float
     network: float
-    waited: float
+    busy: float
     data: float
-
-    @property
-    def busy(self) -> float:
-        """Of a step that does not wait for data."""
-        return self.computation + self.waited
 
     @property
     def step(self) -> float:
@@ -355,7 +349,7 @@ def step_seconds(
         config: of the network.
         flops: of a step, without what is computed again.
         recipe: that trains.
-        most: `most_images`.
+        most: `busiest`.
         sent: `traffic_bytes`.
         read: None where nothing is known of the data.
         nodes: machines.
@@ -368,6 +362,6 @@ def step_seconds(
     computed = again * flops * (images * m.processes / batch) / usable_flops(m, device, mfu)
     network, update = (size / link.bytes_per_second for size in sent)
     hidden = computed if m.divides_model else 2 / 3 * computed / passes
-    waited = update + max(0.0, network - hidden)
+    busy = computed + max(0.0, network - hidden) + update
     fetched = batch / nodes * read.per_image * read.amplification if read else 0.0
-    return Seconds(computed, network + update, waited, fetched / link.bytes_per_second)
+    return Seconds(computed, network + update, busy, fetched / link.bytes_per_second)

@@ -1,7 +1,7 @@
 """`--dry-run`: what a run does and costs, and the values that were set."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -139,8 +139,8 @@ def _show_training(
     )
     per_epoch = f", {plan.epochs:.2f} epochs" if plan.num_images else ""
     tokens = f", {plan.tokens:,} tokens" if plan.tokens else ""
-    some = plan.trained_parameters < plan.parameters
-    trained = f", {plan.trained_parameters:,} of them trained" if some else ""
+    is_part = plan.trained_parameters < plan.parameters
+    trained = f", {plan.trained_parameters:,} of them trained" if is_part else ""
     processes = recipe.machine.processes
     rows = [
         ("data", f"{images} ({plan.data})"),
@@ -151,7 +151,7 @@ def _show_training(
         ),
         ("steps", f"{plan.steps:,} of {recipe.schedule.batch_size:,} images{per_epoch}"),
         ("training", f"{_flops(plan.training_flops)}: {_hours(plan, recipe)}"),
-        *([] if device else [("expected", _expected(plan))]),
+        ("expected", _expected(plan, (gpu,) if device else _EXPECTED_ON)),
         (
             "micro-batch",
             f"{count_text(plan.micro_batch, 'image')} in each of "
@@ -162,6 +162,7 @@ def _show_training(
             f"{bytes_text(plan.memory_bytes)} per process: {_fit(plan)}"
             + ("" if device else f", assumed: {gpu} (--device)"),
         ),
+        *([("largest batch", f"{count_text(plan.largest_batch, 'image')} at a time")] if device else []),
         *(
             ("to fit" if n == 0 else "or", f"{way} ({bytes_text(size)})")
             for n, (way, size) in enumerate(ways)
@@ -175,9 +176,6 @@ def _show_training(
     show_table((f"{recipe.job}", loaded.name), rows, left=None)
     for note in plan.notes:
         CONSOLE.print(escape(f"note: {note}"))
-    if device:
-        CONSOLE.print()
-        show_table((plan.device, "by arithmetic, not measured"), [*_on_device(plan)], left=None)
     CONSOLE.print("\nlearning rate", style="bold")
     top = max(lr for _, lr in plan.curve) or 1.0
     for step, lr in plan.curve:
@@ -192,9 +190,10 @@ def _in_job(way: str, batch: Resources | None) -> str:
     """Return a setting that makes a run fit, with the flag that gives a job its number of processes."""
     if batch is None:
         return way
-    per_node = batch.tasks_per_node
     return re.sub(
-        "--processes ([0-9]+)", lambda found: f"{batch.launcher} nodes={int(found[1]) // per_node}", way
+        "--processes ([0-9]+)",
+        lambda found: f"{batch.launcher} nodes={int(found[1]) // batch.tasks_per_node}",
+        way,
     )
 
 
@@ -204,27 +203,16 @@ def _uneven(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> str:
     return f"; the one with the most has {plan.most:,} a step (mean {mean:.4g})" * (plan.most > mean)
 
 
-def _expected(plan: "TrainingPlan") -> str:
-    """Return the expected rates of some GPUs, or why there are none."""
+def _expected(plan: "TrainingPlan", devices: Sequence[str]) -> str:
+    """Return the expected rates of these GPUs, or why there are none."""
     if isinstance(plan.expected, str):
         return f"no estimate: {plan.expected}; {plan.mfu:.0%} of the peak is assumed"
-    steps = ((gpu, estimate(plan.config, gpu, plan.expected.images)) for gpu in _EXPECTED_ON)
+    steps = ((gpu, estimate(plan.config, gpu, plan.expected.images)) for gpu in devices)
     rates = (f"{gpu} {step.images_per_second:,.0f} ({step.mfu:.0%})" for gpu, step in steps)
-    return f"{', '.join(rates)} images/s of one GPU (share of the peak), compiled; not measured"
-
-
-def _on_device(plan: "TrainingPlan") -> Iterator[tuple[str, str]]:
-    """Yield what is expected of the GPU that --device named."""
-    images, step = max(1, min(plan.micro_batch, plan.fitting_micro_batch)), plan.expected
-    activations = plan.memory["activations"]
-    memory = plan.memory_bytes - activations + activations // plan.micro_batch * images
-    if isinstance(step, str):
-        yield "images/s", _expected(plan)
-    else:
-        rate = f"{step.images_per_second:,.0f} of one GPU, {step.images:,} at a time, compiled bf16"
-        yield from (("images/s", rate), ("MFU", f"{step.mfu:.0%}"))
-    yield "memory", f"{bytes_text(memory)} of {_size_of(plan)} with {count_text(images, 'image')}"
-    yield "largest batch", f"{count_text(plan.largest_batch, 'image')} at a time"
+    return (
+        f"{', '.join(rates)} images/s of one GPU (share of the peak), {plan.expected.images:,} at a time, "
+        "compiled bf16; not measured"
+    )
 
 
 def _size_of(plan: "TrainingPlan") -> str:
@@ -295,17 +283,14 @@ def _time(seconds: float) -> str:
 
 def _hours(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> str:
     """Return the length of a training, and where it is not that of computation alone, its parts."""
-    step, machine = plan.seconds, recipe.machine
+    step = plan.seconds
     most = " in the process with the most images" if _uneven(plan, recipe) else ""
-    parts = [f"computation {_time(plan.steps * step.computation)}"]
-    if step.network:
-        wait = (
-            f"of which GPUs wait {_time(plan.steps * step.waited)}" if step.waited else "during computation"
-        )
-        parts.append(f"network {_time(plan.steps * step.network)}, {wait}")
-    parts += [f"data {_time(plan.fetching_steps * step.data)}"] * bool(step.data)
-    text = f"{_time(plan.run_seconds)} {_where(machine, plan.device, plan.mfu)}{most}"
-    return f"{text} ({'; '.join(parts)})" if len(parts) > 1 else text
+    waited = plan.steps * (step.busy - step.computation)
+    wait = f"of which GPUs wait {_time(waited)}" if waited else "during computation"
+    network = f"; network {_time(plan.steps * step.network)}, {wait}" if step.network else ""
+    data = f"; data {_time(plan.fetching_steps * step.data)}" if step.data else ""
+    parts = f" (computation {_time(plan.steps * step.computation)}{network}{data})" if network + data else ""
+    return f"{_time(plan.run_seconds)} {_where(recipe.machine, plan.device, plan.mfu)}{most}{parts}"
 
 
 def _fit(plan: "TrainingPlan") -> str:
