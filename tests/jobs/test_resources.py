@@ -118,8 +118,8 @@ def test_seconds__what_the_last_backward_pass_does_not_hide_is_added(
     assert one.seconds.step == pytest.approx(seconds, rel=1e-5)
     assert one.seconds.computation == pytest.approx(COMPUTED, rel=1e-5)
     assert one.run_seconds == pytest.approx(1_035_644 * seconds, rel=1e-5)
-    fast = plan(how, Link(100_000, 100), **values)
-    after = RING * (25 / 10_000_000) if values.get("machine.sharding") == "zero1" else 0
+    fast = plan(how, Link(400, 8), **values)  # computation hides all but what follows the update
+    after = RING * 25 / 3200 if values.get("machine.sharding") == "zero1" else 0
     assert fast.seconds.step == pytest.approx(COMPUTED + after, rel=1e-5)
 
 
@@ -140,6 +140,12 @@ def test_seconds__all_wait_for_the_process_with_the_most_images(
     assert (one.most, one.seconds.computation) == (most, pytest.approx(computed, rel=1e-5))
     sent = one.sent_bytes / (25e9 / 8)
     assert one.seconds.step == pytest.approx(computed + sent - 2 / 3 * computed / passes, rel=1e-5)
+
+
+def test_memory__of_a_leaf_with_more_images_than_the_mean_share() -> None:
+    values = {"schedule.batch_size": 10, "schedule.lanes": 1, "schedule.leaf_images": 9}
+    one = plan("ddp", nodes=1, **{"machine.processes": 2, **values})  # leaves of 9 and 1
+    assert (one.micro_batch, one.fitting_micro_batch, one.ways, one.most) == (9, 9, (), 9)
 
 
 def test_length__of_one_rate() -> None:
