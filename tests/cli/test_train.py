@@ -142,7 +142,7 @@ def test_dry_run__the_plan_is_on_the_first_screen_and_defaults_are_asked_for(
     screen = "\n".join(out.splitlines()[:24])
     for text in (
         "steps",
-        "exaFLOPs: 124.6 days on 1 H100",
+        "exaFLOPs: 82.6 days on 1 H100 at 60%",
         "does not fit 80 GiB (10% kept free)",
         "--processes 24 (71.9 GiB)",
     ):
@@ -163,19 +163,34 @@ def test_dry_run__of_a_gpu_that_is_named(vitctl: Vitctl) -> None:
     said = vitctl(*line, "--device", "a100", "--set", "machine.micro_batch=256")
     assert (said.code, said.err) == (0, "")
     assert "fits 80 GiB" in said.out and "H100" not in said.out
-    _, table = said.out.split("\nA100 ")
-    rows = dict(row.split(maxsplit=1) for row in table.replace("this run", "run").splitlines()[1:6])
     rate = estimate(variant("B/16", num_classes=1000, representation_size=768), "A100", 256)
-    assert rows["images/s"].startswith(f"{rate.images_per_second:,.0f} of one GPU")
-    assert rows["MFU"].strip() == f"{rate.mfu:.0%}"
-    assert rows["memory"].startswith("20.1 GiB of 80 GiB with 256 images")
+    assert f"A100 {rate.images_per_second:,.0f} ({rate.mfu:.0%}) images/s of one GPU" in said.out
+    assert "20.1 GiB per process: fits 80 GiB" in said.out and "largest batch" in said.out
     hours = 93_835 * 4096 / 8 / rate.images_per_second / 3600
-    assert rows["run"].strip() == f"{hours:.1f} hours on 8 A100"
+    assert f": {hours:.1f} hours on 8 A100 at {rate.mfu:.0%} of the bf16 peak" in said.out
 
     frozen = vitctl(*line, "--device", "L4", "--set", "machine.precision=float32").out
-    assert "no estimate" in frozen and "this run" not in frozen
+    assert "no estimate: machine.precision is 'float32'" in frozen
     assert vitctl(*line, "--device", "TPU").err.startswith("vitctl: no bandwidth of the GPU 'TPU' is known")
     assert vitctl("pretrain", "--recipe", "smoke", "--device", "H100").code == 2
+
+
+@pytest.mark.parametrize(
+    ("flag", "words", "advice"),
+    [
+        ("--slurm", "nodes=1,gpus=8,time=1:00:00", "--slurm nodes=3"),  # 24 processes
+        ("--k8s", "nodes=1,gpus=5,image=i,claim=runs:/runs", "--k8s nodes=5"),  # 24, and one to fill a node
+        ("--processes", "8", "--processes 24"),
+    ],
+)
+def test_dry_run__the_advice_is_taken(vitctl: Vitctl, flag: str, words: str, advice: str) -> None:
+    line = ("pretrain", "--recipe", "jft_h14", "--dry-run", "--out", "/runs/x", flag)
+    said = vitctl(*line, words)
+    assert said.code == 0 and "does not fit 80 GiB (10% kept free), assumed: H100 (--device)" in said.out
+    assert f"{advice} (" in said.out
+    _, number = advice.replace("=", " ").rsplit(maxsplit=1)
+    better = vitctl(*line, words.replace("nodes=1", f"nodes={number}") if "=" in words else number)
+    assert better.code == 0 and "fits 80 GiB" in better.out and "not fit" not in better.out
 
 
 @pytest.fixture

@@ -2,12 +2,14 @@
 
 import re
 import tomllib
+from dataclasses import fields
 
 import pytest
 import torch
 
 from tests.conftest import ROOT, shell_lines
 from tests.docs.conftest import DOCS, PAGES, anchors
+from vitctl.launch.cluster import Job
 from vitctl.models import kernels
 
 OTHERS = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
@@ -88,3 +90,10 @@ def test_speed__says_where_the_rule_takes_plain_products() -> None:
     said = " ".join(PAGES["docs/speed.md"].split())
     assert [*kernels._PLAIN_UP_TO] == [("cpu", torch.bfloat16)]
     assert f"on a CPU in bf16 up to {kernels._PLAIN_UP_TO['cpu', torch.bfloat16]:,} tokens" in said
+
+
+def test_clusters__lists_the_keys_of_a_slurm_job() -> None:
+    _, section = PAGES["docs/clusters.md"].split("\n## Slurm\n")
+    rows = [line for line in section.split("\n## ")[0].splitlines() if line.startswith("| `")]
+    keys = [key for row in rows for key in re.findall("`([a-z]+)`", row.split("|")[1])]
+    assert sorted(keys) == sorted(one.name for one in fields(Job))

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import TINY
 from vitctl.data.datasets.catalog import open_split
 from vitctl.errors import RecipeError
 from vitctl.jobs.plan import TrainingPlan, plan_training
 from vitctl.jobs.resources import Link, Reading, fetched, parse_link, reading_of
 from vitctl.models.flops import block_parameters
+from vitctl.models.roofline import estimate
 from vitctl.recipe.load import Override, load_recipe
 
 P, BLOCK = 655_835_251, 19_677_440  # of H/14 with 18,291 classes; of a block
@@ -53,36 +55,134 @@ def test_network__bytes_of_a_step_and_node() -> None:
     assert plan("fsdp", **{"machine.micro_batch": 4}).sent_bytes == pytest.approx(5 * ring)
     # A node has one subtree; its sum, and that of all, go around as in a ring of nodes.
     assert plan("lanes").sent_bytes == 2 * 4 * P * 63 / 64
+    # The leaves of a node of 48 make up to four subtrees.
+    assert plan("lanes", nodes=48, **{"machine.processes": 384}).sent_bytes == pytest.approx(
+        5 * 4 * P * 47 / 48
+    )
     assert plan("ddp", nodes=1).sent_bytes == 0
 
 
 def test_seconds__differ_by_how_gradients_are_added() -> None:
     plans = {how: plan(how) for how in HOW}
-    longest = {how: max(one.seconds.values()) for how, one in plans.items()}
-    assert len(set(longest.values())) == len({one.memory_bytes for one in plans.values()} | {0}) == 4
-    lanes = plans.pop("lanes")
-    for one in plans.values():
-        assert one.seconds["network"] == one.sent_bytes / (25e9 / 8)
-    # Lanes send the sums while the last leaf, which is the only one here, goes back, and after it.
-    computed = plans["ddp"].seconds["computation"]
-    assert lanes.seconds["computation and network"] == pytest.approx(
-        computed / 3 + lanes.sent_bytes / (25e9 / 8)
-    )
-    assert plan("lanes", Link(400, 8)).seconds["computation and network"] == computed
+    assert len({one.seconds.step for one in plans.values()}) == 4
+    assert len({one.memory_bytes for one in plans.values()}) == 3
     fast = plan("ddp", Link(400, 8))
-    assert max(fast.seconds, key=lambda kind: fast.seconds[kind]) == "computation"
+    assert fast.seconds.step == fast.seconds.computation
     flops = fast.training_flops / fast.steps
-    for precision, peak in {"auto": 989, "bf16": 989, "float32": 67, "tf32": 494.5, "float64": 67}.items():
+    for precision, peak in {"float32": 67, "tf32": 494.5, "float64": 67}.items():
         one = plan("ddp", Link(400, 8), **{"machine.precision": precision})
-        assert one.seconds["computation"] == flops / (0.4 * peak * 1e12 * 512)
+        assert one.seconds.computation == pytest.approx(flops / (0.4 * peak * 1e12 * 512))
     again = plan("ddp", Link(400, 8), **{"machine.checkpoint_blocks": True})
-    assert again.seconds["computation"] == pytest.approx(4 / 3 * fast.seconds["computation"])
+    assert again.seconds.computation == pytest.approx(4 / 3 * fast.seconds.computation)
     attention = plan("ddp", Link(400, 8), **{"machine.checkpoint_blocks": "attention"})
-    assert fast.seconds["computation"] < attention.seconds["computation"] < 1.2 * fast.seconds["computation"]
+    assert fast.seconds.step < attention.seconds.step < 1.2 * fast.seconds.step
     assert again.memory["activations"] < attention.memory["activations"] < fast.memory["activations"]
     resnet = {"model.name": "R50x1", "model.pre_logits": False}
     with pytest.raises(RecipeError, match=r"'attention' is for Transformers, this network is .* 'resnet'"):
         plan("ddp", **{"machine.checkpoint_blocks": "attention", **resnet})
+
+
+COMPUTED = 3 * 2 * 167.319e9 * 4096 / (0.4 * 67e12 * 512)  # seconds of a step, 8 images in each process
+RING = 4 * P * 511 / 512 / (25e9 / 8)  # seconds in which a node sends a number of each weight once
+SUMS = 2 * 4 * P * 63 / 64 / (25e9 / 8)  # the same twice, in a ring of nodes
+
+
+@pytest.mark.parametrize(
+    ("how", "values", "seconds"),
+    [
+        # Gradients go around twice while the last pass goes back: two thirds of it.
+        ("ddp", {}, COMPUTED + 2 * RING - 2 / 3 * COMPUTED),
+        ("ddp", {"machine.micro_batch": 4}, COMPUTED + 2 * RING - 2 / 3 * COMPUTED / 2),
+        ("ddp", {"machine.micro_batch": 3}, COMPUTED + 2 * RING - 2 / 3 * COMPUTED / 3),
+        # New weights of zero1 follow the update, and nothing hides them.
+        ("ddp", {"machine.sharding": "zero1"}, COMPUTED + 3 * RING - 2 / 3 * COMPUTED),
+        ("lanes", {}, COMPUTED + SUMS - 2 / 3 * COMPUTED),
+        (
+            "lanes",
+            {"machine.sharding": "zero1"},
+            COMPUTED + SUMS + RING - 2 / 3 * COMPUTED,
+        ),
+        (
+            "lanes",
+            {"schedule.leaf_images": 4},
+            COMPUTED + SUMS - COMPUTED / 3,
+        ),
+        ("fsdp", {}, 3 * RING),
+        ("hsdp", {}, SUMS),
+    ],
+)
+def test_seconds__what_the_last_backward_pass_does_not_hide_is_added(
+    how: str, values: dict[str, Any], seconds: float
+) -> None:
+    one = plan(how, **values)
+    assert one.seconds.step == pytest.approx(seconds, rel=1e-5)
+    assert one.seconds.computation == pytest.approx(COMPUTED, rel=1e-5)
+    assert one.run_seconds == pytest.approx(1_035_644 * seconds, rel=1e-5)
+    fast = plan(how, Link(400, 8), **values)  # computation hides all but what follows the update
+    after = RING * 25 / 3200 if values.get("machine.sharding") == "zero1" else 0
+    assert fast.seconds.step == pytest.approx(COMPUTED + after, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("how", "values", "most", "passes"),
+    [
+        # 512 leaves of 8 images on 384 processes: every third process has one, the others share the rest.
+        ("lanes", {}, 16, 2),
+        ("ddp", {}, 11, 1),  # 4096 / 384 = 10.67
+        ("ddp", {"machine.micro_batch": 4}, 11, 3),
+    ],
+)
+def test_seconds__all_wait_for_the_process_with_the_most_images(
+    how: str, values: dict[str, Any], most: int, passes: int
+) -> None:
+    one = plan(how, nodes=48, **{"machine.processes": 384, **values})
+    computed = most * 3 * 2 * 167.319e9 / (0.4 * 67e12)
+    assert (one.most, one.seconds.computation) == (most, pytest.approx(computed, rel=1e-5))
+    sent = one.sent_bytes / (25e9 / 8)
+    assert one.seconds.step == pytest.approx(computed + sent - 2 / 3 * computed / passes, rel=1e-5)
+
+
+def test_memory__of_a_leaf_with_more_images_than_the_mean_share() -> None:
+    values = {"schedule.batch_size": 10, "schedule.lanes": 1, "schedule.leaf_images": 9}
+    one = plan("ddp", nodes=1, **{"machine.processes": 2, **values})  # leaves of 9 and 1
+    assert (one.micro_batch, one.fitting_micro_batch, one.ways, one.most) == (9, 9, (), 9)
+
+
+def test_length__of_one_rate() -> None:
+    """The rate of a GPU is that of `models.roofline`, and where it has none, 40 % of the peak."""
+    arithmetic = plan("ddp", Link(400, 8), **{"machine.precision": "auto"})
+    rate = estimate(arithmetic.config, "H100", 8)
+    assert arithmetic.expected == rate
+    assert arithmetic.run_seconds == pytest.approx(1_035_644 * 8 / rate.images_per_second)
+    given: dict[str, dict[str, Any]] = {
+        "machine.sharding": {"machine.sharding": "zero1"},
+        "machine.checkpoint_blocks": {"machine.checkpoint_blocks": 2},
+        "machine.precision": {"machine.precision": "tf32"},
+        "ViTs": {"model.name": "R50x1", "model.pre_logits": False},
+    }
+    for why, values in given.items():
+        one = plan("ddp", **{"machine.precision": "bf16", **values})
+        assert isinstance(one.expected, str) and why in one.expected
+        assert one.mfu == 0.4
+
+
+def test_length__shards_that_the_cache_holds_are_fetched_in_the_first_epoch(
+    tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """70 images in batches of 16: the first epoch ends in the fifth of 20 steps."""
+    reading = Reading(4, 2**30, 70, True)
+    monkeypatch.setattr("vitctl.jobs.plan.reading_of", lambda _: reading)
+
+    def of(gib: float) -> TrainingPlan:
+        values = {"data.path": str(tiny_data), "data.cache_gib": gib}
+        recipe: Any = load_recipe(str(TINY), [Override(key, value) for key, value in values.items()]).recipe
+        return plan_training(recipe, link=Link(0.001, 1))
+
+    whole, part, none = of(1.0), of(0.99), of(0.0)
+    assert [one.fetching_steps for one in (whole, part, none)] == [5, 20, 20]
+    data = 16 * 2**30 / 70 / (0.001e9 / 8)
+    assert part.run_seconds == none.run_seconds == pytest.approx(20 * data)
+    assert whole.run_seconds == pytest.approx(5 * data + 15 * whole.seconds.computation)
 
 
 def test_zero1__divides_the_moments_and_gathers_the_weights() -> None:

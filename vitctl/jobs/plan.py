@@ -44,11 +44,15 @@ from vitctl.jobs.inputs.data import (
 )
 from vitctl.jobs.resources import (
     GPU,
+    MFU,
     RUNTIME_BYTES,
     Fetched,
     Link,
     Memory,
     Reading,
+    Seconds,
+    busiest,
+    expected,
     fetched,
     number_bytes,
     reading_of,
@@ -61,6 +65,7 @@ from vitctl.models.flops import (
     count_parameters,
     training_flops,
 )
+from vitctl.models.roofline import Estimate
 from vitctl.models.variants import Config, ViTConfig, downstream, unseen_pixels, with_blocks
 from vitctl.recipe.images import OBJECTNET_SIZE, Place, TrainImages
 from vitctl.recipe.load import Loaded
@@ -95,11 +100,12 @@ class TrainingPlan:
 
     `memory` is that of a process by kind; `copy_bytes` of the copy of a checkpoint in the memory of the host,
     in process 0 or, of a sharded model, in each; `sent_bytes` what a node sends to others in a step; `read`
-    what it reads, None where the shards are not known; `seconds` those of a step by what they are spent on:
-    the greatest counts. `num_images` is 0 where the data could not be looked up. `fitting_micro_batch` is the
-    largest micro-batch whose estimate stays below nine tenths of the GPU `device`, 0 when none does, and
-    `largest_batch` the same for a step of more images. `ways` are settings that make the run fit where it
-    does not, each with its memory per process.
+    what it reads, in `fetching_steps` of the steps, None where the shards are not known; `most` the images of
+    a step in the process with the most; `mfu` the share of its peak that a GPU reaches, and `expected` its
+    rate, or why there is none and `MFU` is assumed. `num_images` is 0 where the data could not be looked up.
+    `fitting_micro_batch` is the largest micro-batch whose estimate stays below nine tenths of the GPU
+    `device`, 0 when none does, and `largest_batch` the same for a step of more images. `ways` are settings
+    that make the run fit where it does not, each with its memory per process.
     """
 
     config: Config
@@ -114,11 +120,15 @@ class TrainingPlan:
     macs_per_image: int
     training_flops: int
     micro_batch: int
+    most: int
     memory: Mapping[str, int]
     copy_bytes: int
     sent_bytes: float
     read: Fetched | None
-    seconds: Mapping[str, float]
+    fetching_steps: int
+    seconds: Seconds
+    mfu: float
+    expected: Estimate | str
     fitting_micro_batch: int
     checkpoint_bytes: int
     disk_bytes: int
@@ -127,6 +137,12 @@ class TrainingPlan:
     ways: tuple[tuple[str, int], ...] = field(default=())
     device: str = GPU
     largest_batch: int = 0
+
+    @property
+    def run_seconds(self) -> float:
+        """Length of the run."""
+        waiting = self.seconds.step - self.seconds.busy
+        return self.steps * self.seconds.busy + self.fetching_steps * waiting
 
     @property
     def memory_bytes(self) -> int:
@@ -140,7 +156,7 @@ class TrainingPlan:
 
 
 def plan_loaded(
-    loaded: Loaded, nodes: int = 1, link: Link = Link(), device: str = GPU
+    loaded: Loaded, nodes: int = 1, link: Link = Link(), device: str = GPU, multiple: int = 1
 ) -> tuple[Loaded, TrainingPlan]:
     """Return a recipe that trains, with the values that depend on the number of images, and its cost from
     `plan_training`.
@@ -149,7 +165,7 @@ def plan_loaded(
     size = _size(loaded.recipe)
     loaded = fit_schedule(loaded, size.num_images) if needs_num_images(loaded.recipe) else loaded
     assert isinstance(loaded.recipe, Pretrain | Finetune)
-    return loaded, plan_training(loaded.recipe, size, nodes, link, device)
+    return loaded, plan_training(loaded.recipe, size, nodes, link, device, multiple)
 
 
 def plan_training(
@@ -158,6 +174,7 @@ def plan_training(
     nodes: int = 1,
     link: Link = Link(),
     device: str = GPU,
+    multiple: int = 1,
 ) -> TrainingPlan:
     """Return the cost of `recipe`, from the data if it is there, else from the known size of the data set.
 
@@ -169,6 +186,7 @@ def plan_training(
         nodes: machines that the processes are spread over.
         link: network of each.
         device: the GPU of each process, a row of `roofline.MEMORY`.
+        multiple: the number of processes can only be a multiple of this.
 
     Raises:
         RecipeError: the length depends on data that cannot be read.
@@ -210,7 +228,6 @@ def plan_training(
             )
     o, s, m = recipe.optimizer, recipe.schedule, recipe.machine
     steps = checked_steps(num_images, s, m.processes)
-    share = -(-s.batch_size // m.processes)
     slots, averaging = OPTIMIZERS[o.name].slots, recipe.averaging.decay > 0
     if m.precision == "auto":
         notes.append(
@@ -218,15 +235,14 @@ def plan_training(
         )
     memory = Memory.of(config, recipe, teacher, device)
     fitting = memory.fitting()
-    micro_batch = min(max(1, fitting) if m.micro_batch == -1 else m.micro_batch or share, share)
+    given = max(1, fitting) if m.micro_batch == -1 else m.micro_batch
+    micro_batch = min(given or memory.share, memory.share)
     if lanes := lanes_of(recipe, m.processes):
         micro_batch, notes = lanes.largest_leaf, [*notes, lanes_note(lanes)]
     parameters = count_parameters(config)
-    frozen = frozen_places(recipe, config)
     trained, adapters = trained_parameters(recipe, config), lora_of(recipe).rank > 0
     saved = parameters * (1 + averaging) + trained * (slots + adapters * (1 + averaging))
     checkpoint = number_bytes(m) * saved
-    kept = recipe.checkpoint.keep_last + recipe.checkpoint.keep_best + 1
     points = sorted(
         {round(i * (steps - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)}
         | {min(s.warmup_steps, steps - 1)}
@@ -234,11 +250,13 @@ def plan_training(
     rate = learning_rate(recipe, steps)
     notes += unseen_pixels(config)
     seen = steps * s.batch_size
-    flops = training_flops(config, seen, frozen, adapters=adapters)
+    flops = training_flops(config, seen, frozen_places(recipe, config), adapters=adapters)
     flops += 2 * count_macs(teacher) * seen if teacher else 0
-    kinds = memory.kinds(micro_batch)
     copy = checkpoint // m.shards(m.processes) if recipe.checkpoint.background else 0
-    sent = traffic_bytes(config, recipe, micro_batch, nodes, trained)
+    most = busiest(recipe, micro_batch)
+    speed = expected(config, recipe, device, min(micro_batch, fitting), trained)
+    mfu = MFU if isinstance(speed, str) else speed.mfu
+    sent = traffic_bytes(config, recipe, most[1], nodes, trained)
     read = fetched(recipe, reading, nodes) if reading.num_bytes else None
     return TrainingPlan(
         config=config,
@@ -253,17 +271,21 @@ def plan_training(
         macs_per_image=count_macs(config),
         training_flops=flops,
         micro_batch=micro_batch,
-        memory=kinds,
+        most=most[0],
+        memory=memory.kinds(micro_batch),
         copy_bytes=copy,
-        sent_bytes=sent,
+        sent_bytes=sum(sent),
         read=read,
-        seconds=step_seconds(config, flops / steps, recipe, sent, read, nodes, link, device),
-        fitting_micro_batch=min(fitting, share),
+        fetching_steps=min(steps, -(-num_images // s.batch_size)) if read and read.is_once else steps,
+        seconds=step_seconds(config, flops / steps, recipe, most, sent, read, nodes, link, device, mfu),
+        mfu=mfu,
+        expected=speed,
+        fitting_micro_batch=min(fitting, memory.share),
         checkpoint_bytes=checkpoint,
-        disk_bytes=checkpoint * kept,
+        disk_bytes=checkpoint * (recipe.checkpoint.keep_last + recipe.checkpoint.keep_best + 1),
         curve=tuple((point, rate(point)) for point in points),
         notes=tuple(notes),
-        ways=tuple(_ways(config, recipe, teacher, device)) if micro_batch > fitting else (),
+        ways=tuple(_ways(config, recipe, teacher, device, multiple)) if micro_batch > fitting else (),
         device=device,
         largest_batch=memory.largest(),
     )
@@ -286,7 +308,7 @@ def _with(recipe: Pretrain | Finetune, **values: Any) -> Pretrain | Finetune:
 
 
 def _ways(
-    config: Config, recipe: Pretrain | Finetune, teacher: Config | None, device: str
+    config: Config, recipe: Pretrain | Finetune, teacher: Config | None, device: str, multiple: int
 ) -> list[tuple[str, int]]:
     """Settings that make a run fit such GPUs, least change first, and the memory of a process then."""
     batch, m = recipe.schedule.batch_size, recipe.machine
@@ -296,7 +318,7 @@ def _ways(
         return [(f"--set schedule.leaf_images={fitting}", memory.at(fitting))] if fitting else []
     if fitting:
         ways = [(f"--set machine.micro_batch={fitting}", memory.at(fitting))]
-        processes = -(-batch // fitting)
+        processes = multiple * -(-batch // (fitting * multiple))
         if not m.micro_batch and processes <= batch and not processes % m.sharding_replicas:
             more = Memory.of(config, _with(recipe, processes=processes), teacher, device)
             ways.append((f"--processes {processes}", more.at(-(-batch // processes))))

@@ -3,13 +3,12 @@
 Imports no torch.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from vitctl.data.source.order import lanes_read, subtrees
+from vitctl.data.source.order import lanes_read, micro_batches, subtrees
 from vitctl.data.source.views import Source, split_sources
 from vitctl.engine.schedule import lanes_of
 from vitctl.errors import RecipeError
@@ -24,7 +23,7 @@ from vitctl.models.flops import (
     recomputed_share,
     training_memory_bytes,
 )
-from vitctl.models.roofline import MEMORY
+from vitctl.models.roofline import MEMORY, Estimate, estimate
 from vitctl.models.variants import Config, check_lora, check_recomputed
 from vitctl.recipe.schema import Finetune, Machine, Pretrain, frozen_places, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
@@ -60,11 +59,40 @@ def number_bytes(machine: Machine) -> int:
     return 8 if machine.precision == "float64" else 4
 
 
-def usable_flops(machine: Machine, device: str = GPU) -> float:
-    """Return the FLOP/s of all processes at `MFU` of the peak of their precision."""
+def usable_flops(machine: Machine, device: str = GPU, mfu: float = MFU) -> float:
+    """Return the FLOP/s of all processes at this share of the peak of their precision."""
     names = ("tf32", "float32", "float64")
     peaks = {"bf16": PEAK_TFLOPS[device], **dict(zip(names, _PEAKS[device], strict=True))}
-    return MFU * peaks[precision_of(machine)] * 1e12 * machine.processes
+    return mfu * peaks[precision_of(machine)] * 1e12 * machine.processes
+
+
+def expected(
+    config: Config, recipe: Pretrain | Finetune, device: str, images: int, trained: int
+) -> Estimate | str:
+    """Return what `models.roofline` expects of one GPU that waits for nothing, or why it expects nothing.
+
+    Args:
+        config: of the network.
+        recipe: that trains.
+        device: a row of `roofline.MEMORY`.
+        images: of a forward pass; 0: none fits.
+        trained: parameters.
+    """
+    m = recipe.machine
+    reasons = {
+        "no micro-batch fits": not images,
+        "machine.device is 'cpu'": m.device == "cpu",
+        f"machine.precision is '{m.precision}', not bf16": m.precision not in ("auto", "bf16"),
+        f"machine.sharding is '{m.sharding}'": m.sharding != "none",
+        "machine.checkpoint_blocks computes blocks again": m.checkpoint_blocks != 0,
+        "some weights are not trained": trained < count_parameters(config),
+    }
+    if why := next((why for why, holds in reasons.items() if holds), ""):
+        return why
+    try:
+        return estimate(config, device, images)
+    except RecipeError:
+        return "it knows ViTs only"
 
 
 def trained_parameters(recipe: Pretrain | Finetune, config: Config) -> int:
@@ -84,7 +112,7 @@ class Memory:
         fixed: by kind, whatever the micro-batch.
         accumulated: gradients of a sharded model, which are whole until the last micro-batch of a step.
         image: activations of each image.
-        share: images of a step.
+        share: images of a step, or of a leaf: a forward pass has no more.
         room: of a GPU, without what is kept free.
     """
 
@@ -129,7 +157,7 @@ class Memory:
             "teacher": wide * count_parameters(teacher) if teacher else 0,
             "buffers": gathered if is_cut else wide * trained * held,
         }
-        share = -(-recipe.schedule.batch_size // m.processes)
+        share = lanes.largest_leaf if lanes else -(-recipe.schedule.batch_size // m.processes)
         room = USABLE_SHARE * MEMORY[device][0] * 2**30
         return cls(fixed, wide * trained * is_cut, one - none, share, room)
 
@@ -206,12 +234,14 @@ class Fetched(NamedTuple):
         amplification: nodes that fetch a shard, on average.
         shards: that the images of a batch come from, at most.
         cache: bytes of the shards that a node keeps at a time; 0 where it keeps none.
+        is_once: the cache has room for all shards: after the first epoch nothing is fetched.
     """
 
     per_image: float
     amplification: float
     shards: int
     cache: int
+    is_once: bool
 
 
 def fetched(recipe: Pretrain | Finetune, reading: Reading, nodes: int) -> Fetched:
@@ -226,72 +256,112 @@ def fetched(recipe: Pretrain | Finetune, reading: Reading, nodes: int) -> Fetche
         sum(read) / lanes if is_cached else 1.0,
         min(recipe.schedule.batch_size, shards, window * lanes),
         kept * reading.num_bytes // max(1, shards),
+        is_cached and data.cache_gib * 2**30 >= reading.num_bytes,
     )
 
 
+def busiest(recipe: Pretrain | Finetune, micro_batch: int) -> tuple[int, int]:
+    """Return the images of a step, and the forward passes, of the process with the most images."""
+    batch, processes = recipe.schedule.batch_size, recipe.machine.processes
+    lanes = lanes_of(recipe, processes)
+    parts = (
+        lanes.parts(rank, processes) if lanes else micro_batches(batch, processes, rank, micro_batch)
+        for rank in range(processes)
+    )
+    return max((sum(len(part.slots) for part in own), len(own)) for own in parts)
+
+
 def traffic_bytes(
-    config: Config, recipe: Pretrain | Finetune, micro_batch: int, nodes: int, trained: int
-) -> float:
-    """Return the bytes that a node sends to others in a step, with collectives that go round in rings.
+    config: Config, recipe: Pretrain | Finetune, passes: int, nodes: int, trained: int
+) -> tuple[float, float]:
+    """Return the bytes that a node sends to others during the passes of a step, and after the update: the
+    new weights of zero1. Collectives go round in rings.
 
     A ring crosses the edge of each node once, whatever the number of its processes. With lanes a node
-    completes its subtrees first, and its processes send a slice of their sums each.
+    completes its subtrees first, and its processes send a slice of their sums each. `passes` are the forward
+    passes of a process.
     """
-    m, batch = recipe.machine, recipe.schedule.batch_size
+    m = recipe.machine
     size = number_bytes(m) * trained
     if nodes == 1:
-        return 0.0
+        return 0.0, 0.0
     local, shards = m.processes // nodes, m.shards(m.processes)
+    ring = size * (1 - 1 / m.processes)
+    update = ring * (m.sharding == "zero1")
     if lanes := lanes_of(recipe, m.processes):
         own = [lanes.owned(rank, m.processes) for rank in range(local * nodes)]
         of_nodes = (range(own[i].start, own[i + local - 1].stop) for i in range(0, len(own), local))
-        return (max(len(subtrees(lanes.tree, node)) for node in of_nodes) + 1) * size * (1 - 1 / nodes)
-    if shards == 1:  # zero1 gathers the new weights too
-        return (2 + (m.sharding == "zero1")) * size * (1 - 1 / m.processes)
+        return (max(len(subtrees(lanes.tree, node)) for node in of_nodes) + 1) * size * (
+            1 - 1 / nodes
+        ), update
+    if shards == 1:
+        return 2 * ring, update
     copies = m.processes // shards
     between = 2 * size * (1 - 1 / copies) * min(1.0, local / shards)  # the copies add up their parts
     if shards <= local:
-        return between
+        return between, 0.0
     narrow = sum(block_parameters(config)) if m.sharding_dtype == "bf16" else 0
     whole = number_bytes(m) * count_parameters(config) - 2 * narrow
-    passes = 2 * math.ceil(math.ceil(batch / m.processes) / micro_batch)  # forward and backward, of each
-    return between + (passes * whole + size) * (1 - 1 / shards)
+    return between + (2 * passes * whole + size) * (1 - 1 / shards), 0.0  # forward and backward
+
+
+class Seconds(NamedTuple):
+    """Seconds of a step.
+
+    Args:
+        computation: of the process with the most images.
+        network: of what a node sends.
+        busy: of computation, and of the network what computation does not hide.
+        data: of what a node reads; 0 where nothing is known of it.
+    """
+
+    computation: float
+    network: float
+    busy: float
+    data: float
+
+    @property
+    def step(self) -> float:
+        """Of a step: images are read while others are computed."""
+        return max(self.busy, self.data)
 
 
 def step_seconds(
     config: Config,
     flops: float,
     recipe: Pretrain | Finetune,
-    sent: float,
+    most: tuple[int, int],
+    sent: tuple[float, float],
     read: Fetched | None,
     nodes: int,
     link: Link,
     device: str = GPU,
-) -> dict[str, float]:
-    """Return the seconds of a step on GPUs by what they are spent on.
+    mfu: float = MFU,
+) -> Seconds:
+    """Return the seconds of a step on GPUs.
 
-    With lanes the gradients are sent during the backward pass of a process's last leaf, two thirds of its
-    time, and after it: beyond that the two take their time one after the other.
+    All processes wait for the one with the most images. DDP, zero1 and lanes send gradients during the last
+    backward pass of a step: two thirds of its computation, divided by the passes. The network's time beyond
+    that is added; so is all of that in which zero1 gathers the new weights, after the update. FSDP gathers
+    weights in every pass; there, and with HSDP, the longer of computation and network counts.
 
     Args:
         config: of the network.
         flops: of a step, without what is computed again.
         recipe: that trains.
+        most: `busiest`.
         sent: `traffic_bytes`.
         read: None where nothing is known of the data.
         nodes: machines.
         link: of each.
         device: the GPU.
+        mfu: share of its peak that it reaches.
     """
-    again = (
-        1 + recomputed_share(config, recipe.machine.checkpoint_blocks) / 3
-    )  # of a pass and its backward pass
-    computed, network = again * flops / usable_flops(recipe.machine, device), sent / link.bytes_per_second
-    seconds = {"computation": computed, "network": network}
-    if lanes := lanes_of(recipe, recipe.machine.processes):
-        hidden = 2 / 3 * computed * recipe.machine.processes / lanes.num_leaves
-        seconds = {"computation and network": computed + max(0.0, network - hidden)}
-    if read is not None:
-        images = recipe.schedule.batch_size / nodes
-        seconds["data"] = images * read.per_image * read.amplification / link.bytes_per_second
-    return seconds
+    m, batch, (images, passes) = recipe.machine, recipe.schedule.batch_size, most
+    again = 1 + recomputed_share(config, m.checkpoint_blocks) / 3  # of a pass and its backward pass
+    computed = again * flops * (images * m.processes / batch) / usable_flops(m, device, mfu)
+    network, update = (size / link.bytes_per_second for size in sent)
+    hidden = computed if m.divides_model else 2 / 3 * computed / passes
+    busy = computed + max(0.0, network - hidden) + update
+    fetched = batch / nodes * read.per_image * read.amplification if read else 0.0
+    return Seconds(computed, network + update, busy, fetched / link.bytes_per_second)

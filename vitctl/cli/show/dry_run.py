@@ -1,18 +1,18 @@
 """`--dry-run`: what a run does and costs, and the values that were set."""
 
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rich.markup import escape
 
 from vitctl.cli.show.console import CONSOLE, show_table
-from vitctl.errors import LaunchError, RecipeError
+from vitctl.errors import LaunchError
 from vitctl.launch.agent import LaunchConfig, launch_line
 from vitctl.launch.cluster import Resources
 from vitctl.models.flops import count_macs, count_parameters
-from vitctl.models.roofline import MEMORY, Estimate, estimate, find_device
+from vitctl.models.roofline import MEMORY, estimate, find_device
 from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Machine, Pretrain, Probe, Vtab
@@ -58,7 +58,7 @@ def show_plan(
         batch.text(run_dir.resolve())  # it may refuse the folder
         nodes, line = batch.nodes, batch.line(run_dir)
     if isinstance(loaded.recipe, Pretrain | Finetune):
-        loaded, refusal = _show_training(loaded, run_dir, nodes, link, device)
+        loaded, refusal = _show_training(loaded, run_dir, nodes, link, device, batch)
     else:
         loaded = _show_scoring(loaded, run_dir)
     CONSOLE.print(
@@ -115,7 +115,12 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
 
 
 def _show_training(
-    loaded: Loaded, run_dir: Path, nodes: int, given_link: str | None, device: str | None
+    loaded: Loaded,
+    run_dir: Path,
+    nodes: int,
+    given_link: str | None,
+    device: str | None,
+    batch: Resources | None,
 ) -> tuple[Loaded, str]:
     """Print the cost of a training and its learning rates.
 
@@ -126,7 +131,9 @@ def _show_training(
     from vitctl.jobs.resources import GPU, Link, parse_link
 
     link = Link() if given_link is None else parse_link(given_link)
-    loaded, plan = plan_loaded(loaded, nodes, link, GPU if device is None else find_device(device))
+    gpu, multiple = find_device(device) if device else GPU, batch.tasks_per_node if batch else nodes
+    loaded, plan = plan_loaded(loaded, nodes, link, gpu, multiple)
+    ways = [(_in_job(way, batch), size) for way, size in plan.ways]
     recipe = cast(Pretrain | Finetune, loaded.recipe)
     images = (
         f"{count_text(plan.num_images, 'image')}, {count_text(plan.num_classes, 'class', 'classes')}"
@@ -135,8 +142,8 @@ def _show_training(
     )
     per_epoch = f", {plan.epochs:.2f} epochs" if plan.num_images else ""
     tokens = f", {plan.tokens:,} tokens" if plan.tokens else ""
-    some = plan.trained_parameters < plan.parameters
-    trained = f", {plan.trained_parameters:,} of them trained" if some else ""
+    is_part = plan.trained_parameters < plan.parameters
+    trained = f", {plan.trained_parameters:,} of them trained" if is_part else ""
     processes = recipe.machine.processes
     rows = [
         ("data", f"{images} ({plan.data})"),
@@ -146,17 +153,22 @@ def _show_training(
             f"{plan.config.image_size} pixels{tokens}, forward {_macs(plan.macs_per_image)}",
         ),
         ("steps", f"{plan.steps:,} of {recipe.schedule.batch_size:,} images{per_epoch}"),
-        ("training", f"{_flops(plan.training_flops)}: {_hours(plan, recipe.machine)}"),
-        *([] if device else _expected(plan, recipe)),
+        ("training", f"{_flops(plan.training_flops)}: {_hours(plan, recipe)}"),
+        ("expected", _expected(plan, (gpu,) if device else _EXPECTED_ON)),
         (
             "micro-batch",
             f"{count_text(plan.micro_batch, 'image')} in each of "
-            f"{count_text(processes, 'process', 'processes')}",
+            f"{count_text(processes, 'process', 'processes')}{_uneven(plan, recipe)}",
         ),
-        ("memory", f"{bytes_text(plan.memory_bytes)} per process: {_fit(plan)}"),
+        (
+            "memory",
+            f"{bytes_text(plan.memory_bytes)} per process: {_fit(plan)}"
+            + ("" if device else f", assumed: {gpu} (--device)"),
+        ),
+        *([("largest batch", f"{count_text(plan.largest_batch, 'image')} at a time")] if device else []),
         *(
             ("to fit" if n == 0 else "or", f"{way} ({bytes_text(size)})")
-            for n, (way, size) in enumerate(plan.ways)
+            for n, (way, size) in enumerate(ways)
         ),
         ("checkpoint", f"{bytes_text(plan.checkpoint_bytes)}, at most {bytes_text(plan.disk_bytes)} on disk"),
         ("of a process", ", ".join(f"{kind} {bytes_text(size)}" for kind, size in plan.memory.items())),
@@ -167,65 +179,43 @@ def _show_training(
     show_table((f"{recipe.job}", loaded.name), rows, left=None)
     for note in plan.notes:
         CONSOLE.print(escape(f"note: {note}"))
-    if device:
-        CONSOLE.print()
-        show_table((plan.device, "by arithmetic, not measured"), [*_on_device(plan, recipe)], left=None)
     CONSOLE.print("\nlearning rate", style="bold")
     top = max(lr for _, lr in plan.curve) or 1.0
     for step, lr in plan.curve:
         CONSOLE.print(f"  step {step:>9,}  {lr:.3e}  {'#' * round(BAR * lr / top)}")
     if plan.fitting_micro_batch:
         return loaded, ""
-    then = f"; set {plan.ways[0][0].removeprefix('--set ')}" if plan.ways else "; choose a smaller model"
+    then = f"; set {ways[0][0].removeprefix('--set ')}" if ways else "; choose a smaller model"
     return loaded, f"no micro-batch fits {_size_of(plan)} ({bytes_text(plan.memory_bytes)} per process){then}"
 
 
-def _estimates(
-    plan: "TrainingPlan", recipe: Pretrain | Finetune, devices: Sequence[str]
-) -> dict[str, Estimate]:
-    """Return what arithmetic expects of single GPUs in bf16, see `models.roofline`; nothing for other
-    networks than ViTs, other precisions, or if a part is frozen or computed again.
-    """
-    images = min(plan.micro_batch, plan.fitting_micro_batch)
-    m = recipe.machine
-    is_other = m.device == "cpu" or m.precision not in ("auto", "bf16")
-    is_other = is_other or m.checkpoint_blocks != 0 or m.sharding != "none"
-    if not images or is_other or plan.trained_parameters < plan.parameters:
-        return {}
-    with suppress(RecipeError):
-        return {device: estimate(plan.config, device, images) for device in devices}
-    return {}
+def _in_job(way: str, batch: Resources | None) -> str:
+    """Return a setting that makes a run fit, with the flag that gives a job its number of processes."""
+    if batch is None:
+        return way
+    return re.sub(
+        "--processes ([0-9]+)",
+        lambda found: f"{batch.launcher} nodes={int(found[1]) // batch.tasks_per_node}",
+        way,
+    )
 
 
-def _expected(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> Iterator[tuple[str, str]]:
-    """Yield a row with the expected rates of some GPUs, where there are any."""
-    if steps := _estimates(plan, recipe, _EXPECTED_ON):
-        rates = (f"{device} {step.images_per_second:,.0f} ({step.mfu:.0%})" for device, step in steps.items())
-        text = f"{', '.join(rates)} images/s of one GPU (share of the peak), compiled; not measured"
-        yield "expected", text
+def _uneven(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> str:
+    """Say what the process with the most images computes, where not all have as many."""
+    mean = recipe.schedule.batch_size / recipe.machine.processes
+    return f"; the one with the most has {plan.most:,} a step (mean {mean:.4g})" * (plan.most > mean)
 
 
-def _on_device(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> Iterator[tuple[str, str]]:
-    """Yield what is expected of the GPU that --device named."""
-    processes, batch = recipe.machine.processes, recipe.schedule.batch_size
-    images = max(1, min(plan.micro_batch, plan.fitting_micro_batch))
-    activations = plan.memory["activations"]
-    memory = plan.memory_bytes - activations + activations // plan.micro_batch * images
-    step = _estimates(plan, recipe, (plan.device,)).get(plan.device)
-    if step:
-        yield (
-            "images/s",
-            f"{step.images_per_second:,.0f} of one GPU, {step.images:,} at a time, compiled bf16",
-        )
-        yield "MFU", f"{step.mfu:.0%}"
-    else:
-        yield "images/s", "no estimate: only for ViTs in bf16, all trained, no block recomputed or sharded"
-    yield "memory", f"{bytes_text(memory)} of {_size_of(plan)} with {count_text(images, 'image')}"
-    yield "largest batch", f"{count_text(plan.largest_batch, 'image')} at a time"
-    if step:
-        seconds = {**plan.seconds, "computation": batch / processes / step.images_per_second}
-        total = plan.steps * max(seconds.values())
-        yield "this run", f"{_time(total)} on {count_text(processes, plan.device, plan.device)}"
+def _expected(plan: "TrainingPlan", devices: Sequence[str]) -> str:
+    """Return the expected rates of these GPUs, or why there are none."""
+    if isinstance(plan.expected, str):
+        return f"no estimate: {plan.expected}; {plan.mfu:.0%} of the peak is assumed"
+    steps = ((gpu, estimate(plan.config, gpu, plan.expected.images)) for gpu in devices)
+    rates = (f"{gpu} {step.images_per_second:,.0f} ({step.mfu:.0%})" for gpu, step in steps)
+    return (
+        f"{', '.join(rates)} images/s of one GPU (share of the peak), {plan.expected.images:,} at a time, "
+        "compiled bf16; not measured"
+    )
 
 
 def _size_of(plan: "TrainingPlan") -> str:
@@ -252,15 +242,15 @@ def _network(
     if nodes > 1:
         yield "network", f"{bytes_text(round(plan.sent_bytes))} a step and node, over {words}"
     if read := plan.read:
-        rate = plan.seconds["data"] and 1 / max(plan.seconds.values())
         size = read.per_image * batch / nodes * read.amplification
+        once = " in the first epoch" if read.is_once else ""
         often = f", each shard fetched by {read.amplification:.3g} nodes" if read.amplification > 1 else ""
         cache = f", cache {bytes_text(read.cache)} a node" if read.cache else ""
         yield (
             "reading",
             (
-                f"{size * rate / 1e9:.3g} GB/s a node{often}; images of a batch from at most "
-                f"{count_text(read.shards, 'shard')}{cache}"
+                f"{size / plan.seconds.step / 1e9:.3g} GB/s a node{once}{often}; images of a batch "
+                f"from at most {count_text(read.shards, 'shard')}{cache}"
             ),
         )
 
@@ -271,9 +261,9 @@ def _macs(macs: int) -> str:
 
 def _work(flops: int, machine: Machine) -> str:
     """Return an amount of computation, and its time on the GPU that `recipes table` uses."""
-    from vitctl.jobs.resources import GPU, usable_flops
+    from vitctl.jobs.resources import GPU, MFU, usable_flops
 
-    return f"{_flops(flops)}: {_time(flops / usable_flops(machine, GPU))} {_where(machine, GPU)}"
+    return f"{_flops(flops)}: {_time(flops / usable_flops(machine, GPU))} {_where(machine, GPU, MFU)}"
 
 
 def _flops(flops: int) -> str:
@@ -281,10 +271,10 @@ def _flops(flops: int) -> str:
     return f"{flops / size:,.4g} {unit}"
 
 
-def _where(machine: Machine, device: str) -> str:
-    from vitctl.jobs.resources import MFU, precision_of
+def _where(machine: Machine, device: str, mfu: float) -> str:
+    from vitctl.jobs.resources import precision_of
 
-    return f"on {machine.processes} {device} at {MFU:.0%} of the {precision_of(machine)} peak"
+    return f"on {machine.processes} {device} at {mfu:.0%} of the {precision_of(machine)} peak"
 
 
 def _time(seconds: float) -> str:
@@ -294,12 +284,16 @@ def _time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 0.1 else "less than 0.1 s"
 
 
-def _hours(plan: "TrainingPlan", machine: Machine) -> str:
-    """Return the time of a training: that of what takes longest, and where it is not alone, that of each."""
-    total = {kind: plan.steps * seconds for kind, seconds in plan.seconds.items() if seconds}
-    most = max(total, key=lambda kind: total[kind])
-    parts = ", ".join(f"{kind} {_time(seconds)}" for kind, seconds in total.items())
-    return f"{_time(total[most])} {_where(machine, plan.device)}{f' ({parts})' if len(total) > 1 else ''}"
+def _hours(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> str:
+    """Return the length of a training, and where it is not that of computation alone, its parts."""
+    step = plan.seconds
+    most = " in the process with the most images" if _uneven(plan, recipe) else ""
+    waited = plan.steps * (step.busy - step.computation)
+    wait = f"of which GPUs wait {_time(waited)}" if waited else "during computation"
+    network = f"; network {_time(plan.steps * step.network)}, {wait}" if step.network else ""
+    data = f"; data {_time(plan.fetching_steps * step.data)}" if step.data else ""
+    parts = f" (computation {_time(plan.steps * step.computation)}{network}{data})" if network + data else ""
+    return f"{_time(plan.run_seconds)} {_where(recipe.machine, plan.device, plan.mfu)}{most}{parts}"
 
 
 def _fit(plan: "TrainingPlan") -> str:
