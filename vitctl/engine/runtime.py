@@ -636,6 +636,8 @@ def alone(*, precision: str, device: str) -> Computation:
     Args, Raises: as `start`.
     """
     cpu, chosen = _device_and_precision(device, precision)
+    if cpu:
+        keep_freed_memory()
     return Computation(torch.device("cpu" if cpu else "cuda"), chosen)
 
 
@@ -646,8 +648,6 @@ def _device_and_precision(device: str, precision: str) -> tuple[bool, str]:
             "machine.device = 'cuda': PyTorch finds no GPU (`vitctl doctor` shows why); use 'auto'"
         )
     cpu = device == "cpu" or not torch.cuda.is_available()
-    if cpu:
-        keep_freed_memory()
     chosen = best_precision(cpu) if precision == "auto" else precision
     if chosen == "bf16" and not cpu and not torch.cuda.is_bf16_supported():
         raise LaunchError(

@@ -48,6 +48,7 @@ from vitctl.recipe.images import TrainImages
 from vitctl.recipe.neutral_keys import deciding_values
 from vitctl.recipe.schema import Evaluate, Finetune, FrozenRecipe, Log, Machine, Pretrain, TrainRecipe, Vtab
 from vitctl.recipe.sections import Schedule, StartWeights
+from vitctl.system.process import keep_freed_memory
 
 _PATIENCE = 5.0  # seconds that a finished training waits for the last shards
 FORMAT = "vitctl-features/2"  # 1 could be of images that were changed on the way from a server
@@ -363,6 +364,8 @@ def start_run(
     Sources that are scored come first; None is ignored. The processes share the work.
     """
     runtime = start_runtime(recipe.machine, run_dir, getattr(recipe, "log", None))
+    if runtime.device.type == "cpu" and isinstance(recipe, FrozenRecipe | Evaluate):
+        keep_freed_memory()  # a training with recomputed blocks would hold 1.4 times the memory
     stored = [source for source in sources if source is not None]
     shards = Verification(stored, run_dir, part=runtime.rank, num_parts=runtime.num_processes)
     journal, digest = open_journal(runtime, run_dir, report), json_digest(deciding_values(recipe))
