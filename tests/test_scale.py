@@ -31,7 +31,7 @@ from tests.conftest import (
     train_records,
 )
 from vitctl.data.datasets.catalog import open_split
-from vitctl.errors import LaunchError
+from vitctl.errors import RecipeError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -255,10 +255,7 @@ def test_fsdp__gathered_in_bf16_has_the_same_bits(
 
 def test_fsdp__gathered_in_bf16_needs_a_run_in_bf16(run: Run) -> None:
     values = {"machine.precision": "float32", "machine.sharding": "fsdp", "machine.sharding_dtype": "bf16"}
-    with pytest.raises(
-        LaunchError,
-        match=r"machine.sharding_dtype = 'bf16': this run computes in float32.* set machine.precision",
-    ):
+    with pytest.raises(RecipeError, match=r"sharding_dtype = 'bf16' would lose precision.* 'float32'; set"):
         run("run", **values)
 
 

@@ -191,7 +191,10 @@ def test_export__peft_refuses_what_it_cannot_hold(body: Path, job: Job, tmp_path
         ({"lora.targets": ()}, r"targets = \[\] should name each layer once"),
         ({"lora.blocks": (1, 1)}, r"blocks = \[1, 1\] should be distinct numbers, 0 or more"),
         ({"weights.initialise": "random"}, "leaves nothing worth freezing"),
-        ({"machine.sharding": "fsdp", "machine.sharding_dtype": "bf16"}, "adapters are merged into"),
+        (
+            {"machine.sharding": "fsdp", "machine.sharding_dtype": "bf16", "machine.precision": "bf16"},
+            "adapters are merged into",
+        ),
         ({"lora.blocks": (2,)}, r"lora\.blocks names 2, the network has the blocks 0 to 1"),
     ],
 )

@@ -330,6 +330,8 @@ def _ways(
             ways.append((f"--set machine.micro_batch={fitting}{extra}", used.at(fitting)))
             continue
         for processes in (m.processes << n for n in range((batch // m.processes).bit_length())):
+            if processes == 1:
+                continue
             cut = _with(thin, processes=processes, sharding="fsdp")
             used = Memory.of(config, cut, teacher, device)
             if used.at(1) <= used.room:

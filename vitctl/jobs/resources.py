@@ -44,7 +44,7 @@ _PEAKS = {
 }
 Precision = Literal["float32", "tf32", "bf16", "float64"]
 USABLE_SHARE = 0.9  # of a GPU's memory; the rest is for the framework
-RUNTIME_BYTES = 750 * 2**20  # of a process: Python, torch and its libraries; benchmarks/plan_memory.py
+RUNTIME_BYTES = 600 * 2**20  # of a process: Python, torch and its libraries; benchmarks/plan_memory.py
 
 _LINK = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)x([0-9]{1,3})")
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from vitctl.errors import RecipeError, explaining, refuse
+from vitctl.errors import RecipeError, explaining
 from vitctl.recipe.schema import JOBS, RENAMED, Recipe
 from vitctl.system.address import value_without_queries, without_queries
 from vitctl.system.files import RECIPE_LINE, parse_toml, read_toml
@@ -91,18 +91,13 @@ def parse_override(text: str) -> Override:
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise RecipeError(f"--set {one_line(text)}: is not UTF-8 text")
     key, found, value = text.partition("=")
-    refuse(
-        RecipeError,
-        (
-            not found or not key.strip(),
-            f"--set {text}: write it as section.key=value, e.g. --set optimizer.lr=0.001",
-        ),
-        (
-            len(text) > RECIPE_LINE.limit,
+    if not found or not key.strip():
+        raise RecipeError(f"--set {text}: write it as section.key=value, e.g. --set optimizer.lr=0.001")
+    if len(text) > RECIPE_LINE.limit:
+        raise RecipeError(
             f"--set {one_line(text[:40])}...: {len(text):,} characters, should be at most {RECIPE_LINE}; "
-            f"write it into a recipe",
-        ),
-    )
+            f"write it into a recipe"
+        )
     try:
         parsed = parse_toml(f"value = {value}")
         return Override(key.strip(), parsed["value"] if list(parsed) == ["value"] else value)

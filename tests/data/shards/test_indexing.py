@@ -52,12 +52,12 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], list[
     """The shards read since the last call, by any process; s-4 hangs while the file `hang` is there."""
     record, hang = tmp_path / "record", tmp_path / "hang"
 
-    def recorded(path: Path, *options: Any) -> Scan:
+    def recorded(path: Path, *options: Any, **named: Any) -> Scan:
         while path.name == "s-4.tar" and hang.exists():
             time.sleep(0.01)
         with record.open("a") as file:
             file.write(f"{path.name}\n")
-        return read_shard(path, *options)
+        return read_shard(path, *options, **named)
 
     def taken() -> list[str]:
         names = sorted(record.read_text().split()) if record.exists() else []
@@ -160,10 +160,10 @@ def test_index_shards__two_at_a_time_are_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("vitctl.system.files._LOCK_SECONDS", 0)
     paths = write_shards(tmp_path / "shards", 1)
 
-    def inside(path: Path, *options: Any) -> Scan:
+    def inside(path: Path, *options: Any, **named: Any) -> Scan:
         with pytest.raises(DataError, match="shards: is being written by another process; wait for it or"):
             index_shards(paths)
-        return read_shard(path, *options)
+        return read_shard(path, *options, **named)
 
     monkeypatch.setattr(indexing, "read_shard", inside)
     index_shards(paths)

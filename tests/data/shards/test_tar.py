@@ -393,4 +393,4 @@ def test_read_shard__refuses_a_second_archive_behind_the_first(tmp_path: Path) -
     assert len(read_shard(path).rows) == 1
     path.write_bytes(2 * path.read_bytes())
     with pytest.raises(DataError, match="other data follow"):
-        read_shard(path)
+        read_shard(path, ends=True)

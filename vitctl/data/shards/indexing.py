@@ -166,7 +166,7 @@ class _Job:
         try:
             scan = _load(part)
         except (DataError, OSError):  # missing, or damaged by a power failure
-            scan = self._fetched(first) if url else read_shard(_behind(Path(place)), self.members)
+            scan = self._fetched(first) if url else read_shard(_behind(Path(place)), self.members, ends=True)
             _save(part, scan)
         done(1)
         return Shard(name, len(scan.rows), scan.num_bytes, scan.sha256, url), scan.width, part
@@ -183,7 +183,7 @@ class _Job:
                         f"{first.url}: changed while it was read, or has another ETag at every request; type "
                         f"the same line again, or copy it first"
                     )
-                return read_shard(Path(file.name), self.members)
+                return read_shard(Path(file.name), self.members, ends=True)
             except DataError as error:
                 raise DataError(str(error).replace(file.name, first.url)) from None
 

@@ -340,7 +340,7 @@ class Scan:
         return 0 if self.labels is None else self.labels.shape[1]
 
 
-def read_shard(path: Path, fields: Fields = Fields()) -> Scan:
+def read_shard(path: Path, fields: Fields = Fields(), *, ends: bool = False) -> Scan:
     """Read every header and label of one shard; image bytes are hashed, not decoded.
 
     Members other than images (jpg, jpeg, png, webp, gif, bmp, tif, tiff) and labels are ignored. Labels are
@@ -350,6 +350,7 @@ def read_shard(path: Path, fields: Fields = Fields()) -> Scan:
     Args:
         path: an uncompressed tar file, members grouped by sample.
         fields: which members are image and label.
+        ends: refuse data behind the end of the archive; a digest tells that too.
 
     Raises:
         DataError: the tar is damaged or compressed, a member is unsafe or too large, a sample lacks a field.
@@ -359,13 +360,8 @@ def read_shard(path: Path, fields: Fields = Fields()) -> Scan:
             with open_tar(file) as tar:
                 samples = [(_row(path, sample), sample) for sample in _samples(path, tar, fields)]
                 class_names = stored_names(tar)
-            file.seek(tar.offset)
-            while rest := file.read(2**20):
-                if rest.strip(b"\0"):  # readers would leave it out without a word
-                    raise DataError(
-                        f"{path}: the archive ends at byte {tar.offset}, and other data follow, such as a "
-                        f"second archive; give each archive as a shard of its own"
-                    )
+            if ends:
+                _check_nothing_follows(path, file, tar.offset)
             file.seek(0)
             digest, num_bytes = hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
     except tarfile.TarError as error:
@@ -376,6 +372,17 @@ def read_shard(path: Path, fields: Fields = Fields()) -> Scan:
     if any(sample.label is None for _, sample in samples):
         labels = pad_labels([_labels(sample) or () for _, sample in samples])
     return Scan(np.array([row for row, _ in samples], ROW), labels, digest, num_bytes, class_names)
+
+
+def _check_nothing_follows(path: Path, file: IO[bytes], end: int) -> None:
+    """Refuse a file that continues behind its archive: readers would leave that out without a word."""
+    file.seek(end)
+    while rest := file.read(2**20):
+        if rest.strip(b"\0"):
+            raise DataError(
+                f"{path}: the archive ends at byte {end}, and other data follow, such as a second archive; "
+                f"give each archive as a shard of its own"
+            )
 
 
 def padded(labels: np.ndarray, width: int) -> np.ndarray:

@@ -104,7 +104,7 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
     """
     digest = hashlib.sha256()
     for name in sorted(state):
-        tensor = now(state[name]).detach().cpu().contiguous()
+        tensor = _numbers(state[name]).detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -145,7 +145,7 @@ def read_weights(
             weights = _of_vitctl(ours, tensors)
         else:
             weights = _of_another(path, getattr(named, "num_heads", num_heads), tensors)
-            if "head.weight" in weights.state and not now(weights.state["head.weight"]).any():
+            if "head.weight" in weights.state and not _numbers(weights.state["head.weight"]).any():
                 weights.meta["head"] = "zero"
         differing = [
             f"{name} {getattr(weights.config, name, 'none')} instead of {getattr(named, name)}"
@@ -210,6 +210,10 @@ def _exported_temperature(ours: Mapping[str, Any], state: Tensors) -> dict[str, 
     return {key: said[key] for key in ("temperature", "temperature_sha256") if key in said}
 
 
+def _numbers(tensor: Tensor) -> Tensor:
+    return now(tensor) if isinstance(tensor, Later) else tensor
+
+
 def check_numbers(state: Mapping[str, Tensor]) -> None:
     """Raises CheckpointError where a tensor holds NaN or an infinity, as after a training that diverged."""
     if odd := [name for name in sorted(state) if not holds_numbers(state[name])]:
@@ -217,7 +221,7 @@ def check_numbers(state: Mapping[str, Tensor]) -> None:
             f"{one_line(odd[0])} holds {str(state[odd[0]].dtype).removeprefix('torch.')}, should hold "
             f"floating-point numbers"
         )
-    wrong = [name for name in sorted(state) if not _is_finite(now(state[name]))]
+    wrong = [name for name in sorted(state) if not _is_finite(_numbers(state[name]))]
     if wrong:
         raise CheckpointError(
             f"{len(wrong)} of {len(state)} tensors hold NaN or infinities ({listed(wrong)}): the training "
