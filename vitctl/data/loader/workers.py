@@ -225,10 +225,8 @@ def empty_images(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory
 
 
 AHEAD_SECONDS = 20.0  # of training, whose images are fetched ahead
-_CHUNKS, _PROBES = (
-    4,
-    128,
-)  # a window is prefetched in chunks; so many positions of a chunk and lane are checked
+_CHUNKS = 4  # in which a window is prefetched
+_PROBES = 128  # positions of a chunk and a lane at which shards are looked up
 
 
 def reads_whole_shards(source: Source) -> bool:
