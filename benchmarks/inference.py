@@ -4,8 +4,10 @@ Both sides have the same weights, random ones that timm drew and stored, and the
 the network of `vitctl predict`, and our ONNX file that of `vitctl export`, as `vitctl predict model.onnx`
 runs it; both take uint8 images and normalise them. timm gets normalised images. Its ONNX file is that of its
 own `timm.utils.onnx_export`. Either file runs in onnxruntime and in OpenVINO, with the same threads. Logits
-of all sides are compared before anything is measured. Of the larger model only the settings are tried that
-were best for the smaller one, unless `--thorough`.
+of all sides are compared before anything is measured. In int8 our file is that of `vitctl export --int8`,
+beside the float32 files; what it costs in accuracy is told by an export of trained weights. Where torch is
+told to compute with AVX2 alone, files are left out: their runtimes choose their own instructions. Of the
+larger model only the settings are tried that were best for the smaller one, unless `--thorough`.
 """
 
 import os
@@ -38,7 +40,7 @@ from step import TIMM_NAMES
 LIBRARIES = ("torch", "timm", "onnx", "onnxruntime", "onnxscript", "openvino")
 GOAL = 1.2
 # The largest difference of a logit, in standard deviations of the logits, by precision.
-MOST_DIFFERENT = {"float32": 1e-3, "bf16": 0.2}
+MOST_DIFFERENT = {"float32": 1e-3, "bf16": 0.2, "int8": 1.0}
 NARROWED: Choices = {
     "autocast": {"autocast": True},
     "autocast, plain attention": {"autocast": True, "plain": True},
@@ -69,7 +71,14 @@ SIDES: dict[str, dict[str, Choices]] = {
     "bf16": {
         "ours in torch": {DEFAULT: {}},
         "timm in torch": {DEFAULT: NARROWED.pop("autocast"), **NARROWED},
+        "our ONNX in OpenVINO": {DEFAULT: {"machine.engine": "openvino", "machine.precision": "bf16"}},
+        "timm's ONNX in OpenVINO": {DEFAULT: {"dynamo": True, "openvino": True}},
     },
+}
+SIDES["int8"] = {
+    "our int8 ONNX": SIDES["float32"]["our ONNX"],
+    "our ONNX": SIDES["float32"]["our ONNX"],
+    "timm's ONNX": SIDES["float32"]["timm's ONNX"],
 }
 PAIRS = {
     "float32": (
@@ -78,7 +87,12 @@ PAIRS = {
         ("our ONNX", "ours in torch", 1.0),
         ("our ONNX", "timm in torch", None),
     ),
-    "bf16": (("ours in torch", "timm in torch", GOAL),),
+    "bf16": (
+        ("ours in torch", "timm in torch", GOAL),
+        ("our ONNX in OpenVINO", "timm in torch", GOAL),
+        ("our ONNX in OpenVINO", "timm's ONNX in OpenVINO", GOAL),
+    ),
+    "int8": (("our int8 ONNX", "our ONNX", None), ("our int8 ONNX", "timm's ONNX", None)),
 }
 Forward = Callable[[], np.ndarray]
 
@@ -90,7 +104,7 @@ def main() -> None:
         return
     parser = script_options(__doc__, rounds=5)
     parser.add_argument("--models", nargs="+", default=["S/16", "B/16"])
-    parser.add_argument("--precisions", nargs="+", default=["bf16", "float32"], choices=["bf16", "float32"])
+    parser.add_argument("--precisions", nargs="+", default=list(PAIRS), choices=list(PAIRS))
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1)
@@ -104,13 +118,19 @@ def main() -> None:
     machine, limits = Machine(), matrix_rates()
     rows: list[Row] = []
     choices = {precision: SIDES[precision] for precision in given.precisions}
+    if measure.only_avx2():
+        choices = {
+            precision: {side: own for side, own in sides.items() if "ONNX" not in side}
+            for precision, sides in choices.items()
+            if precision != "int8"
+        }
     if given.no_compile:
         choices = {precision: measure.uncompiled(sides) for precision, sides in choices.items()}
     for model in given.models:
         with tempfile.TemporaryDirectory() as folder:
-            write_weights(model, given.image_size, Path(folder))
+            write_weights(model, given.image_size, Path(folder), in_int8="int8" in choices)
             asked = {"folder": folder, "model": model, "size": given.image_size, "batch": given.batch}
-            for precision in given.precisions:
+            for precision in choices:
                 found = measure.compare(
                     __file__,
                     {**asked, "precision": precision},
@@ -121,6 +141,8 @@ def main() -> None:
                 differences = compare_logits(Path(folder), precision)
                 figure = f"inference, {model} at {given.image_size}, {given.batch} images, {precision}"
                 for first, second, goal in PAIRS[precision]:
+                    if not {first, second} <= choices[precision].keys():
+                        continue
                     row = found.row(
                         f"{figure}, {first} and {second}", given.number, goal, sides=(first, second)
                     )
@@ -133,8 +155,8 @@ def main() -> None:
     report("inference", rows, machine, limits, LIBRARIES, given.results)
 
 
-def write_weights(model: str, image_size: int, folder: Path) -> None:
-    """Weights that timm drew, and the head too, in a folder of its hub; and our ONNX file of them."""
+def write_weights(model: str, image_size: int, folder: Path, *, in_int8: bool) -> None:
+    """Weights that timm drew, and the head too, in a folder of its hub; and our ONNX files of them."""
     import timm
     import torch
     from timm.models import save_for_hf
@@ -143,8 +165,26 @@ def write_weights(model: str, image_size: int, folder: Path) -> None:
     network = timm.create_model(TIMM_NAMES[model], img_size=image_size)
     torch.nn.init.normal_(network.head.weight, std=0.02)
     save_for_hf(network, str(folder / "timm"), safe_serialization=True)
-    export = ("export", "--from", folder / "timm", "--to", "onnx", "--out", folder / "ours")
-    subprocess.run([sys.executable, "-m", "vitctl", *map(str, export)], check=True, stdout=sys.stderr)
+    export = ("export", "--from", folder / "timm", "--to", "onnx", "--out")
+    exports = [(*export, folder / "ours")]
+    if in_int8:
+        write_noise(image_size, folder / "noise")
+        exports.append((*export, folder / "int8", "--int8", "--check-data", folder / "noise"))
+    for words in exports:
+        subprocess.run([sys.executable, "-m", "vitctl", *map(str, words)], check=True, stdout=sys.stderr)
+
+
+def write_noise(image_size: int, out: Path) -> None:
+    """Shards of random images: what int8 sets its ranges by, and a few to be scored."""
+    from vitctl.data.datasets.readers.arrays import encode_png
+    from vitctl.data.writer.intake import Item
+    from vitctl.data.writer.shard_writer import write_split
+
+    random, names = np.random.default_rng(0), [str(number) for number in range(1000)]
+    for split, images in (("train", 32), ("test", 8)):
+        pixels = random.integers(0, 256, (images, image_size, image_size, 3), np.uint8)
+        items = [Item(f"{split}{n}", n, partial(encode_png, image)) for n, image in enumerate(pixels)]
+        write_split(items, out / split, names, seed=0, source_text="noise")
 
 
 def prepare(
@@ -161,8 +201,11 @@ def prepare(
     forward = {
         "ours in torch": lambda: our_network(place / "timm", precision, images),
         "our ONNX": lambda: our_network(place / "ours" / "model.onnx", "float32", images, settings),
+        "our int8 ONNX": lambda: our_network(place / "int8" / "model.onnx", "float32", images, settings),
+        "our ONNX in OpenVINO": lambda: our_network(place / "ours" / "model.onnx", "bf16", images, settings),
         "timm in torch": lambda: timm_network(place / "timm", model, settings, shown),
         "timm's ONNX": lambda: timm_onnx(place, model, settings, shown),
+        "timm's ONNX in OpenVINO": lambda: timm_onnx(place, model, settings, shown, "bf16"),
     }[side]()
     for _ in range(2):
         logits = forward()
@@ -232,7 +275,9 @@ def timm_network(weights: Path, model: str, settings: Mapping[str, Any], shown: 
     return forward
 
 
-def timm_onnx(folder: Path, model: str, settings: Mapping[str, Any], shown: Any) -> Forward:
+def timm_onnx(
+    folder: Path, model: str, settings: Mapping[str, Any], shown: Any, precision: str = "f32"
+) -> Forward:
     """timm's model in onnxruntime, as its onnx_export.py writes it."""
     import onnxruntime
     from timm.utils.onnx import onnx_export
@@ -245,7 +290,8 @@ def timm_onnx(folder: Path, model: str, settings: Mapping[str, Any], shown: Any)
     if settings.get("openvino"):
         import openvino
 
-        how = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": int(os.environ["OMP_NUM_THREADS"])}
+        threads = int(os.environ["OMP_NUM_THREADS"])
+        how = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads}
         compiled = openvino.Core().compile_model(file, "CPU", how)
         return lambda: compiled.infer_new_request({"images": shown.numpy()})[0]
     options = onnxruntime.SessionOptions()
@@ -262,19 +308,18 @@ def timm_onnx(folder: Path, model: str, settings: Mapping[str, Any], shown: Any)
 
 
 def compare_logits(folder: Path, precision: str) -> dict[str, float]:
-    """The largest difference of each side's logits from ours in torch, in standard deviations; ends where one
-    is too large.
+    """The largest difference of each side's logits from ours in torch, or from our float32 file, in standard
+    deviations; ends where one is too large.
     """
     logits = {
         path.stem.rpartition(",")[0]: np.load(path) for path in sorted(folder.glob(f"{precision} *.npy"))
     }
-    own = logits[f"{precision} ours in torch"]
+    reference = "our ONNX" if precision == "int8" else "ours in torch"
+    own = logits[f"{precision} {reference}"]
     found = {name: float(np.abs(other - own).max() / own.std()) for name, other in logits.items()}
     for name, difference in found.items():
         if not difference <= MOST_DIFFERENT[precision]:
-            sys.exit(
-                f"{name} differs from ours in torch by {difference:.2g} standard deviations of the logits"
-            )
+            sys.exit(f"{name} differs from {reference} by {difference:.2g} standard deviations of the logits")
     return found
 
 

@@ -27,6 +27,8 @@ from typing import Any, Literal, TypeVar
 RESULTS = Path(__file__).resolve().parent / "results"
 ANSWER = "--answer"  # the option of a script in a fresh process, see `in_fresh_process`
 MIB = 2**20
+# Of the environment: torch, oneDNN and MKL compute as on a processor that has no AVX-512.
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
 K = TypeVar("K")
 DEFAULT = "as it comes"
@@ -296,7 +298,14 @@ def processor() -> str:
         for flag in ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
         if flag in fields.get("flags", "").split()
     ]
+    if only_avx2():
+        has = ["avx2 alone, of " + ", ".join(has)]
     return f"{fields.get('model name', platform.machine())} ({', '.join(has)})"
+
+
+def only_avx2() -> bool:
+    """Whether torch and what it multiplies with were told to compute as on a processor with AVX2 alone."""
+    return {name: os.environ.get(name) for name in AVX2} == AVX2
 
 
 def device_name() -> str:
@@ -518,7 +527,12 @@ def report(
     returns the file.
     """
     found = {
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": " ".join(
+            [
+                *(f"{name}={value}" for name, value in AVX2.items() if only_avx2()),
+                *("python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]),
+            ]
+        ),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": machine.record(libraries),
         "limits": {key: round(value, 4) for key, value in limits.items()},

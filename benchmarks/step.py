@@ -43,7 +43,8 @@ from measure import (
 )
 
 LIBRARIES = ("torch", "timm", "accelerate")
-GOALS, MEMORY_GOAL, NO_DEVICE = {"cpu": 1.4, "cuda": 1.15}, 1 / 0.9, 3
+GOALS = {("cpu", "float32"): 1.4, ("cpu", "bf16"): 1.2, ("cuda", "bf16"): 1.15}
+MEMORY_GOAL, NO_DEVICE = 1 / 0.9, 3
 MODELS = {"cpu": ["S/16", "B/16"], "cuda": ["B/16", "L/16", "H/14", "R50+B/16"]}
 PRECISIONS = {"cpu": ["bf16", "float32"], "cuda": ["bf16"]}
 GPU_BATCHES = {"B/16": 256, "L/16": 128, "H/14": 64, "R50+B/16": 128}
@@ -304,7 +305,7 @@ def prepare(side: str, settings: Mapping[str, Any], work: Work) -> Callable[[], 
 def rows_of(work: Work, found: Compared, number: str) -> list[Row]:
     """Return time and memory of the best settings and of those that both sides come with."""
     return [
-        found.row(f"training step, {work}", number, GOALS[work.device]),
+        found.row(f"training step, {work}", number, GOALS[work.device, work.precision]),
         found.row(f"training step, as it comes, {work}", number, None, best=False),
         found.row(f"memory of a training step, {work}", "peak_mib", MEMORY_GOAL),
         found.row(f"memory of a training step, as it comes, {work}", "peak_mib", None, best=False),

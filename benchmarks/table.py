@@ -12,6 +12,7 @@ from measure import RESULTS, machine_text, table_rows
 
 README = Path(__file__).resolve().parent / "README.md"
 NAMES = ("step", "inference", "loader", "end_to_end", "saving", "start", "ridge", "gpu")
+FOLDERS = (".", "avx2", "epyc")  # of the results: of other processors than that of the first
 BEGIN, END = "<!-- table: python benchmarks/table.py --write -->", "<!-- end of the table -->"
 
 
@@ -26,10 +27,13 @@ def main() -> None:
 
 def table(results: Path = RESULTS) -> str:
     """Return all rows that were measured, and below them the machine and its limits in each run."""
-    paths = {name: results / f"{name}.json" for name in NAMES}
+    names = [Path(folder, name) for folder in FOLDERS for name in NAMES]
+    paths = {str(name): results / f"{name}.json" for name in names}
     found = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+    processors = [one["machine"]["processor"] for one in found.values()]
+    rows = sorted(found.values(), key=lambda one: processors.index(one["machine"]["processor"]))
     machines = [line for name, one in found.items() for line in ("", machine_text(name, one))]
-    return "\n".join([*table_rows(list(found.values())), *machines])
+    return "\n".join([*table_rows(rows), *machines])
 
 
 if __name__ == "__main__":

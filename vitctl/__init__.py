@@ -8,7 +8,11 @@ the files of a run are what to build on.
 Names are imported when they are asked for, so that `import vitctl` costs nothing and imports no torch.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
+
+# onnxruntime, from 1.29 on, tells its maker which models are run, unless this is set before it starts.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __version__ = "0.1.0"
 __all__ = (

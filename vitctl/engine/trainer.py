@@ -457,7 +457,11 @@ class Trainer(TrainStep):
 
     def _computed_on(self) -> dict[str, Any]:
         """Return what rounds otherwise where it is another; of a GPU no threads."""
-        return {name: self.facts.get(name, 0) for name in ("device_name", "threads")}
+        names = ("device_name", "threads", "attention", "linear")
+        found = {name: self.facts.get(name, 0) for name in names}
+        if self.runtime.device.type == "cpu":
+            found["instructions"] = torch.backends.cpu.get_cpu_capability()
+        return found
 
     def comparison(self, records: Sequence[Record]) -> Comparison:
         """Return the comparison with [known], after the records of the log so far."""

@@ -116,6 +116,7 @@ def _metadata(request: ExportRequest) -> dict[str, str]:
         "preprocessing": json.dumps(meta),
         "input": "squares" if request.model.preprocess is None else "photographs",
         "producer": "vitctl",
+        "precision": request.options.precision,
         **({"flip_average": "true"} if request.options.flip_average else {}),
         "weights_sha256": weights.digest,
         **({"licence": weights.meta["licence"]} if weights.meta.get("licence") else {}),

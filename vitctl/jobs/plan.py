@@ -55,12 +55,14 @@ from vitctl.jobs.resources import (
     expected,
     fetched,
     number_bytes,
+    precision_of,
     reading_of,
     step_seconds,
     traffic_bytes,
     trained_parameters,
 )
 from vitctl.models.flops import (
+    NO_BF16,
     count_macs,
     count_parameters,
     training_flops,
@@ -228,6 +230,8 @@ def plan_training(
             )
     o, s, m = recipe.optimizer, recipe.schedule, recipe.machine
     steps = checked_steps(num_images, s, m.processes)
+    if device in NO_BF16 and precision_of(m) == "bf16":
+        raise RecipeError(f"the {device} has no bf16; add --precision float32, which 'auto' means there")
     slots, averaging = OPTIMIZERS[o.name].slots, recipe.averaging.decay > 0
     if m.precision == "auto":
         notes.append(

@@ -542,7 +542,7 @@ PEAK_TFLOPS = {
     "MI250": 181.0,  # AMD Instinct MI250 data sheet, 362.1 for its two halves
     "MI210": 181.0,  # AMD Instinct MI210 data sheet
 }
-_NO_BF16 = ("V100",)
+NO_BF16 = ("V100",)
 # Of the same name, with another rate, or a part of it, as a virtual GPU such as A10-4Q; MI250X/MI250 does not
 # say which it is.
 _ANOTHER = re.compile(r"\b(Ti|SUPER|D|Laptop|Max-Q|MIG|GRID|VF|HBM2e|64GB|MI250X/MI250)\b|-\d+[A-Z]\b")
@@ -564,7 +564,7 @@ def bf16_tflops(device_name: str) -> float:
     if not found or _ANOTHER.search(device_name):
         return 0.0
     name = max(found, key=len)
-    return 0.0 if name in _NO_BF16 else PEAK_TFLOPS[name]
+    return 0.0 if name in NO_BF16 else PEAK_TFLOPS[name]
 
 
 def cpu_name() -> str:

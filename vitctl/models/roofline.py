@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from vitctl.errors import RecipeError
 from vitctl.models.flops import PEAK_TFLOPS, count_parameters, training_flops
 from vitctl.models.variants import AxialConfig, Config, HybridConfig, ViTConfig, skips_unused_tokens
+from vitctl.system.text import one_line
 
 # Memory in GiB (data sheets say GB for it) and its bandwidth in GB/s: the data sheets of `PEAK_TFLOPS`.
 MEMORY = {
@@ -68,9 +69,9 @@ def find_device(name: str) -> str:
     Raises:
         RecipeError: there is none.
     """
-    row = next((row for row in MEMORY if row.lower() == name.lower()), None)
+    row = next((row for row in MEMORY if row.lower() == name.strip().lower()), None)
     if row is None:
-        raise RecipeError(f"no bandwidth of the GPU '{name}' is known; choose one of: {', '.join(MEMORY)}")
+        raise RecipeError(f"no GPU is known as '{one_line(name)}'; choose one of: {', '.join(MEMORY)}")
     return row
 
 

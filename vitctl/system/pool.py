@@ -166,8 +166,7 @@ def _messages(readers: dict[Connection, ForkProcess]) -> Iterator[tuple[int, Any
                 if readers[reader].exitcode:
                     raise DataError(
                         f"a worker process was killed (exit code {readers[reader].exitcode}), most often out "
-                        f"of memory; "
-                        "use fewer --workers"
+                        "of memory; run the same command again, with fewer workers"
                     ) from None
 
 

@@ -131,7 +131,7 @@ def _show_training(
     from vitctl.jobs.resources import GPU, Link, parse_link
 
     link = Link() if given_link is None else parse_link(given_link)
-    gpu, multiple = find_device(device) if device else GPU, batch.tasks_per_node if batch else nodes
+    gpu, multiple = GPU if device is None else find_device(device), batch.tasks_per_node if batch else nodes
     loaded, plan = plan_loaded(loaded, nodes, link, gpu, multiple)
     ways = [(_in_job(way, batch), size) for way, size in plan.ways]
     recipe = cast(Pretrain | Finetune, loaded.recipe)
@@ -292,6 +292,8 @@ def _hours(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> str:
     wait = f"of which GPUs wait {_time(waited)}" if waited else "during computation"
     network = f"; network {_time(plan.steps * step.network)}, {wait}" if step.network else ""
     data = f"; data {_time(plan.fetching_steps * step.data)}" if step.data else ""
+    if recipe.machine.processes > 1 and not network:
+        network = "; the exchange between the GPUs of a node is not counted"
     parts = f" (computation {_time(plan.steps * step.computation)}{network}{data})" if network + data else ""
     return f"{_time(plan.run_seconds)} {_where(recipe.machine, plan.device, plan.mfu)}{most}{parts}"
 
