@@ -78,7 +78,7 @@ def test_run_tasks__a_worker_whose_reader_died_ends_too(nested: bool) -> None:
     assert not alive
 
 
-def test_run_tasks__meanwhile_runs_while_workers_work_and_its_error_ends_them() -> None:
+def test_run_tasks__meanwhile_runs_while_workers_work_and_its_error_is_raised() -> None:
     reader, writer = os.pipe()
 
     def work(task: int, _: object) -> tuple[int, bytes]:
@@ -90,17 +90,8 @@ def test_run_tasks__meanwhile_runs_while_workers_work_and_its_error_ends_them() 
     )
     earlier = {child.pid for child in psutil.Process().children()}
     with pytest.raises(ZeroDivisionError):
-        run_tasks(work, 2, workers=2, meanwhile=lambda: 1 // 0)
+        run_tasks(lambda task, _: task, 2, workers=2, meanwhile=lambda: 1 // 0)
     assert {child.pid for child in psutil.Process().children()} <= earlier
-
-
-def test_run_tasks__a_task_may_run_a_pool() -> None:
-    inner = [sum(range(task)) for task in range(5)]
-
-    def work(_: int, __: object) -> list[int]:
-        return run_tasks(lambda task, _: sum(range(task)), 5, workers=2)
-
-    assert run_tasks(work, 3, workers=2) == [inner] * 3
 
 
 def test_default_workers__are_the_cores_of_this_process() -> None:

@@ -1,6 +1,6 @@
 """A pool of forked worker processes.
 
-They inherit their input, send results through a pipe, and end with their parent. A task may run a pool.
+They inherit their input, send results through a pipe, and end with their parent.
 """
 
 import os
@@ -9,6 +9,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -56,8 +57,7 @@ def run_tasks(
         num_tasks: numbered from 0.
         workers: worker processes; task t runs in worker t % workers. 0: all tasks run in this process.
         done: called in this process with the progress since the last call.
-        meanwhile: called in this process while the workers work. They wait for its end if they have more to
-            say than a pipe holds, 64 KiB.
+        meanwhile: called in a thread of this process while the workers work; not called without workers.
 
     Returns:
         the results, in the order of the tasks.
@@ -66,13 +66,17 @@ def run_tasks(
         VitctlError: raised by a task; the other workers are stopped.
         DataError: a worker was killed.
         OSError: raised by a task.
+        Exception: raised by `meanwhile`, when the workers are done.
     """
     if not workers:
         return [work(task, done) for task in range(num_tasks)]
     results: dict[int, Result] = {}
-    with _started_workers(work, num_tasks, min(workers, num_tasks)) as readers:
+    with (
+        _started_workers(work, num_tasks, min(workers, num_tasks)) as readers,
+        ThreadPoolExecutor(1) as aside,
+    ):
         done(0)  # a bar that starts a thread does so after the fork
-        meanwhile()
+        called = aside.submit(meanwhile)
         for task, message in _messages(readers):
             if task == _USER_ERROR:
                 raise DataError(message)
@@ -84,6 +88,7 @@ def run_tasks(
                 done(message)
             else:
                 results[task] = message
+        called.result()
     return [results[task] for task in range(num_tasks)]
 
 
@@ -100,12 +105,10 @@ def counted(progress: Progress | None, total: int) -> Done:
     return done
 
 
-def run_each(
-    work: Callable[[int], Result], num_items: int, per_task: int, *, workers: int, done: Done = lambda _: None
-) -> list[Result]:
+def run_each(work: Callable[[int], Result], num_items: int, per_task: int, **how: Any) -> list[Result]:
     """Run `work(number)` for every item, `per_task` items in a task; return the results in order.
 
-    `done` is called with the number of finished items since the last call; the rest is as for `run_tasks`.
+    `how` are arguments of `run_tasks`, whose `done` is called with the number of finished items.
     """
 
     def task(number: int, done: Done) -> list[Result]:
@@ -115,7 +118,7 @@ def run_each(
             done(1)
         return results
 
-    tasks = run_tasks(task, -(-num_items // per_task), workers=workers, done=done)
+    tasks = run_tasks(task, -(-num_items // per_task), **how)
     return [result for results in tasks for result in results]
 
 
@@ -132,7 +135,9 @@ def _started_workers(
             reader, writer = fork.Pipe(duplex=False)
             tasks = range(number, num_tasks, workers)
             inherited = (*readers, reader)
-            process = fork.Process(target=_serve, args=(work, tasks, writer, inherited, os.getpid(), tied))
+            process = fork.Process(
+                target=_serve, args=(work, tasks, writer, inherited, os.getpid(), tied), daemon=True
+            )
             with warnings.catch_warnings():
                 # About fork in a process with threads: the workers take no lock that a thread may hold.
                 warnings.simplefilter("ignore", DeprecationWarning)

@@ -27,7 +27,7 @@ from vitctl.data.writer.intake import Item, Originals
 from vitctl.data.writer.shard_writer import write_originals
 from vitctl.errors import DataError, explaining
 from vitctl.system.files import parsing
-from vitctl.system.pool import Done, default_workers, run_tasks
+from vitctl.system.pool import default_workers
 from vitctl.system.text import did_you_mean, nearest, typed_command
 
 _ENOUGH_FOR_WORKERS = 2_000  # images; fewer are written sooner than processes have started
@@ -141,33 +141,23 @@ def open_split(
     return chosen
 
 
-def write_data_set(row: DataSet, out: Path, done: Done = lambda _: None) -> None:
+def write_data_set(row: DataSet, out: Path, meanwhile: Callable[[], object] = lambda: None) -> None:
     """Write the splits of a set that comes with vitctl.
 
-    Those that an earlier, killed process finished stay. `done` is called while images are drawn.
+    Those that an earlier, killed process finished stay. `meanwhile` is called in a thread of this process
+    while others draw.
     """
     assert row.make is not None
     workers = default_workers() if sum(row.sizes.values()) >= _ENOUGH_FOR_WORKERS else 0
     if not find_splits(out).keys() >= row.sizes.keys():
         for split in row.sizes:
-            write_originals(row.make(split), out, split, workers=workers, progress=lambda *_: done(0))
+            write_originals(row.make(split), out, split, workers=workers, meanwhile=meanwhile)
 
 
 def write_ahead(sets: Mapping[Path, DataSet]) -> None:
-    """Write sets that come with vitctl by their folders. Meanwhile, this process imports what trains on them.
-
-    The drawing processes are forked after webdataset, with which they write, is imported: once, not in each.
-    """
-    import webdataset  # noqa: F401
-
-    folders = list(sets)
-    images = sum(sum(row.sizes.values()) for row in sets.values())
-    run_tasks(
-        lambda number, done: write_data_set(sets[folders[number]], folders[number], done),
-        len(sets),
-        workers=default_workers() if images >= _ENOUGH_FOR_WORKERS else 0,
-        meanwhile=partial(import_module, "accelerate"),
-    )
+    """Write sets that come with vitctl by their folders. Meanwhile, import what writes shards and trains."""
+    for folder, row in sets.items():
+        write_data_set(row, folder, lambda: list(map(import_module, ("webdataset", "accelerate"))))
 
 
 def synthetic(num_images: int, *, dataset: str, image_size: int) -> Source:
