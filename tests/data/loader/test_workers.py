@@ -247,7 +247,9 @@ def test_batches__of_workers_lie_in_it_in_the_layout_of_those_made_here() -> Non
     assert open_memories() == before
 
 
-def test_new_images__use_the_memory_of_dropped_batches_and_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_images__use_the_memory_of_dropped_batches_and_of_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(lifecycle, "get_worker_info", lambda: True)
     monkeypatch.setattr(lifecycle, "_KEPT", [])
     made = [lifecycle.new_images(2, 4)[1] for _ in range(5)]
