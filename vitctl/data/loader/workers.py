@@ -235,7 +235,7 @@ _KEPT: list[tuple[SharedMemory, Tensor]] = []  # the memory of this worker's bat
 def new_images(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory | None]:
     """Return images to be written, uint8 `[num_images, 3, S, S]`, channels last; in a worker they are
     in shared memory, which is returned too. It is that of an earlier batch that was dropped, where there is
-    one: the kernel clears new pages first, which takes a thirtieth of the worker's time.
+    one: the kernel would clear new pages first.
     """
     shape = (num_images, image_size, image_size, 3)
     if get_worker_info() is None or sys.platform != "linux":
