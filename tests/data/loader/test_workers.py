@@ -223,7 +223,7 @@ def open_memories() -> int:
 
 def fill(there: Connection) -> None:
     memory = SharedMemory.zeros(6)
-    memory.tensor().copy_(torch.arange(6))
+    memory.tensor()[:-1].copy_(torch.arange(6))
     there.send(memory)
     assert there.recv() == "seen"
 
@@ -245,6 +245,42 @@ def test_batches__of_workers_lie_in_it_in_the_layout_of_those_made_here() -> Non
     del theirs, other
     gc.collect()
     assert open_memories() == before
+
+
+def test_new_images__use_the_memory_of_dropped_batches_and_of_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lifecycle, "get_worker_info", lambda: True)
+    monkeypatch.setattr(lifecycle, "_KEPT", [])
+    made = [lifecycle.new_images(2, 4)[1] for _ in range(5)]
+    memories = [memory for memory in made if memory is not None]
+    received = [memory.tensor() for memory in memories]
+    if not (child := os.fork()):
+        received.clear()  # says nothing about its parent
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert lifecycle.new_images(2, 4)[1] not in memories
+    view = received[1][3:5]
+    del received[1:3]
+    assert lifecycle.new_images(3, 4)[1] is not memories[2]  # of another size
+    assert lifecycle.new_images(2, 4)[1] is memories[2]
+    assert lifecycle.new_images(2, 4)[1] not in memories  # a part of memories[1] is still in use
+    del view
+    assert lifecycle.new_images(2, 4)[1] is memories[1]
+
+
+class Blank(SyntheticSource):
+    """Every third sample cannot be used."""
+
+    def read(self, sample: int) -> bytes:
+        return super().read(sample) if sample % 3 else b"no image"
+
+
+def test_batches__dropped_one_by_one_are_those_made_here() -> None:
+    made = (batches_of(Blank(99, 3, 16), Order(99, 0), num, batch_size=10, micro_batch=10) for num in (0, 1))
+    for ours, theirs in islice(zip(*made, strict=True), 20):
+        assert torch.equal(ours.images, theirs.images)
+        assert 0 < len(ours.bad) == int((ours.images.amax(dim=(1, 2, 3)) == 0).sum())
 
 
 def test_batches__more_than_are_read_at_once_come_in_order() -> None:

@@ -10,16 +10,15 @@ import re
 import subprocess
 import threading
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 
 _START_OF_IMAGE, _END_OF_IMAGE = b"\xff\xd8\xff", b"\xff\xd9"
 _BASELINE, _PROGRESSIVE = (0xC0, 0xC1), 0xC2
-_START_OF_SCAN, _RESTART, _RESTART_INTERVAL = 0xDA, 0xD0, 0xDD
+_START_OF_SCAN, _RESTART_INTERVAL = 0xDA, 0xDD
 _ESCAPE = 0xFF  # begins a marker
-_NUM_RESTARTS = 8  # restart markers are numbered modulo 8
+_RESTARTS = bytes(range(0xD0, 0xD8))  # second bytes of restart markers, which are used in turns
 _BLOCK = 8  # height and width of a coded block, in pixels
 _COEFFICIENTS = 64
 _COLOURS = {"Gray": 1, "CMYK": 4, "YCCK": 4}  # others have 3
@@ -170,11 +169,12 @@ def cut_out(
     height, width, per_row = height * max(1, size // units), width * min(size, units), max(1, units // size)
     begin = jpeg.scan + 2 + int.from_bytes(data[jpeg.scan + 2 : jpeg.scan + 4])
     num_rows, coded = -(-jpeg.height // height), np.frombuffer(data, np.uint8)
-    stops = begin + 2 + np.flatnonzero(coded[begin:-1] == _ESCAPE)
-    markers = coded[stops - 1]
-    stops, markers = stops[markers != 0], markers[markers != 0]  # a zero says that the byte before it is data
-    numbers = _marker_numbers(num_rows * per_row)
-    if markers[:-1].tobytes() != numbers[:-1]:
+    is_marker = coded[begin:-1] == _ESCAPE
+    is_marker &= coded[begin + 1 :] != 0  # a zero says that the byte before it is data
+    stops = begin + 2 + is_marker.nonzero()[0]
+    num = num_rows * per_row
+    numbers = (_RESTARTS * (num // len(_RESTARTS) + 1))[:num]
+    if coded[stops[:-1] - 1].tobytes() != numbers[:-1]:
         return jpeg, 0, 0
     above, beside = (_SURROUNDINGS * reduce if side > _BLOCK else 0 for side in jpeg.unit)
     rows = slice(max(0, top - above) // height, -(-min(jpeg.height, bottom + above) // height))
@@ -193,12 +193,6 @@ def cut_out(
     at = jpeg.frame + _HEIGHT_IN_FRAME
     part[at : at + 4] = b"".join(side.to_bytes(2) for side in sides)
     return replace(jpeg, data=bytes(part), height=sides[0], width=sides[1], restart=0), y, x
-
-
-@lru_cache(64)
-def _marker_numbers(num_intervals: int) -> bytes:
-    """Return the second bytes of the restart markers that end so many intervals."""
-    return bytes(_RESTART + number % _NUM_RESTARTS for number in range(num_intervals))
 
 
 def restart_interval(width: int, unit: int) -> int:

@@ -19,8 +19,8 @@ from vitctl.data.images.transforms import EvalTransform, TrainTransform, augment
 from vitctl.data.loader.workers import (
     Prefetcher,
     SharedMemory,
-    empty_images,
     is_worker_death,
+    new_images,
     original_message,
     reads_whole_shards,
     start_workers,
@@ -98,7 +98,7 @@ class Batch:
 def _received(images: SharedMemory | Tensor, shape: tuple[int, ...], values: dict[str, Any]) -> Batch:
     if isinstance(images, SharedMemory):
         num_images, colours, height, width = shape
-        images = images.tensor().view(num_images, height, width, colours).permute(0, 3, 1, 2)
+        images = images.tensor()[:-1].view(num_images, height, width, colours).permute(0, 3, 1, 2)
     small = {name: torch.from_numpy(values[name]) for name in _TENSORS[1:]}
     return Batch(**{**values, **small, "images": images})
 
@@ -284,9 +284,9 @@ class _TrainSamples(Dataset[Batch]):
     def _empty(self, positions: list[int], outage: str) -> Batch:
         """Return a batch of the same shapes without images."""
         size = len(positions)
-        images, memory = empty_images(size, self.transform.image_size)
+        images, memory = new_images(size, self.transform.image_size)
         return Batch(
-            images,
+            images.zero_(),
             torch.zeros(size, *self.source.labels(np.zeros(0, np.int64)).shape[1:], dtype=torch.int64),
             torch.zeros(size),
             torch.full((size,), PADDING),
@@ -369,7 +369,7 @@ def _batch(
 
     Images are opened in groups and then transformed, because alternating per image loses CPU cache locality.
     """
-    images, memory = empty_images(len(samples), image_size)
+    images, memory = new_images(len(samples), image_size)
     weights = np.zeros(len(samples), np.float32)
     bad: dict[int, str] = {}
     opened: dict[int, Opened] = {}
@@ -388,6 +388,7 @@ def _batch(
         if len(opened) == _OPEN_IMAGES or num_bytes > HELD.limit:
             transform_opened()
     transform_opened()
+    images[weights == 0] = 0
     for row in bad:
         labels[row] = np.clip(labels[row], 0, len(source.class_names) - 1)
     numbers = {row: int(samples[row]) for row in sorted(bad)}

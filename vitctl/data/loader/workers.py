@@ -178,6 +178,8 @@ class SharedMemory:
     Torch shares a tensor by creating a file in /dev/shm and unlinking it at once; a process that is killed in
     between leaks the file. This memory never has a name.
 
+    One more byte tells the process that made it whether the receiver has dropped its tensor.
+
     Args:
         descriptor: of the memory; closed with this object.
         size: in bytes.
@@ -190,17 +192,19 @@ class SharedMemory:
     def zeros(cls, size: int) -> "SharedMemory":
         """Allocate memory of `size` bytes."""
         memory = cls(os.memfd_create("vitctl"), size)
-        os.ftruncate(memory.descriptor, size)
+        os.ftruncate(memory.descriptor, size + 1)
         return memory
 
     def tensor(self, *, at_once: bool = False) -> Tensor:
-        """Map the memory as uint8 `[size]`, mapped as long as the tensor exists.
+        """Map the memory and the byte after it as uint8 `[size + 1]`, as long as the tensor exists.
 
         Args:
             at_once: map all pages now, which is faster when all of them will be written.
         """
         flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if at_once else 0)
-        return torch.frombuffer(mmap.mmap(self.descriptor, self.size, flags), dtype=torch.uint8)
+        pages = _Pages(self.descriptor, self.size + 1, flags)
+        pages.process = os.getpid()
+        return torch.frombuffer(pages, dtype=torch.uint8)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _attached, (DupFd(self.descriptor), self.size)
@@ -213,15 +217,40 @@ def _attached(descriptor: Any, size: int) -> SharedMemory:
     return SharedMemory(descriptor.detach(), size)
 
 
-def empty_images(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory | None]:
-    """Return zeros, uint8 `[num_images, 3, S, S]`, channels last; in a worker they are allocated in shared
-    memory, which is returned too.
+class _Pages(mmap.mmap):
+    """Mapped shared memory, which says in its last byte when nothing in this process refers to it."""
+
+    process = 0
+
+    def __del__(self) -> None:
+        if os.getpid() == self.process:  # a forked process may drop its copy earlier
+            self[-1] = _DROPPED
+
+
+_DROPPED = 1
+_MOST_KEPT = 3  # of one worker: a batch that is in use, one that waits, and one that is made
+_KEPT: list[tuple[SharedMemory, Tensor]] = []  # the memory of this worker's batches
+
+
+def new_images(num_images: int, image_size: int) -> tuple[Tensor, SharedMemory | None]:
+    """Return images to be written, uint8 `[num_images, 3, S, S]`, channels last; in a worker they are
+    in shared memory, which is returned too. It is that of an earlier batch that was dropped, where there is
+    one: the kernel would clear new pages first.
     """
     shape = (num_images, image_size, image_size, 3)
     if get_worker_info() is None or sys.platform != "linux":
-        return torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2), None
-    memory = SharedMemory.zeros(math.prod(shape))
-    return memory.tensor(at_once=True).view(shape).permute(0, 3, 1, 2), memory
+        return torch.empty(shape, dtype=torch.uint8).permute(0, 3, 1, 2), None
+    size = math.prod(shape)
+    for memory, content in _KEPT:
+        if memory.size == size and content[-1] == _DROPPED:
+            break
+    else:
+        memory = SharedMemory.zeros(size)
+        content = memory.tensor(at_once=True)
+        if len(_KEPT) < _MOST_KEPT:
+            _KEPT.append((memory, content))
+    content[-1] = 0
+    return content[:-1].view(shape).permute(0, 3, 1, 2), memory
 
 
 AHEAD_SECONDS = 20.0  # of training, whose images are fetched ahead
