@@ -1,5 +1,5 @@
-"""`python -m tests.launch.slow_worker RUN`: a worker that writes each file of a checkpoint for two seconds: longer
-than a second signal counts as an echo of the first.
+"""`python -m tests.launch.slow_worker RUN`: a worker that writes each file of a checkpoint for two seconds:
+longer than a second signal counts as an echo of the first.
 """
 
 import time
