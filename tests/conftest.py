@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -32,6 +33,7 @@ from torch import Tensor
 
 from vitctl.engine.checkpoint import read_checkpoint
 from vitctl.engine.journal import CHECKPOINTS, name_of
+from vitctl.launch import agent
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
@@ -87,6 +89,19 @@ def one_command_tree() -> Iterator[None]:
     """Let typer build its commands once in this process, and not for each line that a test types."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forked_agents() -> Iterator[None]:
+    """Let jobs in this process fork `accelerate launch` and its processes: their imports are over."""
+
+    def fork(line: list[str], *, preexec_fn: object, **given: Any) -> warm.Popen:
+        assert preexec_fn is not None  # that all end with vitctl is tested where vitctl is a process
+        return warm.Popen(line, **given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agent, "subprocess", SimpleNamespace(Popen=fork))
         yield
 
 

@@ -49,7 +49,7 @@ IMPORTED = (
     "vitctl.launch.prepare_run",
 )
 # What is forked where a process of this kind starts it.
-FORKED = re.compile(r"vitctl\.launch\.(agent|worker)|tests\.launch\.\w+_worker")
+FORKED = re.compile(r"accelerate\.commands\.launch|vitctl(\.launch\.worker)?|tests\.launch\.\w+_worker")
 ROOM = 1 << 15  # bytes of a process's arguments and of its environment, as /proc shows them
 CHANGEABLE = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}
 

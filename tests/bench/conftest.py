@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY
+from vitctl.bench import measuring, resolutions
 from vitctl.bench.timed_steps import Prepared, with_training, without_extras
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Pretrain
@@ -19,6 +20,13 @@ def tiny_recipe(**values: Any) -> Pretrain:
     recipe = without_extras(recipe)  # type: ignore[assignment]
     assert isinstance(recipe, Pretrain)
     return recipe
+
+
+@pytest.fixture(autouse=True)
+def small_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure small matrix products, and no longer than one takes."""
+    monkeypatch.setattr(resolutions, "_MATRIX_SECONDS", 0.0)
+    monkeypatch.setitem(measuring._SHAPES, "cpu", ((64, 128, 256), (128, 128, 128)))
 
 
 @pytest.fixture

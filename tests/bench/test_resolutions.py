@@ -25,11 +25,11 @@ def test_sides__of_the_papers_figure_and_lists() -> None:
 
 def test_resolutions__a_cell_for_each_network_and_size_and_its_picture(tmp_path: Path) -> None:
     result = bench_resolutions(
-        ("Ti/32", "R50x1", "Axial-B/32"), (32,), Budget(-1.0), precision="float32", device="cpu"
+        ("Ti/32", "R50x1", "Axial-Ti/32"), (32,), Budget(-1.0), precision="float32", device="cpu"
     )
     cells = result["cells"]
     assert [(cell["image_size"], cell["model"]) for cell in cells] == [
-        (32, name) for name in ("Ti/32", "R50x1", "Axial-B/32")
+        (32, name) for name in ("Ti/32", "R50x1", "Axial-Ti/32")
     ]
     for cell in cells:
         config = variant(cell["model"], image_size=cell["image_size"], num_classes=1000)
@@ -49,7 +49,7 @@ def test_resolutions__a_cell_for_each_network_and_size_and_its_picture(tmp_path:
 
 
 def test_resolutions__what_a_network_cannot_do_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = bench_resolutions(("B/32",), (16,), Budget(0.0), precision="float32", device="cpu")
+    result = bench_resolutions(("Ti/32",), (16,), Budget(0.0), precision="float32", device="cpu")
     (cell,) = result["cells"]
     assert cell["images_per_second"] == 0
     assert cell["note"]

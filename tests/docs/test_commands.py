@@ -72,7 +72,8 @@ def test_commands__run_one_after_the_other(page: str, home: Path, vitctl: Vitctl
         line = " ".join(words)
         if any(re.match(pattern, line) for pattern in PARSED):
             continue
-        if words[0] == "export" and page != "README.md" and words in commands("README.md"):
+        shown = [first[3:] for first in commands("README.md") if first[0] == "export"]  # without --from RUN
+        if words[0] == "export" and page != "README.md" and words[3:] in shown:
             continue  # a graph takes 4 seconds
         plan = re.match(PLANNED, line) and not re.match(RUN, line) and "--dry-run" not in words
         if (

@@ -65,7 +65,7 @@ def test_onnx__agrees_with_every_family_at_any_batch(
 
 def test_onnx__kernels_are_standardised_once(saved: Saved, exported: Exported, tmp_path: Path) -> None:
     """Not again in every pass: weights of a convolution are constants of the graph."""
-    exported(saved("resnet v2"), "onnx")
+    exported(saved("resnet v2"), "onnx", **{"export.features": True})  # a graph that is exported above
     graph = onnx.load(tmp_path / "run" / "model.onnx").graph
     constants = {tensor.name for tensor in graph.initializer}
     convolutions = [node for node in graph.node if node.op_type == "Conv"]

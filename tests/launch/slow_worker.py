@@ -1,13 +1,16 @@
-"""`python -m tests.launch.slow_worker RUN`: a worker whose checkpoints take six seconds each to write."""
+"""`python -m tests.launch.slow_worker RUN`: a worker that writes each file of a checkpoint for two seconds:
+longer than a second signal counts as an echo of the first.
+"""
 
 import time
 from pathlib import Path
 from typing import Any
 
 from vitctl.engine import checkpoint as files
+from vitctl.engine.preemption import ECHO_SECONDS
 from vitctl.launch.worker import main
 
-SECONDS = 6.0
+SECONDS = 2 * ECHO_SECONDS
 
 
 def slow_down() -> None:

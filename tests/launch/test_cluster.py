@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import warm
 from vitctl.errors import LaunchError
 from vitctl.launch.cluster import (
     FIRST_PORT,
@@ -213,7 +214,7 @@ def test_foreign_launch__real(flags: list[str], key: str, tmp_path: Path) -> Non
     """accelerate's own command, with vitctl behind it."""
     vitctl = ["pretrain", "--recipe", "smoke", "--synthetic", "--out", str(tmp_path / "run")]
     line = [sys.executable, "-m", "accelerate.commands.launch", *flags, "-m", "vitctl", *vitctl]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=240, check=False)
+    done = warm.run(line, capture_output=True, text=True, timeout=240)
     assert done.returncode == 1
     assert f"vitctl: accelerate launch {key}" in done.stderr
     assert not (tmp_path / "run").exists()

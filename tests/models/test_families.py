@@ -168,9 +168,10 @@ def test_forward__compiles_as_one_graph(
     "family",
     [
         "relative",
-        "resnet v2",
         "dinov3",
+        # tests/export/ has some of them as files.
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("2d", "hybrid", "axial", "axial resnet")),
+        pytest.param("resnet v2", marks=pytest.mark.slow),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("eva", "beit", "siglip", "clip")),
     ],
     indirect=True,
