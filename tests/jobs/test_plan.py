@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import TINY
 from tests.models.weights.conftest import hollow
 from vitctl.data.datasets.catalog import open_split
-from vitctl.errors import DataError, LaunchError, VitctlError
+from vitctl.errors import DataError, LaunchError, RecipeError, VitctlError
 from vitctl.jobs.inputs.checks import check_recipe, fit_to_data
 from vitctl.jobs.plan import call_with_timeout, plan_training
 from vitctl.models.flops import block_parameters
@@ -94,6 +94,7 @@ class Blocked:
             raise ImportError(name + " is blocked")
 sys.meta_path.insert(0, Blocked())
 import vitctl.models.flops
+from vitctl.errors import RecipeError
 from vitctl.jobs.plan import plan_training
 from vitctl.recipe.load import Override, load_recipe
 print(plan_training(load_recipe("jft_h14").recipe).parameters)
@@ -164,6 +165,20 @@ def test_plan_training__of_another_gpu() -> None:
     assert slow / fast == pytest.approx(494.5 / 156)  # data sheets
     small = plan_training(recipe("in1k_b16", **{"machine.processes": 64}), device="H200")
     assert small.fitting_micro_batch == 64 < small.largest_batch == plans["H200"].largest_batch
+
+
+def test_plan_training__the_rate_is_that_of_the_command() -> None:
+    """Not compiled, each element-wise operation reads and writes memory. A V100 has no bf16."""
+    plain, compiled = (
+        plan_training(recipe("in1k_b16", **{"machine.compile": value})).expected for value in (False, True)
+    )
+    assert not isinstance(plain, str) and not isinstance(compiled, str)
+    assert plain.images_per_second < compiled.images_per_second
+    assert plain.seconds["matrices"] == compiled.seconds["matrices"]
+    with pytest.raises(RecipeError, match="V100 has no bf16"):
+        plan_training(recipe("in1k_b16"), device="V100")
+    slow = plan_training(recipe("in1k_b16", **{"machine.precision": "float32"}), device="V100")
+    assert isinstance(slow.expected, str)
 
 
 def test_plan_training__what_fits_has_nothing_to_set() -> None:

@@ -5,8 +5,10 @@ nothing else.
 import hashlib
 import importlib.util
 import io
+import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -294,6 +296,23 @@ def test_openvino__tells_how_far_it_is_from_onnxruntime_or_is_refused(
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(LaunchError, match="openvino is not installed"):
         opened(onnx_file)
+
+
+@engines
+def test_predict__onnx_engines_report_nothing_to_their_makers(
+    onnx_file: Path, engine: str, tmp_path: Path
+) -> None:
+    """Both keep the number of a user, and what is to be sent, in these folders. In CI they do not."""
+    image, folders = tmp_path / "image.png", {name: tmp_path / name for name in ("HOME", "TMPDIR")}
+    Image.new("RGB", (32, 32)).save(image)
+    for folder in folders.values():
+        folder.mkdir()
+    unset = ("CI", "GITHUB_ACTIONS", "JENKINS_URL", "TF_BUILD", "ORT_DISABLE_TELEMETRY")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    line = (sys.executable, "-m", "vitctl", "predict", image, "--from", onnx_file)
+    line += ("--set", f"machine.engine={engine}")
+    subprocess.run(line, check=True, env={**environment, **{k: str(v) for k, v in folders.items()}})
+    assert [path for folder in folders.values() for path in folder.rglob("*")] == []
 
 
 @engines

@@ -64,6 +64,12 @@ def test_list__a_damaged_run_is_still_a_line(tmp_path: Path) -> None:
     assert (line.recipe, line.job, line.state, line.number) == ("", "", "prepared", None)
 
 
+def test_list__a_run_that_failed_before_its_first_step_hides_no_other(tmp_path: Path) -> None:
+    made_up(tmp_path / "a", "smoke", None)
+    (made_up(tmp_path / "b", "smoke", None) / "steps.jsonl").write_text('{"kind": "start", "step": 0}\n')
+    assert {line.folder.name for line in list_runs(tmp_path)} == {"a", "b"}
+
+
 def test_size__follows_no_link(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(b"x" * 5000)
     folder = tmp_path / "run"

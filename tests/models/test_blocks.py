@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.models.tiny_models import TINY
+from vitctl.engine.preemption import StopFlag, Stopped
 from vitctl.errors import LaunchError
 from vitctl.models.blocks import Block, compile_blocks, compile_errors
 from vitctl.models.build import build
@@ -83,6 +84,12 @@ def test_compile_errors__are_one_line() -> None:
     compile_blocks(model, broken)
     message = r"machine\.compile: torch could not compile .*set machine\.compile = false"
     with pytest.raises(LaunchError, match=message), compile_errors():
+        model(torch.randn(2, 3, 32, 32))
+    torch.compiler.reset()
+    compile_blocks(model, broken)
+    stop = StopFlag()
+    stop.outage = "stopped"
+    with pytest.raises(Stopped), compile_errors(stop.check):
         model(torch.randn(2, 3, 32, 32))
 
 

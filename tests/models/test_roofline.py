@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import ROOT
 from vitctl.errors import RecipeError
 from vitctl.models.flops import PEAK_TFLOPS, count_parameters, forward_flops
-from vitctl.models.roofline import MEMORY, estimate, kernels
+from vitctl.models.roofline import MEMORY, estimate, find_device, kernels
 from vitctl.models.variants import variant
 
 
@@ -51,6 +51,15 @@ def test_published_rates_are_within_a_quarter(
 ) -> None:
     config = variant(name, image_size=size, num_classes=1000, classifier="patches")
     assert estimate(config, device, batch, training=False).images_per_second == pytest.approx(rate, rel=0.25)
+
+
+def test_find_device__takes_names_in_any_case_with_or_without_the_brand() -> None:
+    assert {find_device(name) for name in ("rtx 4090", " GeForce RTX 4090", "NVIDIA GeForce RTX 4090")} == {
+        "GeForce RTX 4090"
+    }
+    for name in ("", "NVIDIA A100-SXM4-40GB", "B/16\n"):  # the A100 of the table has 80 GB
+        with pytest.raises(RecipeError, match="choose one of"):
+            find_device(name)
 
 
 def test_what_is_not_known_is_refused() -> None:

@@ -116,10 +116,10 @@ def _accuracy_line(correct: int, total: int, weights: str, place: str) -> str:
     from vitctl.engine.metrics import interval_text, wilson
 
     counts = f"{correct:,} of {count_text(total, 'labelled image')}"
-    run = "RUN" if weights.endswith(".onnx") else typed(weights)
+    scores = f"; all scores: vitctl evaluate --from {typed(weights)} --data {place}"
     return (
-        f"accuracy {correct / total:.2%} ({counts})  95 % interval {interval_text(wilson(correct, total))}; "
-        f"all scores: vitctl evaluate --from {run} --data {place}"
+        f"accuracy {correct / total:.2%} ({counts})  95 % interval {interval_text(wilson(correct, total))}"
+        f"{'' if weights.endswith('.onnx') else scores}"
     )
 
 

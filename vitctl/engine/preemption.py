@@ -52,6 +52,11 @@ class StopFlag:
         """Whether this process should stop: a signal was received, or images cannot be fetched."""
         return self.signal is not None or bool(self.outage)
 
+    def check(self) -> None:
+        """Raise Stopped if this process should stop."""
+        if self.raised:
+            raise Stopped
+
     def raise_(self, number: int, _frame: FrameType | None = None) -> None:
         """The signal handler. It prints a message at once, since the current step may take a while."""
         if self.reason:

@@ -15,7 +15,7 @@ import torch
 
 from vitctl.engine.computation import Kernels, use_kernels, versions
 from vitctl.engine.journal import LOG, Journal, Report, silent
-from vitctl.engine.preemption import StopFlag, Stopped
+from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.export.graph import Raw
 from vitctl.export.proof import TOLERANCE, GivenImages, Score, agree, compare, run_model, score
@@ -143,8 +143,7 @@ def export(
     files: dict[str, str] = {}
     metrics: dict[str, dict[str, Any]] = {"max_difference": {}, "answers_changed": {}, "scores": {}}
     for to in options.to:
-        if stop.raised:
-            raise Stopped
+        stop.check()
         row = FORMATS[to]
         graph = _graph(found, plain, options) if row.is_graph else plain
         resizing = check(row) if graph.preprocess is None else None

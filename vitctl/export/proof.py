@@ -16,7 +16,7 @@ from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.verification import Verification
 from vitctl.data.source.views import Source, random_subset
 from vitctl.engine.metrics import Hits, count_hits
-from vitctl.engine.preemption import StopFlag, Stopped
+from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, DataError
 from vitctl.export.graph import Raw
 from vitctl.export.resizing import stored_transform
@@ -133,8 +133,7 @@ class GivenImages:
         photographs, decoded and upright, uint8 [1, H, W, 3].
         """
         for images in self._photographs(source) if photographs else self._squares(source):
-            if self._stop.raised:
-                raise Stopped
+            self._stop.check()
             yield images
 
     def _squares(self, source: Source) -> Iterator[Tensor]:

@@ -90,7 +90,7 @@ def expected(
     if why := next((why for why, holds in reasons.items() if holds), ""):
         return why
     try:
-        return estimate(config, device, images)
+        return estimate(config, device, images, compiled=m.compile)
     except RecipeError:
         return "it knows ViTs only"
 

@@ -427,7 +427,7 @@ def train(
         score = partial(look.through, evaluate_model, "scoring", source=images.scored)
     with (
         exact(runtime, recipe.schedule.threads) if lanes else nullcontext(),
-        compile_errors() if recipe.machine.compile else nullcontext(),
+        compile_errors(run.stop.check) if recipe.machine.compile else nullcontext(),
     ):
         trainer = Trainer(
             recipe,

@@ -135,8 +135,8 @@ def _last_step(folder: Path, records: Sequence[Record]) -> tuple[int, float | No
         with open_regular(folder / STEP_RECORDS, error=LaunchError) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             lines = file.read(_TAIL_BYTES).decode(errors="replace")
-        newest = next(r for r in reversed(list(parse_records(lines))) if "bits" in r)
-        if int(newest["step"]) > step:
+        newest = next((r for r in reversed(list(parse_records(lines))) if "bits" in r), None)
+        if newest and int(newest["step"]) > step:
             return int(newest["step"]), float.fromhex(newest["bits"]["loss"])
     return step, loss
 

@@ -157,8 +157,11 @@ def compile_blocks(model: nn.Module, backend: str | Callable[..., Any] = "induct
 
 
 @contextmanager
-def compile_errors() -> Iterator[None]:
+def compile_errors(check: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Around the use of compiled blocks, which are compiled when they first run.
+
+    Args:
+        check: called before an error is raised; a signal of the terminal ends the compiler's processes too.
 
     Raises:
         LaunchError: torch's compiler failed, with the first line of what it said.
@@ -168,6 +171,7 @@ def compile_errors() -> Iterator[None]:
     try:
         yield
     except TorchDynamoException as error:
+        check()
         said = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
         raise LaunchError(
             f"machine.compile: torch could not compile this model here ({said[:200]}); set machine.compile "

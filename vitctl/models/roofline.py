@@ -64,15 +64,20 @@ class Estimate:
 
 
 def find_device(name: str) -> str:
-    """Return the row of `MEMORY` that a name means in any case.
+    """Return the row of `MEMORY` that a name means, in any case, with or without NVIDIA and GeForce.
 
     Raises:
         RecipeError: there is none.
     """
-    row = next((row for row in MEMORY if row.lower() == name.strip().lower()), None)
+    asked = _brandless(name)
+    row = next((row for row in MEMORY if _brandless(row) == asked), None)
     if row is None:
         raise RecipeError(f"no GPU is known as '{one_line(name)}'; choose one of: {', '.join(MEMORY)}")
     return row
+
+
+def _brandless(name: str) -> str:
+    return name.strip().lower().removeprefix("nvidia ").removeprefix("geforce ")
 
 
 def kernels(config: ViTConfig, images: int, *, training: bool = True, compiled: bool = True) -> list[Kernel]:

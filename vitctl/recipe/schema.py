@@ -111,8 +111,8 @@ class EvaluateMachine(NetworkMachine):
 
     engine: Literal["onnxruntime", "openvino"] = knob(
         "onnxruntime",
-        "what runs an ONNX file; openvino: on a CPU, faster than onnxruntime, and in bf16 if "
-        "machine.precision says so, after pip install 'vitctl[openvino]'",
+        "predict and serve: what runs an ONNX file; openvino: on a CPU, faster than onnxruntime, and in bf16 "
+        "if machine.precision says so, after pip install 'vitctl[openvino]'",
     )
 
 

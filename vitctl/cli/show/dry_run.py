@@ -154,7 +154,7 @@ def _show_training(
         ),
         ("steps", f"{plan.steps:,} of {recipe.schedule.batch_size:,} images{per_epoch}"),
         ("training", f"{_flops(plan.training_flops)}: {_hours(plan, recipe)}"),
-        ("expected", _expected(plan, (gpu,) if device else _EXPECTED_ON)),
+        ("expected", _expected(plan, (gpu,) if device else _EXPECTED_ON, compiled=recipe.machine.compile)),
         (
             "micro-batch",
             f"{count_text(plan.micro_batch, 'image')} in each of "
@@ -206,15 +206,15 @@ def _uneven(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> str:
     return f"; the one with the most has {plan.most:,} a step (mean {mean:.4g})" * (plan.most > mean)
 
 
-def _expected(plan: "TrainingPlan", devices: Sequence[str]) -> str:
+def _expected(plan: "TrainingPlan", devices: Sequence[str], *, compiled: bool) -> str:
     """Return the expected rates of these GPUs, or why there are none."""
     if isinstance(plan.expected, str):
         return f"no estimate: {plan.expected}; {plan.mfu:.0%} of the peak is assumed"
-    steps = ((gpu, estimate(plan.config, gpu, plan.expected.images)) for gpu in devices)
+    steps = ((gpu, estimate(plan.config, gpu, plan.expected.images, compiled=compiled)) for gpu in devices)
     rates = (f"{gpu} {step.images_per_second:,.0f} ({step.mfu:.0%})" for gpu, step in steps)
     return (
         f"{', '.join(rates)} images/s of one GPU (share of the peak), {plan.expected.images:,} at a time, "
-        "compiled bf16; not measured"
+        f"bf16, {'' if compiled else 'not '}compiled (machine.compile); not measured"
     )
 
 

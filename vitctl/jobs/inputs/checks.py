@@ -441,6 +441,19 @@ def check_weights(recipe: Recipe) -> StoredNetwork | None:
         VitctlError: they are missing or invalid, or the network is impossible.
     """
     found = None
+    if isinstance(recipe, Evaluate):
+        refuse(
+            RecipeError,
+            (
+                recipe.weights.source.endswith(".onnx"),
+                f"{recipe.weights.source}: evaluate takes no ONNX file; vitctl predict SHARDS:SPLIT --from "
+                f"{recipe.weights.source} prints its accuracy",
+            ),
+            (
+                recipe.machine.engine != "onnxruntime",
+                f"machine.engine = '{recipe.machine.engine}': for ONNX files alone; leave it out",
+            ),
+        )
     if isinstance(recipe, Finetune | FrozenRecipe | Vtab | Evaluate | ExportRecipe):
         chosen = recipe.weights
         found = find_network(
