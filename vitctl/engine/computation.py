@@ -177,7 +177,9 @@ def choose_kernels(
             if isinstance(config, ViTConfig)
             else "fused"
         )
-        if lanes or getattr(config, "position_embedding", "") == "relative":
+        # Compiled in float32, torch's fused kernel for AVX-512 has written outside its memory (torch 2.14).
+        compiled = device.type == "cpu" and getattr(machine, "compile", False)
+        if lanes or compiled or getattr(config, "position_embedding", "") == "relative":
             attention = "math"
     return Kernels(attention=attention, linear="torch" if linear == "auto" else linear)
 

@@ -120,7 +120,8 @@ class _OpenVINO:
     """
 
     def __init__(self, path: Path, *, in_bf16: bool) -> None:
-        sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type] # it counts uses for its maker
+        # It counts uses for its maker; without it openvino works as well.
+        sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
         try:
             import openvino
         except ImportError:
