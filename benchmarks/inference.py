@@ -76,7 +76,7 @@ SIDES: dict[str, dict[str, Choices]] = {
     },
 }
 SIDES["int8"] = {
-    "our int8 ONNX": SIDES["float32"]["our ONNX"],
+    "our int8 ONNX": {DEFAULT: {}},
     "our ONNX": SIDES["float32"]["our ONNX"],
     "timm's ONNX": SIDES["float32"]["timm's ONNX"],
 }

@@ -175,8 +175,9 @@ def test_plan_training__the_rate_is_that_of_the_command() -> None:
     assert not isinstance(plain, str) and not isinstance(compiled, str)
     assert plain.images_per_second < compiled.images_per_second
     assert plain.seconds["matrices"] == compiled.seconds["matrices"]
-    with pytest.raises(RecipeError, match="V100 has no bf16"):
-        plan_training(recipe("in1k_b16"), device="V100")
+    for precision, lacks in (("auto", "bf16"), ("tf32", "tf32")):
+        with pytest.raises(RecipeError, match=f"V100 has no {lacks}"):
+            plan_training(recipe("in1k_b16", **{"machine.precision": precision}), device="V100")
     slow = plan_training(recipe("in1k_b16", **{"machine.precision": "float32"}), device="V100")
     assert isinstance(slow.expected, str)
 
