@@ -231,7 +231,9 @@ def plan_training(
     o, s, m = recipe.optimizer, recipe.schedule, recipe.machine
     steps = checked_steps(num_images, s, m.processes)
     if device in NO_BF16 and precision_of(m) in ("bf16", "tf32"):
-        raise RecipeError(f"the {device} has no {precision_of(m)}; add --precision float32, as 'auto' is there")
+        raise RecipeError(
+            f"the {device} has no {precision_of(m)}; add --precision float32, as 'auto' is there"
+        )
     slots, averaging = OPTIMIZERS[o.name].slots, recipe.averaging.decay > 0
     if m.precision == "auto":
         notes.append(
