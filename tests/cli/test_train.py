@@ -106,7 +106,9 @@ def test_resume__the_start_records_name_the_kernels(vitctl: Vitctl, tiny_data: P
     three = ("--steps", 3, "--set", "machine.precision=bf16")
     assert vitctl("pretrain", "--recipe", TINY, "--data", tiny_data, *three, "--out", "a").code == 0
     four = words("--set schedule.total_steps=4 --allow schedule.total_steps --set machine.attention=fused")
-    assert vitctl("resume", "a", *four).code == 0
+    said = vitctl("resume", "a", *four)
+    assert said.code == 0
+    assert "computed with attention math, here fused" in said.out + said.err
     records = [json.loads(one) for one in Path("a/steps.jsonl").read_text().splitlines()]
     starts = [one["attention"] for one in records if one.get("kind") == "start"]
     assert starts == ["math", "fused"]
