@@ -308,6 +308,10 @@ def only_avx2() -> bool:
     return {name: os.environ.get(name) for name in AVX2} == AVX2
 
 
+if only_avx2():  # torch's cache does not know for which instructions code was compiled
+    os.environ.setdefault("TORCH_COMPILE_CACHE_KEY_TAG", "avx2")
+
+
 def device_name() -> str:
     """The CUDA device, or that there is none."""
     torch = sys.modules.get("torch")

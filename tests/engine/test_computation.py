@@ -28,7 +28,7 @@ from vitctl.errors import LaunchError
 from vitctl.models import kernels
 from vitctl.models.variants import variant
 from vitctl.recipe.load import Override, load_recipe
-from vitctl.recipe.schema import NetworkMachine, TrainMachine
+from vitctl.recipe.schema import NetworkMachine
 
 SHARE, MOST = 8, 3
 ADAM, AVERAGE = 2, 1  # copies of the weights
@@ -78,7 +78,6 @@ def test_choose_micro_batch__holds_gradients_once(
         ({}, {}, "bf16", False, ("math", "torch")),
         ({}, {}, "float32", False, ("fused", "torch")),
         ({}, {}, "float32", True, ("math", "torch")),
-        ({"compile": True}, {}, "float32", False, ("math", "torch")),
         ({}, {"position_embedding": "relative"}, "float32", False, ("math", "torch")),
         ({}, {"image_size": 1024, "patch_size": 16}, "bf16", False, ("fused", "torch")),
         ({"attention": "fused"}, {}, "bf16", True, ("fused", "torch")),
@@ -95,16 +94,10 @@ def test_choose_kernels__by_rule(
 ) -> None:
     monkeypatch.setattr(kernels, "has_amx", lambda: False)
     config = variant("Ti/16", **model)
-    machine = TrainMachine if "compile" in given else NetworkMachine
-    found = choose_kernels(machine(**given), config, Computation(torch.device("cpu"), precision), lanes=lanes)
+    found = choose_kernels(
+        NetworkMachine(**given), config, Computation(torch.device("cpu"), precision), lanes=lanes
+    )
     assert (found.attention, found.linear) == expected
-
-
-def test_choose_kernels__fused_attention_is_not_compiled_for_a_cpu() -> None:
-    for kernel in ("fused", "mixed"):
-        machine = TrainMachine(compile=True, attention=kernel)
-        with pytest.raises(LaunchError, match=f"machine.attention = '{kernel}'.*compiled for a CPU"):
-            choose_kernels(machine, variant("Ti/16"), Computation(torch.device("cpu"), "float32"))
 
 
 def test_choose_kernels__onednn_where_it_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,9 @@
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +76,42 @@ def test_compile_blocks__torch_compiles_all_shapes_of_a_deep_network() -> None:
     for batch in (2, 3):
         model(torch.randn(batch, 3, 32, 32))
     assert len(compiled) == 2 * 8  # batch sizes and shapes of unit: more than torch's own limit of 8
+
+
+COMPILED = """
+import torch
+from vitctl.models.blocks import Block, compile_blocks
+class Sum(Block):
+    def forward(self, numbers):
+        return (numbers * 2).sin() + 1
+model = torch.nn.Sequential(Sum())
+compile_blocks(model)
+torch.manual_seed(0)
+numbers = torch.randn(8 * 1000 + 8, requires_grad=True)  # AVX2 has vectors of 8, AVX-512 of 16
+outputs = model(numbers)
+outputs.sum().backward()
+assert torch.allclose(outputs, (numbers * 2).sin() + 1, atol=1e-5)
+assert torch.allclose(numbers.grad, 2 * (numbers * 2).cos(), atol=1e-5)
+from torch._dynamo.utils import counters
+print(counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"])
+"""
+
+
+@pytest.mark.slow
+def test_compile_blocks__shares_no_code_between_instruction_sets(tmp_path: Path) -> None:
+    """Code that torch wrote for vectors of AVX2 writes beyond its results where it is compiled for longer
+    ones.
+    """
+    hits = []
+    for capability in ("avx2", None, None):
+        given = {} if capability is None else {"ATEN_CPU_CAPABILITY": capability}
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), **given}
+        ran = subprocess.run(
+            [sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, check=True
+        )
+        hits.append(int(ran.stdout) > 0)
+    longer = torch.backends.cpu.get_cpu_capability() != "AVX2"
+    assert hits == [False, not longer, True]
 
 
 def test_compile_errors__are_one_line() -> None:

@@ -165,27 +165,19 @@ def choose_kernels(
         lanes: the training promises the same bits, which not every fused kernel does.
 
     Raises:
-        LaunchError: machine.linear = 'onednn', and it cannot compute this; or fused attention is compiled for
-            a CPU.
+        LaunchError: machine.linear = 'onednn', and it cannot compute this.
     """
     attention, linear = machine.attention, machine.linear
     dtype, device = computation.product_dtype, computation.device
     if linear == "onednn" and (problem := onednn_problem(dtype, device)):
         raise LaunchError(f"machine.linear = 'onednn': {problem}; set it to 'auto' or 'torch'")
-    # Compiled in float32, torch's fused kernel for AVX-512 has written outside its memory (torch 2.14).
-    compiled = device.type == "cpu" and getattr(machine, "compile", False)
-    if compiled and attention in ("fused", "mixed"):
-        raise LaunchError(
-            f"machine.attention = '{attention}': torch's fused kernel is not safe when compiled for a CPU; "
-            f"set it to 'auto' or 'math', or machine.compile to false"
-        )
     if attention == "auto":
         attention = (
             attention_rule(device.type, dtype, config.num_tokens)
             if isinstance(config, ViTConfig)
             else "fused"
         )
-        if lanes or compiled or getattr(config, "position_embedding", "") == "relative":
+        if lanes or getattr(config, "position_embedding", "") == "relative":
             attention = "math"
     return Kernels(attention=attention, linear="torch" if linear == "auto" else linear)
 

@@ -145,11 +145,17 @@ def compile_blocks(model: nn.Module, backend: str | Callable[..., Any] = "induct
     """
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
+    import torch.compiler.config as compiler
 
     dynamo.recompile_limit = max(
         dynamo.recompile_limit, _RECOMPILES
     )  # beyond it torch quietly stops to compile
     functorch.activation_memory_budget = min(functorch.activation_memory_budget, _KEPT)
+    # Code that torch cached for AVX2 would be compiled for AVX-512, where each vector is twice as long and
+    # the last one ends beyond its memory.
+    cpu = torch.backends.cpu.get_cpu_capability()
+    if cpu not in compiler.cache_key_tag:
+        compiler.cache_key_tag += cpu
     blocks = list(_outermost(model))
     for block in blocks:
         block.compile(backend=backend, dynamic=False)
