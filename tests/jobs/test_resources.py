@@ -175,7 +175,6 @@ def test_length__of_one_rate() -> None:
     assert arithmetic.expected == rate
     assert arithmetic.run_seconds == pytest.approx(1_035_644 * 8 / rate.images_per_second)
     given: dict[str, dict[str, Any]] = {
-        "machine.sharding": {"machine.sharding": "zero1"},
         "machine.checkpoint_blocks": {"machine.checkpoint_blocks": 2},
         "machine.precision": {"machine.precision": "tf32"},
         "ViTs": {"model.name": "R50x1", "model.pre_logits": False},
@@ -200,6 +199,9 @@ def test_expected__the_step_is_that_of_the_recipe() -> None:
     sgd = {"optimizer.name": "sgd", "optimizer.beta2": 0.999}
     assert expected_step(**sgd) == replace(usual, slots=1)
     assert expected_step(**{"averaging.decay": 0.999}) == replace(usual, averaging=True)
+    for how, shards in (("zero1", 512), ("fsdp", 512), ("hsdp", 8)):
+        values = {"machine.sharding": how, "machine.sharding_replicas": 64 if how == "hsdp" else 1}
+        assert expected_step(**values) == replace(usual, shards=shards)
     # 4,096 images do not fit at a time: the plan's passes are as large as fit.
     several = expected_step(**{"machine.processes": 1})
     assert several.images == 4096 > several.images / several.passes > 1

@@ -150,6 +150,8 @@ def test_update__once_for_all_passes() -> None:
     assert seconds[8]["optimizer"] == pytest.approx(weights * (40 + 84) / (0.9 * 3350e9))
     assert of("optimizer", config, Step(1, slots=1)) == weights * 32
     assert of("optimizer", config, Step(1, averaging=True)) == weights * 52
+    # Gradients of several passes are whole in each process, which then updates its part.
+    assert of("optimizer", config, Step(8, passes=3, shards=8)) == weights * (40 / 8 + 2 * 12)
     # Eight passes of a small batch: nearer to one pass than eight updates would be.
     small = estimate(config, "H100", Step(8, passes=8)).seconds
     assert small["optimizer"] < 8 * estimate(config, "H100", Step(1)).seconds["optimizer"]

@@ -262,7 +262,6 @@ def plan_training(
     seen, frozen = steps * s.batch_size, frozen_places(recipe, config)
     flops = training_flops(config, seen, frozen, adapters=adapters)
     flops += 2 * count_macs(teacher) * seen if teacher else 0
-    computed = s.batch_size * computed_flops(config, frozen, adapters=adapters, teacher=teacher)
     copy = checkpoint // m.shards(m.processes) if recipe.checkpoint.background else 0
     most = busiest(recipe, micro_batch)
     speed = expected(config, recipe, teacher, device, min(micro_batch, fitting), most, trained)
@@ -288,7 +287,18 @@ def plan_training(
         sent_bytes=sum(sent),
         read=read,
         fetching_steps=min(steps, -(-num_images // s.batch_size)) if read and read.is_once else steps,
-        seconds=step_seconds(config, computed, recipe, most, sent, read, nodes, link, device, mfu),
+        seconds=step_seconds(
+            config,
+            s.batch_size * computed_flops(config, frozen, adapters=adapters, teacher=teacher),
+            recipe,
+            most,
+            sent,
+            read,
+            nodes,
+            link,
+            device,
+            mfu,
+        ),
         mfu=mfu,
         expected=speed,
         fitting_micro_batch=min(fitting, memory.share),

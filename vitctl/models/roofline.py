@@ -99,6 +99,7 @@ class Step:
         plain: attention is plain products, as with relative positions in any case, otherwise fused.
         slots: numbers that the optimizer keeps for each weight.
         averaging: of the weights.
+        shards: processes that share the update; the exchange between them is not counted.
         teacher: of a distillation, a network of matrix products.
     """
 
@@ -109,6 +110,7 @@ class Step:
     plain: bool = False
     slots: int = 2
     averaging: bool = False
+    shards: int = 1
     teacher: Config | None = None
 
 
@@ -167,7 +169,7 @@ def kernels(config: ViTConfig, step: Step) -> Iterator[Kernel]:
         # Read: weight, gradient and the optimizer's numbers; all but the gradient are written. The gradient
         # is also read for its norm, and clipped. An average is read and written, and the weight read again.
         moved = 3 + 2 * step.slots + 3 + 3 * step.averaging
-        yield Kernel("optimizer", 0, moved * _WIDE * parameters)
+        yield Kernel("optimizer", 0, moved * _WIDE * parameters / step.shards)
 
 
 def _pass(config: ViTConfig, step: Step, images: float) -> Iterator[Kernel]:
@@ -178,7 +180,8 @@ def _pass(config: ViTConfig, step: Step, images: float) -> Iterator[Kernel]:
     fc1 = mlp * (2 if config.mlp == "swiglu" else 1)
     drops = training and config.dropout > 0
     # Stochastic depth and scales each read and write a branch, where nothing is compiled.
-    touched = 2 * (2 * _NARROW) * width * ((training and config.drop_path > 0) + (config.layer_scale > 0))
+    branches = (training and config.drop_path > 0) + (config.layer_scale > 0)
+    touched = 0 if step.compiled else 2 * (2 * _NARROW) * width * branches
 
     def matrix(count: float, inputs: int, outputs: int, times: int = products) -> Kernel:
         moved = count * (inputs + outputs) + inputs * outputs
@@ -201,16 +204,15 @@ def _pass(config: ViTConfig, step: Step, images: float) -> Iterator[Kernel]:
         for kernel in _attention(config, step, queries, tokens):
             yield kernel._replace(times=kernel.times * times)
         # Dropout writes a mask, and reads it in the backward pass; not compiled, it is a kernel.
-        dropped = drops * (2 * width + mlp) * (1 + (not step.compiled) * 2 * _NARROW)
-        dropped += (not step.compiled) * touched
+        dropped = drops * (2 * width + mlp) * (1 if step.compiled else 1 + 2 * _NARROW)
         # Norms and residual sums, two of each. Compiled: read a branch, read and write the stream, write the
         # next input. Otherwise the norm, its conversion and the sum are kernels. Then the activation.
         streams = 2 * width * (2 * _NARROW + 2 * _WIDE) * (1 if step.compiled else 2)
-        moved = queries * (streams + dropped + _NARROW * (fc1 + mlp))
+        moved = queries * (streams + dropped + touched + _NARROW * (fc1 + mlp))
         yield Kernel("element-wise", 0, moved, times, 3 if step.compiled else 7)
         if training:
             streams = 2 * width * (2 * _NARROW + 3 * _WIDE) * (1 if step.compiled else 2)
-            moved = queries * (streams + dropped + _NARROW * (5 * width + fc1 + 2 * fc1 + mlp))
+            moved = queries * (streams + dropped + touched + _NARROW * (5 * width + fc1 + 2 * fc1 + mlp))
             yield Kernel("element-wise", 0, moved, times, 10 if step.compiled else 15)
 
 
@@ -241,8 +243,7 @@ def _attention(config: ViTConfig, step: Step, queries: float, tokens: float) -> 
     yield Kernel("plain", product, moved + _NARROW * matrix, 2 * products)
     # The softmax and its backward pass read and write bf16. Not compiled, they are kernels of float32 between
     # conversions. Relative positions are added before it.
-    softmax = (4, 6) if step.compiled else (20, 24)
-    touched = softmax[0] + step.training * softmax[1]
+    touched = 4 + step.training * 6 if step.compiled else 20 + step.training * 24
     touched += position.startswith("relative") * (1 + step.training) * 2 * _NARROW
     yield Kernel("plain", 0, matrix * touched, 1, 4 * (1 + step.training))
     if position == "relative":  # a product of each query with each offset, whose rows are then shifted
