@@ -144,7 +144,7 @@ def test_dry_run__the_plan_is_on_the_first_screen_and_defaults_are_asked_for(
     screen = "\n".join(out.splitlines()[:24])
     for text in (
         "steps",
-        "exaFLOPs: 96.5 days on 1 H100 at 50%",
+        "exaFLOPs: 100.5 days on 1 H100 at 48%",
         "does not fit 79.1 GiB (10% kept free)",
         "--processes 25 (69.4 GiB)",
     ):

@@ -28,7 +28,8 @@ class Gpu(NamedTuple):
 
     memory: GiB that torch reports, the least of several drivers; ECC and the driver keep the rest of what
     the data sheet says. bandwidth: GB/s, by the data sheet. matrices, attention, backward: shares of the peak
-    that matrix products reach, and fused attention in its forward and in its backward pass.
+    that matrix products reach, and fused attention in its forward and in its backward pass. plain: share of
+    the bandwidth that the kernels of plain attention reach.
     """
 
     memory: float
@@ -36,6 +37,7 @@ class Gpu(NamedTuple):
     matrices: float
     attention: float
     backward: float
+    plain: float
 
 
 # Matrices: the best shapes on A100 (267.9 of 312 TFLOP/s) and H100 (792.1 of 989) in the table of the book
@@ -51,22 +53,22 @@ class Gpu(NamedTuple):
 # - RTX 4090: 150.9 forward, 173 for 16,384 tokens (ROCm/flash-attention#27). Backward, and both passes of
 #   L40S, L4 and RTX 5090: estimates from the rows above.
 # - V100, which has no FlashAttention: an estimate.
+# Plain attention in the same measurements, forward: 43.2 (H100), 14.5 (A5000) and 20.2 TFLOP/s (4090), where
+# 256 FLOPs move 8 bytes of the matrix and, with 512 tokens, 3 of queries, keys, values, outputs and their
+# copies. Other rows are estimates; those of an H200 give the times of an H100.
 GPUS = {
-    "H200": Gpu(139.7, 4800.0, 0.80, 0.29, 0.22),
-    "H100": Gpu(79.1, 3350.0, 0.80, 0.29, 0.22),
-    "H100 PCIe": Gpu(79.1, 2000.0, 0.80, 0.29, 0.22),
-    "A100": Gpu(79.1, 2039.0, 0.86, 0.50, 0.43),  # SXM, 80 GB; the one with 40 GB has 1,555 GB/s
-    "L40S": Gpu(44.3, 864.0, 0.83, 0.76, 0.48),
-    "L4": Gpu(22.0, 300.0, 0.83, 0.76, 0.48),
-    "GeForce RTX 5090": Gpu(31.3, 1792.0, 0.83, 0.76, 0.48),
-    "GeForce RTX 4090": Gpu(23.5, 1008.0, 1.0, 0.91, 0.57),
-    "GeForce RTX 3090": Gpu(23.6, 936.0, 0.83, 0.76, 0.48),
-    "V100": Gpu(31.7, 900.0, 0.83, 0.30, 0.20),
+    "H200": Gpu(139.7, 4800.0, 0.80, 0.29, 0.22, 0.38),
+    "H100": Gpu(79.1, 3350.0, 0.80, 0.29, 0.22, 0.55),
+    "H100 PCIe": Gpu(79.1, 2000.0, 0.80, 0.29, 0.22, 0.83),
+    "A100": Gpu(79.1, 2039.0, 0.86, 0.50, 0.43, 0.70),  # SXM, 80 GB; the one with 40 GB has 1,555 GB/s
+    "L40S": Gpu(44.3, 864.0, 0.83, 0.76, 0.48, 0.83),
+    "L4": Gpu(22.0, 300.0, 0.83, 0.76, 0.48, 0.83),
+    "GeForce RTX 5090": Gpu(31.3, 1792.0, 0.83, 0.76, 0.48, 0.83),
+    "GeForce RTX 4090": Gpu(23.5, 1008.0, 1.0, 0.91, 0.57, 0.86),
+    "GeForce RTX 3090": Gpu(23.6, 936.0, 0.83, 0.76, 0.48, 0.81),
+    "V100": Gpu(31.7, 900.0, 0.83, 0.30, 0.20, 0.70),
 }
 REACHED_BYTES = 0.9  # of the bandwidth, as copies reach
-# Plain attention reached 0.40 (H100), 0.59 (RTX A5000) and 0.63 (RTX 4090) of the bandwidth, forward, in the
-# measurements above: 43.2, 14.5 and 20.2 TFLOP/s, where 256 FLOPs move 8 bytes.
-PLAIN_BYTES = 0.5
 # Seconds in which the host starts a kernel: 4 to 6 microseconds for the driver, and about as much for torch
 # and Python where they call each operation. Both are estimates.
 STARTING = {"compiled": 5e-6, "eager": 10e-6}
@@ -180,8 +182,8 @@ def _pass(config: ViTConfig, step: Step, images: float) -> Iterator[Kernel]:
     fc1 = mlp * (2 if config.mlp == "swiglu" else 1)
     drops = training and config.dropout > 0
     # Stochastic depth and scales each read and write a branch, where nothing is compiled.
-    branches = (training and config.drop_path > 0) + (config.layer_scale > 0)
-    touched = 0 if step.compiled else 2 * (2 * _NARROW) * width * branches
+    paths, scales = training and config.drop_path > 0, config.layer_scale > 0
+    touched = 0 if step.compiled else 2 * (2 * _NARROW) * width * (paths + scales)
 
     def matrix(count: float, inputs: int, outputs: int, times: int = products) -> Kernel:
         moved = count * (inputs + outputs) + inputs * outputs
@@ -209,11 +211,20 @@ def _pass(config: ViTConfig, step: Step, images: float) -> Iterator[Kernel]:
         # next input. Otherwise the norm, its conversion and the sum are kernels. Then the activation.
         streams = 2 * width * (2 * _NARROW + 2 * _WIDE) * (1 if step.compiled else 2)
         moved = queries * (streams + dropped + touched + _NARROW * (fc1 + mlp))
-        yield Kernel("element-wise", 0, moved, times, 3 if step.compiled else 7)
+        yield Kernel(
+            "element-wise", 0, moved, times, 3 if step.compiled else 7 + 3 * drops + 13 * paths + 2 * scales
+        )
         if training:
-            streams = 2 * width * (2 * _NARROW + 3 * _WIDE) * (1 if step.compiled else 2)
+            # The gradients of query, key and value are put together; not compiled, they are also copied.
+            streams = 2 * width * (2 * _NARROW + 3 * _WIDE + 3 * _NARROW) * (1 if step.compiled else 2)
             moved = queries * (streams + dropped + touched + _NARROW * (5 * width + fc1 + 2 * fc1 + mlp))
-            yield Kernel("element-wise", 0, moved, times, 10 if step.compiled else 15)
+            yield Kernel(
+                "element-wise",
+                0,
+                moved,
+                times,
+                10 if step.compiled else 17 + 3 * drops + 2 * paths + 6 * scales,
+            )
 
 
 def _head(config: ViTConfig, images: float) -> list[tuple[float, int, int]]:
@@ -241,11 +252,13 @@ def _attention(config: ViTConfig, step: Step, queries: float, tokens: float) -> 
             yield Kernel("backward", 5 * product, 4 * moved, 1, 3)
         return
     yield Kernel("plain", product, moved + _NARROW * matrix, 2 * products)
+    # Five copies by head, of which one is scaled, and two in the backward pass.
+    yield Kernel("plain", 0, moved, 7 if step.training else 5)
     # The softmax and its backward pass read and write bf16. Not compiled, they are kernels of float32 between
     # conversions. Relative positions are added before it.
     touched = 4 + step.training * 6 if step.compiled else 20 + step.training * 24
     touched += position.startswith("relative") * (1 + step.training) * 2 * _NARROW
-    yield Kernel("plain", 0, matrix * touched, 1, 4 * (1 + step.training))
+    yield Kernel("plain", 0, matrix * touched, 1, 6 if step.training else 3)
     if position == "relative":  # a product of each query with each offset, whose rows are then shifted
         offsets = queries * (2 * config.num_tokens - 1)
         yield Kernel("plain", 2.0 * offsets * width, 3 * _NARROW * offsets * config.num_heads, products)
@@ -271,14 +284,13 @@ def estimate(config: Config, device: str, step: Step) -> Estimate:
             "the time of ResNets, hybrids and axial networks cannot be estimated; give a ViT, such as B/16"
         )
     gpu, peak = GPUS[device], PEAK_TFLOPS[device] * 1e12
-    shares = {"matrices": gpu.matrices, "attention": gpu.attention, "backward": gpu.backward}
+    shares, reached = {"attention": gpu.attention, "backward": gpu.backward}, {"plain": gpu.plain}
     seconds: dict[Kind, float] = {}
     started = 0.0
     for kernel in kernels(config, step):
         computing = kernel.flops / (peak * shares.get(kernel.kind, gpu.matrices))
-        moving = kernel.bytes / (gpu.bandwidth * 1e9 * {"plain": PLAIN_BYTES}.get(kernel.kind, REACHED_BYTES))
-        taken = kernel.times * max(computing, moving)
-        seconds[kernel.kind] = seconds.get(kernel.kind, 0.0) + taken
+        moving = kernel.bytes / (gpu.bandwidth * 1e9 * reached.get(kernel.kind, REACHED_BYTES))
+        seconds[kernel.kind] = seconds.get(kernel.kind, 0.0) + kernel.times * max(computing, moving)
         started += kernel.times * kernel.started * STARTING["compiled" if step.compiled else "eager"]
     seconds["starting"] = max(0.0, started - sum(seconds.values()))
     flops = step.training * step.images * computed_flops(config, teacher=step.teacher)
