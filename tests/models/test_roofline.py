@@ -323,5 +323,8 @@ def test_docs__ranges_are_those_of_the_table() -> None:
         ]
         assert f"{words} {min(low for low, _ in ends)} to {max(high for _, high in ends)}" in said
     assert f"eager training {trained[0]} to {trained[1]}" in said
+    nemo = re.findall(r"^\| NeMo .*\(([\d.]+)\) \| .*\(([\d.]+)\) \|$", table, re.MULTILINE)
+    (fused_a, plain_a), (fused_h, plain_h) = nemo
+    assert f"{fused_a} and {fused_h} times that of fused attention, {plain_a} and {plain_h} times" in said
     [error] = re.findall(r"^\| all \| \d+ \| ([\d.]+) \|", table, re.MULTILINE)
     assert f"on average {float(error):.0%}" in said
