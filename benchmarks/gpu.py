@@ -77,11 +77,11 @@ def table(found: dict[str, Any], device: str) -> list[str]:
         found: what step.py wrote.
         device: of the run, as torch names it.
     """
-    from vitctl.models.flops import PEAK_TFLOPS, training_flops
-    from vitctl.models.roofline import MEMORY, estimate
+    from vitctl.models.flops import PEAK_TFLOPS, computed_flops
+    from vitctl.models.roofline import GPUS, Step, estimate
     from vitctl.models.variants import variant
 
-    named = max((name for name in MEMORY if name in device), key=len, default="")
+    named = max((name for name in GPUS if name in device), key=len, default="")
     lines = ["| step | ours, images/s | MFU | expected | times timm's | settings | MiB |", "|---" * 7 + "|"]
     advice = []
     for row in found["rows"]:
@@ -93,8 +93,8 @@ def table(found: dict[str, Any], device: str) -> list[str]:
         config = variant(name, image_size=224, num_classes=1000)
         mfu = expected = "unknown"
         if named:
-            mfu = f"{rate * training_flops(config, 1) / (PEAK_TFLOPS[named] * 1e12):.0%}"
-            expected = f"{estimate(config, named, batch).images_per_second:,.0f}"
+            mfu = f"{rate * computed_flops(config) / (PEAK_TFLOPS[named] * 1e12):.0%}"
+            expected = f"{estimate(config, named, Step(batch)).images_per_second:,.0f}"
         lines.append(
             f"| {name}, {batch} images | {rate:,.0f} | {mfu} | {expected} | {row['ratio']['median']:.2f} "
             f"| {row['ours']['settings']} | {row['ours']['median']['peak_mib']:,.0f} |"

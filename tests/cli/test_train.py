@@ -20,7 +20,7 @@ from vitctl.errors import LaunchError
 from vitctl.jobs import plan
 from vitctl.launch.cluster import Member
 from vitctl.launch.worker import work
-from vitctl.models.roofline import estimate
+from vitctl.models.roofline import Step, estimate
 from vitctl.models.variants import variant
 from vitctl.recipe import load
 
@@ -144,9 +144,9 @@ def test_dry_run__the_plan_is_on_the_first_screen_and_defaults_are_asked_for(
     screen = "\n".join(out.splitlines()[:24])
     for text in (
         "steps",
-        "exaFLOPs: 91.9 days on 1 H100 at 54%",
-        "does not fit 80 GiB (10% kept free)",
-        "--processes 24 (71.9 GiB)",
+        "exaFLOPs: 100.5 days on 1 H100 at 48%",
+        "does not fit 79.1 GiB (10% kept free)",
+        "--processes 25 (69.4 GiB)",
     ):
         assert text in screen
     assert "TiB per process" in screen
@@ -164,10 +164,11 @@ def test_dry_run__of_a_gpu_that_is_named(vitctl: Vitctl) -> None:
     line = ("pretrain", "--recipe", "in1k_b16", "--dry-run", "--set", "machine.processes=8")
     said = vitctl(*line, "--device", "a100", "--set", "machine.micro_batch=256")
     assert (said.code, said.err) == (0, "")
-    assert "fits 80 GiB" in said.out and "H100" not in said.out
-    rate = estimate(variant("B/16", num_classes=1000, representation_size=768), "A100", 256, compiled=False)
+    assert "fits 79.1 GiB" in said.out and "H100" not in said.out
+    network = variant("B/16", num_classes=1000, representation_size=768, dropout=0.1)
+    rate = estimate(network, "A100", Step(512, passes=2, compiled=False))
     assert f"A100 {rate.images_per_second:,.0f} ({rate.mfu:.0%}) images/s of one GPU" in said.out
-    assert "20.1 GiB per process: fits 80 GiB" in said.out and "largest batch" in said.out
+    assert "20.1 GiB per process: fits 79.1 GiB" in said.out and "largest batch" in said.out
     hours = 93_835 * 4096 / 8 / rate.images_per_second / 3600
     assert f": {hours:.1f} hours on 8 A100 at {rate.mfu:.0%} of the bf16 peak" in said.out
 
@@ -177,22 +178,34 @@ def test_dry_run__of_a_gpu_that_is_named(vitctl: Vitctl) -> None:
     assert vitctl("pretrain", "--recipe", "smoke", "--device", "H100").code == 2
 
 
+def test_dry_run__of_a_cpu_has_no_hours_of_a_gpu(vitctl: Vitctl) -> None:
+    line = ("pretrain", "--recipe", "in1k_b16", "--dry-run", "--set", "machine.device=cpu")
+    said = vitctl(*line)
+    plan = said.out.partition("note:")[0]
+    assert said.code == 0 and "exaFLOPs" in plan and "GiB per process" in plan
+    assert [word for word in ("H100", "A100", "hours", "days", "fit", "images/s") if word in plan] == []
+    assert "days on 1 A100" in vitctl(*line, "--device", "a100").out
+    scored = ("fewshot", "--from", "hf://nobody/nothing", "--dataset", "pets", "--model", "B/16", "--dry-run")
+    assert "H100" in vitctl(*scored).out
+    assert "H100" not in vitctl(*scored, "--set", "machine.device=cpu").out
+
+
 @pytest.mark.parametrize(
     ("flag", "words", "advice"),
     [
-        ("--slurm", "nodes=1,gpus=8,time=1:00:00", "--slurm nodes=3"),  # 24 processes
-        ("--k8s", "nodes=1,gpus=5,image=i,claim=runs:/runs", "--k8s nodes=5"),  # 24, and one to fill a node
-        ("--processes", "8", "--processes 24"),
+        ("--slurm", "nodes=1,gpus=8,time=1:00:00", "--slurm nodes=4"),  # 25 processes are needed
+        ("--k8s", "nodes=1,gpus=5,image=i,claim=runs:/runs", "--k8s nodes=5"),  # these are 25
+        ("--processes", "8", "--processes 25"),
     ],
 )
 def test_dry_run__the_advice_is_taken(vitctl: Vitctl, flag: str, words: str, advice: str) -> None:
     line = ("pretrain", "--recipe", "jft_h14", "--dry-run", "--out", "/runs/x", flag)
     said = vitctl(*line, words)
-    assert said.code == 0 and "does not fit 80 GiB (10% kept free), assumed: H100 (--device)" in said.out
+    assert said.code == 0 and "does not fit 79.1 GiB (10% kept free), assumed: H100 (--device)" in said.out
     assert f"{advice} (" in said.out
     _, number = advice.replace("=", " ").rsplit(maxsplit=1)
     better = vitctl(*line, words.replace("nodes=1", f"nodes={number}") if "=" in words else number)
-    assert better.code == 0 and "fits 80 GiB" in better.out and "not fit" not in better.out
+    assert better.code == 0 and "fits 79.1 GiB" in better.out and "not fit" not in better.out
 
 
 @pytest.fixture

@@ -1,21 +1,28 @@
 """What a plan says of memory by kind, the network and time, by arithmetic."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.conftest import TINY
 from vitctl.data.datasets.catalog import open_split
+from vitctl.engine.computation import choose_kernels
+from vitctl.engine.runtime import Computation
 from vitctl.errors import RecipeError
 from vitctl.jobs.plan import TrainingPlan, plan_training
 from vitctl.jobs.resources import Link, Reading, fetched, parse_link, reading_of
 from vitctl.models.flops import block_parameters
-from vitctl.models.roofline import estimate
+from vitctl.models.roofline import Estimate, Step, estimate
 from vitctl.recipe.load import Override, load_recipe
 
 P, BLOCK = 655_835_251, 19_677_440  # of H/14 with 18,291 classes; of a block
 BLOCKS = 32 * BLOCK
+# Multiply-accumulates of an image, without those of the 256 tokens that the last block skips: their output,
+# MLP and attention.
+MACS = 167.319e9 - 256 * (1280**2 + 2 * 1280 * 5120 + 2 * 257 * 1280)
 SLOW = Link(25, 1)
 HOW: dict[str, dict[str, Any]] = {
     "ddp": {},
@@ -64,14 +71,17 @@ def test_network__bytes_of_a_step_and_node() -> None:
 
 def test_seconds__differ_by_how_gradients_are_added() -> None:
     plans = {how: plan(how) for how in HOW}
-    assert len({one.seconds.step for one in plans.values()}) == 4
+    assert len({one.seconds.step for one in plans.values()}) == 3
+    assert (
+        plans["hsdp"].seconds == plans["lanes"].seconds
+    )  # nodes complete sums, which go around between them
     assert len({one.memory_bytes for one in plans.values()}) == 3
     fast = plan("ddp", Link(400, 8))
     assert fast.seconds.step == fast.seconds.computation
-    flops = fast.training_flops / fast.steps
+    flops = 6 * MACS * 4096
     for precision, peak in {"float32": 67, "tf32": 494.5, "float64": 67}.items():
         one = plan("ddp", Link(400, 8), **{"machine.precision": precision})
-        assert one.seconds.computation == pytest.approx(flops / (0.4 * peak * 1e12 * 512))
+        assert one.seconds.computation == pytest.approx(flops / (0.4 * peak * 1e12 * 512), rel=1e-5)
     again = plan("ddp", Link(400, 8), **{"machine.checkpoint_blocks": True})
     assert again.seconds.computation == pytest.approx(4 / 3 * fast.seconds.computation)
     attention = plan("ddp", Link(400, 8), **{"machine.checkpoint_blocks": "attention"})
@@ -82,7 +92,7 @@ def test_seconds__differ_by_how_gradients_are_added() -> None:
         plan("ddp", **{"machine.checkpoint_blocks": "attention", **resnet})
 
 
-COMPUTED = 3 * 2 * 167.319e9 * 4096 / (0.4 * 67e12 * 512)  # seconds of a step, 8 images in each process
+COMPUTED = 3 * 2 * MACS * 4096 / (0.4 * 67e12 * 512)  # seconds of a step, 8 images in each process
 RING = 4 * P * 511 / 512 / (25e9 / 8)  # seconds in which a node sends a number of each weight once
 SUMS = 2 * 4 * P * 63 / 64 / (25e9 / 8)  # the same twice, in a ring of nodes
 
@@ -107,8 +117,11 @@ SUMS = 2 * 4 * P * 63 / 64 / (25e9 / 8)  # the same twice, in a ring of nodes
             {"schedule.leaf_images": 4},
             COMPUTED + SUMS - COMPUTED / 3,
         ),
+        # The forward pass gathers weights, the backward pass does too, and sends gradients.
         ("fsdp", {}, 3 * RING),
-        ("hsdp", {}, SUMS),
+        # Inside the nodes, weights cost no network; gradients go around as with ddp.
+        ("hsdp", {}, COMPUTED + SUMS - 2 / 3 * COMPUTED),
+        ("hsdp", {"machine.micro_batch": 2}, COMPUTED + SUMS - 2 / 3 * COMPUTED / 4),
     ],
 )
 def test_seconds__what_the_last_backward_pass_does_not_hide_is_added(
@@ -136,7 +149,7 @@ def test_seconds__all_wait_for_the_process_with_the_most_images(
     how: str, values: dict[str, Any], most: int, passes: int
 ) -> None:
     one = plan(how, nodes=48, **{"machine.processes": 384, **values})
-    computed = most * 3 * 2 * 167.319e9 / (0.4 * 67e12)
+    computed = most * 3 * 2 * MACS / (0.4 * 67e12)
     assert (one.most, one.seconds.computation) == (most, pytest.approx(computed, rel=1e-5))
     sent = one.sent_bytes / (25e9 / 8)
     assert one.seconds.step == pytest.approx(computed + sent - 2 / 3 * computed / passes, rel=1e-5)
@@ -148,14 +161,20 @@ def test_memory__of_a_leaf_with_more_images_than_the_mean_share() -> None:
     assert (one.micro_batch, one.fitting_micro_batch, one.ways, one.most) == (9, 9, (), 9)
 
 
+def test_seconds__gathers_are_hidden_by_the_pass_they_belong_to() -> None:
+    """With this link gathers fit into every pass, and the gradients of FSDP stick out of the last one."""
+    speed = 2.5 * RING * 25e9 / 8 / COMPUTED  # bytes/s with which a ring takes 0.4 of the computation
+    one = plan("fsdp", Link(speed * 8 / 1e9, 1))
+    assert one.seconds.step == pytest.approx(COMPUTED * (0.4 + 0.8), rel=1e-5)  # forward, backward
+
+
 def test_length__of_one_rate() -> None:
     """The rate of a GPU is that of `models.roofline`, and where it has none, 40 % of the peak."""
     arithmetic = plan("ddp", Link(400, 8), **{"machine.precision": "auto"})
-    rate = estimate(arithmetic.config, "H100", 8, compiled=False)
+    rate = estimate(arithmetic.config, "H100", Step(8, compiled=False))
     assert arithmetic.expected == rate
     assert arithmetic.run_seconds == pytest.approx(1_035_644 * 8 / rate.images_per_second)
     given: dict[str, dict[str, Any]] = {
-        "machine.sharding": {"machine.sharding": "zero1"},
         "machine.checkpoint_blocks": {"machine.checkpoint_blocks": 2},
         "machine.precision": {"machine.precision": "tf32"},
         "ViTs": {"model.name": "R50x1", "model.pre_logits": False},
@@ -164,6 +183,47 @@ def test_length__of_one_rate() -> None:
         one = plan("ddp", **{"machine.precision": "bf16", **values})
         assert isinstance(one.expected, str) and why in one.expected
         assert one.mfu == 0.4
+
+
+def expected_step(**values: Any) -> Step:
+    one = plan("ddp", Link(400, 8), **{"machine.precision": "bf16", **values}).expected
+    assert isinstance(one, Estimate)
+    return one.step
+
+
+def test_expected__the_step_is_that_of_the_recipe() -> None:
+    usual = Step(8, compiled=False)
+    assert expected_step() == usual
+    assert expected_step(**{"machine.micro_batch": 3}) == replace(usual, passes=3)
+    assert expected_step(**{"machine.compile": True}) == replace(usual, compiled=True)
+    sgd = {"optimizer.name": "sgd", "optimizer.beta2": 0.999}
+    assert expected_step(**sgd) == replace(usual, slots=1)
+    assert expected_step(**{"averaging.decay": 0.999}) == replace(usual, averaging=True)
+    for how, shards in (("zero1", 512), ("fsdp", 512), ("hsdp", 8)):
+        values = {"machine.sharding": how, "machine.sharding_replicas": 64 if how == "hsdp" else 1}
+        assert expected_step(**values) == replace(usual, shards=shards)
+    # 4,096 images do not fit at a time: the plan's passes are as large as fit.
+    several = expected_step(**{"machine.processes": 1})
+    assert several.images == 4096 > several.images / several.passes > 1
+
+
+@pytest.mark.parametrize("attention", ["auto", "fused", "math", "mixed"])
+@pytest.mark.parametrize("lanes", [False, True])
+def test_expected__attention_is_that_of_the_rule(attention: str, lanes: bool) -> None:
+    values: dict[str, Any] = {"machine.attention": attention, **(HOW["lanes"] if lanes else {})}
+    machine: Any = load_recipe("jft_h14", [Override("machine.attention", attention)]).recipe
+    gpu = Computation(torch.device("cuda"), "bf16")
+    chosen = choose_kernels(machine.machine, plan("ddp").config, gpu, lanes=lanes).attention
+    assert expected_step(**values).plain == (chosen != "fused")
+
+
+def test_cpu__no_hours_of_a_gpu_that_nobody_asked_for() -> None:
+    recipe: Any = load_recipe("jft_h14", [Override("machine.device", "cpu")]).recipe
+    alone, asked = plan_training(recipe), plan_training(recipe, device="A100")
+    assert (alone.device, alone.seconds.computation, alone.ways) == ("", 0, ())
+    assert alone.fitting_micro_batch == alone.micro_batch == 4096
+    assert isinstance(alone.expected, str) and "'cpu'" in alone.expected
+    assert asked.device == "A100" and asked.ways and isinstance(asked.expected, Estimate)
 
 
 def test_length__shards_that_the_cache_holds_are_fetched_in_the_first_epoch(

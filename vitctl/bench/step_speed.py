@@ -41,7 +41,6 @@ from vitctl.engine.step import ByLanes
 from vitctl.errors import LaunchError, RecipeError, is_out_of_memory
 from vitctl.jobs.plan import plan_training
 from vitctl.models.flops import (
-    computed_flops,
     count_parameters,
     training_flops,
     training_memory_bytes,
@@ -212,7 +211,8 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool
         largest, sizes = largest_micro_batch(prepared, one_step[0], measured.share, budget.part(_LARGEST))
     seconds, free = sum(split.values()), free_bytes(runtime.device)
     at_peak = peak(runtime.device, runtime.precision, matrix)
-    achieved = s.batch_size / seconds * computed_flops(config) / runtime.num_processes
+    flops = prepared.trainer.flops_per_image
+    achieved = s.batch_size / seconds * flops / runtime.num_processes
     facts = prepared.trainer.facts
     bottleneck = max(split, key=lambda part: split[part])
     reached = f"it reaches {achieved / at_peak.flops:.0%} of {at_peak.flops / 1e12:.3g} TFLOP/s"
@@ -222,7 +222,7 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool
         "network": to_dict(config),
         "parameters": count_parameters(config),
         "image_size": config.image_size,
-        "flops_per_image": computed_flops(config),
+        "flops_per_image": flops,
         "data": "noise" if prepared.synthetic else recipe.data.path or recipe.data.dataset or "mixture",
         "batch_size": s.batch_size,
         "recipe_batch_size": measured.recipe_batch,

@@ -115,7 +115,7 @@ from vitctl.engine.trace import (
 from vitctl.errors import CheckpointError, DataError, VitctlError, is_lost_peer
 from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
-from vitctl.models.flops import computed_flops, forward_flops
+from vitctl.models.flops import computed_flops
 from vitctl.models.lora import adapted_layers
 from vitctl.models.variants import check_recomputed
 from vitctl.recipe.known import Comparison, known_in_words
@@ -285,10 +285,11 @@ class Trainer(TrainStep):
             "draws": draws_noise(recipe, model.config),
         }
         self.flops_per_image = computed_flops(
-            model.config, frozen_places(recipe, model.config), adapters=lora_of(recipe).rank > 0
+            model.config,
+            frozen_places(recipe, model.config),
+            adapters=lora_of(recipe).rank > 0,
+            teacher=teacher.model.config if teacher else None,
         )
-        if teacher is not None:
-            self.flops_per_image += forward_flops(teacher.model.config)
         self.steps_behind = int(runtime.device.type == "cuda")  # that numbers are read late
 
         wrapped = runtime.wrap(model, ddp=self.lanes is None, always_synced=self.micro_batch >= share)

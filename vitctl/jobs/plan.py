@@ -63,6 +63,7 @@ from vitctl.jobs.resources import (
 )
 from vitctl.models.flops import (
     NO_BF16,
+    computed_flops,
     count_macs,
     count_parameters,
     training_flops,
@@ -107,7 +108,8 @@ class TrainingPlan:
     rate, or why there is none and `MFU` is assumed. `num_images` is 0 where the data could not be looked up.
     `fitting_micro_batch` is the largest micro-batch whose estimate stays below nine tenths of the GPU
     `device`, 0 when none does, and `largest_batch` the same for a step of more images. `ways` are settings
-    that make the run fit where it does not, each with its memory per process.
+    that make the run fit where it does not, each with its memory per process. Without a device the run is for
+    a CPU: everything fits, and no time of computation is known.
     """
 
     config: Config
@@ -158,7 +160,7 @@ class TrainingPlan:
 
 
 def plan_loaded(
-    loaded: Loaded, nodes: int = 1, link: Link = Link(), device: str = GPU, multiple: int = 1
+    loaded: Loaded, nodes: int = 1, link: Link = Link(), device: str | None = None, multiple: int = 1
 ) -> tuple[Loaded, TrainingPlan]:
     """Return a recipe that trains, with the values that depend on the number of images, and its cost from
     `plan_training`.
@@ -175,7 +177,7 @@ def plan_training(
     size: "_Size | None" = None,
     nodes: int = 1,
     link: Link = Link(),
-    device: str = GPU,
+    device: str | None = None,
     multiple: int = 1,
 ) -> TrainingPlan:
     """Return the cost of `recipe`, from the data if it is there, else from the known size of the data set.
@@ -187,7 +189,8 @@ def plan_training(
         size: of its training split; None: it is looked up.
         nodes: machines that the processes are spread over.
         link: network of each.
-        device: the GPU of each process, a row of `roofline.MEMORY`.
+        device: the GPU of each process, a row of `roofline.GPUS`; None: `GPU`, or none with
+            machine.device = 'cpu'.
         multiple: the number of processes can only be a multiple of this.
 
     Raises:
@@ -229,6 +232,7 @@ def plan_training(
                 f"{count_macs(teacher) / 1e9:.4g} GMACs more for each image"
             )
     o, s, m = recipe.optimizer, recipe.schedule, recipe.machine
+    device = device or ("" if m.device == "cpu" else GPU)
     steps = checked_steps(num_images, s, m.processes)
     if device in NO_BF16 and precision_of(m) in ("bf16", "tf32"):
         raise RecipeError(
@@ -255,12 +259,12 @@ def plan_training(
     )
     rate = learning_rate(recipe, steps)
     notes += unseen_pixels(config)
-    seen = steps * s.batch_size
-    flops = training_flops(config, seen, frozen_places(recipe, config), adapters=adapters)
+    seen, frozen = steps * s.batch_size, frozen_places(recipe, config)
+    flops = training_flops(config, seen, frozen, adapters=adapters)
     flops += 2 * count_macs(teacher) * seen if teacher else 0
     copy = checkpoint // m.shards(m.processes) if recipe.checkpoint.background else 0
     most = busiest(recipe, micro_batch)
-    speed = expected(config, recipe, device, min(micro_batch, fitting), trained)
+    speed = expected(config, recipe, teacher, device, min(micro_batch, fitting), most, trained)
     mfu = MFU if isinstance(speed, str) else speed.mfu
     sent = traffic_bytes(config, recipe, most[1], nodes, trained)
     read = fetched(recipe, reading, nodes) if reading.num_bytes else None
@@ -283,7 +287,18 @@ def plan_training(
         sent_bytes=sum(sent),
         read=read,
         fetching_steps=min(steps, -(-num_images // s.batch_size)) if read and read.is_once else steps,
-        seconds=step_seconds(config, flops / steps, recipe, most, sent, read, nodes, link, device, mfu),
+        seconds=step_seconds(
+            config,
+            s.batch_size * computed_flops(config, frozen, adapters=adapters, teacher=teacher),
+            recipe,
+            most,
+            sent,
+            read,
+            nodes,
+            link,
+            device,
+            mfu,
+        ),
         mfu=mfu,
         expected=speed,
         fitting_micro_batch=min(fitting, memory.share),

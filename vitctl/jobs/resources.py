@@ -3,6 +3,7 @@
 Imports no torch.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from vitctl.models.flops import (
     recomputed_share,
     training_memory_bytes,
 )
-from vitctl.models.roofline import MEMORY, Estimate, estimate
+from vitctl.models.roofline import GPUS, Estimate, Step, estimate
 from vitctl.models.variants import Config, check_lora, check_recomputed
 from vitctl.recipe.schema import Finetune, Machine, Pretrain, frozen_places, lora_of
 from vitctl.recipe.sections import OPTIMIZERS
@@ -67,30 +68,49 @@ def usable_flops(machine: Machine, device: str = GPU, mfu: float = MFU) -> float
 
 
 def expected(
-    config: Config, recipe: Pretrain | Finetune, device: str, images: int, trained: int
+    config: Config,
+    recipe: Pretrain | Finetune,
+    teacher: Config | None,
+    device: str,
+    micro_batch: int,
+    most: tuple[int, int],
+    trained: int,
 ) -> Estimate | str:
     """Return what `models.roofline` expects of one GPU that waits for nothing, or why it expects nothing.
 
     Args:
         config: of the network.
         recipe: that trains.
-        device: a row of `roofline.MEMORY`.
-        images: of a forward pass; 0: none fits.
+        teacher: of a distillation.
+        device: a row of `roofline.GPUS`; "": no GPU.
+        micro_batch: the most images of a forward pass that fit; 0: none does.
+        most: `busiest`.
         trained: parameters.
     """
     m = recipe.machine
     reasons = {
-        "no micro-batch fits": not images,
-        "machine.device is 'cpu'": m.device == "cpu",
+        "machine.device is 'cpu'": not device,
+        "no micro-batch fits": not micro_batch,
         f"machine.precision is '{m.precision}', not bf16": m.precision not in ("auto", "bf16"),
-        f"machine.sharding is '{m.sharding}'": m.sharding != "none",
         "machine.checkpoint_blocks computes blocks again": m.checkpoint_blocks != 0,
         "some weights are not trained": trained < count_parameters(config),
     }
     if why := next((why for why, holds in reasons.items() if holds), ""):
         return why
+    # As `engine.computation.choose_kernels` on a GPU, where gradients are computed.
+    plain = m.attention in ("math", "mixed") or (m.attention == "auto" and recipe.schedule.lanes > 0)
+    step = Step(
+        images=most[0],
+        passes=max(most[1], -(-most[0] // micro_batch)),
+        compiled=m.compile,
+        plain=plain,
+        slots=OPTIMIZERS[recipe.optimizer.name].slots,
+        averaging=recipe.averaging.decay > 0,
+        shards=m.processes if m.sharding == "zero1" else m.shards(m.processes),
+        teacher=teacher,
+    )
     try:
-        return estimate(config, device, images, compiled=m.compile)
+        return estimate(config, device, step)
     except RecipeError:
         return "it knows ViTs only"
 
@@ -113,7 +133,7 @@ class Memory:
         accumulated: gradients of a sharded model, which are whole until the last micro-batch of a step.
         image: activations of each image.
         share: images of a step, or of a leaf: a forward pass has no more.
-        room: of a GPU, without what is kept free.
+        room: of a GPU, without what is kept free; infinite where it is not known.
     """
 
     fixed: Mapping[str, int]
@@ -126,6 +146,7 @@ class Memory:
     def of(
         cls, config: Config, recipe: Pretrain | Finetune, teacher: Config | None, device: str = GPU
     ) -> "Memory":
+        """Return the memory of a process on such a GPU; with "", on a CPU, whose room is not known."""
         m, slots, averaging = (
             recipe.machine,
             OPTIMIZERS[recipe.optimizer.name].slots,
@@ -158,7 +179,7 @@ class Memory:
             "buffers": gathered if is_cut else wide * trained * held,
         }
         share = lanes.largest_leaf if lanes else -(-recipe.schedule.batch_size // m.processes)
-        room = USABLE_SHARE * MEMORY[device][0] * 2**30
+        room = USABLE_SHARE * GPUS[device].memory * 2**30 if device else math.inf
         return cls(fixed, wide * trained * is_cut, one - none, share, room)
 
     def kinds(self, micro_batch: int) -> dict[str, int]:
@@ -177,7 +198,7 @@ class Memory:
 
     def largest(self) -> int:
         """Return the largest micro-batch that fits in a step of more images, 0 when none does."""
-        return max(0, int((self.room - self.at(0)) // self.image))
+        return max(0, int((self.room - self.at(0)) // self.image)) if self.room < math.inf else self.share
 
 
 class Link(NamedTuple):
@@ -271,11 +292,20 @@ def busiest(recipe: Pretrain | Finetune, micro_batch: int) -> tuple[int, int]:
     return max((sum(len(part.slots) for part in own), len(own)) for own in parts)
 
 
+class Traffic(NamedTuple):
+    """Bytes that a node sends to others in a step: weights that are gathered in every pass and in its
+    backward pass, gradients in the last backward pass, and new weights after the update.
+    """
+
+    gathered: float = 0.0
+    gradients: float = 0.0
+    update: float = 0.0
+
+
 def traffic_bytes(
     config: Config, recipe: Pretrain | Finetune, passes: int, nodes: int, trained: int
-) -> tuple[float, float]:
-    """Return the bytes that a node sends to others during the passes of a step, and after the update: the
-    new weights of zero1. Collectives go round in rings.
+) -> Traffic:
+    """Return the bytes that a node sends to others. Collectives go round in rings.
 
     A ring crosses the edge of each node once, whatever the number of its processes. With lanes a node
     completes its subtrees first, and its processes send a slice of their sums each. `passes` are the forward
@@ -284,25 +314,25 @@ def traffic_bytes(
     m = recipe.machine
     size = number_bytes(m) * trained
     if nodes == 1:
-        return 0.0, 0.0
+        return Traffic()
     local, shards = m.processes // nodes, m.shards(m.processes)
     ring = size * (1 - 1 / m.processes)
     update = ring * (m.sharding == "zero1")
     if lanes := lanes_of(recipe, m.processes):
         own = [lanes.owned(rank, m.processes) for rank in range(local * nodes)]
         of_nodes = (range(own[i].start, own[i + local - 1].stop) for i in range(0, len(own), local))
-        return (max(len(subtrees(lanes.tree, node)) for node in of_nodes) + 1) * size * (
-            1 - 1 / nodes
-        ), update
+        size *= max(len(subtrees(lanes.tree, node)) for node in of_nodes) + 1
+        return Traffic(0.0, size * (1 - 1 / nodes), update)
     if shards == 1:
-        return 2 * ring, update
+        return Traffic(0.0, 2 * ring, update)
     copies = m.processes // shards
     between = 2 * size * (1 - 1 / copies) * min(1.0, local / shards)  # the copies add up their parts
     if shards <= local:
-        return between, 0.0
+        return Traffic(0.0, between)
     narrow = sum(block_parameters(config)) if m.sharding_dtype == "bf16" else 0
     whole = number_bytes(m) * count_parameters(config) - 2 * narrow
-    return between + (2 * passes * whole + size) * (1 - 1 / shards), 0.0  # forward and backward
+    cut = 1 - 1 / shards
+    return Traffic(2 * passes * whole * cut, between + size * cut)  # forward and backward
 
 
 class Seconds(NamedTuple):
@@ -331,19 +361,19 @@ def step_seconds(
     flops: float,
     recipe: Pretrain | Finetune,
     most: tuple[int, int],
-    sent: tuple[float, float],
+    sent: Traffic,
     read: Fetched | None,
     nodes: int,
     link: Link,
     device: str = GPU,
     mfu: float = MFU,
 ) -> Seconds:
-    """Return the seconds of a step on GPUs.
+    """Return the seconds of a step on GPUs; on a CPU (no device) computation counts 0, as it is not known.
 
-    All processes wait for the one with the most images. DDP, zero1 and lanes send gradients during the last
-    backward pass of a step: two thirds of its computation, divided by the passes. The network's time beyond
-    that is added; so is all of that in which zero1 gathers the new weights, after the update. FSDP gathers
-    weights in every pass; there, and with HSDP, the longer of computation and network counts.
+    All processes wait for the one with the most images. Gradients are sent during the last backward pass of
+    a step, two thirds of its computation divided by the passes, and weights of FSDP are gathered in every
+    pass: there, and in all of the step before it, the longer of computation and network counts. All of the
+    time in which zero1 gathers the new weights, after the update, is added.
 
     Args:
         config: of the network.
@@ -359,9 +389,11 @@ def step_seconds(
     """
     m, batch, (images, passes) = recipe.machine, recipe.schedule.batch_size, most
     again = 1 + recomputed_share(config, m.checkpoint_blocks) / 3  # of a pass and its backward pass
-    computed = again * flops * (images * m.processes / batch) / usable_flops(m, device, mfu)
-    network, update = (size / link.bytes_per_second for size in sent)
-    hidden = computed if m.divides_model else 2 / 3 * computed / passes
-    busy = computed + max(0.0, network - hidden) + update
+    flops *= again * images * m.processes / batch
+    computed = flops / usable_flops(m, device, mfu) if device else 0.0
+    gathered, gradients, update = (size / link.bytes_per_second for size in sent)
+    last = 2 / 3 * computed / passes
+    before = max(computed - last, gathered * (1 - 1 / (2 * passes)))
+    busy = before + max(last, gathered / (2 * passes) + gradients) + update
     fetched = batch / nodes * read.per_image * read.amplification if read else 0.0
-    return Seconds(computed, network + update, busy, fetched / link.bytes_per_second)
+    return Seconds(computed, gathered + gradients + update, busy, fetched / link.bytes_per_second)

@@ -165,24 +165,27 @@ def training_flops(config: Config, num_images: int, frozen: int = -1, *, adapter
     return _FLOPS_PER_MAC * (count_macs(config) + backward) * num_images
 
 
-def computed_flops(config: Config, frozen: int = -1, *, adapters: bool = False) -> int:
+def computed_flops(
+    config: Config, frozen: int = -1, *, adapters: bool = False, teacher: Config | None = None
+) -> int:
     """Return the FLOPs of a training step for each image, as they are computed: without those that nothing
-    depends on.
+    depends on. A training's log, its plan and `models.roofline` count these for MFU.
 
     The counts above are the paper's: of every token in every block. Where only the class token is read, the
     last block computes no other one. The backward pass counts as two forward passes, that of the first layer
-    too, which needs one; products with the zeros around a map do not count. At 224 pixels torch's own count
-    is 0.909 (R+Ti/16), 0.989 to 1 (ViT and axial) and 1 to 1.04 (ResNets) of this; at 64, where more of a map
-    is its border, up to 1.12.
+    too, which needs one; products with the zeros around a map do not count. A teacher has a forward pass. At
+    224 pixels torch's own count is 0.909 (R+Ti/16), 0.989 to 1 (ViT and axial) and 1 to 1.04 (ResNets) of
+    this; at 64, where more of a map is its border, up to 1.12.
     """
+    flops = training_flops(config, 1, frozen, adapters=adapters) + (forward_flops(teacher) if teacher else 0)
     if not isinstance(config, ViTConfig) or not skips_unused_tokens(config):
-        return training_flops(config, 1, frozen, adapters=adapters)
+        return flops
     width, spared = config.hidden_size, config.num_tokens - 1
     layers = 3 if config.mlp == "swiglu" else 2
     linear = width * width + layers * width * config.mlp_size  # the output, the MLP
     passes = 1 + _BACKWARD * (frozen < config.depth)
     each = passes * (linear + 2 * config.num_tokens * width) - adapters * linear  # and the attention
-    return training_flops(config, 1, frozen, adapters=adapters) - _FLOPS_PER_MAC * spared * each
+    return flops - _FLOPS_PER_MAC * spared * each
 
 
 def forward_flops(config: Config) -> int:

@@ -1,78 +1,149 @@
 """Time of a step on a GPU that nobody has at hand: the FLOPs and bytes of each kernel, and the rates that
 GPUs reach. Imports no torch.
 
-A kernel takes as long as its products or its bytes, whichever is longer (Williams et al. 2009). Nothing here
-was fitted to the runs that `benchmarks/roofline.py` compares it with.
+A kernel takes as long as its products or its bytes, whichever is longer (Williams et al. 2009); a step takes
+at least as long as the host needs to start its kernels. Nothing here was fitted to the runs that
+`benchmarks/roofline.py` compares it with.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from vitctl.errors import RecipeError
-from vitctl.models.flops import PEAK_TFLOPS, count_parameters, training_flops
-from vitctl.models.variants import AxialConfig, Config, HybridConfig, ViTConfig, skips_unused_tokens
+from vitctl.models.flops import PEAK_TFLOPS, computed_flops, count_parameters
+from vitctl.models.variants import (
+    AxialConfig,
+    Config,
+    HybridConfig,
+    MaskedPatchConfig,
+    ViTConfig,
+    skips_unused_tokens,
+)
 from vitctl.system.text import one_line
 
-# Memory in GiB (data sheets say GB for it) and its bandwidth in GB/s: the data sheets of `PEAK_TFLOPS`.
-MEMORY = {
-    "H200": (141, 4800.0),
-    "H100": (80, 3350.0),
-    "H100 PCIe": (80, 2000.0),
-    "A100": (80, 2039.0),  # SXM; the one with 40 GB has 1,555 GB/s
-    "L40S": (48, 864.0),
-    "L4": (24, 300.0),
-    "GeForce RTX 5090": (32, 1792.0),
-    "GeForce RTX 4090": (24, 1008.0),
-    "GeForce RTX 3090": (24, 936.0),
-    "V100": (32, 900.0),
+
+class Gpu(NamedTuple):
+    """What a GPU has, beside its peak in `PEAK_TFLOPS`.
+
+    memory: GiB that torch reports, the least of several drivers; ECC and the driver keep the rest of what
+    the data sheet says. bandwidth: GB/s, by the data sheet. matrices, attention, backward: shares of the peak
+    that matrix products reach, and fused attention in its forward and in its backward pass. plain: share of
+    the bandwidth that the kernels of plain attention reach.
+    """
+
+    memory: float
+    bandwidth: float
+    matrices: float
+    attention: float
+    backward: float
+    plain: float
+
+
+# Matrices: the best shapes on A100 (267.9 of 312 TFLOP/s) and H100 (792.1 of 989) in the table of the book
+# Machine Learning Engineering (stas00); 0.83, between the two, is an estimate. A 4090's clocks exceed those
+# of its data sheet: attention alone has reached 173 of 165.2 (below), so that products are taken to reach it.
+# Attention, for heads of 64 channels and 512 tokens without a mask:
+# - A100: 0.45 for both passes together, FlashAttention-2 (arXiv 2307.08691); divided as its best shapes are,
+#   0.73 forward and 0.63 backward.
+# - H100: FlashAttention-2 reached 252 TFLOP/s forward and 190 backward (Dao-AILab/flash-attention#2688).
+#   torch 2.11 prefers cuDNN there, if newer than 9.15; it was at least 1.15 times as fast (pytorch#122510).
+#   252 and 190 times this, of 989, are estimates. An H200 has the same chip.
+# - RTX 3090: those of an RTX A5000, also a GA102: 84.1 and 52.9 of 111.1 (gpu-mode/ring-attention#10).
+# - RTX 4090: 150.9 forward, 173 for 16,384 tokens (ROCm/flash-attention#27). Backward, and both passes of
+#   L40S, L4 and RTX 5090: estimates from the rows above.
+# - V100, which has no FlashAttention: an estimate.
+# Plain attention in the same measurements, forward: 43.2 (H100), 14.5 (A5000) and 20.2 TFLOP/s (4090), where
+# 256 FLOPs move 8 bytes of the matrix and, with 512 tokens, 3 of queries, keys, values, outputs and their
+# copies. Other rows are estimates; those of an H200 give the times of an H100.
+GPUS = {
+    "H200": Gpu(139.7, 4800.0, 0.80, 0.29, 0.22, 0.38),
+    "H100": Gpu(79.1, 3350.0, 0.80, 0.29, 0.22, 0.55),
+    "H100 PCIe": Gpu(79.1, 2000.0, 0.80, 0.29, 0.22, 0.83),
+    "A100": Gpu(79.1, 2039.0, 0.86, 0.50, 0.43, 0.70),  # SXM, 80 GB; the one with 40 GB has 1,555 GB/s
+    "L40S": Gpu(44.3, 864.0, 0.83, 0.76, 0.48, 0.83),
+    "L4": Gpu(22.0, 300.0, 0.83, 0.76, 0.48, 0.83),
+    "GeForce RTX 5090": Gpu(31.3, 1792.0, 0.83, 0.76, 0.48, 0.83),
+    "GeForce RTX 4090": Gpu(23.5, 1008.0, 1.0, 0.91, 0.57, 0.86),
+    "GeForce RTX 3090": Gpu(23.6, 936.0, 0.83, 0.76, 0.48, 0.81),
+    "V100": Gpu(31.7, 900.0, 0.83, 0.30, 0.20, 0.70),
 }
-# Shares of the data sheet's rates that kernels reach. Matrix products: between the best shapes on A100 (267.9
-# of 312 TFLOP/s) and H100 (792.1 of 989) in the table of the book Machine Learning Engineering (stas00).
-# Attention: FlashAttention-2's figures for heads of 64 channels and short sequences. Bytes: as copies reach.
-REACHED = {"matrices": 0.83, "attention": 0.45}
-REACHED_BYTES = 0.9
+REACHED_BYTES = 0.9  # of the bandwidth, as copies reach
+# Seconds in which the host starts a kernel: 4 to 6 microseconds for the driver, and about as much for torch
+# and Python where they call each operation. Both are estimates.
+STARTING = {"compiled": 5e-6, "eager": 10e-6}
 _NARROW, _WIDE = 2, 4  # bytes of a number in bf16, and of one in the residual stream, a weight or a gradient
-Kind = Literal["matrices", "attention", "element-wise", "optimizer"]
+Kind = Literal["matrices", "attention", "backward", "plain", "element-wise", "optimizer", "starting"]
 
 
 class Kernel(NamedTuple):
-    """One kernel of a step: its kind, FLOPs, bytes read and written, and how often it runs."""
+    """Kernels of a step: their kind, FLOPs, bytes read and written, how often they run, and how many kernels
+    the host starts for it each time.
+    """
 
     kind: Kind
     flops: float
     bytes: float
     times: int = 1
+    started: int = 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of one GPU in bf16 autocast.
+
+    Args:
+        images: of the step.
+        passes: forward passes that they are divided into; one update follows.
+        training: with backward passes and the update, otherwise forward passes alone.
+        compiled: blocks are compiled: element-wise operations next to each other are one kernel. Otherwise
+            each reads and writes memory.
+        plain: attention is plain products, as with relative positions in any case, otherwise fused.
+        slots: numbers that the optimizer keeps for each weight.
+        averaging: of the weights.
+        shards: processes that share the update; the exchange between them is not counted.
+        teacher: of a distillation, a network of matrix products.
+    """
+
+    images: int
+    passes: int = 1
+    training: bool = True
+    compiled: bool = True
+    plain: bool = False
+    slots: int = 2
+    averaging: bool = False
+    shards: int = 1
+    teacher: Config | None = None
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Expected time of one step of `images` images.
+    """Expected time of a step.
 
-    `seconds` holds that of each kind of kernel. `mfu` counts the FLOPs as the paper does, and is 0 for a
-    forward pass.
+    `seconds` holds that of each kind of kernel; `starting` what the host takes longer to start them than the
+    GPU to run them. `mfu` counts FLOPs as the log of a training does, and is 0 for a forward pass.
     """
 
-    images: int
+    step: Step
     seconds: dict[Kind, float]
     mfu: float
 
     @property
     def images_per_second(self) -> float:
         """Images per second of one GPU that never waits."""
-        return self.images / sum(self.seconds.values())
+        return self.step.images / sum(self.seconds.values())
 
 
 def find_device(name: str) -> str:
-    """Return the row of `MEMORY` that a name means, in any case, with or without NVIDIA and GeForce.
+    """Return the row of `GPUS` that a name means, in any case, with or without NVIDIA and GeForce.
 
     Raises:
         RecipeError: there is none.
     """
     asked = _brandless(name)
-    row = next((row for row in MEMORY if _brandless(row) == asked), None)
+    row = next((row for row in GPUS if _brandless(row) == asked), None)
     if row is None:
-        raise RecipeError(f"no GPU is known as '{one_line(name)}'; choose one of: {', '.join(MEMORY)}")
+        raise RecipeError(f"no GPU is known as '{one_line(name)}'; choose one of: {', '.join(GPUS)}")
     return row
 
 
@@ -80,82 +151,147 @@ def _brandless(name: str) -> str:
     return name.strip().lower().removeprefix("nvidia ").removeprefix("geforce ")
 
 
-def kernels(config: ViTConfig, images: int, *, training: bool = True, compiled: bool = True) -> list[Kernel]:
-    """List the kernels of a step in bf16 autocast with fused attention and a fused AdamW.
+def kernels(config: ViTConfig, step: Step) -> Iterator[Kernel]:
+    """Yield the kernels of a step.
 
     Args:
         config: of a network without convolutions.
-        images: per step.
-        training: with the backward pass and the update; otherwise the forward pass alone.
-        compiled: element-wise operations next to each other are one kernel, as torch.compile makes them;
-            otherwise each reads and writes memory.
+        step: its size, and how it is computed.
     """
-    return [*_kernels(config, images, training, compiled)]
+    parameters = count_parameters(config)
+    for kernel in _pass(config, step, step.images / step.passes):
+        yield kernel._replace(times=kernel.times * step.passes)
+    if isinstance(step.teacher, ViTConfig):
+        # Blocks of the student alone are compiled.
+        seen = replace(step, training=False, compiled=False, teacher=None)
+        yield from kernels(step.teacher, seen)
+    if step.training:
+        # Gradients are added to those of earlier passes.
+        yield Kernel("optimizer", 0, 3 * _WIDE * parameters, step.passes - 1, 12 * config.depth)
+        # Read: weight, gradient and the optimizer's numbers; all but the gradient are written. The gradient
+        # is also read for its norm, and clipped. An average is read and written, and the weight read again.
+        moved = 3 + 2 * step.slots + 3 + 3 * step.averaging
+        yield Kernel("optimizer", 0, moved * _WIDE * parameters / step.shards)
 
 
-def _kernels(config: ViTConfig, images: int, training: bool, compiled: bool) -> Iterator[Kernel]:
-    width, depth, mlp = config.hidden_size, config.depth, config.mlp_size
-    tokens, pixels = images * config.num_tokens, images * 3 * config.image_size**2
-    patches, passes = images * config.grid[0] * config.grid[1], 3 if training else 1
+def _pass(config: ViTConfig, step: Step, images: float) -> Iterator[Kernel]:
+    """Yield the kernels of a forward pass and its backward pass."""
+    width, depth, mlp, training = config.hidden_size, config.depth, config.mlp_size, step.training
+    tokens, patches = images * config.num_tokens, images * config.grid[0] * config.grid[1]
+    products, directions = (3, 2) if training else (1, 1)
     fc1 = mlp * (2 if config.mlp == "swiglu" else 1)
+    drops = training and config.dropout > 0
+    # Stochastic depth and scales each read and write a branch, where nothing is compiled.
+    paths, scales = training and config.drop_path > 0, config.layer_scale > 0
+    touched = 0 if step.compiled else 2 * (2 * _NARROW) * width * (paths + scales)
 
-    def matrix(count: int, inputs: int, outputs: int, times: int) -> Kernel:
+    def matrix(count: float, inputs: int, outputs: int, times: int = products) -> Kernel:
         moved = count * (inputs + outputs) + inputs * outputs
         return Kernel("matrices", 2.0 * count * inputs * outputs, _NARROW * moved, times)
 
-    yield Kernel("element-wise", 0, pixels * (1 + _WIDE))  # bytes to normalised numbers
-    yield matrix(patches, 3 * config.patch_size**2, width, 2 if training else 1)  # an image has no gradient
-    yield matrix(tokens, width, 3 * width, passes * depth)
-    yield matrix(images, config.feature_size, config.num_classes, passes)
+    # Bytes to normalised numbers; weights to bf16, and their gradients back.
+    yield Kernel("element-wise", 0, images * 3 * config.image_size**2 * (1 + _WIDE))
+    yield Kernel("element-wise", 0, (_NARROW + _WIDE) * count_parameters(config), directions, 8 * depth)
+    yield matrix(patches, 3 * config.patch_size**2, width, directions)  # an image has no gradient
+    if drops:
+        yield Kernel("element-wise", 0, tokens * width * (2 * _WIDE + 1), directions)
+    yield matrix(tokens, width, 3 * width, products * depth)
+    yield from (matrix(*sizes) for sizes in _head(config, images) if all(sizes))
     # Where only the class token is read, the last block computes no other one from its attention on.
     last = int(skips_unused_tokens(config))
     for queries, times in ((tokens, depth - last), (images, last)):
-        yield matrix(queries, width, width, passes * times)
-        yield matrix(queries, width, fc1, passes * times)
-        yield matrix(queries, mlp, width, passes * times)
-        attended = 2.0 * queries * config.num_tokens * width
-        yield Kernel("attention", 2 * attended, _NARROW * 2 * (queries + tokens) * width, times)
+        yield matrix(queries, width, width, products * times)
+        yield matrix(queries, width, fc1, products * times)
+        yield matrix(queries, mlp, width, products * times)
+        for kernel in _attention(config, step, queries, tokens):
+            yield kernel._replace(times=kernel.times * times)
+        # Dropout writes a mask, and reads it in the backward pass; not compiled, it is a kernel.
+        dropped = drops * (2 * width + mlp) * (1 if step.compiled else 1 + 2 * _NARROW)
         # Norms and residual sums, two of each. Compiled: read a branch, read and write the stream, write the
         # next input. Otherwise the norm, its conversion and the sum are kernels. Then the activation.
-        streams = 2 * queries * width * (2 * _NARROW + 2 * _WIDE) * (1 if compiled else 2)
-        yield Kernel("element-wise", 0, streams + _NARROW * queries * (fc1 + mlp), times)
+        streams = 2 * width * (2 * _NARROW + 2 * _WIDE) * (1 if step.compiled else 2)
+        moved = queries * (streams + dropped + touched + _NARROW * (fc1 + mlp))
+        yield Kernel(
+            "element-wise", 0, moved, times, 3 if step.compiled else 7 + 3 * drops + 13 * paths + 2 * scales
+        )
         if training:
-            # The matrix of attention is computed again.
-            yield Kernel("attention", 5 * attended, _NARROW * 4 * (queries + tokens) * width, times)
-            streams = 2 * queries * width * (2 * _NARROW + 3 * _WIDE) * (1 if compiled else 2)
-            biases = _NARROW * queries * (5 * width + fc1)
-            yield Kernel("element-wise", 0, streams + biases + _NARROW * queries * (2 * fc1 + mlp), times)
-    if training:
-        # AdamW reads weight, gradient and two moments, and writes three of them. The gradient is also read
-        # for its norm and set to zero, and the weights are converted.
-        update = 7 * _WIDE + 2 * _WIDE + _WIDE + _NARROW
-        yield Kernel("optimizer", 0, float(update) * count_parameters(config))
+            # The gradients of query, key and value are put together; not compiled, they are also copied.
+            streams = 2 * width * (2 * _NARROW + 3 * _WIDE + 3 * _NARROW) * (1 if step.compiled else 2)
+            moved = queries * (streams + dropped + touched + _NARROW * (5 * width + fc1 + 2 * fc1 + mlp))
+            yield Kernel(
+                "element-wise",
+                0,
+                moved,
+                times,
+                10 if step.compiled else 17 + 3 * drops + 2 * paths + 6 * scales,
+            )
 
 
-def estimate(
-    config: Config, device: str, images: int, *, training: bool = True, compiled: bool = True
-) -> Estimate:
+def _head(config: ViTConfig, images: float) -> list[tuple[float, int, int]]:
+    """Return rows, inputs and outputs of the products behind the blocks; none of what is not there."""
+    if isinstance(config, MaskedPatchConfig):
+        return [(images * config.grid[0] * config.grid[1], config.hidden_size, config.patch_outputs)]
+    width, pooled = config.hidden_size, images * (config.classifier == "attention")
+    mlp = config.mlp_size * (3 if config.mlp == "swiglu" else 2)
+    return [
+        (pooled * config.num_tokens, width, 2 * width),  # keys and values
+        (pooled, width, 2 * width + 2 * config.num_tokens + mlp),  # query, output, attention, MLP
+        (images, config.pooled_size, config.representation_size),
+        (images, config.feature_size, config.num_classes),
+    ]
+
+
+def _attention(config: ViTConfig, step: Step, queries: float, tokens: float) -> Iterator[Kernel]:
+    """Yield the kernels of attention in one block."""
+    width, pairs, products = config.hidden_size, queries * config.num_tokens, 3 if step.training else 1
+    product, moved = 2.0 * pairs * width, _NARROW * (queries + tokens) * width
+    matrix, position = config.num_heads * pairs, config.position_embedding
+    if not (step.plain or position.startswith("relative")):
+        yield Kernel("attention", 2 * product, 2 * moved)
+        if step.training:  # the matrix is computed again
+            yield Kernel("backward", 5 * product, 4 * moved, 1, 3)
+        return
+    yield Kernel("plain", product, moved + _NARROW * matrix, 2 * products)
+    # Five copies by head, of which one is scaled, and two in the backward pass.
+    yield Kernel("plain", 0, moved, 7 if step.training else 5)
+    # The softmax and its backward pass read and write bf16. Not compiled, they are kernels of float32 between
+    # conversions. Relative positions are added before it.
+    touched = 4 + step.training * 6 if step.compiled else 20 + step.training * 24
+    touched += position.startswith("relative") * (1 + step.training) * 2 * _NARROW
+    yield Kernel("plain", 0, matrix * touched, 1, 6 if step.training else 3)
+    if position == "relative":  # a product of each query with each offset, whose rows are then shifted
+        offsets = queries * (2 * config.num_tokens - 1)
+        yield Kernel("plain", 2.0 * offsets * width, 3 * _NARROW * offsets * config.num_heads, products)
+
+
+def estimate(config: Config, device: str, step: Step) -> Estimate:
     """Estimate the time of a step that never waits for data or other GPUs.
 
     Args:
         config: of a network of matrix products: `ViTConfig`, not a ResNet, hybrid or axial one.
-        device: a row of `MEMORY`.
-        images: per step.
-        training, compiled: as of `kernels`.
+        device: a row of `GPUS`.
+        step: its size, and how it is computed.
 
     Raises:
-        RecipeError: the device has no row, or the network has convolutions.
+        RecipeError: the device has no row, or a network has convolutions.
     """
     device = find_device(device)
-    if not isinstance(config, ViTConfig) or isinstance(config, AxialConfig | HybridConfig):
+    networks = config, step.teacher or config
+    if not isinstance(config, ViTConfig) or any(
+        not isinstance(one, ViTConfig) or isinstance(one, AxialConfig | HybridConfig) for one in networks
+    ):
         raise RecipeError(
             "the time of ResNets, hybrids and axial networks cannot be estimated; give a ViT, such as B/16"
         )
-    peak, bandwidth = PEAK_TFLOPS[device] * 1e12, MEMORY[device][1] * 1e9
+    gpu, peak = GPUS[device], PEAK_TFLOPS[device] * 1e12
+    shares, reached = {"attention": gpu.attention, "backward": gpu.backward}, {"plain": gpu.plain}
     seconds: dict[Kind, float] = {}
-    for kernel in kernels(config, images, training=training, compiled=compiled):
-        computing = kernel.flops / (peak * REACHED.get(kernel.kind, 1.0))
-        taken = kernel.times * max(computing, kernel.bytes / (bandwidth * REACHED_BYTES))
-        seconds[kernel.kind] = seconds.get(kernel.kind, 0.0) + taken
-    mfu = training_flops(config, images) / (peak * sum(seconds.values())) if training else 0.0
-    return Estimate(images, seconds, mfu)
+    started = 0.0
+    for kernel in kernels(config, step):
+        computing = kernel.flops / (peak * shares.get(kernel.kind, gpu.matrices))
+        moving = kernel.bytes / (gpu.bandwidth * 1e9 * reached.get(kernel.kind, REACHED_BYTES))
+        seconds[kernel.kind] = seconds.get(kernel.kind, 0.0) + kernel.times * max(computing, moving)
+        started += kernel.times * kernel.started * STARTING["compiled" if step.compiled else "eager"]
+    seconds["starting"] = max(0.0, started - sum(seconds.values()))
+    flops = step.training * step.images * computed_flops(config, teacher=step.teacher)
+    return Estimate(step, seconds, flops / (peak * sum(seconds.values())))

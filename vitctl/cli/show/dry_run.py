@@ -12,7 +12,7 @@ from vitctl.errors import LaunchError
 from vitctl.launch.agent import LaunchConfig, launch_line
 from vitctl.launch.cluster import Resources
 from vitctl.models.flops import count_macs, count_parameters
-from vitctl.models.roofline import MEMORY, estimate, find_device
+from vitctl.models.roofline import GPUS, estimate, find_device
 from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Machine, Pretrain, Probe, Vtab
@@ -128,10 +128,10 @@ def _show_training(
         the recipe with its length, and why it cannot run; "" if it can.
     """
     from vitctl.jobs.plan import plan_loaded
-    from vitctl.jobs.resources import GPU, Link, parse_link
+    from vitctl.jobs.resources import Link, parse_link
 
     link = Link() if given_link is None else parse_link(given_link)
-    gpu, multiple = GPU if device is None else find_device(device), batch.tasks_per_node if batch else nodes
+    gpu, multiple = device and find_device(device), batch.tasks_per_node if batch else nodes
     loaded, plan = plan_loaded(loaded, nodes, link, gpu, multiple)
     ways = [(_in_job(way, batch), size) for way, size in plan.ways]
     recipe = cast(Pretrain | Finetune, loaded.recipe)
@@ -154,7 +154,7 @@ def _show_training(
         ),
         ("steps", f"{plan.steps:,} of {recipe.schedule.batch_size:,} images{per_epoch}"),
         ("training", f"{_flops(plan.training_flops)}: {_hours(plan, recipe)}"),
-        ("expected", _expected(plan, (gpu,) if device else _EXPECTED_ON, compiled=recipe.machine.compile)),
+        *([("expected", _expected(plan, (gpu,) if gpu else _EXPECTED_ON))] if plan.device else []),
         (
             "micro-batch",
             f"{count_text(plan.micro_batch, 'image')} in each of "
@@ -162,8 +162,8 @@ def _show_training(
         ),
         (
             "memory",
-            f"{bytes_text(plan.memory_bytes)} per process: {_fit(plan)}"
-            + ("" if device else f", assumed: {gpu} (--device)"),
+            f"{bytes_text(plan.memory_bytes)} per process{_fit(plan)}"
+            + (f", assumed: {plan.device} (--device)" if plan.device and not gpu else ""),
         ),
         *([("largest batch", f"{count_text(plan.largest_batch, 'image')} at a time")] if device else []),
         *(
@@ -206,20 +206,21 @@ def _uneven(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> str:
     return f"; the one with the most has {plan.most:,} a step (mean {mean:.4g})" * (plan.most > mean)
 
 
-def _expected(plan: "TrainingPlan", devices: Sequence[str], *, compiled: bool) -> str:
+def _expected(plan: "TrainingPlan", devices: Sequence[str]) -> str:
     """Return the expected rates of these GPUs, or why there are none."""
     if isinstance(plan.expected, str):
         return f"no estimate: {plan.expected}; {plan.mfu:.0%} of the peak is assumed"
-    steps = ((gpu, estimate(plan.config, gpu, plan.expected.images, compiled=compiled)) for gpu in devices)
-    rates = (f"{gpu} {step.images_per_second:,.0f} ({step.mfu:.0%})" for gpu, step in steps)
+    step = plan.expected.step
+    found = ((gpu, estimate(plan.config, gpu, step)) for gpu in devices)
+    rates = (f"{gpu} {one.images_per_second:,.0f} ({one.mfu:.0%})" for gpu, one in found)
     return (
-        f"{', '.join(rates)} images/s of one GPU (share of the peak), {plan.expected.images:,} at a time, "
-        f"bf16, {'' if compiled else 'not '}compiled (machine.compile); not measured"
+        f"{', '.join(rates)} images/s of one GPU (share of the peak), {-(-step.images // step.passes):,} at "
+        f"a time, bf16, {'' if step.compiled else 'not '}compiled (machine.compile); not measured"
     )
 
 
 def _size_of(plan: "TrainingPlan") -> str:
-    return f"{MEMORY[plan.device][0]} GiB"
+    return f"{GPUS[plan.device].memory} GiB"
 
 
 def _host(plan: "TrainingPlan", recipe: Pretrain | Finetune, nodes: int) -> str:
@@ -246,12 +247,12 @@ def _network(
         once = " in the first epoch" if read.is_once else ""
         often = f", each shard fetched by {read.amplification:.3g} nodes" if read.amplification > 1 else ""
         cache = f", cache {bytes_text(read.cache)} a node" if read.cache else ""
+        rate = f"{bytes_text(size)} a step and node"
+        if plan.device:
+            rate = f"{size / plan.seconds.step / 1e9:.3g} GB/s a node"
         yield (
             "reading",
-            (
-                f"{size / plan.seconds.step / 1e9:.3g} GB/s a node{once}{often}; images of a batch "
-                f"from at most {count_text(read.shards, 'shard')}{cache}"
-            ),
+            f"{rate}{once}{often}; images of a batch from at most {count_text(read.shards, 'shard')}{cache}",
         )
 
 
@@ -263,6 +264,8 @@ def _work(flops: int, machine: Machine) -> str:
     """Return an amount of computation, and its time on the GPU that `recipes table` uses."""
     from vitctl.jobs.resources import GPU, MFU, usable_flops
 
+    if machine.device == "cpu":
+        return _flops(flops)
     return f"{_flops(flops)}: {_time(flops / usable_flops(machine, GPU))} {_where(machine, GPU, MFU)}"
 
 
@@ -286,6 +289,8 @@ def _time(seconds: float) -> str:
 
 def _hours(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> str:
     """Return the length of a training, and where it is not that of computation alone, its parts."""
+    if not plan.device:
+        return "machine.device is 'cpu', and `vitctl bench model` measures the time of a step"
     step = plan.seconds
     most = " in the process with the most images" if _uneven(plan, recipe) else ""
     waited = plan.steps * (step.busy - step.computation)
@@ -301,10 +306,12 @@ def _hours(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> str:
 def _fit(plan: "TrainingPlan") -> str:
     from vitctl.jobs.resources import USABLE_SHARE
 
+    if not plan.device:
+        return ""
     return (
-        f"does not fit {_size_of(plan)} ({1 - USABLE_SHARE:.0%} kept free)"
+        f": does not fit {_size_of(plan)} ({1 - USABLE_SHARE:.0%} kept free)"
         if plan.ways or not plan.fitting_micro_batch
-        else f"fits {_size_of(plan)}"
+        else f": fits {_size_of(plan)}"
     )
 
 
