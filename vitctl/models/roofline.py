@@ -2,8 +2,8 @@
 GPUs reach. Imports no torch.
 
 A kernel takes as long as its products or its bytes, whichever is longer (Williams et al. 2009); a step takes
-at least as long as the host needs to start its kernels. Nothing here was fitted to the runs that
-`benchmarks/roofline.py` compares it with.
+at least as long as the host needs to start its kernels. No number was computed from the runs that
+`benchmarks/roofline.py` compares it with; two were chosen after those had been seen, which it names.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,8 @@ class Gpu(NamedTuple):
 # Attention, for heads of 64 channels and 512 tokens without a mask:
 # - A100: 0.45 for both passes together, FlashAttention-2 (arXiv 2307.08691); divided as its best shapes are,
 #   0.73 forward and 0.63 backward.
-# - H100: FlashAttention-2 reached 252 TFLOP/s forward and 190 backward (Dao-AILab/flash-attention#2688).
+# - H100: FlashAttention-2 reached 252 TFLOP/s forward and 190 backward (Dao-AILab/flash-attention#2688, taken
+#   to be of an H100).
 #   torch 2.11 prefers cuDNN there, if newer than 9.15; it was at least 1.15 times as fast (pytorch#122510).
 #   252 and 190 times this, of 989, are estimates. An H200 has the same chip.
 # - RTX 3090: those of an RTX A5000, also a GA102: 84.1 and 52.9 of 111.1 (gpu-mode/ring-attention#10).
