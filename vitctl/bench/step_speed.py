@@ -2,9 +2,7 @@
 
 import math
 import statistics
-import tempfile
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -52,6 +50,7 @@ from vitctl.models.kernels import used_linear
 from vitctl.models.variants import Config, to_dict
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sections import OPTIMIZERS
+from vitctl.system.files import scratch_folder
 from vitctl.system.text import bytes_text, count_text, share_text
 
 COMMUNICATION = "communication"
@@ -113,16 +112,16 @@ def bench_model(
     computation = alone(precision=recipe.machine.precision, device=recipe.machine.device)
     results: list[dict[str, Any]] = []
     try:
-        with tempfile.TemporaryDirectory(prefix="vitctl-bench-") as folder, guarded(computation.device):
+        with scratch_folder("bench") as folder, guarded(computation.device):
             budget.say("opening the data")
-            recipe, notes = with_images(without_extras(recipe), Path(folder))
+            recipe, notes = with_images(without_extras(recipe), folder)
             plan = plan_training(recipe)
             recipe = fitted_recipe(recipe, plan.num_images)
             measured = plan_measurement(recipe, plan.config, computation, budget.seconds, batch_size)
             budget.say("building the network")
             with_training(
                 measured.recipe,
-                Path(folder),
+                folder,
                 lambda prepared: results.append(_measure(prepared, measured, budget.restarted(), quick)),
             )
     except Exception as error:

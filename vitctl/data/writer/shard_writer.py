@@ -22,7 +22,7 @@ from vitctl.data.source.order import Order
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item, Originals, read_item
 from vitctl.errors import DataError, refuse
-from vitctl.system.files import IMAGE_FILE, atomic_write, inside, lock_alone, no_links, write_text
+from vitctl.system.files import IMAGE_FILE, atomic_write, inside, lock_alone, opened_folder, write_text
 from vitctl.system.pool import Done, Progress, counted, run_each, run_tasks
 from vitctl.system.text import breaks_line, count_text, one_line
 
@@ -364,16 +364,13 @@ def _own_folder(out: Path) -> Iterator[Path]:
     """Lock and yield the folder that becomes `out`; until then only this process and its children use it."""
     aside = out.with_name(f".{out.name}.partial")
     aside.mkdir(parents=True, exist_ok=True)
-    descriptor = no_links(str(aside), os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with opened_folder(aside) as descriptor:
         lock_alone(descriptor, out, error=DataError)
         try:
             yield aside
         finally:
             if aside.exists() and not any(aside.iterdir()):
                 aside.rmdir()
-    finally:
-        os.close(descriptor)
 
 
 def _measure(
