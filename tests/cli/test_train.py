@@ -146,7 +146,7 @@ def test_dry_run__the_plan_is_on_the_first_screen_and_defaults_are_asked_for(
         "steps",
         "exaFLOPs: 91.9 days on 1 H100 at 54%",
         "does not fit 80 GiB (10% kept free)",
-        "--processes 24 (71.9 GiB)",
+        "--processes 32 (56.6 GiB)",
     ):
         assert text in screen
     assert "TiB per process" in screen
@@ -180,9 +180,13 @@ def test_dry_run__of_a_gpu_that_is_named(vitctl: Vitctl) -> None:
 @pytest.mark.parametrize(
     ("flag", "words", "advice"),
     [
-        ("--slurm", "nodes=1,gpus=8,time=1:00:00", "--slurm nodes=3"),  # 24 processes
-        ("--k8s", "nodes=1,gpus=5,image=i,claim=runs:/runs", "--k8s nodes=5"),  # 24, and one to fill a node
-        ("--processes", "8", "--processes 24"),
+        ("--slurm", "nodes=1,gpus=8,time=1:00:00", "--slurm nodes=4"),  # 32 processes
+        (
+            "--k8s",
+            "nodes=1,gpus=5,image=i,claim=runs:/runs",
+            "--k8s nodes=5",
+        ),  # 25: no multiple of five divides the batch
+        ("--processes", "8", "--processes 32"),
     ],
 )
 def test_dry_run__the_advice_is_taken(vitctl: Vitctl, flag: str, words: str, advice: str) -> None:
