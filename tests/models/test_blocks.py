@@ -1,3 +1,4 @@
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -72,6 +73,23 @@ def test_compile_blocks__torch_compiles_all_shapes_of_a_deep_network() -> None:
     for batch in (2, 3):
         model(torch.randn(batch, 3, 32, 32))
     assert len(compiled) == 2 * 8  # batch sizes and shapes of unit: more than torch's own limit of 8
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_compile_blocks__torch_is_quiet_about_the_machine(
+    monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    logger = logging.getLogger("torch.utils.cpp_extension")
+    monkeypatch.setattr(logger, "level", logging.NOTSET)
+    logger.manager._clear_cache()  # type: ignore[attr-defined]
+    if asked:
+        monkeypatch.setenv("TORCH_LOGS", "recompiles")
+    else:
+        monkeypatch.delenv("TORCH_LOGS", raising=False)
+    compile_blocks(build(TINY["vit"]), "eager")
+    assert logger.isEnabledFor(logging.WARNING) == asked
+    assert logger.isEnabledFor(logging.ERROR)
+    logger.manager._clear_cache()  # type: ignore[attr-defined]
 
 
 def test_compile_errors__are_one_line() -> None:
