@@ -132,8 +132,8 @@ def loader_numbers(workers: int, images: int, seconds: float, cpu: float, bad: i
     notes = (
         (
             seconds < _LEAST_SECONDS,
-            f"the loader was measured for only {seconds:.2g} s on {images:,} images, some of them made "
-            f"earlier: its rate is not reliable",
+            f"the loader was measured for only {seconds:.2g} s on {count_text(images, 'image')}, some of "
+            f"them made earlier: its rate is not reliable",
         ),
         (
             bad,

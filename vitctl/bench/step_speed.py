@@ -300,8 +300,8 @@ def _notes(
         notes.append(f"a step waits {waits:.0%} of its time for images; {_HINTS[DATA]}")
     if measured.recipe.schedule.batch_size < measured.recipe_batch:
         notes.append(
-            f"measured updates of {measured.recipe.schedule.batch_size:,} images; the recipe's have "
-            f"{measured.recipe_batch:,}"
+            f"measured updates of {count_text(measured.recipe.schedule.batch_size, 'image')}; the recipe's "
+            f"have {measured.recipe_batch:,}"
         )
     is_memory = largest is not None and largest.bound == "memory" and measured.recipe_bytes > free
     if largest is not None and is_memory and largest.images < measured.recipe_micro_batch:

@@ -87,7 +87,7 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
         ("weights", plan.weights),
         ("model", f"{_model(plan.config)}: {count_parameters(plan.config):,} parameters"),
         ("an image", f"{plan.config.image_size} pixels, forward {_macs(count_macs(plan.config))}"),
-        *((name, f"{number:,} images" if number else "size unknown") for name, number in plan.images),
+        *((name, count_text(number, "image") if number else "size unknown") for name, number in plan.images),
         *([("trainings", f"{plan.trainings:,}, {plan.steps:,} steps in all")] if plan.trainings else []),
     ]
     if isinstance(recipe, Fewshot):
