@@ -1,9 +1,10 @@
 """What schedule.lanes and each step's record cost: `python benchmarks/costs.py lanes` or `costs.py trace`.
 
-Each side is `vitctl bench model` on noise, with one thread in each process; the sides take turns. `lanes`
-adds leaves in a fixed tree, `plain` is DDP with the same leaves as micro-batches, `whole` is DDP with each
-share in one pass. `trace`: the part of a step that is its record, with log.trace and without; then a digest
-of the weights, and the checksums that a loader worker adds to an image of 256 pixels.
+Each side is `vitctl bench model` on noise, with one thread in each process; the sides take turns. Ratios
+are of the same round: their median, lowest and highest. `lanes` adds leaves in a fixed tree, `plain` is DDP
+with the same leaves as micro-batches, `whole` is DDP with each share in one pass. `trace`: the part of a step
+that is its record, with log.trace and without; then a digest of the weights, and the checksums that a loader
+worker adds to an image of 256 pixels.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from measure import Machine, Numbers, rate, script_options, take_turns
+from measure import Machine, Numbers, medians, rate, script_options, take_turns
 
 
 def main() -> None:
@@ -36,13 +37,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=20, help="of a turn")
     given, machine = parser.parse_args(), Machine()
     names = ("lanes", "plain", "whole") if given.what == "lanes" else ("trace", "no trace")
-    print(f"| model | precision | processes | {' | '.join(f'{name}: s, log ms, MiB' for name in names)} |")
+    heads = [f"{name}: s, log ms, MiB" for name in names]
+    heads += [f"{names[0]} / {name}" for name in names[1:]]
+    print(f"| model | precision | processes | {' | '.join(heads)} |")
     for model, precision, processes in product(given.models, given.precisions, given.processes):
         sides = {name: partial(step, given, name, model, precision, processes) for name in names}
-        cells = []
-        for rounds in take_turns(sides, given.rounds).values():
-            one = {key: statistics.median(numbers[key] for numbers in rounds) for key in rounds[0]}
+        cells, found = [], take_turns(sides, given.rounds)
+        for one in map(medians, found.values()):
             cells.append(f"{one['seconds']:.3f}, {1e3 * one['log']:.2f}, {one['peak_mib']:.0f}")
+        first, *others = found.values()
+        for other in others:
+            ratios = [one["seconds"] / two["seconds"] for one, two in zip(first, other, strict=True)]
+            cells.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
         print(f"| {model} | {precision} | {processes} | {' | '.join(cells)} |", flush=True)
     if given.what == "trace":
         print(records())

@@ -99,6 +99,7 @@ def main() -> None:
         finally:
             for process in processes:
                 process.terminate()
+                process.wait()  # so that its time is not counted as other work
     rows = [row(*key, times, given.seconds) for key, times in rounds.items()]
     for one in rows:
         print(

@@ -1,6 +1,8 @@
 """The numbers of `bench model` agree with each other, and with what they are made of."""
 
 import json
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,21 @@ def test_bottleneck__is_the_longest_part(monkeypatch: pytest.MonkeyPatch, tiny_d
     assert result["verdict"].startswith(f"The longest part of a step is {part}, {share:.0%}; ")
     assert result["images_per_second"] == pytest.approx(16 * share)
     assert any("waits" in note for note in result["notes"]) == (part == "data")
+
+
+@pytest.mark.parametrize(("steps", "seconds"), [(1, 0.0), (6, 1e9)])
+def test_model__few_steps_have_a_note_and_no_search_after_the_time(
+    monkeypatch: pytest.MonkeyPatch, tiny_data: Path, steps: int, seconds: float
+) -> None:
+    real = step_speed.measure_steps
+    monkeypatch.setattr(step_speed, "matrix_rate", lambda *_: 1e9)
+    monkeypatch.setattr(step_speed, "measure_steps", lambda one, _: real(one, Budget(0.0), least=steps))
+    recipe = tiny_recipe(**{"data.path": str(tiny_data)})
+    result = bench_model(recipe, Budget(seconds), batch_size=16)
+    assert result["steps"] == steps
+    enough = [int(number) for note in result["notes"] for number in re.findall(r"--seconds (\d+)", note)]
+    assert enough == ([math.ceil(7 * result["seconds"] / 0.6)] if steps == 1 else [])
+    assert (result["largest_micro_batch"] is None) == (seconds == 0)
 
 
 def test_micro_batch__the_whole_share_is_tried_or_that_of_the_steps(prepared: Callable[..., Any]) -> None:

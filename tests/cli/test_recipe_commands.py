@@ -1,15 +1,20 @@
 """`vitctl recipes`."""
 
+import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.report.conftest import finished
 from vitctl.cli.show.console import CONSOLE
-from vitctl.recipe.load import recipe_names
+from vitctl.recipe.load import every_key, recipe_names
+from vitctl.recipe.schema import Evaluate
+from vitctl.recipe.sections import Section
 from vitctl.recipe.sweep import sweep_names
+from vitctl.recipe.write import explain
 
 
 def test_list__every_recipe(vitctl: Vitctl) -> None:
@@ -52,6 +57,42 @@ def test_show__is_toml_with_and_without_origins(vitctl: Vitctl) -> None:
     )
     assert 'name = "H/14"                             # jft_h14.toml:5' in origins
     assert "0.25" in vitctl("recipes", "show", "jft_h14", "--set", "optimizer.lr=0.25").out
+
+
+def test_explain__names_the_commands_that_read_a_key(
+    vitctl: Vitctl, tiny_data: Path, one_process: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys that are looked up while a command runs, as far as code outside vitctl/recipe/ does it."""
+    sections = {field.annotation: name for name, field in Evaluate.model_fields.items() if name != "known"}
+    read, stored = set[str](), Section.__getattribute__
+
+    def watched(self: Section, name: str) -> Any:
+        if type(self) in sections and Path(sys._getframe(1).f_code.co_filename).parent.name != "recipe":
+            read.add(f"{sections[type(self)]}.{name}")
+        return stored(self, name)
+
+    monkeypatch.setattr(Section, "__getattribute__", watched)
+    keys = {key for key in every_key(Evaluate) if "." in key}
+    explained = {
+        name: {key for key in keys if any(name in line.split(", ") for line in explained_jobs(key))}
+        for name in ("predict", "serve", "inspect", "evaluate")
+    }
+    place = ("--from", one_process, "--set", "machine.workers=0")
+    assert vitctl("predict", tiny_data, "--split", "test", *place).code == 0
+    replaced = {"data.path", "data.dataset", "data.root", "data.eval_split"}  # by the images that are typed
+    assert read & keys - replaced == explained["predict"]
+    read.clear()
+    assert vitctl("inspect", "--data", tiny_data, *place, "--out", "figures").code == 0
+    refused = {"machine.processes", "machine.engine"}
+    assert read & keys - refused == explained["inspect"]
+    assert explained["predict"] - explained["serve"] == {
+        "evaluation.batch_size", "data.classes", "data.cache_gib", "data.group_by"
+    }  # fmt: skip
+    assert keys - explained["evaluate"] == {"machine.engine"}
+
+
+def explained_jobs(key: str) -> list[str]:
+    return [line.removeprefix("  jobs     ") for line in explain(key) if line.startswith("  jobs ")]
 
 
 def test_explain_and_diff(vitctl: Vitctl) -> None:

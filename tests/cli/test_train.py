@@ -1,6 +1,7 @@
 """`vitctl pretrain`, `finetune`, `resume` as typed."""
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,7 +147,7 @@ def test_dry_run__the_plan_is_on_the_first_screen_and_defaults_are_asked_for(
         "steps",
         "exaFLOPs: 100.5 days on 1 H100 at 48%",
         "does not fit 79.1 GiB (10% kept free)",
-        "--processes 25 (69.4 GiB)",
+        "--processes 32 (56.6 GiB)",
     ):
         assert text in screen
     assert "TiB per process" in screen
@@ -158,6 +159,20 @@ def test_dry_run__the_plan_is_on_the_first_screen_and_defaults_are_asked_for(
     assert vitctl("pretrain", "--recipe", "jft_h14", "--all").err == (
         "vitctl: --all needs --dry-run: it is about the plan\n"
     )
+
+
+def test_dry_run__names_the_images_that_the_loader_must_make(vitctl: Vitctl) -> None:
+    """All images of the run in its time."""
+    line = words("pretrain --recipe jft_h14 --dry-run --device H100 --processes 64 --nodes 8@a:29400 --out x")
+    out = " ".join(vitctl(*line).out.split())
+    found = re.search(r"loader ([\d,]+) images/s a node, ([\d,]+) a process", out)
+    assert found is not None
+    node, process = (int(number.replace(",", "")) for number in found.groups())
+    assert node == pytest.approx(8 * process, abs=4)
+    recipe: Any = load.load_recipe("jft_h14", [("machine.processes", 64)]).recipe
+    planned = plan.plan_training(recipe, nodes=8)
+    assert node == round(planned.steps * 4096 / planned.run_seconds / 8)
+    assert "loader" not in vitctl(*words("pretrain --recipe jft_h14 --dry-run --synthetic")).out.split()
 
 
 def test_dry_run__of_a_gpu_that_is_named(vitctl: Vitctl) -> None:
@@ -193,9 +208,13 @@ def test_dry_run__of_a_cpu_has_no_hours_of_a_gpu(vitctl: Vitctl) -> None:
 @pytest.mark.parametrize(
     ("flag", "words", "advice"),
     [
-        ("--slurm", "nodes=1,gpus=8,time=1:00:00", "--slurm nodes=4"),  # 25 processes are needed
-        ("--k8s", "nodes=1,gpus=5,image=i,claim=runs:/runs", "--k8s nodes=5"),  # these are 25
-        ("--processes", "8", "--processes 25"),
+        ("--slurm", "nodes=1,gpus=8,time=1:00:00", "--slurm nodes=4"),  # 32 processes
+        (
+            "--k8s",
+            "nodes=1,gpus=5,image=i,claim=runs:/runs",
+            "--k8s nodes=5",
+        ),  # 25: no multiple of five divides the batch
+        ("--processes", "8", "--processes 32"),
     ],
 )
 def test_dry_run__the_advice_is_taken(vitctl: Vitctl, flag: str, words: str, advice: str) -> None:

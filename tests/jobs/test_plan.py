@@ -131,6 +131,7 @@ def test_check__reads_no_tensor(
         ("jft_h14", {}, "H100", 79.1),
         ("jft_h14", {"machine.processes": 8}, "H200", 139.7),
         ("in1k_b16", {"machine.precision": "float32"}, "L4", 22.0),
+        ("in1k_b16", {"machine.precision": "float32"}, "H100", 79.1),  # three processes would do
         ("jft_h14", {"model.depth": 640}, "A100", 79.1),  # 13 billion parameters: no GPU holds them and Adam
     ],
 )
@@ -144,6 +145,7 @@ def test_plan_training__what_does_not_fit_is_told_what_to_set(
     for way, memory in plan.ways:
         words = way.replace("--processes ", "--set machine.processes=").replace("--set ", "").split()
         overrides = values | dict(parse_override(word)[:2] for word in words)
+        assert not 4096 % overrides.get("machine.processes", 1)
         other = plan_training(recipe(name, **overrides), device=device)
         assert other.memory_bytes == memory <= room
         assert other.ways == ()

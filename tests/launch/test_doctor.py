@@ -4,9 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from vitctl.engine.computation import choose_kernels
+from vitctl.engine.runtime import Computation
 from vitctl.launch import doctor
 from vitctl.launch.doctor import Finding, run_checks
+from vitctl.models.variants import variant
+from vitctl.recipe.schema import NetworkMachine
 
 
 def test_examine__looks_at_everything_a_run_stands_on(
@@ -28,6 +33,28 @@ def test_examine__looks_at_everything_a_run_stands_on(
     assert findings["torch"].ok
     assert "digits" in findings["data"].said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_examine__names_the_extras_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    requires = ["torch>=2.11", "pip; extra == 'gs'", "no-such>=1,<2; extra == 'gs'", "none; extra == 'gs'"]
+    requires += ["neither>=1; extra == 's3'", "nor; extra == 'test'", 'nothing; extra == "docs"']
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: requires)
+    (extras,) = (finding for finding in run_checks() if finding.what == "extras")
+    assert extras.ok and "gs (no-such, none); s3 (neither)" in extras.said
+    assert not any(name in extras.said for name in ("torch", "pip,", "nor;", "nothing"))
+
+
+def test_examine__tells_what_speed_depends_on() -> None:
+    """The kernels are those that a training takes."""
+    findings = {finding.what: finding.said for finding in run_checks()}
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    used = choose_kernels(
+        NetworkMachine(), variant("B/16"), Computation(device, findings["precision"].split()[-2])
+    )
+    assert f"takes {used.attention} " in findings["kernels"] and findings["kernels"].endswith(used.linear)
+    flags = Path("/proc/cpuinfo").read_text()
+    for name in ("avx2", "avx512f", "amx_bf16"):
+        assert (name in findings["instructions"].split()) == (name in flags.split())
 
 
 def test_examine__a_look_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,14 @@ A folder of something else is not taken.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import TINY, Run
 from vitctl.engine.journal import read_run_json, write_run_json
 from vitctl.errors import DataError, LaunchError, RecipeError
+from vitctl.launch.cluster import Job
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.run_folder import check_not_foreign, leaving_nothing, new_run_dir
 from vitctl.recipe.load import Override, load_recipe
@@ -66,6 +68,50 @@ def test_prepare__refused_before_it_began(tiny_data: Path, tmp_path: Path) -> No
         prepare_run(load_recipe(str(TINY), wrong), run_dir)
     assert not run_dir.exists()
     prepare_run(load_recipe(str(TINY), tiny(tiny_data)), run_dir)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"machine.device": "cuda"}, "finds no GPU"),
+        ({"machine.precision": "tf32"}, "needs an NVIDIA GPU"),
+        ({"machine.precision": "float64", "machine.linear": "onednn"}, "oneDNN has no float64"),
+        ({"machine.attention": "fused", "machine.compile": True}, "not safe when compiled"),
+        ({"log.trackers": ("nonsense",)}, "nonsense is not installed"),
+    ],
+)
+def test_prepare__what_this_machine_cannot_compute_is_refused_unless_another_does(
+    tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    loaded = load_recipe(str(TINY), tiny(tiny_data, **values))
+    with pytest.raises(LaunchError, match=message):
+        prepare_run(loaded, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    prepare_run(loaded, tmp_path / "run", batch=Job(1))
+    assert (tmp_path / "run" / "recipe.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"evaluation.labels": "real"}, "ReaL labels are for ImageNet's"),
+        ({"evaluation.thresholds": "t.csv"}, "for images with several labels"),
+        ({"evaluation.answers": "none/a.csv"}, "the folder none does not exist"),
+        ({"data.eval_resize": 3}, "smaller than the crop"),
+        (
+            {"evaluation.fit_temperature": True, "data.eval_split": "train[:50%]"},
+            "is for a softmax and one label",
+        ),
+    ],
+)
+def test_prepare__an_evaluation_that_does_not_fit_its_images_is_refused(
+    pretrained: Path, tiny_data: Path, tmp_path: Path, values: dict[str, Any], message: str
+) -> None:
+    place = tiny(tiny_data, **{"weights.source": str(pretrained), "machine.device": "cpu", **values})
+    with pytest.raises((DataError, RecipeError), match=message):
+        prepare_run(load_recipe("evaluate", place), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_prepare__the_corrected_command_has_the_folder_of_a_run_that_failed_at_once(

@@ -1,3 +1,4 @@
+import logging
 import os
 import subprocess
 import sys
@@ -112,6 +113,23 @@ def test_compile_blocks__shares_no_code_between_instruction_sets(tmp_path: Path)
         hits.append(int(ran.stdout) > 0)
     longer = torch.backends.cpu.get_cpu_capability() != "AVX2"
     assert hits == [False, not longer, True]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_compile_blocks__torch_is_quiet_about_the_machine(
+    monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    logger = logging.getLogger("torch.utils.cpp_extension")
+    monkeypatch.setattr(logger, "level", logging.NOTSET)
+    logger.manager._clear_cache()  # type: ignore[attr-defined]
+    if asked:
+        monkeypatch.setenv("TORCH_LOGS", "recompiles")
+    else:
+        monkeypatch.delenv("TORCH_LOGS", raising=False)
+    compile_blocks(build(TINY["vit"]), "eager")
+    assert logger.isEnabledFor(logging.WARNING) == asked
+    assert logger.isEnabledFor(logging.ERROR)
+    logger.manager._clear_cache()  # type: ignore[attr-defined]
 
 
 def test_compile_errors__are_one_line() -> None:

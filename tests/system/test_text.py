@@ -15,6 +15,7 @@ from vitctl.system.text import (
     nearest,
     one_line,
     printable,
+    share_text,
     typed_command,
 )
 
@@ -94,6 +95,19 @@ def test_typed_command__is_complete_however_vitctl_was_started(
     monkeypatch.setattr("sys.argv", [program, "finetune", "--data", "my photos"])
     expected = "vitctl" if program == "pytest" else "vitctl finetune --data 'my photos'"
     assert typed_command("vitctl") == expected
+
+
+def test_share_text__a_small_share_is_not_zero() -> None:
+    shares = (1, 0.427, 0.0996, 0.0994, 0.00412, 0.0001, 2e-7)
+    assert [share_text(share) for share in shares] == [
+        "100%",
+        "43%",
+        "10%",
+        "9.9%",
+        "0.41%",
+        "0.01%",
+        "< 0.01%",
+    ]
 
 
 def test_count_text__one_is_singular() -> None:

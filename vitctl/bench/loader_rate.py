@@ -1,10 +1,8 @@
 """`vitctl bench data`: a recipe's loader: images/s, where time goes, and whether the step waits."""
 
 import math
-import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import open_training_images
 from vitctl.jobs.training import images_of
 from vitctl.recipe.schema import Finetune, Pretrain
+from vitctl.system.files import scratch_folder
 from vitctl.system.process import usable_cores
 from vitctl.system.text import count_text, rate_text
 
@@ -57,9 +56,9 @@ def bench_data(
         )
     computation = alone(precision=recipe.machine.precision, device=recipe.machine.device)
     workers = num_workers(recipe.machine, computation.device, recipe.machine.processes)
-    with tempfile.TemporaryDirectory(prefix="vitctl-bench-") as folder:
+    with scratch_folder("bench") as folder:
         budget.say("opening the data")
-        source, _ = open_training_images(recipe.data, Path(folder), needs_labels=recipe.needs_labels)
+        source, _ = open_training_images(recipe.data, folder, needs_labels=recipe.needs_labels)
         recipe = fitted_recipe(recipe, len(source))
         budget = budget.restarted()
         images = images_of(recipe.data, source, None, recipe.seed, recipe.schedule)
@@ -133,8 +132,8 @@ def loader_numbers(workers: int, images: int, seconds: float, cpu: float, bad: i
     notes = (
         (
             seconds < _LEAST_SECONDS,
-            f"the loader was measured for only {seconds:.2g} s on {images:,} images, some of them made "
-            f"earlier: its rate is not reliable",
+            f"the loader was measured for only {seconds:.2g} s on {count_text(images, 'image')}, some of "
+            f"them made earlier: its rate is not reliable",
         ),
         (
             bad,

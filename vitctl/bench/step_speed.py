@@ -1,9 +1,8 @@
 """`vitctl bench model`: the speed and memory of a recipe's training step, and where its time goes."""
 
+import math
 import statistics
-import tempfile
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,6 +25,7 @@ from vitctl.bench.timed_steps import (
     DATA,
     LOG,
     OPTIMIZER,
+    WARM_UP,
     Prepared,
     Steps,
     measure_steps,
@@ -49,11 +49,13 @@ from vitctl.models.kernels import used_linear
 from vitctl.models.variants import Config, to_dict
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sections import OPTIMIZERS
-from vitctl.system.text import bytes_text
+from vitctl.system.files import scratch_folder
+from vitctl.system.text import bytes_text, count_text, share_text
 
 COMMUNICATION = "communication"
 ONCE = (OPTIMIZER, COMMUNICATION, LOG)  # once in an update, whatever its number of images
 _STEPS, _LARGEST, _RATE = 0.6, 0.3, 0.04  # shares of the budget
+_FEW_STEPS = 5  # with fewer, a note says so
 _MATRIX_SECONDS = 2.0  # at most: the rate of a quiet machine is known sooner
 _ROUNDS = 5  # of the comparison with and without communication; the first warms up
 _WAITS = 0.1  # share of a step; longer waits for images have a note
@@ -109,16 +111,16 @@ def bench_model(
     computation = alone(precision=recipe.machine.precision, device=recipe.machine.device)
     results: list[dict[str, Any]] = []
     try:
-        with tempfile.TemporaryDirectory(prefix="vitctl-bench-") as folder, guarded(computation.device):
+        with scratch_folder("bench") as folder, guarded(computation.device):
             budget.say("opening the data")
-            recipe, notes = with_images(without_extras(recipe), Path(folder))
+            recipe, notes = with_images(without_extras(recipe), folder)
             plan = plan_training(recipe)
             recipe = fitted_recipe(recipe, plan.num_images)
             measured = plan_measurement(recipe, plan.config, computation, budget.seconds, batch_size)
             budget.say("building the network")
             with_training(
                 measured.recipe,
-                Path(folder),
+                folder,
                 lambda prepared: results.append(_measure(prepared, measured, budget.restarted(), quick)),
             )
     except Exception as error:
@@ -207,7 +209,7 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool
     one_step = prepared.one_step()
     split = _mean_split(prepared, steps, communication(prepared, one_step, budget))
     largest, sizes = None, list[Attempt]()
-    if not quick and not budget.stop.raised:
+    if not quick and budget.left > 0:
         largest, sizes = largest_micro_batch(prepared, one_step[0], measured.share, budget.part(_LARGEST))
     seconds, free = sum(split.values()), free_bytes(runtime.device)
     at_peak = peak(runtime.device, runtime.precision, matrix)
@@ -215,7 +217,7 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool
     achieved = s.batch_size / seconds * flops / runtime.num_processes
     facts = prepared.trainer.facts
     bottleneck = max(split, key=lambda part: split[part])
-    reached = f"it reaches {achieved / at_peak.flops:.0%} of {at_peak.flops / 1e12:.3g} TFLOP/s"
+    reached = f"it reaches {share_text(achieved / at_peak.flops)} of {at_peak.flops / 1e12:.3g} TFLOP/s"
     return {
         "kind": "model",
         "job": recipe.job,
@@ -256,7 +258,7 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool
         "free_memory_bytes": free,
         "largest_micro_batch": None if largest is None else asdict(largest),
         "micro_batches": [asdict(one) for one in sizes],
-        "notes": _notes(measured, largest, split, free),
+        "notes": _notes(measured, largest, split, free, len(steps.split)),
         "stopped": budget.stop.raised,
         "machine": machine_facts(runtime),
         "bottleneck": bottleneck,
@@ -283,15 +285,23 @@ def _at_recipe_batch(split: dict[str, float], images: int, recipe_batch: int) ->
     return recipe_batch / (each * recipe_batch + once)
 
 
-def _notes(measured: Measured, largest: Largest | None, split: dict[str, float], free: int) -> list[str]:
+def _notes(
+    measured: Measured, largest: Largest | None, split: dict[str, float], free: int, steps: int
+) -> list[str]:
     """Return notes that a user needs to read the numbers or to start the run."""
     notes = []
+    if steps < _FEW_STEPS:
+        enough = math.ceil((WARM_UP + _FEW_STEPS) * sum(split.values()) / _STEPS)
+        notes.append(
+            f"{count_text(steps, 'step')} after the warm-up: the split of the time is not reliable; "
+            f"--seconds {enough} measures about {_FEW_STEPS}"
+        )
     if (waits := split.get(DATA, 0.0) / sum(split.values())) >= _WAITS:
         notes.append(f"a step waits {waits:.0%} of its time for images; {_HINTS[DATA]}")
     if measured.recipe.schedule.batch_size < measured.recipe_batch:
         notes.append(
-            f"measured updates of {measured.recipe.schedule.batch_size:,} images; the recipe's have "
-            f"{measured.recipe_batch:,}"
+            f"measured updates of {count_text(measured.recipe.schedule.batch_size, 'image')}; the recipe's "
+            f"have {measured.recipe_batch:,}"
         )
     is_memory = largest is not None and largest.bound == "memory" and measured.recipe_bytes > free
     if largest is not None and is_memory and largest.images < measured.recipe_micro_batch:

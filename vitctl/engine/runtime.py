@@ -607,11 +607,7 @@ def start(
         LaunchError: the number of processes is not the recipe's, the device cannot do the precision, or a
             tracker is missing.
     """
-    cpu, chosen = _device_and_precision(device, precision)
-    if lacking := sorted({*trackers} - {str(name) for name in get_available_trackers()}):
-        raise LaunchError(
-            f"log.trackers: {', '.join(lacking)} is not installed here, or unknown to accelerate"
-        )
+    cpu, chosen = device_and_precision(device, precision, trackers)
     AcceleratorState._reset_state()
     state = PartialState(cpu=cpu)
     if state.device.index is not None:  # accelerate takes this for the index of the GPU
@@ -635,14 +631,18 @@ def alone(*, precision: str, device: str) -> Computation:
 
     Args, Raises: as `start`.
     """
-    cpu, chosen = _device_and_precision(device, precision)
+    cpu, chosen = device_and_precision(device, precision)
     if cpu:
         keep_freed_memory()
     return Computation(torch.device("cpu" if cpu else "cuda"), chosen)
 
 
-def _device_and_precision(device: str, precision: str) -> tuple[bool, str]:
-    """Return whether the CPU computes, and the precision."""
+def device_and_precision(device: str, precision: str, trackers: tuple[str, ...] = ()) -> tuple[bool, str]:
+    """Return whether the CPU computes, and the precision. Args, Raises: as `start`."""
+    if lacking := sorted({*trackers} - {str(name) for name in get_available_trackers()}):
+        raise LaunchError(
+            f"log.trackers: {', '.join(lacking)} is not installed here, or unknown to accelerate"
+        )
     if device == "cuda" and not torch.cuda.is_available():
         raise LaunchError(
             "machine.device = 'cuda': PyTorch finds no GPU (`vitctl doctor` shows why); use 'auto'"

@@ -293,6 +293,23 @@ def write_counts(run_dir: Path, rule: LabelRule, best: np.ndarray) -> dict[str, 
     return {name: str(run_dir / f"{name}.csv") for name in tables}
 
 
+def check_evaluation(
+    recipe: Evaluate, found: FoundWeights, source: Source
+) -> tuple[LabelRule, np.ndarray, list[str]]:
+    """Return the labels that images are scored by, the threshold of each class, and warnings.
+
+    Raises:
+        VitctlError: the images, the head or [evaluation] do not fit each other. No tensor is read.
+    """
+    _check_held_out(recipe.data.eval_split, recipe.data.group_by, found, source)
+    scoring = recipe.evaluation
+    cautions = check_place(Path(scoring.answers)) if scoring.answers else []
+    rule = choose_label_rule(scoring.labels, source, found, Path(recipe.data.root))
+    if scoring.fit_temperature:
+        cautions += _check_fit(recipe.data.eval_split, found, source, rule)
+    return rule, read_thresholds(scoring.thresholds, rule), cautions
+
+
 def evaluate(
     recipe: Evaluate,
     run_dir: Path,
@@ -325,13 +342,9 @@ def evaluate(
         raise CheckpointError(
             f"{found.path}: its head is all zeros, as in the released ImageNet-21k files; fine-tune it first"
         )
-    _check_held_out(recipe.data.eval_split, recipe.data.group_by, found, source)
     file = Path(recipe.evaluation.answers) if recipe.evaluation.answers else None
-    cautions = check_place(file) if file is not None else []
-    rule = choose_label_rule(recipe.evaluation.labels, source, found, Path(recipe.data.root))
-    if recipe.evaluation.fit_temperature:
-        cautions += _check_fit(recipe.data.eval_split, found, source, rule)
-    elif warning := _trained_warning(found, source):
+    rule, thresholds, cautions = check_evaluation(recipe, found, source)
+    if not recipe.evaluation.fit_temperature and (warning := _trained_warning(found, source)):
         cautions.append(warning)
     run = start_run(recipe, run_dir, report, stop, source)
     runtime, journal = run.runtime, run.journal
@@ -347,7 +360,6 @@ def evaluate(
     look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime))
-    thresholds = read_thresholds(recipe.evaluation.thresholds, rule)
     flip, activation = recipe.evaluation.flip_average, activation_of(meta)
     temperature, fits = meta.get("temperature") or 1.0, recipe.evaluation.fit_temperature
     columns = partial(_columns, truth=rule.single_labels, activation=activation, whole=rule.has_label_sets)

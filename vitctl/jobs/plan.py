@@ -1,5 +1,6 @@
 """The cost of a run, planned without a GPU and without data."""
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -339,8 +340,8 @@ def _ways(
         return [(f"--set schedule.leaf_images={fitting}", memory.at(fitting))] if fitting else []
     if fitting:
         ways = [(f"--set machine.micro_batch={fitting}", memory.at(fitting))]
-        processes = multiple * -(-batch // (fitting * multiple))
-        if not m.micro_batch and processes <= batch and not processes % m.sharding_replicas:
+        processes = next((n for n in _shares(batch, recipe, multiple) if n * fitting >= batch), 0)
+        if not m.micro_batch and processes:
             more = Memory.of(config, _with(recipe, processes=processes), teacher, device)
             ways.append((f"--processes {processes}", more.at(-(-batch // processes))))
         return ways
@@ -350,7 +351,7 @@ def _ways(
         if extra and (fitting := (used := Memory.of(config, thin, teacher, device)).fitting()):
             ways.append((f"--set machine.micro_batch={fitting}{extra}", used.at(fitting)))
             continue
-        for processes in (m.processes << n for n in range((batch // m.processes).bit_length())):
+        for processes in _shares(batch, recipe, multiple):
             if processes == 1:
                 continue
             cut = _with(thin, processes=processes, sharding="fsdp")
@@ -360,6 +361,15 @@ def _ways(
                 ways.append((f"{words}{extra}", used.at(1)))
                 break
     return ways
+
+
+def _shares(batch: int, recipe: Pretrain | Finetune, multiple: int) -> list[int]:
+    """Return the numbers of processes that have equal shares of a batch, or if none has, all: from the
+    recipe's on, multiples of `multiple`.
+    """
+    step = math.lcm(multiple, recipe.machine.sharding_replicas)
+    counts = [n for n in range(step, batch + 1, step) if n >= recipe.machine.processes]
+    return [n for n in counts if not batch % n] or counts
 
 
 class _Size(NamedTuple):

@@ -3,17 +3,31 @@
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitctl.models.variants import variant
+from vitctl.recipe.schema import NetworkMachine
 from vitctl.system.process import usable_cores
 from vitctl.system.text import count_text
 
 MIN_FREE_GIB = 5
 MIN_SHM_MIB = 256
+_NEEDED = (
+    "accelerate",
+    "webdataset",
+    "safetensors",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "scikit-learn",
+    "pydantic",
+)
+_EXTRA = re.compile(r"([\w.-]+).*extra == ['\"](?!browser|docs|test)(\w+)")  # those for users
 
 
 @dataclass(frozen=True)
@@ -29,7 +43,7 @@ def run_checks() -> list[Finding]:
     """Check everything that a run needs. Nothing is changed, nothing is downloaded."""
     return [
         finding
-        for check in (_python, _packages, _torch, _precision, _data, _disk)
+        for check in (_python, _packages, _extras, _torch, _precision, _data, _disk)
         for finding in _guarded(check)
     ]
 
@@ -48,25 +62,17 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    for name in (
-        "accelerate",
-        "webdataset",
-        "safetensors",
-        "onnx",
-        "onnxscript",
-        "onnxruntime",
-        "scikit-learn",
-        "pydantic",
-    ):
-        try:
-            yield Finding(True, name, importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            yield Finding(False, name, f"not installed; pip install {name}")
+    from vitctl.models.flops import NOT_INSTALLED, installed
+
+    for name, version in installed(_NEEDED).items():
+        is_missing = version == NOT_INSTALLED
+        yield Finding(not is_missing, name, f"{version}; pip install {name}" if is_missing else version)
 
 
 def _torch() -> Iterator[Finding]:
     import torch
 
+    from vitctl.engine.computation import processor
     from vitctl.models.flops import cpu_name
 
     yield Finding(True, "torch", torch.__version__)
@@ -76,9 +82,9 @@ def _torch() -> Iterator[Finding]:
         yield Finding(True, "torchvision", torchvision.__version__)
     except (ImportError, RuntimeError) as error:
         yield Finding(False, "torchvision", f"does not fit torch ({error}); install both from the same index")
-    name = f"{cpu_name()} ({torch.backends.cpu.get_cpu_capability()})"
     threads = count_text(torch.get_num_threads(), "torch thread")
-    yield Finding(True, "cpu", f"{name}, {count_text(usable_cores(), 'core')}, {threads}")
+    yield Finding(True, "cpu", f"{cpu_name()}, {count_text(usable_cores(), 'core')}, {threads}")
+    yield Finding(True, "instructions", processor(torch.device("cpu"))["processor"].removeprefix("CPU "))
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             p = torch.cuda.get_device_properties(i)
@@ -90,13 +96,26 @@ def _torch() -> Iterator[Finding]:
 def _precision() -> Iterator[Finding]:
     import torch
 
-    from vitctl.engine.runtime import best_precision
+    from vitctl.engine.computation import choose_kernels
+    from vitctl.engine.runtime import Computation, device_and_precision
 
-    yield Finding(
-        True,
-        "precision",
-        f"machine.precision = 'auto' takes {best_precision(not torch.cuda.is_available())} here",
-    )
+    cpu, precision = device_and_precision("auto", "auto")
+    computation = Computation(torch.device("cpu" if cpu else "cuda"), precision)
+    kernels = choose_kernels(NetworkMachine(), variant("B/16"), computation)
+    yield Finding(True, "precision", f"machine.precision = 'auto' takes {precision} here")
+    text = f"machine.attention = 'auto' takes {kernels.attention} for B/16, machine.linear {kernels.linear}"
+    yield Finding(True, "kernels", text)
+
+
+def _extras() -> Iterator[Finding]:
+    from vitctl.models.flops import NOT_INSTALLED, installed
+
+    needs = [_EXTRA.match(text) for text in importlib.metadata.requires("vitctl") or ()]
+    lacking = [one for one in needs if one and NOT_INSTALLED in installed([one[1]]).values()]
+    by_extra = {one[2]: ", ".join(two[1] for two in lacking if two[2] == one[2]) for one in lacking}
+    missing = "; ".join(f"{extra} ({names})" for extra, names in by_extra.items())
+    text = f"without {missing}; pip install 'vitctl[NAME]' adds one" if missing else "all installed"
+    yield Finding(True, "extras", text)
 
 
 def _data() -> Iterator[Finding]:

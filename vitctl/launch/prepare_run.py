@@ -30,10 +30,11 @@ from vitctl.launch.cluster import Member, Resources, find_member, num_nodes
 from vitctl.launch.peers import forget_errors
 from vitctl.launch.run_folder import check_not_foreign, clear, failed_without_output, prepared_folder
 from vitctl.launch.worker import join_group, patience
+from vitctl.models.variants import variant
 from vitctl.recipe.export_formats import FORMATS
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
 from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
-from vitctl.recipe.schema import ExportRecipe, Finetune, Recipe, TrainRecipe, Vtab
+from vitctl.recipe.schema import Evaluate, ExportRecipe, Finetune, NetworkMachine, Recipe, TrainRecipe, Vtab
 from vitctl.recipe.write import differences, to_toml, toml_value, written_name
 from vitctl.system.files import write_text
 from vitctl.system.process import usable_cores
@@ -151,6 +152,10 @@ def _prepare(
         _not_shorter(loaded.recipe, run_dir)  # first: the other error would advise this length
         changed = _changes(before, loaded.recipe, run_dir, allow) if before is not None else ""
         inputs = check_recipe(loaded.recipe, run_dir, inputs, nodes)
+        if batch is None:
+            _check_machine(loaded.recipe)
+        if isinstance(loaded.recipe, Evaluate):
+            _check_evaluation(loaded.recipe, inputs)
         if before is None:
             clear(run_dir)
         if before != loaded.recipe:
@@ -165,6 +170,36 @@ def _prepare(
         write_run_json(run_dir / "env.json", environment())
     _keep_start(loaded.recipe)
     return Prepared(loaded.recipe, taken, inputs)
+
+
+def _check_machine(recipe: Recipe) -> None:
+    """Check that this machine computes what [machine] asks for. With several processes they check it, because
+    the main process of a training imports no torch.
+    """
+    machine = getattr(recipe, "machine", None)
+    if not isinstance(machine, NetworkMachine) or machine.processes > 1:
+        return
+    import torch
+
+    from vitctl.engine.computation import choose_kernels
+    from vitctl.engine.runtime import Computation, device_and_precision
+
+    trackers = recipe.log.trackers if isinstance(recipe, TrainRecipe) else ()
+    cpu, precision = device_and_precision(machine.device, machine.precision, trackers)
+    computation = Computation(torch.device("cpu" if cpu else "cuda"), precision)
+    choose_kernels(machine, variant("Ti/16"), computation)  # none is refused for one network alone
+
+
+def _check_evaluation(recipe: Evaluate, inputs: "Inputs") -> None:
+    from vitctl.jobs.evaluate import check_evaluation
+    from vitctl.jobs.inputs.checks import check_weights
+    from vitctl.jobs.inputs.weights import planned_weights, scored_weights, stored_eval_transform
+
+    network = check_weights(recipe)
+    assert network is not None and inputs.scored is not None
+    found = scored_weights(recipe, planned_weights(recipe, network.path, network.config, network.meta))
+    stored_eval_transform(recipe, found.weights.meta)
+    check_evaluation(recipe, found, inputs.scored)
 
 
 def _keep_start(recipe: Recipe) -> None:

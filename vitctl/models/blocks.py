@@ -1,6 +1,8 @@
 """Layers of all networks: initial weights and blocks."""
 
+import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -82,6 +84,8 @@ def zero(*weights: Tensor | None) -> None:
 # of what torch's compiler would keep for the backward pass; the rest is what its fused code computes again
 # for nothing
 _KEPT = 0.9
+# Loggers of torch that tell, in the midst of a run, of tools or GPU cores that the machine lacks.
+_ABOUT_MACHINE = ("torch.utils.cpp_extension", "torch._inductor.utils")
 _RECOMPILES = (
     64  # a deep ResNet has units of 16 shapes, each for training, for evaluation and for a last small batch
 )
@@ -156,6 +160,8 @@ def compile_blocks(model: nn.Module, backend: str | Callable[..., Any] = "induct
     cpu = torch.backends.cpu.get_cpu_capability()
     if cpu not in compiler.cache_key_tag:
         compiler.cache_key_tag += cpu
+    for name in _ABOUT_MACHINE if "TORCH_LOGS" not in os.environ else ():
+        logging.getLogger(name).setLevel(logging.ERROR)
     blocks = list(_outermost(model))
     for block in blocks:
         block.compile(backend=backend, dynamic=False)

@@ -579,12 +579,15 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+NOT_INSTALLED = "not installed"
+
+
 def installed(names: Iterable[str]) -> dict[str, str]:
-    """Return the version of each package, "not installed" where it is not."""
+    """Return the version of each package, NOT_INSTALLED where it is not."""
     found = {}
     for name in names:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
+            found[name] = NOT_INSTALLED
     return found

@@ -14,6 +14,19 @@ from vitctl.recipe.load import Loaded, every_key
 from vitctl.recipe.schema import JOBS, Recipe
 from vitctl.system.text import did_you_mean, escaped_json, nearest, one_line
 
+_OF_NETWORK = (
+    r"machine\.(precision|device|attention|linear)|weights\..*|evaluation\.labels"
+    r"|data\.(exif_orientation|truncated|eval_method|eval_resize|eval_resample|image_size)"
+)
+# The keys that each command with a recipe of evaluate reads.
+_COMMANDS = {
+    "evaluate": r"(?!machine\.engine).*",
+    "predict": rf"{_OF_NETWORK}|machine\.(workers|engine)|evaluation\.(batch_size|flip_average)"
+    r"|data\.(classes|cache_gib|group_by)",
+    "serve": rf"{_OF_NETWORK}|machine\.(workers|engine)|evaluation\.flip_average",
+    "inspect": rf"{_OF_NETWORK}|data\.(?!image_size).*|evaluation\.batch_size",
+}
+
 
 def to_toml(loaded: Loaded, *, origins: bool = True, defaults: bool = True) -> str:
     """Return the whole recipe as TOML that `load_recipe` reads back to an equal recipe.
@@ -129,14 +142,15 @@ def explain(key: str) -> list[str]:
 
 
 def _entries(key: str) -> list[str]:
-    """Return one entry, or one for each group of jobs for which the key has a different default or
-    meaning.
+    """Return one entry, or one for each group of jobs, and of other commands that read the key, for which it
+    has a different default or meaning.
     """
     jobs: dict[tuple[str, ...], list[str]] = {}
     for job, schema in JOBS.items():
         if key in every_key(schema):
             field = _field(Recipe if key == "job" else schema, key)
-            jobs.setdefault(_entry(key, field), []).append(job)
+            users = [name for name, keys in _COMMANDS.items() if re.fullmatch(keys, key)]
+            jobs.setdefault(_entry(key, field), []).extend(users if job == "evaluate" else [job])
     return [line for entry, names in jobs.items() for line in (*entry, f"  jobs     {', '.join(names)}")]
 
 

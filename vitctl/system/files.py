@@ -6,7 +6,9 @@ import io
 import json
 import math
 import os
+import shutil
 import stat
+import tempfile
 import time
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
@@ -454,6 +456,36 @@ def lock_alone(
             time.sleep(0.1)
         except OSError:
             return None
+
+
+_LOCKED_SECONDS = 60  # after which the process that made a scratch folder holds its lock
+
+
+@contextmanager
+def scratch_folder(kind: str) -> Iterator[Path]:
+    """Make a temporary folder for the block. Remove those of the same kind that killed processes left behind.
+
+    A process locks its folder as long as it lives.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"vitctl-{kind}-*"):
+        with suppress(OSError), opened_folder(left) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            about = os.fstat(descriptor)
+            if about.st_uid == os.getuid() and time.time() - about.st_mtime > _LOCKED_SECONDS:
+                shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=f"vitctl-{kind}-") as name, opened_folder(name) as descriptor:
+        lock_alone(descriptor, Path(name), error=LaunchError)
+        yield Path(name)
+
+
+@contextmanager
+def opened_folder(folder: Path | str) -> Iterator[int]:
+    """Open a folder that is not a symbolic link, for locks; yield its descriptor."""
+    descriptor = no_links(str(folder), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 _MOST_DIGITS = 400  # floating-point numbers have fewer

@@ -168,6 +168,12 @@ def bytes_text(count: float) -> str:
     return f"{count:.2f} TiB"
 
 
+def share_text(share: float) -> str:
+    """Return a share as text, below 10 % with two significant digits."""
+    percent = 100 * share
+    return f"{percent:.0f}%" if percent >= 9.95 else f"{percent:.2g}%" if percent >= 0.01 else "< 0.01%"
+
+
 def rate_text(value: float) -> str:
     """Return images/s as text, as precise as it matters."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

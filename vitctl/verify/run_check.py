@@ -1,7 +1,6 @@
 """`vitctl verify`: check a run against its records, and recompute steps and its score."""
 
 import random
-import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -11,6 +10,7 @@ from vitctl.errors import CheckpointError, RecipeError, refuse
 from vitctl.jobs.record.result import published_digest
 from vitctl.recipe.load import Loaded, Override, load_recipe
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab
+from vitctl.system.files import scratch_folder
 from vitctl.system.text import typed
 from vitctl.verify.finding import FAILS, Finding, Progress, ok, unchecked, unproven
 from vitctl.verify.record_checks import Training, check_data, check_recipe, check_records, read_training
@@ -64,8 +64,7 @@ def verify(
     planned = [(training, _chosen_steps(training, steps)) for training in chosen]
     is_traced = isinstance(loaded.recipe, Pretrain | Finetune | Vtab) and loaded.recipe.log.trace
     failed = False
-    with tempfile.TemporaryDirectory(prefix="vitctl-verify-") as name:
-        scratch = Path(name)
+    with scratch_folder("verify") as scratch:
         for training in trainings:
             for finding in check_records(training, is_traced=is_traced):
                 failed |= finding.state in FAILS

@@ -1,5 +1,6 @@
 import io
 import json
+import re
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -306,6 +307,30 @@ def test_reencode__restart_markers_leave_the_pixels(options: dict[str, Any]) -> 
     np.testing.assert_array_equal(decode(marked), decode(data))
     assert open_picture(marked).region(40, 50, 8, 8).tolist() == decode(data)[40:48, 50:58].tolist()
     assert Reencode(restart_markers=True)(photo(64, "CMYK")) == photo(64, "CMYK")
+
+
+@pytest.mark.skipif(not which("jpegtran"), reason="needs jpegtran")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_write_split__counts_images_with_restart_markers(tmp_path: Path, workers: int) -> None:
+    files = [
+        photo(90),
+        photo(90, progressive=True),
+        photo(90, restart_marker_rows=1),
+        photo(90, "CMYK"),
+        picture(1),
+    ]
+    items = [Item(str(number), 0, lambda data=data: data) for number, data in enumerate(files)]
+    notes = list[str]()
+    how: dict[str, Any] = {
+        "note": notes.append,
+        "workers": workers,
+        "reencode": Reencode(restart_markers=True),
+    }
+    stored = ShardSource(store(items, tmp_path / "train", **how))
+    marked = sum(interval_of(stored.read(number)) > 0 for number in range(len(files)))
+    (note,) = notes
+    assert [int(number) for number in re.findall(r"\d+", note)] == [marked, len(files), 1, 1]
+    assert marked == 3
 
 
 def test_reencode__restart_markers_need_jpegtran_that_keeps_pixels(

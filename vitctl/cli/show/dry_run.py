@@ -17,7 +17,7 @@ from vitctl.models.variants import Config, HybridConfig, ResNetConfig, ViTConfig
 from vitctl.recipe.load import Loaded
 from vitctl.recipe.schema import Evaluate, Fewshot, Finetune, Machine, Pretrain, Probe, Vtab
 from vitctl.recipe.write import to_toml
-from vitctl.system.text import bytes_text, count_text
+from vitctl.system.text import bytes_text, count_text, rate_text
 
 if TYPE_CHECKING:
     from vitctl.jobs.plan import TrainingPlan
@@ -87,7 +87,7 @@ def _show_scoring(loaded: Loaded, run_dir: Path) -> Loaded:
         ("weights", plan.weights),
         ("model", f"{_model(plan.config)}: {count_parameters(plan.config):,} parameters"),
         ("an image", f"{plan.config.image_size} pixels, forward {_macs(count_macs(plan.config))}"),
-        *((name, f"{number:,} images" if number else "size unknown") for name, number in plan.images),
+        *((name, count_text(number, "image") if number else "size unknown") for name, number in plan.images),
         *([("trainings", f"{plan.trainings:,}, {plan.steps:,} steps in all")] if plan.trainings else []),
     ]
     if isinstance(recipe, Fewshot):
@@ -173,6 +173,7 @@ def _show_training(
         ("checkpoint", f"{bytes_text(plan.checkpoint_bytes)}, at most {bytes_text(plan.disk_bytes)} on disk"),
         ("of a process", ", ".join(f"{kind} {bytes_text(size)}" for kind, size in plan.memory.items())),
         ("host", _host(plan, recipe, nodes)),
+        *_loader(plan, recipe, nodes),
         *_network(plan, recipe.schedule.batch_size, nodes, link, assumed=given_link is None),
         ("run folder", str(run_dir)),
     ]
@@ -233,6 +234,17 @@ def _host(plan: "TrainingPlan", recipe: Pretrain | Finetune, nodes: int) -> str:
     local = count_text(m.processes // nodes, "process", "processes")
     cpu = f"; on a CPU process 0 needs {bytes_text(plan.resident_bytes)}"
     return f"{local} a node, runtime {bytes_text(RUNTIME_BYTES)} each{copy}{cpu}"
+
+
+def _loader(plan: "TrainingPlan", recipe: Pretrain | Finetune, nodes: int) -> list[tuple[str, str]]:
+    """Return the row on the images that the loader must make."""
+    if recipe.data.synthetic or not plan.seconds.busy:
+        return []
+    rate = recipe.schedule.batch_size / plan.seconds.busy
+    needs = (
+        f"{rate_text(rate / nodes)} images/s a node, {rate_text(rate / recipe.machine.processes)} a process"
+    )
+    return [("loader", f"{needs}, or GPUs wait; `vitctl bench data` measures what a machine loads")]
 
 
 def _network(

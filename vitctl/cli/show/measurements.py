@@ -24,7 +24,7 @@ from vitctl.recipe.sections import Model
 from vitctl.system.figures import NOT_INSTALLED, can_plot
 from vitctl.system.files import write_json
 from vitctl.system.process import end_with_parent
-from vitctl.system.text import bytes_text, count_text, rate_text
+from vitctl.system.text import bytes_text, count_text, rate_text, share_text
 
 if TYPE_CHECKING:
     from vitctl.bench.measuring import Budget
@@ -263,6 +263,7 @@ def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
     kernels = [r["precision"], f"attention {r['attention']}, linear {r['linear']}"]
     kernels += ["compiled"] * r["compile"] + ["blocks recomputed"] * bool(r["checkpoint_blocks"])
     slowest, fastest = (rate_text(r["batch_size"] / pick(r["step_seconds"])) for pick in (max, min))
+    mean = f"mean of {count_text(r['steps'], 'step')}"
     spread = f", {slowest} to {fastest}" if r["steps"] > 1 else ""
     rows = {
         "network": f"{r['parameters']:,} parameters, {r['image_size']} pixels, "
@@ -273,10 +274,11 @@ def _model_rows(r: Mapping[str, Any]) -> list[tuple[str, str]]:
         if r["data"] != "noise"
         else "noise",
         "machine": f"{where}, load {machine.get('load', 0):.1f}",
-        "speed": f"{rate_text(r['images_per_second'])} images/s (mean of {r['steps']} steps{spread})",
+        "speed": f"{rate_text(r['images_per_second'])} images/s ({mean}{spread})",
         "recipe batch": f"{rate_text(r['recipe_images_per_second'])} images/s with its "
         f"{r['recipe_batch_size']:,} images, which share the optimizer's time",
-        "MFU": f"{r['mfu']:.0%}, {r['tflops']:.3g} of {r['peak_tflops']:.3g} TFLOP/s: {r['mfu_against']}",
+        "MFU": f"{share_text(r['mfu'])}, {r['tflops']:.3g} of {r['peak_tflops']:.3g} TFLOP/s: "
+        f"{r['mfu_against']}",
         "memory": f"{bytes_text(r['peak_memory_bytes'])} at the peak, {bytes_text(r['free_memory_bytes'])} "
         f"more are free",
     }

@@ -20,7 +20,7 @@ from vitctl.engine.journal import RESULT
 from vitctl.engine.metrics import METRICS, OF_LABEL_SETS, interval_text, verdict
 from vitctl.recipe.known import known_in_words
 from vitctl.system.screen import VIEW, raise_output_error
-from vitctl.system.text import count_text
+from vitctl.system.text import count_text, share_text
 
 _OVERTAKEN_SECONDS = 5.0
 _SILENT_SECONDS = 30.0  # without a terminal: longest time between two lines of a running training
@@ -171,7 +171,7 @@ class Screen:
             self.accuracy,
             f"bad {now['num_bad']}" if now["num_bad"] else "",
             f"data-wait {now['data_wait']:.0%}",
-            f"MFU {now['mfu']:.0%}" if now.get("mfu") else "",
+            f"MFU {share_text(now['mfu'])}" if now.get("mfu") else "",
         )
         return "  ".join(filter(None, parts))
 
@@ -235,7 +235,7 @@ def _line(record: Mapping[str, Any]) -> str:
             f"lr {record['lr']:.3g}",
             _STEP.format(**record),
             _slowest(record),
-            f"MFU {record['mfu']:.0%}" if record.get("mfu") else "",
+            f"MFU {share_text(record['mfu'])}" if record.get("mfu") else "",
             f"bad {record['num_bad']}" if record["num_bad"] else "",
             f"left {_seconds_left(record) or 0.0:,.0f} s",
         )

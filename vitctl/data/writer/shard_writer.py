@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,15 +15,16 @@ import numpy as np
 
 from vitctl.data.images.decode import BadSample, Reencode
 from vitctl.data.images.image_types import image_extension
+from vitctl.data.images.jpeg import read_header
 from vitctl.data.shards.index import INDEX_FILE, Index, Shard, read_index, write_index
 from vitctl.data.shards.tar import ROW, Scan, ShardWriter, escape_key, names_header, pad_labels, read_shard
 from vitctl.data.source.order import Order
 from vitctl.data.source.stores import ShardSource
 from vitctl.data.writer.intake import Item, Originals, read_item
 from vitctl.errors import DataError, refuse
-from vitctl.system.files import IMAGE_FILE, atomic_write, inside, lock_alone, no_links, write_text
+from vitctl.system.files import IMAGE_FILE, atomic_write, inside, lock_alone, opened_folder, write_text
 from vitctl.system.pool import Done, Progress, counted, run_each, run_tasks
-from vitctl.system.text import breaks_line, one_line
+from vitctl.system.text import breaks_line, count_text, one_line
 
 MAX_BYTES = 256 * 2**20
 MAX_SAMPLES = 100_000
@@ -68,7 +70,7 @@ def write_split(
         reencode: makes JPEG files smaller; None leaves every byte alone. Told in the index.
         progress: called with (images done, images in all). Images of unknown size count twice, they are
             measured first.
-        note: called with a line about what an earlier, unfinished run left.
+        note: called with a line about what an earlier, unfinished run left, and about restart markers.
         meanwhile: called in a thread of this process while others measure, if there are others.
 
     Raises:
@@ -77,7 +79,8 @@ def write_split(
     """
     _check(items, out, class_names)
     source = f"{source_text}; {reencode}" if reencode else source_text
-    count = counted(progress, len(items) + sum(item.size is None for item in items))
+    marks = reencode is not None and reencode.restart_markers
+    count = counted(progress, (1 + marks) * len(items) + sum(item.size is None for item in items))
     with _own_folder(out) as aside:
         sizes, held = _measure(items, workers, count, meanwhile)
         import webdataset  # noqa: F401 - `ShardWriter` needs it: once here, not in every forked process
@@ -108,7 +111,27 @@ def write_split(
         )
         (aside / _PLAN).unlink()
         os.replace(aside, out)
-    return read_index(out)
+    index = read_index(out)
+    if marks:
+        note(_restart_markers(index, workers, count))
+    return index
+
+
+def _restart_markers(index: Index, workers: int, done: Done) -> str:
+    """Return in words how many images of a split have restart markers, and why the others have none."""
+    stored = ShardSource(index)
+
+    def without(number: int) -> str:
+        data = stored.read(number)
+        header, extension = read_header(data), image_extension(data)
+        if header is not None:
+            return "" if header.restart else "JPEG whose pixels jpegtran would change"
+        return "CMYK or uncommon JPEG" if extension == "jpg" else "not JPEG"
+
+    counts = Counter(run_each(without, len(stored), _IMAGES_PER_TASK, workers=workers, done=done))
+    marked, total = counts.pop("", 0), count_text(len(stored), "image")
+    left = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items()))
+    return f"{marked:,} of {total} have restart markers" + (f"; without: {left}" if left else "")
 
 
 def write_originals(originals: Originals, out: Path, split: str, *, seed: int = 0, **how: Any) -> Index:
@@ -341,16 +364,13 @@ def _own_folder(out: Path) -> Iterator[Path]:
     """Lock and yield the folder that becomes `out`; until then only this process and its children use it."""
     aside = out.with_name(f".{out.name}.partial")
     aside.mkdir(parents=True, exist_ok=True)
-    descriptor = no_links(str(aside), os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with opened_folder(aside) as descriptor:
         lock_alone(descriptor, out, error=DataError)
         try:
             yield aside
         finally:
             if aside.exists() and not any(aside.iterdir()):
                 aside.rmdir()
-    finally:
-        os.close(descriptor)
 
 
 def _measure(

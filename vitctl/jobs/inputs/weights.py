@@ -145,8 +145,9 @@ def _check_meta(found: FoundWeights, names: tuple[str, ...] = ("mean", "std")) -
     return found
 
 
-def scored_weights(recipe: Evaluate) -> FoundWeights:
-    """Return the weights of a recipe if the pre-processing that a score needs is stored with them.
+def scored_weights(recipe: Evaluate, found: FoundWeights | None = None) -> FoundWeights:
+    """Return the weights of a recipe, or `found`, if the pre-processing that a score needs is stored with
+    them.
 
     Raises:
         CheckpointError: they are not there, or it is not.
@@ -157,7 +158,7 @@ def scored_weights(recipe: Evaluate) -> FoundWeights:
             f"machine.engine = '{recipe.machine.engine}': only ONNX files, of predict and serve, have an "
             f"engine; leave it out"
         )
-    return _check_meta(weights_of(recipe), ("image_size", "eval_method", "eval_resize", "resample"))
+    return _check_meta(found or weights_of(recipe), ("image_size", "eval_method", "eval_resize", "resample"))
 
 
 def weights_of(recipe: WeightsRecipe, *, later: bool = False) -> FoundWeights:
