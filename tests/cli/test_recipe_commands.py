@@ -11,7 +11,7 @@ from tests.cli.conftest import Vitctl
 from tests.report.conftest import finished
 from vitctl.cli.show.console import CONSOLE
 from vitctl.recipe.load import every_key, recipe_names
-from vitctl.recipe.schema import Evaluate
+from vitctl.recipe.schema import Evaluate, Machine
 from vitctl.recipe.sections import Section
 from vitctl.recipe.sweep import sweep_names
 from vitctl.recipe.write import explain
@@ -64,6 +64,7 @@ def test_explain__names_the_commands_that_read_a_key(
 ) -> None:
     """Keys that are looked up while a command runs, as far as code outside vitctl/recipe/ does it."""
     sections = {field.annotation: name for name, field in Evaluate.model_fields.items() if name != "known"}
+    sections[Machine] = "machine"  # of an export
     read, stored = set[str](), Section.__getattribute__
 
     def watched(self: Section, name: str) -> Any:
@@ -89,6 +90,11 @@ def test_explain__names_the_commands_that_read_a_key(
         "evaluation.batch_size", "data.classes", "data.cache_gib", "data.group_by"
     }  # fmt: skip
     assert keys - explained["evaluate"] == {"machine.engine"}
+    read.clear()
+    assert vitctl("export", "--from", one_process, "--to", "onnx", "--out", "file").code == 0
+    unread = {"machine.workers", "machine.precision", "machine.device"}
+    assert not read & unread
+    assert not any("export" in line for key in unread for line in explained_jobs(key))
 
 
 def explained_jobs(key: str) -> list[str]:

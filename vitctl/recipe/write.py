@@ -18,13 +18,16 @@ _OF_NETWORK = (
     r"machine\.(precision|device|attention|linear)|weights\..*|evaluation\.labels"
     r"|data\.(exif_orientation|truncated|eval_method|eval_resize|eval_resample|image_size)"
 )
-# The keys that each command with a recipe of evaluate reads.
+# The keys that each command with a recipe of this job reads; of other jobs all.
 _COMMANDS = {
-    "evaluate": r"(?!machine\.engine).*",
-    "predict": rf"{_OF_NETWORK}|machine\.(workers|engine)|evaluation\.(batch_size|flip_average)"
-    r"|data\.(classes|cache_gib|group_by)",
-    "serve": rf"{_OF_NETWORK}|machine\.(workers|engine)|evaluation\.flip_average",
-    "inspect": rf"{_OF_NETWORK}|data\.(?!image_size).*|evaluation\.batch_size",
+    "evaluate": {
+        "evaluate": r"(?!machine\.engine).*",
+        "predict": rf"{_OF_NETWORK}|machine\.(workers|engine)|evaluation\.(batch_size|flip_average)"
+        r"|data\.(classes|cache_gib|group_by)",
+        "serve": rf"{_OF_NETWORK}|machine\.(workers|engine)|evaluation\.flip_average",
+        "inspect": rf"{_OF_NETWORK}|data\.(?!image_size).*|evaluation\.batch_size",
+    },
+    "export": {"export": r"(?!machine\.(workers|precision|device)).*"},
 }
 
 
@@ -149,8 +152,9 @@ def _entries(key: str) -> list[str]:
     for job, schema in JOBS.items():
         if key in every_key(schema):
             field = _field(Recipe if key == "job" else schema, key)
-            users = [name for name, keys in _COMMANDS.items() if re.fullmatch(keys, key)]
-            jobs.setdefault(_entry(key, field), []).extend(users if job == "evaluate" else [job])
+            readers = _COMMANDS.get(job, {job: ".*"}).items()
+            users = [name for name, keys in readers if re.fullmatch(keys, key)]
+            jobs.setdefault(_entry(key, field), []).extend(users)
     return [line for entry, names in jobs.items() for line in (*entry, f"  jobs     {', '.join(names)}")]
 
 
