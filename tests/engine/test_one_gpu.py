@@ -33,6 +33,6 @@ def test_one_gpu__each_process_takes_the_device_that_it_sees(
 
     monkeypatch.setattr(runtime, "PartialState", lambda **_: state)
     monkeypatch.setattr(runtime, "Accelerator", accelerator)
-    monkeypatch.setattr(runtime, "_device_and_precision", lambda *_: (False, "bf16"))
+    monkeypatch.setattr(runtime, "device_and_precision", lambda *_: (False, "bf16"))
     started = runtime.start(precision="bf16", device="cuda", processes=8)
     assert (started.device.index, indices) == (wanted, [wanted])
