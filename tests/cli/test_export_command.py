@@ -42,6 +42,8 @@ def test_as_typed__int8_with_pre_processing(
             ("--to", "hf", "--features"),
             "features is for graphs, not for weights alone: export to onnx or pt2",
         ),
+        (("--set", "machine.device=cuda"), "export computes on the CPU in float32"),
+        (("--set", "machine.precision=bf16"), "export computes on the CPU in float32"),
     ],
 )
 def test_as_typed__what_makes_no_sense(

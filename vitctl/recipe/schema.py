@@ -969,6 +969,11 @@ class ExportRecipe(Recipe):
                 f"export.precision = '{precision}' is proven by its accuracy on images: give some with "
                 f"--check-data",
             ),
+            (
+                self.machine.device == "cuda" or self.machine.precision not in ("auto", "float32"),
+                "export computes on the CPU in float32; leave out machine.device and machine.precision. "
+                "--fp16 and --int8 choose the numbers of an ONNX file",
+            ),
         )
 
 
