@@ -294,8 +294,8 @@ def timm_onnx(
 
         threads = int(os.environ["OMP_NUM_THREADS"])
         how = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads}
-        compiled = openvino.Core().compile_model(file, "CPU", how)
-        return lambda: compiled.infer_new_request({"images": shown.numpy()})[0]
+        request = openvino.Core().compile_model(file, "CPU", how).create_infer_request()
+        return lambda: request.infer({"images": shown.numpy()})[0]
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = int(os.environ["OMP_NUM_THREADS"])
     options.log_severity_level = 3

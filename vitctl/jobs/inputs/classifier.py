@@ -137,7 +137,8 @@ class _OpenVINO:
                 "machine.precision = 'bf16': this processor has no instructions for bf16; leave it out"
             )
         try:
-            self._model = core.compile_model(path, "CPU", options)
+            # One request for all passes, which keeps its memory.
+            self._request = core.compile_model(path, "CPU", options).create_infer_request()
         except RuntimeError as error:
             raise CheckpointError(
                 f"{path}: OpenVINO cannot run it ({one_line(str(error))}); leave out machine.engine"
@@ -145,7 +146,7 @@ class _OpenVINO:
 
     def run(self, wanted: list[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Return the outputs of these names."""
-        found = self._model.infer_new_request(dict(feed))
+        found = self._request.infer(dict(feed))
         return [found[name] for name in wanted]
 
 
