@@ -88,11 +88,9 @@ def job(pretrained: Path, tiny_data: Path, tmp_path: Path) -> Job:
     """job("finetune", **{"a.b": value}) runs a shipped recipe on the tiny data from the tiny weights."""
 
     def run(recipe: str, name: str = "run", **values: Any) -> dict[str, Any]:
-        data = {} if recipe == "export" else {"data.path": str(tiny_data)}
+        common = {} if recipe == "export" else {**CPU, "data.path": str(tiny_data)}
         small = SMALL if recipe == "finetune" else {}
-        return do(
-            recipe, tmp_path / name, **{**CPU, **data, **small, "weights.source": str(pretrained), **values}
-        )
+        return do(recipe, tmp_path / name, **{**common, **small, "weights.source": str(pretrained), **values})
 
     return run
 

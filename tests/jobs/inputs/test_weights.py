@@ -9,7 +9,7 @@ import onnx
 import pytest
 import torch
 
-from tests.trained import CPU, SMALL, Job, do
+from tests.trained import SMALL, Job, do
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.inputs.weights import find_weights
 from vitctl.models.build import build
@@ -104,7 +104,7 @@ def test_export__what_was_assumed_goes_along(bare: Path, tmp_path: Path) -> None
         "export.to": ("timm", "onnx"),
         "weights.std": IMAGENET["weights.std"],
     }
-    do("export", tmp_path / "run", **CPU, **values)
+    do("export", tmp_path / "run", **values)
     card = (tmp_path / "run/timm/README.md").read_text()
     assert "weights.mean=[0.5,0.5,0.5]" in card and "weights.std" not in card
     again = read_weights(tmp_path / "run/timm/model.safetensors").meta
@@ -130,7 +130,7 @@ def test_licence__is_stated_once_and_stays_with_what_is_made(job: Job, bare: Pat
     assert scored["provenance"]["licence"] == "dinov3-license"
 
     to = {"weights.source": str(tmp_path / "tuned"), "export.to": ("timm", "onnx")}
-    out = do("export", tmp_path / "out", **CPU, **to)
+    out = do("export", tmp_path / "out", **to)
     assert out["provenance"]["licence"] == "dinov3-license"
     text = (tmp_path / "out/timm/README.md").read_text()
     assert 'license_name: "dinov3-license"\nlicense: other\n' in text
@@ -154,7 +154,7 @@ def test_licence__unknown_stays_unknown_and_the_user_may_state_it(
     assert sum("no commercial use" in text for text in told(tmp_path / "given", "warning")) == 1
     assert given["metrics"]["accuracy"] == unknown["metrics"]["accuracy"]
     values = {"weights.source": str(bare), "weights.licence": "apache-2.0", "export.to": ("timm",)}
-    do("export", tmp_path / "out", **CPU, **values)
+    do("export", tmp_path / "out", **values)
     head = (tmp_path / "out/timm/README.md").read_text().split("---")[1]
     assert "\nlicense: apache-2.0\n" in head and "license_name" not in head
 

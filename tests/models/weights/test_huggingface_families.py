@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tests.trained import CPU, do
+from tests.trained import do
 from vitctl.errors import CheckpointError
 from vitctl.models.build import build, load_state, resized
 from vitctl.models.variants import ViTConfig
@@ -363,7 +363,7 @@ def test_export__a_body_with_its_licence_and_its_card(tmp_path: Path) -> None:
     peer.save_pretrained(tmp_path / "theirs")
     (tmp_path / "theirs" / "README.md").write_text("---\nlicense: other\nlicense_name: dinov3-license\n---\n")
     source = {"weights.source": str(tmp_path / "theirs"), "export.to": ("hf",)}
-    result = do("export", tmp_path / "run", **CPU, **source)
+    result = do("export", tmp_path / "run", **source)
     assert result["metrics"]["max_difference"]["hf"] < 1e-5
     again = transformers.AutoModel.from_pretrained(tmp_path / "run/hf").eval()
     _agree(_theirs(again, _pooled, _images(32)), _theirs(peer, _pooled, _images(32)))
