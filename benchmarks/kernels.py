@@ -21,7 +21,9 @@ from vitctl.models.kernels import Linear, attend, attention_rule, onednn_problem
 TOKENS, HEADS, HEAD_SIZE = (17, 50, 101, 197, 257, 577, 785, 1025), (3, 12), 64
 WIDTHS = (192, 384, 768)
 DTYPES = (torch.float32, torch.bfloat16)
-LOGITS = 2**21  # of all images and heads: enough work for a timer
+# Of all images and heads: enough work for a timer; on a GPU, for the kernels to take longer than their start.
+LOGITS = {"cpu": 2**21, "cuda": 2**28}
+NUMBERS = 2**27  # of a query at most, which many images of few tokens would exceed
 
 
 def main() -> None:
@@ -40,7 +42,9 @@ def main() -> None:
     for dtype in DTYPES:
         for heads in HEADS:
             for tokens in TOKENS:
-                shape = (max(1, LOGITS // (heads * tokens * tokens)), heads, tokens, HEAD_SIZE)
+                images = LOGITS[device.type] // (heads * tokens * tokens)
+                images = max(1, min(images, NUMBERS // (heads * tokens * HEAD_SIZE)))
+                shape = (images, heads, tokens, HEAD_SIZE)
                 fused, plain = in_turns(
                     attention(shape, dtype, device, options.scoring),
                     set_attention,

@@ -53,6 +53,7 @@ from vitctl.jobs.resources import (
     Reading,
     Seconds,
     busiest,
+    computed_again,
     expected,
     fetched,
     number_bytes,
@@ -124,6 +125,7 @@ class TrainingPlan:
     tokens: int
     macs_per_image: int
     training_flops: int
+    computed_flops: int
     micro_batch: int
     most: int
     memory: Mapping[str, int]
@@ -263,10 +265,11 @@ def plan_training(
     seen, frozen = steps * s.batch_size, frozen_places(recipe, config)
     flops = training_flops(config, seen, frozen, adapters=adapters)
     flops += 2 * count_macs(teacher) * seen if teacher else 0
+    computed = computed_flops(config, frozen, adapters=adapters, teacher=teacher)
     copy = checkpoint // m.shards(m.processes) if recipe.checkpoint.background else 0
     most = busiest(recipe, micro_batch)
     speed = expected(config, recipe, teacher, device, min(micro_batch, fitting), most, trained)
-    mfu = MFU if isinstance(speed, str) else speed.mfu
+    mfu = MFU / (1 + computed_again(config, recipe)) if isinstance(speed, str) else speed.mfu
     sent = traffic_bytes(config, recipe, most[1], nodes, trained)
     read = fetched(recipe, reading, nodes) if reading.num_bytes else None
     return TrainingPlan(
@@ -281,6 +284,7 @@ def plan_training(
         tokens=config.num_tokens if isinstance(config, ViTConfig) else 0,
         macs_per_image=count_macs(config),
         training_flops=flops,
+        computed_flops=seen * computed,
         micro_batch=micro_batch,
         most=most[0],
         memory=memory.kinds(micro_batch),
@@ -288,18 +292,7 @@ def plan_training(
         sent_bytes=sum(sent),
         read=read,
         fetching_steps=min(steps, -(-num_images // s.batch_size)) if read and read.is_once else steps,
-        seconds=step_seconds(
-            config,
-            s.batch_size * computed_flops(config, frozen, adapters=adapters, teacher=teacher),
-            recipe,
-            most,
-            sent,
-            read,
-            nodes,
-            link,
-            device,
-            mfu,
-        ),
+        seconds=step_seconds(s.batch_size * computed, recipe, most, sent, read, nodes, link, device, mfu),
         mfu=mfu,
         expected=speed,
         fitting_micro_batch=min(fitting, memory.share),

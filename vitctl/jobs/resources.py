@@ -33,6 +33,7 @@ GPU, MFU = "H100", 0.4
 # TFLOP/s of a GPU beside its bf16, without sparsity: tf32, float32 and float64 by NVIDIA's data sheets.
 _PEAKS = {
     "A100": (156.0, 19.5, 19.5),
+    "A100 40GB": (156.0, 19.5, 19.5),
     "H100": (494.5, 67.0, 67.0),
     "H100 PCIe": (378.0, 51.0, 51.0),
     "H200": (494.5, 67.0, 67.0),
@@ -92,7 +93,6 @@ def expected(
         "machine.device is 'cpu'": not device,
         "no micro-batch fits": not micro_batch,
         f"machine.precision is '{m.precision}', not bf16": m.precision not in ("auto", "bf16"),
-        "machine.checkpoint_blocks computes blocks again": m.checkpoint_blocks != 0,
         "some weights are not trained": trained < count_parameters(config),
     }
     if why := next((why for why, holds in reasons.items() if holds), ""):
@@ -107,12 +107,18 @@ def expected(
         slots=OPTIMIZERS[recipe.optimizer.name].slots,
         averaging=recipe.averaging.decay > 0,
         shards=m.processes if m.sharding == "zero1" else m.shards(m.processes),
+        again=computed_again(config, recipe),
         teacher=teacher,
     )
     try:
         return estimate(config, device, step)
     except RecipeError:
         return "it knows ViTs only"
+
+
+def computed_again(config: Config, recipe: Pretrain | Finetune) -> float:
+    """Return what the backward pass computes again, as a share of both passes."""
+    return recomputed_share(config, recipe.machine.checkpoint_blocks) / 3
 
 
 def trained_parameters(recipe: Pretrain | Finetune, config: Config) -> int:
@@ -357,7 +363,6 @@ class Seconds(NamedTuple):
 
 
 def step_seconds(
-    config: Config,
     flops: float,
     recipe: Pretrain | Finetune,
     most: tuple[int, int],
@@ -376,7 +381,6 @@ def step_seconds(
     time in which zero1 gathers the new weights, after the update, is added.
 
     Args:
-        config: of the network.
         flops: of a step, without what is computed again.
         recipe: that trains.
         most: `busiest`.
@@ -385,11 +389,10 @@ def step_seconds(
         nodes: machines.
         link: of each.
         device: the GPU.
-        mfu: share of its peak that it reaches.
+        mfu: share of its peak that it reaches with these FLOPs.
     """
     m, batch, (images, passes) = recipe.machine, recipe.schedule.batch_size, most
-    again = 1 + recomputed_share(config, m.checkpoint_blocks) / 3  # of a pass and its backward pass
-    flops *= again * images * m.processes / batch
+    flops *= images * m.processes / batch
     computed = flops / usable_flops(m, device, mfu) if device else 0.0
     gathered, gradients, update = (size / link.bytes_per_second for size in sent)
     last = 2 / 3 * computed / passes

@@ -526,6 +526,7 @@ PEAK_TFLOPS = {
     "H100 NVL": 835.5,  # the same, 1,671 sparse
     "H100 PCIe": 756.0,  # the same, 1,513 sparse
     "A100": 312.0,  # NVIDIA A100 data sheet, SXM and PCIe
+    "A100 40GB": 312.0,
     "A40": 149.7,  # NVIDIA A40 data sheet
     "A30": 165.0,  # NVIDIA A30 data sheet
     "A10": 125.0,  # NVIDIA A10 data sheet; not the A10G of Amazon

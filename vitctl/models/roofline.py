@@ -61,7 +61,8 @@ GPUS = {
     "H200": Gpu(139.7, 4800.0, 0.80, 0.29, 0.22, 0.38),
     "H100": Gpu(79.1, 3350.0, 0.80, 0.29, 0.22, 0.55),
     "H100 PCIe": Gpu(79.1, 2000.0, 0.80, 0.29, 0.22, 0.83),
-    "A100": Gpu(79.1, 2039.0, 0.86, 0.50, 0.43, 0.70),  # SXM, 80 GB; the one with 40 GB has 1,555 GB/s
+    "A100": Gpu(79.1, 2039.0, 0.86, 0.50, 0.43, 0.70),  # SXM, 80 GB
+    "A100 40GB": Gpu(39.4, 1555.0, 0.86, 0.50, 0.43, 0.70),
     "L40S": Gpu(44.3, 864.0, 0.83, 0.76, 0.48, 0.83),
     "L4": Gpu(22.0, 300.0, 0.83, 0.76, 0.48, 0.83),
     "GeForce RTX 5090": Gpu(31.3, 1792.0, 0.83, 0.76, 0.48, 0.83),
@@ -74,7 +75,7 @@ REACHED_BYTES = 0.9  # of the bandwidth, as copies reach
 # and Python where they call each operation. Both are estimates.
 STARTING = {"compiled": 5e-6, "eager": 10e-6}
 _NARROW, _WIDE = 2, 4  # bytes of a number in bf16, and of one in the residual stream, a weight or a gradient
-Kind = Literal["matrices", "attention", "backward", "plain", "element-wise", "optimizer", "starting"]
+Kind = Literal["matrices", "attention", "backward", "plain", "element-wise", "optimizer", "starting", "again"]
 
 
 class Kernel(NamedTuple):
@@ -103,6 +104,8 @@ class Step:
         slots: numbers that the optimizer keeps for each weight.
         averaging: of the weights.
         shards: processes that share the update; the exchange between them is not counted.
+        again: what the backward pass computes of blocks again, as a share of both passes. It is taken to run
+            as fast as they do.
         teacher: of a distillation, a network of matrix products.
     """
 
@@ -114,6 +117,7 @@ class Step:
     slots: int = 2
     averaging: bool = False
     shards: int = 1
+    again: float = 0.0
     teacher: Config | None = None
 
 
@@ -149,7 +153,8 @@ def find_device(name: str) -> str:
 
 
 def _brandless(name: str) -> str:
-    return name.strip().lower().removeprefix("nvidia ").removeprefix("geforce ")
+    words = name.strip().lower().replace("-", " ").removesuffix(" 80gb")
+    return words.removeprefix("nvidia ").removeprefix("geforce ")
 
 
 def kernels(config: ViTConfig, step: Step) -> Iterator[Kernel]:
@@ -294,5 +299,6 @@ def estimate(config: Config, device: str, step: Step) -> Estimate:
         seconds[kernel.kind] = seconds.get(kernel.kind, 0.0) + kernel.times * max(computing, moving)
         started += kernel.times * kernel.started * STARTING["compiled" if step.compiled else "eager"]
     seconds["starting"] = max(0.0, started - sum(seconds.values()))
+    seconds["again"] = step.again * (sum(seconds.values()) - seconds.get("optimizer", 0.0))
     flops = step.training * step.images * computed_flops(config, teacher=step.teacher)
     return Estimate(step, seconds, flops / (peak * sum(seconds.values())))

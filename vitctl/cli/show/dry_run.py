@@ -153,7 +153,7 @@ def _show_training(
             f"{plan.config.image_size} pixels{tokens}, forward {_macs(plan.macs_per_image)}",
         ),
         ("steps", f"{plan.steps:,} of {recipe.schedule.batch_size:,} images{per_epoch}"),
-        ("training", f"{_flops(plan.training_flops)}: {_hours(plan, recipe)}"),
+        ("training", f"{_computed(plan)}: {_hours(plan, recipe)}"),
         *([("expected", _expected(plan, (gpu,) if gpu else _EXPECTED_ON))] if plan.device else []),
         (
             "micro-batch",
@@ -214,9 +214,10 @@ def _expected(plan: "TrainingPlan", devices: Sequence[str]) -> str:
     step = plan.expected.step
     found = ((gpu, estimate(plan.config, gpu, step)) for gpu in devices)
     rates = (f"{gpu} {one.images_per_second:,.0f} ({one.mfu:.0%})" for gpu, one in found)
+    passes = count_text(step.passes, "forward pass", "forward passes")
     return (
-        f"{', '.join(rates)} images/s of one GPU (share of the peak), {-(-step.images // step.passes):,} at "
-        f"a time, bf16, {'' if step.compiled else 'not '}compiled (machine.compile); not measured"
+        f"{', '.join(rates)} images/s of one GPU (share of the peak), {passes} a step, bf16, "
+        f"{'' if step.compiled else 'not '}compiled (machine.compile); not measured"
     )
 
 
@@ -279,6 +280,12 @@ def _work(flops: int, machine: Machine) -> str:
     if machine.device == "cpu":
         return _flops(flops)
     return f"{_flops(flops)}: {_time(flops / usable_flops(machine, GPU))} {_where(machine, GPU, MFU)}"
+
+
+def _computed(plan: "TrainingPlan") -> str:
+    """Return the FLOPs that are computed, and those of the paper's count, of every token in every block."""
+    computed, counted = _flops(plan.computed_flops), _flops(plan.training_flops)
+    return computed if computed == counted else f"{computed} ({counted} with all tokens in the last block)"
 
 
 def _flops(flops: int) -> str:
