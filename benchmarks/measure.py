@@ -564,14 +564,15 @@ def table_rows(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def row_text(one: Mapping[str, Any]) -> str:
     """Return a line of the table: medians of both sides with their settings, and the ratio in the rounds."""
-    number, ratio, goal = one["number"], one["ratio"], "-"
+    number, ratio, goal, digits = one["number"], one["ratio"], "-", 2
     sides = [
         f"{one[side]['median'][number]:.4g}{UNITS.get(number, '')}: {one[side]['settings']}"
         for side in ("ours", "theirs")
     ]
     if one["goal"] is not None:
-        goal = f"{one['goal']:.2f} {'reached' if one['reached'] else '**missed**'}"
-    spread = f"**{ratio['median']:.2f}** ({ratio['low']:.2f} to {ratio['high']:.2f})"
+        digits += f"{ratio['median']:.2f}" == f"{one['goal']:.2f}" and not one["reached"]
+        goal = f"{one['goal']:.{digits}f} {'reached' if one['reached'] else '**missed**'}"
+    spread = f"**{ratio['median']:.{digits}f}** ({ratio['low']:.2f} to {ratio['high']:.2f})"
     return f"| {one['figure']}, {number} | {' | '.join(sides)} | {spread} | {goal} |"
 
 
