@@ -139,6 +139,10 @@ def test_stopped_loader_process__of_a_single_process_the_run_saves_and_ends(
     family = psutil.Process(one.pid).children(recursive=True)
     for child in family:
         child.suspend()
+    log, size = folder / "log.jsonl", 0
+    while log.stat().st_size > size:  # until the batches at hand are used up
+        size = log.stat().st_size
+        time.sleep(1)
     one.send_signal(signal.SIGTERM)
     [(code, _, said)] = ended([one])
     steps = [r["step"] for r in records(folder, "train")]
