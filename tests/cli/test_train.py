@@ -148,7 +148,7 @@ def test_dry_run__the_plan_is_on_the_first_screen_and_defaults_are_asked_for(
         "4,158 exaFLOPs (4,259 exaFLOPs with all tokens in the",
         "100.5 days on 1 H100 at 48%",
         "does not fit 79.1 GiB (10% kept free)",
-        "--processes 32 (56.6 GiB)",
+        "--processes 32 (56.6 GiB; on several machines: --nodes)",
     ):
         assert text in screen
     assert "TiB per process" in screen
@@ -166,7 +166,7 @@ def test_dry_run__names_the_images_that_the_loader_must_make(vitctl: Vitctl) -> 
     """All images of the run in its time."""
     line = words("pretrain --recipe jft_h14 --dry-run --device H100 --processes 64 --nodes 8@a:29400 --out x")
     out = " ".join(vitctl(*line).out.split())
-    found = re.search(r"loader ([\d,]+) images/s a node, ([\d,]+) a process", out)
+    found = re.search(r"loader must make ([\d,]+) images/s on each machine \(([\d,]+) a process\)", out)
     assert found is not None
     node, process = (int(number.replace(",", "")) for number in found.groups())
     assert node == pytest.approx(8 * process, abs=4)
@@ -288,8 +288,8 @@ def test_dry_run__weights_far_away_are_not_fetched(
         assert (said.code, said.out) == (2, "")
         [line_of_error] = [one for one in said.err.splitlines() if "127.0.0.1" not in one]
         assert line_of_error == (
-            f"vitctl: {source}: not downloaded yet, and --dry-run downloads nothing; name the model instead, "
-            "e.g. --model B/16"
+            f"vitctl: {source}: not downloaded yet, and --dry-run downloads nothing; name their model, "
+            "too, e.g. --model B/16"
         )
         said = vitctl(*line, "--model", "B/16")
         assert said.code == 0

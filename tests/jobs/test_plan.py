@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import TINY
 from tests.models.weights.conftest import hollow
 from vitctl.data.datasets.catalog import open_split
-from vitctl.errors import DataError, LaunchError, RecipeError, VitctlError
+from vitctl.errors import CheckpointError, DataError, LaunchError, RecipeError, VitctlError
 from vitctl.jobs.inputs.checks import check_recipe, fit_to_data
 from vitctl.jobs.plan import call_with_timeout, plan_training
 from vitctl.models.flops import block_parameters
@@ -58,6 +58,15 @@ def test_plan_training__finetune_takes_the_architecture_of_the_weights(pretraine
     assert (plan.num_images, plan.num_classes, plan.config.depth) == (3_680, 37, 2)
     assert (plan.config.image_size, plan.config.representation_size) == (384, 0)
     assert plan.curve[0] == (0, 0.0)
+    with pytest.raises(CheckpointError, match="not a B/16, it has patch_size 4 instead of 16"):
+        plan_training(recipe("finetune_pets", **{"weights.source": str(pretrained), "weights.model": "B/16"}))
+
+
+def test_plan_training__finetune_counts_its_sweep_and_seeds(pretrained: Path) -> None:
+    values = {"weights.source": str(pretrained), "sweep.lrs": (0.1, 0.2, 0.3), "finetune.seeds": (0, 1)}
+    assert plan_training(recipe("finetune_pets", **values)).trainings == 5
+    assert plan_training(recipe("finetune_pets", **(values | {"sweep.lrs": ()}))).trainings == 2
+    assert plan_training(recipe("jft_b16")).trainings == 1
 
 
 @pytest.mark.parametrize(

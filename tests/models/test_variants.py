@@ -84,7 +84,9 @@ def test_variant__unknown_name_says_what_would_be_right(name: str, words: str) -
 
 
 def test_variant__unknown_override_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"model B/16: unknown field 'drop_out', did you mean 'dropout'\?"):
+    with pytest.raises(
+        RecipeError, match=r"model B/16: unknown field 'drop_out' \(did you mean 'dropout'\?\)"
+    ):
         variant("B/16", drop_out=0.1)
 
 

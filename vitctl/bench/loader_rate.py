@@ -220,7 +220,11 @@ def _step_rate(recipe: Pretrain | Finetune, given: float | None, budget: Budget)
     part = replace(budget, seconds=_STEP * budget.seconds)
     result = bench_model(recipe.model_copy(update=changes), part, quick=True)
     rate = result["batch_size"] / (result["seconds"] - result["split"].get(DATA, 0.0))
-    return rate, f"measured here, {result['precision']}, {result['batch_size']:,} noise images"
+    images = count_text(result["batch_size"], "noise image")
+    if result["batch_size"] < share:
+        rate = result["recipe_images_per_second"]
+        images = f"{images} a step, extended to {share:,}"
+    return rate, f"measured here, {result['precision']}, {images}"
 
 
 def verdict(

@@ -202,6 +202,10 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool
     """Measure a prepared training, the most important part first, because the budget or Ctrl-C may end it."""
     runtime, recipe, config = prepared.trainer.runtime, measured.recipe, measured.config
     s, m = recipe.schedule, recipe.machine
+    if m.compile:
+        budget.say("compiling")
+        prepared.trainer.warm_up(prepared.one_step())
+        budget = budget.restarted()
     budget.say("measuring matrix products")
     matrix_seconds = min(_MATRIX_SECONDS, _RATE * budget.seconds)
     matrix = matrix_rate(runtime.device, runtime.precision, matrix_seconds)
@@ -303,6 +307,8 @@ def _notes(
             f"measured updates of {count_text(measured.recipe.schedule.batch_size, 'image')}; the recipe's "
             f"have {measured.recipe_batch:,}"
         )
+    if largest is None and measured.recipe.machine.compile and measured.recipe.machine.processes == 1:
+        notes.append("the largest pass was not measured: on a CPU each size would be compiled first")
     is_memory = largest is not None and largest.bound == "memory" and measured.recipe_bytes > free
     if largest is not None and is_memory and largest.images < measured.recipe_micro_batch:
         needed = largest.image_bytes * measured.recipe_micro_batch or measured.recipe_bytes
@@ -345,11 +351,13 @@ def largest_micro_batch(
 
     Returns:
         it, and the sizes that were tried. None with several processes, of which one may have less memory than
-        the others, and with lanes, whose leaves have a fixed size.
+        the others, with lanes, whose leaves have a fixed size, and on a CPU when compiled: each size is
+        compiled there, in the memory of the process.
     """
     trainer = prepared.trainer
     has_lanes = isinstance(trainer.gradients, ByLanes)
-    if trainer.runtime.num_processes > 1 or is_sharded(trainer.unwrapped) or has_lanes:
+    compiles = trainer.recipe.machine.compile and prepared.device.type == "cpu"
+    if trainer.runtime.num_processes > 1 or is_sharded(trainer.unwrapped) or has_lanes or compiles:
         return None, []
     reset_peak(prepared.device)
     known = [Attempt(0, True, used_bytes(prepared.device))]

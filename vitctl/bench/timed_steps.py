@@ -218,9 +218,6 @@ def measure_steps(prepared: Prepared, budget: Budget, least: int = 1) -> Steps:
             trainer.batch_size,
         )
         trainer.recorder.start(0, trainer.facts)
-    if trainer.recipe.machine.compile:
-        budget.say("compiling")
-        prepared.trainer.warm_up(prepared.one_step())
     trainer.start_clock(0)
     with contextlib.suppress(_Enough):
         trainer.run_steps(_clocked(prepared, clock, budget, least), 0)

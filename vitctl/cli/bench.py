@@ -28,7 +28,7 @@ Seconds = Annotated[
     typer.Option(
         "--seconds",
         help="Approximate measuring time, without setup; Ctrl-C keeps the measurements; default: 60 "
-        "(bench model --resolutions: 8 per model and size)",
+        "(with --resolutions: 8 per model and size)",
         min=1,
         max=10**7,
     ),

@@ -73,12 +73,12 @@ def quickstart(
 ) -> None:
     """Run every step on data that comes with vitctl: shards, pretrain, fewshot, finetune, vtab, export.
 
-    Takes under 4 minutes on 2 cores.
+    Takes under 4 minutes on 2 idle cores.
     """
     ignore_output_errors()
     load, cores = os.getloadavg()[0], usable_cores()
     busy = f"; this machine is busy (load {load:.1f} on {cores} cores), so it will take longer"
-    print(f"quickstart: about 4 minutes on 2 cores{busy if load > cores else ''}", flush=True)
+    print(f"quickstart: about 4 minutes on 2 idle cores{busy if load > cores else ''}", flush=True)
     try:
         run_quickstart(out, seed)
     except KeyboardInterrupt:

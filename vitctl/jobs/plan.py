@@ -126,6 +126,7 @@ class TrainingPlan:
     macs_per_image: int
     training_flops: int
     computed_flops: int
+    trainings: int
     micro_batch: int
     most: int
     memory: Mapping[str, int]
@@ -239,7 +240,7 @@ def plan_training(
     steps = checked_steps(num_images, s, m.processes)
     if device in NO_BF16 and precision_of(m) in ("bf16", "tf32"):
         raise RecipeError(
-            f"the {device} has no {precision_of(m)}; add --precision float32, as 'auto' is there"
+            f"the {device} has no {precision_of(m)}; add --precision float32, as 'auto' chooses on it"
         )
     slots, averaging = OPTIMIZERS[o.name].slots, recipe.averaging.decay > 0
     if m.precision == "auto":
@@ -285,6 +286,9 @@ def plan_training(
         macs_per_image=count_macs(config),
         training_flops=flops,
         computed_flops=seen * computed,
+        trainings=len(recipe.sweep.lrs) + max(1, len(recipe.finetune.seeds))
+        if isinstance(recipe, Finetune)
+        else 1,
         micro_batch=micro_batch,
         most=most[0],
         memory=memory.kinds(micro_batch),

@@ -153,7 +153,7 @@ def find_device(name: str) -> str:
 
 
 def _brandless(name: str) -> str:
-    words = name.strip().lower().replace("-", " ").removesuffix(" 80gb")
+    words = name.strip().lower().replace("-", " ").removesuffix(" 80gb").removesuffix(" sxm")
     return words.removeprefix("nvidia ").removeprefix("geforce ")
 
 

@@ -687,7 +687,7 @@ def from_dict(stored: Mapping[str, Any]) -> Config:
 def _did_you_mean(word: str, known: list[str]) -> str:
     plain = {_plain(name): name for name in known}
     close = [_plain(word)] if _plain(word) in plain else nearest(_plain(word), plain, 1)
-    return f", did you mean {plain[close[0]]!r}?" if close else ""
+    return f" (did you mean {plain[close[0]]!r}?)" if close else ""
 
 
 def _plain(name: str) -> str:

@@ -167,7 +167,7 @@ def _show_training(
         ),
         *([("largest batch", f"{count_text(plan.largest_batch, 'image')} at a time")] if device else []),
         *(
-            ("to fit" if n == 0 else "or", f"{way} ({bytes_text(size)})")
+            ("to fit" if n == 0 else "or", f"{way} ({bytes_text(size)}{_machines(way, nodes)})")
             for n, (way, size) in enumerate(ways)
         ),
         ("checkpoint", f"{bytes_text(plan.checkpoint_bytes)}, at most {bytes_text(plan.disk_bytes)} on disk"),
@@ -188,6 +188,12 @@ def _show_training(
         return loaded, ""
     then = f"; set {ways[0][0].removeprefix('--set ')}" if ways else "; choose a smaller model"
     return loaded, f"no micro-batch fits {_size_of(plan)} ({bytes_text(plan.memory_bytes)} per process){then}"
+
+
+def _machines(way: str, nodes: int) -> str:
+    """Say that one machine seldom has so many GPUs."""
+    found = re.search("--processes ([0-9]+)", way)
+    return "; on several machines: --nodes" if found and int(found[1]) > 8 * nodes else ""
 
 
 def _in_job(way: str, batch: Resources | None) -> str:
@@ -215,9 +221,12 @@ def _expected(plan: "TrainingPlan", devices: Sequence[str]) -> str:
     found = ((gpu, estimate(plan.config, gpu, step)) for gpu in devices)
     rates = (f"{gpu} {one.images_per_second:,.0f} ({one.mfu:.0%})" for gpu, one in found)
     passes = count_text(step.passes, "forward pass", "forward passes")
+    fitting = min(plan.micro_batch, plan.fitting_micro_batch)
+    host = ", limited by how fast the host starts kernels" * (plan.expected.seconds["starting"] > 0)
     return (
-        f"{', '.join(rates)} images/s of one GPU (share of the peak), {passes} a step, bf16, "
-        f"{'' if step.compiled else 'not '}compiled (machine.compile); not measured"
+        f"{', '.join(rates)} images/s of one GPU (share of the peak){host}, {passes} a step of at most "
+        f"{count_text(fitting, 'image')}, bf16, {'' if step.compiled else 'not '}compiled (machine.compile); "
+        "not measured"
     )
 
 
@@ -233,7 +242,7 @@ def _host(plan: "TrainingPlan", recipe: Pretrain | Finetune, nodes: int) -> str:
     each = "each process" if m.shards(m.processes) > 1 else "process 0"
     copy = f", copy of a checkpoint {bytes_text(plan.copy_bytes)} in {each}" if plan.copy_bytes else ""
     local = count_text(m.processes // nodes, "process", "processes")
-    cpu = f"; on a CPU process 0 needs {bytes_text(plan.resident_bytes)}"
+    cpu = "" if plan.device else f"; process 0 needs {bytes_text(plan.resident_bytes)}"
     return f"{local} a node, runtime {bytes_text(RUNTIME_BYTES)} each{copy}{cpu}"
 
 
@@ -242,10 +251,9 @@ def _loader(plan: "TrainingPlan", recipe: Pretrain | Finetune, nodes: int) -> li
     if recipe.data.synthetic or not plan.seconds.busy:
         return []
     rate = recipe.schedule.batch_size / plan.seconds.busy
-    needs = (
-        f"{rate_text(rate / nodes)} images/s a node, {rate_text(rate / recipe.machine.processes)} a process"
-    )
-    return [("loader", f"{needs}, or GPUs wait; `vitctl bench data` measures what a machine loads")]
+    each = f" ({rate_text(rate / recipe.machine.processes)} a process)" * (recipe.machine.processes > 1)
+    needs = f"must make {rate_text(rate / nodes)} images/s on each machine{each}, or the GPUs wait"
+    return [("loader", f"{needs}; `vitctl bench data` measures it")]
 
 
 def _network(
@@ -309,7 +317,7 @@ def _time(seconds: float) -> str:
 def _hours(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> str:
     """Return the length of a training, and where it is not that of computation alone, its parts."""
     if not plan.device:
-        return "machine.device is 'cpu', and `vitctl bench model` measures the time of a step"
+        return "no time, as machine.device is 'cpu'; `vitctl bench model` measures a step"
     step = plan.seconds
     most = " in the process with the most images" if _uneven(plan, recipe) else ""
     waited = plan.steps * (step.busy - step.computation)
@@ -319,7 +327,9 @@ def _hours(plan: "TrainingPlan", recipe: Pretrain | Finetune) -> str:
     if recipe.machine.processes > 1 and not network:
         network = "; the exchange between the GPUs of a node is not counted"
     parts = f" (computation {_time(plan.steps * step.computation)}{network}{data})" if network + data else ""
-    return f"{_time(plan.run_seconds)} {_where(recipe.machine, plan.device, plan.mfu)}{most}{parts}"
+    number = plan.trainings
+    sweep = f"; {_time(number * plan.run_seconds)} for all {number} trainings" * (number > 1)
+    return f"{_time(plan.run_seconds)} {_where(recipe.machine, plan.device, plan.mfu)}{most}{parts}{sweep}"
 
 
 def _fit(plan: "TrainingPlan") -> str:

@@ -114,6 +114,9 @@ def write_split(
     index = read_index(out)
     if marks:
         note(_restart_markers(index, workers, count))
+    elif reencode is not None:
+        changed = sum(int((scan.rows["size"] != sizes[plan.items(n)]).sum()) for n, scan in enumerate(scans))
+        note(f"{changed:,} of {count_text(len(items), 'image')} compressed again; the others are unchanged")
     return index
 
 

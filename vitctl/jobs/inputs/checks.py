@@ -297,8 +297,8 @@ def find_network(
         if model:
             return StoredNetwork(f"{place}, not downloaded yet: assumed to be a {model}", variant(model))
         raise CheckpointError(
-            f"{place}: not downloaded yet, and --dry-run downloads nothing; name the model instead, "
-            f"e.g. --model B/16"
+            f"{place}: not downloaded yet, and --dry-run downloads nothing; name their model, "
+            f"too, e.g. --model B/16"
         ) from None
     config, meta = read_network(path, model=model)
     return StoredNetwork(place, with_classifier(config, classifier), meta=meta)

@@ -544,7 +544,9 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
         (
             machine.precision not in ("auto", "float32") and not in_bf16,
             f"machine.precision = '{machine.precision}': {weights.source} has the precision of its export; "
-            f"leave it out",
+            f"leave it out"
+            + "; machine.engine = 'openvino' also computes in bf16"
+            * (machine.precision == "bf16"),
         ),
     )
     guessed = network.meta.get("assumed")

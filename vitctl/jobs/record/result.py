@@ -286,7 +286,7 @@ class ChosenWeights:
         """Return one line for the screen."""
         scored = f", {self.metric} {self.accuracy:.2%}" if self.accuracy is not None else ""
         of = {"last": "the last checkpoint", "best": "the best checkpoint kept"}
-        start = "the checkpoint chosen when the run started"
+        start = "the checkpoint that this run chose when it started"
         chosen = start if self.was_pinned else of.get(self.how, "the checkpoint")
         step, score = self.better or (0, 0.0)
         better = f"step {step}, {self.metric} {score:.2%}"
@@ -331,7 +331,9 @@ def choose_weights(
                     raise CheckpointError(
                         f"{place}: a k-NN probe keeps no classifier; probe with --method logistic or linear"
                     )
-            raise CheckpointError(f"{place}: has no checkpoints; give a trained run with --from")
+            graph = next(place.glob("*.onnx"), None)
+            instead = f"or its graph, --from {graph}" if graph else "with --from"
+            raise CheckpointError(f"{place}: has no checkpoints; give a trained run {instead}")
         place /= tensors_file(MODEL)
     if (place / CHECKPOINTS).is_dir():
         folder, chosen = _checkpoint(place, "" if which in (AVERAGE, MODEL) else which, by_size, pinned)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.errors import CheckpointError, VitctlError
-from vitctl.models.variants import Config, from_dict
+from vitctl.models.variants import Config, from_dict, variant
 from vitctl.system.files import TENSORS, WEIGHTS, inside, open_regular, parse_json, read_json
 from vitctl.system.text import one_line
 
@@ -41,12 +41,32 @@ def read_network(path: Path, *, model: str = "") -> tuple[Config, dict[str, Any]
     ours = own_header(path)
     try:
         if ours is not None:
-            return from_dict(ours["config"]), ours["meta"]
+            config = from_dict(ours["config"])
+            check_named(config, model)
+            return config, ours["meta"]
         from vitctl.models.weights.weights_file import foreign_network
 
         return foreign_network(path, model)
     except VitctlError as error:
         raise CheckpointError(f"{path}: {error}") from error
+
+
+# The sizes that a model's name stands for.
+_NAMED_FIELDS = ("patch_size", "hidden_size", "depth", "mlp_size", "num_heads", "stage_depths", "width")
+
+
+def check_named(config: Config, model: str) -> None:
+    """Raise CheckpointError if stored weights are not of the model of this name; RecipeError if there is
+    none. "" names no model.
+    """
+    named = variant(model) if model else None
+    differing = [
+        f"{name} {getattr(config, name, 'none')} instead of {getattr(named, name)}"
+        for name in _NAMED_FIELDS
+        if hasattr(named, name) and getattr(named, name) != getattr(config, name, None)
+    ]
+    if differing:
+        raise CheckpointError(f"not a {model}, it has {', '.join(differing)}")
 
 
 def own_header(path: Path) -> dict[str, Any] | None:

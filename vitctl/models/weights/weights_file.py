@@ -28,7 +28,7 @@ from vitctl.models.weights.containers import (
 )
 from vitctl.models.weights.download import BESIDE, CONFIG, FILE_NAMES, Fetch, locate
 from vitctl.models.weights.download import fetch as download
-from vitctl.models.weights.header import FORMAT, OWN_KEY, own_header
+from vitctl.models.weights.header import FORMAT, OWN_KEY, check_named, own_header
 from vitctl.models.weights.json_keys import Keys, checked
 from vitctl.models.weights.later import Later, now
 from vitctl.models.weights.layouts import (
@@ -65,8 +65,6 @@ _OURS: Keys = {
     "an object": ("vitctl", "vitctl.preprocessing"),
     "a number above 0": ("vitctl.preprocessing.temperature",),
 }
-# The sizes that a model's name stands for.
-_NAMED_FIELDS = ("patch_size", "hidden_size", "depth", "mlp_size", "num_heads", "stage_depths", "width")
 
 
 @dataclass(frozen=True)
@@ -147,13 +145,7 @@ def read_weights(
             weights = _of_another(path, getattr(named, "num_heads", num_heads), tensors)
             if "head.weight" in weights.state and not _numbers(weights.state["head.weight"]).any():
                 weights.meta["head"] = "zero"
-        differing = [
-            f"{name} {getattr(weights.config, name, 'none')} instead of {getattr(named, name)}"
-            for name in _NAMED_FIELDS
-            if hasattr(named, name) and getattr(named, name) != getattr(weights.config, name, None)
-        ]
-        if differing:
-            raise CheckpointError(f"not a {model}, it has {', '.join(differing)}")
+        check_named(weights.config, model or "")
         check_meta(weights.meta, weights.config)
         if not later:
             check_numbers(weights.state)
