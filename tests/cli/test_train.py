@@ -176,6 +176,11 @@ def test_dry_run__names_the_images_that_the_loader_must_make(vitctl: Vitctl) -> 
     assert "loader" not in vitctl(*words("pretrain --recipe jft_h14 --dry-run --synthetic")).out.split()
 
 
+def test_dry_run__an_empty_name_is_no_gpu(vitctl: Vitctl) -> None:
+    said = vitctl("pretrain", "--recipe", "in1k_b16", "--dry-run", "--device", "")
+    assert said.code == 2 and "no GPU is known as ''; choose one of" in said.err
+
+
 def test_dry_run__of_a_gpu_that_is_named(vitctl: Vitctl) -> None:
     line = ("pretrain", "--recipe", "in1k_b16", "--dry-run", "--set", "machine.processes=8")
     said = vitctl(*line, "--device", "a100", "--set", "machine.micro_batch=256")

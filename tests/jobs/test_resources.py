@@ -14,7 +14,7 @@ from vitctl.engine.runtime import Computation
 from vitctl.errors import RecipeError
 from vitctl.jobs.plan import TrainingPlan, plan_training
 from vitctl.jobs.resources import Link, Reading, fetched, parse_link, reading_of
-from vitctl.models.flops import block_parameters
+from vitctl.models.flops import block_parameters, count_macs
 from vitctl.models.roofline import Estimate, Step, estimate
 from vitctl.recipe.load import Override, load_recipe
 
@@ -83,7 +83,7 @@ def test_seconds__differ_by_how_gradients_are_added() -> None:
         one = plan("ddp", Link(400, 8), **{"machine.precision": precision})
         assert one.seconds.computation == pytest.approx(flops / (0.4 * peak * 1e12 * 512), rel=1e-5)
     again = plan("ddp", Link(400, 8), **{"machine.checkpoint_blocks": True})
-    assert again.seconds.computation == pytest.approx(4 / 3 * fast.seconds.computation)
+    assert again.seconds.computation == pytest.approx(4 / 3 * fast.seconds.computation, rel=0.002)
     attention = plan("ddp", Link(400, 8), **{"machine.checkpoint_blocks": "attention"})
     assert fast.seconds.step < attention.seconds.step < 1.2 * fast.seconds.step
     assert again.memory["activations"] < attention.memory["activations"] < fast.memory["activations"]
@@ -188,7 +188,8 @@ def test_rate__of_blocks_that_are_computed_again() -> None:
     """The second forward pass of all blocks is a third more, but not of the optimizer's time."""
     given = {"machine.precision": "bf16", "machine.device": "auto"}
     usual = plan("ddp", Link(400, 8), **given)
-    for choice, more in ((1, 1 / 3), (2, 1 / 6), (4, 1 / 12)):
+    blocks = 32 * (257 * 12 * 1280**2 + 2 * 257**2 * 1280) / count_macs(usual.config)  # of its pass
+    for choice, more in ((1, blocks / 3), (2, blocks / 6), (5, blocks / 3 * 7 / 32), (99, blocks / 96)):
         again = plan("ddp", Link(400, 8), **given, **{"machine.checkpoint_blocks": choice})
         assert isinstance(usual.expected, Estimate) and isinstance(again.expected, Estimate)
         without = sum(usual.expected.seconds.values())
@@ -211,7 +212,9 @@ def test_expected__the_step_is_that_of_the_recipe() -> None:
     sgd = {"optimizer.name": "sgd", "optimizer.beta2": 0.999}
     assert expected_step(**sgd) == replace(usual, slots=1)
     assert expected_step(**{"averaging.decay": 0.999}) == replace(usual, averaging=True)
-    assert expected_step(**{"machine.checkpoint_blocks": 2}) == replace(usual, again=0.5 / 3)
+    assert expected_step(**{"machine.checkpoint_blocks": 2}) == replace(
+        usual, again=pytest.approx(0.5 / 3, rel=0.01)
+    )
     for how, shards in (("zero1", 512), ("fsdp", 512), ("hsdp", 8)):
         values = {"machine.sharding": how, "machine.sharding_replicas": 64 if how == "hsdp" else 1}
         assert expected_step(**values) == replace(usual, shards=shards)

@@ -266,13 +266,13 @@ def _recomputed(config: Config, blocks: Sequence[Cost], checkpoint_blocks: Recom
 
 def recomputed_share(config: Config, checkpoint_blocks: Recomputed) -> float:
     """Return the share of the forward pass that is computed again in the backward pass."""
+    parts = _recomputed(config, _network(config)[1], checkpoint_blocks)
+    again = add(Cost(), *parts).macs
     if checkpoint_blocks == "attention" and isinstance(config, ViTConfig):
-        parts = _recomputed(config, _network(config)[1], checkpoint_blocks)
-        unused = (
+        again -= (
             len(parts) * config.num_tokens * config.hidden_size**2
-        )  # the last layer, whose output is known
-        return (add(*parts).macs - unused) / count_macs(config)
-    return 1 / int(checkpoint_blocks) if checkpoint_blocks else 0.0
+        )  # its last layer, whose output is known
+    return again / count_macs(config)
 
 
 def _kept_bytes(

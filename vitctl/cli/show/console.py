@@ -75,7 +75,7 @@ def show_table(
     """
     if title:
         say(title)
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(header))
     for i, name in enumerate(header):
         is_text = i == 0 or left is None or name in left
         is_short = i == 0 and all(len(str(row[0])) <= SHORT_NAME for row in rows)

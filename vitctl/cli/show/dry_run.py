@@ -131,7 +131,7 @@ def _show_training(
     from vitctl.jobs.resources import Link, parse_link
 
     link = Link() if given_link is None else parse_link(given_link)
-    gpu, multiple = device and find_device(device), batch.tasks_per_node if batch else nodes
+    gpu, multiple = None if device is None else find_device(device), batch.tasks_per_node if batch else nodes
     loaded, plan = plan_loaded(loaded, nodes, link, gpu, multiple)
     ways = [(_in_job(way, batch), size) for way, size in plan.ways]
     recipe = cast(Pretrain | Finetune, loaded.recipe)
