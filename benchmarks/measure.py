@@ -293,7 +293,8 @@ def processor() -> str:
         return platform.machine()
     found = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
     fields = {name.strip(): value.strip() for name, value in found.items()}
-    has = [
+    has = [f"family {fields.get('cpu family', '?')}, model {fields.get('model', '?')}"]
+    has += [
         flag
         for flag in ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
         if flag in fields.get("flags", "").split()

@@ -12,7 +12,7 @@ from measure import RESULTS, machine_text, table_rows
 
 README = Path(__file__).resolve().parent / "README.md"
 NAMES = ("step", "inference", "loader", "end_to_end", "saving", "start", "ridge", "gpu")
-FOLDERS = (".", "avx2", "epyc")  # of the results
+FOLDERS = (".", "avx2", "zen4")  # of the results
 BEGIN, END = "<!-- table: python benchmarks/table.py --write -->", "<!-- end of the table -->"
 
 
