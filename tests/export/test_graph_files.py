@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.conftest import ROOT
 from tests.export.conftest import NUM_IMAGES, PREPROCESSING, Saved, network, normalised, pixels
 from vitctl.data.images.transforms import EvalTransform, fill_colour
 from vitctl.errors import CheckpointError, RecipeError, VitctlError
@@ -76,6 +78,21 @@ def test_onnx__keys_are_turned_in_two_steps(saved: Saved, exported: Exported, tm
     assert len(keys) == network("vit").config.depth
     assert all(turns[key][0] == [0, 2, 1, 3] for key in keys)
     assert [0, 2, 3, 1] not in [order for order, _ in turns.values()]
+
+
+@pytest.mark.parametrize("format", ["onnx", "pt2"])
+def test_graphs__hold_no_path_of_this_machine(
+    saved: Saved, exported: Exported, tmp_path: Path, format: str
+) -> None:
+    """Exporters record where each operation was called, in stack traces."""
+    exported(saved("vit"), format)
+    file = tmp_path / "run" / f"model.{format}"
+    contents = [file.read_bytes()]
+    if format == "pt2":
+        with zipfile.ZipFile(file) as archive:
+            contents += [archive.read(name) for name in archive.namelist()]
+    places = (str(ROOT), torch.__file__.rpartition("/")[0], 'File \\"', 'File "')
+    assert [place for place in places for content in contents if place.encode() in content] == []
 
 
 def test_onnx__kernels_are_standardised_once(saved: Saved, exported: Exported, tmp_path: Path) -> None:

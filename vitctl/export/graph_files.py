@@ -70,6 +70,9 @@ def open_onnx(_request: ExportRequest, path: Path) -> Run:
     return run
 
 
+_ONNX_TRACE = "pkg.torch.onnx.stack_trace"
+
+
 def trace(model: Raw, path: Path, metadata: dict[str, str]) -> None:
     """Write a model as an ONNX file with a free batch size; large weights go to PATH.data.
 
@@ -90,6 +93,8 @@ def trace(model: Raw, path: Path, metadata: dict[str, str]) -> None:
     )
     assert program is not None
     program.model.metadata_props.update(metadata)
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.pop(_ONNX_TRACE, None)  # with paths of this machine
     _turn_keys_twice(program.model.graph)
     weights = [value.const_value for value in program.model.graph.initializers.values()]
     size = sum(weight.nbytes for weight in weights if weight is not None)
@@ -204,6 +209,9 @@ def write_program(request: ExportRequest, folder: Path) -> Written:
     meta |= {"flip_average": True} if request.options.flip_average else {}
     with quiet():
         program = torch.export.export(model, (model.example(2),), dynamic_shapes=(model.free_sizes(),))
+        for module in program.graph_module.modules():
+            for node in getattr(module, "graph", torch.fx.Graph()).nodes:
+                node.meta.pop("stack_trace", None)  # with paths of this machine
         torch.export.save(program, file, extra_files={PROGRAM_METADATA: json.dumps(meta)})
     outputs, axes = " and ".join(model.outputs), ", ".join(model.free_axes)
     text = f"torch.export.load(FILE).module()(images) gives {outputs}; free axes: {axes}"
