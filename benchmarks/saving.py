@@ -123,7 +123,7 @@ def ours(training: Training, folder: Path) -> Save:
         assert saver.finish() == ""
 
     def save(number: int) -> tuple[Wait, Wait]:
-        saver.start(number, training.parts(), {}, {}, live=True)
+        saver.start(number, training.parts(), {}, {})
         return saver.wait_for_copy, finish
 
     return save

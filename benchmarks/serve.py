@@ -77,7 +77,7 @@ def main() -> None:
     Image.fromarray(pixels).resize((640, 480), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_weights(given.model, 224, folder)
+        write_weights(given.model, 224, folder, in_int8=False)
         onnx = str(folder / "ours" / "model.onnx")
         (folder / "plain.py").write_text(PLAIN)
         serve = [sys.executable, "-m", "vitctl", "serve", "--from", onnx, "--port"]
