@@ -52,6 +52,17 @@ def test_a_bug__is_not_hidden(vitctl: Vitctl, tiny_data: Path, monkeypatch: pyte
     )
 
 
+def test_a_removed_working_folder__is_one_line(tmp_path: Path) -> None:
+    """Libraries end in it without a word."""
+    (tmp_path / "gone").mkdir()
+    run = f'cd "{tmp_path}/gone" && rmdir "{tmp_path}/gone" && "{sys.executable}" -m vitctl doctor'
+    done = subprocess.run(["sh", "-c", run], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "vitctl: the working folder was removed; go to another one with cd\n",
+    )
+
+
 def test_an_interrupt__is_a_stop(vitctl: Vitctl, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

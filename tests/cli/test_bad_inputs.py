@@ -149,6 +149,7 @@ SLIPS = [
     Slip("export --from run --to onx --out e", "onx", "export --from run --to safetensors --out e"),
     Slip("export --from run --to google --out x.onnx", "a .onnx file is for --to onnx, not for --to google"),
     Slip("resume nowhere", "nowhere: not a run folder, it has no recipe.toml"),
+    Slip("resume started", "started: its command was stopped before it had written recipe.toml; type that"),
     Slip("resume shards", "shards: not a run folder"),
     Slip("resume run/recipe.toml", "run/recipe.toml: not a run folder"),
     Slip("resume orphan", "gone"),
@@ -214,6 +215,8 @@ def world(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     work(root / "run")
     [weights] = sorted((root / "run" / "checkpoints").glob("step_00000006/model.safetensors"))
     (root / "cut.safetensors").write_bytes(weights.read_bytes()[:500])
+    (root / "started").mkdir()
+    (root / "started" / ".lock").touch()
     shutil.copytree(root / "run", root / "orphan")
     recipe = root / "orphan" / "recipe.toml"
     recipe.write_text(recipe.read_text().replace(str(root / "shards"), str(root / "gone")))

@@ -1,5 +1,6 @@
 """`vitctl bench` as typed: what is printed and written, and errors of one line."""
 
+import errno
 import json
 import signal
 import subprocess
@@ -88,6 +89,8 @@ def test_resolutions__draws_and_writes_both_files(vitctl: Vitctl) -> None:
         ("model --recipe evaluate", "bench needs a recipe of pretrain or finetune"),
         ("model S/16 --json a.txt", "should be the name of a .json file"),
         ("model S/16 --json /dev/null/a.json", "cannot write into the folder /dev/null"),
+        ("model S/16 --json /proc/a.json", "cannot write into the folder /proc"),
+        ("model --recipe smoke S/16", "recipe 'smoke' sets model.hidden_size, model.depth, model.mlp_size, "),
         ("model S/16 --batch-size 1000000000000", "--batch-size 1000000000000: "),
         ("model S/16 --set model.fnord=1", "--set model.fnord"),
         ("model --recipe smoke --data nowhere", "nowhere"),
@@ -139,6 +142,24 @@ def test_files__are_written_before_anything_is_printed(
     vitctl("bench", "data", *step, "--step-rate", 1, "--json", "d.json")
     vitctl("bench", "model", "Ti/32", "--resolutions", 32, *QUICK, "--plot", "p.png")
     assert all(Path(name).stat().st_size for name in ("m.json", "d.json", "p.json", "p.png"))
+
+
+def test_files__that_cannot_be_written_lose_no_measurement(
+    vitctl: Vitctl, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(show, "write_json", full)
+    step = ("--recipe", TINY, "--data", tiny_data, *QUICK)
+    for line in (
+        ("model", *step, "--json", "m.json"),
+        ("data", *step, "--step-rate", 1, "--json", "d.json"),
+        ("model", "Ti/32", "--resolutions", 32, *QUICK, "--plot", "p.png"),
+    ):
+        said = vitctl("bench", *line)
+        assert said.code == 2 and "no space left on device" in said.err
+        assert "images/s" in said.out
 
 
 def test_data__of_a_recipe_with_several_processes_is_that_of_one(vitctl: Vitctl, tiny_data: Path) -> None:

@@ -109,7 +109,11 @@ def test_shards__all_bad_images_are_named_and_skipped_on_request(vitctl: Vitctl,
     at = whole.index(b"\xff\xc0") + 5
     (photos / "dog/vast.jpg").write_bytes(whole[:at] + b"\xff\xf0\xff\xf0" + whole[at + 4 :])
     (photos / "dog/gone.jpg").symlink_to(photos / "nowhere.jpg")
+    (photos / "dog/half.jpg").write_bytes(whole[:2])
+    (photos / "dog/two\nlines.jpg").write_bytes(whole)
     wrong = {
+        "dog/half.jpg": "not an image: damaged JPEG",
+        "dog/two\\nlines.jpg": "its name has a control character",
         "cat/cut.jpg": "truncated",
         "cat/empty.jpg": "empty file",
         "cat/text.jpg": "not an image",
@@ -120,7 +124,7 @@ def test_shards__all_bad_images_are_named_and_skipped_on_request(vitctl: Vitctl,
     said = vitctl("data", "shards", "photos", "out")
     assert said.code == 2
     assert said.err == (
-        "vitctl: photos: 6 images cannot be used, listed above; nothing was written; correct the files, "
+        "vitctl: photos: 8 images cannot be used, listed above; no shards were written; correct the files, "
         "or type: "
         "vitctl data shards photos out --bad skip\n"
     )
@@ -128,12 +132,13 @@ def test_shards__all_bad_images_are_named_and_skipped_on_request(vitctl: Vitctl,
         f"{name}: {reason}" for name, reason in wrong.items() if f"  {name}: {reason}" not in said.out
     ] == []
     assert find_splits(tmp_path / "out") == {}
-    assert {name: what for name, (what, _) in listed(tmp_path / "out").items()} == dict.fromkeys(wrong, "bad")
+    in_file = {name.replace("\n", "\\n"): what for name, (what, _) in listed(tmp_path / "out").items()}
+    assert in_file == dict.fromkeys(wrong, "bad")
     said = vitctl("data", "shards", "photos", "out", "--bad", "skip")
     assert (said.code, said.err) == (0, "")
     assert all(f"  {name}: {reason}" in said.out for name, reason in wrong.items())
     assert keys(tmp_path / "out/train") == {f"{name}/{n}.jpg" for name in ("cat", "dog") for n in range(10)}
-    assert "6 bad images left out" in json.loads((tmp_path / "out/train/index.json").read_text())["source"]
+    assert "8 bad images left out" in json.loads((tmp_path / "out/train/index.json").read_text())["source"]
     assert vitctl("data", "shards", "photos", "x", "--bad", "some").err == (
         "vitctl: --bad some: choose stop, skip or keep\n"
     )
@@ -161,7 +166,7 @@ def test_shards__twins_are_refused_unless_kept(vitctl: Vitctl, tmp_path: Path, n
     said = vitctl("data", "shards", "photos", "out")
     assert said.code == 2 and doubt in said.out
     assert said.err.startswith(
-        "vitctl: photos: 1 problem with the classes, listed above; nothing was written"
+        "vitctl: photos: 1 problem with the classes, listed above; no shards were written"
     )
     assert vitctl("data", "shards", "photos", "out", "--keep-class", name, "--keep-class", "cat").code == 0
     assert len(open_shards(tmp_path / "out/train").class_names) == 3

@@ -54,6 +54,23 @@ def test_as_typed__what_makes_no_sense(
     assert message in said.err
 
 
+def test_out__a_place_that_cannot_be_written_is_refused_before_the_work(
+    vitctl: Vitctl, pretrained: Path, tmp_path: Path
+) -> None:
+    said = vitctl("export", "--from", pretrained, "--to", "onnx", "--out", "/proc/no/a.onnx")
+    assert (said.code, said.err) == (
+        2,
+        "vitctl: --out /proc/no/a.onnx: cannot write into the folder /proc; choose another path\n",
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_out__a_missing_folder_is_made(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:
+    said = vitctl("export", "--from", pretrained, "--to", "google", "--out", "new/folder/a.npz")
+    assert (said.code, said.err) == (0, "")
+    assert (tmp_path / "new" / "folder" / "a.npz").exists()
+
+
 def test_as_typed__one_folder_takes_further_formats_of_the_same_weights(
     vitctl: Vitctl, pretrained: Path, tmp_path: Path
 ) -> None:

@@ -54,7 +54,7 @@ def test_second_signal__in_the_middle_of_a_save_tears_nothing(
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, text = process.communicate(timeout=60)
-    assert (process.returncode, text) == (3, "vitctl: stopped at once; earlier checkpoints are complete\n")
+    assert (process.returncode, text) == (3, "vitctl: stopped at once; what was saved is complete\n")
     saved, problems = newest_checkpoint(folder / "checkpoints")
     assert saved is not None
     assert (saved.step, problems) == (2, [])
@@ -85,7 +85,7 @@ def test_compile__the_first_signal_waits_for_its_end_and_the_second_does_not(
     saved, problems = newest_checkpoint(folder / "checkpoints")
     compiled = [r["step"] for r in records(folder, "compile")] if (folder / "log.jsonl").exists() else []
     if times == 2:
-        assert text == "vitctl: stopped at once; earlier checkpoints are complete\n"
+        assert text == "vitctl: stopped at once; what was saved is complete\n"
         assert (saved, problems, compiled) == (None, [], [])
     else:
         assert saved is not None

@@ -1,5 +1,6 @@
 """The doctor looks, and changes nothing."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,19 @@ def test_examine__tells_what_speed_depends_on() -> None:
     flags = Path("/proc/cpuinfo").read_text()
     for name in ("avx2", "avx512f", "amx_bf16"):
         assert (name in findings["instructions"].split()) == (name in flags.split())
+
+
+def test_examine__a_package_that_cannot_be_imported_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    (onnx,) = [finding for finding in run_checks() if finding.what == "onnx"]
+    assert not onnx.ok and "cannot be imported" in onnx.said
+
+
+def test_examine__a_folder_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write everywhere, and yet no file can be made in /proc."""
+    monkeypatch.chdir("/proc")
+    (folder,) = [finding for finding in run_checks() if finding.what == "folder"]
+    assert not folder.ok
 
 
 def test_examine__a_look_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

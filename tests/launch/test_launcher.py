@@ -215,7 +215,7 @@ def test_two_processes__none_is_left(tiny_data: Path, tmp_path: Path, numbers: t
     assert_gone(family)
     [(code, _, text)] = ended([one])
     assert code == (3 if len(numbers) > 1 else -signal.SIGKILL)
-    assert not text or "stopped at once; earlier checkpoints are complete" in text
+    assert not text or "stopped at once; what was saved is complete" in text
 
 
 def test_signal__is_forwarded_once_and_a_slow_save_completes(tiny_data: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from vitctl.cli import (
 from vitctl.cli.completion import RECIPE_OF
 from vitctl.cli.flags import FLAGS
 from vitctl.engine.preemption import interrupt_on_signals
-from vitctl.errors import explained
+from vitctl.errors import LaunchError, explained
 from vitctl.system.address import without_queries
 from vitctl.system.process import mark_start
 from vitctl.system.screen import output_errors_ignored, restore_output
@@ -111,6 +111,7 @@ def main() -> None:
     mark_start()
     try:
         with interrupt_on_signals():
+            _check_folder()
             sys.argv[1:] = without_queries(*sys.argv[1:])
             code = app(prog_name="vitctl", standalone_mode=False)
             sys.stdout.flush()
@@ -136,6 +137,14 @@ def main() -> None:
     restore_output()
     _discard_unwritten()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _check_folder() -> None:
+    """Refuse a working folder that was removed: libraries end in its absence without a word."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise LaunchError("the working folder was removed; go to another one with cd") from None
 
 
 def _report_error(error: Exception) -> int:

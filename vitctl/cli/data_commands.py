@@ -14,7 +14,7 @@ import typer
 from vitctl.cli import completion
 from vitctl.cli.flags import Workers
 from vitctl.system.screen import ignore_output_errors
-from vitctl.system.text import bytes_text, count_text, typed
+from vitctl.system.text import bytes_text, count_text, one_line, typed
 
 if TYPE_CHECKING:
     from vitctl.data.shards.index import Index
@@ -235,7 +235,7 @@ def _checked_splits(
         DataError,
         (
             problems,
-            f"{source}: {' and '.join(problems)}, listed above; nothing was written; correct the files, "
+            f"{source}: {' and '.join(problems)}, listed above; no shards were written; correct the files, "
             f"or type: {shlex.join(['vitctl', *command, *flags])}",
         ),
         (not intake.splits, f"{source}: no image is left to write"),
@@ -260,7 +260,7 @@ def _print_intake(intake: "Intake", out: Path, *, stops: bool) -> None:
     files += intake.bad if stops else ()
     room = max(_LEAST_LINES, shutil.get_terminal_size().lines - 8)
     for file in files[:room]:
-        say(f"  {file.name}: {file.reason}")
+        say(f"  {one_line(file.name)}: {file.reason}")
     if len(files) > room:
         say(f"  and {len(files) - room:,} more; all: {out / REPORT}")
     if intake.converted:

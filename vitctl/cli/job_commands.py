@@ -109,6 +109,7 @@ def resume(
     For example: vitctl resume runs/smoke_20260101-120000
     """
     from vitctl.errors import CheckpointError
+    from vitctl.launch.run_folder import LOCK
     from vitctl.recipe.load import load_recipe
 
     member, batch = start_command(), batch_job(slurm, k8s)
@@ -116,9 +117,12 @@ def resume(
         ignore_output_errors()
     config = launch_config(member, nodes, restarts, run, batch)
     if not (run / RECIPE).is_file():
-        raise CheckpointError(
-            f"{run}: not a run folder, it has no recipe.toml; `vitctl runs` lists the runs here"
+        then = (
+            "its command was stopped before it had written recipe.toml; type that command again"
+            if (run / LOCK).is_file()
+            else "not a run folder, it has no recipe.toml; `vitctl runs` lists the runs here"
         )
+        raise CheckpointError(f"{run}: {then}")
     overrides = overrides_of(flags, set_)
     overrides += started_processes(member, batch, overrides)
     loaded = load_recipe(str(run / RECIPE), overrides)

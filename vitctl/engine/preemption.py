@@ -16,7 +16,7 @@ from vitctl.system.text import one_line
 RESUMABLE = 3
 # Launchers forward a signal that the processes have already received.
 ECHO_SECONDS = 1.0
-AT_ONCE = "stopped at once; earlier checkpoints are complete"
+AT_ONCE = "stopped at once; what was saved is complete"
 _END = b"\0"  # no signal has this number
 _SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides the cursor
 

@@ -269,6 +269,7 @@ def _copied(done: Exported, to: Path, row: ExportFormat) -> tuple[Path, list[str
     pairs = [(done.path, target), *((file, target.parent / file.name) for file in beside)]
     # An existing program of this name may be the user's, or one that the user has changed.
     left = [path for _, path in pairs if path.suffix == ".py" and os.path.lexists(path)]
+    target.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:  # all are complete before the first replaces an older one
         for source, path in pairs:
             if path not in left:

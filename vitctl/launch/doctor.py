@@ -1,7 +1,7 @@
 """Checks of the installation and the machine."""
 
+import importlib
 import importlib.metadata
-import os
 import platform
 import re
 import shutil
@@ -12,8 +12,9 @@ from pathlib import Path
 
 from vitctl.models.variants import variant
 from vitctl.recipe.schema import NetworkMachine
+from vitctl.system.files import can_write_into
 from vitctl.system.process import usable_cores
-from vitctl.system.text import count_text
+from vitctl.system.text import count_text, one_line
 
 MIN_FREE_GIB = 5
 MIN_SHM_MIB = 256
@@ -27,6 +28,7 @@ _NEEDED = (
     "scikit-learn",
     "pydantic",
 )
+_MODULES = {"scikit-learn": "sklearn"}  # imported under another name
 _EXTRA = re.compile(r"([\w.-]+).*extra == ['\"](?!browser|docs|test)(\w+)")  # those for users
 
 
@@ -65,8 +67,14 @@ def _packages() -> Iterator[Finding]:
     from vitctl.models.flops import NOT_INSTALLED, installed
 
     for name, version in installed(_NEEDED).items():
-        is_missing = version == NOT_INSTALLED
-        yield Finding(not is_missing, name, f"{version}; pip install {name}" if is_missing else version)
+        is_bad = version == NOT_INSTALLED
+        said = f"{version}; pip install {name}" if is_bad else version
+        try:
+            if not is_bad:
+                importlib.import_module(_MODULES.get(name, name))
+        except Exception as error:  # whatever a damaged package raises
+            is_bad, said = True, f"{version} cannot be imported ({one_line(str(error))}); install it again"
+        yield Finding(not is_bad, name, said)
 
 
 def _torch() -> Iterator[Finding]:
@@ -136,7 +144,7 @@ def _disk() -> Iterator[Finding]:
         "disk",
         f"{free:.1f} GiB free here" + ("" if free >= MIN_FREE_GIB else "; runs need more"),
     )
-    writable = os.access(".", os.W_OK)
+    writable = can_write_into(Path())
     yield Finding(
         writable,
         "folder",

@@ -173,11 +173,11 @@ def _prepare(
 
 
 def _check_machine(recipe: Recipe) -> None:
-    """Check that this machine computes what [machine] asks for. With several processes they check it, because
-    the main process of a training imports no torch.
+    """Check that this machine computes what [machine] asks for. Several processes check it themselves,
+    because the main process of a training imports no torch, unless a GPU is asked for by name.
     """
     machine = getattr(recipe, "machine", None)
-    if not isinstance(machine, NetworkMachine) or machine.processes > 1:
+    if not isinstance(machine, NetworkMachine) or (machine.processes > 1 and machine.device != "cuda"):
         return
     import torch
 

@@ -66,7 +66,7 @@ def find_recipe(name: str) -> Path:
     """
     path = Path(name)
     if has_control(name):
-        raise RecipeError(f"recipe {one_line(name)!r}: has a control character in its name; rename it")
+        raise RecipeError(f"recipe {name!r}: has a control character in its name; rename it")
     if name.endswith(".toml") or path.is_file():
         if path.is_file():
             return path

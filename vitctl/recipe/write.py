@@ -141,7 +141,8 @@ def explain(key: str) -> list[str]:
         return [line for name in asked for line in _entries(name)]
     ends = [name for name in known if name.endswith("." + key)]
     near = ends or nearest(key, known)
-    raise RecipeError(f"no recipe has a key '{key}'" + (f"; {did_you_mean(near)}" if near else ""))
+    then = did_you_mean(near) if near else "`vitctl recipes show smoke` lists the keys of a recipe"
+    raise RecipeError(f"no recipe has a key '{key}'; {then}")
 
 
 def _entries(key: str) -> list[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from vitctl.errors import LaunchError, VitctlError, explained
+from vitctl.errors import LaunchError, RecipeError, VitctlError, explained
 from vitctl.system.address import value_without_queries
 from vitctl.system.text import csv_cell, escaped_json, has_control, one_line, printable
 
@@ -185,8 +185,7 @@ def inside(folder: Path, *names: str, error: type[VitctlError], where: object = 
         is_part = name not in ("", ".", "..") and not set(name) & set("/\\") and name == name.strip()
         if not is_part or has_control(name) or len(name.encode()) > _NAME_BYTES:
             raise error(
-                f"{one_line(str(where or folder))}: {one_line(name[:100])!r} is not a plain file name; "
-                f"correct it there"
+                f"{one_line(str(where or folder))}: {name[:100]!r} is not a plain file name; correct it there"
             )
     return folder.joinpath(*names)
 
@@ -194,6 +193,27 @@ def inside(folder: Path, *names: str, error: type[VitctlError], where: object = 
 def leads_out(name: str) -> bool:
     """Return whether a path, such as the name of an archive's member, is absolute or climbs by `..`."""
     return name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/")
+
+
+def can_write_into(folder: Path) -> bool:
+    """Return whether a file can be made in a folder. It is tried, because permissions tell nothing of a
+    read-only disk or of /proc.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def check_place(said: str, file: Path) -> None:
+    """Raise RecipeError if a file, which `said` is the flag or key of, cannot be written into its folder.
+
+    A missing folder can be, if it can be made in the nearest one above.
+    """
+    folder = next(path for path in file.absolute().parents if path.exists())
+    if not can_write_into(folder):
+        raise RecipeError(f"{said} {file}: cannot write into the folder {folder}; choose another path")
 
 
 @contextmanager

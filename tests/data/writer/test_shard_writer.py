@@ -344,6 +344,18 @@ def test_reencode__restart_markers_need_jpegtran_that_keeps_pixels(
         (tmp_path / "jpegtran").write_text(f"#!/bin/sh\nexec /bin/cat {tmp_path}/answer\n")
         (tmp_path / "jpegtran").chmod(0o700)
         assert Reencode(restart_markers=True)(photo(90)) == photo(90)
+    (tmp_path / "jpegtran").write_text("#!/bin/sh\necho no memory >&2\nexit 1\n")
+    with pytest.raises(DataError, match=r"^a: cannot be resized .* \(jpegtran failed: no memory\)"):
+        store([Item("a", 0, lambda: photo(90))], tmp_path / "train", reencode=Reencode(restart_markers=True))
+
+
+@pytest.mark.skipif(not which("jpegtran"), reason="needs jpegtran")
+def test_reencode__a_missing_end_marker_does_not_matter() -> None:
+    """Training reads such images too."""
+    whole = photo(640)
+    for options in ({"max_side": 256}, {"restart_markers": True}):
+        assert Reencode(**options)(whole[:-2]) == Reencode(**options)(whole)
+    assert Reencode(max_side=700)(whole[:-2]) == whole[:-2]
 
 
 @pytest.mark.parametrize(

@@ -247,8 +247,8 @@ def _host(plan: "TrainingPlan", recipe: Pretrain | Finetune, nodes: int) -> str:
 
 
 def _loader(plan: "TrainingPlan", recipe: Pretrain | Finetune, nodes: int) -> list[tuple[str, str]]:
-    """Return the row on the images that the loader must make."""
-    if recipe.data.synthetic or not plan.seconds.busy:
+    """Return the row on the images that the loader must make, where the rate of the step is known."""
+    if recipe.data.synthetic or not plan.seconds.busy or (plan.device and isinstance(plan.expected, str)):
         return []
     rate = recipe.schedule.batch_size / plan.seconds.busy
     each = f" ({rate_text(rate / recipe.machine.processes)} a process)" * (recipe.machine.processes > 1)

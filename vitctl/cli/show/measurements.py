@@ -3,9 +3,10 @@
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from vitctl.recipe.load import Override, load_recipe, parse_override
 from vitctl.recipe.schema import Finetune, Pretrain
 from vitctl.recipe.sections import Model
 from vitctl.system.figures import NOT_INSTALLED, can_plot
-from vitctl.system.files import write_json
+from vitctl.system.files import check_place, write_json
 from vitctl.system.process import end_with_parent
 from vitctl.system.text import bytes_text, count_text, rate_text, share_text
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from vitctl.bench.measuring import Budget
 
 DEFAULT_RECIPE = "in1k_b16"
+_SIZES = ("patch_size", "hidden_size", "depth", "mlp_size", "num_heads")
 _BAR, _QUIET_SECONDS, _CELL_SECONDS = 30, 10.0, 8.0
 _BOUNDS = {
     "memory": "then memory ends",
@@ -56,7 +58,6 @@ class BenchOptions:
 
 def check_target(flag: str, file: Path, endings: tuple[str, ...]) -> None:
     """Raise RecipeError if a file has another ending, is a folder, or cannot be written into its folder."""
-    folder = next(path for path in file.absolute().parents if path.exists())
     refuse(
         RecipeError,
         (
@@ -64,11 +65,8 @@ def check_target(flag: str, file: Path, endings: tuple[str, ...]) -> None:
             f"{flag} {file}: should be the name of a {' or '.join(endings)} file",
         ),
         (file.is_dir(), f"{flag} {file}: is a folder, should be a file"),
-        (
-            not (folder.is_dir() and os.access(folder, os.W_OK)),
-            f"{flag} {file}: cannot write into the folder {folder}",
-        ),
     )
+    check_place(flag, file)
 
 
 def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None) -> None:
@@ -93,8 +91,8 @@ def run_model(options: BenchOptions, flags: Flags, *, batch_size: int | None) ->
     if member is not None and member.rank > 0:
         return
     result = {"recipe": name, "seconds_asked": options.seconds, "set": list(options.sets), **result}
-    _write(result, options.json)
-    show_model(result)
+    with _written(result, options.json):
+        show_model(result)
     _finish(options.json, budget.stop.raised, exits=member is None)
 
 
@@ -114,11 +112,21 @@ def chosen_recipe(
     of_model = [one for one in overrides if one.key.startswith("model.")] if is_plain else []
     overrides = [one for one in overrides if one not in of_model]
     if model and not is_plain:
-        if load_recipe(name).recipe.job == "finetune":
-            raise RecipeError(
+        theirs = load_recipe(name).recipe
+        sizes = [key for key in _SIZES if getattr(getattr(theirs, "model", None), key, None) is not None]
+        refuse(
+            RecipeError,
+            (
+                theirs.job == "finetune",
                 f"{model}: recipe '{name}' takes its model from the weights; give --from RUN instead of a "
-                f"name"
-            )
+                f"name",
+            ),
+            (
+                sizes,
+                f"{model}: recipe '{name}' sets {', '.join(f'model.{key}' for key in sizes)}, which are not "
+                f"those of {model}; leave out the name or --recipe",
+            ),
+        )
         overrides.append(Override("model.name", model, model))
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items()]
     recipe = load_recipe(name, [*overrides, *started_processes(member, None, overrides)]).recipe
@@ -159,9 +167,8 @@ def run_resolutions(
         result = bench_resolutions(models, sides, budget, precision=precision)
     if not result["cells"]:
         raise typer.Exit(3)
-    _write(result, numbers)
-    message = _draw(result, picture)
-    show_resolutions(result)
+    with _written(result, numbers, partial(_draw, result, picture)) as message:
+        show_resolutions(result)
     say(message)
     _finish(numbers, budget.stop.raised)
 
@@ -189,18 +196,30 @@ def run_data(options: Sequence[BenchOptions], flags: Flags, step_rate: float | N
             results.append({"recipe": name, **bench_data(recipe, budget, step_rate=step_rate)})
         if stopped := budget.stop.raised:
             break
-    _write({"kind": "loaders", "loaders": results}, first.json)
-    for result in results:
-        show_data(result)
+    with _written({"kind": "loaders", "loaders": results}, first.json):
+        for result in results:
+            show_data(result)
     _finish(first.json, stopped)
 
 
-def _write(result: Mapping[str, Any], json: Path | None) -> None:
-    """Write the numbers, before anything is printed: the reader of the output may close the pipe."""
-    if json is not None:
-        with writing(json):
-            json.parent.mkdir(parents=True, exist_ok=True)
-            write_json(json, result)
+@contextmanager
+def _written(result: Mapping[str, Any], json: Path | None, draw: Callable[[], str] = str) -> Iterator[str]:
+    """Write the numbers, and draw them, before they are printed inside: the reader of the output may close
+    the pipe. They are printed too if they cannot be written, for example to a full disk.
+
+    Yields:
+        what `draw` returned.
+    """
+    try:
+        if json is not None:
+            with writing(json):
+                json.parent.mkdir(parents=True, exist_ok=True)
+                write_json(json, result)
+        message = draw()
+    except OSError:
+        yield ""
+        raise
+    yield message
 
 
 def _finish(json: Path | None, stopped: bool, *, exits: bool = True) -> None:

@@ -394,6 +394,7 @@ class Reencode:
 
         Raises:
             BadSample: it cannot be decoded.
+            DataError: jpegtran failed.
         """
         picture = open_picture(data)
         smaller = data if not (self.max_side or self.quality) else self._smaller(data, picture)
@@ -405,7 +406,7 @@ class Reencode:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Pillow's warnings about metadata
-                smaller = self._encode(data)
+                smaller = self._encode(with_end_marker(data))
         except (OSError, SyntaxError, ValueError) as error:  # for damage that the header does not show
             raise BadSample("damaged", " ".join(str(error).split())) from None
         return smaller if self.max_side or len(smaller) < len(data) else data

@@ -34,6 +34,7 @@ _OTHERS = (
     (b"<svg", "SVG drawing"),
     (b"<?xml", "XML"),
     (b"\x1aE\xdf\xa3", "video"),
+    (b"\xff\xd8", "damaged JPEG"),  # an intact one goes on with ff
 )
 _SIGNATURES = (
     (b"\xff\xd8\xff", "jpg"),

@@ -15,7 +15,7 @@ from vitctl.data.source.views import no_class
 from vitctl.errors import DataError
 from vitctl.system.files import IMAGE_FILE, parsing, write_csv
 from vitctl.system.pool import Done, run_each
-from vitctl.system.text import count_text
+from vitctl.system.text import breaks_line, count_text
 
 
 @dataclass(frozen=True)
@@ -212,6 +212,8 @@ def _look(items: Sequence[Item], bad: Bad, workers: int, done: Done) -> list[str
         return [_HEIC if item.key.lower().endswith(_HEIC_NAMES) else "" for item in items]
 
     def check(number: int) -> str:
+        if breaks_line(items[number].key.rpartition("/")[2]):
+            return "its name has a control character"
         try:
             return check_image(read_item(items[number]))
         except DataError as error:

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from vitctl.data.images.decode import BadSample, Reencode
+from vitctl.data.images.decode import Reencode
 from vitctl.data.images.image_types import image_extension
 from vitctl.data.images.jpeg import read_header
 from vitctl.data.shards.index import INDEX_FILE, Index, Shard, read_index, write_index
@@ -77,7 +77,7 @@ def write_split(
         DataError: `out` is taken or being written, two items share a key, a label has no name, an image is
             none.
     """
-    _check(items, out, class_names)
+    _check(items, out, class_names, source_text)
     source = f"{source_text}; {reencode}" if reencode else source_text
     marks = reencode is not None and reencode.restart_markers
     count = counted(progress, (1 + marks) * len(items) + sum(item.size is None for item in items))
@@ -145,9 +145,7 @@ def write_originals(originals: Originals, out: Path, split: str, *, seed: int = 
             folder name.
     """
     if split.startswith((".", "-")):
-        raise DataError(
-            f"{originals.source}: the split {one_line(split[:100])!r} begins with {split[0]!r}; rename it"
-        )
+        raise DataError(f"{originals.source}: the split {split[:100]!r} begins with {split[0]!r}; rename it")
     place = inside(out, split, error=DataError, where=originals.source)
     return write_split(
         originals.items, place, originals.class_names, seed=seed, source_text=originals.source, **how
@@ -299,14 +297,15 @@ class _Job:
         extension = image_extension(data)
         if extension is None:
             raise DataError(
-                f"{item.key}: not a JPEG, PNG, WEBP, GIF, BMP or TIFF file (begins with {data[:8].hex(' ')})"
+                f"{item.key}: not a JPEG, PNG, WEBP, GIF, BMP or TIFF file (begins with {data[:8].hex(' ')});"
+                f" remove it, or leave it out with --bad skip"
             )
         if len(data) > IMAGE_FILE.limit:
             raise DataError(f"{item.key}: {len(data)} bytes, should have at most {IMAGE_FILE.limit}")
         if self.reencode and extension == "jpg":
             try:
                 data = self.reencode(data)
-            except BadSample as error:
+            except DataError as error:
                 raise DataError(
                     f"{item.key}: cannot be resized or recompressed ({error}); fix or remove it"
                 ) from None
@@ -331,28 +330,28 @@ def _as_table(labels: np.ndarray) -> np.ndarray:
     return labels.reshape(len(labels), -1)
 
 
-def _check(items: Sequence[Item], out: Path, class_names: Sequence[str]) -> None:
+def _check(items: Sequence[Item], out: Path, class_names: Sequence[str], source: str) -> None:
     num_classes = len(class_names)
     if breaks_line(str(out)):
         raise DataError(f"{one_line(str(out))}: has a control character in its name; choose another")
     for name in filter(breaks_line, class_names):
-        raise DataError(f"{out}: the class {one_line(name)!r} has a control character in its name; rename it")
+        raise DataError(f"{source}: the class {name!r} has a control character in its name; rename it")
     refuse(
         DataError,
         (
             out.exists() and not (out / INDEX_FILE).exists() and (not out.is_dir() or any(out.iterdir())),
             f"{out}: exists already, should be a new folder; remove it or choose another name",
         ),
-        (not items, f"{out}: no images to write"),
+        (not items, f"{source}: no images to write"),
     )
     seen: set[str] = set()
     for item in items:
         if breaks_line(item.key):
             raise DataError(
-                f"{out}: the image {one_line(item.key)!r} has a control character in its name; rename it"
+                f"{source}: the image {item.key!r} has a control character in its name; rename it"
             )
         if item.key in seen:
-            raise DataError(f"{out}: two images have the key {item.key!r}, should be unique in a split")
+            raise DataError(f"{source}: two images have the key {item.key!r}, should be unique in a split")
         seen.add(item.key)
         least, labels = (0, item.label) if isinstance(item.label, tuple) else (-1, (item.label,))
         for label in labels:

@@ -60,6 +60,7 @@ from vitctl.recipe.schema import (
     lora_of,
     rates_of,
 )
+from vitctl.system.files import check_place
 from vitctl.system.remote import GaveUpError, is_remote
 from vitctl.system.text import count_text, typed, typed_command
 
@@ -419,6 +420,8 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None, no
     Raises:
         VitctlError: data or weights are missing or invalid, or the model or the schedule is impossible.
     """
+    if isinstance(recipe, ExportRecipe) and recipe.export.file:
+        check_place("--out", Path(recipe.export.file))
     found = check_weights(recipe)
     inputs = inputs or open_inputs(recipe, run_dir)
     if isinstance(recipe, Evaluate) and found is not None and inputs.scored is not None:

@@ -194,7 +194,8 @@ class OnnxNetwork:
             self._session = onnxruntime.InferenceSession(path, options, providers=providers)
         except Exception as error:  # its classes of errors are not public
             raise CheckpointError(
-                f"{path}: onnxruntime cannot open it ({one_line(str(error))}); export it again"
+                f"{path}: onnxruntime cannot open it ({one_line(str(error))}); copy it again, with the "
+                f"files beside it, or export it again"
             ) from None
         self.path = path
         told = self._session.get_modelmeta().custom_metadata_map

@@ -79,7 +79,7 @@ def file_items(
     """
     outside = next((name for name in names if leads_out(name)), None)
     if outside is not None:
-        raise DataError(f"{folder}: the listed image {one_line(outside[:100])!r} is outside this folder")
+        raise DataError(f"{folder}: the listed image {outside[:100]!r} is outside this folder")
     sizes = [file_size(folder / name) for name in names]
     absent = [name for name, size in zip(names, sizes, strict=True) if size is None]
     if absent:

@@ -71,7 +71,7 @@ def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
     if joined:
         raise DataError(
             f"{path}: {len(joined):,} of {len(rows):,} values of the column 'label' have a ';', the first is "
-            f"{one_line(joined[0]['label'][:100])!r}: name the column 'labels' if these are several labels, "
+            f"{joined[0]['label'][:100]!r}: name the column 'labels' if these are several labels, "
             f"or remove the ';'"
         )
     names = [_label_names(row["labels"]) if several else (_normal(row["label"]),) for row in rows]
