@@ -41,7 +41,7 @@ from vitctl.system.screen import ignore_output_errors
 
 @takes_flags
 def pretrain(*, recipe: RecipeName, flags: Flags, **options: Unpack[RunOptions]) -> None:
-    """Pre-train a ViT from scratch (Table 3).
+    """Pre-train a ViT from scratch, with the settings of the paper's Table 3.
 
     For example: vitctl pretrain --recipe jft_h14 --data SHARDS
     """

@@ -248,8 +248,8 @@ def _line(record: Mapping[str, Any]) -> str:
     return step + line.format(**record) + _deciding(record) + _known(record) + notes
 
 
-def _known(record: Mapping[str, Any], form: str = " ({})") -> str:
-    """Return where numbers are beside [known], ` (inside 72.9..75.2)`; "" where nothing is known."""
+def _known(record: Mapping[str, Any], form: str = " (known: {})") -> str:
+    """Return where numbers are beside [known], ` (known: inside 72.9..75.2)`; "" where nothing is known."""
     words = known_in_words(record)
     return form.format(words) if words else ""
 
