@@ -39,7 +39,7 @@ from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.write import toml_value
 from vitctl.system.address import VARIABLE
-from vitctl.system.process import SIGNALS
+from vitctl.system.process import SIGNALS, usable_cores
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 TINY = Path(__file__).parent / "recipes" / "tiny.toml"
@@ -53,6 +53,12 @@ hypothesis.settings.register_profile(
     "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("busy")  # an example takes as long as a machine with other work lets it
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one more than the cores: for a third of their time tests wait for other processes."""
+    return usable_cores() + 1
 
 
 def pytest_configure() -> None:

@@ -132,9 +132,7 @@ def test_srun__the_first_error_is_the_one_line_on_the_screen(tiny_data: Path, tm
 
 
 @pytest.mark.slow
-def test_accelerate_launch__by_the_user_is_the_same_run(
-    run: Run, tiny_data: Path, tmp_path: Path
-) -> None:
+def test_accelerate_launch__by_the_user_is_the_same_run(run: Run, tiny_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     start = [
         sys.executable,
