@@ -27,8 +27,8 @@ Seconds = Annotated[
     float | None,
     typer.Option(
         "--seconds",
-        help="Approximate measuring time, without setup; Ctrl-C keeps the measurements; default: 60 "
-        "(with --resolutions: 8 per model and size)",
+        help="Approximate measuring time, without setup; Ctrl-C keeps the measurements; default: 60, "
+        "for `bench model --resolutions` 8 per model and size",
         min=1,
         max=10**7,
     ),
