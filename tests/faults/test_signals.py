@@ -27,14 +27,13 @@ from vitctl.cli.app import main
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.inspect import check_shards, duplicates
 from vitctl.data.source import splits
-from vitctl.data.source.hashing import IGNORED_SIGNALS
 from vitctl.data.writer import shard_writer
 from vitctl.engine import agreement, evaluation, step, trainer
 from vitctl.engine import checkpoint as checkpoints
 from vitctl.engine.preemption import stop_on_signals
 from vitctl.export import export as exporting
 from vitctl.jobs import fewshot, pretrain, training
-from vitctl.system.process import SIGNALS, STOP_SIGNALS
+from vitctl.system.process import SIGNALS
 
 CPU = ("--set", "machine.device=cpu", "--set", "machine.workers=0", "--set", "machine.precision=float64")
 FEW = ("--set", "schedule.warmup_steps=1", "--set", "schedule.batch_size=8")
@@ -429,8 +428,3 @@ def test_signal__to_the_whole_group_does_not_kill_loader_workers(
     assert psutil.wait_procs(family, timeout=60)[1] == []
     resume(folder)
     assert_same(folder, straight)
-
-
-def test_hashing__ignores_what_the_job_handles() -> None:
-    """It imports nothing of vitctl, so it lists them again."""
-    assert set(IGNORED_SIGNALS) == set(SIGNALS) >= set(STOP_SIGNALS)

@@ -23,6 +23,7 @@ from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.data.source.verification import FOLDER, Verification, Verified
 from vitctl.data.source.views import Source, concat, of_classes, subset
 from vitctl.errors import DataError
+from vitctl.system.process import SIGNALS
 
 MakeSplit = Callable[..., Index]
 
@@ -188,6 +189,19 @@ def test_verification__something_else_in_place_of_its_records(
         verified(tmp_path / "run", source)
     place.rename(place.with_name("of_another.jsonl"))
     assert verified(tmp_path / "run", source) == Verified(1.0, ())
+
+
+def test_hashing__takes_no_signal_from_its_first_moment(
+    make_split: MakeSplit, tmp_path: Path, capfd: Any
+) -> None:
+    """Ctrl-C at the start of a run printed the traceback of this process, which then verified nothing."""
+    source = ShardSource(make_split(3))
+    verification = Verification([source], tmp_path / "run")
+    for number in SIGNALS:
+        verification._processes[0].send_signal(number)
+    verification.wait()
+    assert verification.found(source) == Verified(1.0, ())
+    assert capfd.readouterr().err == ""
 
 
 def test_hashing__ends_with_its_parent(tmp_path: Path) -> None:

@@ -4,32 +4,18 @@ PARENT`.
 It imports only the standard library. It reads lines of [path, size, sha256, whether it is a cached copy] from
 standard input and appends a record for each file; a damaged cached copy is deleted. It is a separate process
 and not a thread, because the job forks loader workers, which is not safe in a process with threads. It runs
-at low priority (nice), and ends with its parent.
+at low priority (nice), and ends with its parent. The parent starts it with signals blocked.
 """
 
 import hashlib
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 
 _CHUNK = 4 * 2**20
 _NICE = 10
-# Sent to the process group, but the job stops this process. The same as in vitctl.system.process, which is
-# not imported here.
-IGNORED_SIGNALS = (
-    signal.SIGTERM,
-    signal.SIGUSR1,
-    signal.SIGINT,
-    signal.SIGUSR2,
-    signal.SIGQUIT,
-    signal.SIGHUP,
-    signal.SIGXCPU,
-    signal.SIGALRM,
-    signal.SIGVTALRM,
-)
 
 
 def hash_file(
@@ -81,8 +67,6 @@ def _no_links(path: str, flags: int) -> int:
 
 def main() -> None:
     """Verify the files listed on standard input, until all are done or the parent has died."""
-    for number in IGNORED_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
     os.nice(_NICE)
     parent = int(sys.argv[2])  # os.getppid() could already return another process
 

@@ -20,6 +20,7 @@ from vitctl.data.source import hashing
 from vitctl.data.source.views import Source, used_shards
 from vitctl.errors import DataError
 from vitctl.system.files import RUN_FILE, file_state, open_regular, read_bytes
+from vitctl.system.process import blocked_signals
 from vitctl.system.remote import is_remote
 
 FOLDER = "verified"
@@ -116,7 +117,8 @@ class Verification:
             open_regular(records, error=DataError).close()
         # Run by path, so that sys.path stays unchanged.
         command = [sys.executable, "-I", hashing.__file__, str(records), str(os.getpid())]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+        with blocked_signals():  # which stay blocked in it: the job stops it
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin:
             process.stdin.writelines(json.dumps(file) + "\n" for file in todo)
