@@ -11,7 +11,6 @@ import argparse
 import hashlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -127,11 +126,11 @@ def table(found: dict[str, Any], device: str) -> tuple[list[str], list[str]]:
         found: what step.py wrote.
         device: of the run, as torch names it.
     """
-    from vitctl.models.flops import bf16_tflops, computed_flops
-    from vitctl.models.roofline import Step, estimate
+    from vitctl.models.flops import bf16_tflops, computed_flops, known_device
+    from vitctl.models.roofline import GPUS, Step, estimate
     from vitctl.models.variants import variant
 
-    row_name, peak = gpu_row(device), bf16_tflops(device)
+    row_name, peak = known_device(device), bf16_tflops(device)
     lines, advice = [], []
     measured = [row for row in found["rows"] if row["figure"].startswith("training step, ")]
     for row in measured:
@@ -143,7 +142,7 @@ def table(found: dict[str, Any], device: str) -> tuple[list[str], list[str]]:
         config = variant(name, image_size=224, num_classes=1000)
         mfu = f"{rate * computed_flops(config) / (peak * 1e12):.0%}" if peak else "unknown"
         expected = "unknown"
-        if row_name:
+        if row_name in GPUS and peak:
             step = Step(batch, compiled="compiled" in settings)
             expected = f"{estimate(config, row_name, step).images_per_second:,.0f}"
         lines.append(
@@ -155,16 +154,6 @@ def table(found: dict[str, Any], device: str) -> tuple[list[str], list[str]]:
         if faster > WORTH:
             advice.append(f"- {name}: {settings} is {faster:.2f} times as fast as the default")
     return lines, advice
-
-
-def gpu_row(device: str) -> str:
-    """Return the row of `roofline.GPUS` of the device that torch gives this name, "" where there is none."""
-    from vitctl.models.flops import PEAK_TFLOPS, bf16_tflops
-    from vitctl.models.roofline import GPUS
-
-    words = set(re.split("[^A-Za-z0-9]+", device))
-    row = max((name for name in GPUS if words.issuperset(name.split())), key=len, default="")
-    return row if row and bf16_tflops(device) == PEAK_TFLOPS[row] else ""  # else a part of it, or its sibling
 
 
 def kernels_against_rule(text: str) -> list[str]:

@@ -53,25 +53,6 @@ def test_table__a_faster_setting_is_advised_and_has_its_own_expected_rate() -> N
     assert script("gpu").table(found, "NVIDIA H100 80GB HBM3")[1] == []
 
 
-@pytest.mark.parametrize(
-    ("device", "row"),
-    [
-        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
-        ("NVIDIA A100 80GB PCIe", "A100"),
-        ("NVIDIA H100 PCIe", "H100 PCIe"),
-        ("NVIDIA GeForce RTX 4090", "GeForce RTX 4090"),
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA H100 NVL", ""),
-        ("NVIDIA L40", ""),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", ""),
-        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", ""),
-        ("NVIDIA GH200 480GB", ""),
-    ],
-)
-def test_gpu_row__of_what_torch_calls_a_gpu(device: str, row: str) -> None:
-    assert script("gpu").gpu_row(device) == row
-
-
 def test_kernels__only_a_slower_choice_is_named() -> None:
     gpu = script("gpu")
     row = "| bfloat16 | 12 | {} | 1.0 | 1.0 | {} | {} |"

@@ -549,26 +549,30 @@ PEAK_TFLOPS = {
 NO_BF16 = ("V100",)
 # Of the same name, with another rate, or a part of it, as a virtual GPU such as A10-4Q; MI250X/MI250 does not
 # say which it is.
-_ANOTHER = re.compile(r"\b(Ti|SUPER|D|Laptop|Max-Q|MIG|GRID|VF|HBM2e|64GB|MI250X/MI250)\b|-\d+[A-Z]\b")
+_ANOTHER = re.compile(r"\b(Ti|SUPER|D|Laptop|Max-Q|MIG|GRID|VF|HBM2e|16GB|64GB|MI250X/MI250)\b|-\d+[A-Z]\b", re.I)
 
 
 def bf16_tflops(device_name: str) -> float:
-    """Return the dense peak in bf16, in TFLOP/s, of the device that torch gives this name; 0 where it is not
-    known or has no bf16.
+    """Return the dense peak in bf16, in TFLOP/s, of the device that `known_device` knows by this name; 0
+    where it is not known or has no bf16.
+    """
+    name = known_device(device_name)
+    return PEAK_TFLOPS[name] if name and name not in NO_BF16 else 0.0
+
+
+def known_device(device_name: str) -> str:
+    """Return the name in `PEAK_TFLOPS` that a device's name means, in any case; "" where it is not known.
 
     Args:
-        device_name: as of `torch.cuda.get_device_name`, such as "NVIDIA H100 80GB HBM3". The longest name in
-            it decides.
+        device_name: as the driver names it, such as "NVIDIA H100 80GB HBM3", or as people do. The longest
+            name whose words it has decides.
     """
-    found = [
-        name
-        for name in PEAK_TFLOPS
-        if re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", device_name)
-    ]
-    if not found or _ANOTHER.search(device_name):
-        return 0.0
-    name = max(found, key=len)
-    return 0.0 if name in NO_BF16 else PEAK_TFLOPS[name]
+    found = [name for name in PEAK_TFLOPS if _words(name) <= _words(device_name)]
+    return "" if _ANOTHER.search(device_name) else max(found, key=len, default="")
+
+
+def _words(device_name: str) -> set[str]:
+    return set(re.findall("[a-z0-9]+", device_name.lower())) - {"geforce"}
 
 
 def cpu_name() -> str:

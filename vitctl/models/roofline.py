@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from vitctl.errors import RecipeError
-from vitctl.models.flops import PEAK_TFLOPS, computed_flops, count_parameters
+from vitctl.models.flops import PEAK_TFLOPS, computed_flops, count_parameters, known_device
 from vitctl.models.variants import (
     AxialConfig,
     Config,
@@ -140,21 +140,15 @@ class Estimate:
 
 
 def find_device(name: str) -> str:
-    """Return the row of `GPUS` that a name means, in any case, with or without NVIDIA and GeForce.
+    """Return the row of `GPUS` that a name means; see `known_device`.
 
     Raises:
         RecipeError: there is none.
     """
-    asked = _brandless(name)
-    row = next((row for row in GPUS if _brandless(row) == asked), None)
-    if row is None:
+    row = known_device(name)
+    if row not in GPUS:
         raise RecipeError(f"no GPU is known as '{one_line(name)}'; choose one of: {', '.join(GPUS)}")
     return row
-
-
-def _brandless(name: str) -> str:
-    words = name.strip().lower().replace("-", " ").removesuffix(" 80gb").removesuffix(" sxm")
-    return words.removeprefix("nvidia ").removeprefix("geforce ")
 
 
 def kernels(config: ViTConfig, step: Step) -> Iterator[Kernel]:
