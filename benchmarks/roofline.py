@@ -109,14 +109,14 @@ def main() -> None:
     print("\n".join(rows))
     print("\n## Published runs\n")
     print("With data loading, scoring, exchange of gradients and kernels of their time, not compiled.\n")
-    print("| run | GPUs | hours | expected of the GPUs alone | ratio |")
+    print("| run | GPUs | hours | expected of the GPUs alone | times as long |")
     print("|---" * 5 + "|")
     for name, size, epochs, batch, gpus, drop_path, hours in RUNS:
         config = variant(name, image_size=size, num_classes=1000, classifier="gap", drop_path=drop_path)
         step = Step(batch, compiled=False, plain=True)
         expected = epochs * IMAGENET / (gpus * estimate(config, "V100", step).images_per_second) / 3600
         run = f"MAE {name}, {epochs} epochs"
-        print(f"| {run} | {gpus} V100 | {hours:.1f} | {expected:.1f} | {expected / hours:.2f} |")
+        print(f"| {run} | {gpus} V100 | {hours:.1f} | {expected:.1f} | {hours / expected:.2f} |")
     print("\nRates of a node that trains, with data loading and exchange of gradients:\n")
     print("| run | GPUs | images/s | expected, attention fused | plain |")
     print("|---" * 5 + "|")

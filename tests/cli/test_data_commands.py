@@ -188,8 +188,16 @@ def place_of(
 def test_shards__smaller_photographs(vitctl: Vitctl, tmp_path: Path) -> None:
     (tmp_path / "photos/cat").mkdir(parents=True)
     Image.new("RGB", (90, 40), (30, 9, 9)).save(tmp_path / "photos/cat/0.jpg")
-    assert vitctl("data", "shards", "photos", "small", "--max-side", 45, "--quality", 80).code == 0
-    assert Image.open(io.BytesIO(open_shards(tmp_path / "small/train").read(0))).size == (45, 20)
+    _save(tmp_path / "photos/cat/1.png", 1, 90)
+    said = vitctl("data", "shards", "photos", "small", "--max-side", 45, "--quality", 80)
+    assert said.code == 0
+    out = " ".join(said.out.split())
+    assert "JPEG longer than 45 pixels shrunk to that, quality 80" in out
+    assert ": 1 of 2 images changed; the others are as they were" in out
+    assert vitctl("data", "shards", "photos", "none", "--max-side", 0).code == 2
+    assert sorted(
+        Image.open(io.BytesIO(open_shards(tmp_path / "small/train").read(n))).size for n in range(2)
+    ) == [(45, 20), (90, 90)]
 
 
 def test_stats__table_and_json(vitctl: Vitctl, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_parse_nodes(text: str, config: LaunchConfig) -> None:
     "text", ["", "0", "two", "2@", "2@a b", "2@host:", "2@host:70000", "2@host:0", "-1@host", "2"]
 )
 def test_parse_nodes__refuses(text: str) -> None:
-    with pytest.raises(LaunchError, match=r"--nodes.*for example --nodes 2@gpu01:29400"):
+    with pytest.raises(LaunchError, match=r"--nodes.*such as --nodes 2@gpu01:29400"):
         parse_nodes(text)
 
 

@@ -221,7 +221,9 @@ def _measure(prepared: Prepared, measured: Measured, budget: Budget, quick: bool
     achieved = s.batch_size / seconds * flops / runtime.num_processes
     facts = prepared.trainer.facts
     bottleneck = max(split, key=lambda part: split[part])
-    reached = f"it reaches {share_text(achieved / at_peak.flops)} of {at_peak.flops / 1e12:.3g} TFLOP/s"
+    reached = (
+        f"the whole step reaches {share_text(achieved / at_peak.flops)} of {at_peak.flops / 1e12:.3g} TFLOP/s"
+    )
     return {
         "kind": "model",
         "job": recipe.job,

@@ -54,11 +54,12 @@ def shards(
     ] = False,
     workers: Workers = -1,
     max_side: Annotated[
-        int, typer.Option("--max-side", help="Shrink JPEGs whose longer side exceeds this many pixels", min=0)
-    ] = 0,
+        int | None,
+        typer.Option("--max-side", help="Shrink JPEGs whose longer side exceeds this many pixels", min=1),
+    ] = None,
     quality: Annotated[
-        int, typer.Option("--quality", help="Recompress JPEGs at this quality, 1 to 100", min=0, max=100)
-    ] = 0,
+        int | None, typer.Option("--quality", help="Recompress JPEGs at this quality", min=1, max=100)
+    ] = None,
     restart_markers: Annotated[
         bool,
         typer.Option(
@@ -101,7 +102,9 @@ def shards(
         originals, source, out, bad, drop, keep, number_of_workers(workers), sys.argv[1:]
     )
     reencode = (
-        Reencode(max_side, quality, restart_markers) if max_side or quality or restart_markers else None
+        Reencode(max_side or 0, quality or 0, restart_markers)
+        if max_side or quality or restart_markers
+        else None
     )
     sizes: dict[str, Any] = {"max_bytes": max_mib * MIB, "max_samples": max_samples}
     write = partial(
@@ -150,9 +153,9 @@ def shards_of(photographs: str, runs: Path) -> Path:
     state = fingerprint(photographs)
     out = shards_folder(photographs, runs, state)
     if (out / RECORD).exists():
-        say(f"{photographs}: photos, unchanged; using their shards in {out}")
+        say(f"{photographs}: unchanged; using the shards of its photos in {out}")
         return out
-    say(f"{photographs}: photos, writing their shards to {out}")
+    say(f"{photographs}: writing its photos as shards to {out}")
     workers = number_of_workers(-1)
     try:
         command = ["data", "shards", photographs, f"{photographs}-shards"]

@@ -71,8 +71,8 @@ def parse_nodes(text: str, restarts: int = 0) -> LaunchConfig:
     nodes, host, port = (match[1], match[2] or "", int(match[3] or PORT)) if match else ("0", "", PORT)
     if int(nodes) < 1 or (int(nodes) > 1 and not host) or port not in range(1, 65_536):
         raise LaunchError(
-            f"--nodes {text}: should be the number of machines and, of several, the address and port of one, "
-            f"where they meet; for example --nodes 2@gpu01:29400"
+            f"--nodes {text}: should be the number of machines and, if there are several, the address and "
+            f"port of one of them, such as --nodes 2@gpu01:29400"
         )
     return LaunchConfig(int(nodes), host, port, restarts)
 

@@ -549,7 +549,9 @@ PEAK_TFLOPS = {
 NO_BF16 = ("V100",)
 # Of the same name, with another rate, or a part of it, as a virtual GPU such as A10-4Q; MI250X/MI250 does not
 # say which it is.
-_ANOTHER = re.compile(r"\b(Ti|SUPER|D|Laptop|Max-Q|MIG|GRID|VF|HBM2e|16GB|64GB|MI250X/MI250)\b|-\d+[A-Z]\b", re.I)
+_ANOTHER = re.compile(
+    r"\b(Ti|SUPER|D|Laptop|Max-Q|MIG|GRID|VF|HBM2e|16GB|64GB|MI250X/MI250)\b|-\d+[A-Z]\b", re.I
+)
 
 
 def bf16_tflops(device_name: str) -> float:

@@ -42,7 +42,7 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
     said = vitctl(*line)
     assert (said.code, said.err) == (0, "")
     folder = made(tmp_path)
-    assert f"PHOTOS: photos, writing their shards to {folder.relative_to(tmp_path)}" in said.out
+    assert f"PHOTOS: writing its photos as shards to {folder.relative_to(tmp_path)}" in said.out
     assert unused_files(folder) == ([], [])
     by_hand = vitctl("data", "shards", "PHOTOS", "by-hand")
     assert by_hand.code == 0
@@ -51,12 +51,12 @@ def test_finetune__makes_the_shards_once_and_scores_the_part_that_was_held_out(
 
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     said = vitctl("evaluate", "--from", "runs/a", "--data", "PHOTOS", "--out", "runs/e")
-    assert said.code == 0 and "unchanged; using their shards" in said.out
+    assert said.code == 0 and "unchanged; using the shards" in said.out
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
     plan = vitctl("evaluate", "--from", "runs/a", "--data", "PHOTOS", "--dry-run")
     assert (
         plan.code == 0
-        and "unchanged; using their shards" in plan.out
+        and "unchanged; using the shards" in plan.out
         and f'"{folder.relative_to(tmp_path)}"' in plan.out
     )
     trained, scored = provenance(tmp_path / "runs/a"), provenance(tmp_path / "runs/e")
@@ -137,7 +137,7 @@ def test_finetune__shards_that_were_not_finished_are_made_again(
         assert vitctl(*line).code != 0
     assert not (made(tmp_path) / RECORD).exists() and not (made(tmp_path) / "train").exists()
     said = vitctl(*line)
-    assert said.code == 0 and "writing their shards" in said.out
+    assert said.code == 0 and "writing its photos as shards" in said.out
     (made(tmp_path) / RECORD).unlink()  # killed after the last split
     assert vitctl(*line).code == 0
     assert (made(tmp_path) / RECORD).exists()

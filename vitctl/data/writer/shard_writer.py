@@ -112,11 +112,10 @@ def write_split(
         (aside / _PLAN).unlink()
         os.replace(aside, out)
     index = read_index(out)
-    if marks:
-        note(_restart_markers(index, workers, count))
-    elif reencode is not None:
+    if reencode is not None:
         changed = sum(int((scan.rows["size"] != sizes[plan.items(n)]).sum()) for n, scan in enumerate(scans))
-        note(f"{changed:,} of {count_text(len(items), 'image')} compressed again; the others are unchanged")
+        same = f"{changed:,} of {count_text(len(items), 'image')} changed; the others are as they were"
+        note(f"{reencode}: {_restart_markers(index, workers, count) if marks else same}")
     return index
 
 

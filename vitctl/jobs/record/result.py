@@ -286,8 +286,7 @@ class ChosenWeights:
         """Return one line for the screen."""
         scored = f", {self.metric} {self.accuracy:.2%}" if self.accuracy is not None else ""
         of = {"last": "the last checkpoint", "best": "the best checkpoint kept"}
-        start = "the checkpoint that this run chose when it started"
-        chosen = start if self.was_pinned else of.get(self.how, "the checkpoint")
+        chosen = "chosen when this run started" if self.was_pinned else of.get(self.how, "the checkpoint")
         step, score = self.better or (0, 0.0)
         better = f"step {step}, {self.metric} {score:.2%}"
         parts = (
