@@ -57,7 +57,7 @@ hypothesis.settings.load_profile("busy")  # an example takes as long as a machin
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return one more than the cores: for a third of their time tests wait for other processes."""
+    """Return one more than the cores: workers wait for other processes a quarter of the time."""
     return usable_cores() + 1
 
 

@@ -593,7 +593,7 @@ def test_slurm__of_the_other_jobs(vitctl: Vitctl, pretrained: Path, tiny_data: P
         (("--nodes", "2@gpu01"), "--nodes 2@gpu01: give all machines the same run folder with --out"),
         (
             ("--nodes", "2", "--out", "run"),
-            "--nodes 2: should be the number of machines and, if there are several, the address and port of one",
+            "--nodes 2: should be the number of machines and, if there are several, the address and port",
         ),
         (
             ("--nodes", "2@gpu01", "--out", "run"),

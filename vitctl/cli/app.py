@@ -140,7 +140,7 @@ def main() -> None:
 
 
 def _check_folder() -> None:
-    """Refuse a working folder that was removed: libraries end in its absence without a word."""
+    """Refuse a working folder that was removed: without one MKL ends the process."""
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -67,14 +67,16 @@ def _packages() -> Iterator[Finding]:
     from vitctl.models.flops import NOT_INSTALLED, installed
 
     for name, version in installed(_NEEDED).items():
-        is_bad = version == NOT_INSTALLED
-        said = f"{version}; pip install {name}" if is_bad else version
+        if version == NOT_INSTALLED:
+            yield Finding(False, name, f"{version}; pip install {name}")
+            continue
         try:
-            if not is_bad:
-                importlib.import_module(_MODULES.get(name, name))
+            importlib.import_module(_MODULES.get(name, name))
         except Exception as error:  # whatever a damaged package raises
-            is_bad, said = True, f"{version} cannot be imported ({one_line(str(error))}); install it again"
-        yield Finding(not is_bad, name, said)
+            reason = f"{version} cannot be imported ({one_line(str(error))}); install it again"
+            yield Finding(False, name, reason)
+        else:
+            yield Finding(True, name, version)
 
 
 def _torch() -> Iterator[Finding]:
