@@ -646,3 +646,10 @@ def test_pretrain__most_of_whose_updates_were_skipped_is_not_done(
     assert said.code == 2
     assert "updates were not finite and were skipped" in said.err and said.err.count("\n") == 1
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "failed"
+
+
+def test_missing_data__only_pretraining_is_told_what_needs_none(vitctl: Vitctl) -> None:
+    assert vitctl(*words("pretrain --recipe jft_h14")).err.endswith(
+        "--dry-run and --synthetic need no data\n"
+    )
+    assert "--synthetic" not in vitctl(*words("finetune --dataset pets --from x.npz")).err

@@ -180,10 +180,8 @@ def _folder(split: str, dataset: str, root: str, scratch: Path | None) -> Path:
             if "--dataset" in command
             else f"`{command} --data SHARDS`"
         )
-        raise DataError(
-            f"{message} Other images: `vitctl data shards PHOTOS SHARDS`, then {again}. "
-            f"--dry-run and pretrain's --synthetic need no data"
-        )
+        without = ". --dry-run and --synthetic need no data" * command.startswith("vitctl pretrain")
+        raise DataError(f"{message} Other images: `vitctl data shards PHOTOS SHARDS`, then {again}{without}")
     return folder
 
 
