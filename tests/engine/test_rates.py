@@ -1,6 +1,7 @@
 """Rates and weight decay by layer, frozen layers, and LAMB: against timm, and by what must not change."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.models.tiny_models import TINY
 from vitctl.engine.optimizer import (
     Average,
     build_optimizer,
+    clip_gradients,
     load_optimizer_tensors,
     optimizer_tensors,
     parameter_groups,
@@ -23,7 +25,9 @@ from vitctl.models.places import decay_exponent, is_matrix, place
 from vitctl.models.variants import Config
 from vitctl.models.weights.layouts import rule_for
 from vitctl.models.weights.timm import TABLE
+from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.sections import LayerRates, Optimizer
+from vitctl.recipe.write import to_toml
 
 OK, BAD = torch.tensor(True), torch.tensor(False)
 ADAM: dict[str, Any] = {"name": "adam", "lr": 1e-3, "weight_decay": 0.05}
@@ -158,20 +162,64 @@ def noise(model: nn.Module, step: int) -> list[Tensor]:
     return [torch.randn(p.shape, generator=generator) for p in model.parameters()]
 
 
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [({}, {}), ({"clip_norm": 0.0, "eps": 1e-8}, {"max_grad_norm": None, "eps": 1e-8})],
+)
 @pytest.mark.parametrize("weight_decay", [0.02, 0.0])
-def test_lamb__twenty_steps_are_those_of_timm(weight_decay: float) -> None:
+def test_lamb__every_step_is_that_of_timm(
+    weight_decay: float, changes: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """As it comes, and without clipping. Gradients are small at first, where eps counts, then clipped."""
     from timm.optim import Lamb
 
     ours, theirs = build(TINY["vit"]), build(TINY["vit"])
-    optimizer = build_optimizer(ours, Optimizer(name="lamb", lr=1.0, weight_decay=weight_decay))
-    options = {"max_grad_norm": None, "foreach": False, "eps": 1e-8}
-    reference = Lamb(theirs.parameters(), lr=1.0, weight_decay=weight_decay, **options)
+    chosen = Optimizer(name="lamb", lr=1.0, weight_decay=weight_decay, **changes)
+    assert changes or (chosen.eps, chosen.clip_norm) == (1e-6, 1.0)
+    optimizer = build_optimizer(ours, chosen)
+    reference = Lamb(theirs.parameters(), lr=1.0, weight_decay=weight_decay, foreach=False, **options)
     for step in range(20):
-        for model, one in ((ours, optimizer), (theirs, reference)):
-            stepped(one, model, 0.01 * (step % 5), noise(model, step), OK)
-    for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7, msg=name)
-        assert {"step", *reference.state[q]} == set(optimizer.state[p])
+        gradients = [gradient * 10.0 ** (step / 3 - 6) for gradient in noise(theirs, step)]
+        stepped(reference, theirs, 0.01 * (step % 5), gradients, OK)
+        for p, gradient in zip(ours.parameters(), gradients, strict=True):
+            p.grad = gradient
+        clip_gradients(ours.parameters(), chosen.clip_norm)
+        stepped(optimizer, ours, 0.01 * (step % 5), [p.grad for p in ours.parameters()], OK)
+        for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=2e-6, atol=2e-7, msg=name)
+            assert {"step", *reference.state[q]} == set(optimizer.state[p])
+
+
+def test_lamb__has_its_defaults_wherever_a_recipe_chooses_it(tmp_path: Path) -> None:
+    """What a file or a flag sets is kept, and a resolved recipe is read back as it is."""
+    chosen = Override("optimizer.name", "lamb")
+    for given, expected in (([], (1e-6, 1.0)), ([Override("optimizer.eps", 1e-8)], (1e-8, 1.0))):
+        loaded = load_recipe("in1k_b16", [chosen, *given, Override("optimizer.clip_norm", 1.0)])
+        assert (loaded.recipe.optimizer.eps, loaded.recipe.optimizer.clip_norm) == expected
+    stored = load_recipe("deit3_b16")
+    assert (stored.recipe.optimizer.eps, stored.recipe.optimizer.clip_norm) == (1e-5, 1000.0)
+    (tmp_path / "recipe.toml").write_text(to_toml(loaded))
+    assert load_recipe(tmp_path / "recipe.toml").recipe == loaded.recipe
+    assert (Optimizer(**ADAM).eps, Optimizer(**ADAM).clip_norm) == (1e-8, 0.0)
+
+
+def test_groups__beits_tables_decay_where_its_authors_decay_them() -> None:
+    """BEiT v2, optim_factory.py: what has one dimension or is a bias, class token or position does not."""
+    model = build(TINY["beit"])
+    chosen = LayerRates(**ADAM, decay_on="matrices_and_relative")
+    own = parameter_groups(model, chosen)
+    decayed = {id(p) for group in own if group["weight_decay"] for p in group["params"]}
+    for name, p in model.named_parameters():
+        theirs = (
+            p.dim() > 1 and not name.endswith(".bias") and name not in ("class_token", "position_embedding")
+        )
+        assert (id(p) in decayed) == theirs, name
+    tables = [p for name, p in model.named_parameters() if name.endswith("relative_bias")]
+    assert tables and all(id(p) in decayed for p in tables)
+    plain = parameter_groups(model, LayerRates(**ADAM, decay_on="matrices"))
+    assert not {id(p) for group in plain if group["weight_decay"] for p in group["params"]} & {
+        id(p) for p in tables
+    }
 
 
 def test_lamb__a_skipped_step_changes_nothing_and_its_state_is_stored() -> None:

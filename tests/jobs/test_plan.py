@@ -1,5 +1,6 @@
 """What a run will cost, without data; and what is refused before the first process."""
 
+import math
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,16 @@ def test_plan_training__several_processes_share_the_batch() -> None:
     plan = plan_training(recipe("jft_b16", **{"machine.processes": 3, "machine.micro_batch": 64}))
     assert plan.micro_batch == 64
     assert plan_training(recipe("jft_b16", **{"machine.processes": 3})).micro_batch == 1366
+
+
+def test_plan_training__a_warmup_in_epochs_peaks_where_it_ends(tiny_data: Path) -> None:
+    """Seventy images in batches of 16: two epochs are 8 steps."""
+    values = {"data.path": str(tiny_data), "schedule.warmup_steps": 0, "schedule.warmup_epochs": 2.0}
+    rates = {"schedule.warmup_lr": 1e-6, "schedule.end_lr": 1e-5, "schedule.decay": "cosine"}
+    planned = recipe(TINY, **values, **rates)
+    lr, curve = planned.optimizer.lr, dict(plan_training(planned).curve)
+    assert (curve[0], curve[8], max(curve.values())) == (1e-6, lr, lr)
+    assert curve[19] == pytest.approx(1e-5 + (lr - 1e-5) * 0.5 * (1 + math.cos(math.pi * 11 / 12)))
 
 
 def test_plan_training__synthetic() -> None:

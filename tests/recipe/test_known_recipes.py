@@ -14,16 +14,18 @@ from vitctl.recipe.write import flat
 
 IMAGENET = 1_281_167
 COLUMNS = (
-    "schedule.batch_size", "length", "schedule.warmup_steps", "optimizer.name", "optimizer.lr",
+    "schedule.batch_size", "length", "warmup", "schedule.end_lr", "optimizer.name", "optimizer.lr",
     "optimizer.weight_decay", "optimizer.layer_decay", "drop_path", "data.image_size", "data.eval_resize",
     "data.mixup_alpha", "data.cutmix_alpha", "data.random_erasing", "loss.label_smoothing",
 )  # fmt: skip
-# A row for each recipe: COLUMNS, then the accuracy in percent and its spread. Length in epochs, or steps.
+# A row for each recipe: COLUMNS, then the accuracy in percent and its spread. Length and warm-up in
+# epochs, or steps.
 TABLE: dict[str, tuple[Any, ...]] = {
     "mae_b16": (
         1024,
         100,
-        6255,
+        5,
+        1e-6,
         "adam",
         5e-4 * 4,
         0.05,
@@ -38,26 +40,62 @@ TABLE: dict[str, tuple[Any, ...]] = {
         83.57,
         0.094,
     ),
-    "mae_l16": (1024, 50, 6255, "adam", 1e-3 * 4, 0.05, 0.75, 0.2, 224, 256, 0.8, 1, 0.25, 0.1, 85.87, 0.079),
-    "augreg_b32_imagenet": (512, 20000, 500, "sgd", 0.03, 0, 1, 0, 384, 448, 0, 0, 0, 0, 83.27, 0.0473),
-    "augreg_b32_cifar10": (512, 10000, 500, "sgd", 0.003, 0, 1, 0, 384, 448, 0, 0, 0, 0, 98.55, 0.0602),
-    "augreg_b32_cifar100": (512, 10000, 500, "sgd", 0.01, 0, 1, 0, 384, 448, 0, 0, 0, 0, 91.35, 0.2279),
-    "augreg_b32_pets": (512, 500, 100, "sgd", 0.003, 0, 1, 0, 384, 448, 0, 0, 0, 0, 93.78, 0.1634),
-    "augreg_b32_flowers102": (512, 500, 100, "sgd", 0.003, 0, 1, 0, 384, 448, 0, 0, 0, 0, 99.43, 0.047),
-    "deit3_s16": (2048, 800, 3128, "lamb", 4e-3, 0.05, 1, 0.05, 224, 0, 0.8, 1, 0, 0, 81.38, 0),
-    "deit3_b16": (2048, 800, 3128, "lamb", 3e-3, 0.05, 1, 0.2, 192, 0, 0.8, 1, 0, 0, 82.82, 0),
-    "deit3_l16": (2048, 800, 3128, "lamb", 3e-3, 0.05, 1, 0.45, 192, 0, 0.8, 1, 0, 0, 84.02, 0),
-    "deit3_h14": (2048, 800, 3128, "lamb", 3e-3, 0.05, 1, 0.6, 160, 0, 0.8, 1, 0, 0, 83.48, 0),
-    "eva02_s14": (1024, 100, 6255, "adam", 1e-4, 0.05, 0.8, 0.1, 336, 336, 0, 0, 0, 0.1, 85.78, 0),
-    "eva02_b14": (1024, 30, 3753, "adam", 1e-4, 0.05, 0.7, 0.1, 448, 448, 0, 0, 0, 0.1, 88.282, 0),
-    "beit2_b16": (1024, 100, 25020, "adam", 5e-4, 0.05, 0.6, 0.2, 224, 256, 0.8, 1, 0.25, 0.1, 85.5, 0),
-    "beit2_b16_in21k": (1024, 30, 25020, "adam", 5e-5, 0.05, 0.75, 0.1, 224, 256, 0, 0, 0.25, 0.1, 86.458, 0),
-    "better_in1k_s16": (1024, 90, 10000, "adam", 1e-3, 0.1, 1, 0, 224, 256, 0.2, 0, 0, 0, 76.5, 0),
-    "better_in1k_s16_300ep": (1024, 300, 10000, "adam", 1e-3, 0.1, 1, 0, 224, 256, 0.2, 0, 0, 0, 80, 0),
-    "short_cifar10": (512, 500, 50, "sgd", 0.03, 0, 1, "as_stored", 384, 0, 0, 0, 0, 0, 98.59, 0),
-    "short_cifar10_1000": (512, 1000, 100, "sgd", 0.03, 0, 1, "as_stored", 384, 0, 0, 0, 0, 0, 98.86, 0),
-    "short_cifar100": (512, 500, 50, "sgd", 0.03, 0, 1, "as_stored", 384, 0, 0, 0, 0, 0, 89.17, 0),
-    "short_cifar100_1000": (512, 1000, 100, "sgd", 0.03, 0, 1, "as_stored", 384, 0, 0, 0, 0, 0, 91.15, 0),
+    "mae_l16": (
+        1024,
+        50,
+        5,
+        1e-6,
+        "adam",
+        1e-3 * 4,
+        0.05,
+        0.75,
+        0.2,
+        224,
+        256,
+        0.8,
+        1,
+        0.25,
+        0.1,
+        85.87,
+        0.079,
+    ),
+    "augreg_b32_imagenet": (512, 20000, 500, 0, "sgd", 0.03, 0, 1, 0, 384, 448, 0, 0, 0, 0, 83.27, 0.0473),
+    "augreg_b32_cifar10": (512, 10000, 500, 0, "sgd", 0.003, 0, 1, 0, 384, 448, 0, 0, 0, 0, 98.55, 0.0602),
+    "augreg_b32_cifar100": (512, 10000, 500, 0, "sgd", 0.01, 0, 1, 0, 384, 448, 0, 0, 0, 0, 91.35, 0.2279),
+    "augreg_b32_pets": (512, 500, 100, 0, "sgd", 0.003, 0, 1, 0, 384, 448, 0, 0, 0, 0, 93.78, 0.1634),
+    "augreg_b32_flowers102": (512, 500, 100, 0, "sgd", 0.003, 0, 1, 0, 384, 448, 0, 0, 0, 0, 99.43, 0.047),
+    "deit3_s16": (2048, 800, 5, 1e-5, "lamb", 4e-3, 0.05, 1, 0.05, 224, 0, 0.8, 1, 0, 0, 81.38, 0),
+    "deit3_b16": (2048, 800, 5, 1e-5, "lamb", 3e-3, 0.05, 1, 0.2, 192, 0, 0.8, 1, 0, 0, 82.82, 0),
+    "deit3_l16": (2048, 800, 5, 1e-5, "lamb", 3e-3, 0.05, 1, 0.45, 192, 0, 0.8, 1, 0, 0, 84.02, 0),
+    "deit3_h14": (2048, 800, 5, 1e-5, "lamb", 3e-3, 0.05, 1, 0.6, 160, 0, 0.8, 1, 0, 0, 83.48, 0),
+    "eva02_s14": (1024, 100, 5, 0, "adam", 1e-4, 0.05, 0.8, 0.1, 336, 336, 0, 0, 0, 0.1, 85.78, 0),
+    "eva02_b14": (1024, 30, 3, 0, "adam", 1e-4, 0.05, 0.7, 0.1, 448, 448, 0, 0, 0, 0.1, 88.282, 0),
+    "beit2_b16": (1024, 100, 20, 1e-6, "adam", 5e-4, 0.05, 0.6, 0.2, 224, 256, 0.8, 1, 0.25, 0.1, 85.5, 0),
+    "beit2_b16_in21k": (
+        1024,
+        30,
+        20,
+        1e-6,
+        "adam",
+        5e-5,
+        0.05,
+        0.75,
+        0.1,
+        224,
+        256,
+        0,
+        0,
+        0.25,
+        0.1,
+        86.458,
+        0,
+    ),
+    "better_in1k_s16": (1024, 90, 10000, 0, "adam", 1e-3, 0.1, 1, 0, 224, 256, 0.2, 0, 0, 0, 76.5, 0),
+    "better_in1k_s16_300ep": (1024, 300, 10000, 0, "adam", 1e-3, 0.1, 1, 0, 224, 256, 0.2, 0, 0, 0, 80, 0),
+    "short_cifar10": (512, 500, 50, 0, "sgd", 0.03, 0, 1, "as_stored", 384, 0, 0, 0, 0, 0, 98.59, 0),
+    "short_cifar10_1000": (512, 1000, 100, 0, "sgd", 0.03, 0, 1, "as_stored", 384, 0, 0, 0, 0, 0, 98.86, 0),
+    "short_cifar100": (512, 500, 50, 0, "sgd", 0.03, 0, 1, "as_stored", 384, 0, 0, 0, 0, 0, 89.17, 0),
+    "short_cifar100_1000": (512, 1000, 100, 0, "sgd", 0.03, 0, 1, "as_stored", 384, 0, 0, 0, 0, 0, 91.15, 0),
 }
 # Accuracies along the runs of DeiT III, in percent, after 5, 50, 100, 400 and 700 epochs.
 CURVES = {
@@ -73,6 +111,7 @@ def values_of(name: str) -> dict[str, Any]:
     assert isinstance(recipe, TrainRecipe)
     values = flat(recipe)
     values["length"] = recipe.schedule.total_epochs or recipe.schedule.total_steps
+    values["warmup"] = recipe.schedule.warmup_epochs or recipe.schedule.warmup_steps
     values["drop_path"] = values.get("drop_path", values.get("model.drop_path")) or 0
     return {"optimizer.layer_decay": 1.0, **values}
 
@@ -87,6 +126,34 @@ def test_recipe__has_the_published_numbers(name: str) -> None:
     last = max(values["known.points"], key=lambda point: point.at)
     assert values["known.length"] == last.at == values["length"]
     assert [100 * last.value, 100 * last.spread] == pytest.approx([accuracy, spread], abs=1e-4)
+
+
+TIMMS = {
+    "data.randaugment_rules": "timm",
+    "data.randaugment_layers": 2,
+    "data.randaugment_magnitude": 9,
+    "data.randaugment_probability": 0.5,
+    "data.randaugment_std": 0.5,
+    "data.randaugment_increasing": True,
+    "data.crop": "random_resized",
+    "data.crop_scale": (0.08, 1.0),
+    "data.crop_ratio": (3 / 4, 4 / 3),
+    "data.resample": "bicubic_antialias",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in TABLE if name.startswith(("mae", "eva02", "beit2", "deit3"))]
+)
+def test_recipe__crops_and_distorts_as_timms_program(name: str) -> None:
+    """rand-m9-mstd0.5-inc1 in all but DeiT III; BEiT decays its tables of positions, as its authors do."""
+    wanted = {key: value for key, value in TIMMS.items() if "rand" not in key or name[:4] != "deit"}
+    wanted["data.crop"] = "random_resized"
+    values = values_of(name)
+    assert {key: values[key] for key in wanted} == wanted
+    tables = "_and_relative" if name.startswith("beit2") else ""
+    assert values["optimizer.decay_on"] == f"matrices{tables}"
+    assert values["schedule.warmup_lr"] == (1e-6 if name.startswith("deit3") else 0)
 
 
 @pytest.mark.parametrize("name", CURVES)

@@ -75,6 +75,14 @@ def test_deciding_values__coupled_decay_is_not_the_decoupled_one_of_before() -> 
     assert deciding_values(load_recipe("finetune").recipe)["optimizer.weight_decay"] in ("0.0", "0")
 
 
+def test_deciding_values__a_cosine_with_a_last_rate_is_not_the_one_to_0_of_before() -> None:
+    cosine = [("schedule.decay", "cosine"), ("schedule.end_lr", 1e-5)]
+    assert deciding_values(load_recipe("smoke", cosine).recipe)["schedule.end_lr"] == "1e-05 (of the cosine)"
+    linear = [("schedule.decay", "linear"), *cosine[1:]]
+    assert deciding_values(load_recipe("smoke", linear).recipe)["schedule.end_lr"] == "1e-05"
+    assert deciding_values(load_recipe("finetune").recipe)["schedule.end_lr"] == "0.0"
+
+
 def test_deciding_values__digests_of_shipped_recipes_are_those_of_earlier_runs() -> None:
     """Keys that are younger than a run are in no digest while they are off: it resumes and verifies."""
     golden = json.loads((Path(__file__).parents[1] / "golden" / "recipe_digests.json").read_text())

@@ -44,6 +44,8 @@ TRAINED: dict[str, Any] = {
     "schedule.total_steps": 2,
     "schedule.total_epochs": 0.0,
     "schedule.warmup_steps": 1,
+    "schedule.warmup_epochs": 0.0,
+    "schedule.warmup_lr": 0.0,
     "evaluation.every_steps": 0,
     "evaluation.select_best": False,
     "checkpoint.every_steps": 0,

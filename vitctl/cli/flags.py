@@ -440,7 +440,8 @@ def overrides_of(
     from vitctl.recipe.load import Override, parse_override
 
     overrides = [parse_override(given) if isinstance(given, str) else given for given in sets or ()]
-    warmup_is_set = any(override.key == "schedule.warmup_steps" for override in overrides)
+    warmup = {"schedule.warmup_steps", "schedule.warmup_epochs"}
+    warmup_is_set = any(override.key in warmup for override in overrides)
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
     if not warmup_is_set:
         lengths = [flag for flag in ("--steps", "--epochs") if flag in flags]

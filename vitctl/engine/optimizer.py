@@ -15,7 +15,7 @@ from torch.optim.sgd import sgd
 from vitctl.engine.sharding import divided, full, is_part, like, local
 from vitctl.errors import CheckpointError
 from vitctl.models.blocks import trainable
-from vitctl.models.places import decay_exponent, is_head, is_matrix, num_blocks
+from vitctl.models.places import decay_exponent, is_head, is_matrix, is_relative, num_blocks
 from vitctl.recipe.sections import OPTIMIZERS, LayerRates
 from vitctl.recipe.sections import Optimizer as Section
 
@@ -61,7 +61,8 @@ def parameter_groups(model: nn.Module, chosen: Section) -> Groups:
     pooled = getattr(getattr(model, "config", None), "norm_at", "") == "pooled"
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in trainable(model).items():
-        is_decayed = chosen.decay_on == "all" or is_matrix(name, parameter.dim())
+        tables_too = chosen.decay_on == "matrices_and_relative" and is_relative(name)
+        is_decayed = chosen.decay_on == "all" or tables_too or is_matrix(name, parameter.dim())
         decay, scale = chosen.weight_decay if is_decayed else 0.0, 1.0
         if isinstance(chosen, LayerRates):
             exponent = decay_exponent(name, depth, "mae" if pooled else chosen.layer_decay_numbering)

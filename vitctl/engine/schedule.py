@@ -25,6 +25,11 @@ def total_steps(num_images: int, batch_size: int, *, steps: int, epochs: float) 
     return steps or int(num_images * epochs // batch_size)
 
 
+def warmup_of(schedule: Schedule, num_images: int) -> int:
+    """Length of the warm-up in updates: `warmup_steps`, or whole batches in `warmup_epochs` passes."""
+    return max(schedule.warmup_steps, int(num_images * schedule.warmup_epochs // schedule.batch_size))
+
+
 def checked_steps(num_images: int, schedule: Schedule, processes: int) -> int:
     """Return the length of a run in updates.
 
@@ -38,10 +43,11 @@ def checked_steps(num_images: int, schedule: Schedule, processes: int) -> int:
             f"set --processes to {s.batch_size} or less, or a larger --batch-size"
         )
     steps = total_steps(num_images, s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
-    if steps <= s.warmup_steps:
+    if steps <= warmup_of(s, num_images):
+        key = "warmup_epochs" if s.warmup_epochs else "warmup_steps"
         raise RecipeError(
             f"{steps} steps ({s.total_epochs:g} epochs of {num_images:,} images in batches of "
-            f"{s.batch_size}) end within schedule.warmup_steps = {s.warmup_steps}; lower it, or train "
+            f"{s.batch_size}) end within schedule.{key} = {getattr(s, key)}; lower it, or train "
             f"longer"
         )
     return steps
@@ -56,45 +62,49 @@ def lr_at(
     decay: str,
     end_lr: float = 0.0,
     drops: tuple[float, ...] = (),
+    warmup_lr: float = 0.0,
 ) -> float:
     """Return the learning rate of the update that follows `step` finished updates.
 
     Args:
-        step: finished updates, 0 .. total - 1; with a warm-up the first update has rate 0.
+        step: finished updates, 0 .. total - 1; with a warm-up the first update has rate warmup_lr.
         base_lr: rate at the end of the warm-up.
         total, warmup: in steps; the decay starts after the warm-up.
-        decay: "linear" from base_lr to end_lr, "cosine" from base_lr to 0, "steps" to a tenth at each of
-            drops, or "constant".
-        end_lr: last rate of the linear decay.
+        decay: "linear" or "cosine" from base_lr to end_lr, "steps" to a tenth at each of drops, or
+            "constant".
+        end_lr: last rate of the linear or cosine decay.
         drops: shares of the whole run, 0..1.
+        warmup_lr: first rate of the warm-up, which is a line.
 
-    Paper: Tables 3 and 4; the authors' utils.py; "steps" is BiT's (Appendix D.1).
+    Paper: Tables 3 and 4; the authors' utils.py; "steps" is BiT's (Appendix D.1). Source: MAE (end_lr of
+    "cosine"), timm (warmup_lr)
     """
     progress = min(1.0, max(0.0, (step - warmup) / max(1, total - warmup)))
     if decay == "linear":
         lr = end_lr + (base_lr - end_lr) * (1.0 - progress)
     elif decay == "cosine":
-        lr = base_lr * 0.5 * (1.0 + math.cos(math.pi * progress))
+        lr = end_lr + (base_lr - end_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))
     elif decay == "steps":
         lr = base_lr * 0.1 ** sum(step >= drop * total for drop in drops)
     else:
         lr = base_lr
-    return lr * min(1.0, step / warmup) if warmup else lr
+    return warmup_lr + (lr - warmup_lr) * (step / warmup) if step < warmup else lr
 
 
-def learning_rate(recipe: TrainRecipe, steps: int) -> Callable[[int], float]:
-    """Return the learning rate as a function of finished steps, in a run of `steps`, from [optimizer] and
-    [schedule].
+def learning_rate(recipe: TrainRecipe, steps: int, num_images: int) -> Callable[[int], float]:
+    """Return the learning rate as a function of finished steps, in a run of `steps` on so many images, from
+    [optimizer] and [schedule].
     """
     s = recipe.schedule
     return partial(
         lr_at,
         base_lr=recipe.optimizer.lr,
         total=steps,
-        warmup=s.warmup_steps,
+        warmup=warmup_of(s, num_images),
         decay=s.decay,
         end_lr=s.end_lr,
         drops=s.drops,
+        warmup_lr=s.warmup_lr,
     )
 
 
@@ -200,7 +210,8 @@ def fitted_recipe(recipe: R, num_images: int) -> R:
     s = s.model_copy(update={"batch_size": batch, **length})
     if s.warmup_steps < 0:
         steps = total_steps(num_images, batch, steps=s.total_steps, epochs=s.total_epochs)
-        s = s.model_copy(update={"warmup_steps": min(steps // WARMUP_SHARE, MOST_WARMUP)})
+        warmup = 0 if s.warmup_epochs else min(steps // WARMUP_SHARE, MOST_WARMUP)
+        s = s.model_copy(update={"warmup_steps": warmup})
     return recipe.model_copy(update={"schedule": s})
 
 
@@ -222,9 +233,9 @@ def fit_schedule(loaded: Loaded, num_images: int) -> Loaded:
         if getattr(now.schedule, name) != getattr(before.schedule, name)
     }
     if loaded.origin("schedule.warmup_steps").endswith(IN_PROPORTION) and before.schedule.warmup_steps < 0:
-        warmup = _in_proportion(loaded.name, now, num_images)
-        now = now.model_copy(update={"schedule": now.schedule.model_copy(update={"warmup_steps": warmup})})
-        found["schedule.warmup_steps"] = "the recipe's, in proportion to the length"
+        warmup = {"warmup_steps": _in_proportion(loaded.name, now, num_images), "warmup_epochs": 0.0}
+        now = now.model_copy(update={"schedule": now.schedule.model_copy(update=warmup)})
+        found |= {f"schedule.{name}": "the recipe's, in proportion to the length" for name in warmup}
     return replace(loaded, recipe=now, origins={**loaded.origins, **found})
 
 
@@ -242,4 +253,4 @@ def _in_proportion(name: str, now: TrainRecipe, num_images: int) -> int:
         total_steps(num_images, s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
         for s in (now.schedule, before)
     )
-    return int(before.warmup_steps * min(1.0, steps / max(1, own_steps)))
+    return int(warmup_of(before, num_images) * min(1.0, steps / max(1, own_steps)))

@@ -309,7 +309,7 @@ class Trainer(TrainStep):
             optimizer=build_optimizer(model, recipe.optimizer, rows),
             objective=objective,
             gradients=gradients,
-            lr=learning_rate(recipe, self.total_steps),
+            lr=learning_rate(recipe, self.total_steps, len(images.train)),
             batch_size=s.batch_size,
             clip_norm=recipe.optimizer.clip_norm,
             stop=run.stop,

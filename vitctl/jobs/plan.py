@@ -19,6 +19,7 @@ from vitctl.engine.schedule import (
     lanes_of,
     learning_rate,
     needs_num_images,
+    warmup_of,
 )
 from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.inputs.checks import (
@@ -259,9 +260,9 @@ def plan_training(
     checkpoint = number_bytes(m) * saved
     points = sorted(
         {round(i * (steps - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)}
-        | {min(s.warmup_steps, steps - 1)}
+        | {min(warmup_of(s, num_images), steps - 1)}
     )
-    rate = learning_rate(recipe, steps)
+    rate = learning_rate(recipe, steps, num_images)
     notes += unseen_pixels(config)
     seen, frozen = steps * s.batch_size, frozen_places(recipe, config)
     flops = training_flops(config, seen, frozen, adapters=adapters)
@@ -387,7 +388,8 @@ def _size(recipe: Pretrain | Finetune) -> _Size:
     """Return the size of the training split, which must be known where the length of the run follows from
     it.
     """
-    needed = not recipe.schedule.total_steps or needs_num_images(recipe)
+    s = recipe.schedule
+    needed = not s.total_steps or bool(s.warmup_epochs) or needs_num_images(recipe)
     size = _looked_up(recipe.data, recipe.data.train_split, needed=needed)
     if size.source is not None:
         check_labels(size.source, recipe.data.train_split, "training" if recipe.needs_labels else "pixels")

@@ -23,7 +23,7 @@ from vitctl.engine.fewshot_ridge import fit_and_score
 from vitctl.engine.journal import AVERAGE, CHECKPOINTS, Report, silent
 from vitctl.engine.metrics import baselines, count_by_class, mean_per_class
 from vitctl.engine.preemption import StopFlag
-from vitctl.engine.schedule import TASK_IMAGES, fitted_recipe
+from vitctl.engine.schedule import TASK_IMAGES, fitted_recipe, warmup_of
 from vitctl.engine.trainer import Images, RunContext
 from vitctl.jobs.inputs.data import Inputs, chosen_tasks, open_inputs
 from vitctl.jobs.inputs.weights import (
@@ -119,7 +119,7 @@ def settings(recipe: Vtab) -> list[Setting]:
     """
     s = recipe.schedule
     return [
-        Setting(lr, steps, round(s.warmup_steps * steps / s.total_steps))
+        Setting(lr, steps, round(warmup_of(s, TASK_IMAGES) * steps / s.total_steps))
         for lr in recipe.vtab.sweep_lrs or (recipe.optimizer.lr,)
         for steps in recipe.vtab.sweep_steps or (s.total_steps,)
     ]
@@ -166,7 +166,8 @@ def _fine_tuned(
     context: SuiteContext, data: TaskData, setting: Setting, seed: int, folder: Path, splits: tuple[str, str]
 ) -> Score:
     """Train on the first of two splits, score on the second."""
-    schedule = {"total_steps": setting.total_steps, "warmup_steps": setting.warmup_steps}
+    length = {"total_steps": setting.total_steps, "warmup_steps": setting.warmup_steps}
+    schedule = length | {"warmup_epochs": 0.0}
     recipe = context.recipe.model_copy(
         update={
             "seed": seed,

@@ -45,4 +45,9 @@ def is_head(name: str) -> bool:
 
 def is_matrix(name: str, dimensions: int) -> bool:
     """Return whether weight decay on matrices is on this parameter, of so many dimensions."""
-    return dimensions > 1 and not name.startswith(_TABLES) and ".relative_" not in name
+    return dimensions > 1 and not name.startswith(_TABLES) and not is_relative(name)
+
+
+def is_relative(name: str) -> bool:
+    """Return whether a parameter is a table of relative positions."""
+    return ".relative_" in name

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from vitctl.recipe.sections import Jitter, Names, Section, Triple, colour_problems, knob
+from vitctl.recipe.sections import Jitter, Names, Pair, Section, Triple, colour_problems, knob
 
 Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
 EvalResample = Literal["", "bilinear", "bilinear_antialias", "bicubic_antialias", "area"]
@@ -18,6 +18,7 @@ EVAL_METHOD = (
 # BiT's pre-processing of ObjectNet: the shorter side, and the square in its centre.
 OBJECTNET_RESIZE, OBJECTNET_SIZE = 512, 480
 _MAX_PATTERN = 1000
+_TIMMS = "randaugment_probability", "randaugment_std", "randaugment_increasing"
 Orientation = Literal["auto", "apply", "ignore"]
 Truncated = Literal["refuse", "pad"]
 IMAGE_SIZE = "side of the square that the model sees; 0: as stored with the weights"
@@ -223,11 +224,20 @@ class TrainImages(Place):
         le=4096,
     )
     image_size: int = knob(0, IMAGE_SIZE, unit="pixels", source="B.1.1", ge=0)
-    crop: Literal["inception", "random", "none", "letterbox"] = knob(
+    crop: Literal["inception", "random_resized", "random", "none", "letterbox"] = knob(
         "inception",
-        "random area 5-100 % and aspect 0.75-1.33; or resize and random crop; or resize only; letterbox: as "
-        "eval_method has it",
-        source="issues 46, 53",
+        "random area 5-100 % and aspect 0.75-1.33 by TensorFlow's rule; random_resized: random area and "
+        "aspect by the rule of torchvision and timm; or resize and random crop; or resize only; letterbox: "
+        "as eval_method has it",
+        source="issues 46, 53; MAE, DeiT: random_resized",
+    )
+    crop_scale: Pair = knob(
+        (0.08, 1.0), "random_resized: smallest and largest share of the area", source="torchvision, timm"
+    )
+    crop_ratio: Pair = knob(
+        (3 / 4, 4 / 3),
+        "random_resized: smallest and largest aspect ratio, width / height",
+        source="torchvision, timm",
     )
     train_resize: int = knob(
         0, "crop = 'random': size before the crop", unit="pixels", source="BiT 3.3", ge=0
@@ -252,16 +262,34 @@ class TrainImages(Place):
     )
     randaugment_magnitude: int = knob(
         9,
-        "RandAugment: strength as its rules count it: torchvision 0 to 30, big_vision 0 to 10",
+        "RandAugment: strength as its rules count it: torchvision 0 to 30, big_vision and timm 0 to 10",
         source="AugReg; not in the paper",
         ge=0,
         le=30,
     )
-    randaugment_rules: Literal["torchvision", "big_vision"] = knob(
+    randaugment_rules: Literal["torchvision", "big_vision", "timm"] = knob(
         "torchvision",
         "RandAugment: big_vision has the operations and magnitudes of the paper's authors, among them "
-        "Invert, Cutout and SolarizeAdd; its magnitude 10 is the full strength, as torchvision's 30",
-        source="authors' code; AugReg",
+        "Invert, Cutout and SolarizeAdd; its magnitude 10 is the full strength, as torchvision's 30. timm: "
+        "its rand-mM-nN-pP-mstdS-incI is magnitude M, N layers, probability P, std S and increasing",
+        source="authors' code; AugReg; timm",
+    )
+    randaugment_probability: float = knob(
+        0.5, "timm's RandAugment: probability that a drawn operation is applied", source="timm", ge=0, le=1
+    )
+    randaugment_std: float = knob(
+        0.0,
+        "timm's RandAugment: standard deviation of the magnitude, which is drawn for each operation and "
+        "clipped to 0 to 10. MAE: 0.5",
+        source="timm",
+        ge=0,
+        le=100,
+    )
+    randaugment_increasing: bool = knob(
+        False,
+        "timm's RandAugment: every operation changes more at a larger magnitude; false: some change less, as "
+        "in AutoAugment. MAE: true",
+        source="timm",
     )
     vertical_flip: bool = knob(
         False,
@@ -361,6 +389,25 @@ class TrainImages(Place):
                 not self.randaugment_layers and self.randaugment_rules != "torchvision",
                 f"randaugment_rules = '{self.randaugment_rules}' does nothing without layers; "
                 f"set data.randaugment_layers, e.g. to 2, or leave it out",
+            ),
+            (
+                self.randaugment_rules == "timm" and self.randaugment_magnitude > 10,
+                f"randaugment_magnitude = {self.randaugment_magnitude} should be at most 10 for timm, as "
+                f"strong as torchvision's 30; set data.randaugment_magnitude, e.g. to 9",
+            ),
+            (
+                self.randaugment_rules != "timm" and self._sets(*_TIMMS),
+                f"{self._sets(*_TIMMS)} belongs to randaugment_rules = 'timm'; set "
+                f"data.randaugment_rules = 'timm', or leave it out",
+            ),
+            (
+                self.crop != "random_resized" and self._sets("crop_scale", "crop_ratio"),
+                f"{self._sets('crop_scale', 'crop_ratio')} belongs to crop = 'random_resized'; set data.crop "
+                f"= 'random_resized', or leave it out",
+            ),
+            (
+                self.crop_scale[1] > 1,
+                f"crop_scale = {list(self.crop_scale)} should be shares of the area, at most 1",
             ),
             (
                 self.repeats > 1 and self.order == "windowed",

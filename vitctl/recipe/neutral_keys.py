@@ -80,6 +80,13 @@ _ADDED: dict[str, Any] = {
     "distillation.weight": 0.5,
     "distillation.temperature": 1.0,
     "data.randaugment_rules": "torchvision",
+    "data.randaugment_probability": 0.5,
+    "data.randaugment_std": 0.0,
+    "data.randaugment_increasing": False,
+    "data.crop_scale": (0.08, 1.0),
+    "data.crop_ratio": (3 / 4, 4 / 3),
+    "schedule.warmup_epochs": 0.0,
+    "schedule.warmup_lr": 0.0,
     "data.vertical_flip": False,
     "data.augment3": False,
     "data.color_jitter": (),
@@ -116,6 +123,9 @@ def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> d
     # one.
     if values.get("optimizer.name") == toml_value("sgd") and float(values["optimizer.weight_decay"]):
         values["optimizer.weight_decay"] += " (coupled)"
+    # A cosine ended at 0 once, whatever end_lr was.
+    if values.get("schedule.decay") == toml_value("cosine") and float(values["schedule.end_lr"]):
+        values["schedule.end_lr"] += " (of the cosine)"
     return values
 
 

@@ -56,11 +56,19 @@ def _strengths(values: tuple[float, ...]) -> tuple[float, ...]:
     return values if any(values) else ()
 
 
+def _range(values: tuple[float, float]) -> tuple[float, float]:
+    """Check a range, the smaller number first."""
+    if not 0 < values[0] <= values[1]:
+        raise ValueError(f"{list(values)} should be two numbers above 0, the smaller first")
+    return values
+
+
 Ints = Annotated[tuple[int, ...], BeforeValidator(_numbers)]
 Floats = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_several)]
 Jitter = Annotated[tuple[float, ...], AfterValidator(_strengths), BeforeValidator(_numbers)]
 Triple = Annotated[tuple[float, float, float], BeforeValidator(_tuple)]
+Pair = Annotated[tuple[float, float], AfterValidator(_range), BeforeValidator(_numbers)]
 
 
 def knob(default: Any, what: str, *, unit: str = "", source: str = "", **limits: Any) -> Any:
@@ -90,6 +98,10 @@ class Section(BaseModel):
         if any(isinstance(number, int | float) and abs(number) > most for number in numbers):
             raise ValueError(f"should be at most {most:,}")
         return value
+
+    def _sets(self, *keys: str) -> str:
+        """Return these of `keys` that are not at their default, for a message."""
+        return ", ".join(key for key in keys if getattr(self, key) != type(self).model_fields[key].default)
 
     def _refusing(self, *problems: tuple[object, str]) -> Self:
         """Return this table. Raises ValueError with the text of the first problem whose condition is true."""
@@ -330,6 +342,7 @@ class OptimizerRow:
         builder: `module:function` that takes parameters and [optimizer], and returns a torch optimizer. It
             makes its state before the first step, so that checkpoints can be loaded, and skips a step whose
             `found_inf` is set.
+        defaults: values of keys that differ from those of [optimizer].
     """
 
     name: str
@@ -337,6 +350,7 @@ class OptimizerRow:
     knobs: tuple[str, ...]
     slots: int
     builder: str
+    defaults: tuple[tuple[str, float], ...] = ()
 
 
 _OPTIMIZER = "vitctl.engine.optimizer"
@@ -363,6 +377,7 @@ OPTIMIZERS = {
             knobs=("beta1", "beta2", "eps"),
             slots=2,
             builder=f"{_OPTIMIZER}:lamb",
+            defaults=(("eps", 1e-6), ("clip_norm", 1.0)),  # timm
         ),
     )
 }
@@ -389,21 +404,33 @@ class Optimizer(Section):
         source="Table 3; D.1; BiT",
         ge=0,
     )
-    decay_on: Literal["all", "matrices"] = knob(
+    decay_on: Literal["all", "matrices", "matrices_and_relative"] = knob(
         "all",
         "what weight_decay is on. matrices: not on biases, norms and other vectors, class token, registers, "
-        "tables of positions",
-        source="authors' code: all; timm, MAE: matrices",
+        "tables of positions; matrices_and_relative: also on tables of relative positions",
+        source="authors' code: all; timm, MAE: matrices; BEiT: matrices_and_relative",
     )
     beta1: float = knob(0.9, "adam, lamb: decay of the first moment", source="Section 4.1", ge=0, lt=1)
     beta2: float = knob(0.999, "adam, lamb: decay of the second moment", source="Section 4.1", ge=0, lt=1)
     eps: float = knob(
-        1e-8, "adam, lamb: added to the square root of the second moment", source="authors' code (flax)", gt=0
+        1e-8,
+        "adam, lamb: added to the square root of the second moment; if not set, 1e-6 for lamb",
+        source="authors' code (flax); timm",
+        gt=0,
     )
     momentum: float = knob(0.9, "sgd: momentum, not Nesterov", source="Section 4.1", ge=0, lt=1)
     clip_norm: float = knob(
-        0.0, "gradients are scaled down to this global norm; 0: off", source="Tables 3, 4", ge=0
+        0.0,
+        "gradients are scaled down to this global norm; 0: off; if not set, 1 for lamb",
+        source="Tables 3, 4; timm",
+        ge=0,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_own_defaults(cls, values: Any) -> Any:
+        row = OPTIMIZERS.get(str(values.get("name"))) if isinstance(values, dict) else None
+        return {**dict(row.defaults), **values} if row else values
 
     @model_validator(mode="after")
     def _no_idle_knob(self) -> Self:
@@ -471,19 +498,35 @@ class Schedule(Section):
                                     "whole steps", unit="epochs",
                                source="Table 3", ge=0)  # fmt: skip
     warmup_steps: int = knob(
-        0, "linear warm-up; the very first update has learning rate 0; -1: a tenth of the run, "
-           "500 at most", unit="steps",
+        0, "linear warm-up; the very first update has learning rate warmup_lr; -1: a tenth of the run, "
+           "500 at most, unless warmup_epochs is set", unit="steps",
         source="Table 3", ge=-1,
     )  # fmt: skip
+    warmup_epochs: float = knob(
+        0.0,
+        "linear warm-up in passes over the training split, rounded down to whole steps, instead of "
+        "warmup_steps; 0: off",
+        unit="epochs",
+        source="timm, MAE",
+        ge=0,
+    )
+    warmup_lr: float = knob(
+        0.0, "learning rate that the warm-up starts from; DeiT: 1e-6", source="Table 3: 0; timm, DeiT", ge=0
+    )
     decay: Literal["linear", "cosine", "steps", "constant"] = knob(
         "cosine",
-        "from lr down to end_lr (cosine: to 0; steps: divided by ten at each of drops)",
+        "from lr down to end_lr (steps: divided by ten at each of drops)",
         source="Tables 3, 4; D.1",
     )
     drops: Floats = knob(
         (), "steps: shares of the run after which the rate is divided by ten", source="BiT; D.1"
     )
-    end_lr: float = knob(0.0, "linear: the last learning rate", source="authors' code, issue 2", ge=0)
+    end_lr: float = knob(
+        0.0,
+        "linear and cosine: the last learning rate; MAE: 1e-6",
+        source="authors' code, issue 2; MAE, DeiT: min_lr",
+        ge=0,
+    )
     lanes: int = knob(
         0, "parts of the global batch whose gradients are added in a fixed order: then weights are the same "
            "bits on any number of "
@@ -518,6 +561,16 @@ class Schedule(Section):
                 f"{self.total_steps}; "
                 f"lower schedule.warmup_steps, or give --steps, which shortens "
                 f"both",
+            ),
+            (
+                self.warmup_steps > 0 and self.warmup_epochs,
+                f"warmup_steps = {self.warmup_steps} and warmup_epochs = {self.warmup_epochs:g} both set the "
+                f"warm-up; set one of them to 0, e.g. schedule.warmup_epochs = 0",
+            ),
+            (
+                self.warmup_lr and not (self.warmup_steps or self.warmup_epochs),
+                f"warmup_lr = {self.warmup_lr:g} does nothing without a warm-up; set "
+                f"schedule.warmup_steps or schedule.warmup_epochs, or leave it out",
             ),
             (
                 (self.decay == "steps") != bool(self.drops),

@@ -1,15 +1,26 @@
 """Distortions of training images against the programs whose rules they follow."""
 
+import random
 import zlib
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageFilter
+from timm.data import auto_augment
 from timm.data.transforms import CenterCropOrPad, ResizeKeepRatio
 from torchvision.transforms import v2
 
-from vitctl.data.images.augment import OPERATIONS, big_vision_randaugment, color_jitter, three_augment
+from vitctl.data.images.augment import (
+    OPERATIONS,
+    TIMM_OPERATIONS,
+    Strength,
+    big_vision_randaugment,
+    color_jitter,
+    three_augment,
+    timm_randaugment,
+)
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng, fill_colour
 
 # CRC-32 of the results of big_vision's own pp/autoaugment.py on `picture()`, run by TensorFlow 2.21 within
@@ -90,6 +101,122 @@ def test_big_vision__draws_each_of_its_sixteen_operations_anew() -> None:
             expected = OPERATIONS[name](expected, 1.0, rng)
         found = big_vision_randaugment(image, np.random.default_rng(seed), layers=2, magnitude=10)
         np.testing.assert_array_equal(found, expected)
+
+
+IMAGENET_GREY = (124, 116, 104)
+MANNERS = Image.Resampling.BILINEAR, Image.Resampling.BICUBIC
+
+
+def timms(increasing: bool) -> list[str]:
+    """Names of timm's operations, in its order."""
+    return list(auto_augment.rand_augment_choices("", increasing=increasing))
+
+
+@pytest.mark.parametrize("increasing", [True, False])
+@pytest.mark.parametrize("resample", MANNERS)
+@pytest.mark.parametrize("number", range(15))
+def test_timm__every_operation_is_timms_bit_for_bit(
+    number: int, resample: Image.Resampling, increasing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At levels with fractions too, with either sign; only Posterize to no bits is refused by Pillow 13."""
+    name, image = timms(increasing)[number], Image.fromarray(picture())
+    hparams = {"img_mean": IMAGENET_GREY, "interpolation": resample}
+    ours = list(TIMM_OPERATIONS.values())[number]
+    for level in (0, 0.3, 2.4, 5, 7.7, 9, 9.43, 10):
+        for sign in (1, -1):
+            monkeypatch.setattr(random, "random", lambda up=sign > 0: 0.1 if up else 0.9)
+            theirs = auto_augment.AugmentOp(name, prob=1.0, magnitude=level, hparams=hparams)
+            found = np.array(ours(image, Strength(level / 10, sign, increasing, resample, IMAGENET_GREY)))
+            if "Posterize" in name and (level == 10 if increasing else level < 2.5):
+                assert not found.any()
+                with pytest.raises(ValueError, match="bits must be"):
+                    theirs(image)
+            else:
+                np.testing.assert_array_equal(found, np.array(theirs(image)))
+
+
+def test_timm__has_timms_fifteen_operations_in_its_order() -> None:
+    for increasing in (True, False):
+        names = [name.removesuffix("Increasing").removesuffix("Rel") for name in timms(increasing)]
+        assert names == list(TIMM_OPERATIONS)
+
+
+@pytest.mark.parametrize(
+    ("string", "values"),
+    [
+        ("rand-m9-mstd0.5-inc1", {"magnitude": 9, "std": 0.5, "increasing": True}),
+        ("rand-m7-n3-p0.8-mstd2", {"magnitude": 7, "layers": 3, "probability": 0.8, "std": 2.0}),
+    ],
+)
+def test_timm__whole_images_are_timms_for_the_same_draws(
+    string: str, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operations, whether they are applied, signs and magnitudes come from our generator on both sides."""
+    chosen = {"layers": 2, "probability": 0.5, "std": 0.0, "increasing": False, **values}
+    manner = {"resample": Image.Resampling.BICUBIC, "fill": IMAGENET_GREY}
+    hparams = {"img_mean": IMAGENET_GREY, "interpolation": Image.Resampling.BICUBIC}
+    theirs = auto_augment.rand_augment_transform(string, hparams)
+    one = theirs.ops[0]
+    read = theirs.num_layers, one.prob, one.magnitude, one.magnitude_std
+    assert read == tuple(chosen[key] for key in ("layers", "probability", "magnitude", "std"))
+    image, changed = Image.fromarray(picture()), 0
+    for seed in range(80):
+        rng, expected = np.random.default_rng(seed), image
+        for _ in range(chosen["layers"]):
+            operation = theirs.ops[int(rng.integers(len(theirs.ops)))]
+            draws = [rng.random(), rng.random()]
+            level = float(rng.normal(chosen["magnitude"], chosen["std"]))
+            monkeypatch.setattr(random, "random", lambda draws=draws: draws.pop(0))
+            monkeypatch.setattr(random, "gauss", lambda _mean, _std, level=level: level)
+            try:
+                expected = operation(expected)
+            except ValueError:  # Posterize to no bits, see above
+                expected = Image.new("RGB", image.size)
+        found = timm_randaugment(image, np.random.default_rng(seed), **chosen, **manner)
+        np.testing.assert_array_equal(np.array(found), np.array(expected))
+        changed += found != image
+    assert changed > 40
+
+
+def test_timm__draws_from_its_generator_alone() -> None:
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    transform = TrainTransform(
+        32,
+        "random_resized",
+        randaugment_layers=3,
+        randaugment_rules="timm",
+        randaugment_std=1.0,
+        fill=(0, 9, 200),
+    )
+    images = [transform(picture(), augmentation_rng(0, 0, sample)) for sample in (*range(12), *range(12))]
+    assert all(torch.equal(one, two) for one, two in zip(images[:12], images[12:], strict=True))
+    assert not all(torch.equal(image, images[0]) for image in images[1:12])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+def test_timm__as_often_unchanged_as_timms_and_not_as_ours_of_torchvision() -> None:
+    """timm's own generators draw on its side."""
+    hparams = {"img_mean": IMAGENET_GREY, "interpolation": Image.Resampling.BICUBIC}
+    theirs = auto_augment.rand_augment_transform("rand-m8-mstd0.5-inc1", hparams)  # 9 may stop Pillow 13
+    transform = TrainTransform(
+        32, "none", flip=False, randaugment_layers=2, randaugment_magnitude=8, randaugment_rules="timm",
+        randaugment_std=0.5, randaugment_increasing=True, resample="bicubic_antialias",
+    )  # fmt: skip
+    old = TrainTransform(32, "none", flip=False, randaugment_layers=2, randaugment_magnitude=27)
+    small = np.random.default_rng(0).integers(40, 200, (32, 32, 3), dtype=np.uint8)
+    shares = []
+    for transformed in (transform, old):
+        kept = sum(
+            bool((transformed(small, augmentation_rng(0, 0, i)).permute(1, 2, 0).numpy() == small).all())
+            for i in range(800)
+        )
+        shares.append(kept / 800)
+    random.seed(0)
+    np.random.seed(0)
+    image = Image.fromarray(small)
+    timms_share = sum(theirs(image) == image for _ in range(800)) / 800
+    assert abs(shares[0] - timms_share) < 0.07
+    assert shares[1] < 0.1 < 0.2 < shares[0]
 
 
 def test_three_augment__is_one_of_three_by_torchvision_and_pillow() -> None:

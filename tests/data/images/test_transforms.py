@@ -1,13 +1,16 @@
+import random
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
-from torchvision.transforms import v2
+from timm.data.transforms import RandomResizedCropAndInterpolation
+from torchvision.transforms import RandomResizedCrop, v2
 
 from vitctl.data.images.decode import BadSample
 from vitctl.data.images.transforms import (
@@ -17,6 +20,7 @@ from vitctl.data.images.transforms import (
     augmentation_rng,
     inception_box,
     rand_augment,
+    random_resized_box,
 )
 
 SHAPES = [(50, 37, 24), (20, 31, 48), (24, 24, 24), (301, 200, 64)]
@@ -230,6 +234,58 @@ def test_inception_box__is_tensorflows_for_every_draw(
     for aspect in ASPECTS:
         expected = tensorflows_boxes(height, width, aspect, area_range)
         assert drawn_boxes(height, width, aspect, area_range) == expected, aspect
+
+
+SIZES = (375, 500), (500, 375), (333, 50), (40, 640), (8, 8), (1, 5)
+IMAGENET_AREA, IMAGENET_ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("area", [IMAGENET_AREA, (0.9, 1.0), (0.2, 0.2)])
+def test_random_resized_box__is_timms_for_every_draw(
+    size: tuple[int, int], area: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """timm has torchvision's rule, ten attempts and the crop of the centre included."""
+    height, width = size
+    image = Image.new("L", (width, height))
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        monkeypatch.setattr(random, "uniform", lambda low, high, rng=rng: rng.uniform(low, high))
+        monkeypatch.setattr(random, "randint", lambda low, high, rng=rng: int(rng.integers(low, high + 1)))
+        theirs = RandomResizedCropAndInterpolation.get_params(image, area, IMAGENET_ASPECT)
+        found = random_resized_box(height, width, np.random.default_rng(seed), area, IMAGENET_ASPECT)
+        assert found == theirs
+
+
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (60, 400), (400, 50)])
+def test_random_resized_box__has_the_distribution_of_torchvision(height: int, width: int) -> None:
+    torch.manual_seed(0)
+    number = 3000
+    image = torch.empty(3, height, width, dtype=torch.uint8)
+    area, aspect = list(IMAGENET_AREA), list(IMAGENET_ASPECT)
+    theirs = np.array([RandomResizedCrop.get_params(image, area, aspect) for _ in range(number)])
+    rngs = (augmentation_rng(0, 0, sample) for sample in range(number))
+    ours = np.array([random_resized_box(height, width, rng, IMAGENET_AREA, IMAGENET_ASPECT) for rng in rngs])
+    for of in (
+        lambda b: b[:, 2] * b[:, 3],
+        lambda b: b[:, 3] / b[:, 2],
+        lambda b: b[:, 0],
+        lambda b: b[:, 1],
+    ):
+        assert scipy.stats.ks_2samp(of(ours), of(theirs)).pvalue > 1e-3
+
+
+def test_train_transform__random_resized_cuts_its_box() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8)
+    area, aspect = (0.3, 0.5), (1.0, 1.5)
+    transform = TrainTransform(24, "random_resized", flip=False, area_range=area, aspect_range=aspect)
+    for seed in range(8):
+        top, left, height, width = random_resized_box(90, 70, augmentation_rng(seed, 0, 0), area, aspect)
+        assert 0.27 < height * width / 6300 < 0.53 and 0.95 < width / height < 1.55
+        whole = TrainTransform(24, "none", flip=False)(
+            image[top : top + height, left : left + width], augmentation_rng(0, 0, 0)
+        )
+        assert torch.equal(transform(image, augmentation_rng(seed, 0, 0)), whole)
 
 
 def test_inception_box__gives_up_with_the_whole_image() -> None:

@@ -149,6 +149,19 @@ def test_train_transform__takes_the_words_of_the_recipe() -> None:
     assert train_transform(today, (0.485, 0.456, 0.406)) == TrainTransform(
         24, randaugment_layers=1, color_jitter=(0.3,) * 3, resample=antialias, fill=fill, **new
     )
+    rules = {"randaugment_rules": "timm", "randaugment_probability": 0.7, "randaugment_std": 0.5}
+    timms = {"randaugment_layers": 2, "randaugment_increasing": True, **rules}
+    resized = TrainImages(image_size=24, crop="random_resized", crop_scale=[0.2, 1.0], **timms)
+    assert train_transform(resized, (0.485, 0.456, 0.406)) == TrainTransform(
+        24,
+        "random_resized",
+        area_range=(0.2, 1.0),
+        aspect_range=(3 / 4, 4 / 3),
+        resample=antialias,
+        fill=fill,
+        **timms,
+    )
+    assert train_transform(data).area_range == (0.05, 1.0)
     scored = EvalTransform(24, method="letterbox", resample=antialias, fill=fill)
     assert eval_transform(today, (0.485, 0.456, 0.406)) == scored
     assert mixing(today) == Mixing(random_erasing=0.25)

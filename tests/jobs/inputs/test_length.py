@@ -8,7 +8,8 @@ import pytest
 
 from tests.conftest import TINY
 from tests.trained import CPU, Job
-from vitctl.engine.schedule import fit_schedule, fitted_recipe
+from vitctl.cli.flags import overrides_of
+from vitctl.engine.schedule import fit_schedule, fitted_recipe, needs_num_images, warmup_of
 from vitctl.errors import RecipeError
 from vitctl.recipe.load import Loaded, Override, load_recipe
 from vitctl.recipe.schema import Finetune
@@ -72,6 +73,27 @@ def test_fit__a_warmup_that_a_flag_opened_is_in_proportion_to_the_recipes() -> N
         Override("schedule.warmup_steps", -1, "--steps, in proportion"),
     )
     assert fit_schedule(longer, 3_680).recipe.schedule.warmup_steps == 100  # type: ignore[attr-defined]
+
+
+def test_fit__a_warmup_in_epochs() -> None:
+    """It stays in epochs, unless a flag changes the length; -1 leaves the choice to it."""
+    s = fitted_recipe(finetune(**{"schedule.warmup_epochs": 2.0}), 1_000).schedule
+    assert (s.batch_size, s.warmup_steps, s.warmup_epochs, warmup_of(s, 1_000)) == (64, 0, 2.0, 31)
+    own = loaded("mae_b16")
+    assert fit_schedule(own, 1_281_167).recipe == own.recipe
+    shorter = loaded(
+        "mae_b16",
+        Override("schedule.total_epochs", 50.0, "--epochs"),
+        Override("schedule.warmup_steps", -1, "--epochs, in proportion"),
+    )
+    assert needs_num_images(shorter.recipe)
+    found = fit_schedule(shorter, 1_281_167)
+    assert isinstance(found.recipe, Finetune)
+    s = found.recipe.schedule
+    assert (s.warmup_steps, s.warmup_epochs, warmup_of(s, 1_281_167)) == (6_255 // 2, 0, 6_255 // 2)
+    assert found.origin("schedule.warmup_epochs") == "the recipe's, in proportion to the length"
+    for given in ("schedule.warmup_steps=9", "schedule.warmup_epochs=1.0"):
+        assert overrides_of({"--epochs": ("schedule.total_epochs", 50.0)}, [given])[-1].flag == "--epochs"
 
 
 def test_finetune__the_run_folder_holds_what_was_fitted(job: Job, tmp_path: Path, tiny_data: Path) -> None:

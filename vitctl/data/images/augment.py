@@ -1,16 +1,18 @@
-"""Distortions of one training image: RandAugment by big_vision's rules, 3-Augment and colour jitter.
+"""Distortions of one training image: RandAugment by big_vision's and timm's rules, 3-Augment, colour jitter.
 
-Images are uint8 `[H, W, 3]`; random choices come from a generator passed by the caller.
+Images are uint8 `[H, W, 3]`, or Pillow's RGB; random choices come from a generator passed by the caller.
 """
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 _FULL = 10.0  # the magnitude at which AutoAugment's operations have their full strength
 _DEGREES, _SHEAR, _TRANSLATION, _CUTOUT, _ADDITION = 30.0, 0.3, 100.0, 40, 110
+_SHIFT = 0.45  # timm: of the image size
 _FILL = np.uint8(128)
 _LUMA = np.array([0.2989, 0.5870, 0.1140], np.float32)
 _BLUR_RADIUS = 0.1, 2.0  # 3-Augment, in pixels
@@ -192,6 +194,109 @@ OPERATIONS: dict[str, Operation] = {
     "TranslateY": _translate_y,
     "Cutout": _cutout,
     "SolarizeAdd": _solarize_add,
+}
+
+
+class Strength(NamedTuple):
+    """How strong timm's operations are: `share` of the full strength, 0 to 1, with a drawn `sign`.
+
+    `increasing`: enhancements go `share` away from the unchanged image, by `sign`, and Posterize and Solarize
+    grow with it. Else they are of AutoAugment: factors from 0.1 to 1.9, and less change at a larger share.
+    """
+
+    share: float
+    sign: int
+    increasing: bool
+    resample: Image.Resampling
+    fill: tuple[int, int, int]
+
+    def signed(self, full: float) -> float:
+        """Return the share of `full`, to either side."""
+        return self.sign * (self.share * full)
+
+    def kept(self, full: int) -> int:
+        """Return the share of `full`, in whole numbers; of what is left of it where strength increases."""
+        part = int(self.share * full)
+        return full - part if self.increasing else part
+
+    @property
+    def factor(self) -> float:
+        """Of Pillow's enhancements; 1 changes nothing."""
+        return max(0.1, 1.0 + self.signed(0.9)) if self.increasing else self.share * 1.8 + 0.1
+
+
+def timm_randaugment(
+    image: Image.Image,
+    rng: np.random.Generator,
+    *,
+    layers: int,
+    magnitude: float,
+    probability: float,
+    std: float,
+    increasing: bool,
+    resample: Image.Resampling,
+    fill: tuple[int, int, int],
+) -> Image.Image:
+    """Distort an image by up to `layers` operations, each drawn from the fifteen of timm.
+
+    No Cutout and no Identity. An operation is applied with `probability`, so that many images stay as they
+    are. Shifts are shares of the image size.
+
+    Args:
+        image: RGB.
+        rng: the only source of randomness.
+        layers: operations that are drawn.
+        magnitude: 0 to 10, the full strength.
+        probability: that a drawn operation is applied.
+        std: standard deviation of a magnitude, which is drawn for each operation and then clipped to 0..10.
+        increasing: see `Strength`.
+        resample: of rotations, shears and shifts.
+        fill: colour of what they bring in.
+
+    Source: timm, data/auto_augment.py
+    """
+    for _ in range(layers):
+        operation = list(TIMM_OPERATIONS.values())[int(rng.integers(len(TIMM_OPERATIONS)))]
+        applies, sign = rng.random() < probability, 1 if rng.random() < 0.5 else -1
+        share = min(max(float(rng.normal(magnitude, std)), 0.0), _FULL) / _FULL
+        if applies:
+            image = operation(image, Strength(share, sign, increasing, resample, fill))
+    return image
+
+
+def _warped(image: Image.Image, by: Strength, matrix: tuple[float, ...]) -> Image.Image:
+    """Fetch each pixel from the place that Pillow's affine matrix gives."""
+    affine = Image.Transform.AFFINE
+    return image.transform(image.size, affine, matrix, resample=by.resample, fillcolor=by.fill)
+
+
+def _posterized(image: Image.Image, by: Strength) -> Image.Image:
+    """Keep the highest bits; none at the full strength, as Pillow did before 13, which refuses that."""
+    cut = 8 - by.kept(4)
+    return image.point([value >> cut << cut for value in range(256)] * 3)
+
+
+def _brightened_below_half(image: Image.Image, by: Strength) -> Image.Image:
+    added = int(by.share * _ADDITION)
+    return image.point([min(255, value + added) if value < 128 else value for value in range(256)] * 3)
+
+
+TIMM_OPERATIONS: dict[str, Callable[[Image.Image, Strength], Image.Image]] = {
+    "AutoContrast": lambda image, _: ImageOps.autocontrast(image),
+    "Equalize": lambda image, _: ImageOps.equalize(image),
+    "Invert": lambda image, _: ImageOps.invert(image),
+    "Rotate": lambda image, by: image.rotate(by.signed(_DEGREES), resample=by.resample, fillcolor=by.fill),
+    "Posterize": _posterized,
+    "Solarize": lambda image, by: ImageOps.solarize(image, by.kept(256)),
+    "SolarizeAdd": _brightened_below_half,
+    "Color": lambda image, by: ImageEnhance.Color(image).enhance(by.factor),
+    "Contrast": lambda image, by: ImageEnhance.Contrast(image).enhance(by.factor),
+    "Brightness": lambda image, by: ImageEnhance.Brightness(image).enhance(by.factor),
+    "Sharpness": lambda image, by: ImageEnhance.Sharpness(image).enhance(by.factor),
+    "ShearX": lambda image, by: _warped(image, by, (1, by.signed(_SHEAR), 0, 0, 1, 0)),
+    "ShearY": lambda image, by: _warped(image, by, (1, 0, 0, by.signed(_SHEAR), 1, 0)),
+    "TranslateX": lambda image, by: _warped(image, by, (1, 0, by.signed(_SHIFT) * image.width, 0, 1, 0)),
+    "TranslateY": lambda image, by: _warped(image, by, (1, 0, 0, 0, 1, by.signed(_SHIFT) * image.height)),
 }
 
 

@@ -3,6 +3,7 @@
 Random choices come from a generator passed by the caller.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,7 +12,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitctl.data.images.augment import big_vision_randaugment, color_jitter, three_augment
+from vitctl.data.images.augment import (
+    big_vision_randaugment,
+    color_jitter,
+    three_augment,
+    timm_randaugment,
+)
 from vitctl.data.images.decode import BadSample, Picture, Truncated
 from vitctl.system.files import PIXELS
 
@@ -22,11 +28,12 @@ Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
 EvalResample = Literal[Resample, "area"]
 Decode = Literal["exact", "scaled"]
 EvalMethod = Literal["square", "shorter_side", "torchvision", "letterbox"]
-RandAugmentRules = Literal["torchvision", "big_vision"]
+Crop = Literal["inception", "random_resized", "random", "none", "letterbox"]
+RandAugmentRules = Literal["torchvision", "big_vision", "timm"]
 Box = tuple[int, int, int, int]  # top, left, height, width
 Colour = tuple[int, int, int]
 GREY: Colour = (128, 128, 128)  # the mean colour of weights whose mean is 0.5
-_CROP_ATTEMPTS = 100
+_CROP_ATTEMPTS, _RESIZED_ATTEMPTS = 100, 10
 _MAX_MAGNITUDE = 30
 _GREY = [128.0, 128.0, 128.0]  # fill colour outside the image, as in the code of AutoAugment's authors
 
@@ -49,13 +56,15 @@ class TrainTransform:
 
     Args:
         image_size: height and width of the result, in pixels.
-        crop: `inception` crops a random box and resizes it; `random` resizes to a square of `resize` pixels
-            and crops at a random position (as in BiT); `none` only resizes; `letterbox`: see `EvalTransform`.
+        crop: `inception` and `random_resized` crop a random box and resize it: TensorFlow's distribution
+            (`inception_box`) or torchvision's (`random_resized_box`); `random` resizes to a square of
+            `resize` pixels and crops at a random position (as in BiT); `none` only resizes; `letterbox`: see
+            `EvalTransform`.
         flip: flip horizontally with probability 0.5.
         resample: `bilinear` as in TensorFlow, without antialiasing; `bilinear_antialias` and
             `bicubic_antialias` as in Pillow.
-        area_range: `inception`: fraction of the image area, 0 to 1.
-        aspect_range: `inception`: aspect ratio, width / height.
+        area_range: of a random box: fraction of the image area, 0 to 1.
+        aspect_range: of a random box: aspect ratio, width / height.
         resize: `random`: size before the crop, in pixels.
         decode: `exact`, or `scaled` to decode a large JPEG to 1/2, 1/4 or 1/8 of its size where the crop is
             still at least as large as the result. This is faster, and antialiases.
@@ -63,17 +72,18 @@ class TrainTransform:
         randaugment_magnitude: of the operations, 0 to 30; see `rand_augment`.
         exif_orientation: whether the loader applies the Exif orientation; see `decode`.
         truncated: how the loader treats truncated JPEGs; see `decode`.
-        randaugment_rules: torchvision's (`rand_augment`), or those of `big_vision_randaugment`.
+        randaugment_rules: torchvision's (`rand_augment`), `big_vision_randaugment` or `timm_randaugment`.
         vertical_flip: flip upside down with probability 0.5.
         augment3: see `three_augment`.
         color_jitter: strengths, see `color_jitter`; none: off.
-        fill: `letterbox`: colour beside the image; see `fill_colour`.
+        fill: `letterbox`, and timm's RandAugment: colour beside the image; see `fill_colour`.
+        randaugment_probability, randaugment_std, randaugment_increasing: see `timm_randaugment`.
 
     Paper: Section 4.1 and Appendix B.1.1; the crop as run is that of the authors' code.
     """
 
     image_size: int
-    crop: Literal["inception", "random", "none", "letterbox"] = "inception"
+    crop: Crop = "inception"
     flip: bool = True
     resample: Resample = "bilinear"
     area_range: tuple[float, float] = (0.05, 1.0)
@@ -89,6 +99,9 @@ class TrainTransform:
     augment3: bool = False
     color_jitter: tuple[float, ...] = ()
     fill: Colour = GREY
+    randaugment_probability: float = 0.5
+    randaugment_std: float = 0.0
+    randaugment_increasing: bool = False
 
     def __post_init__(self) -> None:
         if self.randaugment_layers and self.randaugment_rules == "torchvision":
@@ -114,8 +127,9 @@ class TrainTransform:
         `apply` uses `rng` again for what changes pixels: RandAugment, 3-Augment and colour jitter.
         """
         corner, box = (0, 0), (0, 0, height, width)
-        if self.crop == "inception":
-            box = inception_box(height, width, rng, self.area_range, self.aspect_range)
+        if self.crop in ("inception", "random_resized"):
+            draw_box = inception_box if self.crop == "inception" else random_resized_box
+            box = draw_box(height, width, rng, self.area_range, self.aspect_range)
         elif self.crop == "random":
             num_offsets = self.resize - self.image_size + 1
             corner = (int(rng.integers(num_offsets)), int(rng.integers(num_offsets)))
@@ -138,7 +152,22 @@ class TrainTransform:
             pixels = rand_augment(pixels, drawn.rng, **strength)
         elif self.randaugment_layers:
             image = pixels.permute(1, 2, 0).numpy()
-            pixels = _tensor(big_vision_randaugment(image, drawn.rng, **strength))
+            if self.randaugment_rules == "timm":
+                cubic = self.resample == "bicubic_antialias"
+                distorted = timm_randaugment(
+                    Image.fromarray(image),
+                    drawn.rng,
+                    **strength,
+                    probability=self.randaugment_probability,
+                    std=self.randaugment_std,
+                    increasing=self.randaugment_increasing,
+                    resample=Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR,
+                    fill=self.fill,
+                )
+                image = np.array(distorted)
+            else:
+                image = big_vision_randaugment(image, drawn.rng, **strength)
+            pixels = _tensor(image)
         if not (self.augment3 or self.color_jitter):
             return pixels
         coloured = Image.fromarray(pixels.permute(1, 2, 0).numpy())
@@ -290,6 +319,30 @@ def inception_box(
         if smallest <= area <= largest and 0 < rows <= height and 0 < columns <= width:
             return _offset(height - rows, rng), _offset(width - columns, rng), rows, columns
     return 0, 0, height, width
+
+
+def random_resized_box(
+    height: int,
+    width: int,
+    rng: np.random.Generator,
+    area_range: tuple[float, float],
+    aspect_range: tuple[float, float],
+) -> Box:
+    """Draw a random crop box with the distribution of torchvision's RandomResizedCrop, which timm has too.
+
+    Area and logarithm of the aspect ratio are uniform in their ranges; a box that does not fit the image is
+    drawn again, ten times in all. Then: the largest box in the centre whose aspect ratio is in its range.
+    Arguments and result are those of `inception_box`.
+    """
+    narrowest, widest = aspect_range
+    for _ in range(_RESIZED_ATTEMPTS):
+        area = height * width * rng.uniform(*area_range)
+        aspect = math.exp(rng.uniform(math.log(narrowest), math.log(widest)))
+        rows, columns = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        if 0 < rows <= height and 0 < columns <= width:
+            return int(rng.integers(height - rows + 1)), int(rng.integers(width - columns + 1)), rows, columns
+    rows, columns = min(height, round(width / narrowest)), min(width, round(height * widest))
+    return (height - rows) // 2, (width - columns) // 2, rows, columns
 
 
 def _highest(width: int, largest: np.float32, aspect: np.float32) -> int:

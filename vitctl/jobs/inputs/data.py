@@ -418,6 +418,7 @@ def at_size(data: TrainImages, stored: int) -> TrainImages:
 
 def train_transform(data: TrainImages, mean: Sequence[float] = HALF) -> TrainTransform:
     """Augmentation of a recipe's [data], for weights of this mean colour."""
+    is_resized = data.crop == "random_resized"
     return TrainTransform(
         data.image_size,
         crop=data.crop,
@@ -434,6 +435,11 @@ def train_transform(data: TrainImages, mean: Sequence[float] = HALF) -> TrainTra
         augment3=data.augment3,
         color_jitter=data.color_jitter,
         fill=fill_colour(mean),
+        randaugment_probability=data.randaugment_probability,
+        randaugment_std=data.randaugment_std,
+        randaugment_increasing=data.randaugment_increasing,
+        area_range=data.crop_scale if is_resized else TrainTransform.area_range,
+        aspect_range=data.crop_ratio if is_resized else TrainTransform.aspect_range,
     )
 
 
