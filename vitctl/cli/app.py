@@ -251,6 +251,7 @@ OTHER_NAMES = {
     "steps": "schedule.total_steps",
     "epochs": "schedule.total_epochs",
     "ema_decay": "averaging.decay",
+    "min_lr": "schedule.end_lr",
 }
 SWITCHES = {"no_sweep": "sweep.lrs=[]"}
 MOST = 3

@@ -235,7 +235,9 @@ def fit_schedule(loaded: Loaded, num_images: int) -> Loaded:
     if loaded.origin("schedule.warmup_steps").endswith(IN_PROPORTION) and before.schedule.warmup_steps < 0:
         warmup = {"warmup_steps": _in_proportion(loaded.name, now, num_images), "warmup_epochs": 0.0}
         now = now.model_copy(update={"schedule": now.schedule.model_copy(update=warmup)})
-        found |= {f"schedule.{name}": "the recipe's, in proportion to the length" for name in warmup}
+        for name in warmup:
+            if getattr(before.schedule, name):
+                found[f"schedule.{name}"] = "the recipe's, in proportion to the length"
     return replace(loaded, recipe=now, origins={**loaded.origins, **found})
 
 
