@@ -86,6 +86,7 @@ def check(
             )
         _print_split(split, report, opened)
         problems += report.problems
+        notes += [f"{split}: {note}" for note in report.notes]
         if note := unlabelled_note(ShardSource(opened)):
             notes.append(note)
             untrainable.append(f"'{split}'")
@@ -159,7 +160,7 @@ def _duplicates(
     Excluded images do not count, if their lists can be read.
     """
     from vitctl.data.inspect.check_shards import shared
-    from vitctl.data.inspect.duplicates import label_text
+    from vitctl.data.inspect.overview import label_text
     from vitctl.data.source.splits import read_exclusion
     from vitctl.data.source.stores import ShardSource
 
@@ -286,7 +287,7 @@ def stats(
 
     For example: vitctl data stats shards/
     """
-    from vitctl.cli.show.console import adding, progress_bar, show_table
+    from vitctl.cli.show.console import adding, progress_bar, say, show_table
     from vitctl.data.inspect.overview import measure
     from vitctl.data.source.locate import locate_all_splits
     from vitctl.engine.journal import json_text
@@ -305,6 +306,9 @@ def stats(
     columns = list(map(_column, measured.values()))
     rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
     show_table(("", *measured), rows)
+    for split, numbers in measured.items():
+        for note in numbers.notes:
+            say(f"{split}: {note}")
 
 
 def _column(numbers: "Stats") -> dict[str, str]:

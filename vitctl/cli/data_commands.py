@@ -270,6 +270,8 @@ def _print_intake(intake: "Intake", out: Path, *, stops: bool) -> None:
         from vitctl.data.images.decode import CONVERSION
 
         say(f"{len(intake.converted):,} {CONVERSION}")
+    for note in intake.notes:
+        say(note)
     for doubt in intake.doubts:
         say(doubt.text)
 

@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect
 from torch import Tensor
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from vitctl.data.images.decode import BadSample, open_picture, without_heic
+from vitctl.data.images.decode import BadSample, open_picture
 from vitctl.engine.runtime import num_workers
 from vitctl.errors import LaunchError, explained
 from vitctl.jobs.inputs.classifier import OpenClassifier, check_finite
@@ -103,9 +103,7 @@ class Batcher:
         if not data:
             raise BadSample("empty file")
         turned, truncated = transform.exif_orientation, transform.truncated
-        return self.opened.shown(
-            open_picture(without_heic(data), exif_orientation=turned, truncated=truncated)
-        )
+        return self.opened.shown(open_picture(data, exif_orientation=turned, truncated=truncated))
 
     def compute(self, pixels: list[Tensor]) -> Tensor:
         """Return the logits `[B, K]` of images as the network is shown them."""

@@ -6,17 +6,17 @@ conversions changes the bytes of an image.
 
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from shutil import which
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import PIL
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
 
-from vitctl.data.images.image_types import image_extension, is_heic, webp_size
+from vitctl.data.images.image_types import image_extension, is_heic, refusal, webp_size
 from vitctl.data.images.jpeg import (
     LACKS_SCANS,
     Jpeg,
@@ -31,19 +31,26 @@ from vitctl.data.images.jpeg import (
     with_end_marker,
     with_restart_markers,
 )
+from vitctl.data.images.pixel_digest import is_flat
 from vitctl.errors import DataError
 from vitctl.system.files import PICTURE, PIXELS, SCANNED, SCANS
 from vitctl.system.process import acquire
 
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+# Pillow's plugins by `image_extension`; a file is opened by the one of its signature.
+_PLUGINS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bmp": "BMP", "tif": "TIFF"}
+_PLUGINS |= dict.fromkeys(("pbm", "pgm", "ppm"), "PPM")
+_MAX_TEXT = 8 * 2**20  # bytes of an image as text, of which Pillow reads some millions in a second
 Truncated = Literal["refuse", "pad"]
 # Peak memory while an image is decoded, in bytes per pixel; measured in tests/data/test_costly_samples.py.
 # By format, else by Pillow's mode; other modes need a second buffer for the conversion to RGB. With several
 # scans the decoder of a JPEG holds the coefficients of the whole image.
-_BYTES_PER_PIXEL = {"WEBP": 24, "CMYK JPEG": 20, "RGB": 12, "L": 12, "P": 12, "1": 12}
+_BYTES_PER_PIXEL = {"WEBP": 24, "PPM": 20, "CMYK JPEG": 20, "RGB": 12, "L": 12, "P": 12, "1": 12}
 _BYTES_PER_PIXEL |= {"one scan": 3, "several scans": 9}
 _OTHER_BYTES_PER_PIXEL = 16
 _ORIENTATION = 0x0112
+# TIFF 6.0, sections 3 to 8 and 19: tags, and two of their values
+_BITS_PER_SAMPLE, _COMPRESSION, _PHOTOMETRIC, _PLANAR, _SAMPLE_FORMAT = 258, 259, 262, 284, 339
+_WHITE_IS_ZERO, _UNSIGNED = 0, 1
 
 
 class BadSample(DataError):  # noqa: N818 - it names the sample, not the failure
@@ -159,7 +166,7 @@ def open_picture(data: bytes, *, exif_orientation: bool = True, truncated: Trunc
 
     Args and errors are those of `decode`.
     """
-    data = with_end_marker(data)
+    data = with_end_marker(without_heic(data))
     jpeg = read_header(data)
     if jpeg is None:
         pixels, orientation = _decode_with_pillow(data, truncated)
@@ -182,7 +189,7 @@ def from_pillow(image: Image.Image, *, exif_orientation: bool = True) -> Picture
     Raises:
         BadSample: as `decode`.
     """
-    with _pillow_problems(b""):
+    with _pillow_problems():
         acquire(_check_cost(image.width, image.height, _pillow_bytes(image, image.mode)))
         pixels = _rgb(image)
         return Picture(pixels, _orientation(image) if exif_orientation else 1)
@@ -191,11 +198,12 @@ def from_pillow(image: Image.Image, *, exif_orientation: bool = True) -> Picture
 def decode(data: bytes, *, exif_orientation: bool = True, truncated: Truncated = "refuse") -> np.ndarray:
     """Decode an image to RGB.
 
-    Greyscale, palette, alpha, CMYK and 16-bit images become 8-bit RGB: transparency is dropped, and 16-bit
-    values keep their high byte. Of an animation the first frame is decoded.
+    Greyscale, palette, alpha, CMYK and 16-bit images become 8-bit RGB: 12-bit and 16-bit values keep their
+    eight high bits, and transparency is dropped, unless nothing would be left of the picture: see
+    `_drawn_in_alpha`. Of an animation the first frame is decoded.
 
     Args:
-        data: the bytes of a JPEG, PNG, WEBP, GIF, BMP or TIFF file.
+        data: the bytes of a JPEG, PNG, WEBP, GIF, BMP, TIFF, PNM or HEIC file.
         exif_orientation: rotate and mirror the image according to its Exif or XMP orientation; False keeps
             the stored pixels, as the authors' pipeline does. TIFF files are always oriented, because there it
             is part of the format.
@@ -207,7 +215,8 @@ def decode(data: bytes, *, exif_orientation: bool = True, truncated: Truncated =
         uint8 `[H, W, 3]`, writable.
 
     Raises:
-        BadSample: `not an image`, `too large`, `truncated` or `damaged`.
+        BadSample: `not an image`, `unsupported format`, `unsupported pixels`, `too large`, `truncated` or
+            `damaged`.
     """
     picture = open_picture(data, exif_orientation=exif_orientation, truncated=truncated)
     return picture.region(0, 0, picture.height, picture.width)
@@ -218,23 +227,29 @@ def _decode_with_pillow(data: bytes, truncated: Truncated) -> tuple[np.ndarray, 
 
     Pillow does not report damage in the compressed data of a JPEG.
     """
-    if image_extension(data) == "webp":  # checked here, because Pillow opens it with memory for all pixels
+    extension = image_extension(data)
+    if extension is None:
+        raise BadSample(*refusal(data))
+    if extension == "webp":  # checked here, because Pillow opens it with memory for all pixels
         width, height = webp_size(data)
         acquire(_check_cost(width, height, width * height * _BYTES_PER_PIXEL["WEBP"]))
-    with _pillow_problems(data), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-        kind = "CMYK JPEG" if (image.mode, image.format) == ("CMYK", "JPEG") else image.mode
+    plugin = _PLUGINS[extension]
+    with _pillow_problems(plugin), Image.open(io.BytesIO(data), formats=(plugin,)) as image:
+        kind = "CMYK JPEG" if (image.mode, plugin) == ("CMYK", "JPEG") else image.mode
+        kind = plugin if plugin == "PPM" else kind
         acquire(_check_cost(image.width, image.height, _pillow_bytes(image, kind)))
-        if image.format == "JPEG":
+        if plugin == "JPEG":
             _check_scans(data, image.width * image.height)
-        pixels, orientation = _rgb(image), _orientation(image)
-        fault = find_fault(data) if image.format == "JPEG" and truncated == "refuse" else None
+        pixels = _scaled_pnm(image, data) if plugin == "PPM" else None
+        pixels, orientation = _rgb(image) if pixels is None else pixels, _orientation(image)
+        fault = find_fault(data) if plugin == "JPEG" and truncated == "refuse" else None
         if fault is not None:
             raise BadSample(*fault)
         return pixels, orientation
 
 
 @contextmanager
-def _pillow_problems(data: bytes) -> Iterator[None]:
+def _pillow_problems(plugin: str = "image") -> Iterator[None]:
     """Convert whatever Pillow raises inside to a BadSample.
 
     Its warnings, about metadata and size, are ignored: the size is checked here.
@@ -246,7 +261,8 @@ def _pillow_problems(data: bytes) -> Iterator[None]:
         except (BadSample, MemoryError):
             raise
         except UnidentifiedImageError:
-            raise BadSample("not an image", f"begins with {data[:8].hex(' ') or 'nothing'}") from None
+            unknown = f"Pillow cannot open this {plugin}: convert it to PNG, if it is not damaged"
+            raise BadSample("damaged", unknown) from None
         except Image.DecompressionBombError:
             raise BadSample("too large", f"should be at most {PIXELS} pixels") from None
         except Exception as error:  # Pillow's plugins raise a dozen types for damaged files
@@ -309,13 +325,64 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _rgb(image: Image.Image) -> np.ndarray:
-    if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip at 255 instead of scaling
-        high = np.asarray(image) >> 8  # in place from here on, to save memory
-        grey = np.clip(high, 0, 255, out=high).astype(np.uint8)
-        return np.repeat(grey[:, :, None], 3, axis=2)
-    if image.mode == "F":
-        raise BadSample("damaged", "floating-point pixels have no known range")
-    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+    """Return the stored pixels as RGB, by the range that the file declares."""
+    tags = getattr(image, "tag_v2", {})  # of a TIFF
+    _check_samples(image, tags)
+    if image.mode.startswith("I"):  # grey of 12 or 16 bits, which Pillow would clip at 255 instead of scaling
+        high = (np.asarray(image) >> (tags.get(_BITS_PER_SAMPLE, (16,))[0] - 8)).astype(np.uint8)
+        if tags and tags.get(_PHOTOMETRIC, 0) == _WHITE_IS_ZERO:  # Pillow inverts 1 to 8 bits alone
+            np.subtract(255, high, out=high)
+        return np.repeat(high[:, :, None], 3, axis=2)
+    pixels = np.array(image if image.mode == "RGB" else image.convert("RGB"))
+    if not image.has_transparency_data or not is_flat(pixels):
+        return pixels
+    colour: tuple[int, int, int] = tuple(pixels[0, 0].tolist())
+    del pixels  # to save memory
+    return _drawn_in_alpha(image, colour)
+
+
+def _check_samples(image: Image.Image, tags: Mapping[int, Any]) -> None:
+    """Refuse pixels of no known range, and those that Pillow decodes wrongly."""
+    signed = any(form != _UNSIGNED for form in tags.get(_SAMPLE_FORMAT, ()))
+    # A PGM file of more than 8 bits is scaled to 16 by Pillow.
+    if image.mode == "F" or signed or (image.mode == "I" and image.format != "PPM"):
+        raise BadSample(
+            "unsupported pixels",
+            "signed, 32-bit and floating-point pixels have no known range; convert to 8 or 16 bits, unsigned",
+        )
+    planes, compression = tags.get(_PLANAR, 1), tags.get(_COMPRESSION, 1)
+    if (planes, compression) == (2, 1) and max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8:
+        text = "16-bit channels one after the other, not compressed; interleave them"
+        raise BadSample("unsupported pixels", text)
+
+
+def _drawn_in_alpha(image: Image.Image, colour: tuple[int, int, int]) -> np.ndarray:
+    """Return an image of one colour, as it looks on white by its transparency; a light colour on black.
+
+    Where the colours show anything, transparency is dropped, as Pillow and torchvision do.
+    """
+    alpha = (image if image.mode in ("LA", "RGBA") else image.convert("RGBA")).getchannel("A")
+    low, high = alpha.getextrema()
+    page = Image.new("RGB", image.size, colour if low == high else "white" if sum(colour) < 384 else "black")
+    page.paste(colour, (0, 0), alpha)
+    return np.array(page)
+
+
+def _scaled_pnm(image: ImageFile.ImageFile, data: bytes) -> np.ndarray | None:
+    """Return the pixels of a binary PGM or PPM file whose white is neither 255 nor 16 bits of grey, scaled
+    to 255; Pillow, which takes a microsecond for each, has the same. None for other files.
+    """
+    decoder, _, begin, how = image.tile[0]
+    if decoder == "ppm_plain" and len(data) > _MAX_TEXT:
+        raise BadSample("too large", f"{len(data):,} bytes of text, should be at most {_MAX_TEXT:,}")
+    if decoder != "ppm" or not isinstance(how, tuple):
+        return None
+    white, bands = int(how[-1]), 3 if image.mode == "RGB" else 1
+    count = image.width * image.height * bands
+    samples = np.frombuffer(data, ">u2" if white > 255 else np.uint8, count, begin).reshape(image.height, -1)
+    scaled = np.minimum(np.rint(np.arange(2**16) / white * 255), 255).astype(np.uint8)
+    grey = np.stack([scaled[row] for row in samples]).reshape(image.height, image.width, bands)
+    return grey if bands == 3 else np.repeat(grey, 3, axis=2)
 
 
 # Conversion to JPEG

@@ -2,9 +2,10 @@
 reason.
 """
 
+import re
 from collections.abc import Callable
 
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff")
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "pbm", "pgm", "ppm", "pnm")
 IMAGE_SUFFIXES = tuple(f".{extension}" for extension in IMAGE_EXTENSIONS)
 SYSTEM_FILE = "system file"
 HEAD_BYTES = 300
@@ -30,11 +31,26 @@ _OTHERS = (
     (b"PK\x03\x04", "zip archive"),
     (b"\x1f\x8b", "gzip archive"),
     (b"7z\xbc\xaf", "7z archive"),
-    (b"8BPS", "Photoshop file"),
     (b"<svg", "SVG drawing"),
     (b"<?xml", "XML"),
     (b"\x1aE\xdf\xa3", "video"),
     (b"\xff\xd8", "damaged JPEG"),  # an intact one goes on with ff
+)
+# Images that are not decoded. For JPEG 2000 and AVIF the reason is memory: docs/bounds.md
+_UNREAD = (
+    (b"\0\0\0\x0cjP  ", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"\0\0\0\x0cJXL ", "JPEG XL"),
+    (b"\xff\x0a", "JPEG XL"),
+    (b"8BPS", "Photoshop file"),
+    (b"MM\0+", "big-endian BigTIFF"),
+    (b"P7\n", "PAM"),
+    (b"PF\n", "PFM"),
+    (b"Pf\n", "PFM"),
+    (b"v/1\x01", "OpenEXR"),
+    (b"qoif", "QOI"),
+    (b"SIMPLE  =", "FITS"),
+    (b"\0\0\1\0", "ICO"),
 )
 _SIGNATURES = (
     (b"\xff\xd8\xff", "jpg"),
@@ -43,7 +59,11 @@ _SIGNATURES = (
     (b"BM", "bmp"),
     (b"II*\0", "tif"),
     (b"MM\0*", "tif"),
+    (b"II+\0", "tif"),  # BigTIFF
 )
+_NETPBM = ("pbm", "pgm", "ppm")  # P1 to P3 as text, P4 to P6 in binary
+_NETPBM_SIZE = re.compile(rb"P[1-6](?:\s|#[^\r\n]*[\r\n])++\d+\s+\d+\s")
+_AVIF_BRANDS = {b"avif", b"avis"}
 _HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"}
 _MAX_BRANDS = 64
 _BITMAP_HEADERS = (12, 40, 52, 56, 64, 108, 124)  # bytes
@@ -73,21 +93,29 @@ def exclusion_reason(name: str, head: Callable[[], bytes]) -> str:
     if extension in _CALLED_IMAGE:
         return ""
     data = head()
-    # The signature of a bitmap may be the start of a text, so the size of its header is checked too.
-    is_bitmap = data[:2] == b"BM" and int.from_bytes(data[14:18], "little") in _BITMAP_HEADERS
-    if is_heic(data) or is_bitmap or image_extension(data) not in (None, "bmp"):
-        return ""
-    return f"not an image: {content_type(data, extension)}"
+    kind = image_extension(data)
+    # The signature of a bitmap or of Netpbm may be the start of a text, so more of the header is checked.
+    if kind == "bmp" and int.from_bytes(data[14:18], "little") not in _BITMAP_HEADERS:
+        kind = None
+    if kind in _NETPBM and not _NETPBM_SIZE.match(data):
+        kind = None
+    return "" if kind or is_heic(data) else ": ".join(refusal(data, extension))
 
 
-def content_type(data: bytes, extension: str = "") -> str:
-    """Return the content type of a file that is not a supported image, in a word or two."""
+def refusal(data: bytes, extension: str = "") -> tuple[str, str]:
+    """Return why a file is not decoded whose `image_extension` is None: a category, and the name of its
+    format.
+    """
+    unread = next((word for signature, word in _UNREAD if data.startswith(signature)), None)
+    if _brands(data) & _AVIF_BRANDS:
+        unread = "AVIF"
+    if unread:
+        return "unsupported format", f"{unread}; convert it to PNG or JPEG"
     known = next((word for signature, word in _OTHERS if data.startswith(signature)), None)
     if data[4:8] == b"ftyp":
-        known = "AVIF" if data[8:11] == b"avi" else "video"
-    if known or not data:
-        return known or "empty file"
-    return f".{extension} file" if extension else f"begins with {data[:8].hex(' ')}"
+        known = "video"
+    other = f".{extension} file" if extension else f"begins with {data[:8].hex(' ')}"
+    return "not an image", known or (other if data else "empty file")
 
 
 def image_extension(data: bytes) -> str | None:
@@ -96,14 +124,22 @@ def image_extension(data: bytes) -> str | None:
     """
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
+    if data[:1] == b"P" and b"1" <= data[1:2] <= b"6" and data[2:3].isspace():
+        return _NETPBM[(data[1] - ord("1")) % 3]
     return next((extension for signature, extension in _SIGNATURES if data.startswith(signature)), None)
 
 
 def is_heic(data: bytes) -> bool:
     """Return whether a file is HEIF with HEVC inside, by its first bytes; 300 are enough."""
+    return bool(_brands(data) & _HEIC_BRANDS)
+
+
+def _brands(data: bytes) -> set[bytes]:
+    """Return the brands of an ISO base media file, such as HEIF; empty for other files."""
+    if data[4:8] != b"ftyp":
+        return set()
     end = min(int.from_bytes(data[:4]), len(data), 16 + 4 * _MAX_BRANDS)
-    brands = {data[8:12], *(data[at : at + 4] for at in range(16, end, 4))}
-    return data[4:8] == b"ftyp" and bool(brands & _HEIC_BRANDS)
+    return {data[8:12], *(data[at : at + 4] for at in range(16, end, 4))}
 
 
 def webp_size(data: bytes) -> tuple[int, int]:
@@ -115,7 +151,7 @@ def webp_size(data: bytes) -> tuple[int, int]:
     at, width, height = 12, 0, 0
     for _ in range(_MAX_WEBP_CHUNKS):
         name, body = data[at : at + 4], data[at + 8 : at + 18]
-        if len(body) < 10:
+        if len(body) < 5:  # a lossless image of one colour may have 8
             break
         if name == b"VP8X":  # the canvas
             sides = 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")

@@ -10,7 +10,9 @@ import numpy as np
 
 from vitctl.data.datasets.catalog import find_data_set
 from vitctl.data.images.decode import BadSample, decode
+from vitctl.data.images.pixel_digest import pixel_digest
 from vitctl.data.inspect.duplicates import MATCHES
+from vitctl.data.inspect.overview import look_alikes
 from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, find_splits
 from vitctl.data.shards.tar import padded, read_shard
 from vitctl.data.source.splits import DIGEST, changed_images, image_digest
@@ -43,6 +45,7 @@ class Report:
         kinds: problems by file and kind.
         digests: of the bytes of every image, `[n]` of 16 bytes, equal for equal images; empty for a sample.
         repeated: duplicate images of the split: `(first, later)`.
+        notes: on images that look the same, see `pixel_notes`.
     """
 
     num_samples: int
@@ -53,6 +56,7 @@ class Report:
     kinds: tuple["Kind", ...]
     digests: np.ndarray = field(repr=False, compare=False)
     repeated: tuple[tuple[int, int], ...]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,14 @@ class _Problem(NamedTuple):
     kind: str
     member: str
     line: str
+
+
+class _Checked(NamedTuple):
+    """The result of a task: problems, and digests of the bytes and of the pixels of its images."""
+
+    problems: list[_Problem]
+    digests: list[bytes]
+    pixels: list[bytes]
 
 
 class _Task(NamedTuple):
@@ -101,11 +113,11 @@ def verify_index(
     num_images = sum(len(task.images) for task in tasks)
     num_steps = sum(task.whole for task in tasks) + num_images * decodes
 
-    def check(task: int, done: Done) -> tuple[list[_Problem], list[bytes]]:
+    def check(task: int, done: Done) -> _Checked:
         return _check_task(index, tasks[task], decodes, done)
 
     results = run_tasks(check, len(tasks), workers=workers, done=counted(progress, num_steps))
-    problems = [problem for problems, _ in results for problem in problems]
+    problems = [problem for result in results for problem in result.problems]
     source = ShardSource(replace(index, label_counts=None))  # so that every label is read
     try:
         check_labels(source, index.folder.name, "pixels")
@@ -114,7 +126,10 @@ def verify_index(
         problems.append(_Problem(table, "labels of no class", "", str(error)))
     labels, num_classes = source.labels(), len(index.class_names)
     counts = np.bincount(labels[labels >= 0], minlength=num_classes)[:num_classes]
-    digests = [] if decode_images == "sample" else [digest for _, digests in results for digest in digests]
+    digests = [] if decode_images == "sample" else [one for result in results for one in result.digests]
+    begins = np.cumsum([0, *(shard.num_samples for shard in index.shards)]).tolist()
+    numbers = [begins[task.shard] + image for task in tasks for image in task.images]
+    pixels = [one for result in results for one in result.pixels]
     groups: dict[tuple[str, str], list[_Problem]] = {}
     for problem in problems:
         groups.setdefault((problem.file, problem.kind), []).append(problem)
@@ -127,6 +142,7 @@ def verify_index(
         kinds=tuple(Kind(*name, len(group), group[0].member) for name, group in groups.items()),
         digests=np.array(digests, DIGEST),
         repeated=tuple(repeated(np.array(digests, DIGEST))),
+        notes=look_alikes(source, numbers, pixels),
     )
 
 
@@ -154,10 +170,10 @@ def _tasks(index: Index, sample: bool) -> Iterator[_Task]:
         first += shard.num_samples
 
 
-def _check_task(index: Index, task: _Task, decodes: bool, done: Done) -> tuple[list[_Problem], list[bytes]]:
-    """Return the problems and digests of the images of a task."""
+def _check_task(index: Index, task: _Task, decodes: bool, done: Done) -> _Checked:
     problems: list[_Problem] = []
     digests: list[bytes] = []
+    pixels = [b""] * len(task.images)
     address = index.address(task.shard)
     name = address.rpartition("/")[2]
     try:
@@ -166,20 +182,20 @@ def _check_task(index: Index, task: _Task, decodes: bool, done: Done) -> tuple[l
                 problems += _shard_problems(own, address)
                 done(1)
             source = ShardSource(own)
-            for image in task.images:
+            for number, image in enumerate(task.images):
                 digests.append(image_digest(source, image))
                 if decodes:
                     try:
-                        decode(source.read(image))
+                        pixels[number] = pixel_digest(decode(source.read(image)))
                     except BadSample as error:
                         key = sample_key(source, image)
                         problems.append(_Problem(name, error.reason, key, f"{address}: {key}: {error}"))
                     done(1)
-            return problems, digests
+            return _Checked(problems, digests, pixels)
     except DataError as error:  # a remote shard that cannot be fetched
         done(task.whole + len(task.images) * decodes)
         digests = [f"unreadable {image}".encode() for image in task.images]
-        return [_Problem(name, "not fetched", str(error), str(error))], digests
+        return _Checked([_Problem(name, "not fetched", str(error), str(error))], digests, pixels)
 
 
 @contextmanager

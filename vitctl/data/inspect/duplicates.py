@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from vitctl.data.images.decode import BadSample, open_picture
-from vitctl.data.inspect.overview import Cell, cell, draw_sheet, save
+from vitctl.data.inspect.overview import Cell, cell, draw_sheet, label_text, save
 from vitctl.data.source.splits import DIGEST, bytes_digest, default_splits, image_digest, select
 from vitctl.data.source.stores import ShardSource, open_index
 from vitctl.data.source.views import Source, sample_key
@@ -172,15 +172,6 @@ def describe(found: Found) -> str:
         f"{where}: {found.num_exact:,} identical and {count_text(near, 'near-duplicate image')}{labels}, "
         f"such as {one_line(keys[0])} ({one_line(left)}) and {one_line(keys[1])} ({one_line(right)})"
     )
-
-
-def label_text(source: Source, sample: int) -> str:
-    """Return the class names of an image, joined by `;` where there are several.
-
-    Empty for an image without a label.
-    """
-    labels = source.labels(np.array([sample])).reshape(-1).tolist()
-    return ";".join(sorted(source.class_names[label] for label in labels if label >= 0))
 
 
 def free_folder(wanted: Path) -> Path:

@@ -11,9 +11,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vitctl.data.images.decode import BadSample, decode, open_picture
 from vitctl.data.images.image_types import image_extension
+from vitctl.data.images.pixel_digest import pixel_digest, pixel_notes
 from vitctl.data.images.transforms import TrainTransform, augmentation_rng
 from vitctl.data.shards.index import has_label
-from vitctl.data.source.views import Source
+from vitctl.data.source.views import Source, sample_key
 from vitctl.system.figures import drawable, note_spelled
 from vitctl.system.files import atomic_write
 from vitctl.system.pool import Done, run_each
@@ -170,6 +171,7 @@ class Stats:
         aspects: quantiles of width by height.
         mean: of red, green and blue, 0 to 1; every image counts the same, whatever its size.
         std: of the pixels around it.
+        notes: on images that look the same, see `pixel_notes`.
     """
 
     num_images: int
@@ -186,18 +188,20 @@ class Stats:
     aspects: tuple[float, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    notes: tuple[str, ...]
 
 
 class _Measured(NamedTuple):
     """What was measured on an image.
 
     `numbers` are height, width, whether it was turned, mean and mean square of red, green and blue; None for
-    an image that cannot be decoded.
+    an image that cannot be decoded. `digest` is that of the pixels.
     """
 
     format: str
     num_bytes: int
     numbers: tuple[float, ...] | None = None
+    digest: bytes = b""
 
 
 def measure(
@@ -242,7 +246,27 @@ def measure(
         aspects=_quantiles(widths / heights),
         mean=tuple(mean.tolist()),
         std=tuple(np.sqrt(np.maximum(mean_square - mean**2, 0)).tolist()),
+        notes=look_alikes(source, chosen, [image.digest for image in images]),
     )
+
+
+def look_alikes(source: Source, samples: Sequence[int], digests: Sequence[bytes]) -> tuple[str, ...]:
+    """Return the `pixel_notes` of some samples, by the digest of the pixels of each."""
+    notes = pixel_notes(
+        digests,
+        lambda number: sample_key(source, samples[number]),
+        lambda number: label_text(source, samples[number]),
+    )
+    return tuple(notes)
+
+
+def label_text(source: Source, sample: int) -> str:
+    """Return the class names of an image, joined by `;` where there are several.
+
+    Empty for an image without a label.
+    """
+    labels = source.labels(np.array([sample])).reshape(-1).tolist()
+    return ";".join(sorted(source.class_names[label] for label in labels if label >= 0))
 
 
 def _measured(source: Source, sample: int) -> _Measured:
@@ -258,7 +282,8 @@ def _measured(source: Source, sample: int) -> _Measured:
         return _Measured(form, len(data))
     flat = pixels.reshape(-1, 3).astype(np.float32) / 255
     means = (*flat.mean(axis=0, dtype=np.float64), *(flat * flat).mean(axis=0, dtype=np.float64))
-    return _Measured(form, len(data), (*pixels.shape[:2], picture.is_turned, *means))
+    numbers = (*pixels.shape[:2], picture.is_turned, *means)
+    return _Measured(form, len(data), numbers, pixel_digest(pixels))
 
 
 def _quantiles(values: np.ndarray) -> tuple[float, ...]:

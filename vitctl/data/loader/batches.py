@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from vitctl.data.images.decode import BadSample, Picture, open_picture, without_heic
+from vitctl.data.images.decode import BadSample, Picture, open_picture
 from vitctl.data.images.transforms import EvalTransform, TrainTransform, augmentation_rng
 from vitctl.data.loader.workers import (
     Prefetcher,
@@ -216,8 +216,8 @@ def eval_batches(
         num_workers: loader processes, 0 to work in this one.
         whole_batches: divide batches among the processes, not samples: then each holds the same images for
             any number of processes.
-        unchecked: the images were not checked when shards were made of them: HEIC is converted here, and a
-            sample that cannot be used is left as zeros of weight 0, listed in `bad`.
+        unchecked: the images were not checked when shards were made of them: a sample that cannot be used is
+            left as zeros of weight 0, listed in `bad`.
         digests: fill `Batch.digests`.
         pinned: as of `train_batches`.
 
@@ -238,7 +238,7 @@ def eval_batches(
         for begin in range(chosen.start, chosen.start + longest, size):
             yield [sample if sample < chosen.stop else PADDING for sample in range(begin, begin + size)]
 
-    samples = _EvalSamples(source, transform, unchecked, digests)
+    samples = _EvalSamples(source, transform, digests)
     for batch in _batches(samples, positions(), num_workers, pinned):
         for sample, key, reason in () if unchecked else batch.bad:
             can_pad = reason in ("truncated", "damaged") and transform.truncated == "refuse"
@@ -333,7 +333,6 @@ class _EvalSamples(Dataset[Batch]):
 
     source: Source
     transform: EvalTransform
-    unchecked: bool
     digests: bool
 
     def __getitems__(self, positions: list[int]) -> Batch:
@@ -347,7 +346,7 @@ class _EvalSamples(Dataset[Batch]):
             data = together.get(sample) or self.source.read(sample)
             if self.digests:
                 digests[row] = hashlib.sha256(data).hexdigest()
-            picture = _opened(without_heic(data) if self.unchecked else data, self.transform)
+            picture = _opened(data, self.transform)
             return partial(self.transform, picture), picture.num_bytes
 
         batch = _batch(self.source, samples, labels, self.transform.image_size, open_sample)

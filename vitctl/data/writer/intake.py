@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from vitctl.data.images.decode import CONVERSION, BadSample, open_picture, without_heic
-from vitctl.data.images.image_types import HEAD_BYTES, content_type, image_extension, is_heic
+from vitctl.data.images.image_types import HEAD_BYTES, is_heic
+from vitctl.data.images.pixel_digest import pixel_digest, pixel_notes
 from vitctl.data.source.views import no_class
 from vitctl.errors import DataError
 from vitctl.system.files import IMAGE_FILE, parsing, write_csv
@@ -103,6 +104,7 @@ class Intake:
         bad: images that cannot be used; among `left_out` too where they are skipped.
         converted: names of the images that are stored in another format.
         doubts: about classes; nothing should be written while there are any.
+        notes: on images that look the same, see `pixel_notes`.
     """
 
     splits: Mapping[str, Originals]
@@ -110,6 +112,7 @@ class Intake:
     bad: tuple[LeftOut, ...]
     converted: tuple[str, ...]
     doubts: tuple["Doubt", ...]
+    notes: tuple[str, ...] = ()
 
     def counts(self) -> list[tuple[str, int]]:
         """Count the files that were left out by kind of reason, most first."""
@@ -129,10 +132,24 @@ class Intake:
 
 
 class _Split(NamedTuple):
-    """A split with the finding for each image: "" if it can be used as it is, `heic`, or what is wrong."""
+    """A split with the finding for each image: "" if it can be used as it is, `heic`, or what is wrong; and
+    with the digest of its pixels, empty where they were not decoded.
+    """
 
     originals: Originals
     findings: list[str]
+    digests: list[bytes]
+
+    def notes(self) -> list[str]:
+        """Return lines about images that look the same."""
+        items, prefix, names = self.originals.items, self.originals.prefix, self.originals.class_names
+
+        def label(number: int) -> str:
+            labels = items[number].label
+            several = labels if isinstance(labels, tuple) else (labels,)
+            return ";".join(names[label] for label in several if label >= 0)
+
+        return pixel_notes(self.digests, lambda number: prefix + items[number].key, label)
 
     def per_class(self, *, usable: bool) -> list[int]:
         """Count the images of each class; with `usable`, without bad images."""
@@ -172,7 +189,7 @@ def check_originals(
     if not any(originals.is_user_data for originals in splits.values()):
         return Intake(splits, (), (), (), ())
     looked = {
-        name: _Split(originals, _look(originals.items, bad, workers, done))
+        name: _Split(originals, *_look(originals.items, bad, workers, done))
         for name, originals in splits.items()
     }
     _check_named(looked, drop, keep)
@@ -185,41 +202,41 @@ def check_originals(
         if rest.items:
             out[name] = rest
     doubts = _doubts(looked, set(drop), set(keep))
-    return Intake(out, tuple(left_out), tuple(wrong), tuple(converted), tuple(doubts))
+    notes = tuple(note for split in looked.values() for note in split.notes())
+    return Intake(out, tuple(left_out), tuple(wrong), tuple(converted), tuple(doubts), notes)
 
 
-def check_image(data: bytes) -> str:
-    """Decode an image. Return "" if training can read it, `heic` if it is converted, else what is wrong."""
+def check_image(data: bytes) -> tuple[str, bytes]:
+    """Decode an image. Return "" if training can read it, `heic` if it is converted, else what is wrong; and
+    the digest of its pixels, empty if there are none.
+    """
     if not data:
-        return "empty file"
+        return "empty file", b""
     if len(data) > IMAGE_FILE.limit:
-        return f"too large: {len(data):,} bytes, should have at most {IMAGE_FILE}"
+        return f"too large: {len(data):,} bytes, should have at most {IMAGE_FILE}", b""
     try:
-        if is_heic(data[:HEAD_BYTES]):
-            without_heic(data)
-            return _HEIC
-        if image_extension(data) is None:
-            return f"not an image: {content_type(data)}"
         picture = open_picture(data)
-        picture.region(0, 0, picture.height, picture.width, reuse_buffer=True)
+        pixels = picture.region(0, 0, picture.height, picture.width, reuse_buffer=True)
     except BadSample as error:
-        return str(error)
-    return ""
+        return str(error), b""
+    return _HEIC if is_heic(data[:HEAD_BYTES]) else "", pixel_digest(pixels)
 
 
-def _look(items: Sequence[Item], bad: Bad, workers: int, done: Done) -> list[str]:
+def _look(items: Sequence[Item], bad: Bad, workers: int, done: Done) -> tuple[list[str], list[bytes]]:
     if bad == "keep":
-        return [_HEIC if item.key.lower().endswith(_HEIC_NAMES) else "" for item in items]
+        found = [_HEIC if item.key.lower().endswith(_HEIC_NAMES) else "" for item in items]
+        return found, [b""] * len(items)
 
-    def check(number: int) -> str:
+    def check(number: int) -> tuple[str, bytes]:
         if breaks_line(items[number].key.rpartition("/")[2]):
-            return "its name has a control character"
+            return "its name has a control character", b""
         try:
             return check_image(read_item(items[number]))
         except DataError as error:
-            return f"unreadable: {error}"
+            return f"unreadable: {error}", b""
 
-    return run_each(check, len(items), _IMAGES_PER_TASK, workers=workers, done=done)
+    looked = run_each(check, len(items), _IMAGES_PER_TASK, workers=workers, done=done)
+    return [found for found, _ in looked], [digest for _, digest in looked]
 
 
 def _is_bad(found: str) -> bool:

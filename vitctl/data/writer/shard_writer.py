@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from vitctl.data.images.decode import Reencode
-from vitctl.data.images.image_types import image_extension
+from vitctl.data.images.image_types import image_extension, refusal
 from vitctl.data.images.jpeg import read_header
 from vitctl.data.shards.index import INDEX_FILE, Index, Shard, read_index, write_index
 from vitctl.data.shards.tar import ROW, Scan, ShardWriter, escape_key, names_header, pad_labels, read_shard
@@ -296,8 +296,7 @@ class _Job:
         extension = image_extension(data)
         if extension is None:
             raise DataError(
-                f"{item.key}: not a JPEG, PNG, WEBP, GIF, BMP or TIFF file (begins with {data[:8].hex(' ')});"
-                f" remove it, or leave it out with --bad skip"
+                f"{item.key}: {': '.join(refusal(data))}; remove it, or leave it out with --bad skip"
             )
         if len(data) > IMAGE_FILE.limit:
             raise DataError(f"{item.key}: {len(data)} bytes, should have at most {IMAGE_FILE.limit}")
