@@ -343,7 +343,7 @@ class Scan:
 def read_shard(path: Path, fields: Fields = Fields(), *, ends: bool = False) -> Scan:
     """Read every header and label of one shard; image bytes are hashed, not decoded.
 
-    Members other than images (jpg, jpeg, png, webp, gif, bmp, tif, tiff) and labels are ignored. Labels are
+    Members other than images (`IMAGE_EXTENSIONS`) and labels are ignored. Labels are
     `cls`, one number or several separated by spaces, or `json` with one `label` or `cls`, or a list of
     `labels`. A single label takes precedence over a list. A label may come before or after its image.
 

@@ -295,9 +295,8 @@ class _Job:
             )
         extension = image_extension(data)
         if extension is None:
-            raise DataError(
-                f"{item.key}: {': '.join(refusal(data))}; remove it, or leave it out with --bad skip"
-            )
+            reason, what = refusal(data)
+            raise DataError(f"{item.key}: {reason}: {what}; remove it, or leave it out with --bad skip")
         if len(data) > IMAGE_FILE.limit:
             raise DataError(f"{item.key}: {len(data)} bytes, should have at most {IMAGE_FILE.limit}")
         if self.reencode and extension == "jpg":
