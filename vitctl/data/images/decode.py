@@ -44,7 +44,7 @@ Truncated = Literal["refuse", "pad"]
 # Peak memory while an image is decoded, in bytes per pixel; measured in tests/data/test_costly_samples.py.
 # By format, else by Pillow's mode; other modes need a second buffer for the conversion to RGB. With several
 # scans the decoder of a JPEG holds the coefficients of the whole image.
-_BYTES_PER_PIXEL = {"WEBP": 24, "PPM": 20, "CMYK JPEG": 20, "RGB": 12, "L": 12, "P": 12, "1": 12}
+_BYTES_PER_PIXEL = {"WEBP": 24, "CMYK JPEG": 20, "RGB": 12, "L": 12, "P": 12, "1": 12}
 _BYTES_PER_PIXEL |= {"one scan": 3, "several scans": 9}
 _OTHER_BYTES_PER_PIXEL = 16
 _ORIENTATION = 0x0112
@@ -236,12 +236,11 @@ def _decode_with_pillow(data: bytes, truncated: Truncated) -> tuple[np.ndarray, 
     plugin = _PLUGINS[extension]
     with _pillow_problems(plugin), Image.open(io.BytesIO(data), formats=(plugin,)) as image:
         kind = "CMYK JPEG" if (image.mode, plugin) == ("CMYK", "JPEG") else image.mode
-        kind = plugin if plugin == "PPM" else kind
         acquire(_check_cost(image.width, image.height, _pillow_bytes(image, kind)))
         if plugin == "JPEG":
             _check_scans(data, image.width * image.height)
-        pixels = _scaled_pnm(image, data) if plugin == "PPM" else None
-        pixels, orientation = _rgb(image) if pixels is None else pixels, _orientation(image)
+        scaled = _scaled_pnm(image, data) if plugin == "PPM" else None
+        pixels, orientation = _rgb(image) if scaled is None else scaled, _orientation(image)
         fault = find_fault(data) if plugin == "JPEG" and truncated == "refuse" else None
         if fault is not None:
             raise BadSample(*fault)
@@ -350,10 +349,9 @@ def _check_samples(image: Image.Image, tags: Mapping[int, Any]) -> None:
             "unsupported pixels",
             "signed, 32-bit and floating-point pixels have no known range; convert to 8 or 16 bits, unsigned",
         )
-    planes, compression = tags.get(_PLANAR, 1), tags.get(_COMPRESSION, 1)
-    if (planes, compression) == (2, 1) and max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8:
-        text = "16-bit channels one after the other, not compressed; interleave them"
-        raise BadSample("unsupported pixels", text)
+    layout = tags.get(_PLANAR, 1), tags.get(_COMPRESSION, 1), max(tags.get(_BITS_PER_SAMPLE, (1,)))
+    if layout == (2, 1, 16):
+        raise BadSample("unsupported pixels", "16-bit planes, not compressed; interleave the channels")
 
 
 def _drawn_in_alpha(image: Image.Image, colour: tuple[int, int, int]) -> np.ndarray:

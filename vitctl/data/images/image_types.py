@@ -95,25 +95,22 @@ def exclusion_reason(name: str, head: Callable[[], bytes]) -> str:
     data = head()
     kind = image_extension(data)
     # The signature of a bitmap or of Netpbm may be the start of a text, so more of the header is checked.
-    if kind == "bmp" and int.from_bytes(data[14:18], "little") not in _BITMAP_HEADERS:
-        kind = None
-    if kind in _NETPBM and not _NETPBM_SIZE.match(data):
-        kind = None
-    return "" if kind or is_heic(data) else ": ".join(refusal(data, extension))
+    is_text = kind == "bmp" and int.from_bytes(data[14:18], "little") not in _BITMAP_HEADERS
+    is_text |= kind in _NETPBM and not _NETPBM_SIZE.match(data)
+    is_image = is_heic(data) or (kind is not None and not is_text)
+    return "" if is_image else ": ".join(refusal(data, extension))
 
 
 def refusal(data: bytes, extension: str = "") -> tuple[str, str]:
     """Return why a file is not decoded whose `image_extension` is None: a category, and the name of its
     format.
     """
-    unread = next((word for signature, word in _UNREAD if data.startswith(signature)), None)
-    if _brands(data) & _AVIF_BRANDS:
-        unread = "AVIF"
+    brands = _brands(data)
+    unread = next((word for signature, word in _UNREAD if data.startswith(signature)), "")
+    unread = "AVIF" if brands & _AVIF_BRANDS else unread
     if unread:
         return "unsupported format", f"{unread}; convert it to PNG or JPEG"
-    known = next((word for signature, word in _OTHERS if data.startswith(signature)), None)
-    if data[4:8] == b"ftyp":
-        known = "video"
+    known = next((word for signature, word in _OTHERS if data.startswith(signature)), brands and "video")
     other = f".{extension} file" if extension else f"begins with {data[:8].hex(' ')}"
     return "not an image", known or (other if data else "empty file")
 

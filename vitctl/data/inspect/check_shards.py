@@ -76,12 +76,7 @@ class _Problem(NamedTuple):
     line: str
 
 
-class _Checked(NamedTuple):
-    """The result of a task: problems, and digests of the bytes and of the pixels of its images."""
-
-    problems: list[_Problem]
-    digests: list[bytes]
-    pixels: list[bytes]
+_Checked = tuple[list[_Problem], list[bytes], list[bytes]]  # digests of the bytes, and of the pixels
 
 
 class _Task(NamedTuple):
@@ -117,7 +112,7 @@ def verify_index(
         return _check_task(index, tasks[task], decodes, done)
 
     results = run_tasks(check, len(tasks), workers=workers, done=counted(progress, num_steps))
-    problems = [problem for result in results for problem in result.problems]
+    problems = [problem for found, _, _ in results for problem in found]
     source = ShardSource(replace(index, label_counts=None))  # so that every label is read
     try:
         check_labels(source, index.folder.name, "pixels")
@@ -126,10 +121,10 @@ def verify_index(
         problems.append(_Problem(table, "labels of no class", "", str(error)))
     labels, num_classes = source.labels(), len(index.class_names)
     counts = np.bincount(labels[labels >= 0], minlength=num_classes)[:num_classes]
-    digests = [] if decode_images == "sample" else [one for result in results for one in result.digests]
+    digests = [] if decode_images == "sample" else [one for _, found, _ in results for one in found]
     begins = np.cumsum([0, *(shard.num_samples for shard in index.shards)]).tolist()
     numbers = [begins[task.shard] + image for task in tasks for image in task.images]
-    pixels = [one for result in results for one in result.pixels]
+    pixels = [one for _, _, found in results for one in found]
     groups: dict[tuple[str, str], list[_Problem]] = {}
     for problem in problems:
         groups.setdefault((problem.file, problem.kind), []).append(problem)
@@ -191,11 +186,11 @@ def _check_task(index: Index, task: _Task, decodes: bool, done: Done) -> _Checke
                         key = sample_key(source, image)
                         problems.append(_Problem(name, error.reason, key, f"{address}: {key}: {error}"))
                     done(1)
-            return _Checked(problems, digests, pixels)
+            return problems, digests, pixels
     except DataError as error:  # a remote shard that cannot be fetched
         done(task.whole + len(task.images) * decodes)
         digests = [f"unreadable {image}".encode() for image in task.images]
-        return _Checked([_Problem(name, "not fetched", str(error), str(error))], digests, pixels)
+        return [_Problem(name, "not fetched", str(error), str(error))], digests, pixels
 
 
 @contextmanager
