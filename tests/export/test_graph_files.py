@@ -270,7 +270,9 @@ def test_onnx__a_loss_of_accuracy_is_refused(
     monkeypatch.setattr(
         graph_files,
         "open_onnx",
-        lambda request, path: lambda images: [run(request, path)(images)[0] + always_four],
+        lambda request, path: run(request, path)._replace(
+            run=lambda images: [run(request, path).run(images)[0] + always_four]
+        ),
     )
 
     def always_zero(model: Model) -> None:

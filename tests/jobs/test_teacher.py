@@ -193,7 +193,7 @@ def test_refused__before_anything_is_written(
 def test_refused__probabilities_of_a_sigmoid_and_other_widths(
     job: Job, pretrained: Path, speck: Path
 ) -> None:
-    with pytest.raises(CheckpointError, match="trained with the sigmoid loss"):
+    with pytest.raises(CheckpointError, match="its probabilities are sigmoids"):
         job("finetune", **{**DISTIL, "distillation.teacher": str(pretrained)})
     with pytest.raises(CheckpointError, match="has 12 numbers, the student's 24: "):
         job("finetune", **{**DISTIL, **FEATURES, "distillation.teacher": str(speck)})

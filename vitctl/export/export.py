@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from pkgutil import resolve_name
@@ -16,17 +18,30 @@ import torch
 from vitctl.engine.computation import Kernels, use_kernels, versions
 from vitctl.engine.journal import LOG, Journal, Report, silent
 from vitctl.engine.preemption import StopFlag
-from vitctl.errors import CheckpointError, RecipeError
+from vitctl.errors import CheckpointError, RecipeError, refuse
 from vitctl.export.graph import Raw
-from vitctl.export.proof import TOLERANCE, GivenImages, Score, agree, compare, run_model, score
+from vitctl.export.proof import (
+    TOLERANCE,
+    GivenImages,
+    Opened,
+    Score,
+    agree,
+    answering,
+    check_answers,
+    compare,
+    run_model,
+    score,
+)
 from vitctl.export.resizing import Resizing, ResizingCheck, stored_transform
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, weights_of
 from vitctl.jobs.record.result import RunResult, data_used
 from vitctl.jobs.training import weights_scored
+from vitctl.models.weights.meta import activation_of
 from vitctl.recipe.export_formats import FORMATS, ExportFormat
 from vitctl.recipe.schema import ExportRecipe
 from vitctl.recipe.sections import Export
 from vitctl.system.files import atomic_write, flush
+from vitctl.system.text import one_line
 
 _KERNELS = Kernels(attention="fused", linear="torch")  # what exporters know
 _RESIZING = {"image_size", "eval_method", "eval_resize", "resample"}
@@ -120,10 +135,27 @@ def export(
     stop = StopFlag() if stop is None else stop
     options = recipe.export
     found = weights_of(recipe)
+    config = found.weights.config
+    activation = activation_of(found.weights.meta, config.num_classes)
+    refuse(
+        RecipeError,
+        (
+            options.file
+            and FORMATS[options.to[0]].in_folder
+            and activation != activation_of({}, config.num_classes),
+            f"export.file = '{options.file}': weights alone do not say that they answer by a {activation}; "
+            f"name a folder for all files of --to {options.to[0]}",
+        ),
+        (
+            options.flip_average and not config.num_classes,
+            f"export.flip_average: {found.path} has no head, whose logits it would average; leave it out",
+        ),
+    )
     model, _ = loaded_model(found, 0, torch.float32)
     use_kernels(_KERNELS)
-    plain = Raw(model.eval(), found.weights.meta)  # what weights alone compute
     temperature = found.weights.meta.get("temperature") or 1.0
+    own = Raw(model.eval(), found.weights.meta)  # what weights alone compute, and with the temperature
+    plain = Raw(model, found.weights.meta, temperature=temperature)
     scored = Raw(model, found.weights.meta, flip_average=options.flip_average, temperature=temperature).eval()
     images = GivenImages(recipe, found, run_dir, stop) if recipe.data.path or recipe.data.dataset else None
     journal = Journal(run_dir / LOG, report)
@@ -145,7 +177,7 @@ def export(
     for to in options.to:
         stop.check()
         row = FORMATS[to]
-        graph = _graph(found, plain, options) if row.is_graph else plain
+        graph = _graph(found, plain, options) if row.is_graph else plain if row.in_folder else own
         resizing = check(row) if graph.preprocess is None else None
         done = _write_verified(
             ExportRequest(row, found, graph, run_dir, name, options, resizing, images, model_score)
@@ -212,13 +244,13 @@ def _write_verified(request: ExportRequest) -> Exported:
     home = request.run_dir / row.name if row.in_folder else request.run_dir
     with partial_folder(request.run_dir, row.name, home) as aside:
         file, notes = resolve_name(row.writer)(request, aside)
-        run = resolve_name(row.prover)(request, file)
+        opened = _opened(request, file)
         tolerance = TOLERANCE if request.precision == "float32" else inf
-        difference = agree(file, request.model, options.batch_sizes, run, tolerance)
+        differences = [_proven(name, one, request, tolerance) for name, one in opened.items()]
         scores, lines = dict[str, Any](), list[str]()
         if images is not None and row.is_graph:
             inputs = images.inputs(images.source, photographs=request.model.preprocess is not None)
-            scored = score(file, run, inputs, images)
+            scored = score(file, opened[str(file)].run, inputs, images)
             scores, text = compare(file, scored, request.model_score(), images, options.max_accuracy_loss)
             lines.append(text)
         # The file itself comes last, because it refers to the others.
@@ -232,10 +264,39 @@ def _write_verified(request: ExportRequest) -> Exported:
     return Exported(
         home / file.name,
         [home / path.name for path in beside],
-        difference,
+        max(differences),
         [*notes[:1], *lines, *notes[1:], *request.resizing_note],
         scores,
     )
+
+
+def _opened(request: ExportRequest, file: Path) -> dict[str, Opened]:
+    """Return a written file as vitctl opens it, and as each of the other programs that are installed does, by
+    what messages call it. Raises CheckpointError if one cannot.
+    """
+    opened = {str(file): resolve_name(request.row.prover)(request, file)}
+    for package, reader in request.row.readers:
+        if find_spec(package) is None:
+            continue
+        try:
+            if found := resolve_name(reader)(request, file):
+                opened[f"{file}, opened by {package}"] = found
+        except Exception as error:  # whatever they raise for what they do not know
+            raise CheckpointError(
+                f"{file}: {package} {version(package)} cannot open it ({one_line(str(error))}), so it was "
+                f"not kept; pip install --upgrade {package}, or export where it is not installed"
+            ) from error
+    return opened
+
+
+def _proven(name: str, opened: Opened, request: ExportRequest, tolerance: float) -> float:
+    """Return the largest difference of a file, as a program opens it. Raises CheckpointError."""
+    weights, model = request.found.weights, request.model
+    largest = agree(name, model, request.options.batch_sizes, opened.run, tolerance)
+    if weights.config.num_classes:
+        left = (weights.meta.get("temperature") or 1.0) / model.network.temperature
+        check_answers(name, opened, model, answering(weights.meta, left), tolerance)
+    return largest
 
 
 @contextmanager

@@ -21,7 +21,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class _Network(nn.Module):
-    """Normalised images to logits [B, K], or to them and the representation [B, R]."""
+    """Normalised images to logits [B, K], the representation [B, R], or both; without a head the latter."""
 
     def __init__(self, model: Model, features: bool, flip_average: bool, temperature: float) -> None:
         super().__init__()
@@ -29,21 +29,23 @@ class _Network(nn.Module):
         self.temperature = temperature
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        if self.model.head is None:
+            return self.model.features(images)
         if not self.gives_features:
             logits: Tensor = flip_averaged(self.model, images) if self.flip_average else self.model(images)
             return self._tempered(logits)
         features = self.model.features(images)
         if self.flip_average:
             return self._tempered(flip_averaged(self.model, images)), features
-        logits = features if self.model.head is None else self.model.head(features)
-        return self._tempered(logits), features
+        return self._tempered(self.model.head(features)), features
 
     def _tempered(self, logits: Tensor) -> Tensor:
         return logits if self.temperature == 1 else logits / self.temperature
 
 
 class Raw(nn.Module):
-    """A model with its value range in front: uint8 images [B, 3, S, S] to logits [B, K].
+    """A model with its value range in front: uint8 images [B, 3, S, S] to logits [B, K], or without a head
+    to the representation [B, R].
 
     Args:
         model: in evaluation mode.
@@ -89,7 +91,8 @@ class Raw(nn.Module):
     @property
     def outputs(self) -> list[str]:
         """Return the names of the outputs."""
-        return [LOGITS, FEATURES] if self.network.gives_features else [LOGITS]
+        has_head = self.model.head is not None
+        return [LOGITS] * has_head + [FEATURES] * (self.network.gives_features or not has_head)
 
     @property
     def free_axes(self) -> tuple[str, ...]:

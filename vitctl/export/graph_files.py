@@ -17,9 +17,9 @@ from torch import Tensor
 
 from vitctl.errors import CheckpointError
 from vitctl.export.export import ExportRequest, Written, partial_folder
-from vitctl.export.graph import INPUT, Raw, folded
+from vitctl.export.graph import INPUT, LOGITS, Raw, folded
 from vitctl.export.low_precision import narrow
-from vitctl.export.proof import Run, run_model
+from vitctl.export.proof import Opened, answering, run_model
 from vitctl.export.resizing import stored_transform
 
 OPSET = 20
@@ -51,8 +51,8 @@ def write_onnx(request: ExportRequest, folder: Path) -> Written:
     return Written(file, (described(file), *notes))
 
 
-def open_onnx(_request: ExportRequest, path: Path) -> Run:
-    """Return an ONNX file as onnxruntime runs it on the CPU.
+def open_onnx(_request: ExportRequest, path: Path) -> Opened:
+    """Return an ONNX file as onnxruntime runs it on the CPU, with the answers that its metadata tell.
 
     Raises CheckpointError if it cannot be opened.
     """
@@ -67,7 +67,9 @@ def open_onnx(_request: ExportRequest, path: Path) -> Run:
     def run(images: Tensor) -> list[np.ndarray]:
         return list(session.run(None, {INPUT: images.numpy()}))
 
-    return run
+    told = session.get_modelmeta().custom_metadata_map
+    meta = {"class_names": json.loads(told["class_names"]), **json.loads(told["preprocessing"])}
+    return Opened(run, answering(meta, 1.0))
 
 
 _ONNX_TRACE = "pkg.torch.onnx.stack_trace"
@@ -129,10 +131,9 @@ def _in_words(value: onnx.ValueInfoProto) -> str:
 
 
 def _metadata(request: ExportRequest) -> dict[str, str]:
-    weights = request.found.weights
-    meta = {key: value for key, value in weights.meta.items() if key != "class_names"}
+    weights, meta = request.found.weights, _described(request)
     return {
-        "class_names": json.dumps(weights.meta.get("class_names", [])),
+        "class_names": json.dumps(meta.pop("class_names", [])),
         "preprocessing": json.dumps(meta),
         "input": "squares" if request.model.preprocess is None else "photographs",
         "producer": "vitctl",
@@ -144,8 +145,15 @@ def _metadata(request: ExportRequest) -> dict[str, str]:
     }
 
 
+def _described(request: ExportRequest) -> dict[str, Any]:
+    """Return the metadata of the weights, and that they have no head if so."""
+    weights = request.found.weights
+    return weights.meta | ({} if weights.config.num_classes else {"head": "none"})
+
+
 def sample_program(meta: dict[str, Any], model: Raw) -> str:
-    """Return ten lines of Python that print a photograph's five best classes, for the user to start from.
+    """Return ten lines of Python that print a photograph's five best classes, or without a head its
+    features, for the user to start from.
 
     Args:
         meta: of the weights.
@@ -154,7 +162,7 @@ def sample_program(meta: dict[str, Any], model: Raw) -> str:
     opened = "Image.open(sys.argv[1])"
     if meta.get("exif_orientation") is not False:  # as `vitctl predict` reads weights that do not say
         opened = f"ImageOps.exif_transpose({opened})"
-    inside = model.preprocess is not None
+    inside, output = model.preprocess is not None, model.outputs[0]
     lines = [
         "import json, pathlib, sys",
         "import numpy, onnxruntime",
@@ -162,13 +170,15 @@ def sample_program(meta: dict[str, Any], model: Raw) -> str:
         'session = onnxruntime.InferenceSession(pathlib.Path(__file__).with_suffix(".onnx"))',
         f'image = {opened}.convert("RGB")',
         *([] if inside or "eval_method" not in meta else _resizing_lines(meta)),
-        f'[logits] = session.run(["logits"], {{"images": numpy.asarray(image)[None]'
+        f'[{output}] = session.run(["{output}"], {{"images": numpy.asarray(image)[None]'
         f"{'' if inside else '.transpose(0, 3, 1, 2)'}}})[0]",
+    ]
+    ranked = [
         'names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])',
         'for number in (-logits).argsort(kind="stable")[:5]:',
         '    print(f"{logits[number]:8.3f}", names[number] if names else number)',
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + (ranked if output == LOGITS else ["print(*features)"])) + "\n"
 
 
 def _resizing_lines(meta: dict[str, Any]) -> list[str]:
@@ -205,7 +215,7 @@ def write_program(request: ExportRequest, folder: Path) -> Written:
     `torch.export.load(FILE).module()` runs it without vitctl.
     """
     file, model = folder / f"{request.name}.pt2", request.model.traced()
-    meta = request.found.weights.meta | {"weights_sha256": request.found.weights.digest}
+    meta = _described(request) | {"weights_sha256": request.found.weights.digest}
     meta |= {"flip_average": True} if request.options.flip_average else {}
     with quiet():
         program = torch.export.export(model, (model.example(2),), dynamic_shapes=(model.free_sizes(),))
@@ -218,10 +228,12 @@ def write_program(request: ExportRequest, folder: Path) -> Written:
     return Written(file, (text,))
 
 
-def open_program(_request: ExportRequest, path: Path) -> Run:
-    """Return a `torch.export` program as torch runs it."""
+def open_program(_request: ExportRequest, path: Path) -> Opened:
+    """Return a `torch.export` program as torch runs it, with the answers that its metadata tell."""
+    extra = {PROGRAM_METADATA: ""}
     with quiet():
-        return run_model(torch.export.load(path).module())
+        run = run_model(torch.export.load(path, extra_files=extra).module())
+    return Opened(run, answering(json.loads(extra[PROGRAM_METADATA]), 1.0))
 
 
 @contextmanager

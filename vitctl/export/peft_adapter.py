@@ -12,7 +12,7 @@ from vitctl.engine.journal import ADAPTERS, name_of, tensor_files
 from vitctl.errors import CheckpointError
 from vitctl.export.export import ExportRequest, Written
 from vitctl.export.graph import Raw
-from vitctl.export.proof import Run, run_model
+from vitctl.export.proof import Opened, answering, run_model
 from vitctl.export.weights_folder import model_card
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model
 from vitctl.models.build import build, check_state
@@ -21,7 +21,8 @@ from vitctl.models.variants import LORA_TARGETS
 from vitctl.models.weights import huggingface
 from vitctl.models.weights.containers import read_tensors, save_tensors, write_json
 from vitctl.models.weights.layouts import rule_for
-from vitctl.models.weights.weights_file import Weights
+from vitctl.models.weights.meta import activation_of
+from vitctl.models.weights.weights_file import Weights, tempered
 from vitctl.system.files import write_text
 
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -56,9 +57,8 @@ def write_peft(request: ExportRequest, folder: Path) -> Written:
     whole = build(config, device="meta")
     adapt(whole, lora["targets"], lora["blocks"], rank=lora["rank"], alpha=0.0, dropout=0.0, seed=0)
     check_state(adapters, {name: one for name, one in whole.state_dict().items() if ".adapters." in name})
-    tensors = {
-        f"{_PREFIX}.{_HEAD}.{kind}": found.weights.state[f"head.{kind}"] for kind in ("weight", "bias")
-    }
+    head, answers = tempered(found.weights).state, activation_of(found.weights.meta, config.num_classes)
+    tensors = {f"{_PREFIX}.{_HEAD}.{kind}": head[f"head.{kind}"] for kind in ("weight", "bias")}
     for name, _, pair in _modules(adapters):
         for letter, tensor in zip("AB", pair, strict=True):
             tensors[f"{_PREFIX}.{name}.lora_{letter}.weight"] = tensor.clone()
@@ -78,14 +78,16 @@ def write_peft(request: ExportRequest, folder: Path) -> Written:
     notes = (
         f"the start weights, SHA-256 {lora['from_sha256']}, are not in it: write them with `vitctl export "
         f"--to hf`, and open them with num_labels={config.num_classes}, "
-        f"ignore_mismatched_sizes=True",
+        f"ignore_mismatched_sizes=True"
+        + ", problem_type='multi_label_classification'"
+        * (answers == "sigmoid"),
         *request.resizing_note,
     )
     write_text(folder / "README.md", model_card(request, notes))
     return Written(file, notes[:1])
 
 
-def open_peft(request: ExportRequest, path: Path) -> Run:
+def open_peft(request: ExportRequest, path: Path) -> Opened:
     """Return the model with the adapters and the head that are read back, instead of those it was merged
     with.
     """
@@ -101,7 +103,8 @@ def open_peft(request: ExportRequest, path: Path) -> Run:
     state |= {f"head.{kind}": theirs[f"{_PREFIX}.{_HEAD}.{kind}"] for kind in ("weight", "bias")}
     weights = Weights(found.weights.config, state, found.weights.meta)
     model, _ = loaded_model(replace(found, weights=weights), 0, torch.float32)
-    return run_model(Raw(model.eval(), found.weights.meta))
+    run = run_model(Raw(model.eval(), found.weights.meta))
+    return Opened(run, answering(found.weights.meta, 1.0))  # the user of peft states classes and activation
 
 
 def _adapters(found: FoundWeights) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
-"""Verification of a written file against its model: on noise in batches of several sizes, and by accuracy on
-the user's images.
+"""Verification of a written file against its model: outputs and answers on noise in batches of several
+sizes, and accuracy on the user's images.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,15 +21,43 @@ from vitctl.errors import CheckpointError, DataError
 from vitctl.export.graph import Raw
 from vitctl.export.resizing import stored_transform
 from vitctl.jobs.evaluate import check_found_classes
+from vitctl.jobs.inputs.classifier import Ranking, probabilities
 from vitctl.jobs.inputs.data import open_images, open_scored
 from vitctl.jobs.inputs.weights import FoundWeights
 from vitctl.jobs.training import not_whole
+from vitctl.models.weights.meta import activation_of, no_head
 from vitctl.recipe.schema import ExportRecipe
 
 TOLERANCE = 1e-4
 _BATCH, _TOP = 16, 5
 # The outputs of a file or a model, in their order, for a batch of its input.
 Run = Callable[[Tensor], Sequence[np.ndarray]]
+# Names and probabilities of all classes for each row of logits; "" for the name of an unnamed one.
+Answering = Callable[[Tensor], list[Ranking]]
+
+
+class Opened(NamedTuple):
+    """A written file, as a program opens it: its outputs, and what it makes of the logits."""
+
+    run: Run
+    answers: Answering
+
+
+def answering(meta: Mapping[str, Any], temperature: float | None) -> Answering:
+    """Return how `vitctl predict` makes answers of logits.
+
+    Args:
+        meta: of the weights; of a written file those that are read from it.
+        temperature: by which the logits are still to be divided.
+    """
+
+    def answers(logits: Tensor) -> list[Ranking]:
+        count = logits.shape[1]
+        likely = probabilities(logits, activation_of(meta, count), temperature or 1.0)
+        names = meta.get("class_names") or [""] * count
+        return [list(zip(names, row, strict=True)) for row in likely.tolist()]
+
+    return answers
 
 
 def run_model(model: nn.Module) -> Run:
@@ -43,7 +71,7 @@ def run_model(model: nn.Module) -> Run:
     return run
 
 
-def agree(path: Path, model: Raw, batch_sizes: Sequence[int], run: Run, tolerance: float) -> float:
+def agree(path: Path | str, model: Raw, batch_sizes: Sequence[int], run: Run, tolerance: float) -> float:
     """Return the largest difference between a file and its model on noise, in standard deviations of the
     logits.
 
@@ -79,6 +107,31 @@ def agree(path: Path, model: Raw, batch_sizes: Sequence[int], run: Run, toleranc
     return largest
 
 
+def check_answers(path: str, opened: Opened, model: Raw, wanted: Answering, tolerance: float) -> None:
+    """Compare the answers of a file with those of its model on noise: names, and their probabilities.
+
+    Args:
+        path: of the file, for the message.
+        opened: the file.
+        model: what the file was made of, with a head.
+        wanted: makes the answers of its logits.
+        tolerance: see `agree`; a probability differs by less than the logits do.
+
+    Raises:
+        CheckpointError: names or probabilities differ.
+    """
+    images = model.example(3)
+    logits, expected = (torch.from_numpy(run(images)[0]) for run in (opened.run, run_model(model)))
+    allowed = tolerance * max(1.0, float(expected.std()))
+    for found, right in zip(opened.answers(logits), wanted(expected), strict=True):
+        for (name, p), (own, q) in zip(sorted(found), sorted(right), strict=True):
+            if name != own or not abs(p - q) <= allowed:
+                raise CheckpointError(
+                    f"{path}: answers {name!r} with probability {p:.4f}, and the model {own!r} with {q:.4f}; "
+                    f"it was not kept"
+                )
+
+
 class GivenImages:
     """The images of data.path or data.dataset: a file is scored on some, and int8 is calibrated on others.
 
@@ -93,9 +146,7 @@ class GivenImages:
         self.source = open_scored(data, data.eval_split, run_dir)
         self._shards = Verification([self.source], run_dir)
         if not found.weights.has_head:
-            raise CheckpointError(
-                f"{found.path}: has no trained head, so no image can be scored; fine-tune it first"
-            )
+            raise no_head(found.path)
         check_found_classes(found, self.source.class_names)
         self.calibration_split = data.calibration_split
         self.where = f"{data.eval_split} of {data.path or data.dataset}"

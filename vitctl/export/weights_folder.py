@@ -7,7 +7,6 @@ Hugging Face reads its head.
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,13 @@ from vitctl.engine.metrics import METRICS, interval_text, wilson
 from vitctl.errors import CheckpointError
 from vitctl.export.export import ExportRequest, Written
 from vitctl.export.graph import Raw
-from vitctl.export.proof import Run, run_model
+from vitctl.export.proof import Opened, answering, run_model
 from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, run_of
 from vitctl.jobs.record.result import read_result
 from vitctl.models.weights.containers import read_json, write_json
 from vitctl.models.weights.download import CONFIG
 from vitctl.models.weights.licence import licence_sentence
-from vitctl.models.weights.meta import assumed_line
+from vitctl.models.weights.meta import activation_of, assumed_line
 from vitctl.models.weights.weights_file import read_weights, write_weights
 from vitctl.system.files import write_text
 from vitctl.system.text import one_line
@@ -46,21 +45,16 @@ def write_weights_file(request: ExportRequest, folder: Path) -> Written:
     row, weights = request.row, request.found.weights
     target = folder / f"model{row.ending}" if row.ending == ".npz" else folder
     written = write_weights(weights, target, row.name)
-    notes, digest = (*written.notes, *request.resizing_note), dict[str, str]()
-    if temperature := weights.meta.get("temperature"):
-        if (folder / CONFIG).is_file():  # of what is read from it: some layouts merge tensors
-            heads = getattr(weights.config, "num_heads", None)
-            digest["weights_sha256"] = read_weights(written.files[0], num_heads=heads).digest
-        elif row.ending == ".npz":
-            lost = f"the file has no place for the temperature: divide its logits by {temperature:.6g}"
-            written = replace(written, notes=(*written.notes, lost))
     if row.in_folder:
-        write_text(folder / "README.md", model_card(request, notes))
-    if config := read_json(folder / CONFIG):
-        meta = {key: value for key, value in weights.meta.items() if key != "class_names"}
+        write_text(folder / "README.md", model_card(request, (*written.notes, *request.resizing_note)))
+        config = read_json(folder / CONFIG)
+        dropped = {"temperature"} | ({"class_names"} if config else set())  # the head is divided by it
+        meta = {key: value for key, value in weights.meta.items() if key not in dropped}
+        heads = getattr(weights.config, "num_heads", None)
         ours = {
             "preprocessing": meta,
             "weights_sha256": weights.digest,
+            **({"num_heads": heads} if heads else {}),
             **({"resizing": request.resizing.note} if request.resizing else {}),
         }
         names = {"licence": "license", "licence_link": "license_link"}
@@ -69,11 +63,13 @@ def write_weights_file(request: ExportRequest, folder: Path) -> Written:
     return Written(written.files[0], written.notes)
 
 
-def open_weights_file(request: ExportRequest, path: Path) -> Run:
-    """Return the model with the weights that are read back from a file."""
-    heads = getattr(request.found.weights.config, "num_heads", None)
-    model, _ = loaded_model(FoundWeights(str(path), read_weights(path, num_heads=heads)), 0, torch.float32)
-    return run_model(Raw(model.eval(), request.found.weights.meta))
+def open_weights_file(_request: ExportRequest, path: Path) -> Opened:
+    """Return what vitctl reads back: nothing is known but what is written."""
+    weights = read_weights(path)
+    model, _ = loaded_model(FoundWeights(str(path), weights), 0, torch.float32)
+    return Opened(
+        run_model(Raw(model.eval(), weights.meta)), answering(weights.meta, weights.meta.get("temperature"))
+    )
 
 
 def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
@@ -101,6 +97,7 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
             *("---", ""),
         ]
     data, temperature = result.get("provenance", {}), found.weights.meta.get("temperature")
+    kind = activation_of(found.weights.meta, config.num_classes)
     lines = [
         *head,
         f"# Weights of {found.weights.meta.get('format', 'vitctl')}",
@@ -130,7 +127,8 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
             if "train_sha256" in data
             else []
         ),
-        *([f"- calibrated probabilities are softmax(logits / {temperature:.6g})"] if temperature else []),
+        *([f"- probabilities are the {kind} of the logits"] if config.num_classes else []),
+        *([f"- its head is divided by {temperature:.6g}, which calibrates them"] if temperature else []),
         *([f"- licence of the weights that these were made of: {own}"] if own else []),
         *(f"- {text}" for text in (licence_sentence(own) if own else "",) if text),
         f"- licence of the images: {licence or 'not known; it may bind what these weights are used for'}",

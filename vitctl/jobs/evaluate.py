@@ -44,9 +44,9 @@ from vitctl.engine.metrics import (
     wilson,
 )
 from vitctl.engine.preemption import StopFlag
-from vitctl.errors import CheckpointError, DataError, RecipeError, VitctlError, refuse
+from vitctl.errors import DataError, RecipeError, VitctlError, refuse
 from vitctl.jobs.inputs.checks import check_head_classes
-from vitctl.jobs.inputs.classifier import Activation, activation_of, probabilities
+from vitctl.jobs.inputs.classifier import probabilities
 from vitctl.jobs.inputs.data import Inputs, open_inputs, open_recipe_split, open_train
 from vitctl.jobs.inputs.weights import (
     OBJECTNET,
@@ -69,7 +69,14 @@ from vitctl.jobs.training import (
     weights_scored,
 )
 from vitctl.models.variants import unseen_pixels
-from vitctl.models.weights.meta import Temperature, stored_temperature
+from vitctl.models.weights.meta import (
+    Activation,
+    Temperature,
+    activation_of,
+    distinct,
+    no_head,
+    stored_temperature,
+)
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain
 from vitctl.system.files import TABLE, read_bytes, write_csv
@@ -175,7 +182,8 @@ def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Pa
             f"evaluation.labels = '{wanted}': should be {ORIGINAL}, {REAL}, {OBJECTNET}, {RESTRICTED} "
             "or the path of a real.json"
         )
-    return LabelRule(labels, classes, source.class_names, source.class_names)
+    names = distinct(source.class_names)
+    return LabelRule(labels, classes, names, names)
 
 
 def check_imagenet(source: Source) -> None:
@@ -339,9 +347,7 @@ def evaluate(
     source = (inputs or open_inputs(recipe, run_dir)).scored
     assert source is not None
     if not found.weights.has_head:
-        raise CheckpointError(
-            f"{found.path}: its head is all zeros, as in the released ImageNet-21k files; fine-tune it first"
-        )
+        raise no_head(found.path)
     file = Path(recipe.evaluation.answers) if recipe.evaluation.answers else None
     rule, thresholds, cautions = check_evaluation(recipe, found, source)
     if not recipe.evaluation.fit_temperature and (warning := _trained_warning(found, source)):
@@ -360,7 +366,7 @@ def evaluate(
     look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime))
-    flip, activation = recipe.evaluation.flip_average, activation_of(meta)
+    flip, activation = recipe.evaluation.flip_average, activation_of(meta, model.config.num_classes)
     temperature, fits = meta.get("temperature") or 1.0, recipe.evaluation.fit_temperature
     columns = partial(_columns, truth=rule.single_labels, activation=activation, whole=rule.has_label_sets)
     to_columns = (lambda scores, *_: scores.double()) if fits else partial(columns, temperature=temperature)
@@ -605,7 +611,8 @@ def _check_fit(split: str, found: FoundWeights, source: Source, rule: LabelRule)
     refuse(
         DataError,
         (
-            rule.single_labels is None or activation_of(found.weights.meta) != "softmax",
+            rule.single_labels is None
+            or activation_of(found.weights.meta, found.weights.config.num_classes) != "softmax",
             f"{key}: is for a softmax and one label per image; leave it out",
         ),
         ("://" in found.path, f"{key}: {found.path} is an address; give a copy of the file"),

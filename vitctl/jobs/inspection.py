@@ -38,7 +38,7 @@ from vitctl.jobs.training import on_device, shown, start_runtime, weights_scored
 from vitctl.models.build import Model
 from vitctl.models.variants import HybridConfig, ResNetConfig, ViTConfig, family, to_dict
 from vitctl.models.vit import VisionTransformer
-from vitctl.models.weights.meta import assumed_line
+from vitctl.models.weights.meta import assumed_line, distinct
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.figures import NOT_INSTALLED, can_plot, save_figure
 from vitctl.system.files import write_text
@@ -354,11 +354,11 @@ def _caption(chosen: ChosenImages, number: int, prediction: str) -> str:
 def _predictions(subject: Subject) -> list[str]:
     """Return the most likely class of each image in words; empty without a head or without names."""
     assert subject.seen is not None
-    names = subject.found.weights.meta.get("class_names") or []
+    names = distinct(subject.found.weights.meta.get("class_names") or ())
     logits = subject.seen.logits
     if not logits.shape[1] or not names or not subject.found.weights.has_head:
         return [""] * len(logits)
-    return [str(names[best]) for best in logits.argmax(dim=1).tolist()]
+    return [names[best] for best in logits.argmax(dim=1).tolist()]
 
 
 def _draw_pooling(subject: Subject) -> Drawn:

@@ -33,6 +33,7 @@ from vitctl.jobs.inputs.classifier import (
     open_classifier,
 )
 from vitctl.models.weights.containers import save_tensors
+from vitctl.models.weights.meta import distinct, no_head
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.files import atomic_write
@@ -134,8 +135,8 @@ def predict(
 def known_classes(source: Source, class_names: Sequence[str]) -> np.ndarray:
     """Return the true classes of images, int64 `[N, L]`, padded with -1, which also stands for unknown ones.
 
-    Shards of the classifier's classes have labels. The class of another image is the name of its folder, if a
-    class has this name.
+    Shards of the classifier's classes have labels. The class of another image is the name of its folder, if
+    one class alone has this name.
 
     Args:
         source: the images.
@@ -144,7 +145,7 @@ def known_classes(source: Source, class_names: Sequence[str]) -> np.ndarray:
     if isinstance(source, ImageFiles):
         numbers = {name: number for number, name in enumerate(class_names)}
         return np.array([[numbers.get(Path(name).parent.name, -1)] for name in source.names], np.int64)
-    is_same = class_names and tuple(source.class_names) == class_names
+    is_same = class_names and distinct(source.class_names) == class_names
     return label_sets(source.labels()) if is_same else np.full((len(source), 1), -1)
 
 
@@ -260,9 +261,7 @@ class Classifier:
     def logits(self, images: GivenImage | Sequence[GivenImage]) -> Tensor:
         """The logits `[N, K]` of an image (N is 1) or of several, on the CPU. Raises as a call does."""
         if not self._opened.network.has_head:
-            raise CheckpointError(
-                f"{self._opened.path}: has no trained head, so there are no logits; use its features"
-            )
+            raise no_head(self._opened.path)
         return torch.cat([_told(outputs.logits) for outputs in self._outputs(images, with_features=False)])
 
     @explaining()

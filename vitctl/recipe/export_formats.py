@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitctl.data.images.transforms import EvalResample, EvalTransform
 
 _GRAPH, _WEIGHTS = "vitctl.export.graph_files", "vitctl.export.weights_folder"
+_PIPELINE = ("transformers", "vitctl.export.other_programs:open_pipeline")
 _PILLOW = "Pillow, with which most programs resize,"
 
 
@@ -27,7 +28,8 @@ class ExportFormat:
         what: what is written, for docs/weights.md.
         writer: `module:function` that writes the file of an `ExportRequest` into a folder, and returns
             `Written`.
-        prover: `module:function` that opens the written file and returns it as a `Run`.
+        prover: `module:function` that opens the written file and returns it as `Opened`.
+        readers: the same of other programs, each after the package that it needs; only what is installed.
         is_graph: the file computes, so pre-processing and features can be inside.
         precisions: number formats in which it can be written.
         requires: packages that writer and prover import and that vitctl does not bring.
@@ -43,6 +45,7 @@ class ExportFormat:
     what: str
     writer: str = f"{_WEIGHTS}:write_weights_file"
     prover: str = f"{_WEIGHTS}:open_weights_file"
+    readers: tuple[tuple[str, str], ...] = ()
     is_graph: bool = False
     precisions: tuple[str, ...] = ("float32",)
     requires: tuple[str, ...] = ()
@@ -93,6 +96,7 @@ _ROWS = (
         name="timm",
         ending=".safetensors",
         what="a folder with weights, `config.json` and a README.md",
+        readers=(("timm", "vitctl.export.other_programs:open_timm"), _PIPELINE),
         reader="timm's transform",
         resizing="timm",
         library="timm",
@@ -103,6 +107,7 @@ _ROWS = (
         name="hf",
         ending=".safetensors",
         what="a folder with weights, `config.json`, `preprocessor_config.json` and a README.md",
+        readers=(_PIPELINE,),
         reader="transformers' image processor",
         resizing="square",
         library="transformers",
@@ -124,6 +129,7 @@ _ROWS = (
         name="torchvision",
         ending=".safetensors",
         what="a folder with a state dict and a README.md",
+        readers=(("torchvision", "vitctl.export.other_programs:open_torchvision"),),
         reader="torchvision's transform",
         resizing="torchvision",
     ),

@@ -46,6 +46,7 @@ from vitctl.jobs.record.result import choose_weights, newest_run, start_weights,
 from vitctl.models.variants import Config, check_lora, downstream, variant, with_classifier
 from vitctl.models.weights.download import Fetch, cached, fetch, locate
 from vitctl.models.weights.header import read_network
+from vitctl.models.weights.meta import activation_of
 from vitctl.recipe.images import Place
 from vitctl.recipe.load import Loaded, Override, with_overrides
 from vitctl.recipe.schema import (
@@ -578,9 +579,9 @@ def check_teacher(
         return
     fix = "fine-tune the teacher on this data first, or set distillation.kind = 'features'"
     check_head_classes(path, config, meta.get("class_names") or [], classes, fix)
-    if kind == "soft" and meta.get("loss") == "sigmoid":
+    if kind == "soft" and activation_of(meta, config.num_classes) == "sigmoid":
         raise CheckpointError(
-            f"{path}: trained with the sigmoid loss, its probabilities do not sum to 1, as those of "
+            f"{path}: its probabilities are sigmoids, which do not sum to 1, as those of "
             f"distillation.kind = 'soft' do; choose 'hard' or 'features'"
         )
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,15 @@ from vitctl.models.build import Model
 from vitctl.models.kernels import pack
 from vitctl.models.variants import unseen_pixels
 from vitctl.models.weights.download import fetch, locate
-from vitctl.models.weights.meta import Meta, assumed_line, require_meta
+from vitctl.models.weights.meta import (
+    Activation,
+    Meta,
+    activation_of,
+    assumed_line,
+    distinct,
+    no_head,
+    require_meta,
+)
 from vitctl.recipe.schema import Evaluate
 from vitctl.recipe.sections import WeightsSource
 from vitctl.system.files import WEIGHTS, parse_json
@@ -34,7 +42,6 @@ from vitctl.system.text import count_text, one_line
 
 LOGITS, FEATURES = "logits", "features"
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
-Activation = Literal["softmax", "sigmoid"]
 
 
 def probabilities(logits: Tensor, activation: Activation, temperature: float = 1.0) -> Tensor:
@@ -44,11 +51,6 @@ def probabilities(logits: Tensor, activation: Activation, temperature: float = 1
     """
     wide = logits.double() / temperature
     return wide.softmax(dim=1) if activation == "softmax" else wide.sigmoid()
-
-
-def activation_of(meta: Mapping[str, Any]) -> Activation:
-    """Return what turns the logits of weights into probabilities, by the loss of their training."""
-    return "sigmoid" if meta.get("loss") == "sigmoid" else "softmax"
 
 
 class Outputs(NamedTuple):
@@ -88,6 +90,11 @@ class TorchNetwork:
     def device(self) -> torch.device:
         """Return where it computes."""
         return self.computation.device
+
+    @property
+    def num_classes(self) -> int:
+        """Return the number of logits, 0 without a head."""
+        return self.model.config.num_classes
 
     @torch.inference_mode()
     def __call__(self, images: Tensor, *, with_features: bool = False) -> Outputs:
@@ -150,7 +157,7 @@ class _OpenVINO:
         return [found[name] for name in wanted]
 
 
-_ONLY_ERRORS = 3
+_ONLY_ERRORS, _SHOWN = 3, 4
 # Standard deviations of the logits, far below what changes an answer; more in 16 bits.
 _ENGINE_BOUND, _NARROW_BOUND = 1e-3, 0.1
 
@@ -203,17 +210,22 @@ class OnnxNetwork:
         self.precision = told.get("precision", "float32")
         self._input, size = self._check_input()
         outputs = {str(output.name): list(output.shape) for output in self._session.get_outputs()}
-        self.has_head, self.has_features = LOGITS in outputs, FEATURES in outputs
+        self.meta = self._read_meta()
+        self.has_head, self.has_features = (
+            LOGITS in outputs and not self.meta.get("head"),
+            FEATURES in outputs,
+        )
         if not (self.has_head or self.has_features):
+            if LOGITS in outputs:
+                raise no_head(path)
             raise CheckpointError(
                 f"{path}: outputs are {', '.join(map(one_line, outputs))}, expected {LOGITS}"
             )
-        self.meta = self._read_meta()
         self.image_size = size or int(self.meta["image_size"])
-        names, num_classes = self.meta.get("class_names"), outputs.get(LOGITS, [0])[-1]
-        if names and self.has_head and num_classes != len(names):
+        names, self.num_classes = self.meta.get("class_names"), outputs.get(LOGITS, [0])[-1]
+        if names and self.has_head and self.num_classes != len(names):
             raise CheckpointError(
-                f"{path}: names {count_text(len(names), 'class', 'classes')} but has {num_classes} "
+                f"{path}: names {count_text(len(names), 'class', 'classes')} but has {self.num_classes} "
                 f"logits; export it again"
             )
         self.engine_note = ""
@@ -330,7 +342,7 @@ class OpenClassifier:
     Args:
         network: on its device.
         transform: the pre-processing of `vitctl evaluate`.
-        class_names: in the order of the logits; empty where they are not known.
+        class_names: in the order of the logits, see `distinct`; empty where they are not known.
         activation: what turns its logits into probabilities.
         temperature: by which these logits are still to be divided.
         digest: of the weights.
@@ -466,20 +478,14 @@ def open_classifier(
         note(newest_run(recipe.job).text)
     opened = _from_onnx(recipe) if recipe.weights.source.endswith(ONNX) else _from_weights(recipe, needs_head)
     if needs_head and not opened.network.has_head:
-        raise CheckpointError(
-            f"{opened.path}: has no logits, so it cannot predict classes; write features with --features"
-        )
+        raise no_head(opened.path)
     return opened
 
 
 def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
     found = scored_weights(recipe)
     if needs_head and not found.weights.has_head:
-        zero = found.weights.meta.get("head") == "zero"
-        raise CheckpointError(
-            f"{found.path}: {'its head is all zeros' if zero else 'it has no head'}, so it cannot "
-            "predict classes; fine-tune it first, or write features with --features"
-        )
+        raise no_head(found.path)
     machine, meta = recipe.machine, found.weights.meta
     computation = alone(precision=machine.precision, device=machine.device)
     transform = _transform(recipe, meta)
@@ -573,15 +579,27 @@ def _opened(
     text: str,
     warnings: list[str],
 ) -> OpenClassifier:
-    names = tuple(meta.get("class_names") or ())
+    names = distinct(meta.get("class_names") or ())
     if network.has_head and not names:
         warnings = [*warnings, "these weights do not name their classes; the classes are numbered from 0"]
+    if shared := [repr(name) for name in names if name not in meta["class_names"]]:
+        called = ", ".join(shared[:_SHOWN]) + ", ..." * (len(shared) > _SHOWN)
+        text = f"several classes have one name: here they are {called}, and the bare name is of no class"
+        warnings = [*warnings, text]
     # A graph has divided its logits.
     temperature = (meta.get("temperature") or 1.0) if isinstance(network, TorchNetwork) else 1.0
     told = f"temperature {temperature:.4g}" if temperature != 1 else ""
     about = "; ".join(filter(None, (text, told, str(transform))))
     return OpenClassifier(
-        network, transform, names, activation_of(meta), temperature, digest, path, about, tuple(warnings)
+        network,
+        transform,
+        names,
+        activation_of(meta, network.num_classes),
+        temperature,
+        digest,
+        path,
+        about,
+        tuple(warnings),
     )
 
 

@@ -4,7 +4,8 @@ classes, and which of these values are assumed.
 One model for our files and for what is read from files of other programs.
 """
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from vitctl.models.variants import BOUNDS, CHOICES, WITH_CLASS_TOKEN, Config
 from vitctl.system.files import RUN_FILE, read_json, write_json
 from vitctl.system.text import count_text, one_line
 
+Activation = Literal["softmax", "sigmoid"]
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # float32's normal numbers
 TEMPERATURE_SUFFIX = ".temperature.json"
 HALF = (0.5, 0.5, 0.5)
@@ -67,7 +69,8 @@ class Meta(BaseModel):
     program that vitctl does not have: it is refused where images are resized by it. `eval_share` is the share
     of the side that timm's crop keeps, at any image size. `loss` is that of the training: after "sigmoid" the
     probabilities of the classes are independent. `licence` and its address are as stated with the weights,
-    `remarks` are for their user. `temperature` divides the logits before the softmax.
+    `remarks` are for their user. `temperature` divides the logits before the softmax. `head` is "zero" where
+    its weights are all 0, and "none" of a graph of a network without one.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -82,7 +85,7 @@ class Meta(BaseModel):
     exif_orientation: bool | None = None
     position_resize: str | None = None
     class_names: list[str] | None = None
-    head: Literal["zero"] | None = None
+    head: Literal["zero", "none"] | None = None
     assumed: list[str] | None = None
     loss: Literal["softmax", "sigmoid", "masked_patch"] | None = None
     format: str | None = None
@@ -106,6 +109,30 @@ class Meta(BaseModel):
                 f"eval_resize = {self.eval_resize} is smaller than image_size = {self.image_size}"
             )
         return self
+
+
+def activation_of(meta: Mapping[str, Any], num_classes: int) -> Activation:
+    """Return what turns logits into probabilities, by the loss of the training.
+
+    Where no loss is recorded it is softmax, and sigmoid for a single logit, as in transformers.
+    """
+    loss = meta.get("loss") or ("sigmoid" if num_classes == 1 else "softmax")
+    return "sigmoid" if loss == "sigmoid" else "softmax"
+
+
+def no_head(path: str | Path) -> CheckpointError:
+    """Return the error of weights that are asked for classes and have no head, or one of zeros."""
+    return CheckpointError(
+        f"{path}: has no trained head, so it cannot predict classes; fine-tune it first, or take its "
+        f"features (vitctl predict --features FILE.safetensors)"
+    )
+
+
+def distinct(names: Iterable[str]) -> tuple[str, ...]:
+    """Return class names, and with its number each that several classes have: ImageNet has two cranes."""
+    given = tuple(names)
+    counts = Counter(given)
+    return tuple(f"{name} ({at})" if counts[name] > 1 else name for at, name in enumerate(given))
 
 
 def check_meta(meta: Mapping[str, Any], config: Config) -> None:

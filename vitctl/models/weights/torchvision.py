@@ -66,8 +66,9 @@ def _misfits(row: WeightsLayout, config: Config) -> Iterator[str]:
         yield f"image_size {config.image_size} has to be a multiple of patch_size {config.patch_size} there"
 
 
-def _notes(config: ViTConfig, meta: Json) -> Iterator[str]:
-    arguments = {
+def arguments(config: ViTConfig) -> dict[str, Any]:
+    """Return the arguments of torchvision's class; its `norm_layer` by the number in it, as `norm_eps`."""
+    return {
         "image_size": config.image_size,
         "patch_size": config.patch_size,
         "num_layers": config.depth,
@@ -76,10 +77,16 @@ def _notes(config: ViTConfig, meta: Json) -> Iterator[str]:
         "mlp_dim": config.mlp_size,
         "num_classes": config.num_classes,
         **({"representation_size": config.representation_size} if config.representation_size else {}),
+        "norm_eps": config.norm_eps,
     }
-    shown = [f"{key}={value}" for key, value in arguments.items()]
-    if config.norm_eps != NORM_EPS:
-        shown.append(f"norm_layer=partial(torch.nn.LayerNorm, eps={config.norm_eps:g})")
+
+
+def _notes(config: ViTConfig, meta: Json) -> Iterator[str]:
+    given = arguments(config)
+    eps = given.pop("norm_eps")
+    shown = [f"{key}={value}" for key, value in given.items()]
+    if eps != NORM_EPS:
+        shown.append(f"norm_layer=partial(torch.nn.LayerNorm, eps={eps:g})")
     yield f"torchvision.models.VisionTransformer({', '.join(shown)})"
     if meta:
         yield "a torchvision state dict has no place for class names and pre-processing"

@@ -5,7 +5,7 @@ folders of other programs.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from vitctl.models.weights.layouts import (
     to_theirs,
 )
 from vitctl.models.weights.licence import stated_licence
-from vitctl.models.weights.meta import check_meta
+from vitctl.models.weights.meta import activation_of, check_meta
 from vitctl.system.files import atomic_write
 from vitctl.system.text import count_text, one_line
 
@@ -60,11 +60,21 @@ LAYOUTS: tuple[WeightsLayout, ...] = (
 )
 TARGETS = ("safetensors", "google", "timm", "hf", "torchvision")
 _FILE_NAMES = {"safetensors": FILE_NAMES[0], "npz": "model.npz"}
-# What an export of ours records in config.json.
+# What is used of any config.json, mostly what an export of ours records.
 _OURS: Keys = {
     "an object": ("vitctl", "vitctl.preprocessing"),
+    "a whole number above 0": ("vitctl.num_heads",),
     "a number above 0": ("vitctl.preprocessing.temperature",),
+    "a text": ("problem_type",),
 }
+# transformers' names of what a head was trained for, and the loss that this tells. By its rule, one logit is
+# a sigmoid with either.
+_LOSSES = {"multi_label_classification": "sigmoid", "single_label_classification": None}
+# What no other program records, and what ours records for those that write no config.json.
+_OURS_ALONE = ("exif_orientation", "temperature_sha256")
+_OURS_INSTEAD = (
+    "mean", "std", "eval_method", "eval_resize", "eval_share", "resample", "position_resize", "class_names",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,7 +98,7 @@ class Weights:
         """Whether there is a trained head; released ImageNet-21k files hold one of zeros, which predicts
         nothing.
         """
-        return self.config.num_classes > 0 and self.meta.get("head") != "zero"
+        return self.config.num_classes > 0 and self.meta.get("head") is None
 
     @cached_property
     def digest(self) -> str:
@@ -182,19 +192,40 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
             f"unknown weights format; its tensors are {listed(list(tensors))}; supported: vitctl, {known}"
         )
     beside = Beside(path.name, num_heads, *(read_json(path.parent / name) for name in BESIDE))
-    checked(CONFIG, beside.config, _OURS)
+    told = checked(CONFIG, beside.config, _OURS)
+    ours = told.get("vitctl", {})
+    beside = replace(beside, num_heads=num_heads or ours.get("num_heads"))
     licence = stated_licence(path.parent, beside.config)
     config, meta = row.describe(row, row.view(tidy), tidy, beside)
     model = build(config, device="meta").state_dict()
     table = row.table(getattr(config, "num_heads", 1))
     state = to_ours(tidy, rules_for(table, model), model)
-    meta = meta | {"format": row.name, **licence}
-    return Weights(config, state, meta | _exported_temperature(beside.config.get("vitctl") or {}, state))
+    meta |= {"format": row.name, **licence, **_recorded_loss(told, config)}
+    said, is_alone = ours.get("preprocessing", {}), not {"model_type", "architecture"} & told.keys()
+    kept = {name: said[name] for name in _OURS_ALONE + _OURS_INSTEAD * is_alone if name in said}
+    if assumed := [name for name in meta.pop("assumed", ()) if name not in kept]:
+        meta["assumed"] = assumed
+    return Weights(config, state, meta | kept | _exported_temperature(ours, state))
+
+
+def _recorded_loss(told: Mapping[str, Any], config: Config) -> dict[str, str]:
+    """Return the loss of the head's training, if config.json tells it. Raises CheckpointError."""
+    problem = told.get("problem_type")
+    if config.num_classes and problem not in (None, *_LOSSES):
+        raise CheckpointError(
+            f"{CONFIG}: problem_type {problem!r}, only {' and '.join(_LOSSES)} are read, whose outputs are "
+            f"classes; for the body alone, save transformers.AutoModel.from_pretrained of this folder"
+        )
+    loss = _LOSSES.get(problem) if problem else told.get("vitctl", {}).get("preprocessing", {}).get("loss")
+    return {"loss": loss} if loss else {}
 
 
 def _exported_temperature(ours: Mapping[str, Any], state: Tensors) -> dict[str, Any]:
-    """Return the temperature that an export recorded in config.json; empty if it is of other weights."""
-    said = ours.get("preprocessing") or {}
+    """Return the temperature that an export recorded in config.json; empty if it is of other weights.
+
+    Since then `write_weights` divides the head by it.
+    """
+    said = ours.get("preprocessing", {})
     if said.get("temperature") is None or any(tensor.is_meta for tensor in state.values()):
         return {}
     if ours.get("weights_sha256") != weights_digest(state):
@@ -259,11 +290,23 @@ def own_metadata(config: Config, meta: Mapping[str, Any]) -> dict[str, str]:
     return {OWN_KEY: json.dumps(header, sort_keys=True, allow_nan=False)}
 
 
+def tempered(weights: Weights) -> Weights:
+    """Return weights whose head is divided by their temperature, for programs that know of none."""
+    temperature = weights.meta.get("temperature") or 1.0
+    head = {
+        name: (tensor.double() / temperature).to(tensor.dtype)
+        for name, tensor in weights.state.items()
+        if name in ("head.weight", "head.bias")
+    }
+    meta = {name: value for name, value in weights.meta.items() if name != "temperature"}
+    return weights if temperature == 1 else Weights(weights.config, {**weights.state, **head}, meta)
+
+
 def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights:
     """Write `weights` for another program, each file atomically.
 
     Args:
-        weights: of any model; their numbers are moved, never changed.
+        weights: of any model; their numbers are moved, never changed, but for a head with a temperature.
         path: a file that ends as the layout does (.npz for google, else .safetensors), or a folder, which is
             made and also receives the program's JSON files. `hf` is always a folder.
         to: one of `TARGETS`; "safetensors" is vitctl's file.
@@ -277,7 +320,8 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
     if to == "safetensors":
         file = _target(path, "safetensors")
         return WrittenWeights((save_weights(file, weights.state, weights.config, weights.meta),), ())
-    row = _row(to, weights.config)
+    weights = tempered(weights)
+    row, num_classes = _row(to, weights.config), weights.config.num_classes
     suffix = f".{row.container}"
     problems = list(row.misfits(row, weights.config))
     if row.container == "npz" and any(tensor.dtype == torch.bfloat16 for tensor in weights.state.values()):
@@ -289,13 +333,25 @@ def write_weights(weights: Weights, path: str | Path, to: str) -> WrittenWeights
             tensors = row.spell(to_theirs(weights.state, rules_for(table, weights.state)), weights.config)
         except CheckpointError as error:
             problems = [str(error)]
+    sidecars: dict[str, dict[str, Any]] = {}
+    if not problems:
+        activation = activation_of(weights.meta, num_classes)
+        if path.suffix != suffix:
+            sidecars = row.sidecars(weights.config, weights.meta)
+        if num_classes and CONFIG in sidecars:
+            problem = "multi_label" if activation == "sigmoid" else "single_label"
+            sidecars[CONFIG]["problem_type"] = f"{problem}_classification"
+        if activation != activation_of({}, num_classes) and (CONFIG not in sidecars or num_classes == 1):
+            problems.append(
+                f"nothing there says that its {count_text(num_classes, 'logit')} are a {activation}; write "
+                f"to safetensors or onnx, or to a folder of timm or hf"
+            )
     if problems:
         raise CheckpointError(f"{path}: {row.title} cannot hold this model: {'; '.join(problems)}")
     if to == "hf" and path.suffix == suffix:
         raise CheckpointError(
             f"{path}: {row.title} is a folder with several files; give the name of a folder"
         )
-    sidecars = {} if path.suffix == suffix else row.sidecars(weights.config, weights.meta)
     file = _target(path, row.container)
     tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     with atomic_write(file) as aside:
