@@ -2,24 +2,36 @@
 computed.
 """
 
+import csv
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.conftest import TINY
 from tests.data.old_index import forget_tables
+from tests.models.tiny_models import VIT
+from tests.models.weights.conftest import META
 from tests.trained import CPU, SMALL, do
+from vitctl import load_recipe, open_split
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.datasets.vtab import SUITES
 from vitctl.data.datasets.vtab_images import open_task
+from vitctl.data.source.stores import ImageFiles
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.shard_writer import write_split
 from vitctl.errors import DataError
 from vitctl.jobs.inputs.data import open_scored, open_train, sampling_notes
+from vitctl.jobs.predict import predict
+from vitctl.jobs.record.answer_table import is_right, read_answers
+from vitctl.models.build import build
+from vitctl.models.weights.weights_file import save_weights
 from vitctl.recipe.images import Place, TrainImages
+from vitctl.recipe.schema import Evaluate
 from vitctl.system.text import count_text
 
 CLASSES = shapes.SHAPES
@@ -135,3 +147,45 @@ def test_splits__that_overlap_themselves_are_refused_for_scores_and_said_in_trai
     assert sampling_notes(data, open_train(data, None)) == [
         f"'{split}' takes {count_text(twice, 'image')} twice"
     ]
+
+
+def test_same_names__are_scored_by_number_and_told_apart_in_every_table(tmp_path: Path) -> None:
+    """ImageNet has two cranes and two maillots: folders, answers and confusions know names alone. No data set
+    has a name twice.
+    """
+    names, stored = ("hen", "crane", "tench", "crane"), ("hen", "crane (1)", "tench", "crane (3)")
+    colours = [np.random.default_rng(n).integers(0, 256, (1, 1, 3)) for n in range(24)]
+    pictures = [np.tile(colour, (32, 32, 1)).astype(np.uint8) for colour in colours]
+    items = [Item(f"{n}", n % 4, partial(encode_png, picture)) for n, picture in enumerate(pictures)]
+    write_split(items, tmp_path / "data" / "test", stored, seed=0, source_text="noise")
+    model = build(replace(VIT, num_classes=4), seed=0)
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(11))
+    meta = {**META, "class_names": list(names)}
+    weights = save_weights(tmp_path / "own.safetensors", model.state_dict(), model.config, meta)
+    values = {"weights.source": str(weights), "data.path": str(tmp_path / "data"), **CPU}
+    result = do("evaluate", tmp_path / "run", **values, **{"evaluation.answers": str(tmp_path / "a.csv")})
+    correct = result["metrics"]["correct"]
+    rows = read_answers(tmp_path / "a.csv")
+    answered = {row["answer"] for row in rows}
+    assert {"crane (1)", "crane (3)"} <= answered <= set(stored)  # or the test shows nothing
+    assert sum(map(is_right, rows)) == correct
+    files = [tmp_path / "run" / f"{name}.csv" for name in ("per_class", "confusion")]
+    tables = [list(csv.DictReader(file.read_text().splitlines())) for file in files]
+    assert [row["class"] for row in tables[0]] == list(stored)
+    assert sum(int(row["correct"]) for row in tables[0]) == correct
+    assert {row["class"] for row in tables[1]} <= set(stored)
+    for folder, is_known in (("crane", False), ("crane (1)", True), ("hen", True)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "1.png").write_bytes(encode_png(pictures[0]))
+        said = list[str]()
+        recipe = load_recipe("evaluate", [("weights.source", str(weights)), *CPU.items()]).recipe
+        assert isinstance(recipe, Evaluate)
+        [[one]] = predict(recipe, [ImageFiles([str(tmp_path / folder / "1.png")])], note=said.append)
+        assert (one.is_right is not None) == is_known
+        assert {name for name, _ in one.classes} == set(stored)
+        assert "several classes have one name: here they are 'crane (1)', 'crane (3)', and the" in " ".join(
+            said
+        )
+    source = open_split("test", path=tmp_path / "data")
+    told = [one for batch in predict(recipe, [source]) for one in batch]
+    assert sum(bool(one.is_right) for one in told) == correct

@@ -565,7 +565,9 @@ def test_features__need_no_head(trained: Path, extracted: list[Path], tmp_path: 
     body = {name: tensor for name, tensor in weights.state.items() if not name.startswith("head.")}
     meta = {key: value for key, value in weights.meta.items() if key != "class_names"}
     headless = save_weights(tmp_path / "body.safetensors", body, replace(weights.config, num_classes=0), meta)
-    with pytest.raises(CheckpointError, match=r"has no head, so it cannot predict classes; .* --features"):
+    with pytest.raises(
+        CheckpointError, match=r"has no trained head, .* cannot predict classes; .* --features"
+    ):
         predicted(headless, extracted)
     told = predicted(headless, extracted, features=tmp_path / "out.safetensors")
     assert {(*one.classes, one.error) for one in told} == {("",)}

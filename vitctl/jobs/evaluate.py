@@ -73,7 +73,6 @@ from vitctl.models.weights.meta import (
     Activation,
     Temperature,
     activation_of,
-    distinct,
     no_head,
     stored_temperature,
 )
@@ -182,8 +181,7 @@ def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Pa
             f"evaluation.labels = '{wanted}': should be {ORIGINAL}, {REAL}, {OBJECTNET}, {RESTRICTED} "
             "or the path of a real.json"
         )
-    names = distinct(source.class_names)
-    return LabelRule(labels, classes, names, names)
+    return LabelRule(labels, classes, source.class_names, source.class_names)
 
 
 def check_imagenet(source: Source) -> None:

@@ -33,7 +33,7 @@ from vitctl.jobs.inputs.classifier import (
     open_classifier,
 )
 from vitctl.models.weights.containers import save_tensors
-from vitctl.models.weights.meta import distinct, no_head
+from vitctl.models.weights.meta import no_head
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.files import atomic_write
@@ -145,7 +145,7 @@ def known_classes(source: Source, class_names: Sequence[str]) -> np.ndarray:
     if isinstance(source, ImageFiles):
         numbers = {name: number for number, name in enumerate(class_names)}
         return np.array([[numbers.get(Path(name).parent.name, -1)] for name in source.names], np.int64)
-    is_same = class_names and distinct(source.class_names) == class_names
+    is_same = class_names and tuple(source.class_names) == class_names
     return label_sets(source.labels()) if is_same else np.full((len(source), 1), -1)
 
 

@@ -13,7 +13,6 @@ from vitctl.errors import CheckpointError, DataError, refuse
 from vitctl.jobs.inputs.classifier import OpenClassifier, TorchNetwork, open_classifier
 from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.models.flops import training_flops
-from vitctl.models.weights.meta import distinct
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Evaluate
 from vitctl.recipe.write import toml_value
@@ -90,7 +89,7 @@ def answer_split(run: RunRecords, most: int | None) -> Answers:
             "the current weights are not those of the result",
         ),
         (
-            opened.class_names and opened.class_names != distinct(source.class_names),
+            opened.class_names and opened.class_names != tuple(source.class_names),
             f"{opened.path}: its classes differ from those of the images",
         ),
     )

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vitctl import load_classifier
 from vitctl.errors import CheckpointError
 from vitctl.models.build import resize_position_embedding
 from vitctl.models.variants import ViTConfig
@@ -179,3 +181,57 @@ def test_notes__say_what_the_folder_cannot(plain: ViTConfig, make_weights: Make,
     assert write_weights(headless, tmp_path, "hf").notes == (
         "transformers.ViTModel.from_pretrained(folder, add_pooling_layer=False)",
     )
+
+
+@pytest.mark.parametrize("problem", [None, "multi_label_classification", "single_label_classification"])
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_problem_type__makes_the_answers_of_the_pipeline(
+    plain: ViTConfig, tmp_path: Path, problem: str | None, num_labels: int
+) -> None:
+    """Every head was a softmax, and one logit a certainty."""
+    config = theirs(replace(plain, num_classes=num_labels))
+    config.id2label = dict(enumerate("abc"[:num_labels]))
+    model = transformers.ViTForImageClassification(config)
+    torch.nn.init.normal_(model.classifier.weight, generator=torch.Generator().manual_seed(0))
+    config.problem_type = None if num_labels == 1 and problem == "single_label_classification" else problem
+    model.save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    image = Image.effect_noise((32, 32), 90).convert("RGB")
+    classify = transformers.pipeline("image-classification", str(tmp_path), device="cpu")
+    wanted = {one["label"]: one["score"] for one in classify(image, top_k=9)}
+    written = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(written | {"problem_type": problem}))
+    found = dict(load_classifier(tmp_path, precision="float32")(image))
+    assert found == pytest.approx(wanted, abs=1e-5)
+    assert (sum(found.values()) == pytest.approx(1)) == (num_labels > 1 and "multi" not in str(problem))
+
+
+@pytest.mark.parametrize("to", ["hf", "timm"])
+def test_problem_type__of_a_folder_written_before_it_was_is_the_recorded_loss(
+    plain: ViTConfig, make_weights: Make, tmp_path: Path, to: str
+) -> None:
+    write_weights(make_weights(plain), tmp_path, to)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written.pop("problem_type") == "single_label_classification"
+    ours = {"vitctl": {"preprocessing": {"loss": "sigmoid"}}}
+    (tmp_path / "config.json").write_text(json.dumps(written | ours))
+    assert read_weights(tmp_path).meta["loss"] == "sigmoid"
+    # As transformers trained it since.
+    stale = written | ours | {"problem_type": "single_label_classification"}
+    (tmp_path / "config.json").write_text(json.dumps(stale))
+    assert "loss" not in read_weights(tmp_path).meta
+
+
+@pytest.mark.parametrize("to", ["hf", "timm"])
+@pytest.mark.parametrize("problem", ["regression", "ranking"])
+def test_problem_type__what_is_no_classifier_is_refused(
+    plain: ViTConfig, make_weights: Make, tmp_path: Path, to: str, problem: str
+) -> None:
+    write_weights(make_weights(plain), tmp_path / "head", to)
+    write_weights(make_weights(replace(plain, num_classes=0)), tmp_path / "body", to)
+    for folder in (tmp_path / "head", tmp_path / "body"):
+        written = json.loads((folder / "config.json").read_text()) | {"problem_type": problem}
+        (folder / "config.json").write_text(json.dumps(written))
+    with pytest.raises(CheckpointError, match=f"config.json: problem_type '{problem}', only multi_label"):
+        read_weights(tmp_path / "head")
+    read_weights(tmp_path / "body")

@@ -46,7 +46,7 @@ from vitctl.jobs.record.result import choose_weights, newest_run, start_weights,
 from vitctl.models.variants import Config, check_lora, downstream, variant, with_classifier
 from vitctl.models.weights.download import Fetch, cached, fetch, locate
 from vitctl.models.weights.header import read_network
-from vitctl.models.weights.meta import activation_of
+from vitctl.models.weights.meta import activation_of, distinct
 from vitctl.recipe.images import Place
 from vitctl.recipe.load import Loaded, Override, with_overrides
 from vitctl.recipe.schema import (
@@ -593,7 +593,7 @@ def check_head_classes(
     classes: Sequence[str] | int,
     fix: str = "the scores would be meaningless; fine-tune on this data first",
 ) -> None:
-    """Compare the classes of head and data: by name, or by number where one of them has no names.
+    """Compare the classes of head and data: by name, see `distinct`, or by number where one of them has none.
 
     Args:
         path, config, stored: of the weights: their file, their network and its class names.
@@ -602,9 +602,10 @@ def check_head_classes(
 
     Raises CheckpointError.
     """
-    names = [] if isinstance(classes, int) else list(classes)
+    names = () if isinstance(classes, int) else tuple(classes)
+    stored = distinct(stored)
     num_classes, wanted = len(stored) or config.num_classes, len(names) or classes
-    if num_classes != wanted or (stored and names and list(stored) != names):
+    if num_classes != wanted or (stored and names and stored != names):
         first = next((n for n, pair in enumerate(zip(stored, names, strict=False)) if len({*pair}) > 1), 0)
         some = slice(first, first + 3)
         head, data = (

@@ -214,7 +214,7 @@ def _recorded_loss(told: Mapping[str, Any], config: Config) -> dict[str, str]:
     if config.num_classes and problem not in (None, *_LOSSES):
         raise CheckpointError(
             f"{CONFIG}: problem_type {problem!r}, only {' and '.join(_LOSSES)} are read, whose outputs are "
-            f"classes; for the body alone, save transformers.AutoModel.from_pretrained of this folder"
+            f"classes; to train another head on its body, remove the key first"
         )
     loss = _LOSSES.get(problem) if problem else told.get("vitctl", {}).get("preprocessing", {}).get("loss")
     return {"loss": loss} if loss else {}
