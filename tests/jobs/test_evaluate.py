@@ -30,6 +30,7 @@ from vitctl.jobs.record.answer_table import (
     read_answers,
     write_answers,
 )
+from vitctl.models.weights.weights_file import read_weights
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Evaluate
 
@@ -247,12 +248,14 @@ def test_temperature__of_held_out_images_divides_all_logits(
     (config,) = (tmp_path / "hf").rglob("config.json")
     exported = load_classifier(str(config.parent), precision="float64", device="cpu", top=6)
     np.testing.assert_allclose([[p for _, p in row] for row in exported(images)], expected, rtol=1e-9)
-    changed = json.loads(config.read_text())
-    changed["vitctl"]["weights_sha256"] = "0" * 64  # of weights that were trained on
-    config.write_text(json.dumps(changed))
-    assert load_classifier(str(config.parent), precision="float64", device="cpu", top=6)(images) != exported(
-        images
-    )
+    changed, answers = json.loads(config.read_text()), exported(images)
+    assert "temperature" not in changed["vitctl"]["preprocessing"]
+    changed["vitctl"]["preprocessing"]["temperature"] = 2.0  # as earlier exports: beside an undivided head
+    for digest, is_divided in ((read_weights(config.parent).digest, True), ("0" * 64, False)):
+        changed["vitctl"]["weights_sha256"] = digest  # else of weights that were trained on
+        config.write_text(json.dumps(changed))
+        again = load_classifier(str(config.parent), precision="float64", device="cpu", top=6)
+        assert (again(images) != answers) == is_divided
 
     file.write_text(file.read_text().replace('"weights_sha256": "', '"weights_sha256": "0'))  # of others
     assert load_classifier(str(run), precision="float64", device="cpu", top=6)(images) == before(images)

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from tests.conftest import TINY
 from tests.trained import CPU, Job, do
 from vitctl import VitctlError, load_classifier, open_split
-from vitctl.data.datasets.readers import shapes
 from vitctl.data.images.decode import without_heic
 from vitctl.data.source.stores import ImageFiles
 from vitctl.data.source.views import Source, View
@@ -365,11 +364,6 @@ def test_predict__weights_of_other_programs(job: Job, extracted: list[Path], tmp
     file = next((tmp_path / "out").rglob("model.*"))
     told = predicted(file, extracted)
     own = predicted(tmp_path / "fine", extracted, **{"data.eval_method": "square"})
-    if (
-        to == "google"
-    ):  # the format names no classes, and its images are resized without antialias: here not at all
-        numbers = {name: str(n) for n, name in enumerate(shapes.SHAPES)}
-        own = [replace(one, classes=[(numbers[name], p) for name, p in one.classes]) for one in own]
     assert [one.classes for one in told] == [one.classes for one in own]
 
 

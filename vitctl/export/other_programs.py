@@ -37,14 +37,15 @@ class _Scaled(nn.Module):
 
 
 def open_pipeline(request: ExportRequest, path: Path) -> Opened | None:
-    """Return the answers of transformers' pipeline for a folder; None without a head, of which it has none.
+    """Return the answers of transformers' pipeline for a folder. The pipeline resizes too, which
+    `ResizingCheck` looks at.
 
-    The pipeline resizes too, which `ResizingCheck` looks at.
+    None without a head, of which it has none, and with a norm eps that timm's architecture has not.
     """
     from transformers import pipeline
 
     weights = request.found.weights
-    if not weights.config.num_classes:
+    if not weights.config.num_classes or "norm_eps" in read_json(path.parent / CONFIG):
         return None
     with quiet(), redirect_stderr(StringIO()):  # a progress bar
         found: Any = pipeline("image-classification", str(path.parent), device="cpu")
@@ -60,11 +61,15 @@ def open_pipeline(request: ExportRequest, path: Path) -> Opened | None:
 
 
 def open_timm(_request: ExportRequest, path: Path) -> Opened:
-    """Return a folder as timm opens it, which leaves the answers to its user: by what `config.json` says."""
+    """Return a folder as timm opens it, with the norm eps of the note. timm leaves answers to its user: they
+    are those that `config.json` says.
+    """
     import timm
 
-    model: Any = timm.create_model(f"local-dir:{path.parent}", pretrained=True)
-    colours, told = model.pretrained_cfg, read_json(path.parent / CONFIG)
+    told = read_json(path.parent / CONFIG)
+    norm: Any = {"norm_layer": partial(nn.LayerNorm, eps=told["norm_eps"])} if "norm_eps" in told else {}
+    model: Any = timm.create_model(f"local-dir:{path.parent}", pretrained=True, **norm)
+    colours = model.pretrained_cfg
     loss = "sigmoid" if told.get("problem_type") == "multi_label_classification" else "softmax"
     meta = {"loss": loss, "class_names": told.get("label_names")}
     return Opened(run_model(_Scaled(model, colours["mean"], colours["std"])), answering(meta, 1.0))
