@@ -275,6 +275,16 @@ def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
     return vitctl("verify", "RUN").out
 
 
+@situation("A checkpoint or a result of another run")
+def _(home: Path, vitctl: Vitctl, _monkeypatch: pytest.MonkeyPatch) -> str:
+    *_, last = sorted((home / "RUN" / "checkpoints").iterdir())
+    renamed = last.rename(last.with_name("step_best"))
+    said = vitctl("predict", "PHOTOS", "--from", "RUN").err
+    renamed.rename(last)
+    shutil.copyfile(home / "runs" / "a" / "result.json", home / "RUN" / "result.json")
+    return said + vitctl("predict", "PHOTOS", "--from", "RUN").err
+
+
 typed("Verify: a part of a run", "verify RUN/checkpoints")
 
 

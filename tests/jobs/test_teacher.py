@@ -141,8 +141,9 @@ def test_several_processes__train_the_same_weights(
 def test_resume__gives_the_same_bytes_from_the_same_teacher_alone(
     job: Job, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
-    copied = shutil.copytree(teacher, tmp_path / "teacher") / "checkpoints" / "step_00000004"
-    values = {**DISTIL, **more, "distillation.teacher": str(copied / "model.safetensors")}
+    weights = teacher / "checkpoints" / "step_00000004" / "model.safetensors"
+    copied = Path(shutil.copyfile(weights, tmp_path / "teacher.safetensors"))
+    values = {**DISTIL, **more, "distillation.teacher": str(copied)}
     job("finetune", "whole", **values)
     log_step = Trainer._log_step
 
@@ -155,13 +156,13 @@ def test_resume__gives_the_same_bytes_from_the_same_teacher_alone(
         patched.setattr(Trainer, "_log_step", fails)
         with pytest.raises(ZeroDivisionError):
             job("finetune", **values)
-    kept = (copied / "model.safetensors").read_bytes()
-    (copied / "model.safetensors").write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    kept = copied.read_bytes()
+    copied.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
     with pytest.raises(
         CheckpointError, match=r"other inputs: the teacher \w{12}, now \w{12}.*--allow distil"
     ):
         work(tmp_path / "run")
-    (copied / "model.safetensors").write_bytes(kept)
+    copied.write_bytes(kept)
     work(tmp_path / "run")
     assert checkpoint(tmp_path / "run", 6) == checkpoint(tmp_path / "whole", 6)
 

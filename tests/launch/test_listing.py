@@ -61,7 +61,7 @@ def test_list__a_damaged_run_is_still_a_line(tmp_path: Path) -> None:
     (run / "result.json").write_text("{")
     (run / "recipe.toml").write_bytes(b"\xff\xfe job")
     (line,) = list_runs(tmp_path)
-    assert (line.recipe, line.job, line.state, line.number) == ("", "", "prepared", None)
+    assert (line.recipe, line.job, line.state, line.number) == ("", "", "invalid", None)
 
 
 def test_list__a_run_that_failed_before_its_first_step_hides_no_other(tmp_path: Path) -> None:

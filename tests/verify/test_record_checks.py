@@ -178,7 +178,7 @@ def test_replaced_weights__are_found_in_an_unfinished_run_and_by_resume(copy: Pa
     assert found(copy) == [
         ("checkpoint", f"{copy / LAST}: log.jsonl names another checkpoint of step 12"),
     ]
-    with pytest.raises(CheckpointError, match=r"log\.jsonl names another .*delete this folder to resume"):
+    with pytest.raises(CheckpointError, match=r"log\.jsonl names another .*copy the files of this run back"):
         longer(copy)
 
 
@@ -194,7 +194,7 @@ RESUMED: list[tuple[Harm, str]] = [
 @pytest.mark.parametrize(("harm", "words"), RESUMED, ids=[words for _, words in RESUMED])
 def test_resume__is_refused_beside_other_records(copy: Path, harm: Harm, words: str) -> None:
     harm(copy)
-    with pytest.raises(CheckpointError, match=f"{re.escape(words)}.*delete this folder to resume from the"):
+    with pytest.raises(CheckpointError, match=f"{re.escape(words)}.*copy the files of th"):
         longer(copy)
 
 

@@ -52,6 +52,12 @@ STATE = "state.json"
 STEPS_HEAD, LOG_HEAD, UNRECORDED, COMPUTED_ON = "steps_head", "log_head", "unrecorded", "computed_on"
 STEPS = "step_*"
 ALLOWED = "allowed.json"
+# The names that an option of a run may not give to a file in the run's folder.
+RUN_FILES = (
+    *(RECIPE, RESULT, STEP_RECORDS, TRACE, ALLOWED, "log.jsonl", "skipped.jsonl", "bad_samples.jsonl"),
+    *("env.json", "launch.txt", "micro_batch.json", "job.sbatch"),
+    *("per_class.csv", "confusion.csv", "thresholds.csv", "suspects.csv"),
+)
 FEATURES = "features"  # beside the runs that share them: representations that `fewshot` kept
 
 
@@ -159,6 +165,11 @@ def end_of(path: Path) -> Line:
 def head(path: Path) -> str:
     """Return the digest of the last line of a file of chained lines; "" if there is none."""
     return end_of(path).sha256
+
+
+def has_line(path: Path, digest: str) -> bool:
+    """Return whether a file of chained lines has the line with this digest; it is mostly the last."""
+    return head(path) == digest or any(split(line).sha256 == digest for line in whole_lines(path))
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:

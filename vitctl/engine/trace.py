@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ from vitctl.engine.journal import (
     end_of,
     parse_records,
     read_chain,
-    step_of,
+    step_folder,
 )
 from vitctl.engine.runtime import Runtime
 from vitctl.engine.sharding import is_sharded
@@ -438,18 +439,48 @@ def read_logged_ends(folder: Path) -> LoggedEnds:
     return LoggedEnds(chain, checkpoints)
 
 
-def record_problem(saved: SavedCheckpoint, steps: Steps | None, log: LoggedEnds, weights: str = "") -> str:
+MOVE_IT = "copy the files of this run back, or move the folder out of the run to use it by itself"
+
+
+def foreign(saved: SavedCheckpoint, log: LoggedEnds, named: Mapping[str, str]) -> str:
+    """Return why a checkpoint is not of the run in whose folder it lies; "" where nothing there says so.
+
+    Args:
+        saved: the checkpoint.
+        log: what the log of the run says of checkpoints.
+        named: digests in the result of the run, by the names of folders.
+    """
+    step, end = saved.step, saved.state.get(LOG_HEAD)
+    if saved.folder.name != (own := step_folder(saved.folder.parent, step).name):
+        return f"{STATE} says step {step}, so its name should be {own}"
+    if named.get(saved.folder.name, saved.digest) != saved.digest:
+        return "is not the checkpoint that the result names; it was replaced"
+    if log.checkpoints.get(step, saved.digest) != saved.digest:
+        return f"{LOG} names another checkpoint of step {step}"
+    if end and log.chain.links and end not in log.chain.links:
+        return f"{LOG} has no line with the digest that it was saved with ({end[:16]})"
+    return ""
+
+
+def record_problem(
+    saved: SavedCheckpoint,
+    steps: Steps | None,
+    log: LoggedEnds,
+    *,
+    named: Mapping[str, str] = MappingProxyType({}),
+    weights: str = "",
+) -> str:
     """Return why the records beside a checkpoint are not those that it was saved with; "" if they are.
 
     Args:
         saved: the checkpoint.
         steps: the record of the steps; None if there is none.
-        log: what the log says of checkpoints.
+        log, named: as `foreign` takes them.
         weights: digest of the checkpoint's weights, see `weights_checksum`; "" to skip them.
     """
     state, step = saved.state, saved.step
-    if step_of(saved.folder) not in (None, step):
-        return f"{STATE} says step {step}"
+    if problem := foreign(saved, log, named):
+        return problem
     if lacking := sorted({STEPS_HEAD, LOG_HEAD, UNRECORDED} - state.keys()):
         return f"{STATE} does not say {', '.join(lacking)}"
     if head := state[STEPS_HEAD]:
@@ -459,10 +490,8 @@ def record_problem(saved: SavedCheckpoint, steps: Steps | None, log: LoggedEnds,
             return f"{STEP_RECORDS}, line {steps.chain.broken_at}, does not follow the line before"
         if head not in steps.chain.links:
             return f"{STEP_RECORDS} has no line with the digest that it was saved with ({head[:16]})"
-    if (end := state[LOG_HEAD]) and end not in log.chain.links:
+    if (end := state[LOG_HEAD]) and end not in log.chain.links:  # there is no log
         return f"{LOG} has no line with the digest that it was saved with ({end[:16]})"
-    if log.checkpoints.get(step, saved.digest) != saved.digest:
-        return f"{LOG} names another checkpoint of step {step}"
     line = steps.by_step.get(step) if steps is not None else None
     if weights and line is not None and line.weights and line.weights != weights:
         return f"its weights are not those that {STEP_RECORDS} has after step {step}"

@@ -105,8 +105,10 @@ from vitctl.engine.step import (
     take,
 )
 from vitctl.engine.trace import (
+    MOVE_IT,
     Recorder,
     end_of_steps,
+    foreign,
     read_logged_ends,
     read_steps,
     record_problem,
@@ -429,6 +431,10 @@ class Trainer(TrainStep):
         step = 0
         if saved is not None:
             step = saved.step
+            with raised_on_all():
+                log = read_logged_ends(self.folder) if self.runtime.is_main else None
+                if log is not None and (problem := foreign(saved, log, {})):
+                    raise CheckpointError(f"{saved.folder}: {problem}; {MOVE_IT}")
             if change := check_resumable(self.runtime, saved, self.total_steps, self.identity):
                 self._warn(change, step)
             self.load(saved)
@@ -515,7 +521,7 @@ class Trainer(TrainStep):
         weights = "" if is_sharded(self.unwrapped) else weights_checksum(self.unwrapped)
         try:
             ends = read_logged_ends(self.folder)
-            problem = record_problem(saved, read_steps(self.folder), ends, weights)
+            problem = record_problem(saved, read_steps(self.folder), ends, weights=weights)
         except VitctlError as error:
             return str(error)
         if ends.broken_at:

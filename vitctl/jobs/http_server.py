@@ -30,7 +30,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from vitctl.data.images.decode import BadSample, open_picture
 from vitctl.engine.runtime import num_workers
 from vitctl.errors import LaunchError, explained
-from vitctl.jobs.inputs.classifier import OpenClassifier, check_finite
+from vitctl.jobs.inputs.classifier import OnnxNetwork, OpenClassifier, check_finite
 from vitctl.jobs.predict import Prediction
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.files import BODIES, BODY, BODY_SECONDS, CONNECTIONS, IMAGE_FILE, IMAGES, WAITING
@@ -244,7 +244,7 @@ class Application:
     async def health(self) -> dict[str, Any]:
         """Return which weights answer; the server is ready once it answers at all."""
         classes = list(self.opened.class_names) or None
-        return {"status": "ok", "weights_sha256": self.opened.digest, "classes": classes}
+        return {"status": "ok", **self.opened.digests, "classes": classes}
 
     async def shown_metrics(self) -> Response:
         """Return the counters, in the text format of Prometheus."""
@@ -444,6 +444,8 @@ async def _serve(server: uvicorn.Server, batcher: Batcher, listener: socket.sock
         await server.serve([listener])
     finally:
         task.cancel()
+        if isinstance(batcher.opened.network, OnnxNetwork):
+            batcher.opened.network.stop()  # this process ends when its threads have
 
 
 def open_batcher(recipe: Evaluate, opened: OpenClassifier, batch_size: int, wait: float) -> Batcher:

@@ -216,7 +216,7 @@ class Embeddings:
         about = {
             "format": FORMAT,
             "weights": printable(opened.path),
-            "weights_sha256": opened.digest,
+            **opened.digests,
             "preprocessing": json.dumps(asdict(opened.transform)),
         }
         with atomic_write(self.path) as aside:

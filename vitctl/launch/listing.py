@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from vitctl.engine.journal import (
     step_of,
 )
 from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError, explaining
-from vitctl.jobs.record.result import RunResult, logged_scores, read_result
+from vitctl.jobs.record.result import RunResult, check_own, logged_scores, read_result
 from vitctl.launch.run_folder import LOGS, NOW, is_running, locked
 from vitctl.recipe.write import written_name
 from vitctl.report.result_tables import number_of
@@ -40,7 +41,7 @@ class RunLine:
         folder: of the run.
         recipe, job: "" where unknown.
         state: running, done, stopped, failed; "interrupted" if its process was killed, "prepared" before the
-            first start.
+            first start, "invalid" if its result.json cannot be used.
         step, total_steps: of its training; 0 for other jobs.
         number, what: its main accuracy, from 0 to 1; None if there is none.
         loss: of its last step; None for other jobs.
@@ -110,6 +111,8 @@ def _state(folder: Path, result: RunResult | None, records: Sequence[Record]) ->
         return "running"
     if result is not None:
         return result.status
+    if (folder / RESULT).exists():
+        return "invalid"
     return "interrupted" if records else "prepared"
 
 
@@ -238,6 +241,9 @@ def _of_training(root: Path) -> tuple[list[Path], set[int]]:
     last, _ = newest_checkpoint(root)
     if last is None:
         return [], set()
+    for folder in step_folders(root):
+        if (saved := _unless_damaged(partial(read_checkpoint, by_size=True), folder)) is not None:
+            check_own(saved)  # beside that of another run, none is known to be the last or the best
     steps = {
         step
         for folder in step_folders(root)

@@ -85,7 +85,7 @@ def answer_split(run: RunRecords, most: int | None) -> Answers:
     refuse(
         CheckpointError,
         (
-            run.provenance.get("weights_sha256") not in (None, opened.digest),
+            run.provenance.get("weights_sha256") not in (None, opened.digests.get("weights_sha256")),
             "the current weights are not those of the result",
         ),
         (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from vitctl import __version__
-from vitctl.engine.journal import Record
+from vitctl.engine.journal import RUN_FILES, Record
 from vitctl.errors import VitctlError
 from vitctl.report.charts import FRAME, Block, overlaid, run_charts
 from vitctl.report.class_tables import (
@@ -44,7 +44,7 @@ from vitctl.report.result_tables import (
 from vitctl.report.run_records import RunRecords, SweepRecords, inner_trainings, read_folders
 from vitctl.report.sweep_table import shared_words
 from vitctl.report.wrong_answers import wrong_answers
-from vitctl.system.files import write_text
+from vitctl.system.files import check_free, write_text
 from vitctl.system.text import printable
 
 if TYPE_CHECKING:  # needs torch
@@ -106,6 +106,7 @@ def write_report(
         CheckpointError: a folder is no run.
     """
     runs, sweeps = read_folders(folders)
+    check_free("--out", out, [run.folder / name for run in runs for name in RUN_FILES])
     names = [folder.resolve().name for folder in folders]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     title = title or f"Report: {', '.join(names[:3])}{more}"

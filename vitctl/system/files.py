@@ -216,6 +216,12 @@ def check_place(said: str, file: Path) -> None:
         raise RecipeError(f"{said} {file}: cannot write into the folder {folder}; choose another path")
 
 
+def check_free(flag: str, file: Path, taken: Iterable[Path]) -> None:
+    """Raise RecipeError if a file, named with a flag, is one that the command itself reads or writes."""
+    if file.resolve() in {path.resolve() for path in taken}:
+        raise RecipeError(f"{flag} {file}: the command itself reads or writes this file; give another name")
+
+
 @contextmanager
 def atomic_write(path: Path, *, flushed: bool = True) -> Iterator[Path]:
     """Atomic write: yields a temporary file in the same folder. At the end of the block it is flushed and

@@ -7,6 +7,7 @@ digests.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -105,7 +106,7 @@ class Training:
 def read_training(folder: Path) -> Training:
     """Read the records in a folder."""
     training = Training(folder)
-    training.result = _read("result", read_result, training)
+    training.result = _read("result", partial(read_result, own=False), training)
     if training.result is not None:
         try:
             fields = training.result.provenance | training.result.record
@@ -217,10 +218,7 @@ def _check_checkpoints(training: Training, intact: list[SavedCheckpoint]) -> Ite
         except (CheckpointError, OSError) as error:
             yield differs("checkpoint", str(error))
             continue
-        problem = record_problem(saved, training.steps, training.log)
-        if named.get(path.name, saved.digest) != saved.digest:
-            problem = "is not the checkpoint that the result names; it was replaced"
-        if problem:
+        if problem := record_problem(saved, training.steps, training.log, named=named):
             yield differs("checkpoint", f"{path}: {problem}")
         else:
             intact.append(saved)
@@ -251,7 +249,12 @@ def _check_weights(training: Training, intact: Sequence[SavedCheckpoint]) -> Ite
     """Check that the result's weights are those of the checkpoint, its average if it has one."""
     result, recorded = training.finished, training.recorded
     saved = next((saved for saved in intact if saved.step == recorded.weights_step), None)
-    if result is None or saved is None or result.job not in TRAINING:
+    if result is None or result.job not in TRAINING:
+        return
+    if saved is None:
+        yield unchecked(
+            "weights", f"the checkpoint of step {recorded.weights_step}, of the result, is not here"
+        )
         return
     part = AVERAGE if saved.files(AVERAGE) else MODEL
     path = next(iter(saved.files(part)), saved.folder / tensors_file(part))

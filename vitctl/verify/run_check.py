@@ -18,6 +18,7 @@ from vitctl.verify.record_checks import Training, check_data, check_recipe, chec
 FolderFinding = tuple[Path, Finding]  # folder of a training, and a finding about it
 Range = tuple[int, int]  # first and last step
 
+_NO_WEIGHTS = (True, "weights", "not checked")  # of the run itself
 _PLACES = 3  # that `--replay any` replays
 _STEPS = 5  # at each of them
 
@@ -63,11 +64,12 @@ def verify(
     chosen = _chosen_trainings(trainings, steps) if steps else []
     planned = [(training, _chosen_steps(training, steps)) for training in chosen]
     is_traced = isinstance(loaded.recipe, Pretrain | Finetune | Vtab) and loaded.recipe.log.trace
-    failed = False
+    failed = lacks_weights = False
     with scratch_folder("verify") as scratch:
         for training in trainings:
             for finding in check_records(training, is_traced=is_traced):
                 failed |= finding.state in FAILS
+                lacks_weights |= (training is trainings[0], finding.what, finding.state) == _NO_WEIGHTS
                 yield training.folder, finding
         run = trainings[0]
         if folder == run_dir:
@@ -76,8 +78,8 @@ def verify(
                 failed |= finding.state in FAILS
                 yield folder, finding
         if run.finished is not None and not failed:
-            digest = published_digest(run.finished)
-            yield folder, ok("digest", f"{digest} of the result and all records; publish this one")
+            text = f"{published_digest(run.finished)} of the result and all records"
+            yield folder, ok("digest", text if lacks_weights else f"{text}; publish this one")
         if not planned:
             yield folder, unchecked("replay", "no step was computed again: --replay any, A, A:B or all")
         for number, (training, ranges) in enumerate(planned):

@@ -22,7 +22,7 @@ from vitctl.data.source.locate import locate_splits, no_index_message
 from vitctl.data.source.splits import NOT_TRAINED, TEST, TRAIN, DefaultSplits, default_splits
 from vitctl.data.source.views import Source
 from vitctl.data.writer.intake import Originals, read_item
-from vitctl.engine.journal import CHECKPOINTS, MODEL, step_folders, tensor_files
+from vitctl.engine.journal import CHECKPOINTS, MODEL, RUN_FILES, STATE, step_folders, tensor_files
 from vitctl.engine.schedule import (
     TASK_IMAGES,
     checked_steps,
@@ -61,7 +61,7 @@ from vitctl.recipe.schema import (
     lora_of,
     rates_of,
 )
-from vitctl.system.files import check_place
+from vitctl.system.files import check_free, check_place
 from vitctl.system.remote import GaveUpError, is_remote
 from vitctl.system.text import count_text, typed, typed_command
 
@@ -424,6 +424,13 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None, no
     if isinstance(recipe, ExportRecipe) and recipe.export.file:
         check_place("--out", Path(recipe.export.file))
     found = check_weights(recipe)
+    taken = [run_dir / name for name in RUN_FILES]
+    if isinstance(recipe, ExportRecipe) and recipe.export.file and found is not None:
+        file, source = Path(recipe.export.file), Path(found.path)
+        beside = source.parent.iterdir() if (source.parent / STATE).exists() else ()
+        check_free("--out", file, [*taken, file.with_suffix(".py"), source, *beside])
+    if isinstance(recipe, Evaluate) and recipe.evaluation.answers:
+        check_free("--answers", Path(recipe.evaluation.answers), taken)
     inputs = inputs or open_inputs(recipe, run_dir)
     if isinstance(recipe, Evaluate) and found is not None and inputs.scored is not None:
         check_scored_head(recipe, found, inputs.scored.class_names)

@@ -3,6 +3,7 @@
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,13 +152,14 @@ class _OpenVINO:
                 f"{path}: OpenVINO cannot run it ({one_line(str(error))}); leave out machine.engine"
             ) from None
 
-    def run(self, wanted: list[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    def run(self, wanted: list[str], feed: Mapping[str, NDArray[Any]], _options: Any) -> list[NDArray[Any]]:
         """Return the outputs of these names."""
         found = self._request.infer(dict(feed))
         return [found[name] for name in wanted]
 
 
-_ONLY_ERRORS, _SHOWN = 3, 4
+_ONLY_ERRORS, _NO_ERRORS = 3, 4
+_SHOWN = 4
 # Standard deviations of the logits, far below what changes an answer; more in 16 bits.
 _ENGINE_BOUND, _NARROW_BOUND = 1e-3, 0.1
 
@@ -197,8 +199,13 @@ class OnnxNetwork:
         options.intra_op_num_threads = torch.get_num_threads()
         self.device = torch.device("cuda" if has_cuda and device != "cpu" else "cpu")
         providers = [_CUDA, _CPU] if self.device.type == "cuda" else [_CPU]
+        # Not in this thread, which could not be interrupted: a graph may have loops without an end.
+        self._pool, self._options = ThreadPoolExecutor(thread_name_prefix="onnx"), onnxruntime.RunOptions
+        self._running = self._options()
         try:
-            self._session = onnxruntime.InferenceSession(path, options, providers=providers)
+            made = self._pool.submit(onnxruntime.InferenceSession, path, options, providers=providers)
+            self._session = made.result()
+            self.digests = {"file_sha256": _file_digest(path)}
         except Exception as error:  # its classes of errors are not public
             raise CheckpointError(
                 f"{path}: onnxruntime cannot open it ({one_line(str(error))}); copy it again, with the "
@@ -211,10 +218,10 @@ class OnnxNetwork:
         self._input, size = self._check_input()
         outputs = {str(output.name): list(output.shape) for output in self._session.get_outputs()}
         self.meta = self._read_meta()
-        self.has_head, self.has_features = (
-            LOGITS in outputs and not self.meta.get("head"),
-            FEATURES in outputs,
-        )
+        self.has_head = LOGITS in outputs and not self.meta.get("head")
+        self.has_features = FEATURES in outputs
+        if claimed := one_line(told.get("weights_sha256", ""))[:64]:
+            self.digests["claimed_weights_sha256"] = claimed
         if not (self.has_head or self.has_features):
             if LOGITS in outputs:
                 raise no_head(path)
@@ -222,11 +229,12 @@ class OnnxNetwork:
                 f"{path}: outputs are {', '.join(map(one_line, outputs))}, expected {LOGITS}"
             )
         self.image_size = size or int(self.meta["image_size"])
-        names, self.num_classes = self.meta.get("class_names"), outputs.get(LOGITS, [0])[-1]
-        if names and self.has_head and self.num_classes != len(names):
+        self._names = self.meta.get("class_names") or ()
+        self.num_classes = (outputs.get(LOGITS) or [0])[-1]
+        if self._names and self.has_head and self.num_classes != len(self._names):
             raise CheckpointError(
-                f"{path}: names {count_text(len(names), 'class', 'classes')} but has {self.num_classes} "
-                f"logits; export it again"
+                f"{path}: names {count_text(len(self._names), 'class', 'classes')}, but its logits are "
+                f"{one_line(str(outputs[LOGITS]))}; export it again"
             )
         self.engine_note = ""
         if engine == "openvino":
@@ -259,21 +267,21 @@ class OnnxNetwork:
         """
         inputs = self._session.get_inputs()
         shape = list(inputs[0].shape) if inputs else []
-        if self.resizes and len(inputs) == 1 and inputs[0].type == "tensor(uint8)" and shape[3:] == [3]:
-            return str(inputs[0].name), 0
-        is_ours = len(inputs) == 1 and inputs[0].type == "tensor(uint8)" and len(shape) == 4 and shape[1] == 3
-        if not is_ours or not isinstance(shape[2], int) or shape[2] != shape[3] or isinstance(shape[0], int):
+        axes = [axis if isinstance(axis, int) else 0 for axis in shape]  # 0: free
+        size = 0 if self.resizes or len(axes) != 4 else axes[2]
+        wanted = [0, 0, 0, 3] if self.resizes else [0, 3, size or -1, size]
+        if len(inputs) != 1 or inputs[0].type != "tensor(uint8)" or axes != wanted:
             found = ", ".join(f"{one.name} {one.type} {list(one.shape)}" for one in inputs) or "nothing"
+            expected = "[batch, height, width, 3]" if self.resizes else "[batch, 3, S, S]"
             raise CheckpointError(
-                f"{self.path}: input is {one_line(found)}, expected uint8 [batch, 3, S, S]; use a file of "
+                f"{self.path}: input is {one_line(found)}, expected uint8 {expected}; use a file of "
                 "`vitctl export --to onnx`"
             )
-        return str(inputs[0].name), int(shape[2])
+        return str(inputs[0].name), size
 
     def _read_meta(self) -> dict[str, Any]:
         """Return what `weights.meta` of a run holds, from the metadata of the file."""
         stored = self._session.get_modelmeta().custom_metadata_map
-        self.digest = str(stored.get("weights_sha256", ""))
         self.flip_average = stored.get("flip_average") == "true"
         told = {
             name: parse_json(
@@ -299,9 +307,10 @@ class OnnxNetwork:
         """Outputs of uint8 images `[B, 3, S, S]`; `[B, 3, H, W]` where it resizes them."""
         images = images.permute(0, 2, 3, 1) if self.resizes else images
         wanted = [LOGITS] * self.has_head + [FEATURES] * with_features
-        found = self._session.run(wanted, {self._input: np.ascontiguousarray(images.numpy())})
+        found = self._run(wanted, {self._input: np.ascontiguousarray(images.numpy())})
         for name, value in zip(wanted, found, strict=True):
-            if value.ndim != 2 or len(value) != len(images) or value.dtype.kind != "f":
+            columns = (len(self._names),) if name == LOGITS and self._names else value.shape[-1:]
+            if value.shape != (len(images), *columns) or value.dtype.kind != "f":
                 raise CheckpointError(
                     f"{self.path}: {name} of {len(images)} images is {value.dtype} {list(value.shape)}, "
                     f"should be numbers, a row for each "
@@ -310,6 +319,41 @@ class OnnxNetwork:
         by_name = {name: torch.from_numpy(value) for name, value in zip(wanted, found, strict=True)}
         features = by_name.get(FEATURES)
         return Outputs(by_name.get(LOGITS), None if features is None else features.float())
+
+    def _run(self, wanted: list[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """Run the graph in another thread, so that a signal can interrupt the wait for it."""
+        options = self._running = self._options()
+        options.log_severity_level = _NO_ERRORS
+        try:
+            found = self._pool.submit(self._session.run, wanted, feed, options).result()
+            return [np.asarray(value) for value in found]  # a sequence is none
+        except Exception as error:
+            raise CheckpointError(
+                f"{self.path}: cannot be run ({one_line(str(error))}); export it again"
+            ) from None
+        except BaseException:
+            options.terminate = True
+            raise
+
+    def stop(self) -> None:
+        """End what the graph computes now."""
+        self._running.terminate = True
+
+
+def _file_digest(path: Path) -> str:
+    """Return the SHA-256 of an ONNX file followed by the files that it keeps weights in, by their names: that
+    of `cat`.
+    """
+    import onnx
+    from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
+
+    tensors = _get_all_tensors(onnx.load(path, load_external_data=False))
+    beside = {ExternalDataInfo(tensor).location for tensor in tensors if uses_external_data(tensor)}
+    digest = hashlib.sha256()
+    for name in (path.name, *sorted(beside)):
+        with (path.parent / name).open("rb") as file:
+            hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()
 
 
 Network = TorchNetwork | OnnxNetwork
@@ -345,7 +389,7 @@ class OpenClassifier:
         class_names: in the order of the logits, see `distinct`; empty where they are not known.
         activation: what turns its logits into probabilities.
         temperature: by which these logits are still to be divided.
-        digest: of the weights.
+        digests: of the weights; of an ONNX file, its own and that of the weights it claims to be of.
         path: of the weights.
         text: which weights they are, in a line.
         warnings: lines for the user.
@@ -356,7 +400,7 @@ class OpenClassifier:
     class_names: tuple[str, ...]
     activation: Activation
     temperature: float
-    digest: str
+    digests: Mapping[str, str]
     path: str
     text: str
     warnings: tuple[str, ...] = ()
@@ -506,7 +550,7 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
         network,
         transform,
         meta,
-        found.weights.digest,
+        {"weights_sha256": found.weights.digest},
         found.path,
         "; ".join(
             filter(None, (found.chosen.text, computation.precision, "flip average" * network.flip_average))
@@ -556,6 +600,7 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
             * (machine.precision == "bf16"),
         ),
     )
+    told = [f"{name} {digest[:12]}" for name, digest in network.digests.items()]
     guessed = network.meta.get("assumed")
     warnings = [f"assumed when the file was exported: {', '.join(guessed)}"] if guessed else []
     sized = recipe.model_copy(update={"data": data.model_copy(update={"image_size": network.image_size})})
@@ -563,9 +608,9 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
         network,
         _transform(sized, network.meta),
         network.meta,
-        network.digest,
+        network.digests,
         weights.source,
-        "; ".join(filter(None, ("flip average" * network.flip_average, network.engine_note))),
+        "; ".join(filter(None, (*told, "flip average" * network.flip_average, network.engine_note))),
         warnings,
     )
 
@@ -574,7 +619,7 @@ def _opened(
     network: Network,
     transform: EvalTransform,
     meta: dict[str, Any],
-    digest: str,
+    digests: Mapping[str, str],
     path: str,
     text: str,
     warnings: list[str],
@@ -596,7 +641,7 @@ def _opened(
         names,
         activation_of(meta, network.num_classes),
         temperature,
-        digest,
+        digests,
         path,
         about,
         tuple(warnings),

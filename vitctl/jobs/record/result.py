@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
 from vitctl.data.source.verification import DataVerified
 from vitctl.data.source.views import Source, source_text
@@ -16,10 +16,12 @@ from vitctl.engine.journal import (
     CHAINED,
     CHECKPOINTS,
     LOG,
+    LOG_HEAD,
     MODEL,
     RECIPE,
     RESULT,
     STATE,
+    has_line,
     head,
     json_digest,
     json_text,
@@ -41,7 +43,7 @@ from vitctl.recipe.schema import Recipe
 from vitctl.recipe.sections import weights_choice
 from vitctl.recipe.write import written_name
 from vitctl.system.address import without_queries
-from vitctl.system.files import RUN_FILE, read_bytes, read_json, read_toml
+from vitctl.system.files import RUN_FILE, flush, read_bytes, read_json, read_toml
 from vitctl.system.text import one_line
 
 if TYPE_CHECKING:
@@ -88,6 +90,14 @@ class _Origin(BaseModel):
     tasks: dict[str, dict[str, Any]] | None = None
 
 
+class _Record(BaseModel):
+    """The digests of a result that are compared with the other files of its run."""
+
+    log: str = Field("", alias="log.jsonl")
+    steps: str = Field("", alias="steps.jsonl")
+    checkpoints: dict[str, str] = {}
+
+
 def _sound(values: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
     kind.model_validate(values, strict=True)
     return values
@@ -113,7 +123,9 @@ class RunResult:
     )
     files: dict[str, str] = field(default_factory=dict)
     error: str = ""
-    record: dict[str, Any] = field(default_factory=dict)
+    record: Annotated[dict[str, Any], AfterValidator(partial(_sound, kind=_Record))] = field(
+        default_factory=dict
+    )
 
 
 _RESULT: TypeAdapter[RunResult] = TypeAdapter(RunResult)
@@ -163,6 +175,9 @@ def write_result(folder: Path, result: RunResult) -> RunResult:
     """Write RUN/result.json, completely or not at all, and return the result, with the digests of the
     folder's records and its own.
     """
+    for name in CHAINED:  # after a power failure the result would not fit shorter ones
+        if (folder / name).is_file():
+            flush(folder / name)
     result = replace(result, record=record_digests(folder))
     stored = RunResult(**parse_json_text(json_text(asdict(result))))  # as a reader sees it
     result = replace(result, record=result.record | {RESULT: published_digest(stored)})
@@ -200,11 +215,16 @@ def _state_digest(folder: Path) -> str:
     return str(state.get("sha256", "")) if isinstance(state, dict) else ""
 
 
-def read_result(folder: Path) -> RunResult | None:
+def read_result(folder: Path, *, own: bool = True) -> RunResult | None:
     """Return the result of a run folder; None while there is none.
 
+    Args:
+        folder: of the run.
+        own: refuse a result of another run: a record beside it lacks the line that it names. A record that
+            was not copied along refuses nothing.
+
     Raises:
-        CheckpointError: the file is not a result.
+        CheckpointError: the file is not a result, or it is that of another run.
     """
     path = folder / RESULT
     if not path.exists():
@@ -213,12 +233,21 @@ def read_result(folder: Path) -> RunResult | None:
         found = _RESULT.validate_json(read_bytes(path, _MOST_BYTES, error=CheckpointError), strict=True)
         if found.job not in _SEVERAL_SCORES and isinstance(found.metrics.get("accuracy"), dict):
             raise CheckpointError(f"accuracy of {found.job}: should be one number")
-        return replace(
-            found, metrics=with_infinities(found.metrics), provenance=with_infinities(found.provenance)
-        )
     except (CheckpointError, ValidationError) as error:
         said = str(error) if isinstance(error, CheckpointError) else _first_problem(error)
         raise CheckpointError(f"{path}: not a valid result of vitctl ({said}){DELETE_IT}") from None
+    if other := [name for name in CHAINED if own and _lacks(folder / name, found.record.get(name))]:
+        raise CheckpointError(
+            f"{path}: {other[0]} has no line with the digest that it names: it is of another run, or "
+            f"{other[0]} was changed; copy the files of this run back, or delete {RESULT} and resume"
+        )
+    return replace(
+        found, metrics=with_infinities(found.metrics), provenance=with_infinities(found.provenance)
+    )
+
+
+def _lacks(path: Path, digest: str | None) -> bool:
+    return digest not in (None, "") and path.is_file() and not has_line(path, digest)
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -254,6 +283,7 @@ class ChosenWeights:
         unfinished: the run has no result, was stopped or failed.
         digest: of the checkpoint's state; "" where none of a run was chosen.
         was_pinned: it was chosen when the run started, and found again.
+        is_known: a record in the folder of the run says that it is the run's own.
     """
 
     how: str = _GIVEN
@@ -266,6 +296,7 @@ class ChosenWeights:
     unfinished: bool = False
     digest: str = ""
     was_pinned: bool = False
+    is_known: bool = True
 
     @property
     def pin(self) -> str:
@@ -293,6 +324,7 @@ class ChosenWeights:
             (self.averaged, "the Polyak average"),
             (self.how != _GIVEN, f"{chosen}, step {self.step}{scored}"),
             (self.unfinished, "of a run that is not finished"),
+            (not self.is_known, "no record beside it tells whether it is of this run"),
             (self.better, f"a better checkpoint is kept: {better}: --weights best uses it"),
             *((True, f"skipped: {problem}") for problem in self.damaged),
         )
@@ -342,9 +374,8 @@ def choose_weights(
             raise CheckpointError(
                 f"{place}: --weights {which} chooses among the checkpoints of a run; give a run folder"
             )
-    files = tensor_files(folder)
-    is_ours = (folder / STATE).exists() or AVERAGE in files
-    if not is_ours:
+    files = _tensor_files(folder)
+    if not ((folder / STATE).exists() or AVERAGE in files):
         if which:
             raise CheckpointError(
                 f"{place}: --weights {which}: there is only one set of weights; omit --weights"
@@ -358,19 +389,64 @@ def choose_weights(
                     else "give a run folder, a checkpoint folder or a weights file with --from"
                 )
             )
-        return folder, ChosenWeights(step=step_of(folder.parent), averaged=name_of(folder.name) == AVERAGE)
+        name = name_of(folder.name)
+        if folder.is_file() and name in _tensor_files(folder.parent):
+            _check_given(folder.parent, name, by_size)
+        return folder, ChosenWeights(step=step_of(folder.parent), averaged=name == AVERAGE)
     name = which if which in (AVERAGE, MODEL) else AVERAGE if AVERAGE in files else MODEL
     path = files.get(name, folder / tensors_file(name))
     if chosen.how != _GIVEN:
         result = read_result(place)
         chosen = replace(chosen, unfinished=result is None or result.status != "done")
     if not path.exists():
-        raise CheckpointError(f"{path}: no such weights; {_INSTEAD[name]}")
-    if chosen.how == _GIVEN and path.name != tensors_file(name) and (folder / STATE).exists():
-        from vitctl.engine.checkpoint import read_checkpoint
-
-        read_checkpoint(folder, by_size=by_size, only=name)  # a part of another checkpoint would fit
+        raise CheckpointError(f"{path}: no such weights; {_INSTEAD[MODEL if name in files else name]}")
+    if chosen.how == _GIVEN:
+        _check_given(folder, name, by_size)
     return path, replace(chosen, step=step_of(folder), averaged=name == AVERAGE)
+
+
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """Return the files of tensors in a folder by name: of a checkpoint, those that it was written with."""
+    from vitctl.engine.checkpoint import read_state
+
+    if not (folder / STATE).exists():
+        return tensor_files(folder)
+    recorded = sorted(read_state(folder)["files"], reverse=True)  # of parts the first
+    return {name_of(file): folder / file for file in recorded}
+
+
+def _check_given(folder: Path, name: str, by_size: bool) -> None:
+    """Check a checkpoint that was named by its path, as one that is chosen in a run is checked.
+
+    Raises CheckpointError.
+    """
+    from vitctl.engine.checkpoint import read_checkpoint
+
+    if (folder / STATE).exists():
+        saved = read_checkpoint(folder, by_size=by_size, only=name)
+        if folder.parent.name == CHECKPOINTS:
+            check_own(saved)
+
+
+def check_own(saved: "SavedCheckpoint") -> bool:
+    """Check that a checkpoint is of the run in whose folder it lies.
+
+    Returns:
+        whether a record there says so; none does in a folder without log and result, or in runs of early
+        releases.
+
+    Raises:
+        CheckpointError: it is of another run, or of another step than its folder is named after.
+    """
+    from vitctl.engine.trace import MOVE_IT, foreign, read_logged_ends
+
+    run, name = saved.folder.parent.parent, saved.folder.name
+    log, result = read_logged_ends(run), read_result(run)
+    named: dict[str, str] = result.record.get(CHECKPOINTS, {}) if result is not None else {}
+    if problem := foreign(saved, log, named):
+        raise CheckpointError(f"{saved.folder}: {problem}; {MOVE_IT}")
+    is_logged = saved.digest == log.checkpoints.get(saved.step) or bool(saved.state.get(LOG_HEAD))
+    return name in named or (is_logged and bool(log.chain.links))
 
 
 def _checkpoint(run: Path, which: str, by_size: bool, pinned: str) -> tuple[Path, ChosenWeights]:
@@ -394,7 +470,6 @@ def _checkpoint(run: Path, which: str, by_size: bool, pinned: str) -> tuple[Path
             raise CheckpointError(
                 f"{run}: holds no complete checkpoint{': ' + problems[0] if problems else ''}"
             )
-        _check_recorded(run, how, saved.step, problems)
     elif how == "best" and best is None:
         raise CheckpointError(
             f"{run}: none of its checkpoints was scored, so there is no best one; use the last: "
@@ -406,13 +481,14 @@ def _checkpoint(run: Path, which: str, by_size: bool, pinned: str) -> tuple[Path
             raise CheckpointError(
                 f"{run}: has no checkpoint of step {how}; it has {', '.join(map(str, kept)) or 'none'}"
             )
-        if how == "best":
-            _check_recorded(run, how, step, [])
         saved = read_checkpoint(step_folder(root, step), by_size=by_size)
+    is_known = check_own(saved)
+    if not pinned and how in ("last", "best"):
+        _check_recorded(run, how, saved.step, problems)
     own = scores.get(saved.step)
     better = None
     if how == "last" and not pinned and best is not None and own is not None and scores[best] > own:
-        better = (best, scores[best]) if _is_whole(step_folder(root, best), by_size) else None
+        better = (best, scores[best]) if _is_usable(step_folder(root, best), by_size) else None
     how = how if how in ("last", "best") else "step"
     return saved.folder, ChosenWeights(
         how,
@@ -422,6 +498,7 @@ def _checkpoint(run: Path, which: str, by_size: bool, pinned: str) -> tuple[Path
         damaged=tuple(problems),
         digest=saved.digest,
         was_pinned=bool(pinned),
+        is_known=is_known,
     )
 
 
@@ -442,7 +519,8 @@ def _pinned_checkpoint(run: Path, pinned: str, by_size: bool) -> "tuple[SavedChe
     except CheckpointError as error:
         why = str(error) if folder.exists() else f"{folder}: it was deleted"
         other, _ = newest_checkpoint(folder.parent, by_size=by_size)
-        named = f": --weights {other.step}" if other is not None else " with --from"
+        is_usable = other is not None and _is_usable(other.folder, by_size)
+        named = f": --weights {other.step}" if other is not None and is_usable else " with --from"
         raise CheckpointError(
             f"{why}; this run started from that checkpoint: restore it, or start a new run{named}"
         ) from None
@@ -473,11 +551,11 @@ def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> 
     )
 
 
-def _is_whole(folder: Path, by_size: bool) -> bool:
+def _is_usable(folder: Path, by_size: bool) -> bool:
     from vitctl.engine.checkpoint import read_checkpoint
 
     try:
-        read_checkpoint(folder, by_size=by_size)
+        check_own(read_checkpoint(folder, by_size=by_size))
     except (CheckpointError, OSError):
         return False
     return True
