@@ -36,10 +36,13 @@ from vitctl.engine.journal import (
     ADAPTERS,
     AVERAGE,
     CHAINED,
+    LOG,
+    LOG_HEAD,
     MODEL,
     OPTIMIZER,
     STATE,
     Journal,
+    LoggedEnds,
     json_digest,
     name_of,
     no_permission,
@@ -280,6 +283,29 @@ def read_checkpoint(
                 f"{folder}: damaged checkpoint: {name} is missing or changed since it was written"
             )
     return SavedCheckpoint(folder, state)
+
+
+MOVE_IT = "copy the files of this run back, or move the folder out of the run to use it by itself"
+
+
+def foreign(saved: SavedCheckpoint, log: LoggedEnds, named: Mapping[str, str]) -> str:
+    """Return why a checkpoint is not of the run in whose folder it lies; "" where nothing there says so.
+
+    Args:
+        saved: the checkpoint.
+        log: what the log of the run says of checkpoints.
+        named: digests in the result of the run, by the names of folders.
+    """
+    step, end = saved.step, saved.state.get(LOG_HEAD)
+    if saved.folder.name != (own := step_folder(saved.folder.parent, step).name):
+        return f"{STATE} says step {step}, so its name should be {own}"
+    if named.get(saved.folder.name, saved.digest) != saved.digest:
+        return "is not the checkpoint that the result names; it was replaced"
+    if log.checkpoints.get(step, saved.digest) != saved.digest:
+        return f"{LOG} names another checkpoint of step {step}"
+    if end and log.chain.links and end not in log.chain.links:
+        return f"{LOG} has no line with the digest that it was saved with ({end[:16]})"
+    return ""
 
 
 class _File(BaseModel):

@@ -441,6 +441,36 @@ def _is_not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
+class LoggedEnds(NamedTuple):
+    """The lines of log.jsonl, and the digests of the checkpoints that it names, by step."""
+
+    chain: Chain
+    checkpoints: Mapping[int, str]
+
+    @property
+    def broken_at(self) -> int:
+        """Number of the first line that does not follow the line before; 0 if all do."""
+        return self.chain.broken_at
+
+
+def read_logged_ends(folder: Path) -> LoggedEnds:
+    """Return what log.jsonl in a folder says of checkpoints; empty if there is no log.
+
+    Raises LaunchError if it is not a file.
+    """
+    checkpoints: dict[int, str] = {}
+
+    def take(line: Line) -> None:
+        if b'"checkpoint"' in line.body:
+            for record in parse_records(line.body.decode(errors="replace")):
+                if record.get("kind") == "checkpoint" and "digest" in record:
+                    checkpoints[record.get("step", 0)] = str(record["digest"])
+
+    path = folder / LOG
+    chain = read_chain(path, take) if os.path.lexists(path) else Chain()
+    return LoggedEnds(chain, checkpoints)
+
+
 def cut_after(path: Path, step: int) -> None:
     """Drop the records of steps later than `step`: the resumed run writes them again.
 

@@ -25,7 +25,7 @@ from torch import nn
 from vitctl.data.loader.batches import Batch
 from vitctl.data.source.order import mix_words
 from vitctl.engine.agreement import MadeOf, checksum
-from vitctl.engine.checkpoint import SavedCheckpoint
+from vitctl.engine.checkpoint import SavedCheckpoint, foreign
 from vitctl.engine.journal import (
     LOG,
     LOG_HEAD,
@@ -37,10 +37,9 @@ from vitctl.engine.journal import (
     Chain,
     Journal,
     Line,
+    LoggedEnds,
     end_of,
-    parse_records,
     read_chain,
-    step_folder,
 )
 from vitctl.engine.runtime import Runtime
 from vitctl.engine.sharding import is_sharded
@@ -407,59 +406,6 @@ def _parsed(line: Line, path: Path) -> StepLine | StartLine:
         raise CheckpointError(
             f"{path}, line {line.number}: not a record of a step ({where[:80]}); the file was modified"
         ) from None
-
-
-class LoggedEnds(NamedTuple):
-    """The lines of log.jsonl, and the digests of the checkpoints that it names, by step."""
-
-    chain: Chain
-    checkpoints: Mapping[int, str]
-
-    @property
-    def broken_at(self) -> int:
-        """Number of the first line that does not follow the line before; 0 if all do."""
-        return self.chain.broken_at
-
-
-def read_logged_ends(folder: Path) -> LoggedEnds:
-    """Return what log.jsonl in a folder says of checkpoints; empty if there is no log.
-
-    Raises LaunchError if it is not a file.
-    """
-    checkpoints: dict[int, str] = {}
-
-    def take(line: Line) -> None:
-        if b'"checkpoint"' in line.body:
-            for record in parse_records(line.body.decode(errors="replace")):
-                if record.get("kind") == "checkpoint" and "digest" in record:
-                    checkpoints[record.get("step", 0)] = str(record["digest"])
-
-    path = folder / LOG
-    chain = read_chain(path, take) if os.path.lexists(path) else Chain()
-    return LoggedEnds(chain, checkpoints)
-
-
-MOVE_IT = "copy the files of this run back, or move the folder out of the run to use it by itself"
-
-
-def foreign(saved: SavedCheckpoint, log: LoggedEnds, named: Mapping[str, str]) -> str:
-    """Return why a checkpoint is not of the run in whose folder it lies; "" where nothing there says so.
-
-    Args:
-        saved: the checkpoint.
-        log: what the log of the run says of checkpoints.
-        named: digests in the result of the run, by the names of folders.
-    """
-    step, end = saved.step, saved.state.get(LOG_HEAD)
-    if saved.folder.name != (own := step_folder(saved.folder.parent, step).name):
-        return f"{STATE} says step {step}, so its name should be {own}"
-    if named.get(saved.folder.name, saved.digest) != saved.digest:
-        return "is not the checkpoint that the result names; it was replaced"
-    if log.checkpoints.get(step, saved.digest) != saved.digest:
-        return f"{LOG} names another checkpoint of step {step}"
-    if end and log.chain.links and end not in log.chain.links:
-        return f"{LOG} has no line with the digest that it was saved with ({end[:16]})"
-    return ""
 
 
 def record_problem(

@@ -34,7 +34,16 @@ from vitctl.engine.agreement import (
     identity,
     words_of_start,
 )
-from vitctl.engine.checkpoint import Peers, SavedCheckpoint, Saver, check_space, parts, set_aside_after
+from vitctl.engine.checkpoint import (
+    MOVE_IT,
+    Peers,
+    SavedCheckpoint,
+    Saver,
+    check_space,
+    foreign,
+    parts,
+    set_aside_after,
+)
 from vitctl.engine.computation import (
     choose_kernels,
     choose_micro_batch,
@@ -63,6 +72,7 @@ from vitctl.engine.journal import (
     Record,
     cut_after,
     head,
+    read_logged_ends,
     read_records,
     run_of,
 )
@@ -105,11 +115,8 @@ from vitctl.engine.step import (
     take,
 )
 from vitctl.engine.trace import (
-    MOVE_IT,
     Recorder,
     end_of_steps,
-    foreign,
-    read_logged_ends,
     read_steps,
     record_problem,
     weights_checksum,

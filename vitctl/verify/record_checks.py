@@ -25,16 +25,16 @@ from vitctl.engine.journal import (
     RESULT,
     STEP_RECORDS,
     Chain,
+    LoggedEnds,
     json_digest,
+    read_logged_ends,
     step_folders,
     tensors_file,
 )
 from vitctl.engine.trace import (
     MOST_STEPS,
-    LoggedEnds,
     StartLine,
     Steps,
-    read_logged_ends,
     read_steps,
     record_problem,
 )

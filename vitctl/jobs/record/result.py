@@ -27,6 +27,7 @@ from vitctl.engine.journal import (
     json_text,
     name_of,
     parse_json_text,
+    read_logged_ends,
     read_records,
     step_folder,
     step_folders,
@@ -438,7 +439,7 @@ def check_own(saved: "SavedCheckpoint") -> bool:
     Raises:
         CheckpointError: it is of another run, or of another step than its folder is named after.
     """
-    from vitctl.engine.trace import MOVE_IT, foreign, read_logged_ends
+    from vitctl.engine.checkpoint import MOVE_IT, foreign
 
     run, name = saved.folder.parent.parent, saved.folder.name
     log, result = read_logged_ends(run), read_result(run)
