@@ -91,7 +91,7 @@ _HOW_TO_FIX = {
         (errno.EREMOTEIO, errno.ENOTCONN, errno.ENOLINK, errno.EPROTO, errno.EUCLEAN, errno.ENODATA), _FAILING
     ),
     **dict.fromkeys(
-        (errno.EOPNOTSUPP, errno.ENOLCK, errno.ETXTBSY),
+        (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.ETXTBSY),
         "this file system cannot do that; choose a local disk",
     ),
     errno.ENXIO: _FAILING,

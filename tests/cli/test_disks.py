@@ -1,7 +1,13 @@
-"""Every command that writes, on a real disk that is full and on one that may not be written."""
+"""Every command that writes: on a real disk that is full, on one that may not be written, and on one that
+lacks what network mounts lack.
+"""
 
+import errno
+import fcntl
 import os
+import re
 import shutil
+import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import vitctl as vitctl_package
 from tests.cli.conftest import Vitctl
 from tests.trained import TINY
 
@@ -72,3 +79,62 @@ def test_a_disk_that_takes_nothing_is_one_line(
     assert "this is a bug" not in line and "disk" in said.err
     if state == "read-only":
         assert [path.name for path in disk.iterdir()] == ["full"]
+
+
+def lacking(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Let no disk fsync a folder, set modes, lock, map files or tell its space."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            refuse()
+
+    for module, name in ((os, "chmod"), (os, "utime"), (fcntl, "flock"), (fcntl, "lockf")):
+        monkeypatch.setattr(module, name, refuse)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(np.memmap, "__new__", refuse)
+    usage = shutil._ntuple_diskusage(0, 0, 0)  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        *((name, errno.ENOSYS) for name in COMMANDS if name != "quickstart"),
+        *(("pretrain", code) for code in (errno.EINVAL, errno.EBADF, errno.ENOLCK, errno.EPERM)),
+    ],
+)
+def test_what_a_disk_does_not_offer_is_no_error(
+    vitctl: Vitctl,
+    tiny_data: Path,
+    pretrained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    code: int,
+) -> None:
+    (tmp_path / "disk").mkdir()
+    shutil.copytree(tiny_data, tmp_path / "shards")
+    (tmp_path / "run").symlink_to(pretrained)
+    for name, colour in (("cat", 0), ("dog", 255)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.fromarray(np.full((8, 8, 3), colour, np.uint8)).save(tmp_path / "photos" / name / "0.png")
+    lacking(monkeypatch, code)
+    words = COMMANDS[command].split()
+    said = vitctl(*words, *(() if words[0] == "data" else ("--set", "machine.workers=0")))
+    assert said.code == 0, said
+    assert ("no locks; start no second vitctl" in said.err) == (words[0] != "data"), said.err
+
+
+def test_no_module_asks_a_disk_for_more_than_it_may_offer() -> None:
+    """All but one go through `vitctl.system.files`, which knows what disks lack."""
+    package = Path(vitctl_package.__file__).parent
+    asking = re.compile(r"os\.f?chmod\(|\.chmod\(|os\.fsync\(|fcntl\.(flock|lockf)\b|disk_usage\(|statvfs\(")
+    found = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if asking.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == {"system/files.py", "system/process.py"}  # the latter locks its own memory

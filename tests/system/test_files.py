@@ -1,12 +1,18 @@
 """Files of ours are whole, files of others are bounded."""
 
+import errno
 import fcntl
+import math
 import os
+import re
+import shutil
 import socket
 import stat
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,13 +21,17 @@ from safetensors.numpy import save_file
 from vitctl.errors import CheckpointError, DataError
 from vitctl.system.files import (
     atomic_write,
+    free_bytes,
     inside,
+    lock,
+    locked,
     open_lock,
     open_regular,
     opened_folder,
     read_bytes,
     read_json,
     scratch_folder,
+    sweep,
     write_json,
     write_text,
 )
@@ -158,3 +168,59 @@ def test_inside__is_one_part_below_the_folder_or_refused(short: str, long: str) 
 @pytest.mark.parametrize("name", ["a", "val", "fold 2", "résumé", "-", ".git", "a..b", "~", "x" * 240])
 def test_inside__takes_plain_names(name: str) -> None:
     assert inside(Path("out"), "b", name, error=DataError) == Path("out/b") / name
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE])
+@pytest.mark.parametrize(("module", "name"), [(os, "fsync"), (os, "chmod"), (fcntl, "flock")])
+def test_a_failing_disk_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, code: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(module, name, fail)
+    with pytest.raises(OSError, match=re.escape(os.strerror(code))) as caught, locked(tmp_path / "lock"):
+        write_text(tmp_path / "a.txt", "new")
+    assert caught.value.errno == code and not (tmp_path / "a.txt").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_unknown_space_is_not_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for total, expected in ((0, math.inf), (10**6, 0)):
+        usage = shutil._ntuple_diskusage(total, total, 0)  # type: ignore[attr-defined]
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
+        assert free_bytes(tmp_path) == expected
+
+
+def test_a_lock_is_ours_or_of_another_or_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_lock(tmp_path / "lock") as one, open_lock(tmp_path / "lock") as two:
+        assert (lock(one.fileno()), lock(two.fileno())) == (True, False)
+
+        def lack(*_: object) -> None:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+        monkeypatch.setattr(fcntl, "flock", lack)
+        assert lock(two.fileno()) is None
+
+
+def test_temporary_files_of_killed_processes_are_swept(tmp_path: Path) -> None:
+    """Those of living processes stay, and young ones, which another machine may be writing."""
+    dead = max(psutil.pids()) + 10_000_000
+    kept = {
+        f".a.txt.{os.getppid()}.partial",
+        f".a.txt.{dead}.partial",
+        f".b.txt.{dead}.partial",
+        ".c.partial",
+    }
+    for name in (*kept, f".a.txt.{dead + 1}.partial"):
+        (tmp_path / name).touch()
+        if name != f".a.txt.{dead}.partial":
+            os.utime(tmp_path / name, (0, 0))
+    write_text(tmp_path / "a.txt", "new")
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, "a.txt"}
+    sweep(tmp_path, seconds=0)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f".a.txt.{os.getppid()}.partial",
+        ".c.partial",
+        "a.txt",
+    }

@@ -34,7 +34,7 @@ WRITES = {
     "system/files.py:no_links": "the opener itself",
     "system/files.py:atomic_write": "the one writer",
     "system/files.py:open_lock": "O_NOFOLLOW",
-    "system/remote.py:_takes_slot": "O_NOFOLLOW",
+    "system/remote.py:_free_slot": "O_NOFOLLOW",
     "export/graph_files.py:write_onnx": "in a folder of its own, from which `_write_verified` moves it",
     "data/source/hashing.py:_no_links": "the opener, in a file that runs alone",
 }

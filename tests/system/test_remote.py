@@ -1,6 +1,7 @@
 """Servers that never end, as a person would meet them: each answer ends here, in bounded time and bytes."""
 
 import multiprocessing
+import os
 import re
 import socket
 import threading
@@ -296,3 +297,46 @@ def test_outage__is_of_the_whole_server(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(remote.GaveUpError, match=r"gave up after 3 attempts in 60\d s"):
             remote.transfer([span], patience=600.0, since=began - 600.0)
         assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("silent_seconds", [0, 4])
+def test_outage__leaves_the_connections_of_the_node_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent_seconds: int
+) -> None:
+    """A transfer that waits out an outage holds none: neither in a pause, nor while a server says nothing."""
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(remote, "CONNECTIONS", 2)
+    asked: list[float] = []
+
+    def serve(_: socket.socket) -> None:
+        asked.append(time.monotonic())
+        time.sleep(silent_seconds if len(asked) > 8 else 0)
+
+    def wait_out(url: str) -> None:
+        with suppress(DataError):
+            remote.transfer([remote.Span(url, n, n + 1) for n in range(4)], patience=3.0, connections=4)
+
+    with server(serve) as url, serving(tmp_path, Faults(0)) as other:
+        waiting = threading.Thread(target=wait_out, args=(url,))
+        waiting.start()
+        time.sleep(1)
+        began = time.monotonic()
+        assert len(asked) > 8
+        assert only(f"{other}/file", 0, 100) == TEXT[:100]
+        assert time.monotonic() - began < 1
+        waiting.join()
+
+
+def test_slots__waiting_for_one_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote, "CONNECTIONS", 1)
+    monkeypatch.setattr(remote, "_TELL_SECONDS", 0.1)
+    slot = remote._free_slot()
+    assert slot is not None
+    threading.Timer(0.5, os.close, (slot,)).start()
+    with serving(tmp_path, Faults(0)) as url:
+        assert only(f"{url}/file", 0, 100) == TEXT[:100]
+    assert "waiting for one of the 1 connections of this node" in capsys.readouterr().err

@@ -60,7 +60,7 @@ from vitctl.models.lora import stored
 from vitctl.models.weights.containers import read_tensors, save_tensors
 from vitctl.models.weights.header import SHARDING, part_file
 from vitctl.models.weights.weights_file import own_metadata
-from vitctl.system.files import RUN_FILE, flush, parse_json, write_text
+from vitctl.system.files import RUN_FILE, flush, free_bytes, parse_json, write_text
 from vitctl.system.text import bytes_text, one_line
 
 FORMAT, PARTS_FORMAT = "vitctl-checkpoint/1", "vitctl-checkpoint/2"  # whole; in parts
@@ -643,8 +643,8 @@ class Saver:
         return False
 
 
-def _free_bytes(root: Path) -> int:
-    return shutil.disk_usage(next(path for path in (root, *root.absolute().parents) if path.exists())).free
+def _free_bytes(root: Path) -> float:
+    return free_bytes(next(path for path in (root, *root.absolute().parents) if path.exists()))
 
 
 def _reason(error: Exception) -> str:

@@ -7,7 +7,6 @@ one.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import math
@@ -26,6 +25,7 @@ from vitctl.errors import CheckpointError, LaunchError
 from vitctl.system.files import (
     LOG_LINE,
     RUN_FILE,
+    lock,
     no_links,
     open_regular,
     read_bytes,
@@ -372,10 +372,7 @@ def append_record(path: Path, record: Record) -> None:
     try:
         start = b"\n" if _is_torn(descriptor) else b""
         if path.name in CHAINED:
-            with suppress(
-                OSError
-            ):  # a network disk without locks: one process writes, and its journal has a lock
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock(descriptor, waits=True)  # on a disk without locks one process writes
             line = linked(line, last_line(descriptor).sha256)
         line = start + line + b"\n"
         if os.write(descriptor, line) < len(line):

@@ -4,15 +4,15 @@ import importlib
 import importlib.metadata
 import platform
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from vitctl.models.variants import variant
 from vitctl.recipe.schema import NetworkMachine
-from vitctl.system.files import can_write_into
+from vitctl.system.files import can_write_into, free_bytes
 from vitctl.system.process import usable_cores
 from vitctl.system.text import count_text, one_line
 
@@ -140,11 +140,13 @@ def _data() -> Iterator[Finding]:
 
 
 def _disk() -> Iterator[Finding]:
-    free = shutil.disk_usage(".").free / 2**30
+    free = free_bytes(".") / 2**30
     yield Finding(
         free >= MIN_FREE_GIB,
         "disk",
-        f"{free:.1f} GiB free here" + ("" if free >= MIN_FREE_GIB else "; runs need more"),
+        "this disk does not tell its free space"
+        if free == inf
+        else f"{free:.1f} GiB free here" + ("" if free >= MIN_FREE_GIB else "; runs need more"),
     )
     writable = can_write_into(Path())
     yield Finding(
@@ -153,8 +155,8 @@ def _disk() -> Iterator[Finding]:
         f"{Path.cwd()} " + ("can be written" if writable else "cannot be written; use --out elsewhere"),
     )
     if Path("/dev/shm").exists():
-        shm = shutil.disk_usage("/dev/shm").free / 2**20
-        said = f"{shm:,.0f} MiB of shared memory" + (
+        shm = free_bytes("/dev/shm") / 2**20
+        said = f"{shm:,.0f} MiB of shared memory".replace("inf MiB", "unlimited") + (
             "" if shm >= MIN_SHM_MIB else "; in a container start it with --shm-size=2g"
         )
         yield Finding(shm >= MIN_SHM_MIB, "shm", said)

@@ -7,12 +7,14 @@ import struct
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO
 
 from vitctl.engine.journal import CHECKPOINTS, LOG, RECIPE, RESULT, STEPS, allow
 from vitctl.errors import CheckpointError, LaunchError, explaining
-from vitctl.system.files import open_lock, open_regular, read_json, write_bytes
+from vitctl.system.files import lock, open_lock, open_regular, read_json, sweep, write_bytes
+from vitctl.system.process import tell
 
 LOCK = ".lock"
 LOGS = "logs"
@@ -103,19 +105,28 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)  # a refused command may have removed it meanwhile
             file = open_lock(folder / LOCK)
         with file:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            with explaining(folder / LOCK):
+                held = lock(file.fileno(), inherited=False)
+            if held is False:
                 if time.monotonic() <= until:
                     time.sleep(LOCK_POLL_SECONDS)
                     continue
                 raise LaunchError(
                     f"{folder}: another vitctl is running in this folder; wait for it, or choose another "
                     f"--out"
-                ) from None
+                )
+            if held is None:
+                _say_unlocked(folder.resolve())
             if _is_at(file, folder / LOCK):
+                for place in {path.parent for path in folder.rglob(".*.partial")}:
+                    sweep(place, seconds=0)
                 yield
                 return
+
+
+@cache
+def _say_unlocked(folder: Path) -> None:
+    tell(f"{folder}: this disk has no locks; start no second vitctl in this folder")
 
 
 def _is_at(file: IO[bytes], path: Path) -> bool:

@@ -1,11 +1,14 @@
 """Files: bounded reads, atomic writes, JSON, TOML and CSV."""
 
 import csv
+import errno
 import fcntl
+import glob
 import io
 import json
 import math
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -16,6 +19,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+import psutil
 
 from vitctl.errors import LaunchError, RecipeError, VitctlError, explained
 from vitctl.system.address import value_without_queries
@@ -168,6 +173,9 @@ _CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # non-blocking: opening a FIFO must not hang
 _PERMISSIONS = 0o666  # minus the umask
+# What network mounts, FUSE and containers answer where they lack something: fsync of a folder, modes, locks.
+_LACKING = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY}
+_LACKING |= {errno.EPERM, errno.EACCES, errno.ENOLCK, errno.ENODEV}
 _NAME_BYTES = 240  # most file systems take 255; temporary files have a prefix and a suffix
 
 
@@ -223,6 +231,50 @@ def check_free(flag: str, file: Path, taken: Iterable[Path]) -> None:
 
 
 @contextmanager
+def if_offered() -> Iterator[None]:
+    """Leave the block early where the disk does not offer what it does; a disk that fails is an error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _LACKING:
+            raise
+
+
+def restore_mode(path: Path, mode: int) -> None:
+    """Give a file the permissions that it was created with, on a disk that has them."""
+    with if_offered():
+        os.chmod(path, mode)
+
+
+def free_bytes(folder: Path | str) -> float:
+    """Return the free space of a disk; infinity where the disk does not tell it: 0 bytes of 0."""
+    with if_offered():
+        if (usage := shutil.disk_usage(folder)).total:
+            return usage.free
+    return math.inf
+
+
+_TEMPORARY = re.compile(r"\..+\.([0-9]+)\.partial")
+ABANDONED_SECONDS = 3600.0  # another machine may be writing a younger file
+
+
+def sweep(folder: Path, name: str = "*", seconds: float = ABANDONED_SECONDS) -> None:
+    """Remove temporary files of `atomic_write` that killed processes left in a folder.
+
+    Args:
+        folder: where they are.
+        name: pattern of the names of the final files.
+        seconds: since their last change; 0 where only this machine writes into the folder.
+    """
+    for left in folder.glob(f".{name}.*.partial"):
+        written_by = _TEMPORARY.fullmatch(left.name)
+        with suppress(OSError):
+            is_old = time.time() - left.lstat().st_mtime >= seconds
+            if written_by and is_old and not psutil.pid_exists(int(written_by[1])):
+                left.unlink()
+
+
+@contextmanager
 def atomic_write(path: Path, *, flushed: bool = True) -> Iterator[Path]:
     """Atomic write: yields a temporary file in the same folder. At the end of the block it is flushed and
     renamed to `path`.
@@ -238,13 +290,15 @@ def atomic_write(path: Path, *, flushed: bool = True) -> Iterator[Path]:
         OSError: writing failed; the error names `path`, and the temporary file is removed.
     """
     aside = path.with_name(f".{path.name[:200]}.{os.getpid()}.partial")
+    if flushed:
+        sweep(path.parent, glob.escape(path.name[:200]))
     try:
         aside.unlink(missing_ok=True)
         descriptor = os.open(aside, _CREATE, _PERMISSIONS)
         mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
         os.close(descriptor)
         yield aside
-        os.chmod(aside, mode)
+        restore_mode(aside, mode)
         if flushed:
             flush(aside)
         os.replace(aside, path)
@@ -317,12 +371,13 @@ def _safe_cell(cell: object) -> object:
 
 
 def flush(path: Path) -> None:
-    """Make what was written to a file or a folder survive a power failure (fsync)."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Make what was written to a file or a folder survive a power failure (fsync), where the disk can."""
+    with if_offered():
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def file_state(path: Path | str) -> tuple[int, ...]:
@@ -446,6 +501,29 @@ def open_lock(path: Path) -> IO[bytes]:
     return open(descriptor, "r+b")
 
 
+def lock(descriptor: int, *, waits: bool = False, inherited: bool = True) -> bool | None:
+    """Lock an open file or folder until it is closed.
+
+    Args:
+        descriptor: of it.
+        waits: for another process that holds the lock.
+        inherited: whether child processes hold it too.
+
+    Returns:
+        whether it is locked now; False: by another process; None: the disk has no locks.
+    """
+    call = fcntl.flock if inherited else fcntl.lockf
+    try:
+        call(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            return False
+        with if_offered():
+            raise
+        return None
+    return True
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a lock against other processes; the kernel releases it when the process dies.
@@ -453,7 +531,7 @@ def locked(path: Path) -> Iterator[None]:
     The lock file is not deleted: two processes could then hold the lock.
     """
     with open_lock(path) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file.fileno(), waits=True)
         yield
 
 
@@ -473,15 +551,10 @@ def lock_alone(
             they notice.
     """
     until = time.monotonic() + (_LOCK_SECONDS if seconds is None else seconds)
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise error(f"{place}: is being written by another process; wait for it or stop it") from None
-            time.sleep(0.1)
-        except OSError:
-            return None
+    while lock(descriptor) is False:
+        if time.monotonic() > until:
+            raise error(f"{place}: is being written by another process; wait for it or stop it")
+        time.sleep(0.1)
 
 
 _LOCKED_SECONDS = 60  # after which the process that made a scratch folder holds its lock
@@ -495,9 +568,9 @@ def scratch_folder(kind: str) -> Iterator[Path]:
     """
     for left in Path(tempfile.gettempdir()).glob(f"vitctl-{kind}-*"):
         with suppress(OSError), opened_folder(left) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             about = os.fstat(descriptor)
-            if about.st_uid == os.getuid() and time.time() - about.st_mtime > _LOCKED_SECONDS:
+            is_old = time.time() - about.st_mtime > _LOCKED_SECONDS
+            if is_old and about.st_uid == os.getuid() and lock(descriptor):
                 shutil.rmtree(left)
     with tempfile.TemporaryDirectory(prefix=f"vitctl-{kind}-") as name, opened_folder(name) as descriptor:
         lock_alone(descriptor, Path(name), error=LaunchError)

@@ -7,7 +7,6 @@ CONNECTIONS connections.
 """
 
 import asyncio
-import fcntl
 import io
 import itertools
 import os
@@ -17,7 +16,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import IO, Any, TypeVar
@@ -26,7 +25,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from vitctl.errors import DataError
 from vitctl.system.address import LOOPBACK, VARIABLE, check, split, with_query
-from vitctl.system.files import HTTP_SECONDS, HTTP_SLOWEST, cache_folder, error_text
+from vitctl.system.files import HTTP_SECONDS, HTTP_SLOWEST, cache_folder, error_text, lock
 from vitctl.system.process import tell
 
 CONNECTIONS = 16
@@ -36,7 +35,7 @@ FIRST_SECONDS = 1.5  # with one that never answered, likewise
 PAUSE_SECONDS = 0.5
 PART_BYTES = 8 * 2**20
 HUB = "https://huggingface.co"  # the only host that receives HF_TOKEN
-_LONGEST_PAUSE_SECONDS, _SLOT_SECONDS = 30.0, 0.02
+_LONGEST_PAUSE_SECONDS, _SLOT_SECONDS, _TELL_SECONDS = 30.0, 0.02, 10.0
 LEAST_ATTEMPTS = 3
 _SLOT = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _RECOVERED_BYTES = 2**20  # in one response: the server works again
@@ -243,41 +242,57 @@ def transfer(
 async def _transferred(
     spans: deque[Span], max_bytes: int | None, patience: float | None, since: float | None, connections: int
 ) -> None:
-    async def work(session: Any, since: float | None, slots: ExitStack) -> None:
-        while spans and not _takes_slot(slots):
-            await asyncio.sleep(_SLOT_SECONDS)
+    async def work(session: Any, since: float | None) -> None:
         while spans:
             await _complete(session, spans.popleft(), max_bytes, patience, since)
             since = None
 
     asked = time.monotonic() if since is None else since
     try:
-        with ExitStack() as slots:
-            async with _session() as session, asyncio.TaskGroup() as group:
-                for _ in range(connections):
-                    group.create_task(work(session, asked, slots))
+        async with _session() as session, asyncio.TaskGroup() as group:
+            for _ in range(connections):
+                group.create_task(work(session, asked))
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
 
-def _takes_slot(slots: ExitStack) -> bool:
-    """Take one of this node's connections until `slots` are closed, and return whether one was left.
+_LAST_TOLD: list[float] = []  # when it was said that no connection is left
 
-    The kernel releases it when its holder dies.
+
+@asynccontextmanager
+async def _slot() -> AsyncIterator[None]:
+    """Hold one of this node's connections within the block; wait until one is left."""
+    began, is_told = time.monotonic(), False
+    while (slot := _free_slot()) is None:
+        now = time.monotonic()
+        if now - max([began, *_LAST_TOLD]) > _TELL_SECONDS:
+            _LAST_TOLD[:], is_told = [now], True
+            tell(f"waiting for one of the {CONNECTIONS} connections of this node, which other processes use")
+        await asyncio.sleep(_SLOT_SECONDS)
+    if is_told:
+        tell("")
+    try:
+        yield
+    finally:
+        if slot >= 0:
+            os.close(slot)
+
+
+def _free_slot() -> int | None:
+    """Return the descriptor of a connection that no process uses; -1 where connections cannot be counted;
+    None if none is left. The kernel releases it when its holder dies.
     """
     folder = cache_folder() / "connections"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for number in range(CONNECTIONS):
             slot = os.open(folder / f"{socket.gethostname()}-{number:02d}", _SLOT, 0o666)
-            with suppress(BlockingIOError):
-                fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                slots.callback(os.close, slot)
-                return True
+            if lock(slot) is not False:
+                return slot
             os.close(slot)
-    except OSError:  # a disk that cannot be written, or without locks: each process counts for itself
-        return True
-    return False
+    except OSError:  # a disk that cannot be written: each process counts for itself
+        return -1
+    return None
 
 
 async def _complete(
@@ -289,7 +304,13 @@ async def _complete(
         received = span.done
         try:
             opened = _from_fsspec if urlsplit(span.url).scheme in _PACKAGES else _from_web
-            async with opened(session, span) as (whole, first, chunks):
+            async with AsyncExitStack() as held:
+                # A server that is down answers nothing for long: meanwhile others use the connection.
+                if not failures:
+                    await held.enter_async_context(_slot())
+                whole, first, chunks = await held.enter_async_context(opened(session, span))
+                if failures:
+                    await held.enter_async_context(_slot())
                 end = _begin(span, whole, first)
                 received = span.done
                 async for chunk in chunks:

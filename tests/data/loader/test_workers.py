@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +42,7 @@ from vitctl.data.source.stores import ShardSource, SyntheticSource
 from vitctl.data.source.views import Source
 from vitctl.errors import DataError
 from vitctl.system import remote
-from vitctl.system.files import cache_folder
+from vitctl.system.files import cache_folder, scratch_folder
 
 
 def batches_of(
@@ -152,11 +153,16 @@ def named_memory(pids: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("held", ["held = list(islice(batches, 6))", "next(batches)"], ids=["busy", "stuck"])
-def test_workers__kill_leaves_no_process_and_no_shared_memory(held: str) -> None:
+def test_workers__kill_leaves_no_process_and_no_shared_memory(
+    held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of their sockets has the name of one that the next run removes."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     stuck = held == "next(batches)"
-    process, workers = start(
-        "time.sleep(600)", source=STUCK if stuck else "Chosen = SyntheticSource", held=held
-    )
+    source = STUCK if stuck else "Chosen = SyntheticSource"
+    source = f"import tempfile\ntempfile.tempdir = None  # as read from another environment\n{source}"
+    process, workers = start("time.sleep(600)", source=source, held=held)
     assert len(workers) == 2 == len(alive(workers))
     process.kill()
     process.wait(timeout=60)
@@ -164,6 +170,13 @@ def test_workers__kill_leaves_no_process_and_no_shared_memory(held: str) -> None
         lambda: not alive(workers), seconds=3
     )  # torch's own watch takes five, and never sees a stuck one
     assert not named_memory([process.pid, *workers])
+    assert not [*tmp_path.glob("pymp-*")]
+    [left] = tmp_path.glob("vitctl-*")
+    with scratch_folder("mp"):
+        assert left.exists()  # its lock may be missing yet
+    os.utime(left, (0, 0))
+    with scratch_folder("mp"):
+        assert not left.exists()
 
 
 def soon(holds: Callable[[], bool], seconds: float = 60) -> bool:

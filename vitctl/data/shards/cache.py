@@ -1,6 +1,5 @@
 """A cache of whole remote shards on the local disk, which all processes of a node share."""
 
-import fcntl
 import hashlib
 import os
 import time
@@ -9,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitctl.errors import DataError
-from vitctl.system.files import atomic_write, locked, open_lock
+from vitctl.system.files import ABANDONED_SECONDS, atomic_write, lock, locked, open_lock
 from vitctl.system.remote import copy
 
-_ABANDONED_SECONDS = 3600
 _TRIES = 3
 
 
@@ -71,9 +69,9 @@ class ShardCache:
         target, locks = self.path(sha256), self.folder / "locks"
         try:
             locks.mkdir(parents=True, exist_ok=True)
-            with suppress(BlockingIOError), open_lock(locks / sha256[:3]) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if since is None else 0))
-                if not target.exists():
+            with open_lock(locks / sha256[:3]) as file:
+                is_ours = lock(file.fileno(), waits=since is not None) is not False
+                if is_ours and not target.exists():
                     self._fetch(url, target, num_bytes, sha256, since)
         except OSError as error:
             raise DataError(
@@ -107,7 +105,7 @@ class ShardCache:
         for path in self.folder.iterdir():
             with suppress(FileNotFoundError):
                 state = path.stat()
-                if path.suffix == ".partial" and time.time() - state.st_mtime > _ABANDONED_SECONDS:
+                if path.suffix == ".partial" and time.time() - state.st_mtime > ABANDONED_SECONDS:
                     path.unlink()
                 elif path.suffix in (".tar", ".partial"):
                     room -= state.st_size

@@ -32,6 +32,7 @@ from vitctl.system.files import (
     atomic_write,
     error_text,
     file_state,
+    if_offered,
     open_regular,
     parse_json,
     read_bytes,
@@ -394,8 +395,12 @@ def _mapped(path: Path) -> np.ndarray:
     """
     os.stat(path)
     open_regular(path, error=DataError).close()
+    table: np.ndarray | None = None
     try:
-        table: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        with if_offered():
+            table = np.load(path, mmap_mode="r", allow_pickle=False)
+        if table is None:  # a disk that cannot map files
+            table = np.load(path, allow_pickle=False)
     except (SyntaxError, TokenError, TypeError, OverflowError, RecursionError) as error:  # in its header
         raise ValueError(f"a damaged header: {error}") from None
     return table.view(_Mapped) if isinstance(table, np.memmap) else table

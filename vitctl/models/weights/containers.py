@@ -33,7 +33,7 @@ from vitctl.models.weights.header import (
 from vitctl.models.weights.later import Later, now
 from vitctl.models.weights.layouts import Tensors, listed
 from vitctl.system import files
-from vitctl.system.files import WEIGHTS, WEIGHTS_GROWTH, write_text
+from vitctl.system.files import WEIGHTS, WEIGHTS_GROWTH, restore_mode, write_text
 from vitctl.system.text import escaped_json, one_line
 
 Kind = Literal["safetensors", "npz", "torch"]
@@ -72,7 +72,7 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str
     path.touch()
     mode = path.stat().st_mode & 0o777
     save_file(tensors, path, metadata)
-    path.chmod(mode)
+    restore_mode(path, mode)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> Path:

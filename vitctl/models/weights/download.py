@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote, urlsplit
 from vitctl.errors import CheckpointError, DataError, explained
 from vitctl.models.weights.header import INDEX, bounded, parts_of
 from vitctl.system.address import check, with_query, without_queries
-from vitctl.system.files import WEIGHTS, cache_folder, inside, locked, no_links, write_text
+from vitctl.system.files import WEIGHTS, cache_folder, flush, inside, locked, no_links, write_text
 from vitctl.system.remote import (
     HUB,
     TRANSIENT,
@@ -312,7 +312,7 @@ def _download(url: str, target: Path, progress: Progress) -> None:
     with part.open("rb") as file:
         for algorithm, start in _stated_digests(url, span.headers):
             _check_digest(url, file, algorithm, start)
-        os.fsync(file.fileno())
+    flush(part)
     version.unlink(missing_ok=True)
     os.replace(part, target)
     if with_query(url) == url:
