@@ -587,6 +587,27 @@ def test_slurm__of_the_other_jobs(vitctl: Vitctl, pretrained: Path, tiny_data: P
         assert "processes = 4" in (tmp_path / job / "recipe.toml").read_text()
 
 
+def test_slurm__a_job_with_gpus_does_not_compute_on_the_cpu(
+    vitctl: Vitctl, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where the job was written for GPUs, nor where the batch system gave some."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    line = ("pretrain", "--recipe", TINY, "--data", tiny_data, "--set", "machine.workers=0", "--out")
+    assert vitctl(*line, "job", "--slurm", "nodes=1,gpus=1,time=10").code == 0
+    assert 'device = "cuda"' in (tmp_path / "job" / "recipe.toml").read_text()
+    said = vitctl("resume", "job")
+    assert (said.code, said.err.count("\n")) == (2, 1) and "PyTorch finds no GPU" in said.err
+    assert vitctl(*line, "cpu", "--slurm", "gpus=1,time=10", "--set", "machine.device=cpu").code == 0
+    assert 'device = "cpu"' in (tmp_path / "cpu" / "recipe.toml").read_text()
+    for name, value, code in (("CUDA_VISIBLE_DEVICES", "0,1", 2), ("SLURM_JOB_GPUS", "3", 2), ("", "", 0)):
+        with monkeypatch.context() as patch:
+            if name:
+                patch.setenv(name, value)
+            sets = ("machine.device=auto", "schedule.total_steps=1", "schedule.warmup_steps=0")
+            said = vitctl(*line, f"run{code}", *(word for each in sets for word in ("--set", each)))
+            assert (said.code, f"{name}={value} gives this process GPUs" in said.err) == (code, code == 2)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

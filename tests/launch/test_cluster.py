@@ -56,10 +56,32 @@ def slurm(rank: int, **other: str) -> dict[str, str]:
         {"RANK": "0"},
         {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
         slurm(0, SLURM_STEP_NUM_TASKS="1"),
+        {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "pod-0", "MASTER_PORT": "23456"},
+        slurm(1, RANK="0", WORLD_SIZE="1"),
     ],
-    ids=["nothing", "rank only", "batch script", "interactive step"],
+    ids=["nothing", "rank only", "batch script", "interactive step", "pod", "alone in each task"],
 )
 def test_find_member__of_a_process_that_no_launcher_started(env: dict[str, str]) -> None:
+    assert find_member(env) is None
+    assert "RANK" not in env  # accelerate would obey it
+
+
+@pytest.mark.parametrize("terminal", [None, "/dev/pts/1"])
+@pytest.mark.parametrize("of_task", [{}, {"SLURM_TASK_PID": "77"}], ids=["unknown", "task"])
+def test_srun__a_shell_in_one_of_several_tasks_is_refused(
+    monkeypatch: pytest.MonkeyPatch, terminal: str | None, of_task: dict[str, str]
+) -> None:
+    """It would wait for the others. Tasks that srun starts from such a shell inherit the port, not the
+    terminal.
+    """
+    monkeypatch.setattr("psutil.Process.terminal", lambda _: terminal)
+    env = slurm(0, SLURM_PTY_PORT="41111", **of_task)
+    if of_task and not terminal:
+        assert find_member(env) is not None
+        return
+    with pytest.raises(LaunchError, match="type `unset SLURM_STEP_NUM_TASKS` first"):
+        find_member(env)
+    del env["SLURM_STEP_NUM_TASKS"]  # as it says
     assert find_member(env) is None
 
 

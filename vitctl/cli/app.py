@@ -3,6 +3,7 @@
 Nothing here imports torch before it is needed.
 """
 
+import functools
 import inspect
 import io
 import os
@@ -10,8 +11,9 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -31,7 +33,7 @@ from vitctl.cli.completion import RECIPE_OF
 from vitctl.cli.flags import FLAGS
 from vitctl.engine.preemption import interrupt_on_signals
 from vitctl.errors import LaunchError, explained
-from vitctl.system.address import without_queries
+from vitctl.system.address import check_local, without_queries
 from vitctl.system.process import mark_start
 from vitctl.system.screen import output_errors_ignored, restore_output
 from vitctl.system.text import PlainStream, nearest, one_line
@@ -77,15 +79,35 @@ for name, (group, panel) in GROUPS.items():
     app.add_typer(group, name=name, rich_help_panel=panel)
 
 
-def _unwrap(commands: typer.Typer) -> None:
-    """Join the lines of each paragraph in the help of commands, so that the terminal wraps them."""
+def _on_disks(function: Callable[..., None]) -> Callable[..., None]:
+    """Let a command refuse addresses where it takes paths: what may be an address is a text."""
+    parameters = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def command(**values: Any) -> None:
+        for name, given in values.items():
+            for path in given if isinstance(given, list) else [given]:
+                if isinstance(path, Path):
+                    about = parameters[name].annotation.__metadata__[0]
+                    names = (about.default, *(about.param_decls or ()), about.metavar)
+                    check_local(next(one for one in names if isinstance(one, str)), path)
+        function(**values)
+
+    return command
+
+
+def _complete(commands: typer.Typer) -> None:
+    """Let commands refuse addresses as paths, and join the lines of each paragraph in their help, so that the
+    terminal wraps them.
+    """
     for info in commands.registered_commands:
+        info.callback = _on_disks(info.callback) if info.callback else None
         paragraphs = (inspect.getdoc(info.callback) or "").split("\n\n")
         info.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 for group in (app, bench.app, run_commands.app, data_commands.app, recipe_commands.app):
-    _unwrap(group)
+    _complete(group)
 
 
 def _version(value: bool) -> None:

@@ -20,6 +20,7 @@ from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.run_folder import new_run_dir
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Evaluate
+from vitctl.system.address import check_local
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def finetune(
         raise LaunchError("finetune: handles signals, so it runs in the main thread only; call it there")
     given = flags_of("finetune", flags)
     _check_paths("out", out or "")
+    check_local("out", out)
     runs = Path(out).parent if out else Path("runs")
     name = str(recipe) or finetune_recipe(flags.get("dataset"))
     loaded = load_recipe(name, overrides_of(given, _parsed(overrides)), job="finetune")

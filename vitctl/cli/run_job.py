@@ -68,7 +68,8 @@ def run_job(
     loaded = fitted(loaded, with_timeout=dry_run)
     from vitctl.launch.run_folder import new_run_dir
 
-    run_dir = out or (member.run_dir(loaded.name) if member else new_run_dir(loaded.name))
+    shares_folder = member is not None and (member.job or member.num_processes > 1)
+    run_dir = out or (member.run_dir(loaded.name) if member and shares_folder else new_run_dir(loaded.name))
     if dry_run:
         from vitctl.cli.show.dry_run import show_plan
         from vitctl.launch.agent import check_spread
@@ -283,7 +284,8 @@ def batch_job(slurm: str | None, k8s: str | None) -> "Resources | None":
 def started_processes(
     member: "Member | None", batch: "Resources | None", given: "Sequence[Override]"
 ) -> "list[Override]":
-    """Set the number of processes that srun, torchrun or the like started, or that a job will start.
+    """Set the number of processes that srun, torchrun or the like started, or that a job will start; and the
+    device of a job with GPUs, so that none computes on the CPU unasked.
 
     Raises:
         LaunchError: `given` sets another number.
@@ -301,7 +303,9 @@ def started_processes(
                 f"{other.flag} says {other.value} processes, {name} starts {processes}: leave "
                 f"{other.flag} out"
             )
-    return [Override("machine.processes", processes, name)]
+    on_gpus = batch is not None and batch.gpus and all(other.key != "machine.device" for other in given)
+    device = [Override("machine.device", "cuda", name)] if on_gpus else []
+    return [*device, Override("machine.processes", processes, name)]
 
 
 def write_job(batch: "Resources", run_dir: Path) -> None:

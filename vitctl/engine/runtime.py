@@ -32,7 +32,7 @@ from vitctl.models.flops import bf16_tflops
 from vitctl.recipe.schema import Machine, TrainRecipe
 from vitctl.recipe.write import flat, toml_value
 from vitctl.system.process import HERE, keep_freed_memory, usable_cores
-from vitctl.system.text import count_text
+from vitctl.system.text import count_text, one_line
 
 _cuda: Any = torch.cuda  # not all of it has types
 
@@ -164,6 +164,8 @@ def _pinned(tensor: Tensor) -> Tensor:
 JOIN_SECONDS, CHECK_SECONDS, FIRST_NCCL_SECONDS = 600.0, 5.0, 60.0
 _RECORDED = 2000  # operations that NCCL's flight recorder keeps
 TEXT_BYTES = 2000
+_GPUS = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")  # of those that a batch system gives
+_NO_GPUS = ("", "-1", "NoDevFiles")
 
 
 def join(
@@ -648,6 +650,13 @@ def device_and_precision(device: str, precision: str, trackers: tuple[str, ...] 
             "machine.device = 'cuda': PyTorch finds no GPU (`vitctl doctor` shows why); use 'auto'"
         )
     cpu = device == "cpu" or not torch.cuda.is_available()
+    given = next((name for name in _GPUS if os.environ.get(name, "") not in _NO_GPUS), "")
+    if given and cpu and device == "auto":
+        raise LaunchError(
+            f"{given}={one_line(os.environ[given][:50])} gives this process GPUs, and PyTorch finds none "
+            f"(`vitctl doctor` shows why); correct the driver or the installation, or set machine.device to "
+            f"'cpu'"
+        )
     chosen = best_precision(cpu) if precision == "auto" else precision
     if chosen == "bf16" and not cpu and not torch.cuda.is_bf16_supported():
         raise LaunchError(

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import psutil
+
 from vitctl.engine.journal import CHECKPOINTS
 from vitctl.errors import LaunchError
 from vitctl.launch.run_folder import LOGS
@@ -136,17 +138,25 @@ def find_member(env: Environment = os.environ) -> Member | None:
     """Return this process's rank among several, or None if no launcher started it.
 
     Under srun the variables that torch reads are added. A Slurm step of one task, such as an interactive
-    shell, is not a launcher. If there is none, ranks that another launcher left are removed from the
-    environment: accelerate would obey them.
+    shell, is not a launcher, and neither is an environment of one process of one. If there is none, ranks
+    that another launcher left are removed from the environment: accelerate would obey them.
 
     Raises:
-        LaunchError: the environment contradicts itself, or holds values that are not numbers.
+        LaunchError: the environment contradicts itself, or holds values that are not numbers; or this is a
+            shell in one of several tasks.
     """
     check_environment(env)
-    if "RANK" in env and "WORLD_SIZE" in env:
+    is_alone = "RANK" in env and env.get("WORLD_SIZE") == "1" and not has_agent(env)  # as in a pod of one
+    if "RANK" in env and "WORLD_SIZE" in env and not is_alone:
         job = env.get("SLURM_JOB_ID") or env.get("TORCHELASTIC_RUN_ID", "")
         return Member("torchrun", int(env["RANK"]), int(env["WORLD_SIZE"]), "" if job == "none" else job)
-    if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+    if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and not is_alone:
+        if "SLURM_PTY_PORT" in env and ("SLURM_TASK_PID" not in env or psutil.Process().terminal()):
+            raise LaunchError(
+                f"srun --pty started {env['SLURM_STEP_NUM_TASKS']} tasks, and only the first has this "
+                f"terminal; to compute in this process alone, type `unset SLURM_STEP_NUM_TASKS` first; for "
+                f"all tasks leave --pty out"
+            )
         return _slurm_member(env)
     if int(env.get("WORLD_SIZE", "1")) > 1:
         raise LaunchError(

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from vitctl.recipe.sections import Jitter, Names, Pair, Section, Triple, colour_problems, knob
+from vitctl.recipe.sections import Jitter, LocalPath, Names, Pair, Section, Triple, colour_problems, knob
 
 Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
 EvalResample = Literal["", "bilinear", "bilinear_antialias", "bicubic_antialias", "area"]
@@ -52,7 +52,7 @@ class Place(Section):
     path: str = knob("", "folder of shards made by `vitctl data shards`, its address, or shards as "
                          "a/{000..127}.tar or @FILE; "
                          "overrides dataset")  # fmt: skip
-    root: str = knob("data", "folder that holds known data sets, one folder each")
+    root: LocalPath = knob("data", "folder that holds known data sets, one folder each")
     classes: Names = knob((), "names of the classes that are kept, relabelled in this order; none: all")
     cache_gib: float = knob(
         64.0,
@@ -491,7 +491,7 @@ class VtabImages(Section):
     """[data] of `vtab`: splits, crop and flip are those of each task."""
 
     path: str = knob("", "folder that holds a folder of shards for each task; unset: data.root")
-    root: str = knob("data", "folder that holds known data sets, one folder each")
+    root: LocalPath = knob("data", "folder that holds known data sets, one folder each")
     image_size: int = knob(
         384, "side of the square that the model sees, for all tasks; 0: as stored with "
              "the weights", unit="pixels",

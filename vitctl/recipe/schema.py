@@ -31,6 +31,7 @@ from vitctl.recipe.sections import (
     Floats,
     Ints,
     LayerRates,
+    LocalPath,
     LoRA,
     Loss,
     MaskedPatch,
@@ -267,7 +268,7 @@ class Log(Section):
 class FeatureCache(Section):
     """Cache of representations."""
 
-    cache: str = knob(
+    cache: LocalPath = knob(
         "", "cache folder of representations for later runs; '': features/ beside the run folder"
     )
     cache_gib: float = knob(

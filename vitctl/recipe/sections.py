@@ -24,6 +24,7 @@ from vitctl.errors import refuse
 from vitctl.models.variants import LORA_TARGETS
 from vitctl.models.weights.meta import HALF, LARGEST, SMALLEST
 from vitctl.recipe.export_formats import FORMATS, GRAPHS, check_options, formats_in_words
+from vitctl.system.address import check_local
 
 MOST_NUMBER = 10**12
 
@@ -64,6 +65,7 @@ def _range(values: tuple[float, float]) -> tuple[float, float]:
 
 
 Ints = Annotated[tuple[int, ...], BeforeValidator(_numbers)]
+LocalPath = Annotated[str, AfterValidator(partial(check_local, "", error=ValueError))]
 Floats = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_several)]
 Jitter = Annotated[tuple[float, ...], AfterValidator(_strengths), BeforeValidator(_numbers)]
@@ -805,7 +807,7 @@ class EvaluateScoring(Scoring):
         "logits are the mean over each image and its mirror image, for twice the computation",
         source="not in the paper",
     )
-    answers: Annotated[str, AfterValidator(partial(_with_ending, endings=(".csv", ".parquet")))] = knob(
+    answers: Annotated[LocalPath, AfterValidator(partial(_with_ending, endings=(".csv", ".parquet")))] = knob(
         "",
         "also write the answer to each image to this .csv or .parquet, and suspected labels to "
         "RUN/suspects.csv",
@@ -867,7 +869,7 @@ class Export(Section):
         ("onnx", "safetensors"),
         f"formats: {formats_in_words()}",
     )
-    file: str = knob("", "also copy the one exported weights file here")
+    file: LocalPath = knob("", "also copy the one exported weights file here")
     batch_sizes: Ints = knob((1, 3, 8), "batch sizes at which the exported file must agree", unit="images")
     include_preprocess: bool = knob(
         False,

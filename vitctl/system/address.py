@@ -31,6 +31,7 @@ _IN_PROSE = re.compile(rf"{_START}\S*", re.I)
 _HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-f:.]+\])(?::(\d{1,5}))?", re.I)
 _SPLIT = re.compile(r":[a-z][^:]*(?:\[.*)?$", re.I)  # behind a host without a path, as predict takes it
 _NAME = re.compile(r"[\w.-]+")
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+:/)", re.I)  # pathlib makes one slash of two
 _HALF = re.compile(
     r"(?:hf|s3|gs|https?|pipe):(?!//)"
 )  # its query is not known to be one, and would be printed
@@ -76,6 +77,20 @@ def without_queries(*texts: str, error: type[VitctlError] = RecipeError, over: b
             )
         os.environ[VARIABLE] = value
     return list(texts)
+
+
+def check_local(said: str, path: object, error: type[Exception] = RecipeError) -> str:
+    """Return a path of a file or folder on a disk, which `said` is the option or key of.
+
+    Raises:
+        error: it is an address: its scheme would become the name of a local folder.
+    """
+    if match := _SCHEME.match(str(path)):
+        raise error(
+            f"{said} {match[1]}...: is an address, should be a path on a local or mounted disk; copy the "
+            f"files from or to the address yourself".lstrip()
+        )
+    return str(path)
 
 
 def value_without_queries(value: Any, *, over: bool = True) -> Any:

@@ -23,7 +23,7 @@ from typing import IO, Any
 import psutil
 
 from vitctl.errors import LaunchError, RecipeError, VitctlError, explained
-from vitctl.system.address import value_without_queries
+from vitctl.system.address import check_local, value_without_queries
 from vitctl.system.text import csv_cell, escaped_json, has_control, one_line, printable
 
 _MIB = 2**20
@@ -618,7 +618,8 @@ def _in_words(kind: int) -> str:
 
 def cache_folder() -> Path:
     """Where downloads are kept: $VITCTL_CACHE, or ~/.cache/vitctl."""
-    return Path(os.environ.get("VITCTL_CACHE") or Path.home() / ".cache" / "vitctl")
+    given = check_local("VITCTL_CACHE", os.environ.get("VITCTL_CACHE", ""), LaunchError)
+    return Path(given or Path.home() / ".cache" / "vitctl")
 
 
 _MAX_LETTERS = 200
