@@ -6,13 +6,14 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,19 @@ def test_health_metrics_and_schema(pretrained: Path, server: tuple[Any, str, int
     metrics = httpx.get(f"{address}/metrics").text
     assert 'vitctl_requests_total{code="200",path="/health"}' in metrics
     assert "vitctl_held_bytes 0.0" in metrics and "vitctl_waiting_images 0.0" in metrics
+    head = httpx.head(f"{address}/health")
+    assert (head.status_code, head.content, head.headers["content-type"]) == (200, b"", "application/json")
     schema = httpx.get(f"{address}/openapi.json").json()
+    predicted = schema["paths"]["/predict"]["post"]["responses"]["200"]["content"]["application/json"]
+    for image in (png(), b"no image"):
+        sent = {"files": [("image", ("a.png", png())), ("image", ("b.png", image))], "data": {"note": "text"}}
+        answer = httpx.post(f"{address}/predict", **sent)
+        assert answer.status_code == 200
+        for record in answer.json()["predictions"]:
+            described = predicted["schema"]["properties"]["predictions"]["items"]
+            assert set(described["required"]) <= set(record) <= set(described["properties"])
+            for one in record["classes"]:
+                assert set(one) == set(described["properties"]["classes"]["items"]["properties"])
     assert set(schema["paths"]) == {"/predict", "/health", "/metrics"}
     assert "multipart/form-data" in schema["paths"]["/predict"]["post"]["requestBody"]["content"]
     assert "openapi.json" in httpx.get(f"{address}/docs").text
@@ -228,6 +241,13 @@ REQUESTS: dict[str, tuple[str, str, dict[str, str], bytes, tuple[int, ...]]] = {
     "open part": ("POST", "/predict", MULTIPART, form((FILE, png()))[:-30], (400, 422)),
     "no name": ("POST", "/predict", MULTIPART, form(('filename="x"', png())), (400,)),
     "a field": ("POST", "/predict", MULTIPART, form(('name="image"', b"/etc/passwd")), (400,)),
+    "an option as a field": (
+        "POST",
+        "/predict",
+        MULTIPART,
+        form((FILE, png()), ('name="top"', b"1")),
+        (422,),
+    ),
     "many fields": ("POST", "/predict", MULTIPART, form(*[('name="x"', b"1")] * 2000), (400,)),
     "many files": ("POST", "/predict", MULTIPART, form(*[(FILE, png())] * 9), (400,)),
     "many empty files": ("POST", "/predict", MULTIPART, form(*[(FILE, b"")] * 20_000), (400,)),
@@ -349,6 +369,37 @@ def test_hostile_requests__are_answered_in_a_line_and_cost_little(server: tuple[
     assert httpx.post(f"{address}/predict", content=png()).text == good
     assert memory.memory_info().rss - before < MOST_GROWTH
     assert set(os.listdir(memory.cwd())) == files
+
+
+@pytest.mark.parametrize("how", ["reset", "closed", "half closed"])
+def test_clients_that_hang_up__are_no_lines_in_the_log(pretrained: Path, how: str) -> None:
+    """Nor are those whose request breaks off while its answer is computed, as in a bad chunk."""
+    body = png(300, 300)
+    chunked = HEAD + b"Transfer-Encoding: chunked\r\n%s\r\n" + b"%x\r\n" % len(body) + body + b"\r\n"
+    plain = HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+    sent = [plain, plain[:-9], plain * 9, b"GET /docs HTTP/1.1\r\nHost: x\r\n\r\n" * 9, b"\x16\x03\x01", HEAD]
+    for more in (b"", b"Expect: 100-continue\r\n"):
+        sent += [chunked.replace(b"%s", more) + end for end in (b"", b"zz\r\n", b"0\r\n\r\n", b"5\r\nab")]
+        sent.append(
+            HEAD + more + b"Content-Length: 9\r\nContent-Type: multipart/form-data; boundary=b\r\n\r\n--x\r\n"
+        )
+    with served("--from", pretrained, **LIMITS) as (process, address, port):
+        for number in range(len(sent) * 9):
+            with socket.create_connection(("127.0.0.1", port)) as client, suppress(OSError):
+                client.sendall(sent[number % len(sent)])
+                time.sleep(0.003 * (number % 4))
+                if how == "reset":
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                elif how == "half closed":
+                    client.shutdown(socket.SHUT_WR)
+                    client.settimeout(0.05)
+                    client.recv(99)
+        time.sleep(1.5)
+        assert httpx.post(f"{address}/predict", content=png()).status_code == 200
+        process.kill()
+        assert process.stderr is not None
+        lines = process.stderr.read().splitlines()
+        assert [line for line in lines if not line.startswith("try: ")] == []
 
 
 def test_hostile_clients__leave_the_server_as_it_was(server: tuple[Any, str, int]) -> None:

@@ -1,6 +1,7 @@
 """A folder that can be run: what is written, what is refused, and what may change when a run goes on."""
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -39,7 +40,9 @@ def test_prepare__writes_what_the_processes_need(load: Load, tmp_path: Path) -> 
         str(folder),
     ]
     env = json.loads((folder / "env.json").read_text())
-    assert {"versions", "python", "platform", "host", "cpu", "cpus", "git_commit"} == set(env)
+    known = {"versions", "python", "platform", "host", "cpu", "cpus", "git_commit", "folder", "run"}
+    assert known == set(env)
+    assert (env["folder"], env["run"]) == (os.getcwd(), str(folder))
     assert env["versions"]["torch"][0].isdigit()
 
 

@@ -94,7 +94,7 @@ FLAGS = (
         "weights.source",
         str,
         "Run folder, checkpoint, weights file or address (https, hf, gs); default: newest suitable run",
-        f"finetune {_SCORE} export predict serve bench_model",
+        f"finetune {_SCORE} export predict serve bench_model resume",
         panel=WEIGHTS,
         complete=completion.runs,
     ),
@@ -198,7 +198,7 @@ FLAGS = (
         "data.path",
         str,
         "Folder or address of shards, see `vitctl data shards`",
-        f"inspect sweep {_BENCH}",
+        f"inspect resume sweep {_BENCH}",
     ),
     Flag(
         "--group-by",

@@ -26,6 +26,7 @@ from vitctl.cli.flags import (
 )
 from vitctl.cli.run_job import (
     batch_job,
+    enter_start_folder,
     finetune_recipe,
     launch_config,
     run_job,
@@ -125,6 +126,7 @@ def resume(
         raise CheckpointError(f"{run}: {then}")
     overrides = overrides_of(flags, set_)
     overrides += started_processes(member, batch, overrides)
+    run, overrides = enter_start_folder(run, overrides)
     loaded = load_recipe(str(run / RECIPE), overrides)
     run_loaded(loaded, run, member, config, batch, allow or ())
 

@@ -152,18 +152,24 @@ def verify(
     The run is not changed. Exit codes: 0: everything compared is as recorded; 2: something differs or
     is not proven (the last line says which), or there is an error that you can fix; 1: a bug of vitctl.
     """
+    from vitctl.cli.run_job import enter_start_folder
     from vitctl.cli.show.console import progress_of_steps, say, waiting
     from vitctl.cli.show.run_views import show_finding
-    from vitctl.engine.journal import run_of
+    from vitctl.engine.journal import RECIPE, run_of
     from vitctl.errors import LaunchError
     from vitctl.launch.run_folder import is_running
 
     with waiting("starting"):
+        from vitctl.recipe.load import Override
         from vitctl.verify.run_check import verify as check
 
     if is_running(run_of(run)):
         raise LaunchError(f"{run}: is still running; verify it after it has ended")
     states, unchecked = set[str](), dict[str, None]()
+    if (run_of(run) / RECIPE).is_file():
+        here, given = Path.cwd(), [Override("data.path", data), Override("weights.source", from_)]
+        _, (data_given, from_given) = enter_start_folder(run_of(run), given)
+        run, data, from_ = here / run if Path.cwd() != here else run, data_given.value, from_given.value
     with progress_of_steps(prints=False) as progress:
 
         def replaying(first: int, last: int, step: int) -> None:

@@ -317,6 +317,29 @@ def write_job(batch: "Resources", run_dir: Path) -> None:
     print(submit(batch, file) if batch.submit else text)
 
 
+def enter_start_folder(run: Path, overrides: "Sequence[Override]") -> "tuple[Path, list[Override]]":
+    """Go to the folder that relative paths of a run's recipe start from.
+
+    Returns:
+        the run and the overrides, with the paths in them as they are called from there.
+    """
+    from vitctl.cli.show.console import say
+    from vitctl.jobs.record.start_folder import from_folder, start_folder
+    from vitctl.recipe.load import load_recipe
+    from vitctl.recipe.neutral_keys import PLACES
+
+    here, start = Path.cwd(), start_folder(run, lambda: load_recipe(str(run / RECIPE)).recipe)
+    if start.resolve() == here:
+        return run, [*overrides]
+    say(f"paths of the recipe start from {start}")
+    run = run.absolute()
+    os.chdir(start)
+    return run, [
+        one._replace(value=from_folder(one.value, here)) if one.key in PLACES and one.value else one
+        for one in overrides
+    ]
+
+
 def launch_config(
     member: "Member | None", nodes: str | None, restarts: int, out: Path | None, batch: "Resources | None"
 ) -> "LaunchConfig":

@@ -27,7 +27,7 @@ from vitctl.engine.runtime import Runtime, check_same, gather_texts, raised_on_a
 from vitctl.engine.sharding import held, is_part, is_sharded, place_of, sum_of_words, word_sum
 from vitctl.errors import CheckpointError, LaunchError
 from vitctl.models.weights.later import now
-from vitctl.recipe.neutral_keys import deciding_values, with_added
+from vitctl.recipe.neutral_keys import PLACES, deciding_values, with_added
 from vitctl.recipe.schema import TrainRecipe
 from vitctl.system.files import write_json
 from vitctl.system.text import typed
@@ -452,7 +452,8 @@ def identity_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> l
     ]
     # another release may have other keys
     recipes = with_added(before["recipe"]), with_added(now["recipe"])
-    common = [key for key in recipes[0] if key in recipes[1]]
+    known = PLACES if all(teachers) else PLACES[:2]
+    common = [key for key in recipes[0] if key in recipes[1] and key not in known]
     return found + [
         (key, f"{key} was {recipes[0][key] or 'unset'}, now {recipes[1][key] or 'unset'}")
         for key in common

@@ -13,6 +13,7 @@ from vitctl.engine.journal import RECIPE
 from vitctl.errors import DataError, VitctlError, refuse
 from vitctl.jobs.inputs.data import open_recipe_split
 from vitctl.jobs.inputs.weights import FoundWeights, run_of
+from vitctl.jobs.record.start_folder import at_start
 from vitctl.models.weights.meta import HALF
 from vitctl.recipe.export_formats import ExportFormat, readers_transform
 from vitctl.recipe.images import TrainImages
@@ -108,7 +109,7 @@ class ResizingCheck:
         run = run_of(self.found.path)
         if run is None:
             raise DataError("the weights are not in a run folder, whose recipe would name its images")
-        data = getattr(load_recipe(str(run / RECIPE)).recipe, "data", None)
+        data = getattr(at_start(load_recipe(str(run / RECIPE)).recipe, run), "data", None)
         if not isinstance(data, TrainImages) or data.synthetic or not data.eval_split:
             raise DataError("the run scores no images")
         if data.mixture and not (data.path or data.dataset):

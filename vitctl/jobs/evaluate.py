@@ -60,6 +60,7 @@ from vitctl.jobs.inputs.weights import (
 )
 from vitctl.jobs.record.answer_table import COLUMNS, SUSPECTS, check_place, joined, write_answers
 from vitctl.jobs.record.result import RunResult, data_used, read_result
+from vitctl.jobs.record.start_folder import at_start
 from vitctl.jobs.training import (
     WHOLE,
     ImagePass,
@@ -577,6 +578,7 @@ def _training_of(found: FoundWeights) -> tuple[Path, Pretrain | Finetune, Source
     recipe = load_recipe(str(run / RECIPE)).recipe if (run / RECIPE).is_file() else None
     if not isinstance(recipe, Pretrain | Finetune):
         return None
+    recipe = at_start(recipe, run)
     train, result = open_train(recipe.data, run / "data"), read_result(run)
     is_same = result is None or result.provenance.get("train_sha256") == train.digest
     return run, recipe, train, is_same

@@ -6,6 +6,7 @@ opened. What a request may cost is limited before memory or time is spent: see d
 
 import asyncio
 import json
+import logging
 import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -196,10 +197,12 @@ class Application:
         if not request.headers.get("content-type", "").lower().startswith("multipart/"):
             return [("", self._checked(b"".join([chunk async for chunk in body])))]
         try:
-            form = await _InMemory(request.headers, body, max_files=IMAGES.limit, max_fields=0).parse()
+            most = {"max_files": IMAGES.limit, "max_fields": IMAGES.limit}
+            form = await _InMemory(request.headers, body, **most).parse()
         except MultiPartException as error:
-            fields = "; send each image as a part with a file name" if "fields" in error.message else ""
-            raise HTTPException(400, f"{error.message.rstrip('.')}{fields}") from None
+            raise HTTPException(400, error.message.rstrip(".")) from None
+        if name := next(filter(form.__contains__, ("top", "threshold")), ""):
+            raise HTTPException(422, f"{name} is an option of the address, /predict?{name}=VALUE")
         files = [file for _, file in form.multi_items() if isinstance(file, UploadFile)]
         if not files:
             raise HTTPException(400, "the form has no file; send each image as a part with a file name")
@@ -315,10 +318,34 @@ _BODY_SCHEMA = {
         },
     },
 }
+_RECORD = {
+    "type": "object",
+    "required": ["image", "classes"],
+    "properties": {
+        "image": {"type": "string"},
+        "classes": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["class", "probability"],
+                "properties": {"class": {"type": "string"}, "probability": {"type": "number"}},
+            },
+        },
+        "error": {"type": "string", "description": "why the image cannot be used"},
+    },
+}
+_ANSWER = {
+    "type": "object",
+    "required": ["predictions"],
+    "properties": {"predictions": {"type": "array", "items": _RECORD}},
+}
 _CLASSES = [{"class": "cat", "probability": 0.97}, {"class": "dog", "probability": 0.03}]
 _EXAMPLE = {"predictions": [{"image": "photo.jpg", "classes": _CLASSES}]}
 _RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {"description": "predictions", "content": {"application/json": {"example": _EXAMPLE}}},
+    200: {
+        "description": "predictions",
+        "content": {"application/json": {"schema": _ANSWER, "example": _EXAMPLE}},
+    },
     **{code: {"description": '{"error": "..."}'} for code in (400, 408, 413, 422, 503)},
 }
 
@@ -337,6 +364,7 @@ def application(batcher: Batcher, top: int, version: str) -> FastAPI:
     about: dict[str, Any] = {"openapi_extra": {"requestBody": _BODY_SCHEMA}, "responses": _RESPONSES}
     app.add_api_route("/predict", own.predict, methods=["POST"], response_class=Response, **about)
     app.add_api_route("/health", own.health)
+    app.add_api_route("/health", own.health, methods=["HEAD"], include_in_schema=False)
     app.add_api_route("/metrics", own.shown_metrics, response_class=Response)
     paths = {"/predict", "/health", "/metrics", "/docs", "/openapi.json"}
     app.add_middleware(_Counted, metrics=own.metrics, paths=paths)
@@ -381,6 +409,9 @@ class _Connection(H11Protocol):
             self.transport.abort()
             return
         self._refused, body = True, bytes(refusal(code, text).body)
+        if self.cycle is not None:  # its request gets no other answer
+            self.cycle.disconnected, self.cycle.waiting_for_100_continue = True, False
+            self.cycle.message_event.set()
         headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
         head = h11.Response(status_code=code, headers=[*headers, ("connection", "close")], reason=b"refused")
         events = (head, h11.Data(data=body), h11.EndOfMessage())
@@ -424,6 +455,7 @@ def run_server(app: FastAPI, batcher: Batcher, listener: socket.socket) -> None:
         batcher: of the application.
         listener: a bound socket.
     """
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of what clients send
     config = uvicorn.Config(
         app,
         http=_Connection,

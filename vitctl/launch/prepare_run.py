@@ -25,6 +25,7 @@ from vitctl.engine.journal import (
 )
 from vitctl.engine.journal import allow as note_allowed
 from vitctl.errors import LaunchError, RecipeError, VitctlError
+from vitctl.jobs.record.start_folder import ENVIRONMENT
 from vitctl.launch.agent import LaunchConfig, launch_line
 from vitctl.launch.cluster import Member, Resources, find_member, num_nodes
 from vitctl.launch.peers import forget_errors
@@ -33,7 +34,7 @@ from vitctl.launch.worker import join_group, patience
 from vitctl.models.variants import variant
 from vitctl.recipe.export_formats import FORMATS
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
-from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
+from vitctl.recipe.neutral_keys import FREE_TO_CHANGE, PLACES
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Finetune, NetworkMachine, Recipe, TrainRecipe, Vtab
 from vitctl.recipe.write import differences, to_toml, toml_value, written_name
 from vitctl.system.files import write_text
@@ -167,7 +168,8 @@ def _prepare(
             Journal(run_dir / LOG).write("warning", step=0, text=f"{CHANGED}: {changed}")
         line = batch.line(run_dir) if batch else launch_line(run_dir, loaded.recipe, config)
         write_text(run_dir / "launch.txt", printable(line) + "\n")
-        write_run_json(run_dir / "env.json", environment())
+        place = {"folder": str(Path.cwd()), "run": str(run_dir.resolve())}
+        write_run_json(run_dir / ENVIRONMENT, environment() | place)
     _keep_start(loaded.recipe)
     return Prepared(loaded.recipe, taken, inputs)
 
@@ -272,7 +274,9 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
         raise RecipeError(
             f"{run_dir}: holds a run of {before.job}, this is {now.job}; choose another folder with --out"
         )
-    changed = [d for d in differences(before, now) if not d[0].startswith((*FREE_TO_CHANGE, "export.to"))]
+    # A training compares the digests of its inputs with those of its checkpoints.
+    free = (*FREE_TO_CHANGE, "export.to", *(PLACES if isinstance(now, TrainRecipe) else ()))
+    changed = [d for d in differences(before, now) if not d[0].startswith(free)]
     known = every_key(type(now))
     if odd := next(
         (

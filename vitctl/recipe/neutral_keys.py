@@ -109,6 +109,10 @@ _ADDED: dict[str, Any] = {
 FREE_TO_CHANGE = (*RESULT_NEUTRAL, "vtab.tasks", "vtab.seeds")
 
 
+# Where inputs are found: whether they are the same is known by their digests.
+PLACES = ("data.path", "weights.source", "distillation.teacher")
+
+
 def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> dict[str, str]:
     """Return the values that the numbers of a run depend on, as TOML by dotted key, without keys that
     start with one of `free`.

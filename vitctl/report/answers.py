@@ -12,6 +12,7 @@ from vitctl.engine.metrics import correct_predictions, label_sets
 from vitctl.errors import CheckpointError, DataError, refuse
 from vitctl.jobs.inputs.classifier import OpenClassifier, TorchNetwork, open_classifier
 from vitctl.jobs.inputs.data import open_recipe_split
+from vitctl.jobs.record.start_folder import at_start
 from vitctl.models.flops import training_flops
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.recipe.schema import Evaluate
@@ -122,7 +123,7 @@ def answer_split(run: RunRecords, most: int | None) -> Answers:
 def _scoring(run: RunRecords) -> Evaluate:
     """Return the evaluation of a run's weights on the split that its result is about."""
     assert run.recipe is not None
-    recipe: Any = run.recipe.recipe
+    recipe: Any = at_start(run.recipe.recipe, run.folder)
     if isinstance(recipe, Evaluate):
         return recipe
     data = recipe.data

@@ -117,6 +117,9 @@ RECORD = _bound("record", 256, "MiB", "a record of a TFRecord file")
 UNPACKED = _bound(
     "unpacked", 1024, "MiB", "unpacked size of an archive, in addition to 100 times its packed size"
 )
+GROUPING = _bound(
+    "group_seconds", 60, "s", "CPU time to match `data.group_by` with the names of all images of a split"
+)
 # Recipes and runs
 RECIPE = _bound("recipe", 1, "MiB", "a recipe or a sweep")
 RECIPE_LINE = _bound("recipe_line", 16, "KiB", "a line of a recipe or a sweep, and a value of --set")

@@ -40,6 +40,7 @@ from vitctl.engine.trace import (
 from vitctl.engine.trainer import Trainer
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.models.blocks import trainable
+from vitctl.recipe.neutral_keys import PLACES
 from vitctl.verify.finding import Finding, Progress, differs, ok, unchecked, unproven
 from vitctl.verify.rerun import Rerun
 
@@ -58,7 +59,7 @@ _PART_NAMES = {
 # What a start decides about the bits of the steps after it.
 _COMPUTATION = ("attention", "linear", "compile", "checkpoint_blocks", "micro_batch", "threads", "precision")
 # What a replay takes from the record, and where files are.
-_NOT_COMPARED = ("machine.precision", "data.path", "weights.source")
+_NOT_COMPARED = ("machine.precision", *PLACES)
 
 Range = tuple[int, int]  # first and last step
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pickle
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from vitctl.data.shards.indexing import index_shards
 from vitctl.data.source.splits import (
     FILE,
     _of_each_class,
+    group_names,
     md5_order,
     open_shards,
     read_exclusion,
@@ -215,6 +217,20 @@ def test_group_by__no_group_is_on_both_sides_and_shares_are_nearest(tmp_path: Pa
             assert abs(share - percent * sum(sizes) / 100) <= max(sizes) / 2 or len(sizes) < 4
     left = keys(select("train[:80% of each class]", source, group_by=BURST))
     assert [sum(key.startswith(f"{label}/") for key in left) for label in (1, 2)] == [51, 30]  # 40 + 11, 30
+
+
+def test_group_by__a_pattern_that_never_ends_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It tries every way to divide a name, and no thread can interrupt it. The limit is on all names."""
+    monkeypatch.setenv("VITCTL_MAX_GROUP_SECONDS", "1")
+    source = SyntheticSource(20, 2, 8)
+    monkeypatch.setattr(SyntheticSource, "key", lambda _, sample: f"{'a' * 22}{sample}!")
+    began = time.process_time(), time.monotonic()
+    with pytest.raises(DataError, match=r"\(a\+\)\+\$': takes more than 1 .* for 20 names; write it without"):
+        group_names(source, "(a+)+$")
+    assert time.process_time() - began[0] < 1 < time.monotonic() - began[1]
+    assert group_names(source, "^a+([0-9])") == [str(n)[0] for n in range(20)]
 
 
 def test_group_by__does_not_depend_on_the_order_of_the_images(tmp_path: Path) -> None:

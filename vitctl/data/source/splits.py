@@ -5,8 +5,10 @@ import hashlib
 import io
 import json
 import re
+import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,8 +20,9 @@ from vitctl.data.source.rows import Ranges
 from vitctl.data.source.stores import ShardSource, array_digest, open_index
 from vitctl.data.source.views import Source, View, concat, sample_key, stored, subset
 from vitctl.errors import DataError
-from vitctl.system.files import INDEX, TABLE, read_bytes, read_json, write_json
-from vitctl.system.text import one_line
+from vitctl.system.files import GROUPING, INDEX, TABLE, read_bytes, read_json, write_json
+from vitctl.system.pool import run_tasks
+from vitctl.system.text import count_text, one_line
 
 TRAIN, TEST = "train", "test"
 _TRAIN_NAMES = (TRAIN, "training")
@@ -183,7 +186,7 @@ def group_names(source: Source, group_by: str) -> list[str]:
             An image without a match or value is a group of its own.
 
     Raises:
-        DataError: the table cannot be read, or lacks an image.
+        DataError: the table cannot be read, or lacks an image; or the expression takes too long.
     """
     keys = [source.key(sample) for sample in range(len(source))]
     if of_table := _GROUP_COLUMN.fullmatch(group_by):
@@ -195,12 +198,28 @@ def group_names(source: Source, group_by: str) -> list[str]:
             )
         names = [table[key] or f"\0{key}" for key in keys]
     else:
-        matches = map(re.compile(group_by).search, keys)
-        names = [
-            "\0".join(match.groups("") or match[0]) if match else f"\0{key}"
-            for key, match in zip(keys, matches, strict=True)
-        ]
+        [names] = run_tasks(partial(_matched, keys, group_by), 1, workers=1)
     return names
+
+
+def _matched(keys: Sequence[str], pattern: str, *_: object) -> list[str]:
+    """Return the group of each key. It has a process of its own: nothing else ends a pattern that tries too
+    much.
+    """
+
+    def stop(*_: object) -> None:
+        raise DataError(
+            f"data.group_by = '{pattern}': takes more than {GROUPING} s for {count_text(len(keys), 'name')}; "
+            f"write it without repeats inside of repeats, such as (a+)+"
+        )
+
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, GROUPING.limit)
+    matches = map(re.compile(pattern).search, keys)
+    return [
+        "\0".join(match.groups("") or match[0]) if match else f"\0{key}"
+        for key, match in zip(keys, matches, strict=True)
+    ]
 
 
 def _read_column(path: Path, column: str) -> dict[str, str]:
