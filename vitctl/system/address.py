@@ -87,8 +87,8 @@ def check_local(said: str, path: object, error: type[Exception] = RecipeError) -
     """
     if match := _SCHEME.match(str(path)):
         raise error(
-            f"{said} {match[1]}...: is an address, should be a path on a local or mounted disk; copy the "
-            f"files from or to the address yourself".lstrip()
+            f"{said}{' ' * bool(said)}{match[1]}...: is an address, should be a path on a local or mounted "
+            f"disk; copy the files from or to the address yourself"
         )
     return str(path)
 

@@ -621,7 +621,7 @@ def _in_words(kind: int) -> str:
 
 def cache_folder() -> Path:
     """Where downloads are kept: $VITCTL_CACHE, or ~/.cache/vitctl."""
-    given = check_local("VITCTL_CACHE", os.environ.get("VITCTL_CACHE", ""), LaunchError)
+    given = check_local("VITCTL_CACHE", os.environ.get("VITCTL_CACHE", ""), error=LaunchError)
     return Path(given or Path.home() / ".cache" / "vitctl")
 
 
