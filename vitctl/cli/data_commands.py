@@ -111,10 +111,6 @@ def shards(
         write_originals, reencode=reencode, seed=seed, workers=number_of_workers(workers), **sizes
     )
     _write(splits, out, write)
-    first = next(iter(splits.values()))
-    if first.is_user_data and len(first.class_names) == 1:
-        name = repr(first.class_names[0])
-        say(f"only one class, {name}: if the classes are folders inside of it, give that folder")
     choice = default_splits(list(splits))
     if choice is not None and choice.note:
         say(choice.note)
@@ -142,7 +138,6 @@ def shards_of(photographs: str, runs: Path) -> Path:
         DataError: as `vitctl data shards`; or the photos changed while they were converted.
     """
     from vitctl.cli.show.console import say
-    from vitctl.data.datasets.catalog import open_originals
     from vitctl.data.shards.index import find_splits
     from vitctl.data.writer.intake import RECORD
     from vitctl.data.writer.shard_writer import write_originals
@@ -156,24 +151,41 @@ def shards_of(photographs: str, runs: Path) -> Path:
         say(f"{photographs}: unchanged; using the shards of its photos in {out}")
         return out
     say(f"{photographs}: writing its photos as shards to {out}")
-    workers = number_of_workers(-1)
-    try:
-        command = ["data", "shards", photographs, f"{photographs}-shards"]
-        originals = open_originals(photographs)
-        splits = _checked_splits(originals, photographs, out, "stop", [], [], workers, command)
-        _write(splits, out, partial(write_originals, seed=0, workers=workers))
-    except DataError as error:
-        by_hand = typed(f"{photographs}-shards")
-        raise DataError(f"{error}; then train on those shards with --data {by_hand}") from None
+    splits = check_photographs(photographs, out, "stop")
+    _write(splits, out, partial(write_originals, seed=0, workers=number_of_workers(-1)))
     if find_splits(out).keys() != splits.keys() or fingerprint(photographs) != state:
         raise DataError(f"{photographs}: changed while its shards were written; run the same command again")
     write_text(out / RECORD, json.dumps(state) + "\n")
     return out
 
 
+def check_photographs(photographs: str, out: Path | None, bad: str) -> "Mapping[str, Originals]":
+    """Check a folder of photos as `vitctl data shards` does, and return what its shards would hold.
+
+    Args:
+        photographs: a folder of class folders.
+        out: gets the list of files that are left out; None: nothing is written.
+        bad: of --bad; "keep" decodes nothing.
+
+    Raises:
+        DataError: as `vitctl data shards`; the command that it ends with is one of that name.
+    """
+    from vitctl.data.datasets.catalog import open_originals
+
+    shards = f"{photographs.rstrip('/') or photographs}-shards"
+    command, then = (
+        ["data", "shards", photographs, shards],
+        f", then train on them with --data {typed(shards)}",
+    )
+    workers = number_of_workers(-1)
+    return _checked_splits(open_originals(photographs), photographs, out, bad, [], [], workers, command, then)
+
+
 def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., Index]") -> None:
     """Write every split, and print what was written."""
     from vitctl.cli.show.console import progress_bar, say
+    from vitctl.data.source.stores import ShardSource
+    from vitctl.data.source.views import unlabelled_note
     from vitctl.errors import DataError, writing
     from vitctl.system.files import inside
 
@@ -195,22 +207,27 @@ def _write(splits: "Mapping[str, Originals]", out: Path, write: "Callable[..., I
             f"{split}: {count_text(index.num_samples, 'image')} of {classes} in "
             f"{count_text(len(index.shards), 'shard')}, {size}"
         )
+        if note_of_labels := unlabelled_note(ShardSource(index)):
+            note(note_of_labels)
 
 
 def _checked_splits(
     originals: "dict[str, Originals]",
     source: str,
-    out: Path,
+    out: Path | None,
     bad: str,
     drop: list[str],
     keep: list[str],
     workers: int,
     command: Sequence[str],
+    then: str = "",
 ) -> "Mapping[str, Originals]":
     """Return the splits of a source without the files that cannot be used; prints what is left out.
 
     Args:
+        out: gets the list of files that are left out; None: it is not written.
         command: words of the `vitctl data shards` command, which the error completes.
+        then: what to do after it.
 
     Raises:
         DataError: the user has to decide something first; only the list was written.
@@ -239,20 +256,20 @@ def _checked_splits(
         (
             problems,
             f"{source}: {' and '.join(problems)}, listed above; no shards were written; correct the files, "
-            f"or type: {shlex.join(['vitctl', *command, *flags])}",
+            f"or type: {shlex.join(['vitctl', *command, *flags])}{then}",
         ),
         (not intake.splits, f"{source}: no image is left to write"),
     )
     return intake.splits
 
 
-def _print_intake(intake: "Intake", out: Path, *, stops: bool) -> None:
+def _print_intake(intake: "Intake", out: Path | None, *, stops: bool) -> None:
     """Print what is left out, at most a screenful, and write the complete list to OUT/intake.csv."""
     from vitctl.cli.show.console import say
     from vitctl.data.images.image_types import SYSTEM_FILE
     from vitctl.data.writer.intake import REPORT
 
-    if intake.left_out or intake.bad or intake.converted:
+    if out is not None and (intake.left_out or intake.bad or intake.converted):
         intake.write(out / REPORT)
     if intake.left_out:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in intake.counts())
@@ -265,7 +282,7 @@ def _print_intake(intake: "Intake", out: Path, *, stops: bool) -> None:
     for file in files[:room]:
         say(f"  {one_line(file.name)}: {file.reason}")
     if len(files) > room:
-        say(f"  and {len(files) - room:,} more; all: {out / REPORT}")
+        say(f"  and {len(files) - room:,} more" + (f"; all: {out / REPORT}" if out else ""))
     if intake.converted:
         from vitctl.data.images.decode import CONVERSION
 
@@ -334,6 +351,7 @@ def index(
         "source": INDEXED,
         "members": Fields(image_key, label_key),
         "workers": number_of_workers(workers),
+        "note": say,
     }
     if out is not None:
         check_same_shards(out, [place.rpartition("/")[2] for place in places])
@@ -360,7 +378,7 @@ def _class_names(file: Path) -> list[str]:
     from vitctl.system.files import LIST_FILE, read_bytes
 
     try:
-        return read_bytes(file, LIST_FILE.limit, error=DataError).decode().splitlines()
+        return read_bytes(file, LIST_FILE.limit, error=DataError).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise DataError(
             f"--classes {file}: not UTF-8 text; give a text file with one class name per line"

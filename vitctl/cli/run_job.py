@@ -174,6 +174,7 @@ def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) 
         DataError: as `plan_scoring`; no shards were written.
         CheckpointError: the weights are missing; no shards were written.
     """
+    from vitctl.cli.data_commands import check_photographs, shards_of
     from vitctl.data.writer.intake import RECORD
     from vitctl.errors import DataError
     from vitctl.jobs.inputs.checks import (
@@ -196,14 +197,13 @@ def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) 
         folder = shards_folder(data.path, runs, fingerprint(data.path))
         if not (folder / RECORD).exists():
             print(f"{data.path}: photos; their shards would be written to {folder}")
+            check_photographs(data.path, None, "keep")
             return loaded
     elif not is_alone:
         raise DataError(
             f"{data.path}: photos, and several processes would convert them to shards; convert them first "
             f"with `vitctl data shards {typed(data.path)} FOLDER`, and give --data FOLDER"
         )
-    from vitctl.cli.data_commands import shards_of
-
     if not dry_run:
         weights = getattr(loaded.recipe, "weights", None)
         if weights is not None and weights.source == "newest":

@@ -37,7 +37,7 @@ from vitctl.models.weights.meta import no_head
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.files import atomic_write
-from vitctl.system.text import escaped_json, printable
+from vitctl.system.text import escaped_json, printable, same_name
 
 FORMAT = "vitctl-embeddings/1"
 _DIGEST_BYTES = 32
@@ -144,7 +144,9 @@ def known_classes(source: Source, class_names: Sequence[str]) -> np.ndarray:
     """
     if isinstance(source, ImageFiles):
         numbers = {name: number for number, name in enumerate(class_names)}
-        return np.array([[numbers.get(Path(name).parent.name, -1)] for name in source.names], np.int64)
+        return np.array(
+            [[numbers.get(same_name(Path(name).parent.name), -1)] for name in source.names], np.int64
+        )
     is_same = class_names and tuple(source.class_names) == class_names
     return label_sets(source.labels()) if is_same else np.full((len(source), 1), -1)
 

@@ -480,7 +480,7 @@ def read_toml(path: Path, *, error: type[VitctlError]) -> tuple[dict[str, Any], 
     """
     content = read_bytes(path, RECIPE.limit, error=error)
     try:
-        text = content.decode().replace("\r\n", "\n")
+        text = content.decode("utf-8-sig").replace("\r\n", "\n")
         return value_without_queries(parse_toml(text), over=False), text
     except UnicodeDecodeError:
         raise error(f"{path}: not UTF-8 text; save it as UTF-8, or give a .toml file") from None

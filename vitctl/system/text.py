@@ -72,6 +72,11 @@ def escaped_json(text: str) -> str:
     )
 
 
+def same_name(text: str) -> str:
+    """Return a name in NFC, the form in which names are compared: macOS stores its accents apart (NFD)."""
+    return unicodedata.normalize("NFC", text)
+
+
 def typed(path: object) -> str:
     """Return a path quoted for a shell, for commands that a user may paste."""
     return shlex.quote(str(path))

@@ -7,7 +7,12 @@ from importlib import import_module
 from pathlib import Path
 
 from vitctl.data.datasets.known_sets import DATA_SETS, DataSet
-from vitctl.data.datasets.readers.class_folder import CALTECH101_SPLIT, read_class_folder, read_class_tar
+from vitctl.data.datasets.readers.class_folder import (
+    CALTECH101_SPLIT,
+    read_class_folder,
+    read_class_tar,
+    sort_files,
+)
 from vitctl.data.datasets.readers.imagenet import is_imagenet, read_imagenet
 from vitctl.data.datasets.readers.table import read_parquet, read_table
 from vitctl.data.datasets.vtab import (
@@ -28,7 +33,7 @@ from vitctl.data.writer.shard_writer import write_originals
 from vitctl.errors import DataError, explaining
 from vitctl.system.files import parsing
 from vitctl.system.pool import default_workers
-from vitctl.system.text import did_you_mean, nearest, typed_command
+from vitctl.system.text import did_you_mean, nearest, one_line, typed_command
 
 _ENOUGH_FOR_WORKERS = 2_000  # images; fewer are written sooner than processes have started
 
@@ -283,7 +288,7 @@ def open_originals(source: str, *, download: bool = False, root: Path | None = N
                 return read_parquet([path])
         raise DataError(
             f"{source}: should be a folder of class folders, a .tar of them, a .csv or .tsv table, or "
-            f".parquet"
+            f".parquet; unpack other archives first"
         )
 
 
@@ -293,6 +298,11 @@ def _open_folder(folder: Path) -> dict[str, Originals]:
     if splits := find_splits(folder):
         return {split: _read_shards(place) for split, place in splits.items()}
     if tables := [*folder.glob("*.parquet"), *folder.glob("data/*.parquet")]:
+        if images := sort_files(folder)[0]:
+            raise DataError(
+                f"{folder}: holds {tables[0].name} and images such as {one_line(images[0])}; give the table, "
+                f"or move it away"
+            )
         return read_parquet(tables)
     return read_class_folder(folder)
 

@@ -40,7 +40,7 @@ from vitctl.system.files import (
 )
 from vitctl.system.process import is_main_process
 from vitctl.system.remote import check_address
-from vitctl.system.text import breaks_line, escaped_json, one_line
+from vitctl.system.text import breaks_line, escaped_json, one_line, same_name
 
 FORMAT = "vitctl-index/1"
 INDEX_FILE, SAMPLES, LABELS = "index.json", "samples.npy", "labels.npy"
@@ -150,6 +150,7 @@ class Index:
         tables: num_bytes and sha256 of `samples.npy` and `labels.npy` by name, as in `index.json`; empty for
             indexes of older releases, which do not record them.
         label_counts: as in `index.json`; None for indexes of older releases.
+        names_as_stored: the class names where `index.json` has them in another form than NFC.
     """
 
     folder: Path
@@ -163,6 +164,7 @@ class Index:
     members: Fields = field(default_factory=Fields)
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
     label_counts: LabelCounts | None = field(default=None, compare=False)
+    names_as_stored: tuple[str, ...] = ()
 
     @cached_property
     def digest(self) -> str:
@@ -174,7 +176,7 @@ class Index:
         """
         names = (SAMPLES,) if self.labels is None else (SAMPLES, LABELS)
         content = {
-            "classes": self.class_names,
+            "classes": self.names_as_stored or self.class_names,
             "members": asdict(self.members),
             "shards": [[shard.num_samples, shard.num_bytes, shard.sha256] for shard in self.shards],
             "tables": [
@@ -228,10 +230,13 @@ def read_index(folder: Path, base: str = "") -> Index:
     if content is None or problems:
         more = f"; and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
         raise DataError(f"{path}: {'; '.join(problems[:_SHOWN_PROBLEMS])}{more}")
+    stored, names = tuple(content.class_names), tuple(map(same_name, content.class_names))
+    is_same = stored == names or len({*names}) < len(names)  # names apart by their form alone stay apart
     return Index(
         folder=folder,
         shards=tuple(shards),
-        class_names=tuple(content.class_names),
+        class_names=stored if is_same else names,
+        names_as_stored=() if is_same else stored,
         num_samples=content.num_samples,
         source=content.source,
         rows=_mapped(folder / SAMPLES),
@@ -515,7 +520,7 @@ def _class_names(
         names = embedded.pop() or None
     if names is None and needed > CLASSES.limit:
         raise DataError(f"{folder}: label {needed - 1} of classes without names, should be below {CLASSES}")
-    names = [str(label) for label in range(needed)] if names is None else list(names)
+    names = [str(label) for label in range(needed)] if names is None else list(map(same_name, names))
     if needed > len(names):
         raise DataError(f"{folder}: label {needed - 1} has no name, {len(names)} class names were given")
     if len(set(names)) < len(names):

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -45,6 +45,7 @@ def index_shards(
     members: Fields = Fields(),
     workers: int = 0,
     progress: Progress | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Index:
     """Write `index.json` and `samples.npy` for WebDataset shards, made by any program.
 
@@ -58,6 +59,7 @@ def index_shards(
             apply.
         workers: processes that read different shards; 0: this one reads them all.
         progress: called with (shards done, total number of shards).
+        note: told of members that belong to no sample.
 
     Raises:
         DataError: a shard is damaged or unsafe, a sample lacks a field, a label has no class name, or another
@@ -67,7 +69,7 @@ def index_shards(
     if num_folders != 1:
         raise DataError(f"{len(paths)} shards in {num_folders} folders, should be in one")
     places = list(map(str, paths))
-    return _index(paths[0].parent, places, class_names, source, members, workers, progress)
+    return _index(paths[0].parent, places, class_names, source, members, workers, progress, note)
 
 
 def index_addresses(
@@ -79,13 +81,14 @@ def index_addresses(
     members: Fields = Fields(),
     workers: int = 0,
     progress: Progress | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Index:
     """Write the index of remote WebDataset shards to a local folder. Each shard is read once and not stored.
 
     Args:
         urls: URLs of the shards of one split; their order becomes the storage order.
         out: folder that gets `index.json` and `samples.npy`.
-        class_names, source, members, workers, progress: as for `index_shards`.
+        class_names, source, members, workers, progress, note: as for `index_shards`.
 
     Raises:
         DataError: as `index_shards`; or a URL is refused, two shards share a name, a shard cannot be fetched.
@@ -98,7 +101,7 @@ def index_addresses(
             f"{count_text(len(names), 'file name')}; each shard needs a different one"
         )
     out.mkdir(parents=True, exist_ok=True)
-    return _index(out, urls, class_names, source, members, workers, progress)
+    return _index(out, urls, class_names, source, members, workers, progress, note)
 
 
 def _index(
@@ -109,6 +112,7 @@ def _index(
     members: Fields,
     workers: int,
     progress: Progress | None,
+    note: Callable[[str], None],
 ) -> Index:
     parts = folder / _PARTS
     parts.mkdir(exist_ok=True)
@@ -128,6 +132,9 @@ def _index(
                 source=source,
                 members=members,
             )
+            if others := [name for _, _, part in scanned for name in _load(part).others]:
+                count_of = count_text(len(others), "file")
+                note(f"{count_of} in the shards, of no sample, passed over, such as {one_line(others[0])}")
             for part in parts.glob(_ANY):
                 part.unlink()
             return index
@@ -194,7 +201,7 @@ def _behind(path: Path) -> Path:
 
 
 def _save(part: Path, scan: Scan) -> None:
-    about = json.dumps([scan.num_bytes, scan.sha256, scan.class_names]).encode()
+    about = json.dumps([scan.num_bytes, scan.sha256, scan.class_names, scan.others]).encode()
     arrays = {"rows": scan.rows, "about": np.frombuffer(about, np.uint8)}
     if scan.labels is not None:
         arrays["labels"] = scan.labels
@@ -204,8 +211,8 @@ def _save(part: Path, scan: Scan) -> None:
 
 def _load(part: Path) -> Scan:
     with parsing(part, DataError), np.load(part, allow_pickle=False) as arrays:
-        num_bytes, sha256, class_names = json.loads(arrays["about"].tobytes())
-        return Scan(arrays["rows"], arrays.get("labels"), sha256, num_bytes, tuple(class_names))
+        num_bytes, sha256, names, others = json.loads(arrays["about"].tobytes())
+        return Scan(arrays["rows"], arrays.get("labels"), sha256, num_bytes, tuple(names), tuple(others))
 
 
 def check_same_shards(out: Path, names: Sequence[str]) -> None:

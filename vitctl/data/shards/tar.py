@@ -21,9 +21,10 @@ from typing import IO, Any
 import numpy as np
 from pydantic import ConfigDict, StrictStr
 
-from vitctl.data.images.image_types import IMAGE_EXTENSIONS
+from vitctl.data.images.image_types import IMAGE_EXTENSIONS, is_system_file
 from vitctl.errors import DataError
 from vitctl.system.files import IMAGE_FILE, LABEL_FILE, MEMBER_HEADER, TAR_COMMENT, leads_out, open_regular
+from vitctl.system.text import same_name
 
 _MEMBER_HEADERS = (
     tarfile.GNUTYPE_LONGNAME,
@@ -36,6 +37,8 @@ _HeaderError: type[tarfile.HeaderError] = tarfile.SubsequentHeaderError  # type:
 _LONG_NUMBER = re.compile(rb"\d{100}")  # tarfile searches for the space behind it in quadratic time
 _LENGTH = re.compile(rb"(\d{1,10}) ")
 _NAMES = "class_names"
+_WRITER = "vitctl"  # user of the members
+_USER = slice(265, 297)  # of a header block
 
 
 class _Header(tarfile.TarInfo):
@@ -161,6 +164,15 @@ def member_name(header: bytes) -> str:
     return member.name if member else ""
 
 
+def stored_key(header: bytes) -> str:
+    """Return the key of the sample that a member belongs to, from the member's header blocks: keys are
+    escaped in the shards of vitctl alone. Empty when they are not a header.
+    """
+    key, _ = split_name(member_name(header))
+    is_ours = header[-tarfile.BLOCKSIZE :][_USER].rstrip(b"\0") == _WRITER.encode()
+    return unescape_key(key) if is_ours else key
+
+
 def split_name(name: str) -> tuple[str, str]:
     """Split a member name into key and extension, at the first dot of its base name; both empty when it
     belongs to no sample.
@@ -203,7 +215,7 @@ class ShardWriter:
 
         self._stream = _Hashing(file)
         self._writer = TarWriter(
-            self._stream, user="vitctl", group="vitctl", mtime=0, encoder=False, format="PAX_FORMAT"
+            self._stream, user=_WRITER, group=_WRITER, mtime=0, encoder=False, format="PAX_FORMAT"
         )
         self._tar: tarfile.TarFile = self._writer.tarstream
         if class_names:
@@ -270,7 +282,9 @@ def stored_names(tar: tarfile.TarFile) -> tuple[str, ...]:
         names = json.loads(tar.pax_headers.get("comment", ""))[_NAMES]
     except (ValueError, RecursionError, LookupError, TypeError):
         return ()
-    return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        return ()
+    return tuple(map(same_name, names))
 
 
 # One pass over an untrusted WebDataset shard: its samples, and their byte offsets
@@ -326,6 +340,7 @@ class Scan:
         sha256: of the file, in hex.
         num_bytes: of the file.
         class_names: embedded in the shard, in label order; empty where the shard has none.
+        others: names of the members that belong to no sample.
     """
 
     rows: np.ndarray
@@ -333,6 +348,7 @@ class Scan:
     sha256: str
     num_bytes: int
     class_names: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
     @property
     def width(self) -> int:
@@ -355,10 +371,11 @@ def read_shard(path: Path, fields: Fields = Fields(), *, ends: bool = False) -> 
     Raises:
         DataError: the tar is damaged or compressed, a member is unsafe or too large, a sample lacks a field.
     """
+    others = list[str]()
     try:
         with open_regular(path, error=DataError) as file:
             with open_tar(file) as tar:
-                samples = [(_row(path, sample), sample) for sample in _samples(path, tar, fields)]
+                samples = [(_row(path, sample), sample) for sample in _samples(path, tar, fields, others)]
                 class_names = stored_names(tar)
             if ends:
                 _check_nothing_follows(path, file, tar.offset)
@@ -371,7 +388,8 @@ def read_shard(path: Path, fields: Fields = Fields(), *, ends: bool = False) -> 
     labels = None
     if any(sample.label is None for _, sample in samples):
         labels = pad_labels([_labels(sample) or () for _, sample in samples])
-    return Scan(np.array([row for row, _ in samples], ROW), labels, digest, num_bytes, class_names)
+    rows = np.array([row for row, _ in samples], ROW)
+    return Scan(rows, labels, digest, num_bytes, class_names, tuple(others))
 
 
 def _check_nothing_follows(path: Path, file: IO[bytes], end: int) -> None:
@@ -399,14 +417,15 @@ def pad_labels(labels: Sequence[Sequence[int]]) -> np.ndarray:
     return table
 
 
-def _samples(path: Path, tar: tarfile.TarFile, fields: Fields) -> Iterator[_Sample]:
+def _samples(path: Path, tar: tarfile.TarFile, fields: Fields, others: list[str]) -> Iterator[_Sample]:
     sample: _Sample | None = None
     for member in tar:
         if member.isdir():
             continue
         _check_member(path, member)
         key, extension = split_name(member.name)
-        if not key:
+        if not key or is_system_file(member.name.rpartition("/")[2]):
+            others.append(member.name)
             continue
         if sample is not None and sample.key != key:
             yield sample

@@ -54,13 +54,14 @@ from vitctl.system.remote import (
     read_file,
     transfer,
 )
-from vitctl.system.text import count_text, nearest, one_line
+from vitctl.system.text import count_text, nearest, one_line, typed
 
 INDEXED = "indexed by vitctl"  # the provenance of shards without an index, which is otherwise unknown
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _STRAY_BRACE = re.compile(r"\{[^}]*(\{|$)|(^|\})[^{]*\}")
 _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})(\.\.[0-9]{1,18})?")
 _MAX_NAMES = 10**6
+_PACKED, _UNPACK = (".zip", ".gz", ".tgz", ".xz", ".7z"), "unpack it, and give its folder"
 _ASKED, _MAX_ASKED_BYTES = f"{INDEX_FILE}.asked", 1000  # the start of a command that asked for it last
 _LOOKED_FOR = ("train", "validation", "val", "test", "train800", "val200", "train800val200")
 _LOCK = ".index.lock"
@@ -182,12 +183,16 @@ def no_index_message(path: str, split: str = "train") -> str:
     if folder.is_dir() and not any(folder.iterdir()):
         return f"{path}: is empty; should be a folder of shards made by `vitctl data shards`"
     shard = next(folder.rglob("*.tar"), None)
-    if folder.is_dir() and shard is None:
-        out = f"{path.rstrip('/')}-shards"
+    is_file = not folder.is_dir()
+    is_source = is_file or any(one.suffix == ".parquet" or one.is_dir() for one in folder.iterdir())
+    if shard is None and is_source and folder.suffix.lower() not in _PACKED:
+        out = typed(f"{folder.with_suffix('') if is_file else path.rstrip('/')}-shards")
         return (
-            f"{path}: holds files and no shards; make them with `vitctl data shards {path} {out}`, then give "
+            f"{path}: holds no shards; make them with `vitctl data shards {typed(path)} {out}`, then give "
             f"{out} instead"
         )
+    if shard is None:
+        return f"{path}: holds no shards; {_UNPACK if is_file else 'put its images into class folders'}"
     return (
         f"{path}: no shards with an index here; make them with `vitctl data shards SOURCE {path}`, "
         f"or index those you have with `vitctl data index {shard.parent if shard else path}`"
@@ -224,7 +229,7 @@ def _listed(text: str) -> Iterable[str]:
         return [part.strip() for part in re.split(r",(?![^{]*\})", text) if part.strip()]
     path = Path(text[1:])
     try:
-        lines = read_bytes(path, SHARD_LIST.limit, error=DataError).decode().splitlines()
+        lines = read_bytes(path, SHARD_LIST.limit, error=DataError).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}: cannot be read ({error}); should be a text file with a shard per line"
@@ -366,23 +371,24 @@ def _index_once(folder: Path, paths: Sequence[Path]) -> None:
 
 def _index(folder: Path, paths: Sequence[Path]) -> None:
     size, began = sum(path.stat().st_size for path in paths) / 2**20, time.monotonic()
-    place, end = one_line(str(paths[0].parent)), ""
+    place, end, notes = one_line(str(paths[0].parent)), "", list[str]()
     _show(
         f"{place}: reading {count_text(len(paths), 'shard')} without an index once, {size:,.1f} MiB",
         end=" ... ",
     )
     try:
         local = paths if paths[0].parent == folder else link_shards(paths, folder)
-        index = index_shards(local, source=INDEXED, workers=default_workers())
+        index = index_shards(local, source=INDEXED, workers=default_workers(), note=notes.append)
         seconds = time.monotonic() - began
         classes = count_text(len(index.class_names), "class", "classes")
         unlabelled = len(unlabelled_samples(ShardSource(index)))
         without = f", {unlabelled:,} without a label" if unlabelled else ""
-        end = f"{count_text(index.num_samples, 'image')} of {classes}{without}, {seconds:.1f} s"
+        text = f"{count_text(index.num_samples, 'image')} of {classes}{without}, {seconds:.1f} s"
+        end = "; ".join([text, *notes])
     except DataError as error:
-        raise DataError(
-            f"{error}; if these are not shards, make some: `vitctl data shards SOURCE OUT`"
-        ) from None
+        given = [paths[0], f"{paths[0].with_suffix('')}-shards"] if len(paths) == 1 else ["SOURCE", "OUT"]
+        command = f"vitctl data shards {' '.join(map(typed, given))}"
+        raise DataError(f"{error}; if these are not shards, make some: `{command}`") from None
     finally:
         _show(end)
 

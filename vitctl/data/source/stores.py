@@ -23,7 +23,7 @@ from PIL import Image
 from vitctl.data.images.decode import BadSample
 from vitctl.data.shards.cache import ShardCache
 from vitctl.data.shards.index import INDEX_FILE, LABELS, SAMPLES, Index, read_index, size_problems
-from vitctl.data.shards.tar import member_name, split_name, unescape_key
+from vitctl.data.shards.tar import stored_key
 from vitctl.data.source.rows import CHUNK, Rows
 from vitctl.errors import DataError, explained
 from vitctl.system.address import without_queries
@@ -104,10 +104,10 @@ class ShardSource:
     def key(self, sample: int) -> str:
         """Return the key under which the sample was stored."""
         row = self._row(sample)
-        name = member_name(self._pread(sample, int(row["header"]), int(row["data"])))
-        if not name:
+        key = stored_key(self._pread(sample, int(row["header"]), int(row["data"])))
+        if not key:
             raise BadSample("damaged", f"{self.location(sample)} has no header at byte {row['header']}")
-        return unescape_key(split_name(name)[0])
+        return key
 
     def location(self, sample: int) -> str:
         """Return the path or URL of the shard that holds the sample."""

@@ -20,7 +20,7 @@ from vitctl.data.shards.tar import padded
 from vitctl.data.source.rows import CHUNK, RandomPart, Ranges, Rows
 from vitctl.data.source.stores import ShardSource, array_digest
 from vitctl.errors import DataError
-from vitctl.system.text import count_text, did_you_mean, nearest, one_line
+from vitctl.system.text import count_text, did_you_mean, nearest, one_line, same_name
 
 Use = Literal["training", "scoring", "draws", "pixels"]
 
@@ -198,6 +198,7 @@ def of_classes(source: Source, names: tuple[str, ...]) -> View:
         DataError: a class is unknown, named twice or has no sample, or a label is out of range.
     """
     known = {name: label for label, name in enumerate(source.class_names)}
+    as_given, names = names, tuple(map(same_name, names))
     for name in names:
         if name not in known:
             raise no_class(name, known)
@@ -214,7 +215,7 @@ def of_classes(source: Source, names: tuple[str, ...]) -> View:
     chosen, labels = subset(source, rows), labels[rows]
     if labels.ndim == 2:
         labels = -np.sort(-labels, axis=1)  # -1 comes last
-    content = f"relabelled {chosen.digest} {new.tolist()} {list(names)}"
+    content = f"relabelled {chosen.digest} {new.tolist()} {list(as_given)}"
     digest = hashlib.sha256(content.encode()).hexdigest()
     return replace(chosen, class_names=names, new_labels=labels, digest=digest)
 
@@ -246,6 +247,10 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
     num_classes, width = len(source.class_names), source.labels(np.zeros(0, np.int64)).shape[1:]
     if single and width:
         raise DataError(f"'{name}': needs one label per image, but these images may have several")
+    if num_classes == 1 and not width and use in ("training", "draws"):
+        raise DataError(
+            f"'{name}': {source.class_names[0]!r} is its only class, so that nothing can be learned"
+        )
     if _are_counted(source, num_classes, use in ("training", "scoring")):
         return
     invalid, unlabelled = [], []

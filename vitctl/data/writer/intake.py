@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -16,7 +17,7 @@ from vitctl.data.source.views import no_class
 from vitctl.errors import DataError
 from vitctl.system.files import IMAGE_FILE, parsing, write_csv
 from vitctl.system.pool import Done, run_each
-from vitctl.system.text import breaks_line, count_text
+from vitctl.system.text import breaks_line, count_text, same_name
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,21 @@ class LeftOut:
     reason: str
 
 
+class Doubt(NamedTuple):
+    """A line about classes with what to do about it, and the options of `data shards` that do so without
+    further work.
+    """
+
+    text: str
+    options: tuple[str, ...]
+
+
+def keep_doubt(name: str, text: str) -> Doubt:
+    """Return a doubt that --keep-class NAME ends."""
+    options = ("--keep-class", name)
+    return Doubt(f"{text} type {shlex.join(options)}", options)
+
+
 @dataclass(frozen=True)
 class Originals:
     """One split before it is written.
@@ -66,6 +82,7 @@ class Originals:
         left_out: files that its reader left out.
         empty_classes: class folders without an image.
         prefix: what stands before the keys of the items in the names of the source, such as `val/`.
+        doubts: of its reader, about the arrangement of the classes; keeping or dropping the class ends one.
     """
 
     items: Sequence[Item]
@@ -75,23 +92,17 @@ class Originals:
     left_out: tuple[LeftOut, ...] = ()
     empty_classes: tuple[str, ...] = ()
     prefix: str = ""
+    doubts: tuple[Doubt, ...] = ()
 
 
 Bad = Literal["stop", "skip", "keep"]
 REPORT = "intake.csv"
 RECORD = "photographs.json"  # in the folder of shards of photographs, written last: what they were made of
 _IMAGES_PER_TASK = 64
+NO_LABEL = ("-1", "nan")  # what stands for a missing label in numbers
+_FEW_CLASSES = 10  # that a command names one by one
 _HEIC = "heic"
 _HEIC_NAMES = (".heic", ".heif", ".hif")
-
-
-class Doubt(NamedTuple):
-    """A line about classes with what to do about it, and the options of `data shards` that do so without
-    further work.
-    """
-
-    text: str
-    options: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -192,6 +203,7 @@ def check_originals(
         name: _Split(originals, *_look(originals.items, bad, workers, done))
         for name, originals in splits.items()
     }
+    drop, keep = list(map(same_name, drop)), list(map(same_name, keep))
     _check_named(looked, drop, keep)
     out: dict[str, Originals] = {}
     left_out, wrong, converted = list[LeftOut](), list[LeftOut](), list[str]()
@@ -281,6 +293,7 @@ def _sorted_out(
         source="; ".join(notes),
         left_out=(),
         empty_classes=(),
+        doubts=(),
     )
     return rest, wrong, dropped
 
@@ -313,9 +326,14 @@ def _has_several(looked: Mapping[str, _Split]) -> bool:
 def _doubts(looked: Mapping[str, _Split], drop: set[str], keep: set[str]) -> list[Doubt]:
     """Return doubts about classes that are probably mistakes. A class in doubt is named once."""
     names = next(iter(looked.values())).originals.class_names
+    kept = [name for name in names if name not in drop]
     usable = {split: one.per_class(usable=True) for split, one in looked.items()}
     held = {split: one.per_class(usable=False) for split, one in looked.items()}
-    doubts: list[Doubt] = []
+    doubts = [
+        doubt
+        for doubt in dict.fromkeys(doubt for one in looked.values() for doubt in one.originals.doubts)
+        if doubt.options[1] not in drop | keep
+    ]
     # An image with several labels cannot lose one of them here.
     choices = ("--keep-class",) if _has_several(looked) else ("--drop-class", "--keep-class")
 
@@ -327,23 +345,50 @@ def _doubts(looked: Mapping[str, _Split], drop: set[str], keep: set[str]) -> lis
         {name for one in looked.values() for name in one.originals.empty_classes} - drop - keep
     ):
         doubt(name, "has no image: add some, or")
+    without = [
+        name
+        for label, name in enumerate(names)
+        if name not in drop and not any(counts[label] for counts in held.values())
+    ]
+    if without and not keep & set(without):
+        doubts.append(_without_images(without, len(names), choices[0]))
     for label, name in enumerate(names):
         if name in drop or name in keep:
             continue
+        if name.lower() in NO_LABEL:
+            doubts.append(keep_doubt(name, f"class {name!r} is named like a missing label: rename it, or"))
         is_usable = any(counts[label] > 0 for counts in usable.values())
         if not is_usable and any(counts[label] > 0 for counts in held.values()):
             doubt(name, "has no usable image: fix some, or")
         elif is_usable and "train" in usable and not usable["train"][label]:
             where = " and ".join(split for split, counts in usable.items() if counts[label])
             doubt(name, f"is in {where} alone, so that it cannot be learned:", choices)
-    return doubts + _twins([name for name in names if name not in drop], keep)
+    doubts += _twins(kept, keep)
+    named = [word for one in doubts for word in one.options]
+    left = [name for name in kept if ("--drop-class", name) not in pairwise(named)]
+    if len(left) == 1 and left[0] not in keep | {*named}:
+        doubts.append(keep_doubt(left[0], f"class {left[0]!r} is the only one: add others, or"))
+    return doubts
+
+
+def _without_images(names: Sequence[str], num_classes: int, option: str) -> Doubt:
+    """Return the doubt about classes without an image in a list of classes, or in numbers with gaps."""
+    few = len(names) <= _FEW_CLASSES and len(names) < num_classes
+    options = tuple(word for name in names for word in (option, name)) if few else ("--keep-class", names[0])
+    counted = f"{count_text(len(names), 'class', 'classes')} of {num_classes:,}"
+    shown = f"{', '.join(map(repr, names[:3]))}{' ...' if len(names) > 3 else ''}"
+    why = ": class numbers count from 0" if names[0] == "0" else ""
+    return Doubt(
+        f"{counted} without an image ({shown}){why}; add some, or type {shlex.join(options)}", options
+    )
 
 
 def _twins(names: Sequence[str], keep: set[str]) -> list[Doubt]:
-    """Return a doubt for each group of class names that differ only in case, blanks or accent encoding."""
+    """Return a doubt for each group of class names that differ only in case, blanks or zeros in front."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
+        plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+        groups.setdefault(plain.lstrip("0") or "0" if plain.isdecimal() else plain, []).append(name)
     doubts = []
     for group in groups.values():
         if len(group) > 1 and not set(group) <= keep:

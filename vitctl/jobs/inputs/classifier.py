@@ -32,6 +32,7 @@ from vitctl.models.weights.meta import (
     Meta,
     activation_of,
     assumed_line,
+    compared_names,
     distinct,
     no_head,
     require_meta,
@@ -292,7 +293,8 @@ class OnnxNetwork:
             for name in ("preprocessing", "class_names")
         }
         meta = told["preprocessing"] if isinstance(told["preprocessing"], dict) else {}
-        meta |= {"class_names": told["class_names"]} if told["class_names"] else {}
+        names = told["class_names"]
+        meta |= {"class_names": names, **compared_names(names)} if names else {}
         try:
             Meta.model_validate(meta)
             require_meta(meta, ("image_size", "eval_method", "eval_resize", "resample"))

@@ -13,6 +13,7 @@ from typing import Any
 
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.models.variants import Config, from_dict, variant
+from vitctl.models.weights.meta import compared_names
 from vitctl.system.files import TENSORS, WEIGHTS, inside, open_regular, parse_json, read_json
 from vitctl.system.text import one_line
 
@@ -87,6 +88,7 @@ def own_header(path: Path) -> dict[str, Any] | None:
         raise CheckpointError(f"{path}: format {stored_format!r}, this vitctl reads {FORMAT!r}")
     if not all(isinstance(header.get(key), dict) for key in ("config", "meta")):
         raise CheckpointError(f"{path}: its vitctl metadata lacks config or meta")
+    header["meta"] |= compared_names(header["meta"].get("class_names"))
     return dict(header)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import VARIANTS, Config, ViTConfig
 from vitctl.models.weights.meta import KEYS
-from vitctl.system.text import one_line
+from vitctl.system.text import one_line, same_name
 
 Tensors = dict[str, Tensor]
 _LISTED = 4
@@ -327,7 +327,7 @@ class WeightsLayout:
 
 def stored_meta(config: Config, values: Json, class_names: Iterable[str] = ()) -> dict[str, Any]:
     """Return the metadata of weights from the values of `WeightsLayout.settle`."""
-    names = list(class_names)
+    names = list(map(same_name, class_names))
     return {
         **{name: values[name] for name in _STORED},
         "image_size": config.image_size,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import BOUNDS, CHOICES, WITH_CLASS_TOKEN, Config
 from vitctl.system.files import RUN_FILE, read_json, write_json
-from vitctl.system.text import count_text, one_line
+from vitctl.system.text import count_text, one_line, same_name
 
 Activation = Literal["softmax", "sigmoid"]
 SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # float32's normal numbers
@@ -133,6 +133,12 @@ def distinct(names: Iterable[str]) -> tuple[str, ...]:
     given = tuple(names)
     counts = Counter(given)
     return tuple(f"{name} ({at})" if counts[name] > 1 else name for at, name in enumerate(given))
+
+
+def compared_names(stored: Any) -> dict[str, Any]:
+    """Return stored class names in the form in which names are compared; empty for anything else."""
+    is_list = isinstance(stored, list) and all(isinstance(name, str) for name in stored)
+    return {"class_names": list(map(same_name, stored))} if is_list else {}
 
 
 def check_meta(meta: Mapping[str, Any], config: Config) -> None:

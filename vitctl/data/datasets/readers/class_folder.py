@@ -1,6 +1,7 @@
 """Images in one folder per class: a user's tree or tar file, and known sets with fixed classes."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,27 +10,21 @@ from pathlib import Path
 import numpy as np
 
 from vitctl.data.datasets.readers.original_files import (
-    archive_items,
+    LINKED_FOLDER,
     class_list,
     file_items,
     file_size,
     image_names,
     need,
+    read_archive,
     read_bytes,
+    read_part,
 )
 from vitctl.data.images.image_types import HEAD_BYTES, SYSTEM_FILE, exclusion_reason, is_system_file
-from vitctl.data.writer.intake import Item, LeftOut, Originals
+from vitctl.data.source.splits import ROLES
+from vitctl.data.writer.intake import Doubt, Item, LeftOut, Originals, keep_doubt
 from vitctl.errors import DataError
-
-SPLITS = {
-    "train": "train",
-    "training": "train",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "test": "test",
-    "testing": "test",
-}
+from vitctl.system.text import same_name
 
 
 def read_class_folder(folder: Path) -> dict[str, Originals]:
@@ -45,8 +40,7 @@ def read_class_folder(folder: Path) -> dict[str, Originals]:
         split name to its images, `train` alone if there are no split folders; classes sorted by code point.
 
     Raises:
-        DataError: no images, an image outside any class folder, or split folders beside others; a folder
-            cannot be read.
+        DataError: no images, or an image outside any class folder; a folder cannot be read.
     """
     names, left_out, folders = sort_files(folder)
     items = [Item(name, -1, partial(read_bytes, folder / name), file_size(folder / name)) for name in names]
@@ -59,14 +53,16 @@ def read_class_tar(path: Path) -> dict[str, Originals]:
     Raises:
         DataError: as `read_class_folder`; or the tar is damaged, compressed or unsafe.
     """
-    items, left_out = [], []
-    for item in archive_items(path):
-        if reason := exclusion_reason(item.key, item.read):
-            left_out.append(LeftOut(item.key, reason))
+    packed = read_archive(path)
+    items, left_out = list[Item](), [*packed.left_out]
+    for name, offset, size in packed.files:
+        head = bytes if offset < 0 else partial(read_part, path, offset, min(size, HEAD_BYTES))
+        if reason := exclusion_reason(name, head):
+            left_out.append(LeftOut(name, reason))
         else:
-            items.append(item)
-    folders = {one.name.rpartition("/")[0] for one in left_out if one.reason != SYSTEM_FILE}
-    return arrange(items, str(path), left_out, sorted(folders))
+            items.append(packed.item(name, offset, size))
+    folders = {one.name.rpartition("/")[0] for one in left_out} | {*packed.folders}
+    return arrange(items, str(path), left_out, sorted(one for one in folders if not is_system_file(one)))
 
 
 def sort_files(folder: Path) -> tuple[list[str], list[LeftOut], list[str]]:
@@ -93,7 +89,7 @@ def sort_files(folder: Path) -> tuple[list[str], list[LeftOut], list[str]]:
                 continue
             folders.append(path)
             if (folder / path).is_symlink():
-                left_out.append(LeftOut(path, "a link to a folder, which is not followed"))
+                left_out.append(LeftOut(path, LINKED_FOLDER))
         inner[:] = sorted(name for name in inner if not is_system_file(name))
         for name in sorted(files):
             path = (base / name).as_posix()
@@ -137,17 +133,14 @@ def arrange(
     if not items:
         raise DataError(f"{source}: no images found, should hold <class>/<image> or train/<class>/<image>")
     tops = sorted({item.key.partition("/")[0] for item in items})
-    splits = [top for top in tops if top.lower() in SPLITS]
+    splits = [top for top in tops if top.lower() in ROLES]
     others = [top for top in tops if top not in splits]
-    if splits and others:
-        raise DataError(
-            f"{source}: {splits[0]}/ looks like a split, {others[0]} does not; keep splits or classes"
-        )
+    named_so, splits = (splits, []) if others else ([], splits)
     members: dict[str, list[Item]] = {}
     prefixes: dict[str, str] = {}
     for item in items:
         top, _, rest = item.key.partition("/") if splits else ("train", "", item.key)
-        split = SPLITS[top.lower()]
+        split = ROLES[top.lower()]
         members.setdefault(split, []).append(replace(item, key=rest))
         prefixes.setdefault(split, f"{top}/" if splits else "")
     every = [item.key for found in members.values() for item in found]
@@ -155,18 +148,19 @@ def arrange(
         raise DataError(
             f"{source}: {outside_classes} is not in a class folder, should be <class>/{outside_classes}"
         )
-    class_names = tuple(sorted({key.partition("/")[0] for key in every}))
+    class_names = tuple(sorted({_class_of(key) for key in every}))
     labels = {name: label for label, name in enumerate(class_names)}
     outside = {split: list[LeftOut]() for split in members}
     for one in left_out:
-        split = SPLITS.get(one.name.partition("/")[0].lower(), "")
+        split = ROLES.get(one.name.partition("/")[0].lower(), "")
         outside[split if split in members else next(iter(members))].append(one)
-    candidates = {_class_place(name, in_splits=bool(splits)) for name in folders}
+    candidates = {same_name(_class_place(name, in_splits=bool(splits))) for name in folders}
     empty = tuple(sorted(candidates - {*class_names, ""}))
+    doubts = _named_like_splits(named_so, others) or _nested(every, source, in_splits=bool(splits))
     return {
         split: Originals(
             [
-                replace(item, label=labels[item.key.partition("/")[0]])
+                replace(item, label=labels[_class_of(item.key)])
                 for item in sorted(found, key=lambda item: item.key)
             ],
             class_names,
@@ -175,9 +169,53 @@ def arrange(
             left_out=tuple(outside[split]),
             empty_classes=empty,
             prefix=prefixes[split],
+            doubts=doubts,
         )
         for split, found in members.items()
     }
+
+
+def _class_of(key: str) -> str:
+    return same_name(key.partition("/")[0])
+
+
+def _named_like_splits(splits: Sequence[str], others: Sequence[str]) -> tuple[Doubt, ...]:
+    """Return a doubt if classes are named like splits, and others beside them are not."""
+    return tuple(
+        keep_doubt(
+            same_name(name),
+            f"class {name!r} is named like a split, and {others[0]!r} beside it is not: if it is a split, "
+            f"move the others into split folders or away; if it is a class,",
+        )
+        for name in splits[:1]
+    )
+
+
+def _nested(keys: Sequence[str], source: str, *, in_splits: bool) -> tuple[Doubt, ...]:
+    """Return a doubt if classes have no images of their own, and their folders look like the classes."""
+    inner = dict[str, set[str]]()
+    for key in keys:
+        inner.setdefault(_class_of(key), set()).add(
+            same_name(key.split("/")[1]) if key.count("/") > 1 else ""
+        )
+    outer = {name: found for name, found in inner.items() if "" not in found}
+    counts = Counter(name for found in outer.values() for name in found)
+    if len(counts) < 2:  # one folder in each class, such as images/, separates nothing
+        return ()
+    first, *others = [name for name, found in outer.items() if any(counts[one] > 1 for one in found)] or outer
+    shown = ", ".join(sorted(outer[first])[:3]) + (" ..." if len(outer[first]) > 3 else "")
+    if len(inner) == 1:
+        place = "move them one level up" if in_splits else f"give {source}/{first}"
+        place = place if in_splits or Path(source).is_dir() else f"unpack it and give its folder {first}"
+        text = f"class {first!r} is the only one, and holds folders ({shown}): if these are the classes or "
+        return (keep_doubt(first, f"{text}splits, {place}; if not,"),)
+    if max(counts.values()) < 2:
+        return ()
+    text = (
+        f"classes {first!r} and {others[0]!r} hold the same folders ({shown}) and no images of their own: if "
+        f"they are splits, name them train, validation and test; if they are classes,"
+    )
+    return (keep_doubt(first, text),)
 
 
 def _class_place(folder: str, *, in_splits: bool) -> str:
@@ -185,7 +223,7 @@ def _class_place(folder: str, *, in_splits: bool) -> str:
     top, _, rest = folder.partition("/")
     if not in_splits:
         return top
-    if top.lower() in SPLITS:
+    if top.lower() in ROLES:
         return rest.partition("/")[0]
     return "" if rest else top
 

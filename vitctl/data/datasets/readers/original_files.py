@@ -13,21 +13,24 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import IO, Any
+from pathlib import Path, PurePosixPath
+from posixpath import dirname, join, normpath
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from vitctl.data.shards.tar import BoundedTar, check_end, open_tar
-from vitctl.data.writer.intake import Item
+from vitctl.data.writer.intake import Item, LeftOut
 from vitctl.errors import DataError
 from vitctl.system import files
 from vitctl.system.files import IMAGE_FILE, LIST_FILE, TABLE, UNPACKED, atomic_write, leads_out, open_regular
 from vitctl.system.text import has_control, one_line
 
+LINKED_FOLDER = "a link to a folder, which is not followed"
+_MAX_LINKS = 40  # from one to the next, as Linux follows them
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 
 
@@ -92,44 +95,101 @@ def file_items(
     ]
 
 
-def archive_items(path: Path) -> list[Item]:
-    """Return the plain files of a tar file in its order, without labels. The archive stays packed.
+class Packed(NamedTuple):
+    """The content of a tar file.
 
-    The files of an inner tar file are named `<its name without .tar>/<name>`; deeper tar files are not
-    opened.
+    Args:
+        path: of the file.
+        files: name, offset and size of each, a linked file under every name; the offset of a link that leads
+            to no file in the archive is -1.
+        left_out: what is no file, with the reason.
+        folders: those with a header of their own, inner tar files, and links to folders.
+    """
+
+    path: Path
+    files: list[tuple[str, int, int]]
+    left_out: list[LeftOut]
+    folders: list[str]
+
+    def item(self, name: str, offset: int, size: int) -> Item:
+        """Return a file as an item without a label."""
+        return Item(name, -1, partial(read_part, self.path, offset, size), size if offset >= 0 else None)
+
+
+def archive_items(path: Path) -> list[Item]:
+    """Return the files of a tar file in its order, without labels. The archive stays packed.
+
+    Raises:
+        DataError: as `read_archive`; or the archive holds something else than files and folders.
+    """
+    packed = read_archive(path)
+    for one in packed.left_out:
+        raise DataError(f"{path}: {one_line(one.name)} is {one.reason}; pack it as a plain file")
+    return [packed.item(*file) for file in packed.files]
+
+
+def read_archive(path: Path) -> Packed:
+    """List a tar file. The files of an inner tar file are named `<its name without .tar>/<name>`; deeper tar
+    files are not opened.
 
     Raises:
         DataError: an archive is damaged or compressed, or a member's name leads out of it.
     """
-    items = []
     try:
         with open_regular(path, error=DataError) as file:
-            for name, offset, size in list(_members(path, file)):
-                if not name.lower().endswith(".tar"):
-                    items.append(Item(name, -1, partial(read_part, path, offset, size), size))
+            outer = _members(path, file)
+            packed = outer._replace(files=[])
+            for name, offset, size in outer.files:
+                if offset < 0 or not name.lower().endswith(".tar"):
+                    packed.files.append((name, offset, size))
                     continue
                 file.seek(offset)
-                for inner, start, length in _members(path, file):
-                    read = partial(read_part, path, start, length)
-                    items.append(Item(f"{name[:-4]}/{inner}", -1, read, length))
+                inner, prefix = _members(path, file), name[:-4]
+                packed.files.extend((f"{prefix}/{one}", start, length) for one, start, length in inner.files)
+                packed.left_out.extend(replace(one, name=f"{prefix}/{one.name}") for one in inner.left_out)
+                packed.folders.extend((prefix, *(f"{prefix}/{one}" for one in inner.folders)))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    return items
+    return packed
 
 
-def _members(path: Path, file: IO[bytes]) -> Iterator[tuple[str, int, int]]:
-    """Yield name, offset and size of the plain files of the tar that begins at the file's position."""
+def _members(path: Path, file: IO[bytes]) -> Packed:
+    """List the tar file that begins at the position of `file`."""
+    found, places, links = Packed(path, [], [], []), dict[str, tuple[int, int]](), dict[str, str]()
     try:
         with open_tar(file) as tar:
             for member in tar:
-                name = member.name.removeprefix("./")
-                if leads_out(name):
-                    raise DataError(f"{path}: member {name!r} points outside the archive")
-                if member.isreg() and not member.issparse():
-                    yield name, member.offset_data, member.size
+                if leads_out(member.name):
+                    raise DataError(f"{path}: member {member.name!r} points outside the archive")
+                name = normpath(member.name)
+                if member.isdir():
+                    found.folders.append(name)
+                elif member.islnk() or member.issym():
+                    base = dirname(name) if member.issym() else ""
+                    links[name] = normpath(join(base, member.linkname))
+                    found.files.append((name, -1, 0))
+                elif member.isreg() and not member.issparse():
+                    places[name] = member.offset_data, member.size
+                    found.files.append((name, *places[name]))
+                else:
+                    found.left_out.append(LeftOut(name, "a FIFO, a socket or a device"))
             check_end(path, tar)
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(f"{path}: not a complete, uncompressed tar file ({error})") from None
+    folders = {*found.folders}
+    if links:  # archives of other programs may have no headers of folders
+        folders |= {str(parent) for name in places for parent in PurePosixPath(name).parents}
+    files = list[tuple[str, int, int]]()
+    for name, offset, size in found.files:
+        target = name
+        for _ in range(_MAX_LINKS):
+            target = links.get(target, target) if offset < 0 else target
+        if offset < 0 and target in folders:
+            found.left_out.append(LeftOut(name, LINKED_FOLDER))
+            found.folders.append(name)
+        else:
+            files.append((name, *(places.get(target, (-1, 0)) if offset < 0 else (offset, size))))
+    return found._replace(files=files)
 
 
 def image_names(folder: Path, suffixes: tuple[str, ...] = (".jpg",)) -> list[str]:
@@ -156,6 +216,8 @@ def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
 
 def read_part(path: Path, offset: int, size: int) -> bytes:
     """Return `size` bytes from `offset` on. Raises DataError if that is too large or not all there."""
+    if offset < 0:
+        raise DataError(f"{path}: a link to a file that is not in the archive")
     if size > IMAGE_FILE.limit:
         raise DataError(
             f"{path}: an image of {size} bytes at byte {offset}, should have at most {IMAGE_FILE.limit}"

@@ -10,47 +10,54 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitctl.data.datasets.readers.class_folder import SPLITS
 from vitctl.data.datasets.readers.original_files import file_size, read_bytes
+from vitctl.data.source.splits import ROLES
 from vitctl.data.writer.intake import Item, Originals
 from vitctl.errors import DataError
 from vitctl.system.files import CLASSES, TABLE, error_text, open_regular, parsing
-from vitctl.system.text import one_line
+from vitctl.system.text import one_line, same_name
 
 _COLUMNS = ({"path", "label"}, {"path", "label", "split"}, {"path", "labels"}, {"path", "labels", "split"})
 GROUP = "group"  # a column for data.group_by, which this reader passes over
 _BETWEEN_LABELS = ";"
-Row = Mapping[str, str]
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?inf", re.ASCII | re.IGNORECASE)
+_WHOLE = re.compile(r"(-?\d{1,18})(\.0*)?", re.ASCII)
+Row = Mapping[str, Any]
 
 
 def read_table(path: Path) -> dict[str, Originals]:
-    """Read a list of images with its header line; `.tsv` files are split at tabs, others at commas.
+    """Read a list of images with its header line, split at commas, semicolons or tabs, as its header is.
 
-    Labels are class names, sorted by code point, or all of them class numbers from 0. The column `labels` may
-    hold several, as in `cat;dog`, and every image of the table counts as one that may have several classes.
-    Paths are relative to the table; the path becomes the key. Rows without a split belong to `train`.
+    Labels are class names, sorted by code point, or all of them class numbers from 0; -1 is no label. The
+    column `labels` may hold several, as in `cat;dog`, and every image of the table counts as one that may
+    have several classes. Paths are relative to the table; the path becomes the key. Rows without a split
+    belong to `train`.
 
     Raises:
         DataError: columns, files or labels are wrong; one line for all missing files.
     """
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     rows = []
     try:
-        text = read_bytes(path, TABLE.limit).decode("utf-8-sig")
-        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        text = io.StringIO(read_bytes(path, TABLE.limit).decode("utf-8-sig"), newline="")
+        header = text.readline()
+        delimiters = "\t,;" if path.suffix.lower() == ".tsv" else ",;\t"
+        fitting = [one for one in delimiters if _is_header(*csv.reader([header], delimiter=one))]
+        text.seek(0)
+        reader = csv.DictReader(text, delimiter=(fitting or delimiters)[0], strict=True)
         columns = list(reader.fieldnames or [])
-        if set(columns) - {GROUP} not in _COLUMNS:
+        if not fitting:
             raise DataError(
                 f"{path}: columns are {one_line(','.join(columns)[:200])}, should be path,label or "
                 f"path,label,split; if images may have several labels: labels, with values such as a;b"
             )
         for row in reader:
-            if None in row or not all(row.get(name) for name in columns if name not in ("split", GROUP)):
+            filled = [(row.get(name) or "").strip() for name in columns if name not in ("split", GROUP)]
+            if None in row or not all(filled):
                 raise DataError(f"{path}: line {reader.line_num}: should have {len(columns)} filled columns")
             rows.append(row)
     except (UnicodeDecodeError, csv.Error) as error:
@@ -60,6 +67,11 @@ def read_table(path: Path) -> dict[str, Originals]:
     return _read_rows(path, rows)
 
 
+def _is_header(*lines: Sequence[str]) -> bool:
+    """Return whether a line, if there is one, names the columns of a table of paths, each once."""
+    return any(len({*line}) == len(line) and {*line} - {GROUP} in _COLUMNS for line in lines)
+
+
 def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
     """Read the images of a table's rows, which all have the same columns."""
     sizes = [file_size(path.parent / row["path"]) for row in rows]
@@ -67,43 +79,78 @@ def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
     if missing:
         raise DataError(f"{path}: {len(missing)} of {len(rows)} files are missing, the first is {missing[0]}")
     several = "labels" in rows[0]
-    joined = [] if several else [row for row in rows if _BETWEEN_LABELS in row["label"]]
+    labels = [row["labels" if several else "label"] for row in rows]
+    joined = (
+        [] if several else [one for one in labels if isinstance(one, list) or _BETWEEN_LABELS in str(one)]
+    )
     if joined:
         raise DataError(
             f"{path}: {len(joined):,} of {len(rows):,} values of the column 'label' have a ';', the first is "
-            f"{joined[0]['label'][:100]!r}: name the column 'labels' if these are several labels, "
+            f"{str(joined[0])[:100]!r}: name the column 'labels' if these are several labels, "
             f"or remove the ';'"
         )
-    names = [_label_names(row["labels"]) if several else (_normal(row["label"]),) for row in rows]
-    class_names = _class_names([name for given in names for name in given])
-    numbers = {name: label for label, name in enumerate(class_names)}
+    names = [
+        _label_names(_split_up(label) if several else label, f"{path}: {one_line(row['path'])}")
+        for row, label in zip(rows, labels, strict=True)
+    ]
+    class_names, numbers = _class_names(path, names)
     splits: dict[str, list[Item]] = {}
     for row, given, size in zip(rows, names, sizes, strict=True):
-        split = (row.get("split") or "").strip() or "train"
-        labels = tuple(numbers[name] for name in given)
+        split = str(row.get("split") or "").strip() or "train"
         read = partial(read_bytes, path.parent / row["path"])
-        item = Item(row["path"], labels if several else labels[0], read, size)
-        splits.setdefault(SPLITS.get(split.lower(), split), []).append(item)
+        item = Item(row["path"], _label(given, numbers, several=several), read, size)
+        splits.setdefault(ROLES.get(split.lower(), split), []).append(item)
     return {
         split: Originals(items, class_names, str(path), is_user_data=True) for split, items in splits.items()
     }
 
 
-def _label_names(text: str) -> tuple[str, ...]:
-    """Return the classes of one image, each once, in the order given."""
-    return tuple(dict.fromkeys(_normal(label) for label in text.split(_BETWEEN_LABELS) if label.strip()))
+def _label_names(value: Any, where: str) -> tuple[str, ...]:
+    """Return the label of one image, or a list of them, as text.
+
+    `007` and `7` are one class, and so are ` cat` and `cat`. Raises DataError where a label is missing.
+    """
+    names = []
+    for one in value if isinstance(value, list) else [value]:
+        text = same_name(str(one).strip())
+        if not isinstance(one, str | int | float) or text.lower() in ("", "nan"):
+            raise DataError(
+                f"{where} has the label {one_line(repr(one)[:100])}; give it a class, or -1 for none"
+            )
+        names.append(text.lstrip("0") or "0" if text.isascii() and text.isdecimal() else text)
+    return tuple(names)
 
 
-def _normal(label: str) -> str:
-    """Strip a label: `007` and `7` are one class, and so are ` cat` and `cat`."""
-    text = label.strip()
-    return text.lstrip("0") or "0" if text.isascii() and text.isdecimal() else text
+def _split_up(value: Any) -> Any:
+    """Return the labels in a text such as `cat;dog` as a list, anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    return [one for one in value.split(_BETWEEN_LABELS) if one.strip()] or [value]
 
 
-def _class_names(labels: list[str]) -> tuple[str, ...]:
-    if all(label.isascii() and label.isdecimal() for label in labels):
-        return _numbered(max((int(label) if len(label) < 12 else 10**12 for label in labels), default=0) + 1)
-    return tuple(sorted(set(labels)))
+def _class_names(path: Path, labels: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Return the classes of a column of labels, and the class number of each label; -1 for none.
+
+    Raises:
+        DataError: all labels are numbers, and one is no class number; or one claims millions of classes.
+    """
+    names = sorted({label for given in labels for label in given} - {"-1"})
+    numbers = {name: label for label, name in enumerate(names)}
+    if all(map(_NUMBER.fullmatch, names)):
+        whole = {name: _WHOLE.fullmatch(name) for name in names}
+        numbers = {name: int(match[1]) for name, match in whole.items() if match and int(match[1]) >= -1}
+        if odd := [name for name in names if name not in numbers]:
+            raise DataError(
+                f"{path}: the label {odd[0]} is not a class number, 0 or more, or -1 for none; if it is a "
+                f"name, put a letter in front of all"
+            )
+        names = list(_numbered(max([0, *numbers.values()]) + 1))
+    return tuple(names), numbers | {"-1": -1}
+
+
+def _label(given: Sequence[str], numbers: Mapping[str, int], *, several: bool) -> int | tuple[int, ...]:
+    labels = tuple(dict.fromkeys(numbers[name] for name in given))
+    return tuple(label for label in labels if label >= 0) if several else labels[0]
 
 
 def _numbered(num_classes: int) -> tuple[str, ...]:
@@ -135,24 +182,29 @@ def read_parquet(files: list[Path]) -> dict[str, Originals]:
     Raises:
         DataError: pyarrow is missing, a file is damaged, or a column is missing.
     """
-    if len(files) == 1 and set(open_parquet(files[0]).schema_arrow.names) in _COLUMNS:
+    if len(files) == 1 and _is_header(open_parquet(files[0]).schema_arrow.names):
         return _read_rows(files[0], _parquet_rows(files[0]))
+    words = {path: re.split(r"[-_.]", path.name)[0].lower() for path in sorted(files)}
+    others = [path for path, word in words.items() if word not in ROLES]
+    if others and len(others) < len(words):
+        raise DataError(
+            f"{others[0]}: begins with no name of a split, as others do; rename it, or move it away"
+        )
     splits: dict[str, list[Path]] = {}
-    for path in sorted(files):
-        word = re.split(r"[-_.]", path.name)[0].lower()
-        splits.setdefault(SPLITS.get(word, "train"), []).append(path)
-    return {split: _read_images(paths) for split, paths in splits.items()}
+    for path, word in words.items():
+        splits.setdefault(ROLES.get(word, "train"), []).append(path)
+    return _read_images(splits)
 
 
-def _parquet_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a table of paths as text, lists of labels joined."""
-    rows: list[dict[str, str]] = []
+def _parquet_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a table of paths."""
+    rows: list[dict[str, Any]] = []
     num_bytes = 0
     for row in parquet_dicts(path, open_parquet(path), batch_size=1024):
         if not row["path"] or row.get("label", row.get("labels")) in (None, []):
             raise DataError(f"{path}: should have a path and a label in every row")
-        rows.append({name: _as_text(value) for name, value in row.items()})
-        num_bytes += sum(map(len, rows[-1].values()))
+        rows.append({**row, "path": str(row["path"])})
+        num_bytes += sum(len(str(value)) for value in row.values())
         if num_bytes > TABLE.limit:  # a dictionary in the file makes much of little
             raise DataError(f"{path}: holds more than {TABLE} bytes of text")
     if not rows:
@@ -160,50 +212,46 @@ def _parquet_rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def _as_text(value: Any) -> str:
-    if isinstance(value, list):
-        return _BETWEEN_LABELS.join(map(str, value))
-    return "" if value is None else str(value)
-
-
-def _read_images(paths: list[Path]) -> Originals:
-    """Read the parquet files of one split."""
-    spool = _Spool()
-    class_names: list[str] = []
-    rows: list[tuple[str, int | tuple[int, ...], int, int]] = []
-    for path in paths:
+def _read_images(splits: Mapping[str, Sequence[Path]]) -> dict[str, Originals]:
+    """Read parquet files of images by their splits, which share their classes."""
+    spool, first = _Spool(), next(iter(splits.values()))[0]
+    stored_names = dict[tuple[str, ...], Path]()
+    rows = {split: list[tuple[str, tuple[str, ...], bool, int, int]]() for split in splits}
+    for split, path in ((split, path) for split, paths in splits.items() for path in paths):
         table = open_parquet(path)
         image, label = _image_and_label(path, table.schema_arrow.names)
-        names = _names_in_metadata(table.schema_arrow.metadata or {}, label)
-        if class_names and names != class_names:
-            raise DataError(f"{path}: its class names are not those of {paths[0].name}")
-        class_names = names
+        stored_names.setdefault(_names_in_metadata(table.schema_arrow.metadata or {}, label), path)
+        if len(stored_names) > 1:
+            raise DataError(f"{path}: its class names are not those of {first.name}")
         for row in parquet_dicts(path, table, batch_size=64, columns=[image, label]):
             stored, number = row[image], row[label]
             data, name = (
                 (stored.get("bytes"), stored.get("path")) if isinstance(stored, dict) else (stored, "")
             )
-            given = tuple(dict.fromkeys(number)) if isinstance(number, list) else (number,)
-            if not isinstance(data, bytes) or not all(isinstance(one, int) for one in given):
-                raise DataError(f"{path}: every row should hold an encoded image and a class number")
+            if not isinstance(data, bytes):
+                raise DataError(f"{path}: every row should hold an encoded image")
             key = _WITH_WNID.sub(r"\1\2", name or "")
-            rows.append((key, given if isinstance(number, list) else number, spool.size, len(data)))
+            given = _label_names(number, f"{path}: image {one_line(key) or len(rows[split])}")
+            rows[split].append((key, given, isinstance(number, list), spool.size, len(data)))
             spool.append(data)
-    are_unique = len({key for key, *_ in rows}) == len(rows)
-    items = [
-        Item(key if are_unique else str(number), label, partial(spool.read, offset, size), size)
-        for number, (key, label, offset, size) in enumerate(rows)
-    ]
-    labels = [item.label if isinstance(item.label, tuple) else (item.label,) for item in items]
+    class_names = next(iter(stored_names))
+    numbers = {str(label): label for label in range(-1, len(class_names))}
     if not class_names:
-        class_names = list(_numbered(max((max(given, default=0) for given in labels), default=0) + 1))
-    for item, given in zip(items, labels, strict=True):
-        if not all(-1 <= label < len(class_names) for label in given):
-            raise DataError(
-                f"{paths[0].parent}: image {one_line(item.key)} has label {item.label}, should be -1 to "
-                f"{len(class_names) - 1}"
-            )
-    return Originals(items, tuple(class_names), str(paths[0].parent), is_user_data=True)
+        class_names, numbers = _class_names(first, (given for own in rows.values() for _, given, *_ in own))
+    found = {}
+    for split, own in rows.items():
+        are_unique, items = len({key for key, *_ in own}) == len(own), list[Item]()
+        for number, (key, given, several, offset, size) in enumerate(own):
+            key = key if are_unique else str(number)
+            if odd := [label for label in given if label not in numbers]:
+                raise DataError(
+                    f"{first.parent}: image {one_line(key)} has label {one_line(odd[0])}, should be -1 to "
+                    f"{len(class_names) - 1}"
+                )
+            wanted = _label(given, numbers, several=several)
+            items.append(Item(key, wanted, partial(spool.read, offset, size), size))
+        found[split] = Originals(items, class_names, str(first.parent), is_user_data=True)
+    return found
 
 
 def _image_and_label(path: Path, columns: list[str]) -> tuple[str, str]:
@@ -219,13 +267,14 @@ def _image_and_label(path: Path, columns: list[str]) -> tuple[str, str]:
     return chosen[0], chosen[1]
 
 
-def _names_in_metadata(metadata: dict[bytes, bytes], label: str) -> list[str]:
+def _names_in_metadata(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...]:
     """Return the class names that Hugging Face's library stored; empty if there are none."""
     try:
         feature = json.loads(metadata[b"huggingface"])["info"]["features"][label]
-        return list(map(str, feature["names"] if "names" in feature else feature["feature"]["names"]))
+        names = feature["names"] if "names" in feature else feature["feature"]["names"]
+        return tuple(same_name(str(name)) for name in names)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-        return []
+        return ()
 
 
 def need_pyarrow(path: Path) -> Any:
