@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -253,6 +254,85 @@ def test_shards__what_it_says_to_type_is_enough(vitctl: Vitctl, tmp_path: Path) 
     command = shlex.split(said.err.partition("or type: ")[2])
     assert command[:5] == ["vitctl", "data", "shards", "photos", "out"]
     assert (vitctl(*command[1:]).code, set(find_splits(tmp_path / "out"))) == (0, {"train", "test"})
+
+
+STRUCTURES = {
+    "a class called train": (("bus", "car", "train"), "class 'train' is named like a split, and 'bus'"),
+    "folds": (
+        ("fold1/cat", "fold1/dog", "fold2/cat", "fold2/dog"),
+        "classes 'fold1' and 'fold2' hold the same folders (cat, dog) and no images of their own: if",
+    ),
+    "splits in the classes": (("cat/train", "cat/test", "dog/train", "dog/test"), "hold the same folders"),
+    "a folder on top": (
+        ("photos/cat", "photos/dog"),
+        "class 'photos' is the only one, and holds folders (cat, dog): if these are the classes or splits,",
+    ),
+    "one class": (("cat",), "class 'cat' is the only one: add others, or type --keep-class cat"),
+    "a missing label": (("-1", "1"), "class '-1' is named like a missing label: rename it, or"),
+    "zeros": (("07", "7", "8"), "classes '07' and '7' are named nearly the same"),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.parametrize("packed", [False, True])
+def test_shards__folders_in_doubt_stop_and_what_it_says_to_type_is_enough(
+    vitctl: Vitctl, tmp_path: Path, name: str, packed: bool
+) -> None:
+    folders, doubt = STRUCTURES[name]
+    plant(tmp_path / "photos", folders, per_class=2)
+    source = "photos.tar" if packed else "photos"
+    if packed:
+        with tarfile.open(tmp_path / source, "w") as tar:
+            tar.add(tmp_path / "photos", ".")
+    said = vitctl("data", "shards", source, "out")
+    assert said.code == 2 and doubt in said.out and find_splits(tmp_path / "out") == {}
+    command = shlex.split(said.err.partition("or type: ")[2])
+    assert vitctl(*command[1:]).code == 0
+    names = sorted({one.split("/")[0] for one in folders})
+    assert open_shards(tmp_path / "out/train").class_names == tuple(names)
+    if name == "a folder on top":
+        place = "unpack it and give its folder photos" if packed else "give photos/photos;"
+        assert place in said.out and vitctl("data", "shards", "photos/photos", "inner").code == 0
+
+
+def test_shards__numbers_from_one_or_with_gaps_stop(vitctl: Vitctl, tmp_path: Path) -> None:
+    plant(tmp_path, ("cat", "dog"), per_class=4)
+    for numbers, doubt, classes in (
+        ((1, 2), "1 class of 3 without an image ('0'): class numbers count from 0; add some, or", ("1", "2")),
+        ((0, 3), "2 classes of 4 without an image ('1', '2'); add some, or type --drop-class 1", ("0", "3")),
+        ((0, 40), "39 classes of 41 without an image ('1', '2', '3' ...); add some, or type --keep", None),
+        ((-1, 1), "1 class of 2 without an image ('0')", ("1",)),
+    ):
+        rows = [f"{name}/{n}.jpg,{numbers[name == 'dog']}" for name in ("cat", "dog") for n in range(4)]
+        (tmp_path / "a.csv").write_text("\n".join(["path,label", *rows]))
+        said = vitctl("data", "shards", "a.csv", f"out{numbers[1]}{numbers[0]}")
+        assert said.code == 2 and doubt in said.out
+        command = shlex.split(said.err.partition("or type: ")[2])
+        assert vitctl(*command[1:]).code == 0
+        found = open_shards(tmp_path / command[4] / "train")
+        assert found.class_names == (classes or tuple(map(str, range(41))))
+    assert found.labels().tolist().count(-1) == 4
+    assert "train: 4 of 8 images have no label (-1)" in vitctl(*command[1:]).out
+
+
+def test_shards__links_and_empty_folders_of_a_tar_are_not_lost(vitctl: Vitctl, tmp_path: Path) -> None:
+    plant(tmp_path / "photos", per_class=2)
+    (tmp_path / "photos/owl").mkdir()
+    (tmp_path / "photos/wolf").symlink_to("dog")
+    (tmp_path / "photos/cat/gone.jpg").symlink_to("nowhere.jpg")
+    (tmp_path / "photos/cat/hard.jpg").hardlink_to(tmp_path / "photos/cat/0.jpg")
+    (tmp_path / "photos/dog/link.jpg").symlink_to("../cat/1.jpg")
+    with tarfile.open(tmp_path / "photos.tar", "w") as tar:
+        tar.add(tmp_path / "photos", ".")
+    said = vitctl("data", "shards", "photos.tar", "out")
+    assert said.code == 2
+    assert "cat/gone.jpg: unreadable: photos.tar: a link to a file that is not in the archive" in said.out
+    assert "class 'owl' has no image" in said.out and "class 'wolf' has no image" in said.out
+    assert "wolf: a link to a folder, which is not followed" in said.out
+    command = shlex.split(said.err.partition("or type: ")[2])
+    assert vitctl(*command[1:]).code == 0
+    wanted = {f"{name}/{n}.jpg" for name in ("cat", "dog") for n in range(2)}
+    assert keys(tmp_path / "out/train") == {*wanted, "cat/hard.jpg", "dog/link.jpg"}
 
 
 def test_shards__what_it_says_to_type_is_enough_for_several_labels(vitctl: Vitctl, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from vitctl.system.files import (
     opened_folder,
     read_bytes,
     read_json,
+    read_toml,
     scratch_folder,
     sweep,
     write_json,
@@ -224,3 +225,8 @@ def test_temporary_files_of_killed_processes_are_swept(tmp_path: Path) -> None:
         ".c.partial",
         "a.txt",
     }
+
+
+def test_read_toml__with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("\ufeffseed = 3\n")
+    assert read_toml(tmp_path / "a.toml", error=DataError) == ({"seed": 3}, "seed = 3\n")

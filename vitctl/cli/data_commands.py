@@ -175,7 +175,7 @@ def check_photographs(photographs: str, out: Path | None, bad: str) -> "Mapping[
     shards = f"{photographs.rstrip('/') or photographs}-shards"
     command, then = (
         ["data", "shards", photographs, shards],
-        f", then train on them with --data {typed(shards)}",
+        f"; then train on them with --data {typed(shards)}",
     )
     workers = number_of_workers(-1)
     return _checked_splits(open_originals(photographs), photographs, out, bad, [], [], workers, command, then)

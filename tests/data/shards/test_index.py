@@ -1,6 +1,8 @@
 import hashlib
 import json
+import unicodedata
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -220,3 +222,15 @@ def test_index_shards__reads_several_labels_of_other_programs(tmp_path: Path) ->
     np.save(tmp_path / "labels.npy", np.zeros((4, 2), np.int32))
     with pytest.raises(DataError, match=r"labels.npy holds \(4, 2\) rows of int32, should hold \(4, 3\)"):
         read_index(tmp_path)
+
+
+def test_read_index__names_in_another_form_are_in_nfc_and_keep_the_digest(make_split: MakeSplit) -> None:
+    index = make_split(6)
+    path = index.folder / "index.json"
+    names = [unicodedata.normalize("NFD", name) for name in ("é", "ü", "z")]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "class_names": names}))
+    found = read_index(index.folder)
+    assert found.class_names == ("é", "ü", "z") and found.names_as_stored == tuple(names)
+    assert found.digest == replace(found, class_names=tuple(names), names_as_stored=()).digest
+    path.write_text(json.dumps({**json.loads(path.read_text()), "class_names": [names[0], "é", "z"]}))
+    assert read_index(index.folder).class_names == (names[0], "é", "z")  # two classes stay two

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import webdataset
 
+from tests.data.datasets.conftest import tar_of
 from tests.data.server import Faults, serving
 from vitctl.data.shards import indexing
 from vitctl.data.shards.index import Index
@@ -237,3 +238,12 @@ def test_index_shards__is_the_index_of_the_writer(make_split: Callable[..., Inde
     paths = [index.folder / shard.name for shard in index.shards]
     assert index_shards(paths, source=index.source, workers=2) == index
     assert (index.folder / "samples.npy").read_bytes() == before
+
+
+def test_index_shards__tells_what_is_of_no_sample(tmp_path: Path) -> None:
+    members = {"README": b"", "a.png": b"image", "a.cls": b"0", "x/.DS_Store": b"", "__MACOSX/._a.png": b""}
+    (tmp_path / "s.tar").write_bytes(tar_of(members))
+    for _ in range(2):
+        said: list[str] = []
+        assert index_shards([tmp_path / "s.tar"], note=said.append).num_samples == 1
+        assert said == ["3 files in the shards, of no sample, passed over, such as README"]

@@ -1,6 +1,9 @@
 """--data PHOTOS: shards are made once, beside the runs, as `vitctl data shards` makes them."""
 
 import json
+import shlex
+import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -167,3 +170,45 @@ def test_is_photographs__class_folders_and_no_shards(photos: Path, tmp_path: Pat
     assert not is_photographs(str(photos / "cat"))
     (photos / "cat" / "a.tar").write_bytes(b"")
     assert not is_photographs(str(photos))
+
+
+def test_finetune__stops_where_data_shards_does_and_what_it_says_to_type_is_enough(
+    vitctl: Vitctl, photos: Path, pretrained: Path, tmp_path: Path
+) -> None:
+    for folder in ("part1", "part2"):
+        shutil.copytree(photos, tmp_path / "parts" / folder)
+    shutil.copytree(photos / "cat", tmp_path / "one" / "cat")
+    shutil.copytree(photos, tmp_path / "top" / "photos")
+    for data in ("parts/", "one", "top"):
+        line = ("finetune", "--from", pretrained, "--data", data, *QUICK, "--out", f"runs/{data[:3]}")
+        plan, said = vitctl(*line, "--dry-run"), vitctl(*line)
+        by_hand = vitctl("data", "shards", data, f"{data.rstrip('/')}-shards")
+        assert (plan.code, said.code, by_hand.code) == (2, 2, 2)
+        doubts = {text for text in by_hand.out.splitlines() if "--keep-class" in text}
+        assert len(doubts) == 1 and all(doubts < set(one.out.splitlines()) for one in (plan, said))
+        command, _, then = said.err.strip().partition("or type: ")[2].partition("; then train on them with ")
+        assert command == by_hand.err.strip().partition("or type: ")[2] and plan.err == said.err
+        assert vitctl(*shlex.split(command)[1:]).code == 0
+        again = vitctl(*line[:3], *shlex.split(then), *QUICK, "--out", f"runs/{data[:3]}")
+        # One class can be stored, and scored; nothing is learned from it.
+        assert again.code == (0 if data == "parts/" else 2)
+        assert data == "parts/" or "is its only class, so that nothing can be learned" in again.err
+
+
+def test_finetune__proposes_shards_of_what_is_none(
+    vitctl: Vitctl, photos: Path, pretrained: Path, tmp_path: Path
+) -> None:
+    rows = [f"PHOTOS/{name}/{n}.jpg,{name}" for name in ("cat", "dog") for n in range(5)]
+    (tmp_path / "my list.csv").write_text("\n".join(["path,label", *rows]))
+    with tarfile.open(tmp_path / "photos.tar", "w") as tar:
+        tar.add(photos, ".")
+    (tmp_path / "photos.zip").write_bytes(b"PK")
+    for data in ("my list.csv", "photos.tar"):
+        said = vitctl("finetune", "--from", pretrained, "--data", data, "--dry-run")
+        assert said.code == 2
+        command = shlex.split(said.err.split("`")[-2])
+        assert command[:4] == ["vitctl", "data", "shards", data] and vitctl(*command[1:]).code == 0
+        assert vitctl("finetune", "--from", pretrained, "--data", command[4], "--dry-run").code == 0
+    for data, advice in (("photos.zip", "unpack it, and give its folder"), ("PHOTOS/cat", "class folders")):
+        said = vitctl("finetune", "--from", pretrained, "--data", data, "--dry-run")
+        assert said.code == 2 and advice in said.err

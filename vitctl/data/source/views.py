@@ -249,7 +249,8 @@ def check_labels(source: Source, name: str, use: Use, *, single: bool = False) -
         raise DataError(f"'{name}': needs one label per image, but these images may have several")
     if num_classes == 1 and not width and use in ("training", "draws"):
         raise DataError(
-            f"'{name}': {source.class_names[0]!r} is its only class, so that nothing can be learned"
+            f"'{name}': {source.class_names[0]!r} is its only class, so that nothing can be learned; "
+            "give images of other classes too"
         )
     if _are_counted(source, num_classes, use in ("training", "scoring")):
         return

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.data.datasets.conftest import plant
 from vitctl.data.datasets.catalog import open_originals
 from vitctl.data.datasets.readers.table import read_table
 from vitctl.errors import DataError
@@ -203,3 +204,33 @@ def test_read_parquet__a_table_of_paths(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match=r"list.parquet: should have a path and a label in every row"):
         open_originals(str(path))
+
+
+def test_read_parquet__splits_share_their_classes_and_are_named_alike(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train-0.parquet", [2, 0, 1])
+    write_parquet(tmp_path / "dev-0.parquet", [0, 0])
+    splits = open_originals(str(tmp_path))
+    assert {split: own.class_names for split, own in splits.items()} == dict.fromkeys(
+        ("train", "validation"), ("0", "1", "2")
+    )
+    write_parquet(tmp_path / "extra-0.parquet", [0])
+    with pytest.raises(DataError, match=r"extra-0.parquet: its name begins with no split, such as train or"):
+        open_originals(str(tmp_path))
+    (tmp_path / "extra-0.parquet").unlink()
+    plant(tmp_path / "cat/1.jpg")
+    with pytest.raises(DataError, match=r"holds .*0.parquet and images such as cat/1.jpg; give the table"):
+        open_originals(str(tmp_path))
+
+
+def test_read_parquet__a_list_is_no_single_label(tmp_path: Path) -> None:
+    (tmp_path / "1.jpg").write_bytes(b"1")
+    pq.write_table(pa.table({"path": ["1.jpg"], "label": [["a", "b"]]}), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match="name the column 'labels' if these are several labels"):
+        open_originals(str(tmp_path / "x.parquet"))
+
+
+def test_table__no_label_of_several(tmp_path: Path) -> None:
+    splits = read_table(write(tmp_path, 'path;labels\n1.jpg;-1\n2.jpg;cat\nx/3.jpg;"dog;cat"\n'))
+    assert [item.label for item in splits["train"].items] == [(), (0,), (1, 0)]
+    with pytest.raises(DataError, match=r"1.jpg has the label ''; give it a class, or -1 for none"):
+        read_table(write(tmp_path, "path,labels\n1.jpg,;\n2.jpg,cat\n"))

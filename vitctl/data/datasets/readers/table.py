@@ -125,7 +125,7 @@ def _split_up(value: Any) -> Any:
     """Return the labels in a text such as `cat;dog` as a list, anything else as it is."""
     if not isinstance(value, str):
         return value
-    return [one for one in value.split(_BETWEEN_LABELS) if one.strip()] or [value]
+    return [one for one in value.split(_BETWEEN_LABELS) if one.strip()] or [""]
 
 
 def _class_names(path: Path, labels: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], dict[str, int]]:
@@ -188,7 +188,7 @@ def read_parquet(files: list[Path]) -> dict[str, Originals]:
     others = [path for path, word in words.items() if word not in ROLES]
     if others and len(others) < len(words):
         raise DataError(
-            f"{others[0]}: begins with no name of a split, as others do; rename it, or move it away"
+            f"{others[0]}: its name begins with no split, such as train or test; rename or move it"
         )
     splits: dict[str, list[Path]] = {}
     for path, word in words.items():
