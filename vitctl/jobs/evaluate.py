@@ -80,7 +80,7 @@ from vitctl.models.weights.meta import (
 from vitctl.recipe.load import load_recipe
 from vitctl.recipe.schema import Evaluate, Finetune, Pretrain
 from vitctl.system.files import TABLE, read_bytes, write_csv
-from vitctl.system.text import one_line
+from vitctl.system.text import one_line, same_name
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
 _MOST_COMPARED = 2_000_000  # training images that an evaluation looks for
@@ -512,9 +512,9 @@ def read_thresholds(path: str, rule: LabelRule) -> np.ndarray:
         return np.full(len(names), 0.5)
     if not rule.has_label_sets:
         raise DataError("evaluation.thresholds is for images with several labels each; leave it out")
-    text = read_bytes(Path(path), TABLE.limit, error=DataError).decode("utf-8", errors="replace")
+    text = read_bytes(Path(path), TABLE.limit, error=DataError).decode("utf-8-sig", errors="replace")
     try:
-        rows = {row["class"]: float(row["threshold"]) for row in csv.DictReader(io.StringIO(text))}
+        rows = {same_name(row["class"]): float(row["threshold"]) for row in csv.DictReader(io.StringIO(text))}
     except (KeyError, TypeError, ValueError):
         raise DataError(f"{path}: should have the columns class and threshold, with a number each") from None
     if list(rows) != names:

@@ -233,6 +233,17 @@ def test_group_by__a_pattern_that_never_ends_is_stopped(
     assert group_names(source, "^a+([0-9])") == [str(n)[0] for n in range(20)]
 
 
+@pytest.mark.parametrize(
+    ("name", "between"), [("a.csv", ";"), ("a.csv", "\t"), ("a.tsv", ","), ("a.TSV", "\t")]
+)
+def test_group_by__a_table_is_split_as_its_header_is(tmp_path: Path, name: str, between: str) -> None:
+    source = grouped([(0, [2, 2])], tmp_path)
+    rows = [("path", "label", "group"), *((key, "x,y;z", key[:4]) for key in keys(source))]
+    text = "".join(between.join(f'"{cell}"' for cell in row) + "\n" for row in rows)
+    (tmp_path / name).write_text("\ufeff" + text)
+    assert group_names(source, f"{tmp_path / name}:group") == [key[:4] for key in keys(source)]
+
+
 def test_group_by__does_not_depend_on_the_order_of_the_images(tmp_path: Path) -> None:
     spec = "train[60%:80% of each class]"
     sides = [

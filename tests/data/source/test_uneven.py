@@ -50,6 +50,12 @@ def test_weights__keep_their_ratios() -> None:
     np.testing.assert_allclose(table / table[0], [1, 1, 5], rtol=1e-15)
 
 
+def test_weights__of_a_table_go_by_name_in_any_form() -> None:
+    source = Labelled(LABELS, ("é", "ü", "z"))
+    found = [correction({name: 5}, "shuffle", source).factors for name in ("é", "e\u0301")]  # type: ignore[arg-type]
+    assert found[0].tolist() == found[1].tolist() != [1, 1, 1]
+
+
 def test_note_and_provenance__name_the_ends() -> None:
     found = correction("none", "balanced", Labelled(LABELS))  # type: ignore[arg-type]
     assert found.note == (

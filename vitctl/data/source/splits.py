@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,7 @@ ROLES = {
     **dict.fromkeys(NOT_TRAINED[:2], TEST),
     **dict.fromkeys(NOT_TRAINED[2:], "validation"),
 }
-_GROUP_COLUMN = re.compile(r"(.+\.[ct]sv):(.+)")
+_GROUP_COLUMN = re.compile(r"(.+\.(?i:[ct]sv)):(.+)")
 _PART = re.compile(r"(?P<split>\w+)(?:\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?(?P<each> of each class)?\])?")
 
 _ORDERS: dict[tuple[str, str], np.ndarray] = {}
@@ -222,12 +222,25 @@ def _matched(keys: Sequence[str], pattern: str, *_: object) -> list[str]:
     ]
 
 
+def table_delimiter(path: Path, text: IO[str], fits: Callable[[list[str]], bool]) -> str:
+    """Return what the cells of a table are split at, so that its columns fit; "" if they never do.
+
+    Comma, semicolon or tab, of a .tsv file first the tab.
+    """
+    header = text.readline()
+    text.seek(0)
+    delimiters = "\t,;" if path.suffix.lower() == ".tsv" else ",;\t"
+    fitting = (one for one in delimiters for columns in csv.reader([header], delimiter=one) if fits(columns))
+    return next(fitting, "")
+
+
 def _read_column(path: Path, column: str) -> dict[str, str]:
     """Return a column of a table by its column `path`."""
     try:
         text = read_bytes(path, TABLE.limit, error=DataError).decode("utf-8-sig")
         lines = io.StringIO(text, newline="")
-        rows = [*csv.DictReader(lines, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)]
+        delimiter = table_delimiter(path, lines, lambda columns: {"path", column} <= {*columns}) or ","
+        rows = [*csv.DictReader(lines, delimiter=delimiter, strict=True)]
         return {row["path"]: row[column] or "" for row in rows}
     except (UnicodeDecodeError, csv.Error, KeyError) as error:
         raise DataError(

@@ -9,7 +9,7 @@ import numpy as np
 
 from vitctl.data.source.views import Source, no_class
 from vitctl.errors import RecipeError
-from vitctl.system.text import count_text
+from vitctl.system.text import count_text, same_name
 
 ClassWeights = str | Mapping[str, float]  # "none", "balanced", "sqrt", or a number for each class name
 _MOST_SHOWN, _CHUNK = 12, 2**20
@@ -88,9 +88,10 @@ def correction(weights: ClassWeights, sampling: str, source: Source) -> Correcti
     )
     assert isinstance(counts, np.ndarray)
     if isinstance(weights, Mapping):
-        for unknown in sorted(set(weights) - set(names)):
+        table = {same_name(one): float(weight) for one, weight in weights.items()}
+        for unknown in sorted(set(table) - set(names)):
             raise RecipeError(f"{key}: {no_class(unknown, names)}")
-        factors = np.array([float(weights.get(one, 1.0)) for one in names])
+        factors = np.array([table.get(one, 1.0) for one in names])
     else:
         empty = [one for one, count in zip(names, counts.tolist(), strict=True) if not count]
         if empty:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vitctl.data.datasets.readers.original_files import file_size, read_bytes
-from vitctl.data.source.splits import ROLES
+from vitctl.data.source.splits import ROLES, table_delimiter
 from vitctl.data.writer.intake import Item, Originals
 from vitctl.errors import DataError
 from vitctl.system.files import CLASSES, TABLE, error_text, open_regular, parsing
@@ -44,13 +44,10 @@ def read_table(path: Path) -> dict[str, Originals]:
     rows = []
     try:
         text = io.StringIO(read_bytes(path, TABLE.limit).decode("utf-8-sig"), newline="")
-        header = text.readline()
-        delimiters = "\t,;" if path.suffix.lower() == ".tsv" else ",;\t"
-        fitting = [one for one in delimiters if _is_header(*csv.reader([header], delimiter=one))]
-        text.seek(0)
-        reader = csv.DictReader(text, delimiter=(fitting or delimiters)[0], strict=True)
+        delimiter = table_delimiter(path, text, _is_header)
+        reader = csv.DictReader(text, delimiter=delimiter or ",", strict=True)
         columns = list(reader.fieldnames or [])
-        if not fitting:
+        if not delimiter:
             raise DataError(
                 f"{path}: columns are {one_line(','.join(columns)[:200])}, should be path,label or "
                 f"path,label,split; if images may have several labels: labels, with values such as a;b"
@@ -67,9 +64,9 @@ def read_table(path: Path) -> dict[str, Originals]:
     return _read_rows(path, rows)
 
 
-def _is_header(*lines: Sequence[str]) -> bool:
-    """Return whether a line, if there is one, names the columns of a table of paths, each once."""
-    return any(len({*line}) == len(line) and {*line} - {GROUP} in _COLUMNS for line in lines)
+def _is_header(columns: Sequence[str]) -> bool:
+    """Return whether these are the columns of a table of paths, each once."""
+    return len({*columns}) == len(columns) and {*columns} - {GROUP} in _COLUMNS
 
 
 def _read_rows(path: Path, rows: Sequence[Row]) -> dict[str, Originals]:
