@@ -100,6 +100,7 @@ TREES: dict[str, Tree] = {
     "hidden files": {**PLAIN, ".DS_Store": b"x", "cat/.hidden.png": A, "dog/._1.png": b"x"},
     "hidden folders": {**PLAIN, ".git/config": b"x", "cat/.cache/1.png": A},
     "of other systems": {**PLAIN, "__MACOSX/cat/._1.png": b"x", "cat/Thumbs.db": b"x", "desktop.ini": b"x"},
+    "a hidden tar": {**PLAIN, "__MACOSX/._cat.tar": b"x", "._dog.tar": b"x"},
     "no images": {**PLAIN, "README": b"read", "labels.txt": b"cat", "cat/a.pdf": b"%PDF", "cat/v.mp4": b"v"},
     "empty files": {**PLAIN, "cat/0.png": b"", "dog/none": b""},
     "damaged files": {**PLAIN, "cat/0.png": A[:30], "dog/text.jpg": b"text"},
@@ -285,7 +286,8 @@ def reading(source: Path) -> Reading | None:
 
 
 def vanished(tree: Tree, named: frozenset[str]) -> list[str]:
-    """Return the files that are neither used nor named, nor in a folder that is named."""
+    """Return the files that are neither used nor named, nor in a folder or an inner tar that is named."""
+    named |= {name.removesuffix(".tar") for name in named}
     files = [name for name, content in tree.items() if content is not FOLDER]
     return [name for name in files if not {name, *map(str, Path(name).parents)} & named]
 

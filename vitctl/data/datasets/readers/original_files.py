@@ -22,6 +22,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from vitctl.data.images.image_types import is_system_file
 from vitctl.data.shards.tar import BoundedTar, check_end, open_tar
 from vitctl.data.writer.intake import Item, LeftOut
 from vitctl.errors import DataError
@@ -140,7 +141,7 @@ def read_archive(path: Path) -> Packed:
             outer = _members(path, file)
             packed = outer._replace(files=[])
             for name, offset, size in outer.files:
-                if offset < 0 or not name.lower().endswith(".tar"):
+                if offset < 0 or is_system_file(name) or not name.lower().endswith(".tar"):
                     packed.files.append((name, offset, size))
                     continue
                 file.seek(offset)
