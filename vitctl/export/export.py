@@ -20,6 +20,7 @@ from vitctl.engine.journal import LOG, Journal, Report, silent
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, RecipeError, refuse
 from vitctl.export.graph import Raw
+from vitctl.export.preprocess import IN_GRAPHS
 from vitctl.export.proof import (
     TOLERANCE,
     GivenImages,
@@ -226,6 +227,11 @@ def _graph(found: FoundWeights, plain: Raw, options: Export) -> Raw:
             f"out, and resize images yourself"
         )
     transform = stored_transform(meta) if options.include_preprocess else None
+    if transform is not None and transform.resample not in IN_GRAPHS:
+        raise RecipeError(
+            f"--include-preprocess: graphs resize by {', '.join(IN_GRAPHS)}, not by {transform.resample}; "
+            f"leave the flag out, or choose one with data.eval_resample"
+        )
     return Raw(
         plain.model,
         meta,

@@ -26,7 +26,9 @@ OPSET = 20
 # One file of ONNX cannot be larger than 2 GiB; above this, weights are in a second file.
 MOST_BYTES_INSIDE = 2**31 - 2**26
 PROGRAM_METADATA = "vitctl.json"  # of torch's extra files
-_PILLOW = {"bicubic_antialias": "BICUBIC", "area": "BOX"}  # else BILINEAR, which always has antialias
+# Pillow's bilinear filter always has antialias.
+_PILLOW = {"bilinear": "BILINEAR", "bilinear_antialias": "BILINEAR"}
+_PILLOW |= {"bicubic_antialias": "BICUBIC", "area": "BOX"}
 
 
 def write_onnx(request: ExportRequest, folder: Path) -> Written:
@@ -185,7 +187,7 @@ def _resizing_lines(meta: dict[str, Any]) -> list[str]:
     """Return the lines that resize and crop with Pillow."""
     transform = stored_transform(meta)
     size, side = transform.image_size, transform.resize
-    rule = f"Image.Resampling.{_PILLOW.get(transform.resample, 'BILINEAR')}"
+    rule = f"Image.Resampling.{_PILLOW.get(transform.resample, transform.resample.upper())}"
     if transform.method == "letterbox":
         return [
             f"scale = max(image.size) / {size}",
@@ -196,7 +198,7 @@ def _resizing_lines(meta: dict[str, Any]) -> list[str]:
     new_size = f"({side}, {side})"
     if transform.method == "shorter_side":
         new_size = f"[round(side * {side} / min(image.size)) for side in image.size]"
-    elif transform.method == "torchvision":
+    elif transform.method in ("torchvision", "transformers"):
         new_size = f"[int({side} * side / min(image.size)) for side in image.size]"
     resized = f"image = image.resize({new_size}, {rule})"
     if transform.method == "square" and side == size:

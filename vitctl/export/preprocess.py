@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitctl.data.images.transforms import EvalResample, EvalTransform
 
+IN_GRAPHS: tuple[EvalResample, ...] = ("bilinear", "bilinear_antialias", "bicubic_antialias", "area")
 _CUBIC = -0.5  # Pillow's and torch's coefficient with antialias
 _LARGEST_WEIGHT, _MOST_BITS = 2**15, 22  # of torch's resizing of bytes, whose weights are 16-bit numbers
 
@@ -34,7 +35,7 @@ class Preprocess(nn.Module):
         if t.method == "shorter_side":
             ratio = resize / torch.minimum(*old)
             new = [torch.round(side * ratio) for side in old]
-        elif t.method == "torchvision":
+        elif t.method in ("torchvision", "transformers"):
             new = [torch.floor(resize * side / torch.minimum(*old)) for side in old]
         elif whole:
             ratio = torch.maximum(*old) / resize

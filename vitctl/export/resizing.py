@@ -24,7 +24,7 @@ _WORDS = {
     "bilinear": "bilinear without antialias",
     "bilinear_antialias": "bilinear with antialias",
     "bicubic_antialias": "bicubic with antialias",
-    "area": "area",
+    **{name: name for name in ("area", "lanczos", "box", "hamming", "nearest")},
 }
 
 
@@ -143,6 +143,7 @@ def _in_words(transform: EvalTransform) -> str:
         return f"{_WORDS[transform.resample]} (longer side {size}, letterbox)"
     shape = f"{'square' if is_square else 'shorter side'} {resize}"
     if not is_square or resize > size:
-        rounding = ", torchvision's rounding" if transform.method == "torchvision" else ""
+        theirs = transform.method in ("torchvision", "transformers")
+        rounding = f", {transform.method}'s rounding" if theirs else ""
         shape += f", centre {size}{rounding}"
     return f"{_WORDS[transform.resample]} ({shape})"

@@ -182,7 +182,7 @@ def check_options(to: Iterable[str], file: str, precision: str, inside: Iterable
 
 def readers_transform(row: ExportFormat, ours: "EvalTransform") -> "EvalTransform":
     """Return the pre-processing of the program that reads a format, where weights are scored with `ours`."""
-    antialias: EvalResample = ours.resample if ours.resample.endswith("_antialias") else "bilinear_antialias"
+    antialias: EvalResample = "bilinear_antialias" if ours.resample in ("bilinear", "area") else ours.resample
     square = replace(ours, method="square", resize=ours.image_size, resample=antialias)
     match row.resizing:
         case "as scored":

@@ -8,12 +8,15 @@ from pydantic import Field, model_validator
 from vitctl.recipe.sections import Jitter, LocalPath, Names, Pair, Section, Triple, colour_problems, knob
 
 Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
-EvalResample = Literal["", "bilinear", "bilinear_antialias", "bicubic_antialias", "area"]
-EvalMethod = Literal["square", "shorter_side", "torchvision", "letterbox"]
+EvalResample = Literal[
+    "", "bilinear", "bilinear_antialias", "bicubic_antialias", "area", "lanczos", "box", "hamming", "nearest"
+]
+EvalMethod = Literal["square", "shorter_side", "torchvision", "transformers", "letterbox"]
 EVAL_METHOD = (
     "squash to a square, or resize the shorter side and crop the centre; torchvision: so with the rounding "
-    "of torchvision and timm; letterbox: the whole image, its longer side resized to image_size, on a square "
-    "of the mean colour of the weights, within half a level of 0 after normalisation"
+    "of torchvision and timm; transformers: with that of transformers; letterbox: the whole image, its "
+    "longer side resized to image_size, on a square of the mean colour of the weights, within half a level "
+    "of 0 after normalisation"
 )
 # BiT's pre-processing of ObjectNet: the shorter side, and the square in its centre.
 OBJECTNET_RESIZE, OBJECTNET_SIZE = 512, 480
@@ -25,7 +28,10 @@ IMAGE_SIZE = "side of the square that the model sees; 0: as stored with the weig
 RESAMPLE = (
     "how images are resized; plain bilinear has no antialias, as in TensorFlow; the others are Pillow's"
 )
-EVAL_RESAMPLE = "evaluation: as resample, or area, TensorFlow's: the mean of the pixels under each new one"
+EVAL_RESAMPLE = (
+    "evaluation: as resample, or area, TensorFlow's: the mean of the pixels under each new one, or lanczos, "
+    "box, hamming or nearest, as in Pillow"
+)
 
 
 def crop_problem(image_size: int, eval_resize: int) -> tuple[bool, str]:

@@ -154,7 +154,7 @@ def test_read__refuses_what_it_would_compute_otherwise(
             "config.json: model_type 'deit', only 'vit' or 'vit_mae' is read",
         ),
         (described | {"hidden_act": "relu"}, "config.json: hidden_act 'relu', known are gelu, "),
-        (described | {"pooler_act": "gelu"}, "config.json: pooler_act 'gelu', only 'tanh' is read"),
+        (described | {"pooler_act": "gelu"}, 'config.json: pooler_act is "gelu", only "tanh" is supported'),
         (described | {"id2label": {"one": "cat"}}, "config.json: id2label is "),
         (described | {"num_attention_heads": 5}, "hidden_size 128 is not a multiple of num_heads 5"),
         ([1], "config.json: should be a JSON object"),

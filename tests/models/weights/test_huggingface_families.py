@@ -309,10 +309,10 @@ def _processor(**values: Any) -> dict[str, Any]:
     ("processor", "expected"),
     [
         ({"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True,
-          "resample": 3}, ("torchvision", 40, "bicubic_antialias")),
+          "resample": 3}, ("transformers", 40, "bicubic_antialias")),
         ({"size": {"shortest_edge": 37}, "crop_size": 32, "do_center_crop": True, "resample": 2},
-         ("torchvision", 37, "bilinear_antialias")),
-        ({"size": 40, "crop_size": 32, "resample": 3}, ("torchvision", 40, "bicubic_antialias")),
+         ("transformers", 37, "bilinear_antialias")),
+        ({"size": 40, "crop_size": 32, "resample": 3}, ("transformers", 40, "bicubic_antialias")),
         ({"size": {"height": 32, "width": 32}, "do_center_crop": False, "resample": 2},
          ("square", 0, "bilinear_antialias")),
         ({"size": {"height": 48, "width": 48}, "crop_size": {"height": 32, "width": 32},
@@ -339,8 +339,10 @@ def test_processor__another_size_than_the_table_is_said(tmp_path: Path) -> None:
     )
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(cropped))
     meta = read_weights(tmp_path).meta
-    assert (meta["image_size"], meta["eval_resize"]) == (64, 73)  # the share of the crop stays
-    assert "set data.image_size = 56" in "; ".join(meta["remarks"])
+    assert (meta["image_size"], meta["eval_resize"]) == (56, 64)
+    assert "the positions, of 64 pixels, are resized; data.image_size = 64 keeps" in "; ".join(
+        meta["remarks"]
+    )
 
 
 @pytest.mark.parametrize("case", ["dinov3", "siglip", "clip", "dinov2"])

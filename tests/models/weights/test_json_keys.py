@@ -1,5 +1,6 @@
 """Nonsense in the JSON files beside weights is one line that names the file, and never a traceback."""
 
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,7 +11,9 @@ import pytest
 
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import ViTConfig
-from vitctl.models.weights.json_keys import checked
+from vitctl.models.weights.huggingface import KEYS as HUGGING_FACE
+from vitctl.models.weights.json_keys import Known, checked
+from vitctl.models.weights.timm import KEYS as TIMM
 from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
 Make = Callable[..., Weights]
@@ -83,8 +86,70 @@ def test_read__a_byte_order_mark_and_the_last_of_equal_keys_count(
 
 
 def test_checked__names_file_key_value_and_what_it_should_be() -> None:
-    keys = {"an object": ("a",), "a whole number above 0": ("a.b",)}
-    assert checked("f.json", {"a": {"b": 3, "c": None}, "d": None}, keys) == {"a": {"b": 3}}
+    used = {"an object": ("a",), "a whole number above 0": ("a.b",)}
+    keys = Known(used, settled={"on": (True, 1.5)}, harmless=r"note|a\.seen")
+    content = {"a": {"b": 3, "c": None, "on": True, "seen": [1]}, "note": "x", "d": None, "on": 1.5}
+    assert checked("f.json", content, keys) == {
+        "a": {"b": 3, "on": True, "seen": [1]}, "note": "x", "on": 1.5,
+    }  # fmt: skip
     with pytest.raises(CheckpointError) as error:
         checked("f.json", {"a": {"b": "x"}}, keys)
     assert str(error.value) == 'f.json: a.b is "x", should be a whole number above 0'
+    advice = "if it changes nothing that is computed, remove it from the file"
+    for odd, words in (
+        ({"a": {"note": 0}}, "a.note is 0, a key that vitctl does not know"),
+        ({"seen": False}, "seen is false, a key that vitctl does not know"),
+        ({"a": {"on": False}}, "a.on is false, only true or 1.5 is supported"),
+    ):
+        with pytest.raises(CheckpointError) as error:
+            checked("f.json", odd, keys)
+        assert str(error.value) == f"f.json: {words}; {advice}"
+
+
+@pytest.mark.parametrize("key", ["config.json", "config.json model_args", "config.json pretrained_cfg"])
+@pytest.mark.parametrize("to", ["timm", "hf"])
+def test_read__a_key_that_is_not_known_is_refused(
+    to: str, key: str, plain: ViTConfig, make_weights: Make, tmp_path: Path
+) -> None:
+    name, _, place = key.partition(" ")
+    file = write_weights(make_weights(plain), tmp_path, to).files[0]
+    described = json.loads((tmp_path / name).read_text())
+    inside = described.setdefault(place, {}) if place else described
+    inside |= {"of_next_year": 1.5}
+    (tmp_path / name).write_text(json.dumps(described))
+    if to == "timm" and not place:  # timm uses nothing else there
+        assert read_weights(file).config == plain
+        return
+    where = f"{place}.of_next_year is 1.5" if to == "timm" else f"{place or 'of_next_year'} is "
+    with pytest.raises(CheckpointError, match=rf"{name}: {where}.*a key that vitctl does not know"):
+        read_weights(tmp_path)
+
+
+_FAMILIES = ("ViT", "ViTMAE", "Dinov2", "Dinov2WithRegisters", "DINOv3ViT", "SiglipVision", "Siglip",
+             "CLIPVision", "CLIP", "Beit")  # fmt: skip
+
+
+@pytest.mark.parametrize("family", _FAMILIES)
+def test_keys__all_of_the_installed_transformers_are_known(family: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    described = json.loads(json.dumps(getattr(transformers, f"{family}Config")().to_dict()))
+    assert checked("config.json", described, HUGGING_FACE)
+
+
+def test_keys__all_of_the_installed_timm_are_known() -> None:
+    timm = pytest.importorskip("timm")
+    from timm.models import PretrainedCfg
+
+    pretrained = json.loads(json.dumps(PretrainedCfg().to_dict(remove_null=False)))
+    assert checked("config.json", {"pretrained_cfg": pretrained | {"label_descriptions": {"a": "b"}}}, TIMM)
+    changing = {"norm_layer", "block_fn", "mlp_layer", "attn_layer", "embed_layer", "embed_norm_layer"}
+    model = inspect.signature(timm.models.VisionTransformer).parameters
+    plain = {
+        name: one.default
+        for name, one in model.items()
+        if not isinstance(one.default, type) and name not in changing
+    }
+    assert checked("config.json", {"model_args": plain}, TIMM)
+    for name in changing:
+        with pytest.raises(CheckpointError, match=f"model_args.{name} is .* a key that vitctl does not know"):
+            checked("config.json", {"model_args": {name: "x"}}, TIMM)

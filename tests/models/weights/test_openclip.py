@@ -1,12 +1,13 @@
 """open_clip's layout, made by renaming transformers' CLIP; both hold the same network."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitctl.errors import CheckpointError
@@ -143,14 +144,85 @@ def test_read__a_timm_tower_is_timms(
 ) -> None:
     file = write_weights(make_weights(plain, meta), tmp_path / "timm.safetensors", "timm").files[0]
     expected = read_weights(file)
-    named = {f"visual.trunk.{name}": tensor for name, tensor in _timm(expected).items()}
+    expected = replace(
+        expected,
+        config=replace(expected.config, num_classes=0),  # its head projects, and is left out
+        state={name: one for name, one in expected.state.items() if not name.startswith("head.")},
+    )
+    named = {f"visual.trunk.{name}": tensor for name, tensor in load_file(file).items()}
     save_file({**named, "text.token_embedding.weight": torch.zeros(3, 4)}, tmp_path / "both.safetensors")
     found = read_weights(tmp_path / "both.safetensors")
     assert found.config == expected.config
     assert all(torch.equal(found.state[name], tensor) for name, tensor in expected.state.items())
 
 
-def _timm(weights: Weights) -> dict[str, Tensor]:
-    from vitctl.models.weights.timm import LAYOUT as TIMM
+_TOWER = {"image_size": 32, "layers": 2, "width": 128, "patch_size": 8}
 
-    return to_theirs(weights.state, rules_for(TIMM.table(2), weights.state))
+
+@pytest.mark.parametrize("first_norm", [True, False])
+@pytest.mark.parametrize("pool", ["tok", "avg"])
+@pytest.mark.parametrize("last", [True, False])
+def test_read__switches_of_the_tower_are_followed(
+    first_norm: bool, pool: str, last: bool, tmp_path: Path
+) -> None:
+    peer = _both("gelu_pytorch_tanh")
+    tensors = _as_open_clip(peer)
+    vision = peer.vision_model
+    vision.post_layernorm.eps = vision.pre_layrnorm.eps = 1e-2
+    for layer in vision.encoder.layers:
+        layer.layer_norm1.eps = layer.layer_norm2.eps = 1e-2
+    if not first_norm:
+        vision.pre_layrnorm = torch.nn.Identity()
+        tensors = {name: tensor for name, tensor in tensors.items() if ".ln_pre." not in name}
+    with torch.inference_mode():
+        tokens = vision.encoder(vision.pre_layrnorm(vision.embeddings(_IMAGES))).last_hidden_state
+        tokens = tokens if last else vision.post_layernorm(tokens)
+        expected = tokens[:, 0] if pool == "tok" else tokens[:, 1:].mean(dim=1)
+        expected = vision.post_layernorm(expected) if last else expected
+    save_file(tensors, tmp_path / "open_clip_model.safetensors")
+    tower = {**_TOWER, "no_ln_pre": not first_norm, "pool_type": pool, "final_ln_after_pool": last}
+    tower |= {"norm_kwargs": {"eps": 1e-2}, "act_kwargs": {"approximate": "tanh"}}
+    path = tmp_path / "open_clip_config.json"
+    path.write_text(json.dumps({"model_cfg": {"vision_cfg": tower}}))
+    answer = _answer(read_weights(tmp_path), _IMAGES)
+    assert (answer - expected).abs().max() < 1e-5 * expected.std()
+    path.write_text(json.dumps({"model_cfg": {"vision_cfg": {**tower, "no_ln_pre": first_norm}}}))
+    with pytest.raises(CheckpointError, match="no_ln_pre is not that of the tensors"):
+        read_weights(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["attentional_pool", "qk_norm", "scale_heads", "a_key_of_next_year"])
+def test_read__another_switch_is_refused(key: str, tmp_path: Path) -> None:
+    save_file(_as_open_clip(_both("gelu")), tmp_path / "model.safetensors")
+    (tmp_path / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": {"vision_cfg": {**_TOWER, key: True}}})
+    )
+    with pytest.raises(
+        CheckpointError, match=rf"open_clip_config\.json: model_cfg\.vision_cfg\.{key} is true, "
+    ):
+        read_weights(tmp_path)
+
+
+def test_read__json_of_a_timm_tower_is_read(
+    plain: ViTConfig, make_weights: Any, meta: dict[str, Any], tmp_path: Path
+) -> None:
+    body = make_weights(replace(plain, num_classes=0, classifier="patches"), meta)
+    file = write_weights(body, tmp_path / "timm.safetensors", "timm").files[0]
+    trunk = {f"visual.trunk.{name}": tensor for name, tensor in load_file(file).items()}
+    save_file(trunk, tmp_path / "open_clip_model.safetensors")
+    tower = {"timm_model_name": "vit_tall_clip_of_mine", "timm_pool": "avg", "image_size": 32}
+    images = {"mean": [0.1, 0.2, 0.3], "resize_mode": "squash", "interpolation": "random"}
+    path = tmp_path / "open_clip_config.json"
+    path.write_text(json.dumps({"model_cfg": {"vision_cfg": tower}, "preprocess_cfg": images}))
+    found = read_weights(tmp_path / "open_clip_model.safetensors")
+    assert (found.config.classifier, found.config.norm_eps) == ("patches", 1e-5)  # by the name of its network
+    expected = {"mean": [0.1, 0.2, 0.3], "eval_method": "square", "eval_resize": 0}
+    assert expected.items() <= found.meta.items()
+    assert (found.meta["resample"], found.meta["std"][0]) == ("bicubic_antialias", 0.26862954)
+    assert found.meta["assumed"] == ["num_heads"]
+    for odd in ({"timm_pool": "rot_attn"}, {"a_key_of_next_year": 3}):
+        path.write_text(json.dumps({"model_cfg": {"vision_cfg": {**tower, **odd}}}))
+        with pytest.raises(
+            CheckpointError, match=r"rot_attn|next_year is 3, a key that vitctl does not know"
+        ):
+            read_weights(tmp_path / "open_clip_model.safetensors")

@@ -196,7 +196,7 @@ def test_read__refuses_what_it_would_compute_otherwise(
     ("crop", "expected"),
     [
         ({"crop_pct": 0.9, "crop_mode": "center"}, ("torchvision", 35, 0.9)),
-        ({"crop_pct": 0.9, "crop_mode": "squash"}, ("square", 35, 0.9)),
+        ({"crop_pct": 0.8, "crop_mode": "squash"}, ("square", 40, 0.8)),
         ({"crop_pct": 1.0, "crop_mode": "squash"}, ("square", 0, 1.0)),
         ({"crop_pct": 1.0, "crop_mode": "border"}, ("letterbox", 0, 1.0)),
     ],

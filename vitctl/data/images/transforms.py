@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 from PIL import Image
@@ -19,16 +19,19 @@ from vitctl.data.images.augment import (
     timm_randaugment,
 )
 from vitctl.data.images.decode import BadSample, Picture, Truncated
+from vitctl.errors import CheckpointError
 from vitctl.system.files import PIXELS
+from vitctl.system.text import one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Resample = Literal["bilinear", "bilinear_antialias", "bicubic_antialias"]
-EvalResample = Literal[Resample, "area"]
+EvalResample = Literal[Resample, "area", "lanczos", "box", "hamming", "nearest"]
 Decode = Literal["exact", "scaled"]
-EvalMethod = Literal["square", "shorter_side", "torchvision", "letterbox"]
+EvalMethod = Literal["square", "shorter_side", "torchvision", "transformers", "letterbox"]
 Crop = Literal["inception", "random_resized", "random", "none", "letterbox"]
+_FILTERS = {name: Image.Resampling[name.upper()] for name in ("lanczos", "box", "hamming")}
 RandAugmentRules = Literal["torchvision", "big_vision", "timm"]
 Box = tuple[int, int, int, int]  # top, left, height, width
 Colour = tuple[int, int, int]
@@ -187,15 +190,20 @@ class EvalTransform:
         method: `square` resizes to a square, whatever the aspect ratio; `shorter_side` keeps the aspect ratio
             and resizes the shorter side; `torchvision` is `shorter_side` with torchvision's rounding, which
             is timm's too: the longer side is rounded down, a margin of half a pixel to the even number;
-            `letterbox` keeps the whole image: it resizes the longer side to image_size and centres the image
-            on a square of `fill`, with the rounding of timm's crop mode `border`.
+            `transformers` rounds such a margin down; `letterbox` keeps the whole image: it resizes the longer
+            side to image_size and centres the image on a square of `fill`, with the rounding of timm's crop
+            mode `border`.
         resize: size of the square, or of the shorter side, before the centre crop; 0 for image_size.
             `letterbox` has none.
         resample: see `TrainTransform`; or `area`, TensorFlow's `ResizeMethod.AREA`, which the authors use in
-            evaluation during pre-training: see `area_resized`.
+            evaluation during pre-training: see `area_resized`; `lanczos`, `box` and `hamming` are Pillow's
+            filters, `nearest` is the pixel whose area holds the new one's centre.
         decode: see `TrainTransform`.
         exif_orientation, truncated: see `TrainTransform`.
         fill: colour beside a letterboxed image; see `fill_colour`.
+
+    Raises:
+        CheckpointError: `resample`, of weights of another program, is none of these.
 
     Paper: the authors' code; Section 4.1 for the resolution.
     """
@@ -208,6 +216,13 @@ class EvalTransform:
     exif_orientation: bool = False
     truncated: Truncated = "refuse"
     fill: Colour = GREY
+
+    def __post_init__(self) -> None:
+        if self.resample not in (known := get_args(EvalResample)):  # of weights of another program
+            raise CheckpointError(
+                f"these weights resize images by {one_line(repr(self.resample))}, which vitctl does not "
+                f"have; set data.eval_resample to one of {', '.join(known)}"
+            )
 
     def __str__(self) -> str:
         """Return a description for the terminal."""
@@ -250,7 +265,7 @@ class EvalTransform:
     def scaled(self, height: int, width: int) -> tuple[int, int]:
         """Return the size of an image whose shorter side is scaled to `resize`."""
         target, shorter = self.resize or self.image_size, min(height, width)
-        if self.method == "torchvision":
+        if self.method in ("torchvision", "transformers"):
             return int(target * height / shorter), int(target * width / shorter)
         ratio = target / shorter
         return round(height * ratio), round(width * ratio)
@@ -421,6 +436,10 @@ def _resized(
     pixels = torch.from_numpy(region)[None].permute(0, 3, 1, 2)
     if pixels.shape[2:] == size:
         return pixels[0].clone()
+    if resample in _FILTERS:  # torch has none of them on every version
+        return _tensor(np.array(Image.fromarray(region).resize(size[::-1], _FILTERS[resample])))
+    if resample == "nearest":
+        return torch.nn.functional.interpolate(pixels, size, mode="nearest-exact")[0]
     # torch resizes twice as fast in the channels-last layout; [None] after the permutation would hide it.
     mode, _, antialias = resample.partition("_")
     resized = torch.nn.functional.interpolate(

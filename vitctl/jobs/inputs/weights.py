@@ -111,6 +111,9 @@ def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeig
     if odd := [name for name in in_config if not hasattr(weights.config, name)]:
         raise CheckpointError(f"{found.path}: weights.{odd[0]} is for Vision Transformers; leave it out")
     meta = weights.meta | {name: given[name] for name in given if name not in (*in_config, "classifier")}
+    scoring = job in ("evaluate", "export")
+    if (reason := meta.pop("unsupported", "")) and scoring and "eval_method" not in meta:
+        raise CheckpointError(f"{found.path}: {reason}")
     if "eval_resize" in given:
         meta.pop("eval_share", None)
     if given.get("licence", meta.get("licence")) != weights.meta.get("licence"):
@@ -126,7 +129,7 @@ def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeig
     if config.num_classes < weights.config.num_classes:  # another classifier, for which the head was not made
         parts = ("head.", "pre_logits.", "pool.")
         state = {name: tensor for name, tensor in state.items() if not name.startswith(parts)}
-    assumed = assumed_values(meta, config, scoring=job in ("evaluate", "export"))
+    assumed = assumed_values(meta, config, scoring=scoring)
     return _check_meta(replace(found, weights=Weights(config, state, meta), assumed=assumed))
 
 
@@ -241,6 +244,7 @@ def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTran
 
     Raises:
         RecipeError: there is no room for the crop.
+        CheckpointError: the weights resize images by a rule that vitctl does not have.
 
     Paper: BiT, Appendix B (ObjectNet)
     """
@@ -342,7 +346,8 @@ def loaded_model(found: FoundWeights, image_size: int, dtype: torch.dtype) -> tu
         dtype: of the parameters.
     """
     weights = found.weights
-    model = build(replace(weights.config, image_size=image_size or weights.config.image_size), dtype=dtype)
+    size = image_size or weights.meta.get("image_size") or weights.config.image_size
+    model = build(replace(weights.config, image_size=size), dtype=dtype)
     state, _ = resized(model, weights.config, weights.state, weights.meta.get("position_resize", "zoom"))
     load_state(model, state)
     return model, model.config.image_size

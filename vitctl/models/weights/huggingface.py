@@ -4,6 +4,7 @@ ViT, ViTMAE, DINOv2, DINOv3, SigLIP, CLIP and BEiT.
 A `_Family` is what transformers knows of one; `LAYOUTS` has a row for each way in which it stores tensors.
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +17,9 @@ import torch
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import Config, ViTConfig
 from vitctl.models.weights.download import CONFIG, PREPROCESSOR
-from vitctl.models.weights.json_keys import Keys, checked
+from vitctl.models.weights.json_keys import Keys, Known, checked
 from vitctl.models.weights.layouts import (
+    RESAMPLE,
     SQUASH,
     Beside,
     Json,
@@ -37,6 +39,7 @@ from vitctl.models.weights.layouts import (
 )
 from vitctl.models.weights.licence import USUALLY_DINOV3
 from vitctl.models.weights.meta import CLIP, HALF, IMAGENET
+from vitctl.system.text import one_line
 
 NORM_EPS = 1e-12  # of transformers' ViT, ViTMAE and BEiT
 # What we write comes first for each form.
@@ -48,7 +51,7 @@ GELU = {
     "quick_gelu": "quick",
 }
 _ACTIVATION = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
-_RESAMPLE = {2: "bilinear_antialias", 3: "bicubic_antialias"}  # Pillow's numbers
+_RESAMPLE = dict(enumerate(RESAMPLE.values()))  # by Pillow's numbers
 _NOT_OF_TRANSFORMERS = ("eval_method", "eval_resize", "resample", "position_resize")  # an export records them
 _QKV = ("query", "key", "value")
 _SCALES = ("layer_scale1.lambda1", "layer_scale2.lambda1")  # of DINOv2 and DINOv3
@@ -91,23 +94,85 @@ _USED: Keys = {
         "layer_norm_eps", "rope_theta", "pos_embed_rescale", "hidden_dropout_prob", "layer_scale_init_value",
     ),
     "true or false": ("query_bias", "use_relative_position_bias", "vision_use_head"),
-    "a text": ("model_type", "hidden_act", "pooler_act", "classifier"),
+    "a text": ("model_type", "hidden_act", "classifier"),
     "a list of texts": ("architectures",),
     "an object of class numbers and names": ("id2label",),
 }  # fmt: skip
-# What is used of the JSON files. A model of images and texts has a vision_config.
-KEYS: Keys = {
-    "an object": ("vision_config",),
-    **{kind: (*keys, *(f"vision_config.{key}" for key in keys)) for kind, keys in _USED.items()},
-}
-_PROCESSOR_KEYS: Keys = {
-    "a list of three numbers": ("image_mean",),
-    "a list of three numbers above 0": ("image_std",),
-    "a whole number": ("resample",),
-    "a whole number above 0, or an object of them": ("size", "crop_size"),
-    "true or false": ("do_resize", "do_center_crop", "do_rescale", "do_normalize"),
-    "a number": ("rescale_factor",),
-}
+# A model of images and texts has a vision_config, old files also a copy that counts more.
+_TOWER_CONFIGS = ("vision_config", "vision_config_dict")
+# Keys of every configuration of transformers 3 to 5, most of them of text generation, and of these families.
+_HARMLESS = (
+    r"_.*|architectures|auto_map|(torch_)?dtype|transformers.*|label2id|num_labels|problem_type|license.*|vitctl"
+    r"|(use_)?return_dict.*|output_\w+|torchscript|use_bfloat16|use_cache|tf_legacy_loss|tie_\w+|finetuning_task"
+    r"|task_specific_params|tokenizer_class|prefix|\w+_token_id|(max|min)_length|(begin_)?suppress_tokens"
+    r"|bad_words_ids|do_sample|early_stopping|num_beams|num_beam_groups|num_return_sequences|\w+_penalty"
+    r"|(encoder_)?no_repeat_ngram_size|temperature|top_[kp]|typical_p|remove_invalid_values|is_encoder_decoder"
+    r"|cross_attention_hidden_size|chunk_size_feed_forward|text_config(_dict)?|projection_dim|logit_scale_init_value"
+    r"|initializer_\w+|\w*dropout\w*|drop_path_rate|layerscale_value|encoder_stride|pooler_output_size"
+    r"|(qkv|key|value|proj|mlp)_bias|mlp_ratio|use_(swiglu_ffn|gated_mlp|mask_token|mean_pooling|auxiliary_head)"
+    r"|use_(absolute_position_embeddings|shared_relative_position_bias)|decoder_\w+|mask_ratio|norm_pix_loss"
+    r"|pos_embed_(shift|jitter)|apply_layernorm|reshape_hidden_states|stage_names|out_(features|indices)"
+    r"|vocab_size|pool_scales|auxiliary_\w+|semantic_loss_ignore_index|add_fpn"
+)
+# What is used of config.json.
+KEYS = Known(
+    {
+        "an object": _TOWER_CONFIGS,
+        **{
+            kind: (*keys, *(f"{tower}.{key}" for tower in _TOWER_CONFIGS for key in keys))
+            for kind, keys in _USED.items()
+        },
+    },
+    settled={
+        "num_channels": (3,),
+        "pooler_act": ("tanh",),
+        "pruned_heads": ({},),
+        "is_decoder": (False,),
+        "add_cross_attention": (False,),
+    },
+    harmless=rf"((vision_config|vision_config_dict)\.)?({_HARMLESS})",
+)
+_PROCESSOR_KEYS = Known(
+    {
+        "a list of three numbers": ("image_mean",),
+        "a list of three numbers above 0": ("image_std",),
+        "a whole number": ("resample",),
+        "a whole number above 0, or an object of them": ("size", "crop_size", "pad_size"),
+        "true or false": (
+            "do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", "default_to_square",
+        ),
+        "a number above 0": ("rescale_factor", "crop_pct"),
+        "a text": ("image_processor_type", "feature_extractor_type"),
+    },
+    settled={"do_flip_channel_order": (False,)},
+    # Photographs are decoded to RGB.
+    harmless=r"_.*|do_convert_rgb|(do_)?reduce_labels|processor_class|auto_map|(input_)?data_format|device|return_tensors"
+    r"|disable_grouping|image_seq_length|model_input_names",
+)  # fmt: skip
+# What the classes of image processors do where preprocessor_config.json does not say, by the first part of
+# their names. An int is the side of a square, or of the shorter edge.
+_PLAIN: Json = {
+    "do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "resample": 3,
+    "image_mean": HALF, "image_std": HALF, "size": {"height": 224, "width": 224}, "default_to_square": True,
+}  # fmt: skip
+_CROPPED: Json = {**_PLAIN, "do_center_crop": True, "crop_size": 224}
+_OPENAI: Json = {"image_mean": CLIP["mean"], "image_std": CLIP["std"], "size": {"shortest_edge": 224}}
+_PROCESSORS: Mapping[str, Json] = {
+    "ViT": {**_PLAIN, "resample": 2},
+    "DeiT": {**_CROPPED, "size": {"height": 256, "width": 256}},
+    "Beit": {**_PLAIN, "crop_size": 224},
+    "Bit": {**_CROPPED, **_OPENAI, "default_to_square": False},
+    "CLIP": {**_CROPPED, **_OPENAI, "default_to_square": False},
+    "Siglip": {**_PLAIN, "default_to_square": False},
+    "ConvNext": {
+        **_PLAIN, "size": {"shortest_edge": 384}, "crop_pct": 224 / 256, "default_to_square": False,
+    },
+    "DINOv3ViT": {
+        **_PLAIN, "resample": 2, "image_mean": IMAGENET["mean"], "image_std": IMAGENET["std"],
+    },
+}  # fmt: skip
+_ROUNDING = 1e-6
+_WHOLE_FROM = 384  # pixels: ConvNext's processor squashes larger images, and crops smaller ones
 # Fields that no tensor tells, where a layout allows a single value.
 _UNTOLD = ("classifier", "norm_at", "rotary")
 _MEANS = {
@@ -215,6 +280,7 @@ class _Family:
     Args:
         title: for messages.
         types: `model_type` of config.json; the first one is written.
+        processor: the image processor that is taken where preprocessor_config.json names none.
         prefix: of a body's tensors in the files of its class with a head; "" where there is none.
         body, with_head: names of its classes; "" where no class with a head computes what we compute.
         pools: the classifier of `with_head`.
@@ -233,6 +299,7 @@ class _Family:
 
     title: str
     types: tuple[str, ...]
+    processor: str
     prefix: str
     body: str
     with_head: str = ""
@@ -300,6 +367,7 @@ def _fill_dinov3(config: ViTConfig) -> Tensors:
 _VIT = _Family(
     title="Hugging Face ViT",
     types=("vit", "vit_mae"),
+    processor="ViT",
     prefix="vit",
     body="ViTModel",
     with_head="ViTForImageClassification",
@@ -315,6 +383,7 @@ _VIT = _Family(
 _DINOV2 = _Family(
     title="Hugging Face DINOv2",
     types=("dinov2",),
+    processor="Bit",
     prefix="dinov2",
     body="Dinov2Model",
     with_head="Dinov2ForImageClassification",
@@ -341,6 +410,7 @@ _DINOV2_REGISTERS = replace(
 _DINOV3 = _Family(
     title="Hugging Face DINOv3",
     types=("dinov3_vit",),
+    processor="DINOv3ViT",
     prefix="",
     body="DINOv3ViTModel",
     assumes=True,
@@ -361,6 +431,7 @@ _DINOV3 = _Family(
 _SIGLIP = _Family(
     title="Hugging Face SigLIP",
     types=("siglip_vision_model", "siglip"),
+    processor="Siglip",
     prefix="vision_model",
     body="SiglipVisionModel",
     with_head="SiglipForImageClassification",
@@ -374,6 +445,7 @@ _SIGLIP = _Family(
 _CLIP = _Family(
     title="Hugging Face CLIP",
     types=("clip_vision_model", "clip"),
+    processor="CLIP",
     prefix="vision_model",
     body="CLIPVisionModel",
     act="quick_gelu",
@@ -388,6 +460,7 @@ _CLIP = _Family(
 _BEIT = _Family(
     title="Hugging Face BEiT",
     types=("beit",),
+    processor="Beit",
     prefix="beit",
     body="BeitModel",
     with_head="BeitForImageClassification",
@@ -459,17 +532,18 @@ def _check_shape(family: _Family, config: Json, shape: Json) -> None:
 def _describe(
     family: _Family, row: WeightsLayout, view: View, _tensors: Tensors, beside: Beside
 ) -> tuple[Config, dict[str, Any]]:
-    whole, patches = checked(CONFIG, beside.config, KEYS), view("patch_embedding.weight")
+    kind, patches = beside.config.get("model_type") or family.types[0], view("patch_embedding.weight")
     if patches is not None and patches.dim() == 2:
         raise CheckpointError(
             "its images have any aspect ratio (NaFlex), which is not supported; use weights of a fixed size"
         )
-    if whole.get("model_type", family.types[0]) not in family.types:
+    if kind not in family.types:
         known = " or ".join(map(repr, family.types))
-        raise CheckpointError(f"config.json: model_type {whole['model_type']!r}, only {known} is read")
-    config = {**whole, **whole.get("vision_config", {})}
-    if config.get("pooler_act", "tanh") != "tanh":
-        raise CheckpointError(f"config.json: pooler_act {config['pooler_act']!r}, only 'tanh' is read")
+        raise CheckpointError(f"config.json: model_type {one_line(repr(kind))}, only {known} is read")
+    whole = checked(CONFIG, beside.config, KEYS)
+    config = dict(whole)
+    for tower in _TOWER_CONFIGS:
+        config |= whole.get(tower, {})
     if config.get("rope_theta", _ROPE_THETA) != _ROPE_THETA:
         raise CheckpointError(f"config.json: rope_theta {config['rope_theta']!r}, only {_ROPE_THETA} is read")
     bias = view("blocks.0.attention.relative_bias")
@@ -493,8 +567,8 @@ def _describe(
     only = {name: values[0] for name, values in row.needs.items() if len(values) == 1 and name in _UNTOLD}
     stated = family.pools if shape["num_classes"] else config.get("classifier")
     shape |= ({"classifier": stated} if stated else {}) | only
-    processor = checked(PREPROCESSOR, beside.preprocessor, _PROCESSOR_KEYS)
-    recorded = _recorded(processor, family) | {"num_heads": heads, "classifier": stated}
+    recorded, unsupported = _recorded(beside.preprocessor, family)
+    recorded |= {"num_heads": heads, "classifier": stated}
     if config:
         recorded["norm_eps"] = config.get("layer_norm_eps", family.eps)
         recorded["gelu"] = known_acts[activation]
@@ -506,67 +580,82 @@ def _describe(
     described, meta = row.vit(shape, recorded, beside, _class_names(config.get("id2label", {})), **more)
     ours = whole.get("vitctl", {}).get("preprocessing", {})
     meta |= {name: ours[name] for name in _NOT_OF_TRANSFORMERS if name in ours}
-    remarks = [*family.remarks, *_crop_remark(processor, described)]
+    if unsupported and "eval_method" not in ours:
+        del meta["eval_method"]
+        meta["unsupported"] = unsupported
+    remarks = [*family.remarks, *meta.get("remarks", ())]
     return described, meta | ({"remarks": remarks} if remarks else {})
 
 
-def _recorded(processor: Json, family: _Family) -> dict[str, Any]:
-    """Return what preprocessor_config.json records, by our names.
+def _recorded(file: Json, family: _Family) -> tuple[dict[str, Any], str]:
+    """Return what preprocessor_config.json records, by our names and with the rules of its class.
 
-    A size is that of a square, or of the shorter side.
+    The text is the error of jobs that score, "" where vitctl can resize images as the processor does.
     """
-    if not processor:
-        return {}
-    if not (
-        processor.get("do_rescale", True) and abs(255 * processor.get("rescale_factor", 1 / 255) - 1) < 1e-3
-    ):
+    if not file:
+        return {}, ""
+    stated = checked(PREPROCESSOR, file, _PROCESSOR_KEYS)
+    name = stated.get("image_processor_type", stated.get("feature_extractor_type", family.processor))
+    kind = re.sub(r"(ImageProcessor(Fast|Pil)?|FeatureExtractor)$", "", name)
+    if kind not in _PROCESSORS:
         raise CheckpointError(
-            f"{PREPROCESSOR}: it does not bring colours to 0 .. 1 (do_rescale, rescale_factor)"
-            ", which is not supported"
+            f"{PREPROCESSOR}: {one_line(name)} is not supported, known are the image processors of "
+            f"{', '.join(_PROCESSORS)}; in a folder without this file its values are assumed, and listed"
         )
-    number, size = processor.get("resample"), processor.get("size")
-    is_normal = processor.get("do_normalize", True)
-    found = {
-        "mean": processor.get("image_mean") if is_normal else (0.0, 0.0, 0.0),
-        "std": processor.get("image_std") if is_normal else (1.0, 1.0, 1.0),
-        "resample": None if number is None else _RESAMPLE.get(number, f"pillow {number}"),
+    processor = {**_PROCESSORS[kind], **stated}
+    # The network is given (scale * level - mean) / std, our colours are level / 255.
+    unit: float = 255 * (processor["rescale_factor"] if processor["do_rescale"] else 1)
+    unit = 1.0 if abs(unit - 1) < _ROUNDING else unit
+    is_normal, number = processor["do_normalize"], processor["resample"]
+    found: dict[str, Any] = {
+        "mean": [value / unit if is_normal else 0.0 for value in processor["image_mean"]],
+        "std": [(value if is_normal else 1.0) / unit for value in processor["image_std"]],
+        "resample": _RESAMPLE.get(number, f"filter {number} of Pillow"),
     }
-    if isinstance(size, int):
-        size = {"shortest_edge" if family.crops else "height": size}
-    side, kept = _side(size), _crop(processor, family)
-    if not processor.get("do_resize", True):
-        return found
-    squashed = not size or "shortest_edge" not in size
-    share: float = (kept or side or 1) / (side or kept or 1)
-    if share < 1 and math.floor(kept / share) != side:
+    method, side = _edges(processor["size"], is_square=processor["default_to_square"])
+    is_cropped, by_share = bool(processor.get("do_center_crop")), kind == "ConvNext"
+    how, kept = _edges(processor.get("crop_size")) if is_cropped else ("square", side)
+    share: float = processor["crop_pct"] if by_share else kept / (side or 1)
+    padded = processor.get("pad_size") if processor.get("do_pad") else None
+    followed = {
+        "do_resize": processor["do_resize"],
+        "size": method == "transformers" if by_share else bool(method),
+        "crop_size": how == "square" and (kept == side if by_share else share <= 1),
+        "crop_pct": not by_share or share <= 1,
+        "do_center_crop": is_cropped or by_share or method != "transformers",
+        "pad_size": padded is None or _edges(padded) == ("square", kept),
+    }
+    if odd := [key for key, fits in followed.items() if not fits]:
+        found |= {"eval_method": "square", "eval_resize": SQUASH}
+        return found, (
+            f"{PREPROCESSOR}: {odd[0]} is {json.dumps(processor.get(odd[0]))}, which vitctl cannot do; "
+            f"choose how images are resized with --set data.eval_method=square, or shorter_side, "
+            f"transformers or letterbox"
+        )
+    if by_share and side >= _WHOLE_FROM:
+        method, share = "square", 1.0
+    elif by_share:
+        found["eval_share"] = share
+    elif share < 1 and math.floor(kept / share) != side:
         share = math.nextafter(share, 0)
-    return {
-        **found,
-        "eval_method": "square" if squashed else "torchvision",
-        "eval_resize": SQUASH if squashed and share >= 1 else share,
-    }
+    whole = method == "square" and share >= 1
+    return found | {
+        "image_size": kept,
+        "eval_method": method,
+        "eval_resize": SQUASH if whole else share,
+    }, ""
 
 
-def _side(size: Json | int | None) -> int:
-    """Return the shorter side of a size: a number, height and width, or shortest_edge; 0 without one."""
-    values = [size] if isinstance(size, int) else [*(size or {}).values()]
-    return min((value for value in values if isinstance(value, int)), default=0)
-
-
-def _crop(processor: Json, family: _Family) -> int:
-    """Return the side of the centre crop, 0 without one."""
-    return _side(processor.get("crop_size")) if processor.get("do_center_crop", family.crops) else 0
-
-
-def _crop_remark(processor: Json, config: Config) -> Iterator[str]:
-    size = (
-        _side(processor.get("crop_size")) if processor.get("do_center_crop") else _side(processor.get("size"))
-    )
-    if size and size != config.image_size:
-        yield (
-            f"its image processor makes images of {size} pixels, its positions are those of "
-            f"{config.image_size}: set data.image_size = {size} to score it as there"
-        )
+def _edges(size: Any, *, is_square: bool = True) -> tuple[str, int]:
+    """Return our method of resizing to a size of transformers, and the side; "" and 0 if there is none."""
+    match size:
+        case int():
+            return ("square" if is_square else "transformers"), size
+        case {"height": int(height), "width": width} if len(size) == 2 and height == width:
+            return "square", height
+        case {"shortest_edge": int(side)} if len(size) == 1:
+            return "transformers", side
+    return "", 0
 
 
 def _class_names(id2label: Json) -> list[str]:
@@ -635,9 +724,9 @@ def _sidecars(family: _Family, config: ViTConfig, meta: Json) -> dict[str, dict[
     processor = {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
-        "size": {"height": config.image_size, "width": config.image_size},
+        "size": dict.fromkeys(("height", "width"), meta.get("image_size", config.image_size)),
         "do_center_crop": False,
-        "resample": 3 if str(meta.get("resample", "")).startswith("bicubic") else 2,
+        "resample": next((n for n, ours in _RESAMPLE.items() if ours == meta.get("resample")), 2),
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
@@ -666,7 +755,7 @@ def _layout(family: _Family, table: Table, mark: str, absent: str = "", **needs:
             "gelu": GELU[family.act],
             "norm_eps": family.weights_eps,
             "num_heads": "hidden size / 64",
-            "eval_method": "torchvision" if family.crops else "square",
+            "eval_method": "transformers" if family.crops else "square",
             "eval_resize": family.share,
             "resample": family.resample,
             **({"classifier": "token"} if family.assumes else {}),

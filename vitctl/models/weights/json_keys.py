@@ -1,9 +1,11 @@
-"""Which values the JSON files beside weights may hold. People write them by hand, so every value that is used
-is checked before.
+"""Which keys and values the JSON files beside weights may hold. People write them by hand, so every value is
+checked before it is used, and a key that vitctl does not know is refused.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from vitctl.errors import CheckpointError
@@ -61,32 +63,64 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
 Keys = Mapping[str, tuple[str, ...]]
 
 
-def checked(file: str, content: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Known:
+    """All that vitctl knows of the keys of one program's JSON file; any other key is refused.
+
+    Args:
+        used: the keys that are read.
+        settled: keys that change what is computed -> the values that vitctl computes too.
+        harmless: a pattern of the dotted keys that change no answer: of training, of other towers,
+            descriptions, and what the tensors tell.
+    """
+
+    used: Keys
+    settled: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    harmless: str = ""
+
+
+def checked(file: str, content: Mapping[str, Any], known: Known) -> dict[str, Any]:
     """Return the content of a JSON file without what is null.
 
     Args:
         file: name for the message.
         content: an object.
-        keys: what is used of it; all may be missing, other keys may hold anything.
+        known: its keys; all may be missing.
 
     Raises:
         CheckpointError: file, key, its value, and what it should be.
     """
     found: dict[str, Any] = _without_nulls(content, _DEEPEST)
-    for kind, paths in keys.items():
+    for kind, paths in known.used.items():
         for path in paths:
-            value: Any = found
-            for part in path.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
+            value = _at(found, path)
             if value is not None and not _KINDS[kind](value):
-                parts = (
-                    value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-                )
-                is_deep = any(isinstance(one, dict | list) for one in parts)
-                shown = "deeper" if is_deep else json.dumps(value)
-                cut = "..." if len(shown) > _SHOWN else ""
-                raise CheckpointError(f"{file}: {path} is {shown[:_SHOWN]}{cut}, should be {kind}")
+                raise CheckpointError(f"{file}: {path} is {_shown(value)}, should be {kind}")
+    used = {path for paths in known.used.values() for path in paths}
+    for place in ("", *known.used.get("an object", ())):
+        for key, value in (_at(found, place) or {}).items():
+            path = f"{place}.{key}".removeprefix(".")
+            if path in used or re.fullmatch(known.harmless, path) or value in known.settled.get(key, ()):
+                continue
+            only = " or ".join(map(json.dumps, known.settled.get(key, ())))
+            raise CheckpointError(
+                f"{file}: {path} is {_shown(value)}, "
+                + (f"only {only} is supported" if only else "a key that vitctl does not know")
+                + "; if it changes nothing that is computed, remove it from the file"
+            )
     return found
+
+
+def _at(found: Any, path: str) -> Any:
+    for part in filter(None, path.split(".")):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _shown(value: Any) -> str:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    shown = "deeper" if any(isinstance(one, dict | list) for one in parts) else json.dumps(value)
+    return shown[:_SHOWN] + "..." * (len(shown) > _SHOWN)
 
 
 def _without_nulls(value: Any, depth: int) -> Any:

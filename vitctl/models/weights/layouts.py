@@ -211,8 +211,11 @@ _GATED_HEADS = {(1280, 32): 20, (1536, 40): 24, (4096, 40): 32}
 # images are squashed to the image size, which metadata record as eval_resize 0.
 SQUASH = math.inf
 _STORED = ("mean", "std", "eval_method", "resample", "position_resize")
-# The words of timm and open_clip for our eval_resample.
-RESAMPLE = {"bilinear": "bilinear_antialias", "bicubic": "bicubic_antialias"}
+# The words of timm and open_clip for our eval_resample, and Pillow's numbers for them.
+RESAMPLE = {
+    "nearest": "nearest", "lanczos": "lanczos", "bilinear": "bilinear_antialias",
+    "bicubic": "bicubic_antialias", "box": "box", "hamming": "hamming",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -322,18 +325,23 @@ class WeightsLayout:
         published = published_heads(shape["hidden_size"], shape["depth"], gated)
         values = self.settle({**recorded, "num_heads": recorded.get("num_heads") or published}, beside)
         config = ViTConfig(**self.held(shape), gelu=values["gelu"], norm_eps=values["norm_eps"], **more)
-        return config, stored_meta(config, values, class_names)
+        meta = stored_meta(config, values, class_names)
+        side, stored = meta["image_size"], config.image_size
+        if side != stored and config.position_embedding != "none":
+            text = f"images are made of {side} pixels, so the positions, of {stored} pixels, are resized"
+            meta["remarks"] = [f"{text}; data.image_size = {stored} keeps them"]
+        return config, meta
 
 
 def stored_meta(config: Config, values: Json, class_names: Iterable[str] = ()) -> dict[str, Any]:
     """Return the metadata of weights from the values of `WeightsLayout.settle`."""
-    names = list(map(same_name, class_names))
+    names, size = list(map(same_name, class_names)), values.get("image_size") or config.image_size
     return {
         **{name: values[name] for name in _STORED},
-        "image_size": config.image_size,
+        "image_size": size,
         "mean": list(values["mean"]),
         "std": list(values["std"]),
-        "eval_resize": math.floor(config.image_size / values["eval_resize"]),
+        "eval_resize": math.floor(size / values["eval_resize"]),
         **({"eval_share": values["eval_share"]} if values.get("eval_share") else {}),
         **({"class_names": names} if names else {}),
         **({"assumed": values["assumed"]} if values["assumed"] else {}),

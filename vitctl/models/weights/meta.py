@@ -78,7 +78,7 @@ class Meta(BaseModel):
     mean: Annotated[list[_Number], Field(min_length=3, max_length=3)] | None = None
     std: Annotated[list[_Deviation], Field(min_length=3, max_length=3)] | None = None
     image_size: Annotated[int, Field(ge=1, le=_MAX_PIXELS)] | None = None
-    eval_method: Literal["square", "shorter_side", "torchvision", "letterbox"] | None = None
+    eval_method: Literal["square", "shorter_side", "torchvision", "transformers", "letterbox"] | None = None
     eval_resize: Annotated[int, Field(ge=0, le=2 * _MAX_PIXELS)] | None = None
     eval_share: Annotated[float, Field(gt=0, le=1)] | None = None
     resample: str | None = None

@@ -4,13 +4,14 @@ A tower of timm inside open_clip (SigLIP) has timm's names behind a prefix, and 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import Config, ViTConfig
 from vitctl.models.weights.download import CONFIG, OPEN_CLIP
 from vitctl.models.weights.huggingface import BARE_TABLE, BARE_TOKEN, CLIP_REMARK, GELU, KEYS
-from vitctl.models.weights.json_keys import Keys, checked
+from vitctl.models.weights.json_keys import Known, checked
 from vitctl.models.weights.layouts import (
     RESAMPLE,
     SQUASH,
@@ -22,6 +23,7 @@ from vitctl.models.weights.layouts import (
     WeightsLayout,
     block,
     check_sizes,
+    contradiction,
     entry,
     pair,
     vit_misfits,
@@ -32,20 +34,47 @@ from vitctl.models.weights.meta import CLIP
 NORM_EPS = 1e-5
 _TRUNK = "visual.trunk."
 _LAYER = "visual.transformer.resblocks.{i}"
+_TOWER = "model_cfg.vision_cfg"
 # What is used of open_clip_config.json, and the fields of a ViT that the tensors tell.
-_KEYS: Keys = {
-    "an object": ("model_cfg", "model_cfg.vision_cfg", "preprocess_cfg"),
-    "a whole number above 0": tuple(
-        f"model_cfg.vision_cfg.{key}" for key in ("width", "head_width", "image_size", "patch_size", "layers")
-    ),
-    "true or false": ("model_cfg.quick_gelu",),
-    "a text": ("preprocess_cfg.resize_mode", "preprocess_cfg.interpolation"),
-    "a list of three numbers": ("preprocess_cfg.mean",),
-    "a list of three numbers above 0": ("preprocess_cfg.std",),
-}
+_KEYS = Known(
+    {
+        "an object": (
+            "model_cfg", _TOWER, f"{_TOWER}.act_kwargs", f"{_TOWER}.norm_kwargs", "preprocess_cfg",
+        ),
+        "a whole number above 0": tuple(
+            f"{_TOWER}.{key}" for key in ("width", "head_width", "image_size", "patch_size", "layers")
+        ),
+        "a number": (f"{_TOWER}.norm_kwargs.eps",),
+        "true or false": ("model_cfg.quick_gelu", f"{_TOWER}.no_ln_pre", f"{_TOWER}.final_ln_after_pool"),
+        "a text": (
+            f"{_TOWER}.timm_model_name", f"{_TOWER}.timm_pool", f"{_TOWER}.pool_type",
+            f"{_TOWER}.act_kwargs.approximate", "preprocess_cfg.resize_mode", "preprocess_cfg.interpolation",
+        ),
+        "a list of three numbers": ("preprocess_cfg.mean",),
+        "a list of three numbers above 0": ("preprocess_cfg.std",),
+    },
+    settled={
+        **dict.fromkeys(
+            (
+                "attentional_pool", "qk_norm", "scaled_cosine_attn", "scale_heads", "scale_attn_inner",
+                "scale_attn", "scale_fc", "input_patchnorm", "global_average_pool",
+            ),
+            (False,),
+        ),
+        "block_type": ("default",),
+        "mode": ("RGB",),
+    },
+    # The position table is a tensor, whatever it began as; the size is that of the tower.
+    harmless=r"(?!model_cfg\.|preprocess_cfg\.).*|model_cfg\.(embed_dim|text_cfg|multimodal_cfg|custom_text|cast_dtype"
+    r"|output_dict|nonscalar_logit_scale|init_logit_\w+)|preprocess_cfg\.(size|fill_color)"
+    r"|model_cfg\.vision_cfg\.(mlp_ratio|ls_init_value|patch_dropout|attn_pooler_\w+|pos_embed_type|output_tokens"
+    r"|timm_(model_pretrained|proj|proj_bias|drop|drop_path))",
+)  # fmt: skip
 _SIZES = {"width": "hidden_size", "layers": "depth", "patch_size": "patch_size"}
 # How images are resized: the method, and the share of the side that the crop keeps.
 _RESIZING = {"shortest": ("torchvision", 1.0), "squash": ("square", SQUASH)}
+_OF_TIMM = {"torchvision": "center", "square": "squash"}
+_POOLS = {"tok": "token", "avg": "patches"}
 
 TABLE: Table = {
     "class_token": entry("visual.class_embedding", layout=BARE_TOKEN),
@@ -59,10 +88,31 @@ TABLE: Table = {
 }
 
 
-def without_trunk(tensors: Tensors) -> Tensors:
-    """Return the tensors of a timm tower inside open_clip by timm's names; others as they are."""
+def without_trunk(tensors: Tensors, beside: Beside) -> tuple[Tensors, Beside]:
+    """Return a timm tower inside open_clip by timm's names, and what open_clip_config.json says of it as
+    timm's config.json would; other tensors as they are.
+    """
     trunk = {name.removeprefix(_TRUNK): tensor for name, tensor in tensors.items() if name.startswith(_TRUNK)}
-    return trunk or tensors
+    if not trunk:
+        return tensors, beside
+    whole = checked(OPEN_CLIP, beside.open_clip, _KEYS)
+    ours, images = whole.get("model_cfg", {}).get("vision_cfg", {}), whole.get("preprocess_cfg", {})
+    if "timm_model_name" in ours:
+        method, _ = _resizing(images)
+        described = {
+            "architecture": ours["timm_model_name"],
+            "global_pool": ours.get("timm_pool") or None,
+            "pretrained_cfg": {
+                **{name: images.get(name, list(CLIP[name])) for name in CLIP},
+                "input_size": [3, *[ours.get("image_size", 224)] * 2],
+                "crop_pct": 1.0,
+                "crop_mode": _OF_TIMM[method],
+                "interpolation": _interpolation(images),
+            },
+        }
+        beside = replace(beside, config=described)
+    # The head projects to the features that images and texts share.
+    return {name: tensor for name, tensor in trunk.items() if not name.startswith("head.")}, beside
 
 
 def _tidy(tensors: Tensors) -> Tensors:
@@ -85,27 +135,49 @@ def _describe(
         heads = beside.num_heads or ours["width"] // ours.get("head_width", 64)
     shape = vit_shape(view, heads, ours.get("image_size") or tower.get("image_size"))
     check_sizes(OPEN_CLIP, ours, shape, _SIZES)
-    mode = images.get("resize_mode") or "shortest"
-    if mode not in _RESIZING:
-        raise CheckpointError(
-            f"{OPEN_CLIP}: resize_mode {mode!r} is not supported, known are {', '.join(_RESIZING)}"
-        )
-    method, share = _RESIZING[mode] if images else (None, None)
-    activation = "quick_gelu" if model.get("quick_gelu") else "gelu"
+    method, share = _resizing(images)
+    pool = ours.get("pool_type", "tok")
+    if pool not in _POOLS or ours.get("no_ln_pre", False) == shape["norm_pre"]:
+        words = "pool_type is neither 'tok' nor 'avg', or no_ln_pre is not that of the tensors"
+        raise contradiction(OPEN_CLIP, words)
+    shape |= {
+        "classifier": _POOLS[pool],
+        "norm_at": "pooled" if ours.get("final_ln_after_pool") else "tokens",
+    }
+    tanh = ours.get("act_kwargs", {}).get("approximate") == "tanh"
+    activation = "quick_gelu" if model.get("quick_gelu") else "gelu_pytorch_tanh" if tanh else "gelu"
     if not model:  # transformers' configuration of the same weights may lie beside them
         activation = tower.get("hidden_act", "quick_gelu")
-    interpolation = images.get("interpolation", "")
     recorded = {
         "num_heads": heads,
         "gelu": GELU.get(activation) if model or tower else None,
         "mean": images.get("mean"),
         "std": images.get("std"),
-        "eval_method": method,
-        "eval_resize": share,
-        "resample": RESAMPLE.get(interpolation, interpolation) or None,
+        "eval_method": method if images else None,
+        "eval_resize": share if images else None,
+        "resample": RESAMPLE[_interpolation(images)] if images else None,
+        "norm_eps": ours.get("norm_kwargs", {}).get("eps"),
     }
     described, meta = row.vit(shape, recorded, beside)
-    return described, meta | {"remarks": [CLIP_REMARK]}
+    return described, meta | {"remarks": [CLIP_REMARK, *meta.get("remarks", ())]}
+
+
+def _resizing(images: Json) -> tuple[str, float]:
+    """Return how images are resized: our method, and the share of the side that the crop keeps."""
+    mode = images.get("resize_mode") or "shortest"
+    if mode not in _RESIZING:
+        raise CheckpointError(
+            f"{OPEN_CLIP}: resize_mode {mode!r} is not supported, known are {', '.join(_RESIZING)}"
+        )
+    return _RESIZING[mode]
+
+
+def _interpolation(images: Json) -> str:
+    """Return timm's word for how pixels are weighted; open_clip takes bicubic for "random"."""
+    word = images.get("interpolation") or "bicubic"
+    if word not in ("bicubic", "bilinear", "random"):
+        raise CheckpointError(f"{OPEN_CLIP}: interpolation {word!r}, known are bicubic, bilinear and random")
+    return "bilinear" if word == "bilinear" else "bicubic"
 
 
 def _notes(_config: ViTConfig, _meta: Json) -> Iterator[str]:
@@ -131,6 +203,7 @@ LAYOUT = WeightsLayout(
         "resample": "bicubic_antialias",
     },
     misfits=vit_misfits,
-    needs={"gelu": ("erf", "quick"), "norm_pre": (True,), "patch_bias": (False,)},
+    holds={"classifier": ("patches",), "norm_at": ("pooled",)},
+    needs={"gelu": ("erf", "quick", "tanh"), "norm_pre": (bool,), "patch_bias": (False,)},
     notes=_notes,
 )

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from vitctl.errors import CheckpointError
 from vitctl.models.variants import Config, ViTConfig
 from vitctl.models.weights.download import CONFIG
-from vitctl.models.weights.json_keys import Keys, checked
+from vitctl.models.weights.json_keys import Known, checked
 from vitctl.models.weights.layouts import (
     RESAMPLE,
     SQUASH,
@@ -68,10 +68,7 @@ _FOREIGN_TENSORS = {
     "rope.freqs": "learned rotary positions",
     "dist_token": "a distillation token",
 }
-# Arguments with which timm's models compute something that config.json alone tells.
-_FOREIGN_ARGUMENTS = (
-    "rope_|ref_feat|norm_layer|block_fn|mlp_layer|attn_layer|attn_type|pool_include|attn_pool_|use_post_norm"
-)
+_ROUNDED_UP = 3  # half of such a margin, by 4, lies before an even number
 _WHOLE_FROM = 384  # pixels: timm's configurations of larger images keep the whole image
 # Hidden size, depth, MLP size and heads that a name stands for, by a pattern in it; the first that it has.
 _SIZES: dict[str, tuple[int, int, int, int]] = {
@@ -221,23 +218,50 @@ def _split(tensors: Tensors, whole: str, parts: tuple[str, ...]) -> Tensors:
     return found
 
 
-# What is used of config.json.
-_KEYS: Keys = {
-    "an object": ("model_args", "pretrained_cfg"),
-    "a text": (
-        *("architecture", "global_pool", "model_args.act_layer"),
-        *("pretrained_cfg.crop_mode", "pretrained_cfg.interpolation"),
-    ),
-    "a list of texts": ("label_names", "pretrained_cfg.label_names"),
-    "a whole number above 0": ("model_args.num_heads", "model_args.embed_dim", "model_args.depth"),
-    "a whole number above 0, or a list of two": ("model_args.img_size", "model_args.patch_size"),
-    "a list of three whole numbers": ("pretrained_cfg.input_size",),
-    "a number": ("norm_eps", "model_args.norm_eps"),
-    "a number above 0": ("pretrained_cfg.crop_pct",),
-    "true or false": ("model_args.use_rot_pos_emb",),
-    "a list of three numbers": ("pretrained_cfg.mean",),
-    "a list of three numbers above 0": ("pretrained_cfg.std",),
-}
+_PRETRAINED = r"url|file|hf_hub_\w+|source|architecture|tag|custom_load|state_dict|test_\w+|min_input_size"
+_PRETRAINED += r"|num_(classes|features)|label\w*_descriptions|pool_size|first_conv|classifier|license"
+_PRETRAINED += r"|description|origin_url|paper_\w+|notes|model_args|vitctl|norm_eps|global_pool"
+_TOLD = r"num_classes|mlp_ratio|qkv_(bias|fused)|class_token|no_embed_class|(num_)?reg_tokens|init_values"
+_TOLD += (
+    r"|pre_norm|(use_)?fc_norm|\w*drop(_path)?_rate|weight_init|fix_init|(dynamic|strict)_img_size|pos_embed"
+)
+_TOLD += r"|use_(abs_pos_emb|(shared_)?rel_pos_bias)|swiglu_(mlp|align_to)|scale_mlp|head_init_scale"
+# What is used of config.json. timm uses no other keys outside the two objects.
+KEYS = Known(
+    {
+        "an object": ("model_args", "pretrained_cfg"),
+        "a text": (
+            *("architecture", "global_pool", "model_args.act_layer", "model_args.global_pool"),
+            *("pretrained_cfg.crop_mode", "pretrained_cfg.interpolation"),
+        ),
+        "a list of texts": ("label_names", "pretrained_cfg.label_names", "pretrained_cfg.labels"),
+        "a whole number above 0": ("model_args.num_heads", "model_args.embed_dim", "model_args.depth"),
+        "a whole number above 0, or a list of two": ("model_args.img_size", "model_args.patch_size"),
+        "a list of three whole numbers": ("pretrained_cfg.input_size",),
+        "a number": ("norm_eps", "model_args.norm_eps"),
+        "a number above 0": ("pretrained_cfg.crop_pct",),
+        "true or false": ("model_args.use_rot_pos_emb", "pretrained_cfg.fixed_input_size"),
+        "a list of three numbers": ("pretrained_cfg.mean",),
+        "a list of three numbers above 0": ("pretrained_cfg.std",),
+    },
+    settled={
+        **dict.fromkeys(("proj_bias", "final_norm"), (True,)),
+        **dict.fromkeys(
+            (
+                "qk_norm", "scale_attn_norm", "scale_mlp_norm", "scale_attn_inner", "attn_only_layer_scale",
+                "pool_include_prefix", "dynamic_img_pad", "use_post_norm", "use_pre_transformer_norm",
+                "use_naflex",
+            ),
+            (False,),
+        ),
+        "in_chans": (3,),
+        "label_offset": (0,),
+        "attn_type": ("eva",),
+    },
+    harmless=rf"[^.]*|pretrained_cfg\.({_PRETRAINED})|model_args\.({_TOLD})",
+)  # fmt: skip
+# What timm takes where pretrained_cfg does not say.
+_DEFAULTS: Json = {**IMAGENET, "interpolation": "bicubic", "crop_pct": 0.875}
 # timm's crop_mode and our eval_method; "border" pads with the mean colour, as we do.
 _METHODS = {"center": "torchvision", "squash": "square", "border": "letterbox"}
 
@@ -245,18 +269,23 @@ _METHODS = {"center": "torchvision", "squash": "square", "border": "letterbox"}
 def _describe(
     row: WeightsLayout, view: View, tensors: Tensors, beside: Beside
 ) -> tuple[Config, dict[str, Any]]:
-    config = checked(CONFIG, beside.config, _KEYS) if "architecture" in beside.config else {}
+    stated = beside.config if "architecture" in beside.config else {}
+    if stated and not {"pretrained_cfg", "model_args"} & stated.keys():  # as old versions of timm wrote it
+        stated = {**stated, "pretrained_cfg": {key: stated[key] for key in stated if key != "label_names"}}
+    config = checked(CONFIG, stated, KEYS)
     name, given = config.get("architecture", ""), config.get("model_args", {})
     args = {**_peculiar(name), **given}
     _refuse(
         *(words for tensor, words in _FOREIGN_TENSORS.items() if tensor in tensors),
         *(words for pattern, words in _FOREIGN_NAMES.items() if re.search(pattern, name)),
-        *(f"the argument {key}" for key in args if re.match(_FOREIGN_ARGUMENTS, key)),
     )
     pretrained = config.get("pretrained_cfg", {})
     by_offset = view("blocks.0.attention.relative_bias")
     num_heads = beside.num_heads or args.get("num_heads") or (by_offset is not None and by_offset.shape[-1])
-    size = _side("img_size", args.get("img_size") or pretrained.get("input_size", [0])[-1])
+    shown, size = _side("input_size", pretrained.get("input_size", [0])[1:]), args.get("img_size")
+    size = _side("img_size", size or shown)
+    if "img_size" in args and pretrained.get("fixed_input_size"):
+        shown = size
     shape = vit_shape(view, num_heads or None, size)
     told = {} if by_offset is None else {"num_heads": by_offset.shape[-1]}  # else no tensor tells
     _check_size(name, given, {key: value for key, value in shape.items() if key != "num_heads"} | told)
@@ -266,12 +295,12 @@ def _describe(
         shape["rotary"] = "none"
     if not config:
         _refuse(*_unlikely(shape))
-    pool = config.get("global_pool")
+    pool = args.get("global_pool") or config.get("global_pool")
     shape["classifier"] = _classifier(shape, pool)
     activation = args.get("act_layer", "gelu")
     if activation not in _GELU:
         raise CheckpointError(f"config.json: act_layer {activation!r}, known are {', '.join(_GELU)}")
-    recorded = _recorded(pretrained) | {"num_heads": num_heads or None}
+    recorded = _recorded(pretrained) | {"num_heads": num_heads or None, "image_size": shown or None}
     if config:
         recorded["gelu"] = _GELU[activation]
         recorded["norm_eps"] = config.get("norm_eps", args.get("norm_eps", NORM_EPS))
@@ -283,8 +312,16 @@ def _describe(
     assumed = {**row.assumed, **(_likely(shape) if row.name == "timm" else {})}
     if shape["image_size"] >= _WHOLE_FROM and assumed["eval_resize"] != SQUASH:
         assumed["eval_resize"] = 1
-    names = config.get("label_names") or pretrained.get("label_names") or ()
-    return replace(row, assumed=assumed).vit(shape, recorded, beside, names)
+    names = config.get("label_names") or pretrained.get("label_names") or pretrained.get("labels") or ()
+    described, meta = replace(row, assumed=assumed).vit(shape, recorded, beside, names)
+    margin = meta["eval_resize"] - meta["image_size"]
+    if meta["eval_method"] == "square" and margin > 0 and margin % 4 == _ROUNDED_UP:
+        del meta["eval_method"]
+        meta["unsupported"] = (
+            f"{CONFIG}: timm crops {meta['image_size']} of {meta['eval_resize']} squashed pixels, and rounds "
+            f"the margin up; --set data.eval_method=square rounds it down"
+        )
+    return described, meta
 
 
 def _check_size(name: str, given: Json, shape: Json) -> None:
@@ -377,7 +414,7 @@ def _likely(shape: Json) -> Json:
 
 def _side(key: str, size: int | list[int]) -> int:
     """Return the side of a square image or patch: timm writes a number, or height and width."""
-    sides = size if isinstance(size, list) else [size]
+    sides = (size if isinstance(size, list) else [size]) or [0]
     if len(set(sides)) != 1:
         raise CheckpointError(f"config.json: {key} {size} is not square, which is not supported")
     return sides[0]
@@ -385,6 +422,7 @@ def _side(key: str, size: int | list[int]) -> int:
 
 def _recorded(pretrained: Json) -> dict[str, Any]:
     """Return what timm's pretrained_cfg records, by our names."""
+    pretrained = {**(_DEFAULTS if pretrained else {}), **pretrained}
     mode, share = pretrained.get("crop_mode") or "center", pretrained.get("crop_pct")
     if mode not in _METHODS:
         raise CheckpointError(
@@ -533,7 +571,7 @@ def _switches(config: ViTConfig) -> dict[str, Any]:
 
 
 def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
-    size = config.image_size
+    size = meta.get("image_size", config.image_size)
     method = meta.get("eval_method", "square")
     modes = {ours: theirs for theirs, ours in _METHODS.items()}
     resize = size if method in ("square", "letterbox") else meta.get("eval_resize") or size
@@ -559,7 +597,7 @@ def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
         "num_classes": config.num_classes,
         "num_features": config.hidden_size,
         "global_pool": switches.get("global_pool", "token"),
-        "model_args": _sizes(config) | switches,
+        "model_args": _sizes(config) | {"img_size": size} | switches,
         "pretrained_cfg": pretrained,
         **({"label_names": list(meta["class_names"])} if meta.get("class_names") else {}),
         # timm has no field for it, but the way back must not lose it.

@@ -29,7 +29,7 @@ from vitctl.models.weights.containers import (
 from vitctl.models.weights.download import BESIDE, CONFIG, FILE_NAMES, Fetch, locate
 from vitctl.models.weights.download import fetch as download
 from vitctl.models.weights.header import FORMAT, OWN_KEY, check_named, own_header
-from vitctl.models.weights.json_keys import Keys, checked
+from vitctl.models.weights.json_keys import Known, checked
 from vitctl.models.weights.later import Later, now
 from vitctl.models.weights.layouts import (
     Beside,
@@ -61,12 +61,15 @@ LAYOUTS: tuple[WeightsLayout, ...] = (
 TARGETS = ("safetensors", "google", "timm", "hf", "torchvision")
 _FILE_NAMES = {"safetensors": FILE_NAMES[0], "npz": "model.npz"}
 # What is used of any config.json, mostly what an export of ours records.
-_OURS: Keys = {
-    "an object": ("vitctl", "vitctl.preprocessing"),
-    "a whole number above 0": ("vitctl.num_heads",),
-    "a number above 0": ("vitctl.preprocessing.temperature",),
-    "a text": ("problem_type",),
-}
+_OURS = Known(
+    {
+        "an object": ("vitctl", "vitctl.preprocessing"),
+        "a whole number above 0": ("vitctl.num_heads",),
+        "a number above 0": ("vitctl.preprocessing.temperature",),
+        "a text": ("problem_type",),
+    },
+    harmless=r"[\s\S]*",  # the reader of its program knows the others
+)
 # transformers' names of what a head was trained for, and the loss that this tells. By its rule, one logit is
 # a sigmoid with either.
 _LOSSES = {"multi_label_classification": "sigmoid", "single_label_classification": None}
@@ -181,7 +184,8 @@ def _of_vitctl(header: dict[str, Any], state: Tensors) -> Weights:
 
 
 def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
-    tensors = openclip.without_trunk(tensors)
+    beside = Beside(path.name, num_heads, *(read_json(path.parent / name) for name in BESIDE))
+    tensors, beside = openclip.without_trunk(tensors, beside)
     for row in LAYOUTS:
         tidy = row.tidy(tensors)
         if row.is_of(tidy):
@@ -191,7 +195,6 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
         raise CheckpointError(
             f"unknown weights format; its tensors are {listed(list(tensors))}; supported: vitctl, {known}"
         )
-    beside = Beside(path.name, num_heads, *(read_json(path.parent / name) for name in BESIDE))
     told = checked(CONFIG, beside.config, _OURS)
     ours = told.get("vitctl", {})
     beside = replace(beside, num_heads=num_heads or ours.get("num_heads"))
