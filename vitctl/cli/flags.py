@@ -102,8 +102,8 @@ FLAGS = (
         "--weights",
         "weights.which",
         str,
-        "Weights of a run: last, best or a step; ema (averaged) or model (not averaged); default: last (best "
-        "with evaluation.select_best), averaged if available",
+        "Weights of a run: last, best or a step; ema (averaged) or model (not averaged), also of a file with "
+        "both; default: last (best with evaluation.select_best), averaged if available",
         f"finetune {_SCORE} export predict serve inspect",
         panel=WEIGHTS,
     ),
@@ -112,7 +112,7 @@ FLAGS = (
         "weights.preprocess",
         str,
         "Mean and std of the colours if the weights do not record them: imagenet, clip, half",
-        f"finetune {_SCORE} export",
+        f"finetune {_SCORE} export predict serve inspect",
         panel=WEIGHTS,
         complete=completion.one_of(("imagenet", "clip", "half")),
     ),

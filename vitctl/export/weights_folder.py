@@ -22,8 +22,7 @@ from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, run_of
 from vitctl.jobs.record.result import read_result
 from vitctl.models.weights.containers import read_json, write_json
 from vitctl.models.weights.download import CONFIG
-from vitctl.models.weights.licence import licence_sentence
-from vitctl.models.weights.meta import activation_of, assumed_line
+from vitctl.models.weights.meta import activation_of
 from vitctl.models.weights.weights_file import read_weights, write_weights
 from vitctl.system.files import write_text
 from vitctl.system.text import one_line
@@ -106,7 +105,7 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
         f"classes, images of {config.image_size} pixels), written by vitctl {__version__} from "
         f"`{found.path}`.",
         "",
-        *(f"- {line}" for line in (usage, *notes, assumed_line(found.assumed)) if line),
+        *(f"- {line}" for line in (usage, *notes, *found.warnings) if line),
         "",
         "## Results",
         "",
@@ -130,7 +129,6 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
         *([f"- probabilities are the {kind} of the logits"] if config.num_classes else []),
         *([f"- its head is divided by {temperature:.6g}, which calibrates them"] if temperature else []),
         *([f"- licence of the weights that these were made of: {own}"] if own else []),
-        *(f"- {text}" for text in (licence_sentence(own) if own else "",) if text),
         f"- licence of the images: {licence or 'not known; it may bind what these weights are used for'}",
     ]
     return "\n".join(map(one_line, lines)) + "\n"

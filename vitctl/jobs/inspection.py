@@ -38,7 +38,7 @@ from vitctl.jobs.training import on_device, shown, start_runtime, weights_scored
 from vitctl.models.build import Model
 from vitctl.models.variants import HybridConfig, ResNetConfig, ViTConfig, family, to_dict
 from vitctl.models.vit import VisionTransformer
-from vitctl.models.weights.meta import assumed_line, distinct
+from vitctl.models.weights.meta import distinct
 from vitctl.recipe.schema import Evaluate
 from vitctl.system.figures import NOT_INSTALLED, can_plot, save_figure
 from vitctl.system.files import write_text
@@ -516,8 +516,7 @@ def _draw_all(subject: Subject, folder: Path) -> tuple[list[Row], dict[str, Any]
         needs = "needs images: name files or folders, or a split with --data"
         reasons = dict.fromkeys(_OF_IMAGES, needs) | reasons
     rows, numbers = [], dict[str, Any]()
-    if line := assumed_line(subject.found.assumed):
-        rows.append(Row(subject.name, "weights", line, ()))
+    rows += [Row(subject.name, "weights", line, ()) for line in subject.found.warnings]
     for part in PARTS:
         if part in reasons:
             rows.append(Row(subject.name, part, reasons[part], ()))

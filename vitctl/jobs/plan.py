@@ -315,7 +315,7 @@ def _of_weights(recipe: "WeightsRecipe", found: StoredNetwork) -> list[str]:
     """Return notes on stored weights: their place, licence, and what a job will warn of."""
     licence = found.meta.get("licence", "")
     place = found.path + (f"; licence: {licence}" if licence else "")
-    if not {"assumed", "licence", "remarks"} & found.meta.keys():
+    if not {"assumed", "licence", "remarks", "unsupported"} & found.meta.keys():
         return [place]
     from vitctl.jobs.inputs.weights import planned_weights  # imports torch, as reading such a file did
 

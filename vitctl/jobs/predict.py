@@ -4,6 +4,7 @@ in Python.
 
 import json
 import os
+import warnings as python_warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral
@@ -233,6 +234,11 @@ class Classifier:
         self._batch_size = 1 if opened.network.resizes else batch_size  # photographs differ in size
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What `vitctl predict` warns of with these weights, a line each."""
+        return self._opened.warnings
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         """In the order of the logits; empty where the weights do not name them, and classes are called by
         their numbers.
@@ -389,9 +395,9 @@ def load_classifier(
 
     Returns:
         a function: an image to a list of (class name, probability), the most likely first; a list of images
-            to a list of such
-        lists. `class_names`; `logits(images)`, `[N, K]`; `features(images)`, the input of the classification
-        layer, `[N, R]`.
+            to a list of such lists.
+        `class_names`; `warnings`, what to know of the weights, also given to Python's warnings;
+        `logits(images)`, `[N, K]`; `features(images)`, the input of the classification layer, `[N, R]`.
 
     Raises:
         VitctlError: there are no such weights, they are damaged, they do not tell their pre-processing, or a
@@ -410,4 +416,7 @@ def load_classifier(
     }
     recipe = load_recipe("evaluate", [*values.items()]).recipe
     assert isinstance(recipe, Evaluate)
-    return Classifier(open_classifier(recipe, needs_head=False), top, batch_size)
+    opened = open_classifier(recipe, needs_head=False)
+    for text in opened.warnings:
+        python_warnings.warn(text, stacklevel=3)  # of the caller, above `explaining`
+    return Classifier(opened, top, batch_size)

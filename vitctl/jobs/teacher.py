@@ -6,7 +6,7 @@ from typing import Any
 from vitctl.engine.distillation import Teacher
 from vitctl.engine.trainer import RunContext
 from vitctl.jobs.inputs.checks import check_teacher
-from vitctl.jobs.inputs.weights import FoundWeights, check_found, find_weights, loaded_model
+from vitctl.jobs.inputs.weights import FoundWeights, check_found, find_weights, loaded_model, remarks
 from vitctl.jobs.training import on_device
 from vitctl.recipe.schema import Finetune
 
@@ -37,12 +37,12 @@ def load_teacher(
     said = f"positions from {stored} to {image_size} pixels" if stored != image_size else ""
     text = "; ".join(filter(None, (found.chosen.text, said)))
     run.journal.write("teacher", step=0, path=found.path, text=text)
-    if found.assumed:
-        shown = ", ".join(f"{key}={value}" for key, value in found.assumed.items())
-        text = (
-            f"assumed, not recorded with the teacher: {shown}; if one differs, write a file that records it "
-            f"with `vitctl export --to safetensors --set KEY=VALUE`, and name that file as the teacher"
-        )
+    shown = ", ".join(f"{key}={value}" for key, value in found.assumed.items())
+    assumed = (
+        f"assumed, not recorded with the teacher: {shown}; if one differs, write a file that records it "
+        f"with `vitctl export --to safetensors --set KEY=VALUE`, and name that file as the teacher"
+    )
+    for text in remarks(weights.meta, assumed if shown else ""):
         run.journal.write("warning", step=0, text=text)
     colours = tuple(weights.meta["mean"]), tuple(weights.meta["std"])
     return Teacher(on_device(model, run.runtime), colours, weights.digest)

@@ -4,8 +4,10 @@ import io
 import pickle
 import struct
 import zipfile
+from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ import torch
 from safetensors.torch import save_file
 
 from vitctl.errors import CheckpointError
-from vitctl.models.weights.containers import kind_of, read_tensors
+from vitctl.models.weights.containers import kind_of, one_set, read_later, read_tensors
+from vitctl.models.weights.later import now
 from vitctl.models.weights.weights_file import read_weights
 from vitctl.system.files import Bound
 
@@ -50,7 +53,7 @@ def test_read__the_kind_is_in_the_content(name: str, tmp_path: Path) -> None:
     path = tmp_path / "weights"  # no suffix to go by
     write(path)
     assert kind_of(path) == kind
-    found = read_tensors(path)
+    found, _, _ = one_set(read_tensors(path))
     assert found.keys() == STATE.keys()
     for key, tensor in STATE.items():
         assert found[key].dtype == tensor.dtype
@@ -73,7 +76,7 @@ def test_read__never_runs_what_a_pickle_holds(tmp_path: Path, legacy: bool) -> N
     torch.save({"model": STATE, "hook": RunsCode(mark)}, path, _use_new_zipfile_serialization=not legacy)
     assert_refused(
         path,
-        "a pickle that is truncated or holds more than tensors; never opened because it can run code",
+        "truncated or holds more than tensors (getattr); never opened because it can run code",
     )
     assert_refused(
         path, "convert it to safetensors with the library that wrote it (safetensors.torch.save_file"
@@ -202,3 +205,69 @@ def assert_refused(path: Path, words: str) -> None:
     assert str(error.value).startswith(f"{path}: ")
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+_RAW, _AVERAGED = ({"a.b": torch.full((2,), value), "c": torch.ones(1) * value} for value in (1.0, 2.0))
+_CHECKPOINTS: dict[str, tuple[dict[str, Any], str]] = {
+    "timm": ({"epoch": 3, "state_dict": _RAW, "state_dict_ema": _AVERAGED}, "state_dict_ema"),
+    "deit": ({"model": _RAW, "model_ema": _AVERAGED, "optimizer": {"lr": 1.0}}, "model_ema"),
+    "lightning": ({"state_dict": _AVERAGED, "current_model_state": _RAW}, "state_dict"),
+    "detr": ({"model": _RAW, "ema": {"module": _AVERAGED, "updates": 3}}, "ema"),
+    "wrapped": (
+        {"model": {f"module.{name}": one for name, one in _RAW.items()},
+         "ema_model": {"n_averaged": torch.tensor(3)} | {f"module.{n}": one for n, one in _AVERAGED.items()}},
+        "ema_model",
+    ),
+    "one module": (
+        {"state_dict": {f"model.{name}": one for name, one in _RAW.items()}
+         | {f"ema_model.module.{name}": one for name, one in _AVERAGED.items()}},
+        "ema_model",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("read", [read_tensors, read_later])
+@pytest.mark.parametrize("name", _CHECKPOINTS)
+def test_one_set__averaged_unless_the_others_are_asked_for(name: str, read: Any, tmp_path: Path) -> None:
+    content, key = _CHECKPOINTS[name]
+    torch.save(content, tmp_path / "w.pth")
+    tensors = read(tmp_path / "w.pth")
+    for which, expected in (("", _AVERAGED), ("ema", _AVERAGED), ("model", _RAW)):
+        found, said, is_averaged = one_set(tensors, which)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(now(found[one]), tensor) for one, tensor in expected.items())
+        assert is_averaged == (expected is _AVERAGED)
+        other = "model" if is_averaged else "ema"
+        assert f"--weights {other} takes the others" in said
+    assert f"the averaged weights ({key}) of the file are taken" in one_set(tensors)[1]
+
+
+def test_one_set__of_one_there_is_nothing_to_say_or_choose(tmp_path: Path) -> None:
+    torch.save({"model": _RAW, "ema": {"decay": 0.9, "shadow_params": []}}, tmp_path / "w.pth")
+    tensors = read_tensors(tmp_path / "w.pth")
+    assert (one_set(tensors)[0].keys(), *one_set(tensors)[1:]) == (_RAW.keys(), "", False)
+    for which, content in (("ema", tensors), ("model", tensors), ("model", {"model_ema.a": torch.ones(1)})):
+        with pytest.raises(CheckpointError, match=f"--weights {which}: there is only one set of weights"):
+            one_set(content, which)
+    found, said, is_averaged = one_set({"model_ema.a": torch.ones(1)}, "ema")
+    assert (list(found), said, is_averaged) == (
+        ["a"], "the averaged weights (model_ema) of the file are taken", True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_one_set__wrappers_are_stripped_in_any_order(count: int) -> None:
+    for order in permutations(("module.", "_orig_mod.", "model.", "state_dict."), count):
+        wrapped = {"".join(order) + name: tensor for name, tensor in _RAW.items()}
+        assert one_set(wrapped)[0].keys() == _RAW.keys()
+    mixed = {f"model.{name}": one for name, one in _RAW.items()} | {"criterion.weight": torch.ones(1)}
+    assert one_set(mixed)[0] is mixed
+
+
+def test_read__a_refused_pickle_names_the_class_that_it_met(tmp_path: Path) -> None:
+    torch.save({"model": STATE, "args": Namespace(lr=1)}, tmp_path / "w.pth")
+    assert_refused(tmp_path / "w.pth", "holds more than tensors (argparse.Namespace); never opened")
+    itself: dict[str, Any] = {"model": {}, "model_ema": {"a": torch.ones(1)}}
+    itself["model"] = itself["model_ema"] = itself
+    torch.save(itself, tmp_path / "w.pth")
+    assert_refused(tmp_path / "w.pth", "not a plain state dict")

@@ -51,7 +51,7 @@ def test_read__lists_what_no_file_records(
     assert read_weights(written.files[0]).meta.get("assumed", []) == assumed
 
 
-def test_read__a_value_of_config_json_is_not_assumed(
+def test_read__what_config_json_leaves_out_is_as_in_timm(
     published: ViTConfig, make_weights: Make, tmp_path: Path
 ) -> None:
     file, config = write_weights(make_weights(published), tmp_path, "timm").files
@@ -60,9 +60,9 @@ def test_read__a_value_of_config_json_is_not_assumed(
     described["pretrained_cfg"]["crop_mode"] = "center"
     config.write_text(json.dumps(described))
     found = read_weights(file).meta
-    assert found["assumed"] == ["std", "eval_resize"]
-    assert (found["mean"], found["std"]) == ([0.1, 0.2, 0.3], [0.5, 0.5, 0.5])
-    assert found["eval_resize"] == 35  # floor(32 / 0.9)
+    assert "assumed" not in found
+    assert (found["mean"], found["std"]) == ([0.1, 0.2, 0.3], [0.229, 0.224, 0.225])
+    assert found["eval_resize"] == 36  # floor(32 / 0.875)
 
 
 @pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
@@ -85,7 +85,12 @@ def test_read__a_bare_state_dict(published: ViTConfig, make_weights: Make, tmp_p
         "data.eval_resample": "bicubic_antialias",
     }
     line = assumed_line(values)
-    assert "\n" not in line and all(key in line for key in values)
+    assert "\n" not in line
+    assert (
+        "assumed, not recorded with the weights: --preprocess half (or imagenet, clip), weights.gelu=" in line
+    )
+    assert all(key in line for key in values if key not in ("weights.mean", "weights.std"))
+    assert "weights.mean=" in assumed_line(values | {"weights.mean": [0.5, 0.5, 0.4]})
     assert (
         not {KEYS[name] for name in OF_SCORING}
         & assumed_values(found.meta, found.config, scoring=False).keys()

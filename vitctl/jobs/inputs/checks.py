@@ -42,7 +42,7 @@ from vitctl.jobs.inputs.data import (
     open_inputs,
     open_scored,
 )
-from vitctl.jobs.record.result import choose_weights, newest_run, start_weights, weights_place
+from vitctl.jobs.record.result import choose_weights, newest_run, set_of, start_weights, weights_place
 from vitctl.models.variants import Config, check_lora, downstream, variant, with_classifier
 from vitctl.models.weights.download import Fetch, cached, fetch, locate
 from vitctl.models.weights.header import read_network
@@ -289,7 +289,7 @@ def find_network(
         if path is None:
             path, _ = choose_weights(place, which, by_size=True, pinned=pinned)
         path = locate(path, cached)
-        config, meta = read_network(path, model=model)
+        config, meta = read_network(path, model=model, which=set_of(which))
         return StoredNetwork(str(path), with_classifier(config, classifier), taken, meta)
     try:
         path = locate(place, fetch)
@@ -302,7 +302,7 @@ def find_network(
             f"{place}: not downloaded yet, and --dry-run downloads nothing; name their model, "
             f"too, e.g. --model B/16"
         ) from None
-    config, meta = read_network(path, model=model)
+    config, meta = read_network(path, model=model, which=set_of(which))
     return StoredNetwork(place, with_classifier(config, classifier), meta=meta)
 
 

@@ -21,7 +21,7 @@ from vitctl.engine.computation import Kernels, choose_kernels, use_kernels
 from vitctl.engine.evaluation import NOT_FINITE, class_logits, image_features, most_likely
 from vitctl.engine.runtime import Computation, Normaliser, alone
 from vitctl.errors import CheckpointError, DataError, LaunchError, RecipeError, refuse
-from vitctl.jobs.inputs.weights import loaded_model, scored_weights, stored_eval_transform
+from vitctl.jobs.inputs.weights import loaded_model, remarks, scored_weights, stored_eval_transform
 from vitctl.jobs.record.result import newest_run
 from vitctl.models.build import Model
 from vitctl.models.kernels import pack
@@ -31,7 +31,6 @@ from vitctl.models.weights.meta import (
     Activation,
     Meta,
     activation_of,
-    assumed_line,
     compared_names,
     distinct,
     no_head,
@@ -557,7 +556,7 @@ def _from_weights(recipe: Evaluate, needs_head: bool) -> OpenClassifier:
         "; ".join(
             filter(None, (found.chosen.text, computation.precision, "flip average" * network.flip_average))
         ),
-        [*unseen_pixels(model.config), *filter(None, [assumed_line(found.assumed)])],
+        [*unseen_pixels(model.config), *found.warnings],
     )
 
 
@@ -604,7 +603,7 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
     )
     told = [f"{name} {digest[:12]}" for name, digest in network.digests.items()]
     guessed = network.meta.get("assumed")
-    warnings = [f"assumed when the file was exported: {', '.join(guessed)}"] if guessed else []
+    assumed = f"assumed when the file was exported: {', '.join(guessed)}" if guessed else ""
     sized = recipe.model_copy(update={"data": data.model_copy(update={"image_size": network.image_size})})
     return _opened(
         network,
@@ -613,7 +612,7 @@ def _from_onnx(recipe: Evaluate) -> OpenClassifier:
         network.digests,
         weights.source,
         "; ".join(filter(None, (*told, "flip average" * network.flip_average, network.engine_note))),
-        warnings,
+        remarks(network.meta, assumed),
     )
 
 

@@ -16,7 +16,7 @@ from vitctl.engine.agreement import check_inputs
 from vitctl.engine.journal import RECIPE, Journal
 from vitctl.engine.runtime import Runtime, raised_on_all
 from vitctl.errors import CheckpointError, RecipeError, explaining
-from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, weights_place
+from vitctl.jobs.record.result import RUNS, ChosenWeights, choose_weights, set_of, weights_place
 from vitctl.models.build import Model, build, load_state, resized, transfer, transferred
 from vitctl.models.variants import Config, downstream, with_classifier
 from vitctl.models.weights.licence import USUALLY_DINOV3, licence_sentence
@@ -59,12 +59,17 @@ class FoundWeights:
 
     @property
     def warnings(self) -> list[str]:
-        """What to know of the weights, a line each: a licence that binds, remarks, assumed values."""
-        licence = self.weights.meta.get("licence", "")
-        known = [
-            text for text in self.weights.meta.get("remarks", ()) if not (licence and text == USUALLY_DINOV3)
-        ]
-        return [*filter(None, (licence_sentence(licence), *known, assumed_line(self.assumed)))]
+        """What to know of the weights, see `remarks`."""
+        return remarks(self.weights.meta, assumed_line(self.assumed))
+
+
+def remarks(meta: Mapping[str, Any], assumed: str) -> list[str]:
+    """Return what every user of weights is told, a line each: a licence that binds, what their reader noted,
+    and the `assumed` values in words.
+    """
+    licence = meta.get("licence", "")
+    known = [text for text in meta.get("remarks") or () if not (licence and text == USUALLY_DINOV3)]
+    return [*filter(None, (licence_sentence(licence), *known, assumed))]
 
 
 def find_weights(
@@ -97,7 +102,9 @@ def find_weights(
     path, chosen = place, ChosenWeights()
     if isinstance(place, Path):
         path, chosen = choose_weights(place, which, pinned=pinned)
-    weights = read_weights(str(path), model=model or None, later=later)
+    weights = read_weights(str(path), model=model or None, later=later, which=set_of(which))
+    if weights.meta.pop("averaged", False):
+        chosen = replace(chosen, averaged=True)
     return _given(FoundWeights(str(path), weights, chosen), given, job)
 
 

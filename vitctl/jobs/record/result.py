@@ -39,6 +39,7 @@ from vitctl.engine.journal import (
 )
 from vitctl.engine.metrics import METRICS
 from vitctl.errors import CheckpointError, RecipeError
+from vitctl.models.weights.header import own_header
 from vitctl.recipe.neutral_keys import RESULT_NEUTRAL, deciding_values
 from vitctl.recipe.schema import Recipe
 from vitctl.recipe.sections import weights_choice
@@ -377,7 +378,7 @@ def choose_weights(
             )
     files = _tensor_files(folder)
     if not ((folder / STATE).exists() or AVERAGE in files):
-        if which:
+        if which and own_header(folder) is not None:  # another program's file may hold both
             raise CheckpointError(
                 f"{place}: --weights {which}: there is only one set of weights; omit --weights"
             )
@@ -644,11 +645,16 @@ def weights_place(source: str, which: str, job: str, runs: Path = RUNS) -> tuple
         return newest_run(job, runs)
     if "://" not in source:
         return Path(source), ""
-    if which:
+    if which != set_of(which):
         raise CheckpointError(
-            f"{source}: --weights {which}: there is only one set of weights; omit --weights"
+            f"{source}: --weights {which} chooses among the checkpoints of a run; give a run folder"
         )
     return source, ""
+
+
+def set_of(which: str) -> str:
+    """Return "ema" or "model" where weights.which chooses between averaged and raw weights, else ""."""
+    return which if which in (AVERAGE, MODEL) else ""
 
 
 def _described(folder: Path, result: RunResult, when: float) -> str:

@@ -61,10 +61,16 @@ _NOT_WEIGHTS = {
     rb"": "not a safetensors file, and neither an .npz archive nor a torch state dict",
 }
 _PICKLE = rb"\x80[\x02-\x05]"
-# Where training programs put the weights inside their checkpoints, and what they wrap around a model.
-_INSIDE = ("state_dict", "model_state_dict", "model")
-_WRAPPERS = ("module.", "_orig_mod.")
+# Where training programs put the weights inside their checkpoints, or what stands before all their names: the
+# weights themselves, and their average. Lightning's average is state_dict, beside current_model_state.
+_RAW = ("current_model_state", "state_dict", "model_state_dict", "model", "module", "_orig_mod")
+_AVERAGED = (
+    "state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema_model",
+    "averaged_model", "ema",
+)  # fmt: skip
+_COUNT = "n_averaged"  # of torch's AveragedModel
 _MAX_WRAPPED = 4
+ONE_SET = "--weights {which}: there is only one set of weights; omit --weights"
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
@@ -162,12 +168,13 @@ def _whole(path: Path, what: str) -> Iterator[None]:
 
 
 def read_tensors(path: Path) -> Tensors:
-    """Return every tensor of the file by its name, on the CPU, without what wrappers put in front of all
-    names. An index stands for the files that it lists, a part of sharded weights for all parts.
+    """Return every tensor of the file by its name, on the CPU; in a checkpoint of a training the names begin
+    with those of its sets, see `one_set`. An index stands for the files that it lists, a part of sharded
+    weights for all parts.
 
     Raises CheckpointError when the file is damaged, or holds more than plain tensors.
     """
-    return _bare(path, _all(path, _read))
+    return _all(path, _read)
 
 
 def read_shapes(path: Path) -> Tensors:
@@ -175,7 +182,7 @@ def read_shapes(path: Path) -> Tensors:
 
     Raises CheckpointError, as `read_tensors` does where a header shows what is wrong.
     """
-    return _bare(path, _all(path, _shapes))
+    return _all(path, _shapes)
 
 
 def read_later(path: Path) -> Tensors:
@@ -183,13 +190,60 @@ def read_later(path: Path) -> Tensors:
 
     Only a torch file of the format before 1.6 is read at once.
     """
-    return _bare(path, _all(path, _later))
+    return _all(path, _later)
 
 
 def _all(path: Path, read: Callable[[Path], Tensors]) -> Tensors:
     if path.name.endswith(INDEX):
         return _of_parts(path, read)
-    return _joined(path, shards, read) if (shards := shards_of(path)) else read(path)
+    found = _joined(path, shards, read) if (shards := shards_of(path)) else read(path)
+    if not found:
+        raise CheckpointError(f"{path}: holds no tensors")
+    return found
+
+
+def one_set(tensors: Tensors, which: str = "") -> tuple[Tensors, str, bool]:
+    """Return one set of the tensors of another program's file, without what stands before all names.
+
+    Args:
+        tensors: by their names in the file.
+        which: "ema" or "model", of a file with averaged and raw weights; "": the averaged ones, as timm does.
+
+    Returns:
+        the tensors; in words which were taken, "" where there was no choice; and whether they are averaged.
+
+    Raises:
+        CheckpointError: the file has no such weights.
+    """
+    said, is_averaged = "", False
+    while True:
+        sets = dict[str, Tensors]()
+        for name, tensor in tensors.items():
+            head, dot, rest = name.partition(".")
+            if name != _COUNT:
+                sets.setdefault(head if dot else f".{name}", {})[rest] = tensor
+        raw, averaged = _keys(sets)
+        if not sets or sets.keys() - {raw, averaged}:
+            break
+        if averaged and not (which == "model" and raw):
+            taken, kind, other = averaged, "averaged", "model"
+        else:
+            taken, kind, other = raw, "raw", "ema"
+        if averaged:
+            is_averaged = kind == "averaged"
+            said = f"the {kind} weights ({taken}) of the file are taken"
+            said += f"; --weights {other} takes the others" if raw else ""
+        tensors = sets[taken]
+    if which and which != ("ema" if is_averaged else "model" if said else ""):
+        raise CheckpointError(ONE_SET.format(which=which))
+    return tensors, said, is_averaged
+
+
+def _keys(found: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the keys of the weights and of their average in a checkpoint, "" for each that it lacks."""
+    raw = next((key for key in _RAW if key in found), "")
+    usual = "state_dict" if raw == _RAW[0] else ""
+    return raw, next((key for key in (usual, *_AVERAGED) if found.get(key)), "")
 
 
 def _joined(path: Path, shards: list[Path], read: Callable[[Path], Tensors]) -> Tensors:
@@ -257,15 +311,6 @@ def _version(path: Path) -> tuple[int, int, int]:
     return about.st_ino, about.st_size, about.st_mtime_ns
 
 
-def _bare(path: Path, tensors: Tensors) -> Tensors:
-    if not tensors:
-        raise CheckpointError(f"{path}: holds no tensors")
-    for prefix in _WRAPPERS:
-        if all(name.startswith(prefix) for name in tensors):
-            tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-    return tensors
-
-
 def _read_safetensors(path: Path) -> Tensors:
     if safetensors_header(path) is None:
         raise CheckpointError(f"{path}: damaged or truncated safetensors file; copy it again")
@@ -310,22 +355,48 @@ def _read_torch(path: Path) -> Tensors:
         with warnings.catch_warnings(action="ignore"):  # it warns of dialects that it then refuses
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
+        met = re.search(r"GLOBAL ([\w.]+)", str(error))
         raise CheckpointError(
-            f"{path}: a pickle that is truncated or holds more than tensors; never opened because it "
-            f"can run code; convert it to safetensors with the library that wrote it "
-            f"(safetensors.torch.save_file of its state_dict)"
+            f"{path}: a pickle that is truncated or holds more than tensors"
+            + (f" ({met[1]})" if met else "")
+            + "; never opened because it can run code; convert it to safetensors with the library that wrote "
+            "it (safetensors.torch.save_file of its state_dict)"
         ) from error
     except MemoryError:
         raise
     except Exception as error:  # its unpickler and zip reader raise a dozen types for damaged files
         raise CheckpointError(f"{path}: damaged or truncated torch file; copy it again") from error
-    for _ in range(_MAX_WRAPPED):  # a pickle may hold itself
-        inside = [found.get(key) for key in _INSIDE] if isinstance(found, Mapping) else []
-        found = next((value for value in inside if isinstance(value, Mapping)), found)
     if not isinstance(found, Mapping):
         raise CheckpointError(f"{path}: holds a {type(found).__name__}, not a state dict of tensors")
+    found = _flat(found, _MAX_WRAPPED)
     if strangers := [str(name) for name, value in found.items() if not isinstance(value, Tensor)]:
         raise CheckpointError(
             f"{path}: not a plain state dict, these are not tensors: {one_line(listed(strangers))}"
         )
-    return {str(name): tensor for name, tensor in found.items()}
+    return found
+
+
+def _is_plain(found: Mapping[Any, Any]) -> bool:
+    return all(isinstance(one, Tensor) for one in found.values())
+
+
+def _flat(found: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+    """Return what a checkpoint holds, of the sets of weights inside it if there are any, by dotted names.
+
+    `depth`: a pickle may hold itself.
+    """
+    plain = {str(name): value for name, value in found.items()}
+    inside = {
+        name: value
+        for name, value in plain.items()
+        if isinstance(value, Mapping)
+        and (
+            name not in _AVERAGED
+            or any(_keys(value))
+            or all(isinstance(one, Tensor) for one in value.values())
+        )
+    }
+    sets = [key for key in _keys(inside) if key] if depth else []
+    return {
+        f"{key}.{name}": value for key in sets for name, value in _flat(inside[key], depth - 1).items()
+    } or ({} if sets else plain)

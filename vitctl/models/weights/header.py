@@ -28,13 +28,14 @@ INDEX = ".index.json"  # ends the name of the file that lists the parts of weigh
 _INDEX_BYTES, _MAX_PARTS, _ENDINGS = 16 * 2**20, 1000, (".safetensors", ".bin")
 
 
-def read_network(path: Path, *, model: str = "") -> tuple[Config, dict[str, Any]]:
+def read_network(path: Path, *, model: str = "", which: str = "") -> tuple[Config, dict[str, Any]]:
     """Return the configuration of the model that a weights file of any layout fits, and its metadata, from
     its header and the files beside it alone.
 
     Args:
         path: a file.
         model: name of the model, for what the shapes of another program's file cannot tell.
+        which: of another program's averaged and raw weights: "ema" or "model".
 
     Raises:
         CheckpointError: the file is missing, cut short, or its tensors make no known model.
@@ -47,7 +48,7 @@ def read_network(path: Path, *, model: str = "") -> tuple[Config, dict[str, Any]
             return config, ours["meta"]
         from vitctl.models.weights.weights_file import foreign_network
 
-        return foreign_network(path, model)
+        return foreign_network(path, model, which)
     except VitctlError as error:
         raise CheckpointError(f"{path}: {error}") from error
 

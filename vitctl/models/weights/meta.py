@@ -209,7 +209,12 @@ def assumed_line(values: Mapping[str, Any]) -> str:
     """
     if not values:
         return ""
-    shown = ", ".join(f"{key}={_with_choices(key, value)}" for key, value in values.items())
+    parts = {key: f"{key}={_with_choices(key, value)}" for key, value in values.items()}
+    colours = tuple(tuple(values.get(KEYS[name], ())) for name in ("mean", "std"))
+    if named := next((name for name, known in COLOURS.items() if colours == tuple(known.values())), ""):
+        others = ", ".join(name for name in COLOURS if name != named)
+        parts |= {KEYS["mean"]: f"--preprocess {named} (or {others})", KEYS["std"]: ""}
+    shown = ", ".join(filter(None, parts.values()))
     elsewhere = " (num_heads: in a config.json beside the file)" if "num_heads" in values else ""
     return (
         f"assumed, not recorded with the weights: {shown}; set what differs with --set KEY=VALUE{elsewhere}"

@@ -19,6 +19,8 @@ from vitctl.models.build import build, check_state
 from vitctl.models.variants import Config, from_dict, to_dict, variant
 from vitctl.models.weights import google, huggingface, openclip, published, timm, torchvision
 from vitctl.models.weights.containers import (
+    ONE_SET,
+    one_set,
     read_json,
     read_later,
     read_shapes,
@@ -128,6 +130,7 @@ def read_weights(
     num_heads: int | None = None,
     fetch: Fetch = download,
     later: bool = False,
+    which: str = "",
 ) -> Weights:
     """Read weights of any layout, detecting what they are from the file itself.
 
@@ -143,6 +146,7 @@ def read_weights(
         fetch: gets the file behind an https address.
         later: each tensor is read when it is needed, see `Later`; whether they are finite is left to
             `check_numbers`.
+        which: of another program's file with averaged and raw weights, see `one_set`.
 
     Raises CheckpointError: there is no such file, it is damaged, its tensors make no known model or are not
     finite, or what is stored beside them makes no sense. Raises RecipeError: there is no such model.
@@ -153,9 +157,11 @@ def read_weights(
     ours = own_header(path)
     try:
         if ours:
+            if which and "://" in str(source):  # `choose_weights` knows the others
+                raise CheckpointError(ONE_SET.format(which=which))
             weights = _of_vitctl(ours, tensors)
         else:
-            weights = _of_another(path, getattr(named, "num_heads", num_heads), tensors)
+            weights = _of_another(path, getattr(named, "num_heads", num_heads), tensors, which)
             if "head.weight" in weights.state and not _numbers(weights.state["head.weight"]).any():
                 weights.meta["head"] = "zero"
         check_named(weights.config, model or "")
@@ -167,10 +173,10 @@ def read_weights(
     return weights
 
 
-def foreign_network(path: Path, model: str) -> tuple[Config, dict[str, Any]]:
+def foreign_network(path: Path, model: str, which: str = "") -> tuple[Config, dict[str, Any]]:
     """Return configuration and metadata of another program's weights file; see `read_network`."""
     num_heads = getattr(variant(model), "num_heads", None) if model else None
-    found = _of_another(path, num_heads, read_shapes(path))
+    found = _of_another(path, num_heads, read_shapes(path), which)
     return found.config, found.meta
 
 
@@ -183,7 +189,8 @@ def _of_vitctl(header: dict[str, Any], state: Tensors) -> Weights:
     return weights
 
 
-def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
+def _of_another(path: Path, num_heads: int | None, tensors: Tensors, which: str) -> Weights:
+    tensors, chosen, is_averaged = one_set(tensors, which)
     beside = Beside(path.name, num_heads, *(read_json(path.parent / name) for name in BESIDE))
     tensors, beside = openclip.without_trunk(tensors, beside)
     for row in LAYOUTS:
@@ -208,6 +215,8 @@ def _of_another(path: Path, num_heads: int | None, tensors: Tensors) -> Weights:
     kept = {name: said[name] for name in _OURS_ALONE + _OURS_INSTEAD * is_alone if name in said}
     if assumed := [name for name in meta.pop("assumed", ()) if name not in kept]:
         meta["assumed"] = assumed
+    if chosen:
+        meta |= {"remarks": [chosen, *meta.get("remarks", ())], "averaged": is_averaged}
     return Weights(config, state, meta | kept | _exported_temperature(ours, state))
 
 
