@@ -69,7 +69,7 @@ def remarks(meta: Mapping[str, Any], assumed: str) -> list[str]:
     """
     licence = meta.get("licence", "")
     known = [text for text in meta.get("remarks") or () if not (licence and text == USUALLY_DINOV3)]
-    return [*filter(None, (licence_sentence(licence), *known, assumed))]
+    return [*filter(None, (licence and licence_sentence(licence), *known, assumed))]
 
 
 def find_weights(

@@ -102,14 +102,19 @@ _USED: Keys = {
 _TOWER_CONFIGS = ("vision_config", "vision_config_dict")
 # Keys of every configuration of transformers 3 to 5, most of them of text generation, and of these families.
 _HARMLESS = (
-    r"_.*|architectures|auto_map|(torch_)?dtype|transformers.*|label2id|num_labels|problem_type|license.*|vitctl"
-    r"|(use_)?return_dict.*|output_\w+|torchscript|use_bfloat16|use_cache|tf_legacy_loss|tie_\w+|finetuning_task"
+    r"_.*|architectures|auto_map|(torch_)?dtype|transformers.*|label2id|num_labels|problem_type"
+    r"|license.*|vitctl"
+    r"|(use_)?return_dict.*|output_\w+|torchscript|use_bfloat16|use_cache|tf_legacy_loss|tie_\w+"
+    r"|finetuning_task"
     r"|task_specific_params|tokenizer_class|prefix|\w+_token_id|(max|min)_length|(begin_)?suppress_tokens"
     r"|bad_words_ids|do_sample|early_stopping|num_beams|num_beam_groups|num_return_sequences|\w+_penalty"
-    r"|(encoder_)?no_repeat_ngram_size|temperature|top_[kp]|typical_p|remove_invalid_values|is_encoder_decoder"
-    r"|cross_attention_hidden_size|chunk_size_feed_forward|text_config(_dict)?|projection_dim|logit_scale_init_value"
+    r"|(encoder_)?no_repeat_ngram_size|temperature|top_[kp]|typical_p|remove_invalid_values"
+    r"|is_encoder_decoder"
+    r"|cross_attention_hidden_size|chunk_size_feed_forward|text_config(_dict)?|projection_dim"
+    r"|logit_scale_init_value"
     r"|initializer_\w+|\w*dropout\w*|drop_path_rate|layerscale_value|encoder_stride|pooler_output_size"
-    r"|(qkv|key|value|proj|mlp)_bias|mlp_ratio|use_(swiglu_ffn|gated_mlp|mask_token|mean_pooling|auxiliary_head)"
+    r"|(qkv|key|value|proj|mlp)_bias|mlp_ratio"
+    r"|use_(swiglu_ffn|gated_mlp|mask_token|mean_pooling|auxiliary_head)"
     r"|use_(absolute_position_embeddings|shared_relative_position_bias)|decoder_\w+|mask_ratio|norm_pix_loss"
     r"|pos_embed_(shift|jitter)|apply_layernorm|reshape_hidden_states|stage_names|out_(features|indices)"
     r"|vocab_size|pool_scales|auxiliary_\w+|semantic_loss_ignore_index|add_fpn"
@@ -146,7 +151,8 @@ _PROCESSOR_KEYS = Known(
     },
     settled={"do_flip_channel_order": (False,)},
     # Photographs are decoded to RGB.
-    harmless=r"_.*|do_convert_rgb|(do_)?reduce_labels|processor_class|auto_map|(input_)?data_format|device|return_tensors"
+    harmless=r"_.*|do_convert_rgb|(do_)?reduce_labels|processor_class|auto_map|(input_)?data_format|device"
+    r"|return_tensors"
     r"|disable_grouping|image_seq_length|model_input_names",
 )  # fmt: skip
 # What the classes of image processors do where preprocessor_config.json does not say, by the first part of

@@ -65,9 +65,12 @@ _KEYS = Known(
         "mode": ("RGB",),
     },
     # The position table is a tensor, whatever it began as; the size is that of the tower.
-    harmless=r"(?!model_cfg\.|preprocess_cfg\.).*|model_cfg\.(embed_dim|text_cfg|multimodal_cfg|custom_text|cast_dtype"
+    harmless=r"(?!model_cfg\.|preprocess_cfg\.).*"
+    r"|model_cfg\.(embed_dim|text_cfg|multimodal_cfg|custom_text|cast_dtype"
     r"|output_dict|nonscalar_logit_scale|init_logit_\w+)|preprocess_cfg\.(size|fill_color)"
-    r"|model_cfg\.vision_cfg\.(mlp_ratio|ls_init_value|patch_dropout|attn_pooler_\w+|pos_embed_type|output_tokens"
+    r""
+    r"|model_cfg\.vision_cfg\.(mlp_ratio|ls_init_value|patch_dropout|attn_pooler_\w+"
+    r"|pos_embed_type|output_tokens"
     r"|timm_(model_pretrained|proj|proj_bias|drop|drop_path))",
 )  # fmt: skip
 _SIZES = {"width": "hidden_size", "layers": "depth", "patch_size": "patch_size"}

@@ -574,6 +574,8 @@ def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
     size = meta.get("image_size", config.image_size)
     method = meta.get("eval_method", "square")
     modes = {ours: theirs for theirs, ours in _METHODS.items()}
+    # A table of positions is of the size that is scored; other networks take any.
+    built = size if config.position_embedding != "none" else config.image_size
     resize = size if method in ("square", "letterbox") else meta.get("eval_resize") or size
     share = size / resize
     if math.floor(size / share) != resize:  # timm rounds down
@@ -584,7 +586,7 @@ def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
         "mean": meta.get("mean", HALF),
         "std": meta.get("std", HALF),
         "input_size": [3, size, size],
-        "fixed_input_size": True,
+        "fixed_input_size": built == size,
         "interpolation": backwards.get(meta.get("resample", ""), "bilinear"),
         "crop_mode": modes.get(method, "center"),
         "crop_pct": share,
@@ -597,7 +599,7 @@ def _sidecars(config: ViTConfig, meta: Json) -> dict[str, dict[str, Any]]:
         "num_classes": config.num_classes,
         "num_features": config.hidden_size,
         "global_pool": switches.get("global_pool", "token"),
-        "model_args": _sizes(config) | {"img_size": size} | switches,
+        "model_args": _sizes(config) | {"img_size": built} | switches,
         "pretrained_cfg": pretrained,
         **({"label_names": list(meta["class_names"])} if meta.get("class_names") else {}),
         # timm has no field for it, but the way back must not lose it.
