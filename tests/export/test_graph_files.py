@@ -297,6 +297,10 @@ def test_onnx__less_than_float32_needs_images(saved: Saved, exported: Exported, 
         exported(saved(), "pt2", **{"export.precision": "int8", "data.path": str(photos)})
     with pytest.raises(RecipeError, match="include_preprocess is for graphs"):
         exported(saved(), "safetensors", **{"export.include_preprocess": True})
+    with pytest.raises(RecipeError, match="bicubic_antialias, area, not by hamming; leave the flag out, or"):
+        exported(saved(resample="hamming"), "onnx", **{"export.include_preprocess": True})
+    with pytest.raises(CheckpointError, match=r"resize images by 'mean'.* set data.eval_resample to one of"):
+        exported(saved(resample="mean"), "onnx")
 
 
 ELSEWHERE = """
@@ -336,6 +340,8 @@ def test_program__runs_elsewhere(saved: Saved, exported: Exported, tmp_path: Pat
         ({"eval_method": "shorter_side", "eval_resize": 36, "resample": "bilinear"}, True, None),
         ({"eval_method": "letterbox", "eval_resize": 0, "resample": "bicubic_antialias"}, False, True),
         ({"eval_method": "letterbox", "eval_resize": 0, "resample": "area"}, True, True),
+        ({"eval_method": "transformers", "eval_resize": 37, "resample": "lanczos"}, False, True),
+        ({"eval_method": "square", "eval_resize": 0, "resample": "nearest"}, False, None),
     ],
 )
 def test_sample__prints_our_five_best(

@@ -28,7 +28,14 @@ def differing(transform: EvalTransform, image: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("resample", RULES)
 @pytest.mark.parametrize(
     ("method", "resize"),
-    [("square", 0), ("square", 256), ("shorter_side", 256), ("torchvision", 256), ("letterbox", 0)],
+    [
+        ("square", 0),
+        ("square", 256),
+        ("shorter_side", 256),
+        ("torchvision", 256),
+        ("transformers", 256),
+        ("letterbox", 0),
+    ],
 )
 def test_preprocess__equals_ours_on_noise(method: str, resize: int, resample: str) -> None:
     transform = EvalTransform(224, method=method, resize=resize, resample=resample, fill=(124, 116, 104))
@@ -41,7 +48,7 @@ def test_preprocess__equals_ours_on_noise(method: str, resize: int, resample: st
 @pytest.mark.parametrize("size", [(33, 47), (16, 16), (5, 90), (40, 31)])
 def test_preprocess__small_images_are_enlarged_within_a_level(size: tuple[int, int], resample: str) -> None:
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
-    for method in ("square", "shorter_side", "torchvision", "letterbox"):
+    for method in ("square", "shorter_side", "torchvision", "transformers", "letterbox"):
         assert differing(EvalTransform(32, method=method, resize=36, resample=resample), image).max() <= 1
 
 

@@ -22,6 +22,7 @@ from vitctl.jobs.inputs.weights import FoundWeights, loaded_model, run_of
 from vitctl.jobs.record.result import read_result
 from vitctl.models.weights.containers import read_json, write_json
 from vitctl.models.weights.download import CONFIG
+from vitctl.models.weights.licence import licence_sentence
 from vitctl.models.weights.meta import activation_of
 from vitctl.models.weights.weights_file import read_weights, write_weights
 from vitctl.system.files import write_text
@@ -85,6 +86,7 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
     what = "An image classifier" if config.num_classes else "A body without a head"
     usage = row.usage if config.num_classes or "pipeline" not in row.usage else ""
     head, own, link = [], found.weights.meta.get("licence", ""), found.weights.meta.get("licence_link", "")
+    binding = licence_sentence(own) if own else ""
     if row.library:
         name = json.dumps(one_line(own or licence), ensure_ascii=False)
         head = [
@@ -105,7 +107,7 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
         f"classes, images of {config.image_size} pixels), written by vitctl {__version__} from "
         f"`{found.path}`.",
         "",
-        *(f"- {line}" for line in (usage, *notes, *found.warnings) if line),
+        *(f"- {line}" for line in (usage, *notes, *found.warnings) if line and line != binding),
         "",
         "## Results",
         "",
@@ -129,6 +131,7 @@ def model_card(request: ExportRequest, notes: tuple[str, ...]) -> str:
         *([f"- probabilities are the {kind} of the logits"] if config.num_classes else []),
         *([f"- its head is divided by {temperature:.6g}, which calibrates them"] if temperature else []),
         *([f"- licence of the weights that these were made of: {own}"] if own else []),
+        *([f"- {binding}"] if binding else []),
         f"- licence of the images: {licence or 'not known; it may bind what these weights are used for'}",
     ]
     return "\n".join(map(one_line, lines)) + "\n"

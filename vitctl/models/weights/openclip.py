@@ -68,7 +68,6 @@ _KEYS = Known(
     harmless=r"(?!model_cfg\.|preprocess_cfg\.).*"
     r"|model_cfg\.(embed_dim|text_cfg|multimodal_cfg|custom_text|cast_dtype"
     r"|output_dict|nonscalar_logit_scale|init_logit_\w+)|preprocess_cfg\.(size|fill_color)"
-    r""
     r"|model_cfg\.vision_cfg\.(mlp_ratio|ls_init_value|patch_dropout|attn_pooler_\w+"
     r"|pos_embed_type|output_tokens"
     r"|timm_(model_pretrained|proj|proj_bias|drop|drop_path))",
