@@ -56,6 +56,7 @@ def network(to: str, num_classes: int) -> Model:
     return model.eval()
 
 
+@pytest.mark.filterwarnings("ignore:these weights do not name", "ignore:several classes have one name")
 @pytest.mark.parametrize(
     ("case", "to"), [(case, to) for case in CASES for to in FORMATS if to != "pt2" or case in OF_PROGRAMS]
 )

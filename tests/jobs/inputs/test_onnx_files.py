@@ -263,6 +263,7 @@ ODD: dict[str, tuple[Callable[[Path], Path], str]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:these weights do not name their classes")
 @pytest.mark.parametrize("name", ODD)
 def test_odd_graphs__are_one_line(tmp_path: Path, name: str) -> None:
     make, words = ODD[name]
@@ -272,6 +273,7 @@ def test_odd_graphs__are_one_line(tmp_path: Path, name: str) -> None:
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.filterwarnings("ignore:these weights do not name their classes")
 def test_graphs_without_class_names__answer_with_numbers(tmp_path: Path) -> None:
     classify = load_classifier(graph(tmp_path / "a.onnx", meta={"preprocessing": META["preprocessing"]}))
     assert [name for name, _ in classify(IMAGE)] == ["0", "1", "2"]

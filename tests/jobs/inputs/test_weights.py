@@ -39,7 +39,8 @@ def bare(pretrained: Path, tmp_path: Path) -> Path:
     config = replace(config, hidden_size=64, num_heads=1, gelu="erf", representation_size=0)
     state = build(config, seed=1).state_dict()
     state["head.weight"].normal_(generator=torch.Generator().manual_seed(0))
-    return write_weights(Weights(config, state, found.meta), tmp_path / "bare.safetensors", "timm").files[0]
+    meta = found.meta | {"loss": "softmax"}  # a plain state dict has no place for another
+    return write_weights(Weights(config, state, meta), tmp_path / "bare.safetensors", "timm").files[0]
 
 
 def logged(folder: Path) -> list[str]:
