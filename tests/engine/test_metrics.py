@@ -1,5 +1,7 @@
 """Counts against plain loops over the images."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -167,12 +169,28 @@ def test_label_set_scores__as_scikit_learn() -> None:
     thresholds = np.array([0.5, 0.7, 0.9, 0.9, 1.2, 2.0])
     found = label_set_scores(scores, truth, thresholds)
     predicted, there = scores >= thresholds, truth.any(axis=0)
-    few = truth[:, there], predicted[:, there]
-    assert found["map"] == pytest.approx(average_precision_score(few[0], scores[:, there]), abs=1e-14)
-    assert found["f1"] == pytest.approx(f1_score(*few, average="macro"), abs=1e-14)
+    expected = average_precision_score(truth[:, there], scores[:, there])
+    assert found["map"] == pytest.approx(expected, abs=1e-14)
+    same = f1_score(truth, predicted, average="macro", zero_division=np.nan)
+    assert found["f1"] == pytest.approx(same, abs=1e-14)
     assert found["micro_f1"] == pytest.approx(f1_score(truth, predicted, average="micro"), abs=1e-14)
     assert found["subset_accuracy"] == accuracy_score(truth, predicted)
     assert np.isnan(average_precisions(scores, truth)).tolist() == [False] * 5 + [True]
+
+
+@given(st.lists(st.tuples(st.integers(0, K - 1), st.integers(0, K - 1)), min_size=1, max_size=40))
+def test_macro_f1__has_one_convention_for_one_and_for_several_labels(pairs: list[tuple[int, int]]) -> None:
+    """Also where classes are absent, only predicted or never predicted; `labels` has those that occur."""
+    labels, answers = np.array(pairs).T
+    truth, predicted = np.eye(K, dtype=bool)[labels], np.eye(K, dtype=bool)[answers]
+    found = label_set_scores(predicted.astype(float), truth, np.full(K, 0.5))["f1"]
+    occurring = np.flatnonzero(truth.any(axis=0) | predicted.any(axis=0))
+    assert found == pytest.approx(f1_score(labels, answers, average="macro", zero_division=0.0), rel=1e-14)
+    more = np.concatenate([truth, truth | predicted, np.zeros_like(truth)])  # none, one and two labels
+    answered = np.concatenate([predicted, truth, predicted])
+    found = label_set_scores(answered.astype(float), more, np.full(K, 0.5))["f1"]
+    same: dict[str, Any] = {"labels": occurring, "average": "macro", "zero_division": 0.0}
+    assert found == pytest.approx(f1_score(more, answered, **same), rel=1e-14)
 
 
 def test_best_thresholds__no_other_score_has_a_higher_f1() -> None:

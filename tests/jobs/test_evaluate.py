@@ -136,7 +136,7 @@ def test_evaluate__another_size_keeps_the_share_of_the_crop(job: Job, tmp_path: 
 def test_evaluate__a_crop_without_room_is_refused(job: Job) -> None:
     with pytest.raises(RecipeError, match=r"^data.eval_resize = 8 is smaller than the crop of 16 pixels"):
         job("evaluate", **{"data.eval_resize": 8})
-    with pytest.raises(RecipeError, match=r"set data.eval_resize to at least 32, or to 0"):
+    with pytest.raises(RecipeError, match=r"set data.eval_resize to at least 32$"):
         job("evaluate", **{"data.eval_resize": 24, "data.image_size": 32})
 
 
@@ -211,18 +211,20 @@ def test_temperature__of_held_out_images_divides_all_logits(
     after_fit = json.loads(file.read_text())["nll_after"]
     assert fitted["metrics"]["nll"] == pytest.approx(after_fit, rel=1e-12)
 
-    job("evaluate", "leaky", **source, **HELD_OUT | {"data.eval_split": "test"})
-    assert json.loads(file.read_text())["split"] == "test"
+    with pytest.raises(RecipeError, match="images that choose a temperature test it no longer"):
+        job("evaluate", "refused", **source, **HELD_OUT | {"data.eval_split": "test"})
+    job("evaluate", "leaky", **source, **HELD_OUT | {"data.eval_split": "test[:50%]"})
+    assert json.loads(file.read_text())["split"] == "test[:50%]"
     job("evaluate", "again", **source, **HELD_OUT)
     assert json.loads(file.read_text())["temperature"] == temperature
     for name, of_test, replaced in (
         ("fitted", False, None),
         ("leaky", True, f"temperature {temperature:.4f}, fitted to train[50%:] (35 images, "),
-        ("again", False, "fitted to test (23 images, "),
+        ("again", False, "fitted to test[:50%] (12 images, "),
     ):
         said = (tmp_path / name / "log.jsonl").read_text()
         assert ("fitted to test images" in said) == of_test
-        assert ("an earlier fit is replaced" in said) == bool(replaced) and (replaced or "") in said
+        assert ("an earlier fit would be replaced" in said) == bool(replaced) and (replaced or "") in said
 
     scored = job("evaluate", "scored", **source)
     kept = [name for name in plain["metrics"] if name not in ("ece", "nll", "brier", "calibration_bins")]
@@ -262,6 +264,32 @@ def test_temperature__of_held_out_images_divides_all_logits(
     file.write_text("{}")
     with pytest.raises(CheckpointError, match="is not a temperature"):
         load_classifier(str(run), device="cpu")
+
+
+def test_temperature__where_none_is_found_the_accuracy_is_kept(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, split = {"weights.source": str(tmp_path / "tuned")}, {"data.eval_split": "train[50%:]"}
+    job("finetune", "tuned", **{"data.train_split": "train[:50%]"})
+    plain = job("evaluate", "plain", **run, **split)
+    for name in ("_LOWEST", "_HIGHEST"):
+        monkeypatch.setattr(f"vitctl.engine.calibration.{name}", 99.0)
+    kept = job("evaluate", "kept", **run, **HELD_OUT)
+    assert (kept["status"], kept["metrics"]) == ("done", plain["metrics"])
+    assert "temperature" not in kept["files"] and "temperature" not in kept["provenance"]
+    said = (tmp_path / "kept" / "log.jsonl").read_text()
+    assert "is not between" in said and "no temperature was written, it stays 1" in said
+
+
+def test_evaluate__warns_of_images_that_chose_the_checkpoint(job: Job, tmp_path: Path) -> None:
+    chosen_by = {"data.train_split": "train[:50%]", "data.eval_split": "train[50%:80%]"}
+    every = {"evaluation.every_steps": 2, "checkpoint.every_steps": 2, "checkpoint.keep_best": 1}
+    job("finetune", "tuned", **chosen_by, **every, **{"evaluation.select_best": True})
+    for split, count in (("train[60%:]", 14), ("test", 0)):
+        name = f"of_{count}"
+        job("evaluate", name, **{"weights.source": str(tmp_path / "tuned"), "data.eval_split": split})
+        said = (tmp_path / name / "log.jsonl").read_text()
+        assert (f"chose this checkpoint by {count} of these" in said) == bool(count)
 
 
 def test_temperature__is_for_a_softmax_and_for_images_that_the_user_names(job: Job) -> None:

@@ -18,6 +18,7 @@ from vitctl.engine.probes import C_GRID
 from vitctl.errors import CheckpointError, DataError
 from vitctl.jobs import probe
 from vitctl.jobs.plan import ScoringPlan, plan_scoring
+from vitctl.jobs.predict import predict
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.known import standing
@@ -106,6 +107,51 @@ def test_probe__linear_layers_as_in_dinov2(job: Job) -> None:
     assert alone["linear"]["held_out_by_head"] == {name: table[name] for name in list(table)[:2]}
     (given,) = job("probe", "none", **values, **{"probe.blocks": ()})["metrics"]["data_sets"].values()
     assert list(given["linear"]["held_out_by_head"]) == ["classifier input"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_probe__the_chosen_layer_is_trained_on_all_images(job: Job, tiny_data, tmp_path, dtype) -> None:
+    values = {"probe.method": "linear", "probe.steps": 30, "probe.lrs": (0.01, 0.1), "probe.blocks": ()}
+    values |= {"probe.float64": dtype == torch.float64, "probe.cache": str(tmp_path / "cache"), "seed": 3}
+    (row,) = job("probe", **values)["metrics"]["data_sets"].values()
+    labels = torch.from_numpy(open_split("train", path=str(tiny_data)).labels())
+    stored = [load_file(file)["features"] for file in (tmp_path / "cache").iterdir()]
+    batches = [probes.drawn(3, len(labels), 128, step) for step in range(30)]
+    assert len(torch.cat(batches).unique()) == len(labels)
+    same = {"num_classes": 6, "steps": 30, "seed": 3, "momentum": 0.9, "device": torch.device("cpu")}
+    train = next(f for f in stored if len(f) == len(labels))
+    rates = [row["linear"]["lr"] * 128 / 256]
+    ((layer,),) = probes.linear(train, labels, rates, batches=batches, dtype=dtype, **same)
+    kept = load_file(tmp_path / "run" / "model.safetensors")
+    assert torch.equal(torch.cat([kept["head.weight"].T, kept["head.bias"][None]]), layer.double())
+
+
+SHOWN = {"data.eval_method": "torchvision", "data.eval_resize": 21, "data.eval_resample": "bicubic_antialias"}
+
+
+@pytest.mark.parametrize("name", ["probe", "fewshot"])
+@pytest.mark.parametrize(("precision", "off"), [("float32", 1e-5), ("bf16", 0.05)])
+@pytest.mark.parametrize(
+    "shown", [SHOWN, {"data.eval_method": "letterbox", "weights.preprocess": "imagenet"}]
+)
+def test_frozen_features__are_those_of_predict(
+    job: Job, pretrained, tiny_data, tmp_path, name: str, precision: str, off: float, shown: dict[str, Any]
+) -> None:
+    """By the same keys and in the same precision, which float32 is not rounded from."""
+    values = {f"{name}.cache": str(tmp_path / "cache"), "machine.precision": precision, **shown}
+    said = job(name, **values, **({"probe.k": (1,)} if name == "probe" else {"fewshot.shots": (1,)}))
+    assert said["provenance"]["eval_method"] == shown["data.eval_method"]
+    test = open_split("test", path=str(tiny_data))
+    stored = [load_file(file)["features"] for file in (tmp_path / "cache").iterdir()]
+    found = next(f for f in stored if len(f) == len(test))
+    for computed, most in ((precision, 1e-6), ("float64", off)):
+        given = CPU | {"weights.source": str(pretrained), **shown, "machine.precision": computed}
+        file = tmp_path / f"{computed}.safetensors"
+        recipe = load_recipe("evaluate", [*({"evaluation.batch_size": 256} | given).items()]).recipe
+        assert len([*predict(recipe, [test], features=file)]) == 1
+        told = load_file(file)["features"]
+        assert told.dtype == found.dtype == torch.float32
+        assert (told - found).abs().max() <= most * told.std()
 
 
 @pytest.mark.parametrize(("value", "place"), [(0.999, "below"), (0.001, "above")])

@@ -13,7 +13,7 @@ from tests.trained import CPU, do
 from vitctl import load_recipe, open_split
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.shard_writer import write_split
-from vitctl.errors import RecipeError
+from vitctl.errors import DataError, RecipeError
 from vitctl.jobs.predict import predict
 from vitctl.recipe.schema import Evaluate
 
@@ -56,7 +56,10 @@ def test_several_labels__are_learned_and_scored(shards: Path, tmp_path: Path) ->
     assert scored["metrics"]["map"] > 0.95  # by chance the share of images that have a class, 4 of 7
     thresholds = scored["files"]["thresholds"]
     fitted = {"weights.source": str(tmp_path / "run"), "data.path": str(shards)}
-    fitted |= {"evaluation.thresholds": thresholds, "data.eval_split": "train"}
+    fitted |= {"evaluation.thresholds": thresholds}
+    with pytest.raises(DataError, match="its thresholds were chosen by these images"):
+        do("evaluate", tmp_path / "seen", **fitted)
+    fitted |= {"data.eval_split": "train"}
     again = do("evaluate", tmp_path / "fitted", **fitted)["metrics"]
     assert again["f1"] > 0.9
     assert again["subset_accuracy"] > 0.8

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from vitctl.launch.agent import LaunchConfig
 from vitctl.launch.cluster import Job
 from vitctl.launch.listing import plan_removal
 from vitctl.launch.prepare_run import prepare_run
-from vitctl.recipe.load import Override, load_recipe, with_overrides
+from vitctl.recipe.load import Override, load_recipe, parse_override, with_overrides
 from vitctl.recipe.write import to_toml, written_name
 
 
@@ -104,6 +105,18 @@ def test_prepare__a_changed_recipe_is_refused_and_its_keys_are_named(load: Load,
     many = load(seed=1, **{"optimizer.lr": 0.5, "model.depth": 3, "data.flip": False, "averaging.decay": 0.5})
     with pytest.raises(RecipeError, match="; and 1 more; choose another"):
         prepare_run(many, tmp_path)
+
+
+def test_prepare__the_proposed_resume_also_undoes_a_value(load: Load, tmp_path: Path) -> None:
+    """TOML has no null: `--set key=` would set an empty text, which most keys refuse."""
+    prepare_run(load(**{"model.norm_eps": 1e-5}), tmp_path)
+    with pytest.raises(RecipeError, match=r"norm_eps was 1e-05, now unset; ") as caught:
+        prepare_run(load(), tmp_path)
+    words = shlex.split(str(caught.value).partition("with: vitctl resume ")[2])
+    overrides = [parse_override(word) for flag, word in pairwise(words) if flag == "--set"]
+    allow = [word for flag, word in pairwise(words) if flag == "--allow"]
+    loaded = load_recipe(str(tmp_path / "recipe.toml"), overrides)
+    assert prepare_run(loaded, tmp_path, allow=allow).recipe == load().recipe
 
 
 def test_prepare__the_machine_the_log_and_the_keep_budgets_may_change(load: Load, tmp_path: Path) -> None:

@@ -196,6 +196,9 @@ def test_dinov2__has_the_published_numbers(size: str, knn: float, linear: float)
         assert isinstance(recipe, Probe)
         (point,) = recipe.known.points
         assert 100 * point.value == pytest.approx(accuracy) and point.at == recipe.known.length
+        d = recipe.data  # as in make_classification_eval_transform of the authors
+        assert (d.image_size, d.eval_method, d.eval_resize) == (224, "torchvision", 256)
+        assert (d.eval_resample or d.resample, recipe.weights.preprocess) == ("bicubic_antialias", "imagenet")
         assert (recipe.probe.method, recipe.data.dataset, recipe.known.num_classes) == (
             method,
             "imagenet",

@@ -373,6 +373,28 @@ def test_no_number_of_a_recipe_is_absurd(name: str) -> None:
         assert key in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("job", ["evaluate", "export", "fewshot", "probe"])
+def test_eval_resize__unset_is_no_value(tmp_path: Path, job: str) -> None:
+    """0 was both, unset and a value. An earlier run's recipe.toml keeps its meaning and its digest."""
+    with pytest.raises(RecipeError, match=r"eval_resize: 0 is no size; leave it out, or set it to the image"):
+        load_recipe(job, [Override("data.eval_resize", 0)])
+    write(tmp_path, "mine.toml", f'extends = "{job}"\n[data]\neval_resize = 300\n')
+    mine = load_recipe(tmp_path / "mine.toml")
+    undone = load_recipe(tmp_path / "mine.toml", [Override("data.eval_resize", "unset")])
+    assert (mine.recipe.data.eval_resize, undone.recipe.data.eval_resize) == (300, None)
+    default = load_recipe(job)
+    now, tables = to_toml(default), to_toml(default).split("[data]")
+    assert "# eval_resize is unset" in now
+    assert deciding_values(undone.recipe) == deciding_values(default.recipe)
+    before = f"{tables[0]}[data]\neval_resize = 0  # default{tables[1]}"
+    old = load_recipe(write(tmp_path, "recipe.toml", before))
+    assert old.recipe == load_recipe(write(tmp_path, "new.toml", now)).recipe == default.recipe
+    values = deciding_values(old.recipe)
+    assert values["data.eval_resize"] == "0" and ("data.eval_method" in values) == (
+        job in ("evaluate", "export")
+    )
+
+
 def test_load_recipe__a_key_of_an_earlier_release_loads_and_leaves_digests_as_they_were(
     tmp_path: Path,
 ) -> None:

@@ -20,6 +20,7 @@ PRE = {
     "checkpoint.every_steps": 2,
     "checkpoint.keep_best": 1,
     "evaluation.select_best": True,
+    "data.eval_split": "train[80%:]",  # no test image chooses
 }
 TUNE = """job = "finetune"
 note = "a tiny stand-in"

@@ -90,12 +90,14 @@ def mean_per_class(by_class: np.ndarray) -> float:
 
 
 def macro_f1(by_class: np.ndarray) -> float:
-    """Mean of the F1 scores of the classes that occur, as labels or predictions, 0..1.
+    """Mean of the F1 scores of the classes that occur, as labels or predictions, 0..1; 0 if none does.
 
-    F1 of a class is 2 * correct / (images + predictions), as scikit-learn's f1_score(average="macro").
+    F1 of a class is 2 * correct / (images + predictions), as scikit-learn's f1_score(average="macro"). A
+    class that has images and is never predicted counts as 0, and so does one that is only predicted.
 
     Args:
-        by_class: int64 `[K, 3]`, images, correct predictions and predictions of each class.
+        by_class: int64 `[K, 3]`, images, correct predictions and predictions of each class. With several
+            labels per image, an image counts for each.
     """
     images, correct, predicted = by_class[by_class[:, 0] + by_class[:, 2] > 0].T
     return float(np.mean(2 * correct / (images + predicted))) if len(images) else 0.0
@@ -290,8 +292,8 @@ def best_thresholds(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
 def label_set_scores(scores: np.ndarray, truth: np.ndarray, thresholds: np.ndarray) -> dict[str, float]:
     """Return `map` (mean average precision), `micro_f1`, `f1` (macro) and `subset_accuracy`, 0..1.
 
-    Both means are over the classes that have images, micro F1 and subset accuracy over all classes. As
-    scikit-learn's average_precision_score, f1_score and accuracy_score on these classes.
+    `map` is the mean over the classes that have images, `f1` is `macro_f1`, micro F1 and subset accuracy are
+    over all classes. As scikit-learn's average_precision_score, f1_score and accuracy_score on these classes.
 
     Args:
         scores, truth: as for `average_precisions`.
@@ -299,11 +301,10 @@ def label_set_scores(scores: np.ndarray, truth: np.ndarray, thresholds: np.ndarr
     """
     predicted = scores >= thresholds
     correct, wanted, given = ((predicted & truth).sum(0), truth.sum(0), predicted.sum(0))
-    there = wanted > 0
     return {
         "map": float(np.nanmean(average_precisions(scores, truth))),
-        "micro_f1": float(2 * correct.sum() / (wanted + given).sum()),
-        "f1": float(np.mean(2 * correct[there] / (wanted + given)[there])),
+        "micro_f1": float(2 * correct.sum() / max(1, (wanted + given).sum())),
+        "f1": macro_f1(np.stack([wanted, correct, given], axis=1)),
         "subset_accuracy": float((predicted == truth).all(axis=1).mean()),
     }
 

@@ -88,6 +88,7 @@ _FIT_OF_TEST = (
     "the temperature is fitted to test images, so their calibration looks better than that of new images; "
     "fit it to images that were held out of the training and of the test"
 )
+_CALIBRATED = "the calibration below is of the images that the temperature was fitted to"
 ORIGINAL, REAL, PART = "original", "real", "restricted"
 
 
@@ -314,7 +315,14 @@ def check_evaluation(
     rule = choose_label_rule(scoring.labels, source, found, Path(recipe.data.root))
     if scoring.fit_temperature:
         cautions += _check_fit(recipe.data.eval_split, found, source, rule)
-    return rule, read_thresholds(scoring.thresholds, rule), cautions
+    thresholds = read_thresholds(scoring.thresholds, rule)
+    chosen = read_result(Path(scoring.thresholds).parent) if scoring.thresholds else None
+    if chosen is not None and chosen.provenance.get("data_sha256") == source.digest:
+        raise DataError(
+            f"{scoring.thresholds}: its thresholds were chosen by these images, which test them no longer; "
+            f"score others with --split, or choose them by others, such as --split 'train[90%:]'"
+        )
+    return rule, thresholds, cautions
 
 
 def evaluate(
@@ -374,13 +382,16 @@ def evaluate(
     fitted: Temperature | None = None
     if fits:
         answers, scores = table.tensor_split([min(TOP_K, len(rule.prediction_names))], dim=1)
-        fitted = _fitted(recipe.data.eval_split, found, source, scores, rule.single_labels)
-        temperature = fitted.temperature
+        try:
+            fitted = _fitted(recipe.data.eval_split, found, source, scores, rule.single_labels)
+            temperature = fitted.temperature
+            journal.write("temperature", step=0, **fitted.model_dump())
+            text = f"{_CALIBRATED}; score other images for an independent number"
+        except DataError as error:  # the accuracy does not depend on it
+            text = f"{error}; no temperature was written, it stays {temperature:.4g}"
+        journal.write("warning", step=0, text=text)
         every = columns(scores, answers.long(), torch.arange(len(scores)), temperature=temperature)
         table = torch.cat([answers, every], dim=1)
-        journal.write("temperature", step=0, **fitted.model_dump())
-        text = "the calibration below is of the images that the temperature was fitted to"
-        journal.write("warning", step=0, text=f"{text}; score other images for an independent number")
     rows = table.numpy()
     best, likely = np.split(rows, [min(TOP_K, len(rule.prediction_names))], axis=1)
     best = best.astype(np.int64)
@@ -585,18 +596,25 @@ def _training_of(found: FoundWeights) -> tuple[Path, Pretrain | Finetune, Source
 
 
 def _trained_warning(found: FoundWeights, source: Source) -> str:
-    """Return a warning if the run of the weights was trained on some of these images; "" if not, or if its
-    images are gone.
+    """Return a warning if the run of the weights was trained on some of these images, or chose its checkpoint
+    by them; "" if not, or if its images are gone.
     """
     with suppress(VitctlError, OSError):
         training = _training_of(found)
         if training is not None and training[3] and len(training[2]) <= _MOST_COMPARED:
-            run, _, train, _ = training
+            run, recipe, train, _ = training
             if count := shared_samples(train, source):
                 return (
                     f"{run} was trained on {count:,} of these {len(source):,} images: the score says little "
                     f"about others"
                 )
+            if found.chosen.how == "best" and recipe.data.eval_split:
+                chosen_by = open_recipe_split(recipe.data, recipe.data.eval_split, run / "data")
+                if count := shared_samples(chosen_by, source):
+                    return (
+                        f"{run} chose this checkpoint by {count:,} of these {len(source):,} images: the "
+                        f"score looks better than that of new images"
+                    )
     return ""
 
 
@@ -620,7 +638,7 @@ def _check_fit(split: str, found: FoundWeights, source: Source, rule: LabelRule)
     old: object = stored_temperature(found.path, lambda: found.weights.digest)
     if old is None and (stored := found.weights.meta.get("temperature")):
         old = f"temperature {stored:.4f}, stored in the weights"
-    replaced = [f"an earlier fit is replaced: {old}"] if old else []
+    replaced = [f"an earlier fit would be replaced: {old}"] if old else []
     training = _training_of(found)
     if training is None:
         return [*([_FIT_OF_TEST] if split.startswith("test") else []), *replaced]
@@ -637,7 +655,7 @@ def _check_fit(split: str, found: FoundWeights, source: Source, rule: LabelRule)
         )
     data = recipe.data
     scored = open_recipe_split(data, data.eval_split, run / "data") if data.eval_split else None
-    is_test = scored is not None and shared_samples(scored, source)
+    is_test = scored is not None and not recipe.evaluation.select_best and shared_samples(scored, source)
     return [*([_FIT_OF_TEST] if is_test else []), *replaced]
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitctl.data.images.transforms import EvalTransform
+from vitctl.data.images.transforms import EvalTransform, fill_colour
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.evaluation import Score, stop_together
 from vitctl.engine.fewshot_ridge import L2_GRID, choose_l2, choose_shots, count_correct, decompose
@@ -36,6 +36,7 @@ from vitctl.jobs.training import (
 )
 from vitctl.models.build import Model, build
 from vitctl.models.variants import unseen_pixels, with_blocks
+from vitctl.models.weights.meta import HALF
 from vitctl.models.weights.weights_file import weights_digest
 from vitctl.recipe.schema import Fewshot, FrozenRecipe
 from vitctl.recipe.sections import StartWeights
@@ -163,8 +164,7 @@ def open_frozen(
 
     model, transform = _frozen(found, recipe, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime))
-    text = f"frozen, images of {transform.image_size} pixels"
-    found.log(journal, random_in_words(recipe.weights, recipe.seed), text)
+    found.log(journal, random_in_words(recipe.weights, recipe.seed), f"frozen, {transform}")
     for text in unseen_pixels(found.weights.config, transform.image_size):
         journal.write("warning", step=0, text=text)
     look, digest = ImagePass(run, recipe, transform, found.weights.meta), weights_digest(model.state_dict())
@@ -182,14 +182,15 @@ def _frozen(found: FoundWeights, recipe: FrozenRecipe, runtime: Runtime) -> tupl
     model, image_size = loaded_model(found, recipe.data.image_size, runtime.dtype)
     if recipe.weights.initialise == "random":
         model = build(model.config, seed=recipe.seed, dtype=runtime.dtype)
-    resize = recipe.data.eval_resize or round(image_size * 256 / 224)
+    data, is_whole = recipe.data, recipe.data.eval_method == "letterbox"
     return on_device(model, runtime), EvalTransform(
         image_size,
-        method="square",
-        resize=resize,
-        resample=recipe.data.resample,
-        exif_orientation=recipe.data.turns_upright,
-        truncated=recipe.data.truncated,
+        method=data.eval_method,
+        resize=data.eval_resize or (image_size if is_whole else round(image_size * 256 / 224)),
+        resample=data.eval_resample or data.resample,
+        exif_orientation=data.turns_upright,
+        truncated=data.truncated,
+        fill=fill_colour(found.weights.meta["mean"] if is_whole else HALF),  # else in the key of the cache
     )
 
 

@@ -101,6 +101,7 @@ def probe(
         "logistic": {"hold_out": p.hold_out, "hold_out_seed": recipe.seed, "c": list(C_GRID)},
         "linear": {"hold_out": p.hold_out, "hold_out_seed": recipe.seed, "float64": p.float64}
         | {"lrs": list(p.lrs), "steps": p.steps, "batch_size": p.batch_size, "momentum": p.momentum}
+        | {"refitted": True}  # earlier releases kept a layer that had not seen the held-out images
         | {"heads": [head.name for head in heads_of(frozen.model.config, p.blocks)]},
     }
     used = frozen.used | WHOLE | {"method": p.method} | by_method[p.method]
@@ -194,28 +195,31 @@ def _regression(
 def _linear(
     recipe: Probe, one: FewshotSet, train: Tensor, frozen: Frozen
 ) -> tuple[Head, Tensor, dict[str, Any]] | None:
-    """Return the best of the layers, [R + 1, K], under its input, and how it was chosen; None after a
-    signal.
+    """Return a layer trained on all images, [R + 1, K], under its input, and how these were chosen; None
+    after a signal.
     """
     p, labels, run = recipe.probe, torch.from_numpy(one.train.labels()), frozen.run
     heads = heads_of(frozen.model.config, p.blocks)
     held = held_out(one.train.labels(), p.hold_out, recipe.seed)
-    kept = torch.nonzero(~held)[:, 0]
-    steps = itertools.takewhile(lambda _: not run.stop.raised, range(p.steps))
-    batches = (kept[drawn(recipe.seed, len(kept), p.batch_size, step)] for step in steps)
-    layers = linear(
-        train,
-        labels,
-        [lr * p.batch_size / 256 for lr in p.lrs],
-        num_classes=one.num_classes,
-        batches=run.journal.watch(batches, "linear layers", p.steps * p.batch_size, 1),
-        steps=p.steps,
-        seed=recipe.seed,
-        momentum=p.momentum,
-        dtype=torch.float64 if p.float64 else torch.float32,
-        device=run.runtime.device,
-        inputs=[head.features for head in heads],
-    )
+
+    def trained(on: Tensor, lrs: Sequence[float], inputs: Sequence[Head], what: str) -> list[Tensor]:
+        steps = itertools.takewhile(lambda _: not run.stop.raised, range(p.steps))
+        batches = (on[drawn(recipe.seed, len(on), p.batch_size, step)] for step in steps)
+        return linear(
+            train,
+            labels,
+            [lr * p.batch_size / 256 for lr in lrs],
+            num_classes=one.num_classes,
+            batches=run.journal.watch(batches, what, p.steps * p.batch_size, 1),
+            steps=p.steps,
+            seed=recipe.seed,
+            momentum=p.momentum,
+            dtype=torch.float64 if p.float64 else torch.float32,
+            device=run.runtime.device,
+            inputs=[head.features for head in inputs],
+        )
+
+    layers = trained(torch.nonzero(~held)[:, 0], p.lrs, heads, "linear layers")
     if run.stop.raised:
         return None
     left, answers = train[held], labels[held]
@@ -229,14 +233,18 @@ def _linear(
         key=lambda at: (shares[at[0]][at[1]], -at[0], -p.lrs[at[1]]),
     )
     by_head = {head.name: of_head for head, of_head in zip(heads, shares, strict=True)}
+    head, lr = heads[at[0]], p.lrs[at[1]]
+    ((layer,),) = trained(torch.arange(len(train)), [lr], [head], "linear layer on all images")
+    if run.stop.raised:
+        return None
     more = {
-        "head": heads[at[0]].name,
-        "lr": p.lrs[at[1]],
+        "head": head.name,
+        "lr": lr,
         "held_out_accuracy": shares[at[0]][at[1]],
         "num_held_out": len(answers),
         "held_out_by_head": by_head,
     }
-    return heads[at[0]], layers[at[0]][at[1]], more
+    return head, layer, more
 
 
 def _chosen(row: Mapping[str, Any]) -> str:

@@ -36,6 +36,7 @@ from vitctl.recipe.export_formats import FORMATS
 from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_overrides
 from vitctl.recipe.neutral_keys import FREE_TO_CHANGE, PLACES
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Finetune, NetworkMachine, Recipe, TrainRecipe, Vtab
+from vitctl.recipe.sections import UNSET
 from vitctl.recipe.write import differences, to_toml, toml_value, written_name
 from vitctl.system.files import write_text
 from vitctl.system.process import usable_cores
@@ -148,7 +149,7 @@ def _prepare(
             load_recipe(str(file)).recipe if file.exists() and not failed_without_output(run_dir) else None
         )
         loaded, taken = _pinned(_with_earlier_formats(loaded, before, run_dir), before)
-        loaded, inputs = fit_to_data(loaded, run_dir)
+        loaded, inputs = fit_to_data(loaded, run_dir, is_new=before is None)
         loaded, inputs = fit_lanes(loaded, before, inputs, run_dir, nodes)
         _not_shorter(loaded.recipe, run_dir)  # first: the other error would advise this length
         changed = _changes(before, loaded.recipe, run_dir, allow) if before is not None else ""
@@ -294,7 +295,7 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
     if refused:
         more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
         sets = " ".join(
-            f"--set {typed(f'{key}={toml_value(value)}')} --allow {key}" for key, _, value in refused
+            f"--set {typed(f'{key}={toml_value(value) or UNSET}')} --allow {key}" for key, _, value in refused
         )
         raise RecipeError(
             f"{run_dir}: holds a run of another recipe: {_in_words(refused[:4])}{more}; choose another "
@@ -325,7 +326,7 @@ def _not_shorter(recipe: Recipe, run_dir: Path) -> None:
 
 def _in_words(changes: Sequence[tuple[str, Any, Any]]) -> str:
     return "; ".join(
-        f"{key} was {toml_value(a) or 'unset'}, now {toml_value(b) or 'unset'}" for key, a, b in changes
+        f"{key} was {toml_value(a) or UNSET}, now {toml_value(b) or UNSET}" for key, a, b in changes
     )
 
 

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from vitctl.recipe.sections import Jitter, LocalPath, Names, Pair, Section, Triple, colour_problems, knob
 
@@ -34,18 +34,29 @@ EVAL_RESAMPLE = (
 )
 
 
-def crop_problem(image_size: int, eval_resize: int) -> tuple[bool, str]:
+def _resized_to(size: int) -> int:
+    """Check a size before the centre crop. Earlier releases took 0 for an unset one."""
+    if size < 1:
+        raise ValueError(f"{size} is no size; leave it out, or set it to the image size, which crops nothing")
+    return size
+
+
+# None: unset. Each job says what it then takes.
+EvalResize = Annotated[int, AfterValidator(_resized_to)] | None
+
+
+def crop_problem(image_size: int, eval_resize: int | None) -> tuple[bool, str]:
     """Return whether evaluation has no room for its centre crop, and what to do, for `Section._refusing`."""
     text = f"eval_resize = {eval_resize} is smaller than image_size = {image_size}; "
-    return 0 < eval_resize < image_size, f"{text}set data.eval_resize to at least {image_size}, or to 0"
+    return 0 < (eval_resize or 0) < image_size, f"{text}set data.eval_resize to at least {image_size}"
 
 
-def check_letterbox(method: str, image_size: int, eval_resize: int) -> None:
+def check_letterbox(method: str, image_size: int, eval_resize: int | None, unset: str = "'unset'") -> None:
     """Raises ValueError where the whole image would be resized and then cropped."""
-    if method == "letterbox" and eval_resize not in (0, image_size):
+    if method == "letterbox" and eval_resize not in (None, 0, image_size):
         raise ValueError(
             f"eval_resize = {eval_resize} does nothing for eval_method = 'letterbox', which keeps the whole "
-            f"image; set data.eval_resize = 0"
+            f"image; set data.eval_resize = {unset}"
         )
 
 
@@ -138,13 +149,12 @@ class StoredTransform(Place):
         f"{EVAL_METHOD}; '': as stored with the weights, for ObjectNet's labels shorter_side",
         source="BiT App. B",
     )
-    eval_resize: int = knob(
-        0,
-        "size before the centre crop; 0: as stored with the weights, for ObjectNet's labels 512, in "
+    eval_resize: EvalResize = knob(
+        None,
+        "size before the centre crop; unset: as stored with the weights, for ObjectNet's labels 512, in "
         "proportion to image_size",
         unit="pixels",
         source="BiT App. B",
-        ge=0,
     )
     eval_resample: EvalResample = knob("", EVAL_RESAMPLE + "; '': as stored with the weights")
 
@@ -437,7 +447,7 @@ class TrainImages(Place):
             ),
             crop_problem(self.image_size, self.eval_resize),
         )
-        check_letterbox(self.eval_method, self.image_size, self.eval_resize)
+        check_letterbox(self.eval_method, self.image_size, self.eval_resize, unset="0")
         return self
 
 
@@ -474,11 +484,15 @@ class FewshotImages(Place):
         source="big_vision fewshot_lsr",
     )
     image_size: int = knob(0, IMAGE_SIZE, unit="pixels", ge=0)
-    eval_resize: int = knob(
-        0, "images are squashed to this square before the centre crop; 0: 8/7 of image_size, as 256 for 224",
-        unit="pixels", source="big_vision fewshot_lsr", ge=0,
-    )  # fmt: skip
+    eval_method: EvalMethod = knob("square", EVAL_METHOD, source="big_vision fewshot_lsr")
+    eval_resize: EvalResize = knob(
+        None,
+        "size before the centre crop; unset: 8/7 of image_size, as 256 for 224",
+        unit="pixels",
+        source="big_vision fewshot_lsr",
+    )
     resample: Resample = knob("bilinear", RESAMPLE, source="authors' code")
+    eval_resample: EvalResample = knob("", EVAL_RESAMPLE + "; '': as resample")
 
     @property
     def _is_own(self) -> bool:
@@ -486,6 +500,7 @@ class FewshotImages(Place):
 
     @model_validator(mode="after")
     def _crop_needs_room(self) -> Self:
+        check_letterbox(self.eval_method, self.image_size, self.eval_resize)
         return self._refusing(crop_problem(self.image_size, self.eval_resize))
 
 

@@ -21,6 +21,7 @@ _IN_PYTHON = "overrides"  # origin of a value that a caller of `load_recipe` giv
 # line.
 _NAME = re.compile(r"[\w.\-\s\"']+")
 _NOT_OF_A_NAME = re.compile(r"[\s\"']")
+RESOLVED = re.compile(r"# (.+), resolved;")  # the first line of a run's recipe.toml
 
 
 @dataclass(frozen=True)
@@ -216,6 +217,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         if isinstance(inside, dict) and old in inside:
             inside.setdefault(new.rpartition(".")[2], inside.pop(old))
             lines.setdefault(new, _line(lines, key))
+    data = values.get("data")
+    if isinstance(data, dict) and data.get("eval_resize") == 0 and RESOLVED.match(text):
+        del data["eval_resize"]  # of an earlier release: unset
     return values, lines
 
 

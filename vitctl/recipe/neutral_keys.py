@@ -8,7 +8,7 @@ from typing import Any
 from vitctl.errors import RecipeError
 from vitctl.models.variants import LATER_FIELDS
 from vitctl.recipe.load import load_recipe, recipe_names
-from vitctl.recipe.schema import RENAMED, Probing, Recipe
+from vitctl.recipe.schema import RENAMED, FrozenRecipe, Probing, Recipe
 from vitctl.recipe.write import flat, toml_value, written_name
 
 # Dotted keys, or tables. They change results by rounding at most; precision changes more and is not listed.
@@ -102,6 +102,8 @@ _ADDED: dict[str, Any] = {
         for name in ("lrs", "steps", "batch_size", "momentum")
     },
 }
+# The same of the jobs on frozen representations; those that train always had these keys.
+_ADDED_FROZEN = {"data.eval_method": "square", "data.eval_resample": ""}
 
 
 # What may change when a run is resumed. Tasks and seeds of a VTAB table select its runs, and change none of
@@ -118,11 +120,14 @@ def deciding_values(recipe: Recipe, free: tuple[str, ...] = FREE_TO_CHANGE) -> d
     start with one of `free`.
     """
     names = {new: old for old, new in RENAMED.items()}
+    added = _ADDED | (_ADDED_FROZEN if isinstance(recipe, FrozenRecipe) else {})
     values = {
         names.get(key, key): toml_value(value)
         for key, value in flat(recipe).items()
-        if not key.startswith(free) and not (key in _ADDED and value == _ADDED[key])
+        if not key.startswith(free) and not (key in added and value == added[key])
     }
+    if values.get("data.eval_resize") == "":  # unset: earlier releases wrote 0
+        values["data.eval_resize"] = "0"
     # SGD's decay was decoupled once: the same number is then another training, and must not resume as this
     # one.
     if values.get("optimizer.name") == toml_value("sgd") and float(values["optimizer.weight_decay"]):
@@ -137,7 +142,7 @@ def with_added(values: Mapping[str, str]) -> dict[str, str]:
     """Return what `deciding_values` gave, with the younger keys that it leaves out: for a comparison key by
     key.
     """
-    return {key: toml_value(value) for key, value in _ADDED.items()} | dict(values)
+    return {key: toml_value(value) for key, value in (_ADDED | _ADDED_FROZEN).items()} | dict(values)
 
 
 def unlike_known(file: Path) -> str:

@@ -333,8 +333,8 @@ class Probing(FeatureCache):
     float64: bool = knob(True, "method = 'knn', 'linear': in float64; false: in float32")
     hold_out: float = knob(
         0.1,
-        "method = 'logistic', 'linear': share of each class's training images that C or the rate is chosen "
-        "on; the chosen C is then solved on all",
+        "method = 'logistic', 'linear': share of each class's training images that C, or input and rate, are "
+        "chosen on; the layer is then fitted to all",
         source="DINOv2",
         gt=0,
         lt=1,

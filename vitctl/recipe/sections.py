@@ -27,6 +27,7 @@ from vitctl.recipe.export_formats import FORMATS, GRAPHS, check_options, formats
 from vitctl.system.address import check_local
 
 MOST_NUMBER = 10**12
+UNSET = "unset"  # stands for null, which TOML lacks
 
 
 def _tuple(value: Any) -> Any:
@@ -84,6 +85,13 @@ class Section(BaseModel):
     """A table of a recipe: frozen, strictly typed, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _none_in_toml(cls, value: Any, info: ValidationInfo) -> Any:
+        """With `UNSET`, --set undoes a value of a recipe."""
+        is_unset = value == UNSET and cls.model_fields[str(info.field_name)].default is None
+        return None if is_unset else value
 
     @field_validator("*")
     @classmethod

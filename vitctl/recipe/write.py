@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from vitctl.errors import RecipeError
-from vitctl.recipe.load import Loaded, every_key
+from vitctl.recipe.load import RESOLVED, Loaded, every_key
 from vitctl.recipe.schema import JOBS, Recipe
 from vitctl.system.text import did_you_mean, escaped_json, nearest, one_line
 
@@ -50,7 +50,7 @@ def written_name(path: Path) -> str:
     """
     try:
         with path.open(encoding="utf-8") as file:
-            match = re.match(r"# (.+), resolved;", file.readline())
+            match = RESOLVED.match(file.readline())
     except FileNotFoundError:
         return ""
     return match[1] if match else ""

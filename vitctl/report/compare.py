@@ -139,6 +139,7 @@ _SOMETIMES = (
     Fact("float64", "agree", "computed in another precision", (_PROBE,)),
     Fact("c", "agree", "another grid of regularisers", (_PROBE,)),
     Fact("hold_out", "agree", "chosen on another share of the training images", (_PROBE,)),
+    Fact("refitted", "agree", "one layer was trained without the held-out images", (_PROBE,)),
     Fact("hold_out_seed", "show", "other held-out images and batches estimate the same", (_PROBE,)),
     *(
         Fact(key, "agree", "trained otherwise", (_PROBE,))

@@ -1,6 +1,7 @@
 """A user's data set without a test split: cut by class, scored on validation, or left to what was typed."""
 
 import io
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from vitctl.data.datasets.readers.arrays import encode_png
 from vitctl.data.source.splits import default_splits
 from vitctl.data.writer.intake import Item
 from vitctl.data.writer.shard_writer import write_split
-from vitctl.errors import DataError
-from vitctl.jobs.inputs.checks import fit_splits
+from vitctl.errors import DataError, RecipeError
+from vitctl.jobs.inputs.checks import check_choices, fit_splits
 from vitctl.recipe.load import Override, load_recipe
 from vitctl.system import remote
 
@@ -59,7 +60,7 @@ def fitted(recipe: str, folder: Path, **typed: Any) -> tuple[dict[str, Any], str
 def test_own_splits__takes_what_is_there(found: list[str], train: str, scored: str) -> None:
     chosen = default_splits(found)
     assert chosen is not None and (chosen.train, chosen.scored) == (train, scored)
-    assert bool(chosen.note) == ((train, scored) != ("train", "test"))
+    assert bool(chosen.note) == (found != ["train", "test"])
 
 
 @pytest.mark.parametrize("name", ["test", "val", "validation"])
@@ -110,6 +111,58 @@ def test_fit_splits__validation_is_scored_where_there_is_no_test(tmp_path: Path)
     assert note == "'train' is trained on, 'validation' is scored"
     assert fitted("evaluate", tmp_path)[0] == {"data.eval_split": "validation"}
     assert fitted("jft_b16", tmp_path) == ({}, "")
+
+
+CHOOSES = {"evaluation.select_best": True, "checkpoint.keep_best": 1, "evaluation.every_steps": 2}
+
+
+@pytest.mark.parametrize(
+    ("splits", "train", "chosen_by"),
+    [
+        (("train", "validation", "test"), "train", "validation"),
+        (("train", "test"), "train[:90%]", "train[90%:]"),
+        (("train", "val"), "train", "val"),
+        (("photos",), "photos[:60% of each class]", "photos[60%:80% of each class]"),
+    ],
+)
+def test_choices__are_made_by_validation_or_training_images(
+    tmp_path: Path, splits: tuple[str, ...], train: str, chosen_by: str
+) -> None:
+    """A checkpoint, a learning rate, a temperature: each by the line that names the splits; never by test."""
+    plant(tmp_path, *splits)
+    for recipe in ("smoke", "finetune"):
+        values, note = fitted(recipe, tmp_path, **CHOOSES)
+        recorded = load_recipe(recipe, [Override(*one) for one in (CHOOSES | values).items()]).recipe.data
+        assert (recorded.train_split, recorded.eval_split) == (train, chosen_by)
+        assert not values or f"'{chosen_by}' " in note
+    tried = fitted("finetune", tmp_path, **{"sweep.lrs": (0.01, 0.1)})[0]
+    by_default = {"sweep.train_split": "train[:90%]", "sweep.eval_split": "train[90%:]"}
+    rate = by_default | {key: value for key, value in tried.items() if key in by_default}
+    of_train = ("train[:90%]", "train[90%:]") if splits == ("train", "val") else (train, chosen_by)
+    assert (rate["sweep.train_split"], rate["sweep.eval_split"]) == of_train
+    values, note = fitted("evaluate", tmp_path, **{"evaluation.fit_temperature": True})
+    if chosen_by in splits:
+        assert values == {"data.eval_split": chosen_by} and "chooses the temperature" in note
+
+
+@pytest.mark.parametrize(
+    ("recipe", "values"),
+    [
+        ("finetune", CHOOSES),
+        ("smoke", CHOOSES | {"data.eval_split": "test"}),
+        ("finetune", {"sweep.lrs": (0.1, 0.2), "sweep.eval_split": "train[90%:]+testing"}),
+        ("evaluate", {"evaluation.fit_temperature": True}),
+        ("evaluate", {"evaluation.fit_temperature": True, "data.eval_split": "test"}),
+    ],
+)
+def test_choices__by_test_images_are_refused(recipe: str, values: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match="test it no longer") as caught:
+        check_choices(load_recipe(recipe, [Override(key, value) for key, value in values.items()]))
+    fix = re.findall(r"--set (\S+)='(\S+)'", str(caught.value))
+    told = [Override(*one) for one in fix] or [Override("data.eval_split", "train[90%:]", "--split")]
+    check_choices(load_recipe(recipe, [*(Override(*one) for one in values.items()), *told]))
+    part = Override("data.eval_split", "test[:50%]", "--split")  # the other half is left as a test
+    check_choices(load_recipe(recipe, [*(Override(*one) for one in values.items()), *told, part]))
 
 
 def test_fit_splits__leaves_what_fits_and_what_was_typed(tmp_path: Path) -> None:

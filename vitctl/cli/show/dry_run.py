@@ -53,6 +53,9 @@ def show_plan(
         LaunchError: the job cannot use the folder; or not even one image at a time fits the GPU, raised after
             the plan.
     """
+    from vitctl.jobs.inputs.checks import check_choices
+
+    check_choices(loaded)
     refusal, nodes, line = "", config.nodes, launch_line(run_dir, loaded.recipe, config)
     if batch:
         batch.text(run_dir.resolve())  # it may refuse the folder

@@ -24,14 +24,14 @@ from vitctl.system.files import GROUPING, INDEX, TABLE, read_bytes, read_json, w
 from vitctl.system.pool import run_tasks
 from vitctl.system.text import count_text, one_line
 
-TRAIN, TEST = "train", "test"
+TRAIN, TEST, VALIDATION = "train", "test", "validation"
 _TRAIN_NAMES = (TRAIN, "training")
 NOT_TRAINED = (TEST, "testing", "validation", "val", "valid", "dev")  # in the order in which one is scored
 # Name of a folder or a shard -> its role.
 ROLES = {
     **dict.fromkeys(_TRAIN_NAMES, TRAIN),
     **dict.fromkeys(NOT_TRAINED[:2], TEST),
-    **dict.fromkeys(NOT_TRAINED[2:], "validation"),
+    **dict.fromkeys(NOT_TRAINED[2:], VALIDATION),
 }
 _GROUP_COLUMN = re.compile(r"(.+\.(?i:[ct]sv)):(.+)")
 _PART = re.compile(r"(?P<split>\w+)(?:\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?(?P<each> of each class)?\])?")
@@ -355,14 +355,20 @@ def _boundary(limit: str, size: int, part: str, *, each: bool) -> int:
     return value + size if value < 0 else value
 
 
+def is_test(expression: str) -> bool:
+    """Return whether a split expression takes a whole test split."""
+    return any(ROLES.get(part.strip()) == TEST for part in expression.split("+"))
+
+
 class DefaultSplits(NamedTuple):
     """Split expressions.
 
     Args:
         train: to train on.
         scored: to score.
-        lr_train: training split of the search for the learning rate.
-        lr_validation: validation split of that search; neither has a scored image.
+        lr_train: to train on where something is chosen, such as the learning rate.
+        lr_validation: to choose it by: a validation split, or a part of the training images. Neither has an
+            image of a test.
         note: one line for the user; empty where the splits are `train` and `test`.
     """
 
@@ -395,10 +401,14 @@ def default_splits(found: Sequence[str]) -> DefaultSplits | None:
             "fixed by the MD5 of the names",
         )
     train = next((name for name in _TRAIN_NAMES if name in found), "")
-    scored = next((name for name in NOT_TRAINED if name in found), "")
+    scored, *others = [name for name in NOT_TRAINED if name in found] or [""]
     if not train or not scored:
         return None
     note = "" if (train, scored) == (TRAIN, TEST) else f"'{train}' is trained on, '{scored}' is scored"
+    spare = next((name for name in others if ROLES[name] != TEST), "") if is_test(scored) else ""
+    if spare:
+        note = f"'{train}' is trained on, '{scored}' is scored, '{spare}' is kept for choices"
+        return DefaultSplits(train, scored, train, spare, note)
     return DefaultSplits(train, scored, f"{train}[:90%]", f"{train}[90%:]", note)
 
 

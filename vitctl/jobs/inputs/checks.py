@@ -19,7 +19,16 @@ from vitctl.data.datasets.readers.imagenet import is_part_of_imagenet
 from vitctl.data.datasets.readers.original_files import class_list
 from vitctl.data.shards.index import find_splits
 from vitctl.data.source.locate import locate_splits, no_index_message
-from vitctl.data.source.splits import NOT_TRAINED, TEST, TRAIN, DefaultSplits, default_splits
+from vitctl.data.source.splits import (
+    NOT_TRAINED,
+    ROLES,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    DefaultSplits,
+    default_splits,
+    is_test,
+)
 from vitctl.data.source.views import Source
 from vitctl.data.writer.intake import Originals, read_item
 from vitctl.engine.journal import CHECKPOINTS, MODEL, RUN_FILES, STATE, step_folders, tensor_files
@@ -199,9 +208,13 @@ def fit_splits(loaded: Loaded) -> FittedSplits:
 
 
 def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: DefaultSplits) -> FittedSplits:
-    keys = ("data.train_split", "data.eval_split")
-    if (_has(found, train) and _has(found, scored)) or any(_is_from_flag(loaded, key) for key in keys):
+    keys, recipe, note = ("data.train_split", "data.eval_split"), loaded.recipe, fitting.note
+    chooses = isinstance(recipe, Pretrain | Finetune) and recipe.evaluation.select_best
+    if any(_is_from_flag(loaded, key) for key in keys):
         return FittedSplits([], "")
+    if _has(found, train) and _has(found, scored) and not (chooses and is_test(scored)):
+        values = _sweep(loaded, found, fitting)
+        return FittedSplits(_overrides(values), note if values else "")
     if len(found) == 1 and found[0] in NOT_TRAINED:
         name = found[0]
         raise DataError(
@@ -210,27 +223,44 @@ def _both(loaded: Loaded, train: str, scored: str, found: list[str], fitting: De
             f"--set "
             f"data.eval_split='{name}[80%:]'"
         )
-    values = dict(zip(keys, (fitting.train, fitting.scored), strict=True))
-    if isinstance(loaded.recipe, Finetune):
-        values |= _sweep(loaded, loaded.recipe, found, fitting)
-    return FittedSplits([Override(key, value, _FLAG) for key, value in values.items()], fitting.note)
+    pair = fitting.train, fitting.scored
+    if chooses and ROLES.get(fitting.scored) != VALIDATION:
+        pair = fitting.lr_train, fitting.lr_validation
+        note = f"'{pair[0]}' is trained on, '{pair[1]}' chooses the checkpoint; test images choose nothing"
+    values = dict(zip(keys, pair, strict=True)) | _sweep(loaded, found, fitting)
+    return FittedSplits(_overrides(values), note)
 
 
-def _sweep(loaded: Loaded, recipe: Finetune, found: list[str], fitting: DefaultSplits) -> dict[str, str]:
-    """Learning rates are tried and chosen on training images: never on those that are scored."""
-    keys = ("sweep.train_split", "sweep.eval_split")
-    if any(_is_from_flag(loaded, key) for key in keys) or (
-        len(found) > 1 and _has(found, recipe.sweep.train_split)
-    ):
+def _overrides(values: Mapping[str, str]) -> list[Override]:
+    return [Override(key, value, _FLAG) for key, value in values.items()]
+
+
+def _sweep(loaded: Loaded, found: list[str], fitting: DefaultSplits) -> dict[str, str]:
+    """Learning rates are chosen on validation or training images: never on those that test them."""
+    keys, recipe = ("sweep.train_split", "sweep.eval_split"), loaded.recipe
+    if not isinstance(recipe, Finetune) or any(_is_from_flag(loaded, key) for key in keys):
+        return {}
+    takes_validation = (
+        recipe.sweep.lrs
+        and fitting.lr_validation in found
+        and all(loaded.origin(key) == "default" for key in keys)
+    )
+    if len(found) > 1 and _has(found, recipe.sweep.train_split) and not takes_validation:
         return {}
     return dict(zip(keys, (fitting.lr_train, fitting.lr_validation), strict=True))
 
 
 def _scored(loaded: Loaded, scored: str, found: list[str], fitting: DefaultSplits) -> FittedSplits:
     """Choose the split to score if there is only one: the part that fine-tuning on it would score, or all
-    of it if it is not called train.
+    of it if it is not called train. A temperature is fitted to validation images where there are any.
     """
-    if _has(found, scored) or _is_from_flag(loaded, "data.eval_split"):
+    recipe, validation = loaded.recipe, next((name for name in found if ROLES.get(name) == VALIDATION), "")
+    if _is_from_flag(loaded, "data.eval_split"):
+        return FittedSplits([], "")
+    if validation and isinstance(recipe, Evaluate) and recipe.evaluation.fit_temperature:
+        override = Override("data.eval_split", validation, "the validation split of --data")
+        return FittedSplits([override], f"'{validation}' chooses the temperature; test images choose nothing")
+    if _has(found, scored):
         return FittedSplits([], "")
     (value, note) = fitting.scored, f"'{fitting.scored}' is scored"
     if len(found) == 1 and not found[0].startswith(TRAIN):
@@ -314,23 +344,46 @@ def _newest_file(folder: Path) -> Path | None:
     return max(filter(None, files), default=None)
 
 
-def fit_to_data(loaded: Loaded, run_dir: Path) -> tuple[Loaded, Inputs | None]:
-    """Fill in the batch size, length and warm-up that depend on the number of training images.
-
-    Returns:
-        the recipe, and its images where they were opened for that.
-
-    Raises:
-        RecipeError: a temperature is to be fitted to images that the user did not name.
-    """
+def check_choices(loaded: Loaded) -> None:
+    """Refuse to choose a checkpoint, a learning rate or a temperature by test images. Raises RecipeError."""
     recipe = loaded.recipe
     if isinstance(recipe, Evaluate) and recipe.evaluation.fit_temperature:
-        origin = loaded.origin("data.eval_split")
-        if origin in ("default", _FLAG) or origin.startswith("evaluate.toml:"):
+        origin, split = loaded.origin("data.eval_split"), recipe.data.eval_split
+        if origin in ("default", _FLAG) or origin.startswith("evaluate.toml:") or is_test(split):
             raise RecipeError(
                 "evaluation.fit_temperature: images that choose a temperature test it no longer; name some "
                 "that were held out of the training and of the test with --split, such as 'train[90%:]'"
             )
+    if not isinstance(recipe, Pretrain | Finetune):
+        return
+    fix = "hold some training images out for it, such as"
+    tried = recipe.sweep if isinstance(recipe, Finetune) and recipe.sweep.lrs else None
+    refuse(
+        RecipeError,
+        (
+            recipe.evaluation.select_best and is_test(recipe.data.eval_split),
+            f"evaluation.select_best: '{recipe.data.eval_split}' images that choose a checkpoint test it no "
+            f"longer; {fix} --set data.train_split='train[:90%]' --set data.eval_split='train[90%:]'",
+        ),
+        (
+            tried and is_test(tried.eval_split),
+            f"sweep.lrs: '{tried and tried.eval_split}' images that choose a rate test it no longer; {fix} "
+            f"--set sweep.train_split='train[:90%]' --set sweep.eval_split='train[90%:]'",
+        ),
+    )
+
+
+def fit_to_data(loaded: Loaded, run_dir: Path, *, is_new: bool = True) -> tuple[Loaded, Inputs | None]:
+    """Fill in the batch size, length and warm-up that depend on the number of training images.
+
+    A run of an earlier release that is not new may choose by test images, see `check_choices`.
+
+    Returns:
+        the recipe, and its images where they were opened for that.
+    """
+    recipe = loaded.recipe
+    if is_new:
+        check_choices(loaded)
     if isinstance(recipe, Pretrain | Finetune) and needs_num_images(recipe):
         inputs = open_inputs(recipe, run_dir)
         assert inputs.train is not None

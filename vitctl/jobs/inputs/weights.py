@@ -277,7 +277,7 @@ def stored_eval_transform(recipe: Evaluate, meta: Mapping[str, Any]) -> EvalTran
     if 0 < resize < image_size:
         raise RecipeError(
             f"data.eval_resize = {resize} is smaller than the crop of {image_size} pixels; set it to at "
-            f"least {image_size}, or to 0"
+            f"least {image_size}"
         )
     upright = (
         meta.get("exif_orientation", data.turns_upright)

@@ -192,7 +192,10 @@ def assumed_values(meta: Mapping[str, Any], config: Config, *, scoring: bool) ->
         scoring: whether their evaluation pre-processing is used.
     """
     names = [name for name in meta.get("assumed") or () if scoring or name not in OF_SCORING]
-    return {KEYS[name]: meta[name] if name in meta else getattr(config, name) for name in names}
+    stored = {name: getattr(config, name, None) for name in names} | {**meta}
+    if stored.get("eval_resize") == 0:  # no crop, which a recipe says by the image size
+        stored["eval_resize"] = config.image_size
+    return {KEYS[name]: stored[name] for name in names}
 
 
 def _with_choices(key: str, value: Any) -> str:
