@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from sklearn.metrics import f1_score
 
 from tests.trained import Job
 from vitctl import load_classifier, open_split
+from vitctl.data.shards.index import read_index
+from vitctl.data.source.stores import ShardSource
+from vitctl.data.writer.intake import Item
+from vitctl.data.writer.shard_writer import write_split
 from vitctl.engine import checkpoint as files
 from vitctl.engine.calibration import calibration
 from vitctl.errors import CheckpointError, DataError, RecipeError
@@ -63,6 +69,41 @@ def test_evaluate__refuses_data_of_other_classes(job: Job) -> None:
         CheckpointError, match=r"its head has 6 classes \(circle, .*\), the data has 10 \(0, 1, 2 \.\.\.\)"
     ):
         job("evaluate", **{"data.path": "", "data.dataset": "digits"})
+
+
+def table_rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def test_evaluate__data_may_lack_classes_of_the_head(job: Job, tiny_data: Path, tmp_path: Path) -> None:
+    """They are matched by name, in any order; answers may be any class of the head. Means and counts are
+    those of the whole test set's images of these classes, as scikit-learn has them.
+    """
+    names = ("square", "circle")
+    whole = ShardSource(read_index(tiny_data / "test"))
+    kept = [n for n in range(len(whole)) if whole.class_names[whole.labels()[n]] in names]
+    labels = [names.index(whole.class_names[whole.labels()[n]]) for n in kept]
+    items = [Item(str(n), label, partial(whole.read, n)) for n, label in zip(kept, labels, strict=True)]
+    write_split(items, tmp_path / "two" / "test", names, seed=0, source_text="two classes")
+    answers = {"evaluation.answers": str(tmp_path / "all.csv")}
+    job("evaluate", "all", **answers)
+    answers = {"evaluation.answers": str(tmp_path / "some.csv")}
+    metrics = job("evaluate", "some", **{**answers, "data.path": str(tmp_path / "two")})["metrics"]
+    rows = [row for row in table_rows(tmp_path / "all.csv") if row["truth"] in names]
+    truth, answered = [row["truth"] for row in rows], [row["answer"] for row in rows]
+    again = table_rows(tmp_path / "some.csv")
+    assert sorted((row["truth"], row["answer"]) for row in again) == sorted(zip(truth, answered, strict=True))
+    macro = f1_score(truth, answered, average="macro", zero_division=0)
+    assert metrics["f1"] == pytest.approx(macro, abs=1e-12)
+    by_class = [
+        np.mean([a == t for t, a in zip(truth, answered, strict=True) if t == name]) for name in names
+    ]
+    assert metrics["mean_per_class"] == pytest.approx(np.mean(by_class), abs=1e-12)
+    assert metrics["chance"] == pytest.approx(1 / 6)
+    warning = "4 of the 6 classes of the weights have no image here"
+    assert warning in (tmp_path / "some" / "log.jsonl").read_text()
+    counts = {row["class"]: int(row["images"]) for row in table_rows(tmp_path / "some" / "per_class.csv")}
+    assert counts == {**dict.fromkeys(whole.class_names, 0), **{name: truth.count(name) for name in names}}
 
 
 CROPPED = {"image_size": 224, "eval_method": "shorter_side", "eval_resize": 256, "resample": "area"}

@@ -99,7 +99,9 @@ def predict(
             split if split.partition("[")[0] in names else TRAIN if names and not names & {*ROLES} else ""
         )
         place = f"{typed(images[0])} --split {typed(chosen)}" if chosen else "DATA"
-        note(_accuracy_line(right[True], right.total(), recipe.weights.source, place))
+        # `evaluate` takes no image of another class, and none that is broken.
+        source = recipe.weights.source if right.total() == total else ""
+        note(_accuracy_line(right[True], right.total(), source, place))
     if errors:
         reasons = ", ".join(f"{count:,} {one_line(reason)}" for reason, count in errors.most_common())
         note(f"{errors.total():,} of {total:,} images cannot be used: {reasons}")
@@ -112,14 +114,16 @@ def predict(
 
 
 def _accuracy_line(correct: int, total: int, weights: str, place: str) -> str:
-    """Return the accuracy of answers to labelled images, and the command that scores all of them."""
+    """Return the accuracy of answers to labelled images, and the command that scores all of them; `weights`
+    is "" where it would be refused.
+    """
     from vitctl.engine.metrics import interval_text, wilson
 
     counts = f"{correct:,} of {count_text(total, 'labelled image')}"
     scores = f"; all scores: vitctl evaluate --from {typed(weights)} --data {place}"
     return (
         f"accuracy {correct / total:.2%} ({counts})  95 % interval {interval_text(wilson(correct, total))}"
-        f"{'' if weights.endswith('.onnx') else scores}"
+        f"{'' if weights.endswith('.onnx') or not weights else scores}"
     )
 
 

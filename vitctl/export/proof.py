@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitctl.data.images.decode import open_picture
 from vitctl.data.loader.batches import eval_batches
 from vitctl.data.source.verification import Verification
-from vitctl.data.source.views import Source, random_subset
+from vitctl.data.source.views import Source, numbered_as, random_subset
 from vitctl.engine.metrics import Hits, count_hits
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import CheckpointError, DataError
@@ -25,7 +25,7 @@ from vitctl.jobs.inputs.classifier import Ranking, probabilities
 from vitctl.jobs.inputs.data import open_images, open_scored
 from vitctl.jobs.inputs.weights import FoundWeights
 from vitctl.jobs.training import not_whole
-from vitctl.models.weights.meta import activation_of, no_head
+from vitctl.models.weights.meta import activation_of, distinct, no_head
 from vitctl.recipe.schema import ExportRecipe
 
 TOLERANCE = 1e-4
@@ -148,6 +148,7 @@ class GivenImages:
         if not found.weights.has_head:
             raise no_head(found.path)
         check_found_classes(found, self.source.class_names)
+        self.source = numbered_as(self.source, distinct(found.weights.meta.get("class_names") or ()))
         self.calibration_split = data.calibration_split
         self.where = f"{data.eval_split} of {data.path or data.dataset}"
         self.transform = stored_transform(found.weights.meta)

@@ -21,7 +21,7 @@ from vitctl.data.datasets.readers.imagenet import (
     read_real,
 )
 from vitctl.data.datasets.readers.original_files import class_list
-from vitctl.data.source.views import Source, View, sample_key, shared_samples
+from vitctl.data.source.views import Source, View, numbered_as, sample_key, shared_samples
 from vitctl.engine.calibration import calibration, fit_temperature, image_losses, suspected_labels
 from vitctl.engine.computation import choose_kernels, computed, use_kernels
 from vitctl.engine.evaluation import top_predictions
@@ -74,6 +74,7 @@ from vitctl.models.weights.meta import (
     Activation,
     Temperature,
     activation_of,
+    distinct,
     no_head,
     stored_temperature,
 )
@@ -83,6 +84,7 @@ from vitctl.system.files import TABLE, read_bytes, write_csv
 from vitctl.system.text import one_line, same_name
 
 REAL_PLACE = Path("imagenet_real") / "real.json"
+_MOST_NAMED = 5  # classes in a warning
 _MOST_COMPARED = 2_000_000  # training images that an evaluation looks for
 _FIT_OF_TEST = (
     "the temperature is fitted to test images, so their calibration looks better than that of new images; "
@@ -173,6 +175,9 @@ def choose_label_rule(wanted: str, source: Source, found: FoundWeights, root: Pa
     if not wanted and is_part_of_imagenet(source.class_names, found.weights.config.num_classes):
         return _part_of_imagenet(source, given, classes, found)
     check_found_classes(found, source.class_names)
+    source = numbered_as(source, distinct(found.weights.meta.get("class_names") or ()))
+    given = source.labels()
+    classes = given.reshape(len(given), -1)[:, 0]
     labels = {ORIGINAL: given}
     if wanted == REAL or wanted.endswith(".json"):
         check_imagenet(source)
@@ -201,7 +206,7 @@ def check_imagenet(source: Source) -> None:
 def check_found_classes(found: FoundWeights, names: Sequence[str]) -> None:
     """Compare the classes of a read head with those of the data. Raises CheckpointError."""
     stored = found.weights.meta.get("class_names") or []
-    check_head_classes(found.path, found.weights.config, stored, names)
+    check_head_classes(found.path, found.weights.config, stored, names, is_scored=True)
 
 
 def _objectnet(source: Source, classes: np.ndarray, found: FoundWeights, *, restricted: bool) -> LabelRule:
@@ -313,6 +318,12 @@ def check_evaluation(
     scoring = recipe.evaluation
     cautions = check_place(Path(scoring.answers)) if scoring.answers else []
     rule = choose_label_rule(scoring.labels, source, found, Path(recipe.data.root))
+    if empty := [name for name in rule.class_names if name not in source.class_names]:
+        shown = ", ".join(map(one_line, empty[:_MOST_NAMED])) + ", ..." * (len(empty) > _MOST_NAMED)
+        cautions.append(
+            f"{len(empty):,} of the {len(rule.class_names):,} classes of the weights have no image here: "
+            f"{shown}; mean_per_class leaves them out, and f1 those that are never predicted"
+        )
     if scoring.fit_temperature:
         cautions += _check_fit(recipe.data.eval_split, found, source, rule)
     thresholds = read_thresholds(scoring.thresholds, rule)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitctl.data.images.decode import BadSample, from_pillow, open_picture
 from vitctl.data.source.stores import ImageFiles
-from vitctl.data.source.views import Source
+from vitctl.data.source.views import Source, numbered_as
 from vitctl.engine.evaluation import most_likely
 from vitctl.engine.metrics import correct_predictions, label_sets
 from vitctl.engine.runtime import num_workers
@@ -136,8 +136,8 @@ def predict(
 def known_classes(source: Source, class_names: Sequence[str]) -> np.ndarray:
     """Return the true classes of images, int64 `[N, L]`, padded with -1, which also stands for unknown ones.
 
-    Shards of the classifier's classes have labels. The class of another image is the name of its folder, if
-    one class alone has this name.
+    Shards of the classifier's classes, or of some of them, have labels. The class of another image is the
+    name of its folder, if one class alone has this name.
 
     Args:
         source: the images.
@@ -148,6 +148,7 @@ def known_classes(source: Source, class_names: Sequence[str]) -> np.ndarray:
         return np.array(
             [[numbers.get(same_name(Path(name).parent.name), -1)] for name in source.names], np.int64
         )
+    source = numbered_as(source, class_names)
     is_same = class_names and tuple(source.class_names) == class_names
     return label_sets(source.labels()) if is_same else np.full((len(source), 1), -1)
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitctl.data.source.views import Source, subset
+from vitctl.data.source.views import Source, numbered_as, subset
 from vitctl.engine.evaluation import most_likely
 from vitctl.engine.metrics import correct_predictions, label_sets
 from vitctl.errors import CheckpointError, DataError, refuse
@@ -83,6 +83,7 @@ def answer_split(run: RunRecords, most: int | None) -> Answers:
             f"(digest {source.digest[:12]}, recorded {str(recorded)[:12]})"
         )
     opened = open_classifier(recipe)
+    source = numbered_as(source, opened.class_names)
     refuse(
         CheckpointError,
         (

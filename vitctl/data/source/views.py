@@ -220,6 +220,15 @@ def of_classes(source: Source, names: tuple[str, ...]) -> View:
     return replace(chosen, class_names=names, new_labels=labels, digest=digest)
 
 
+def numbered_as(source: Source, class_names: Sequence[str]) -> Source:
+    """Number the labels of a source by other class names, if these include all of the source's own."""
+    numbers = {name: number for number, name in enumerate(class_names)}
+    if tuple(class_names) == tuple(source.class_names) or not numbers.keys() >= {*source.class_names}:
+        return source
+    new = np.array([*(numbers[name] for name in source.class_names), -1])  # the last is for no label, -1
+    return View((source,), tuple(class_names), source.digest, new_labels=new[source.labels()])
+
+
 def no_class(name: str, known: Iterable[str]) -> DataError:
     """Return the error for an unknown class name."""
     hint = did_you_mean(nearest(name, known)) or f"known: {', '.join(list(known)[:5])} ..."

@@ -560,7 +560,8 @@ def check_scored_head(recipe: Evaluate, found: StoredNetwork, classes: Sequence[
     in_part = not labels and names and is_part_of_imagenet(names, found.config.num_classes)
     if labels.startswith("objectnet") or in_part:
         classes = class_list("imagenet")
-    check_head_classes(found.path, found.config, found.meta.get("class_names") or [], classes)
+    stored = found.meta.get("class_names") or []
+    check_head_classes(found.path, found.config, stored, classes, is_scored=True)
 
 
 def check_heads(
@@ -652,6 +653,8 @@ def check_head_classes(
     stored: Sequence[str],
     classes: Sequence[str] | int,
     fix: str = "the scores would be meaningless; fine-tune on this data first",
+    *,
+    is_scored: bool = False,
 ) -> None:
     """Compare the classes of head and data: by name, see `distinct`, or by number where one of them has none.
 
@@ -659,11 +662,14 @@ def check_head_classes(
         path, config, stored: of the weights: their file, their network and its class names.
         classes: names of the data's, or their number.
         fix: end of the message.
+        is_scored: whether the data may have some of the named classes only, as `numbered_as` matches them.
 
     Raises CheckpointError.
     """
     names = () if isinstance(classes, int) else tuple(classes)
     stored = distinct(stored)
+    if is_scored and names and {*names} <= {*stored}:
+        return
     num_classes, wanted = len(stored) or config.num_classes, len(names) or classes
     if num_classes != wanted or (stored and names and stored != names):
         first = next((n for n, pair in enumerate(zip(stored, names, strict=False)) if len({*pair}) > 1), 0)
