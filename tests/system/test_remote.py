@@ -198,7 +198,7 @@ def test_stream__never_asks_again_for_what_is_not_there(tmp_path: Path) -> None:
             only(f"{url}/file", len(TEXT) + 1, len(TEXT) + 2)
         with pytest.raises(DataError, match=rf"ends at byte {len(TEXT)}, should reach {len(TEXT) + 1}"):
             only(f"{url}/file", 10, len(TEXT) + 1)
-        with pytest.raises(DataError, match="larger than 100 bytes"):
+        with pytest.raises(DataError, match="larger than 100, the limit"):
             read_file(f"{url}/file", 100)
         assert len(faults.asked) == 4
     with (

@@ -193,7 +193,7 @@ class Application:
     async def _images(self, request: Request, body: AsyncGenerator[bytes, None]) -> list[tuple[str, bytes]]:
         """Return names and encoded images of a request."""
         if int(request.headers.get("content-length", "0")) > BODY.limit:
-            raise HTTPException(413, f"the body has more than {BODY} bytes; send fewer or smaller images")
+            raise HTTPException(413, f"the body has more bytes than {BODY}; send fewer or smaller images")
         if not request.headers.get("content-type", "").lower().startswith("multipart/"):
             return [("", self._checked(b"".join([chunk async for chunk in body])))]
         try:
@@ -222,9 +222,9 @@ class Application:
             count[0] += len(chunk)
             self._hold(len(chunk))
             if count[0] > BODY.limit:
-                raise HTTPException(413, f"the body has more than {BODY} bytes; send fewer or smaller images")
+                raise HTTPException(413, f"the body has more bytes than {BODY}; send fewer or smaller images")
             if self._held > BODIES.limit:
-                raise busy(f"requests hold more than {BODIES} bytes")
+                raise busy(f"requests hold more bytes than {BODIES}")
             yield chunk
 
     async def _record(self, name: str, data: bytes, top: int, threshold: float) -> Prediction:

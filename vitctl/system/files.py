@@ -30,6 +30,15 @@ _MIB = 2**20
 _UNITS = {"MiB": _MIB, "KiB": 2**10}
 
 
+class Limit(int):
+    """The number of a bound. A message that shows it names the variable that raises it."""
+
+    said: str
+
+    def __format__(self, _: str) -> str:
+        return self.said
+
+
 @dataclass(frozen=True)
 class Bound:
     """One limit.
@@ -47,8 +56,7 @@ class Bound:
     what: str
 
     def __str__(self) -> str:
-        unit = f", in {self.unit}" if self.unit in _UNITS else ""  # the number is bytes, the variable is not
-        return f"{self.limit:,} ({self.variable}{unit})"
+        return f"{self.limit}"
 
     @property
     def variable(self) -> str:
@@ -56,7 +64,7 @@ class Bound:
         return f"VITCTL_MAX_{self.name.upper()}"
 
     @property
-    def limit(self) -> int:
+    def limit(self) -> Limit:
         """The current limit: in bytes, in seconds, or as a count.
 
         Raises:
@@ -67,7 +75,10 @@ class Bound:
             raise LaunchError(
                 f"{self.variable}={text[:40]}: should be a whole number above 0, in {self.unit}"
             )
-        return (int(text) if text else self.default) * _UNITS.get(self.unit, 1)
+        limit = Limit((int(text) if text else self.default) * _UNITS.get(self.unit, 1))
+        unit = f", in {self.unit}" if self.unit in _UNITS else ""  # the number is bytes, the variable is not
+        limit.said = f"{int(limit):,} ({self.variable}{unit})"
+        return limit
 
 
 BOUNDS: list[Bound] = []
@@ -421,7 +432,7 @@ def read_bytes(path: Path, max_bytes: int, *, error: type[VitctlError]) -> bytes
         except OSError as problem:
             raise error(f"{path}: cannot be read ({problem.strerror})") from None
     if len(content) > max_bytes:
-        raise error(f"{path}: larger than {max_bytes:,} bytes, the limit for this file")
+        raise error(f"{path}: larger than {max_bytes:,}, the limit of this file in bytes")
     return content
 
 

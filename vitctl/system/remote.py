@@ -338,7 +338,7 @@ async def _complete(
 
 
 def _too_large(url: str, max_bytes: int) -> DataError:
-    return DataError(f"{url}: larger than {max_bytes} bytes, the limit for this file")
+    return DataError(f"{url}: larger than {max_bytes:,}, the limit of this file in bytes")
 
 
 def _begin(span: Span, whole: int | None, first: int) -> int | None:

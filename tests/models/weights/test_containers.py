@@ -178,7 +178,7 @@ def test_read__refuses_archives_larger_than_any_model(
     monkeypatch.setattr("vitctl.models.weights.containers.WEIGHTS", Bound("weights", 30000, "B", ""))
     assert_refused(path, "40,256 bytes, should be at most 30,000")
     np.savez_compressed(path, a=np.zeros(10000))
-    assert_refused(path, "declares 80,128 bytes, too many for its size; not opened")
+    assert_refused(path, "declares 80,128 bytes, too many for its size; at most")
 
 
 @pytest.mark.parametrize(

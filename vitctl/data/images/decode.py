@@ -408,7 +408,7 @@ def without_heic(data: bytes) -> bytes:
         opened = pillow_heif.open_heif(io.BytesIO(data), convert_hdr_to_8bit=True)
         width, height = opened.size
         if width * height > PIXELS.limit:
-            raise BadSample("too large", f"{width}x{height} pixels, should be at most {PIXELS.limit}")
+            raise BadSample("too large", f"{width}x{height} pixels, should be at most {PIXELS}")
         image = opened.to_pillow()
     except (ValueError, RuntimeError, EOFError, OSError, SyntaxError) as error:
         raise BadSample("damaged", " ".join(str(error).split())) from None

@@ -255,7 +255,9 @@ class EvalTransform:
             height, width = self.scaled(picture.height, picture.width)
             if height * width > PIXELS.limit:
                 raise BadSample(
-                    "too large", f"{picture.width}x{picture.height} pixels would become {width}x{height}"
+                    "too large",
+                    f"{picture.width}x{picture.height} pixels would become {width}x{height}, should be at "
+                    f"most {PIXELS}",
                 )
         whole = 0, 0, picture.height, picture.width
         pixels = _resized(picture, whole, (height, width), self.resample, self.decode)

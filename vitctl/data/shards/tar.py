@@ -111,7 +111,7 @@ class BoundedTar(tarfile.TarFile):
         if member is not None and (member.size < 0 or self.offset <= before):
             raise tarfile.ReadError(f"the size of the member at byte {before} points back to an earlier byte")
         if sum(len(key) + len(value) for key, value in self.pax_headers.items()) > TAR_COMMENT.limit:
-            raise tarfile.ReadError(f"comments of more than {TAR_COMMENT} bytes in total")
+            raise tarfile.ReadError(f"comments of more bytes in total than {TAR_COMMENT}")
         del self.members[:-1]
         return member
 
@@ -525,5 +525,8 @@ def _row(path: Path, sample: _Sample) -> tuple[int, int, int, int]:
         raise DataError(f"{where} has label {wrong}, should be 0 or more, or -1 for none")
     header, data = sample.image.offset, sample.image.offset_data
     if data - header > MEMBER_HEADER.limit:
-        raise DataError(f"{path}: {sample.image.name[:80]} has a header of {data - header} bytes")
+        raise DataError(
+            f"{path}: {sample.image.name[:80]} has a header of {data - header} bytes, should have at most "
+            f"{MEMBER_HEADER}"
+        )
     return header, data - header, sample.image.size, labels[0] if labels else -1

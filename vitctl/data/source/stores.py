@@ -197,7 +197,7 @@ class ShardSource:
         number = bisect.bisect_right(self.ends, sample)
         address = self.index.address(number)
         if size > IMAGE_FILE.limit:
-            raise BadSample("too large", f"{address}: {size} bytes at byte {start}")
+            raise BadSample("too large", f"{address}: {size} bytes at byte {start}, at most {IMAGE_FILE}")
         if start + size > self.index.shards[number].num_bytes:
             raise BadSample("unreadable", f"{address} ends before byte {start + size}")
         return address

@@ -187,7 +187,7 @@ def _names_in(stdin: IO[bytes], note: Note) -> Iterator[str]:
     """
     content = stdin.read(SHARD_LIST.limit + 1)
     if len(content) > SHARD_LIST.limit:
-        raise DataError(f"standard input: a list of more than {SHARD_LIST} bytes; give it in parts")
+        raise DataError(f"standard input: a list of more bytes than {SHARD_LIST}; give it in parts")
     for line in content.split(b"\0") if b"\0" in content else content.splitlines():
         name = os.fsdecode(line)
         if name and not is_remote(name) and os.path.isdir(name):

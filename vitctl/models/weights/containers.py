@@ -136,7 +136,10 @@ def _kind_of_zip(path: Path, size: int) -> Kind:
         members = archive.infolist()
     claimed = sum(member.file_size for member in members)
     if claimed > min(WEIGHTS.limit, size * WEIGHTS_GROWTH.limit + _ZEROS_BYTES):
-        raise CheckpointError(f"{path}: declares {claimed:,} bytes, too many for its size; not opened")
+        raise CheckpointError(
+            f"{path}: declares {claimed:,} bytes, too many for its size; at most {WEIGHTS}, and "
+            f"{WEIGHTS_GROWTH} times its size, are opened"
+        )
     names = [member.filename for member in members]
     if names and all(name.endswith(".npy") for name in names):
         return "npz"

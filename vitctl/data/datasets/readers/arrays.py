@@ -239,7 +239,7 @@ def _unpacked(path: Path) -> bytes:
     with open_regular(path, error=DataError) as packed, gzip.GzipFile(fileobj=packed) as file:
         data = file.read(TABLE.limit + 1)
     if len(data) > TABLE.limit:
-        raise DataError(f"{path}: holds more than {TABLE} bytes")
+        raise DataError(f"{path}: holds more bytes than {TABLE}")
     return data
 
 

@@ -448,7 +448,9 @@ def _check_member(path: Path, name: str, num_bytes: int, most: int, *, is_plain:
             f"{path}: {one_line(name)} points outside the archive, or is not a plain name; not unpacked"
         )
     if not 0 <= num_bytes <= most:
-        raise DataError(f"{path}: declares more than {_MAX_RATIO} times its packed size; not unpacked")
+        raise DataError(
+            f"{path}: declares more than {_MAX_RATIO} times its packed size, plus {UNPACKED}; not unpacked"
+        )
     return most - num_bytes
 
 
@@ -457,5 +459,7 @@ def _gunzip(path: Path, target: Path, most: int) -> None:
         while piece := source.read(2**20):
             most -= len(piece)
             if most < 0:
-                raise DataError(f"{path}: over {_MAX_RATIO} times its packed size; not unpacked")
+                raise DataError(
+                    f"{path}: over {_MAX_RATIO} times its packed size, plus {UNPACKED}; not unpacked"
+                )
             file.write(piece)

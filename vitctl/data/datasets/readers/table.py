@@ -203,7 +203,7 @@ def _parquet_rows(path: Path) -> list[dict[str, Any]]:
         rows.append({**row, "path": str(row["path"])})
         num_bytes += sum(len(str(value)) for value in row.values())
         if num_bytes > TABLE.limit:  # a dictionary in the file makes much of little
-            raise DataError(f"{path}: holds more than {TABLE} bytes of text")
+            raise DataError(f"{path}: holds more bytes of text than {TABLE}")
     if not rows:
         raise DataError(f"{path}: lists no images")
     return rows
