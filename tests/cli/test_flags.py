@@ -1,5 +1,6 @@
 """The table of everyday flags, and what an unknown option suggests."""
 
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -7,9 +8,11 @@ import pytest
 
 from tests.cli.conftest import Vitctl
 from tests.conftest import TINY
+from tests.docs.conftest import find_command
+from vitctl.cli.app import NO_VALUE, OTHER_FLAGS, OTHER_NAMES, SWITCHES, USAGE_ERROR, instead
 from vitctl.cli.completion import RECIPE_OF
 from vitctl.cli.flags import FLAGS, Flag
-from vitctl.recipe.load import every_key
+from vitctl.recipe.load import every_key, takes
 from vitctl.recipe.schema import JOBS
 
 STEPS, WARMUP = 20, 5  # of TINY
@@ -66,6 +69,62 @@ def test_unknown_option__names_the_flag_or_the_set_that_does_it(
     assert said.code == 2
     assert said.err.endswith(f"; did you mean {instead}?\n")
     assert said.err.count("\n") == 1
+
+
+# Options of timm, DeiT, MAE, torchvision, transformers and ultralytics.
+FOREIGN = """aa rand-m9-mstd0.5-inc1|opt-eps 1e-8|remode pixel|drop 0.1|model-ema|amp|amp-dtype x|crop-pct 0.9
+accum-iter 4|local-rank 0|src|ThreeAugment|warmup-ratio 0.1|fp16|label-smoothing-factor 0.1|num-classes 10
+nb-classes 9|save-steps 500|eval-steps 500|norm-weight-decay 0|ra-sampler|imgsz 224|device 0|name y|r 8
+optimizer SGD|fliplr 0.5|translate 0.1|val-split 0.1|mixed-precision fp16|devices 4|pretrained|opset 17
+gpus many|num-epochs x|arch vit_b"""
+WORDS = [line.partition(" ")[::2] for line in FOREIGN.replace("\n", "|").split("|")]
+WORDS += [(word, value) for words in OTHER_FLAGS.values() for word in words for value in ("", "7")]
+WORDS += [(word, value) for word in (*OTHER_NAMES, *SWITCHES) for value in ("", "7", "x")]
+
+
+@pytest.mark.parametrize(
+    "line", ["pretrain -r smoke", "finetune", "evaluate", "predict a.png", "probe", "resume r", "export"]
+)
+def test_unknown_option__is_never_answered_by_what_is_refused(line: str) -> None:
+    """VALUE stands for a value that the user must choose: the typed one would be refused."""
+    command, rest = find_command(line.split())
+    job = command.name if command.name in JOBS else "evaluate"
+    keys = [key for name in (JOBS if command.name == "resume" else [job]) for key in every_key(JOBS[name])]
+    for word, value in WORDS:
+        arguments = [*rest, f"--{word}", *([value] if value else [])]
+        advice = ""
+        try:
+            command.make_context(command.name, [*arguments])
+        except USAGE_ERROR as error:
+            advice = instead(error, [command.name, *arguments])
+        for one in filter(None, advice.split(" or ")):
+            option, *given = shlex.split(one)
+            valued = [option, *("1" if part == NO_VALUE else part for part in given)]
+            command.make_context(command.name, [*rest, *valued])
+            key, _, chosen = given[0].partition("=") if option == "--set" else ("", "", "")
+            assert not key or (key in keys and (chosen == NO_VALUE or takes(key, chosen))), (word, advice)
+            assert not key.startswith("known."), (word, advice)
+
+
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("--aa rand-m9", "--set data.randaugment_layers=VALUE"),
+        ("--drop 0.1", "--set dropout=0.1 or --set lora.dropout=0.1"),
+        ("--eval-steps 500", "--set evaluation.every_steps=500"),
+        ("--mixed-precision fp16", "--precision VALUE"),
+        ("--gpus many", "--processes VALUE"),
+        ("--pretrained", "--from VALUE"),
+        *(
+            (line, "")
+            for line in ("--crop-pct 0.9", "--local-rank 0", "--r 8", "--src x", "--warmup-ratio 0.1")
+        ),
+    ],
+)
+def test_unknown_option__of_another_program(vitctl: Vitctl, line: str, instead: str) -> None:
+    said = vitctl("finetune", *line.split())
+    end = f"did you mean {instead}?" if instead else "see: vitctl finetune --help"
+    assert said.err.endswith(f"; {end}\n")
 
 
 @pytest.mark.parametrize(

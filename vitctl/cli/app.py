@@ -3,6 +3,7 @@
 Nothing here imports torch before it is needed.
 """
 
+import difflib
 import functools
 import inspect
 import io
@@ -262,7 +263,7 @@ OTHER_FLAGS = {
     "--top": ("topk", "top_k", "k"),
     "--shots": ("num_shots", "k_shot"),
 }
-# Names of keys in other programs.
+# Names of keys in other programs; a last name is of each key that ends so.
 OTHER_NAMES = {
     "wd": "optimizer.weight_decay",
     "learning_rate": "optimizer.lr",
@@ -274,10 +275,27 @@ OTHER_NAMES = {
     "epochs": "schedule.total_epochs",
     "ema_decay": "averaging.decay",
     "min_lr": "schedule.end_lr",
+    "aa": "data.randaugment_layers",
+    "auto_augment": "data.randaugment_layers",
+    "clip_grad": "optimizer.clip_norm",
+    "cutmix": "data.cutmix_alpha",
+    "drop": "dropout",
+    "eval_steps": "evaluation.every_steps",
+    "logging_steps": "log.every_steps",
+    "max_grad_norm": "optimizer.clip_norm",
+    "mixup": "data.mixup_alpha",
+    "model_ema_decay": "averaging.decay",
+    "opt": "optimizer.name",
+    "print_freq": "log.every_steps",
+    "reprob": "data.random_erasing",
+    "save_steps": "checkpoint.every_steps",
+    "smoothing": "loss.label_smoothing",
 }
 SWITCHES = {"no_sweep": "sweep.lrs=[]"}
 MOST = 3
 NO_VALUE = "VALUE"
+_TYPED_AS = ("{}", '"{}"', "[{}]", '["{}"]')  # how the value of a flag may be written in a recipe
+_CUTOFF, _MOST_LETTERS = 0.8, 2  # how like a misspelt option is, and how much longer or shorter
 _TRAINED = ["pretrain", "finetune"]  # what `bench` measures
 
 
@@ -318,7 +336,8 @@ def usage_line(error: Any, arguments: Sequence[str]) -> str:
 
 def instead(error: Any, arguments: Sequence[str]) -> str:
     """Suggest the flag, or the `--set section.key=value`, that does what an unknown option was meant to do.
-    `resume` also needs `--allow` for keys that decide the result.
+    `resume` also needs `--allow` for keys that decide the result. A value that would be refused is not
+    repeated.
 
     Args:
         error: of the command line; only the error of an unknown option has `option_name`.
@@ -327,6 +346,9 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
     Returns:
         "" if there is neither.
     """
+    from vitctl.recipe.load import takes
+    from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
+
     option, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
     if not option or context is None:
         return ""
@@ -337,10 +359,14 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
         for flag in parameter.opts
         if flag.startswith("--")
     }
-    value = _value([option], arguments)
+    typed = _value([option], arguments, "")
+    value = typed or "true"
+    keys_of = {row.option: row.key for row in FLAGS if row.option in switches}
 
     def flagged(flag: str) -> str:
-        return flag if switches[flag] else f"{flag} {shlex.quote(value)}"
+        key = keys_of.get(flag)
+        fits = typed and (not key or any(takes(key, form.format(value)) for form in _TYPED_AS))
+        return flag if switches[flag] else f"{flag} {shlex.quote(value if fits else NO_VALUE)}"
 
     same = ["--" + word.replace("_", "-"), *(flag for flag, others in OTHER_FLAGS.items() if word in others)]
     if flag := next((flag for flag in same if flag in switches), ""):
@@ -354,22 +380,21 @@ def instead(error: Any, arguments: Sequence[str]) -> str:
     if not keys:
         last = {key.rpartition(".")[2] for key in known}
         flags = {flag[2:].replace("-", "_"): flag for flag in switches}
-        near = nearest(word, sorted(last | set(flags)), 1)
+        near = difflib.get_close_matches(word, sorted(last | set(flags)), 1, cutoff=_CUTOFF)
+        near = [one for one in near if abs(len(one) - len(word)) <= _MOST_LETTERS]
         if near and near[0] in flags:
             return flagged(flags[near[0]])
-        keys = [key for key in known if key.rpartition(".")[2] in near]
-    from vitctl.recipe.neutral_keys import FREE_TO_CHANGE
-
+        keys = [key for key in known if key.rpartition(".")[2] in near and takes(key, value)]
     resumes = any(parameter.name == "allow" for parameter in context.command.params)
     return " or ".join(
-        f"--set {shlex.quote(f'{key}={value}')}"
+        f"--set {shlex.quote(f'{key}={value if takes(key, value) else NO_VALUE}')}"
         + f" --allow {key}" * (resumes and not key.startswith(FREE_TO_CHANGE))
         for key in keys[:MOST]
     )
 
 
 def _known_keys(context: Any) -> list[str]:
-    """Return the recipe keys that `--set` of a command takes."""
+    """Return the recipe keys that `--set` of a command takes; [known] is of published results."""
     from vitctl.recipe.load import every_key
     from vitctl.recipe.schema import JOBS
 
@@ -377,28 +402,28 @@ def _known_keys(context: Any) -> list[str]:
     jobs = [job] if job in JOBS else list(JOBS)
     if context.parent and context.parent.info_name == "bench":
         jobs = _TRAINED
-    return list(dict.fromkeys(key for job in jobs for key in every_key(JOBS[job])))
+    keys = dict.fromkeys(key for job in jobs for key in every_key(JOBS[job]))
+    return [key for key in keys if not key.startswith("known.")]
 
 
 def _same_keys(word: str, known: Sequence[str]) -> list[str]:
     """Return the keys that `word` names, e.g. section.name, section.word, or another program's name."""
+    word = OTHER_NAMES.get(word, word)
     if f"{word}.name" in known:
         return [f"{word}.name"]
     of_flag = [flag.key for flag in FLAGS if flag.option == f"--{word}" and flag.key in known]
     if of_flag:
         return of_flag[:1]
-    if same := [key for key in known if key.rpartition(".")[2] == word or key.replace(".", "_") == word]:
-        return same
-    return [OTHER_NAMES[word]] if OTHER_NAMES.get(word) in known else []
+    return [key for key in known if word in (key, key.rpartition(".")[2], key.replace(".", "_"))]
 
 
-def _value(options: Sequence[str], arguments: Sequence[str]) -> str:
+def _value(options: Sequence[str], arguments: Sequence[str], bare: str = "true") -> str:
     """Return the value of an option, after a space or `=`: the last one, which counts, if it is typed twice.
-    NO_VALUE if it is not there.
+    NO_VALUE if it is not there, `bare` if it has no value.
     """
     found = NO_VALUE
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, value = argument.partition("=")
         if name in options:
-            found = value if equals else following if following and not following.startswith("--") else "true"
+            found = value if equals else following if following and not following.startswith("--") else bare
     return found

@@ -237,7 +237,7 @@ def test_fetch__bounds_what_tells_no_size(server: Server, get: Get, monkeypatch:
     assert path.read_bytes() == CONTENT
     path.unlink()
     monkeypatch.setattr("vitctl.models.weights.download.WEIGHTS", Bound("weights", len(CONTENT) - 1, "B", ""))
-    with pytest.raises(CheckpointError, match=f"larger than {len(CONTENT) - 1} .VITCTL_MAX_WEIGHTS., the limit"):
+    with pytest.raises(CheckpointError, match=rf"larger than {len(CONTENT) - 1:,} \(VITCTL_MAX_WEIGHTS\)"):
         get()
 
 
