@@ -559,7 +559,8 @@ async def _chunks(response: Any, url: str, host: list[str]) -> AsyncIterator[byt
         received += len(chunk)
         seconds = time.monotonic() - began
         if seconds > HTTP_SECONDS.limit + received / HTTP_SLOWEST.limit:
-            raise TransientError(f"too slow, {received:,} bytes in {seconds:.0f} s")
+            least = f"{HTTP_SLOWEST} bytes a second after {HTTP_SECONDS} s"
+            raise TransientError(f"too slow, {received:,} bytes in {seconds:.0f} s, should be {least}")
         yield chunk
 
 

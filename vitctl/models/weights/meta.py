@@ -124,7 +124,7 @@ def no_head(path: str | Path) -> CheckpointError:
     """Return the error of weights that are asked for classes and have no head, or one of zeros."""
     return CheckpointError(
         f"{path}: has no trained head, so it cannot predict classes; fine-tune it first, or take its "
-        f"features (vitctl predict --features FILE.safetensors)"
+        f"features (vitctl predict IMAGES --features FILE.safetensors)"
     )
 
 

@@ -1,0 +1,203 @@
+"""No message proposes what is then refused: every command, option, key, extra and variable that a text of the
+package names is held against the real one.
+
+What a text inserts ({path}) and its words in capitals (FOLDER) are filled in from `FILLED`. A name that is
+not there fails the test, so that nobody passes by.
+"""
+
+import ast
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.docs.conftest import find_command
+from tests.test_messages import PACKAGE, _is_text, _text
+from vitctl.cli.app import COMMANDS, GROUPS, USAGE_ERROR
+from vitctl.data.source.splits import resolve
+from vitctl.recipe.load import every_key, takes
+from vitctl.recipe.schema import JOBS
+from vitctl.system.files import BOUNDS
+
+Text = tuple[str, str]  # module, text
+# What texts insert into commands, and words in capitals there.
+PATH, RUN, TWO = "data/mine", "runs/a", "train-{0000..0001}.tar"
+FILLED = {
+    **dict.fromkeys(("root", "path", "parent", "folder", "place", "places", "out", "ROOT", "FOLDER"), PATH),
+    **dict.fromkeys(
+        ("PHOTOS", "NEW_PHOTOS", "IMAGES", "IMAGENET_FOLDER", "SHARDS", "SOURCE", "OUT", "NEW"), PATH
+    ),
+    **dict.fromkeys(("run_dir", "training", "pretrain", "weights", "...", "RUN"), RUN),
+    **dict.fromkeys(("NAME", "name", "dataset", "SPLIT", "WORD"), "digits"),
+    **dict.fromkeys(("job", "values"), "pretrain"),
+    "DOTS": PATH,  # `vitctl data dedup ... --apply`: what was typed
+    "FILE": "file",
+    "KEY": "data.eval_method",
+    "VALUE": "square",
+    "SHARE": "0.1",
+    "URL": "https://example.org/train.tar",
+    "file": "speed.json",
+    "keys": "--allow data",
+    "names": "B/16",
+    "option": "--label-key",
+    "own": f"--data {PATH}",
+    "plot": "fig5.png",
+    "scheme": "s3",
+    "sets": "--set optimizer.lr=0.1 --allow optimizer.lr",
+    "source": "model.onnx",
+    "steps": "3:4",
+    "text": TWO,
+}
+KEYS = {key for schema in JOBS.values() for key in every_key(schema)}
+SECTIONS = "|".join(sorted({key.partition(".")[0] for key in KEYS if "." in key}))
+FILES = ("csv", "json", "jsonl", "npz", "png", "safetensors")  # log.jsonl is no key
+NAMES = {command.__name__ for commands in COMMANDS.values() for command in commands} | {*GROUPS}
+# Options of other programs.
+OTHER_PROGRAMS = {
+    "--no-deps": "pip",
+    "--upgrade": "pip",
+    "--shm-size": "docker",
+    "--kill-on-bad-exit": "srun",
+    "--wait": "srun",
+    "--requeue": "sbatch",
+}
+LIBRARIES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HF_HUB_OFFLINE"}  # variables that they read
+_KEY = re.compile(rf"(?<![\w/.{{-])(?:{SECTIONS})\.[a-z_0-9]+(?![\w/(])")
+_VALUE = re.compile(rf"((?:{SECTIONS})\.[a-z_0-9]+)(?: = |=| to (?=['\d]))('[^']*'|\[[^\]]*\]|[\w.+-]+)")
+_COMMAND = re.compile(
+    r"`(?:[A-Z_]+=\S+ )?vitctl ([^`]*)`|(?<![`\w])vitctl ([a-z]+\b(?: (?! )[^`;,) ]+|(?<=') )*)"
+)
+_OPTION = re.compile(r"(?<![\w{-])--[a-z][a-z0-9-]*(?![\w_])")
+_VARIABLE = re.compile(r"(?<![\w{/])[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+(?![\w}])")
+
+
+def texts() -> Iterator[Text]:
+    """Yield every text in the package that is no docstring, with inserted names in braces."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        skipped = {id(part) for node in ast.walk(tree) for part in _parts(node)}
+        for node in ast.walk(tree):
+            if id(node) not in skipped and _is_text(node):
+                yield str(path.relative_to(PACKAGE)), _text(node).replace("\\n", "\n")
+
+
+def _parts(node: ast.AST) -> list[ast.AST]:
+    """Return the docstring of a node, or the pieces of a text."""
+    if isinstance(node, ast.JoinedStr):
+        return [*node.values]
+    body = getattr(node, "body", None)
+    is_documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    return [body[0].value] if is_documented and body and isinstance(body[0], ast.Expr) else []
+
+
+TEXTS = list(dict.fromkeys(texts()))
+PROSE = [(module, text) for module, text in TEXTS if " " in text]
+
+
+def filled(text: str) -> str:
+    """Fill in the inserted names and the words in capitals; a KeyError names the one that is not known."""
+    text = re.sub(r"\{\{(\w+)\}\|\{\w+\}\}", r"{\1}", text)  # one of two
+    text = re.sub(r"\{([^{}]*)\}", lambda found: FILLED[found[1]], text)
+    text = text.replace("URL...", "URL").replace("...", "DOTS")
+    return re.sub(r"(?<![\w-])[A-Z][A-Z_]+\b", lambda found: FILLED[found[0]], text)
+
+
+def proposed(text: str) -> Iterator[str]:
+    """Yield the words after `vitctl` of each command in a text."""
+    for quoted, bare in _COMMAND.findall(text):
+        if quoted or bare.split()[0] in NAMES:
+            yield quoted or bare
+
+
+def options(command: Any) -> set[str]:
+    """Return the options of a command and of those below it."""
+    own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return own.union(*(options(one) for one in getattr(command, "commands", {}).values()))
+
+
+COMMAND_LINES = [(module, line) for module, text in TEXTS for line in proposed(text)]
+
+
+@pytest.mark.parametrize(("module", "line"), COMMAND_LINES, ids=[line for _, line in COMMAND_LINES])
+def test_commands__are_taken_by_the_command_line(module: str, line: str) -> None:
+    """A command that is only named, perhaps with options, need not have its arguments."""
+    assert module
+    words = shlex.split(filled(line))
+    command, rest = find_command(words)
+    named = [word for word in rest if word.startswith("--")]
+    assert {*named} <= options(command) | {"--help"}, line
+    if rest != named:
+        try:
+            command.make_context("vitctl", rest)
+        except USAGE_ERROR as error:
+            pytest.fail(f"{line}: {error.format_message()}")
+
+
+def test_commands__there_are_many() -> None:
+    assert len(COMMAND_LINES) > 90
+
+
+def test_keys__are_those_of_recipes() -> None:
+    found = {(module, key) for module, text in PROSE for key in _KEY.findall(text)}
+    odd = [(module, key) for module, key in found if key not in KEYS and not key.endswith(FILES)]
+    assert (odd, len(found) > 150) == ([], True)
+
+
+def test_keys__take_the_values_that_are_said() -> None:
+    found = {(key, value) for _, text in PROSE for key, value in _VALUE.findall(text) if key in KEYS}
+    assert len(found) > 40
+    fixed = [(key, value) for key, value in found if "{" not in value and value not in FILLED]
+    assert [(key, value) for key, value in fixed if not takes(key, value)] == []
+
+
+def test_options__exist() -> None:
+    known = options(find_command([])[0]) | {*OTHER_PROGRAMS, "--help"}
+    odd = {(module, one) for module, text in PROSE for one in _OPTION.findall(text) if one not in known}
+    assert odd == set()
+
+
+def test_options__of_a_module_of_one_command_are_its_own() -> None:
+    for module, text in PROSE:
+        name = "export" if module.startswith("export/") else Path(module).stem
+        if name in NAMES - {*GROUPS} - {"quickstart", "doctor", "compare"}:  # they tell of other commands
+            own = options(find_command([name])[0]) | {*OTHER_PROGRAMS}
+            assert {*_OPTION.findall(re.sub(_COMMAND, "", text))} <= own | {"--dry-run"}, (module, text)
+
+
+def test_extras__exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    found = {name for _, text in TEXTS for name in re.findall(r"vitctl\[(.+?)\]", text)}
+    assert "serve" in found
+    assert {FILLED.get(name.strip("{}"), name) for name in found} <= {*extras, "digits"}
+
+
+def test_variables__are_read() -> None:
+    whole = {text for _, text in TEXTS} | {bound.variable for bound in BOUNDS} | LIBRARIES
+    found = {(module, name) for module, text in PROSE for name in _VARIABLE.findall(text)}
+    odd = {(module, name) for module, name in found if name not in whole and name not in FILLED}
+    assert odd == set()
+
+
+def test_splits__can_be_read() -> None:
+    sizes = {"train": 1000, "test": 1000}
+    found = {part for _, text in TEXTS for part in re.findall(r"'((?:train|test)\[[^']*\])'", text)}
+    assert len(found) > 3
+    for part in found:
+        assert resolve(part, sizes)
+
+
+def test_limits__name_what_raises_them() -> None:
+    """Where a bound is checked and something is refused, the bound is in the message."""
+    odd = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.If) and any(isinstance(one, ast.Raise) for one in ast.walk(node)):
+                used = {*re.findall(r"\b([A-Z_]+)\.limit\b", ast.unparse(node.test))}
+                said = " ".join(map(ast.unparse, node.body))
+                odd += [(path.name, name) for name in used if name not in said]
+    assert odd == []
