@@ -28,7 +28,9 @@ Text = tuple[str, str]  # module, text
 # What texts insert into commands, and words in capitals there.
 PATH, RUN, TWO = "data/mine", "runs/a", "train-{0000..0001}.tar"
 FILLED = {
-    **dict.fromkeys(("root", "path", "parent", "folder", "place", "places", "out", "ROOT", "FOLDER"), PATH),
+    **dict.fromkeys(
+        ("root", "path", "typed", "parent", "folder", "place", "places", "out", "ROOT", "FOLDER"), PATH
+    ),
     **dict.fromkeys(
         ("PHOTOS", "NEW_PHOTOS", "IMAGES", "IMAGENET_FOLDER", "SHARDS", "SOURCE", "OUT", "NEW"), PATH
     ),
@@ -48,6 +50,7 @@ FILLED = {
     "own": f"--data {PATH}",
     "plot": "fig5.png",
     "scheme": "s3",
+    "of_data": "--allow data",
     "sets": "--set optimizer.lr=0.1 --allow optimizer.lr",
     "source": "model.onnx",
     "steps": "3:4",
@@ -65,6 +68,7 @@ OTHER_PROGRAMS = {
     "--kill-on-bad-exit": "srun",
     "--wait": "srun",
     "--requeue": "sbatch",
+    "--pty": "srun",
 }
 LIBRARIES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HF_HUB_OFFLINE"}  # variables that they read
 _KEY = re.compile(rf"(?<![\w/.{{-])(?:{SECTIONS})\.[a-z_0-9]+(?![\w/(])")

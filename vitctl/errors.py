@@ -75,7 +75,7 @@ _HOW_TO_FIX = {
     errno.EFBIG: "a file of that size is not allowed; raise the limit (ulimit -f), or choose another disk",
     errno.EACCES: _FORBIDDEN,
     errno.EPERM: _FORBIDDEN,
-    errno.EROFS: _FORBIDDEN,
+    errno.EROFS: "the disk is read-only; choose another path",
     errno.ENOENT: "it does not exist or was removed; check its spelling",
     errno.ENOTDIR: "there is a file where a folder should be; choose another path",
     errno.EEXIST: "something else is already there; choose another path",

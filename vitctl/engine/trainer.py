@@ -502,7 +502,15 @@ class Trainer(TrainStep):
         frozen = {
             name: layer.weight for name, layer in adapted_layers(self.unwrapped).items()
         }  # saved merged
-        self.unwrapped.load_state_dict(read[MODEL] | read[ADAPTERS[MODEL]] | frozen)
+        try:
+            self.unwrapped.load_state_dict(read[MODEL] | read[ADAPTERS[MODEL]] | frozen)
+        except RuntimeError as error:
+            if "loading state_dict" not in str(error):
+                raise
+            raise CheckpointError(
+                f"{saved.folder}: is of a network of other sizes; undo the change of model, image size or "
+                f"classes, or choose another folder with --out"
+            ) from None
         load_optimizer_tensors(self.optimizer, self.unwrapped, read[OPTIMIZER])
         self.counts = Counts(**{name: int(saved.state.get(name, 0)) for name in asdict(Counts())})
         if self.average is not None:

@@ -264,6 +264,12 @@ def _with_earlier_formats(loaded: Loaded, before: Recipe | None, run_dir: Path) 
 
 
 _ALLOWED = ("data", "weights", "computation")
+_CHOOSES_IMAGES = tuple(
+    f"data.{name}" for name in ("path", "dataset", "root", "classes", "group_by", "mixture")
+)
+_CHOOSES_IMAGES += ("data.train_split", "data.eval_split", "data.subset")
+# A checkpoint holds what these decide, so that it cannot be resumed with others; rates are not in it.
+_IN_STATE, _RATES = ("model.", "optimizer.name", "data.image_size"), ("model.dropout", "model.drop_path")
 
 
 def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -> str:
@@ -297,10 +303,15 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
         sets = " ".join(
             f"--set {typed(f'{key}={toml_value(value) or UNSET}')} --allow {key}" for key, _, value in refused
         )
+        of_data = " --allow data" * any(key.startswith(_CHOOSES_IMAGES) for key, *_ in refused)
+        anyway = f", or resume anyway with: vitctl resume {typed(run_dir)} {sets}{of_data}"
+        if any(
+            (key.startswith(_IN_STATE) and key not in _RATES) or "float64" in given for key, *given in refused
+        ):
+            anyway = ""
         raise RecipeError(
             f"{run_dir}: holds a run of another recipe: {_in_words(refused[:4])}{more}; choose another "
-            f"folder with --out, "
-            f"or resume anyway with: vitctl resume {typed(run_dir)} {sets}"
+            f"folder with --out{anyway}"
         )
     return _in_words(changed)
 
