@@ -50,7 +50,7 @@ FILLED = {
     "own": f"--data {PATH}",
     "plot": "fig5.png",
     "scheme": "s3",
-    "of_data": "--allow data",
+    "of_data": " --allow data",
     "sets": "--set optimizer.lr=0.1 --allow optimizer.lr",
     "source": "model.onnx",
     "steps": "3:4",
