@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitctl.export.export import ExportRequest, Written
-from vitctl.export.proof import Run, run_model
+from vitctl.export.proof import Opened, answering, run_model
 from vitctl.recipe.sections import Optimizer as Section
 
 
@@ -43,12 +43,13 @@ def write_npy(request: ExportRequest, folder: Path) -> Written:
     return Written(path, ())
 
 
-def open_npy(request: ExportRequest, path: Path) -> Run:
-    """Return the model with the numbers of the file."""
+def open_npy(request: ExportRequest, path: Path) -> Opened:
+    """Return the model with the numbers of the file, and the answers of its metadata."""
     numbers = torch.from_numpy(np.load(path))
     state = request.model.state_dict()
     parts = numbers.split([tensor.numel() for tensor in state.values()])
     request.model.load_state_dict(
         {name: part.view(state[name].shape) for name, part in zip(state, parts, strict=True)}
     )
-    return run_model(request.model)
+    meta = request.found.weights.meta
+    return Opened(run_model(request.model), answering(meta, meta.get("temperature")))

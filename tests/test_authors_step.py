@@ -19,7 +19,7 @@ from vitctl.data.images.transforms import TrainTransform
 from vitctl.data.loader.batches import train_batches
 from vitctl.data.source.order import Order
 from vitctl.models.variants import ViTConfig
-from vitctl.models.weights.weights_file import read_weights, write_weights
+from vitctl.models.weights.weights_file import Weights, read_weights, write_weights
 
 STEPS, BATCH, PATCH, HEADS = 10, 16, 4, 3
 Params = dict[str, Tensor]
@@ -123,7 +123,8 @@ def momentum(step: int, weight: np.ndarray, gradient: np.ndarray, slots: dict, n
 def authors_layout(folder: Path, tmp_path: Path) -> tuple[Params, ViTConfig]:
     weights = read_weights(folder)
     assert isinstance(weights.config, ViTConfig)
-    [file] = write_weights(weights, tmp_path / f"{folder.parent.parent.name}.npz", "google").files
+    plain = Weights(weights.config, weights.state, weights.meta | {"loss": "softmax"})
+    [file] = write_weights(plain, tmp_path / f"{folder.parent.parent.name}.npz", "google").files
     with np.load(file) as arrays:
         return {name: torch.from_numpy(arrays[name].astype(np.float64)) for name in arrays}, weights.config
 

@@ -66,20 +66,20 @@ def test_out__a_place_that_cannot_be_written_is_refused_before_the_work(
 
 
 def test_out__a_missing_folder_is_made(vitctl: Vitctl, pretrained: Path, tmp_path: Path) -> None:
-    said = vitctl("export", "--from", pretrained, "--to", "google", "--out", "new/folder/a.npz")
+    said = vitctl("export", "--from", pretrained, "--to", "safetensors", "--out", "new/folder/a.safetensors")
     assert (said.code, said.err) == (0, "")
-    assert (tmp_path / "new" / "folder" / "a.npz").exists()
+    assert (tmp_path / "new" / "folder" / "a.safetensors").exists()
 
 
 def test_as_typed__one_folder_takes_further_formats_of_the_same_weights(
     vitctl: Vitctl, pretrained: Path, tmp_path: Path
 ) -> None:
-    for to in ("safetensors", "google"):
+    for to in ("safetensors", "onnx"):
         said = vitctl("export", "--from", pretrained, "--to", to, "--out", "both")
         assert (said.code, said.err) == (0, "")
     files = json.loads((tmp_path / "both" / "result.json").read_text())["files"]
-    assert set(files) == {"safetensors", "google"}
+    assert set(files) == {"safetensors", "onnx"}
     other = tmp_path / "both" / "model.safetensors"
-    said = vitctl("export", "--from", other, "--to", "google", "--out", "both")
+    said = vitctl("export", "--from", other, "--to", "onnx", "--out", "both")
     assert said.code != 0
     assert "holds a run of another recipe: weights.source was" in said.err

@@ -249,10 +249,10 @@ def test_export__keeps_what_is_verified(
     folder = tmp_path / "a"
     hit(exporting, "agree", 1, TERM)
     code, said = vitctl(
-        "export", "--from", pretrained, "--to", "google", "--to", "safetensors", "--out", folder
+        "export", "--from", pretrained, "--to", "onnx", "--to", "safetensors", "--out", folder
     )
     assert (code, said[: len(announced(TERM))]) == (3, announced(TERM))
-    weights = folder / "google" / "model.npz", folder / "model.safetensors"
+    weights = folder / "model.onnx", folder / "model.safetensors"
     assert [path.exists() for path in weights] == [True, False]
     assert vitctl("resume", folder)[0] == 0
     assert [path.exists() for path in weights] == [True, True]

@@ -27,7 +27,9 @@ def total_steps(num_images: int, batch_size: int, *, steps: int, epochs: float) 
 
 def warmup_of(schedule: Schedule, num_images: int) -> int:
     """Length of the warm-up in updates: `warmup_steps`, or whole batches in `warmup_epochs` passes."""
-    return max(schedule.warmup_steps, int(num_images * schedule.warmup_epochs // schedule.batch_size))
+    if schedule.warmup_epochs:
+        return int(num_images * schedule.warmup_epochs // schedule.batch_size)
+    return schedule.warmup_steps
 
 
 def checked_steps(num_images: int, schedule: Schedule, processes: int) -> int:

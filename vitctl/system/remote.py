@@ -242,16 +242,19 @@ def transfer(
 async def _transferred(
     spans: deque[Span], max_bytes: int | None, patience: float | None, since: float | None, connections: int
 ) -> None:
-    async def work(session: Any, since: float | None) -> None:
+    async def work(session: Any, since: float | None, slot: AsyncExitStack) -> None:
+        await slot.enter_async_context(_slot(spans))
         while spans:
-            await _complete(session, spans.popleft(), max_bytes, patience, since)
+            await _complete(session, spans.popleft(), max_bytes, patience, since, slot)
             since = None
 
     asked = time.monotonic() if since is None else since
     try:
-        async with _session() as session, asyncio.TaskGroup() as group:
+        # Slots are left after the session, which keeps its connections open.
+        async with AsyncExitStack() as slots, _session() as session, asyncio.TaskGroup() as group:
             for _ in range(connections):
-                group.create_task(work(session, asked))
+                slot = await slots.enter_async_context(AsyncExitStack())
+                group.create_task(work(session, asked, slot))
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
@@ -260,10 +263,10 @@ _LAST_TOLD: list[float] = []  # when it was said that no connection is left
 
 
 @asynccontextmanager
-async def _slot() -> AsyncIterator[None]:
-    """Hold one of this node's connections within the block; wait until one is left."""
+async def _slot(spans: Sequence[Span]) -> AsyncIterator[None]:
+    """Hold one of this node's connections within the block; wait until one or no span is left."""
     began, is_told = time.monotonic(), False
-    while (slot := _free_slot()) is None:
+    while (slot := _free_slot()) is None and spans:
         now = time.monotonic()
         if now - max([began, *_LAST_TOLD]) > _TELL_SECONDS:
             _LAST_TOLD[:], is_told = [now], True
@@ -274,7 +277,7 @@ async def _slot() -> AsyncIterator[None]:
     try:
         yield
     finally:
-        if slot >= 0:
+        if slot is not None and slot >= 0:
             os.close(slot)
 
 
@@ -296,21 +299,22 @@ def _free_slot() -> int | None:
 
 
 async def _complete(
-    session: Any, span: Span, max_bytes: int | None, patience: float | None, since: float | None
+    session: Any,
+    span: Span,
+    max_bytes: int | None,
+    patience: float | None,
+    since: float | None,
+    slot: AsyncExitStack,
 ) -> None:
-    """Fetch one range: the retry loop."""
+    """Fetch one range: the retry loop. Others use the connection of `slot` while the server is away."""
     failures = 0
     while True:
         received = span.done
         try:
             opened = _from_fsspec if urlsplit(span.url).scheme in _PACKAGES else _from_web
-            async with AsyncExitStack() as held:
-                # A server that is down answers nothing for long: meanwhile others use the connection.
-                if not failures:
-                    await held.enter_async_context(_slot())
-                whole, first, chunks = await held.enter_async_context(opened(session, span))
+            async with opened(session, span) as (whole, first, chunks):
                 if failures:
-                    await held.enter_async_context(_slot())
+                    await slot.enter_async_context(_slot([span]))
                 end = _begin(span, whole, first)
                 received = span.done
                 async for chunk in chunks:
@@ -330,6 +334,7 @@ async def _complete(
                 _is_up(span.url)
                 failures, since = 0, None
             failures += 1
+            await slot.aclose()  # an exit stack can be filled again
             since = time.monotonic() if since is None else since
             await asyncio.sleep(_pause(span.url, error, failures, since, patience))
         except DataError:

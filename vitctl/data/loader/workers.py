@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -39,6 +40,7 @@ from vitctl.system.process import blocked_signals, ensure_descriptors, ignore_si
 
 _WORKERS: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 _GRACE_SECONDS = 2.0
+_LONGEST_TEMP = 66  # bytes; the path of a socket has at most 107
 _LOST_BATCH = 74  # EX_IOERR of sysexits.h
 _SCRATCH = ExitStack()
 atexit.register(_SCRATCH.close)
@@ -85,7 +87,7 @@ def start_workers(loader: Any) -> tuple[Iterator[Any], Workers]:
     ensure_descriptors(loader.num_workers)
     # The folder of the workers' sockets: that of a killed run is found by its name, and removed.
     settings = vars(multiprocessing.current_process())["_config"]
-    if "tempdir" not in settings:
+    if "tempdir" not in settings and len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_TEMP:
         settings["tempdir"] = str(_SCRATCH.enter_context(scratch_folder("mp")))
     handler, others, kills = (
         signal.getsignal(signal.SIGCHLD),
