@@ -186,6 +186,14 @@ def test_a_failing_disk_is_an_error(
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
+def test_atomic_write__never_replaces_what_is_no_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(OSError, match="is not a regular file"):
+            write_text(path, "new")
+    assert (tmp_path / "pipe").is_fifo() and Path("/dev/null").is_char_device()
+
+
 def test_unknown_space_is_not_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for total, expected in ((0, math.inf), (10**6, 0)):
         usage = shutil._ntuple_diskusage(total, total, 0)  # type: ignore[attr-defined]

@@ -303,6 +303,8 @@ def atomic_write(path: Path, *, flushed: bool = True) -> Iterator[Path]:
     Raises:
         OSError: writing failed; the error names `path`, and the temporary file is removed.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):  # such as /dev/null, which root could replace
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
     aside = path.with_name(f".{path.name[:200]}.{os.getpid()}.partial")
     if flushed:
         sweep(path.parent, glob.escape(path.name[:200]))

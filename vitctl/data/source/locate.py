@@ -386,8 +386,8 @@ def _index(folder: Path, paths: Sequence[Path]) -> None:
         text = f"{count_text(index.num_samples, 'image')} of {classes}{without}, {seconds:.1f} s"
         end = "; ".join([text, *notes])
     except DataError as error:
-        given = [paths[0], f"{paths[0].with_suffix('')}-shards"] if len(paths) == 1 else ["SOURCE", "OUT"]
-        command = f"vitctl data shards {' '.join(map(typed, given))}"
+        path, out = (paths[0], f"{paths[0].with_suffix('')}-shards") if len(paths) == 1 else ("SOURCE", "OUT")
+        command = f"vitctl data shards {typed(path)} {typed(out)}"
         raise DataError(f"{error}; if these are not shards, make some: `{command}`") from None
     finally:
         _show(end)
