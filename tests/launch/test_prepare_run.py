@@ -109,8 +109,8 @@ def test_prepare__a_changed_recipe_is_refused_and_its_keys_are_named(load: Load,
 
 def test_prepare__the_proposed_resume_also_undoes_a_value(load: Load, tmp_path: Path) -> None:
     """TOML has no null: `--set key=` would set an empty text, which most keys refuse."""
-    prepare_run(load(**{"model.norm_eps": 1e-5}), tmp_path)
-    with pytest.raises(RecipeError, match=r"norm_eps was 1e-05, now unset; ") as caught:
+    prepare_run(load(**{"model.dropout": 0.5}), tmp_path)
+    with pytest.raises(RecipeError, match=r"model.dropout was 0.5, now unset; ") as caught:
         prepare_run(load(), tmp_path)
     words = shlex.split(str(caught.value).partition("with: vitctl resume ")[2])
     overrides = [parse_override(word) for flag, word in pairwise(words) if flag == "--set"]

@@ -328,6 +328,23 @@ def test_outage__leaves_the_connections_of_the_node_to_others(
         waiting.join()
 
 
+def test_slots__a_finished_task_keeps_none_from_one_that_retries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node has one connection, which the failed request leaves to the next: both waited for ever."""
+    monkeypatch.setenv("VITCTL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote, "CONNECTIONS", 1)
+    monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.2)
+    faults, answers = Faults(0), iter(["503", "", ""])
+    monkeypatch.setattr(faults, "draw", lambda *_: next(answers))
+    with serving(tmp_path, faults) as url:
+        spans = [remote.Span(f"{url}/file", n, n + 9) for n in (0, 50)]
+        done = threading.Thread(target=remote.transfer, args=(spans,), kwargs={"connections": 2}, daemon=True)
+        done.start()
+        done.join(20)
+    assert not done.is_alive() and next(answers, None) is None
+
+
 def test_slots__waiting_for_one_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

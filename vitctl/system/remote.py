@@ -242,19 +242,19 @@ def transfer(
 async def _transferred(
     spans: deque[Span], max_bytes: int | None, patience: float | None, since: float | None, connections: int
 ) -> None:
-    async def work(session: Any, since: float | None, slot: AsyncExitStack) -> None:
-        await slot.enter_async_context(_slot(spans))
-        while spans:
-            await _complete(session, spans.popleft(), max_bytes, patience, since, slot)
-            since = None
+    async def work(since: float | None) -> None:
+        # The slot is left after the session, which keeps its connection open.
+        async with AsyncExitStack() as slot, _session() as session:
+            await slot.enter_async_context(_slot(spans))
+            while spans:
+                await _complete(session, spans.popleft(), max_bytes, patience, since, slot)
+                since = None
 
     asked = time.monotonic() if since is None else since
     try:
-        # Slots are left after the session, which keeps its connections open.
-        async with AsyncExitStack() as slots, _session() as session, asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
             for _ in range(connections):
-                slot = await slots.enter_async_context(AsyncExitStack())
-                group.create_task(work(session, asked, slot))
+                group.create_task(work(asked))
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
 

@@ -163,7 +163,9 @@ def test_read_parquet__much_text_made_of_little(tmp_path: Path, monkeypatch: pyt
     )
     assert (tmp_path / "x.parquet").stat().st_size < 100_000
     monkeypatch.setenv("VITCTL_MAX_TABLE", "100")
-    with pytest.raises(DataError, match=r"x.parquet: holds more than 104,857,600 .VITCTL_MAX_TABLE, in"):
+    with pytest.raises(
+        DataError, match=r"x.parquet: holds more bytes of text than 104,857,600 .VITCTL_MAX_TABLE, in"
+    ):
         open_originals(str(tmp_path / "x.parquet"))
 
 
