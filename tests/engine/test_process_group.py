@@ -6,8 +6,12 @@ import socket
 import subprocess
 import sys
 
+import pytest
+from accelerate.state import PartialState
+
 from tests import warm
 from tests.conftest import free_port
+from vitctl.engine import runtime
 
 JOIN = """
 import sys, time
@@ -75,3 +79,57 @@ def test_together__words_and_places() -> None:
     line = f"node {socket.gethostname()}: processes 0 to 1, CPU, "
     assert said[0] == said[1]
     assert said[0].startswith(f"rank 0 says ü ['{line}")
+
+
+SILENT = """
+import sys
+from vitctl.engine import runtime
+from vitctl.errors import LaunchError
+from vitctl.system.screen import silence, speak
+runtime.SAY_SECONDS = 0.2
+silence()
+print("an ordinary note", file=sys.stderr, flush=True)
+try:
+    runtime.join(cpu=True, seconds=float(sys.argv[1]))
+except LaunchError as error:
+    pass
+speak()
+print("an error", file=sys.stderr)
+"""
+
+
+def silent(rank: int, port: int, seconds: float) -> warm.Popen:
+    env = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    line = [sys.executable, "-c", SILENT, str(seconds)]
+    return warm.Popen(line, stderr=subprocess.PIPE, text=True, env={**os.environ, **env})
+
+
+def test_join__a_silent_process_says_that_it_waits_and_its_error_until_they_have_met() -> None:
+    port, met = free_port(), free_port()
+    lines = silent(0, port, 1).communicate(timeout=60)[1].splitlines()
+    waits = f"vitctl: process 0: waiting for the 2 processes at 127.0.0.1:{port}, for at most 1 s"
+    assert (lines[0], lines[-1]) == (waits, "an error")
+    assert "an ordinary note" not in lines
+    both = [silent(rank, met, 60) for rank in (0, 1)]
+    for process in both:
+        assert "an error" not in process.communicate(timeout=60)[1]
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALRANKID": "0"},
+        {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "MASTER_ADDR": "127.0.0.1"},
+        {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"},
+        {"OMPI_COMM_WORLD_SIZE": "x"},
+    ],
+)
+def test_start__of_one_process_ignores_the_ranks_of_any_launcher(
+    monkeypatch: pytest.MonkeyPatch, left: dict[str, str]
+) -> None:
+    """Also where no command has read the environment, as in `verify --replay`: accelerate would wait."""
+    for name, value in left.items():
+        monkeypatch.setenv(name, value)
+    PartialState._reset_state()
+    found = runtime.start(precision="float32", device="cpu", processes=1)
+    assert (found.num_processes, found.is_main) == (1, True)

@@ -125,7 +125,7 @@ def test_srun__refuses_an_environment_with_a_gap(lost: str) -> None:
 
 
 def test_torchrun__without_a_job_id_needs_a_folder() -> None:
-    env = {"RANK": "1", "WORLD_SIZE": "2"}
+    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     member = find_member({**env, "TORCHELASTIC_RUN_ID": "none"})
     assert member is not None
     with pytest.raises(LaunchError, match=r"2 processes started by torchrun.*--out"):
@@ -177,9 +177,16 @@ def test_first_host__refuses(text: str) -> None:
         {"SLURM_STEP_NUM_TASKS": "\x1b[2J"},
         {"TORCHELASTIC_RESTART_COUNT": "x"},
         {"TORCHELASTIC_MAX_RESTARTS": "x"},
+        {"RANK": "0", "WORLD_SIZE": "2"},
+        {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "gpu007"},
+        {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "", "MASTER_PORT": "29500"},
+        {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "2"},
+        {"SLURM_PROCID": "x"},
+        slurm(5),
+        slurm(7, RANK="0"),
     ],
 )
-def test_environment__what_is_not_a_number_is_one_line(env: dict[str, str]) -> None:
+def test_environment__what_makes_no_sense_is_one_line(env: dict[str, str]) -> None:
     with pytest.raises(LaunchError, match=r"^environment: [A-Z_]+ is .*unset") as caught:
         find_member(env)
     assert str(caught.value).isprintable()
@@ -242,9 +249,39 @@ def test_foreign_launch__real(flags: list[str], key: str, tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
+MPI = {
+    "openmpi": {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "3"},
+    "openmpi 0": {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"},
+    "mpich": {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "2"},
+    "mvapich": {"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "0"},
+    "pmix": {"PMIX_RANK": "1"},
+    "no number": {"PMI_SIZE": "x"},
+    "with address": {"OMPI_COMM_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+}
+
+
+@pytest.mark.parametrize("name", MPI)
+def test_mpi__is_refused_and_what_it_says_to_unset_is_enough(name: str) -> None:
+    env = dict(MPI[name])
+    with pytest.raises(LaunchError, match=r"not under mpirun.*`unset ([A-Z0-9_ ]+)`") as caught:
+        find_member(env)
+    for variable in re.findall("`unset (.*)`", str(caught.value))[0].split():
+        del env[variable]
+    assert find_member(env) is None
+    assert not {name for name in env if not name.startswith("MASTER_")}, "accelerate would obey them"
+    assert find_member({**MPI[name], "RANK": "0", "WORLD_SIZE": "1"}) is None
+    assert find_member(slurm(1, **MPI[name])) is not None, "srun, with its own MPI plugin"
+
+
+def test_srun__has_precedence_over_a_rank_of_another_launcher() -> None:
+    env = slurm(3, RANK="0", LOCAL_RANK="0")
+    assert (find_member(env) or pytest.fail("none")).rank == 3
+    assert (env["RANK"], env["LOCAL_RANK"]) == ("3", "1")
+
+
 def test_leftovers__of_another_launcher_are_removed() -> None:
     kept = {"HOME": "/root", "MASTER_ADDR": "10.0.0.1"}
-    torchrun = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "2"}
+    torchrun = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "2", "PMI_RANK": "0"}
     env = {**kept, **torchrun, "RANK": "1", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
     assert find_member(env) is None
     assert env == kept

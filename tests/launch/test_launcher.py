@@ -102,8 +102,8 @@ def test_processes__are_not_started_inside_a_cluster_job(
 ) -> None:
     """Under srun or torchrun the processes are there already: each does the job, none starts others."""
     prepare_run(load(**TWO), tmp_path)
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "2950"}.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(launcher, "work_as_member", lambda folder, *_: {"status": folder})
     assert launch(tmp_path, lambda _: None) == {"status": tmp_path}
 

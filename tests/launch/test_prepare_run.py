@@ -236,7 +236,8 @@ def test_prepare__a_process_that_hangs_is_noticed_before_the_work(
         assert cpu
         raise LaunchError("a process hangs")
 
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    for name, value in {**ranks, "MASTER_ADDR": "here", "MASTER_PORT": "2950"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(runtime, "join", lambda **_: None)
     monkeypatch.setattr(runtime, "check_all_reduce", fail)

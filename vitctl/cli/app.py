@@ -36,7 +36,7 @@ from vitctl.engine.preemption import interrupt_on_signals
 from vitctl.errors import LaunchError, explained
 from vitctl.system.address import check_local, without_queries
 from vitctl.system.process import mark_start
-from vitctl.system.screen import output_errors_ignored, restore_output
+from vitctl.system.screen import output_errors_ignored, restore_output, speak
 from vitctl.system.text import PlainStream, nearest, one_line
 
 EXIT_BUG, EXIT_USER, EXIT_STOPPED = 1, 2, 3
@@ -141,6 +141,7 @@ def main() -> None:
         if code == INTERRUPTED:
             raise KeyboardInterrupt
     except USAGE_ERROR as error:
+        speak()
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
             error.show()
         else:
@@ -172,6 +173,7 @@ def _check_folder() -> None:
 
 def _report_error(error: Exception) -> int:
     """Print an error: one line if the user can fix it, a traceback for a bug. Return the exit code."""
+    speak()
     unnamed = isinstance(error, OSError) and error.filename is None
     fixable = explained(
         error, "standard output" if unnamed and not (output_errors_ignored() or _can_print()) else ""

@@ -248,20 +248,19 @@ def fitted(loaded: "Loaded", *, with_timeout: bool) -> "Loaded":
 
 
 def start_command() -> "Member | None":
-    """Let a signal end the command with code 3, and silence all processes but rank 0.
+    """Let a signal end the command with code 3, and silence all processes but rank 0; see `speak`.
 
     Called before anything slow.
     """
     from vitctl.engine.preemption import exit_on_signals
     from vitctl.launch.cluster import check_arrives, find_member
+    from vitctl.system.screen import silence
 
     check_arrives()
     member = find_member()
     exit_on_signals(while_waiting=member is not None)
     if member is not None and member.rank > 0:
-        silence = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silence, 1)
-        os.dup2(silence, 2)
+        silence()
     return member
 
 

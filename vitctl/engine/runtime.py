@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,12 +27,14 @@ from torch import Tensor, nn
 
 from vitctl.data.loader.batches import Batch
 from vitctl.engine.journal import LOG, never_raising, run_of
+from vitctl.engine.preemption import say
 from vitctl.engine.sharding import is_sharded
 from vitctl.errors import CheckpointError, LaunchError
 from vitctl.models.flops import bf16_tflops
 from vitctl.recipe.schema import Machine, TrainRecipe
 from vitctl.recipe.write import flat, toml_value
-from vitctl.system.process import HERE, keep_freed_memory, usable_cores
+from vitctl.system.process import HERE, forget_ranks, keep_freed_memory, usable_cores
+from vitctl.system.screen import aloud, stay_silent
 from vitctl.system.text import count_text, one_line
 
 _cuda: Any = torch.cuda  # not all of it has types
@@ -162,6 +165,7 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 JOIN_SECONDS, CHECK_SECONDS, FIRST_NCCL_SECONDS = 600.0, 5.0, 60.0
+SAY_SECONDS = 4.0  # of the rendezvous, until each process says that it waits
 _RECORDED = 2000  # operations that NCCL's flight recorder keeps
 TEXT_BYTES = 2000
 _GPUS = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")  # of those that a batch system gives
@@ -198,6 +202,10 @@ def join(
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
         os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(recording))
     began = time.monotonic()
+    text = f"waiting for the {os.environ.get('WORLD_SIZE')} processes at {place}, for at most {seconds:g} s"
+    waiting = threading.Timer(SAY_SECONDS, say, (f"process {os.environ.get('RANK')}: {text}", aloud()))
+    waiting.daemon = True
+    waiting.start()
     try:
         limit = timedelta(seconds=group_seconds)
         store, rank, size = next(dist.rendezvous("env://", timeout=timedelta(seconds=seconds)))
@@ -213,6 +221,9 @@ def join(
             f"({str(error).splitlines()[0][:200]}); check that all were started and that every node can "
             f"reach that address, or raise machine.start_timeout = {seconds:g}"
         ) from error
+    finally:
+        waiting.cancel()
+    stay_silent()
 
 
 def _store_outlives_processes() -> bool:
@@ -611,6 +622,10 @@ def start(
     """
     cpu, chosen = device_and_precision(device, precision, trackers)
     AcceleratorState._reset_state()
+    if processes > 1 and "RANK" in os.environ:
+        join(cpu=cpu)
+    elif not dist.is_initialized() and "TORCHELASTIC_RUN_ID" not in os.environ:  # torchrun may start one
+        forget_ranks()
     state = PartialState(cpu=cpu)
     if state.device.index is not None:  # accelerate takes this for the index of the GPU
         state.local_process_index = state.device.index

@@ -17,16 +17,19 @@ from vitctl.engine.journal import CHECKPOINTS
 from vitctl.errors import LaunchError
 from vitctl.launch.run_folder import LOGS
 from vitctl.system.files import write_text
+from vitctl.system.process import RANKS, forget_ranks
 from vitctl.system.text import has_control, one_line
 
 Environment = MutableMapping[str, str]
 # Prefixes of the settings of accelerate and torchrun; the user did not set these for this run.
 _SETTINGS = ("ACCELERATE_", "FSDP_", "PET_")
 _AGENT = "TORCHELASTIC_RUN_ID"  # set by torchrun's agent, which accelerate launch runs
-_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
 # Variables that vitctl and torch read as whole numbers.
-_NUMBERS = (*_RANKS, *_RESTARTS, "MASTER_PORT", "SLURM_STEP_NUM_TASKS")
+_NUMBERS = (*RANKS, *_RESTARTS, "MASTER_PORT", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID")
+# Variables of launchers that vitctl does not follow: sizes, and ranks, of which the first is 0.
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
+_UNUSED_RANKS = ("SLURM_PROCID", "PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 UNUSED_SIGNAL = signal.SIGRTMAX.name  # for the agent, which would kill everything at one that comes
 FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below those that Linux hands out to whoever connects
 
@@ -142,12 +145,20 @@ def find_member(env: Environment = os.environ) -> Member | None:
     that another launcher left are removed from the environment: accelerate would obey them.
 
     Raises:
-        LaunchError: the environment contradicts itself, or holds values that are not numbers; or this is a
-            shell in one of several tasks.
+        LaunchError: the environment contradicts itself, lacks the address where the processes meet, or holds
+            values that are not numbers; or this is a shell in one of several tasks, or one of several
+            processes of another launcher, such as mpirun.
     """
     check_environment(env)
     is_alone = "RANK" in env and env.get("WORLD_SIZE") == "1" and not has_agent(env)  # as in a pod of one
     if "RANK" in env and "WORLD_SIZE" in env and not is_alone:
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
+        if missing and env["WORLD_SIZE"] != "1":
+            raise LaunchError(
+                f"environment: RANK is {env['RANK']} of WORLD_SIZE {env['WORLD_SIZE']}, without "
+                f"{' and '.join(missing)}: all processes meet at MASTER_ADDR:MASTER_PORT; set both "
+                f"for each process, or `unset RANK WORLD_SIZE` to compute in this process alone"
+            )
         job = env.get("SLURM_JOB_ID") or env.get("TORCHELASTIC_RUN_ID", "")
         return Member("torchrun", int(env["RANK"]), int(env["WORLD_SIZE"]), "" if job == "none" else job)
     if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and not is_alone:
@@ -162,8 +173,18 @@ def find_member(env: Environment = os.environ) -> Member | None:
         raise LaunchError(
             "environment: WORLD_SIZE is set and RANK is not; set both for each process, or `unset WORLD_SIZE`"
         )
-    for name in (*_RANKS, *(name for name in env if name.startswith("TORCHELASTIC_"))):
-        env.pop(name, None)  # left by another launcher: this process is the only one
+    others = [name for name in _SIZES if env.get(name, "1") != "1"]
+    others += [name for name in _UNUSED_RANKS if env.get(name, "0") != "0"]
+    if others and not is_alone:
+        said = " and ".join(f"{name} is {one_line(env[name][:50])}" for name in others)
+        raise LaunchError(
+            f"environment: {said}, as in one of several processes; vitctl runs under srun, torchrun or "
+            f"accelerate launch, not under mpirun: leave mpirun out, or to compute in this process alone "
+            f"`unset {' '.join(others)}`"
+        )
+    for name in [name for name in env if name.startswith("TORCHELASTIC_")]:
+        del env[name]
+    forget_ranks(env)
     return None
 
 
@@ -177,6 +198,11 @@ def _slurm_member(env: Environment) -> Member:
         rank, num_tasks, job = env["SLURM_PROCID"], env["SLURM_STEP_NUM_TASKS"], env["SLURM_JOB_ID"]
         tasks = tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE") or env["SLURM_TASKS_PER_NODE"])
         step = int(env.get("SLURM_STEP_ID", "0")) % 997
+        if int(rank) >= int(num_tasks):
+            raise LaunchError(
+                f"environment: SLURM_PROCID is {rank} of SLURM_STEP_NUM_TASKS {num_tasks}, should be below "
+                f"it; start all tasks with srun, or `unset SLURM_STEP_NUM_TASKS SLURM_PROCID`"
+            )
         added = {
             "RANK": rank,
             "WORLD_SIZE": num_tasks,
@@ -191,8 +217,8 @@ def _slurm_member(env: Environment) -> Member:
             f"nodes ({error!r}); start them with torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR "
             f"and MASTER_PORT"
         ) from None
-    for name, value in added.items():
-        env.setdefault(name, value)
+    given = {name: value for name, value in env.items() if name.startswith("MASTER_")}
+    env.update({**added, **given})  # a lone RANK or WORLD_SIZE is of another launcher
     return Member("srun", int(rank), int(num_tasks), job)
 
 

@@ -282,8 +282,6 @@ def main() -> None:
         sys.exit(f"vitctl: {error}")
     run_dir = Path(sys.argv[1])
     if not (run_dir / RECIPE).is_file():
-        if not is_main_process():
-            sys.exit(1)
         sys.exit(
             f"vitctl: {run_dir}: not a prepared run folder; type the vitctl command of the run, without "
             f"--dry-run"

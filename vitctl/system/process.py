@@ -7,7 +7,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import DupFd
@@ -136,6 +136,18 @@ def blocked_signals(numbers: Sequence[int] = SIGNALS) -> Iterator[None]:
 def usable_cores() -> int:
     """Return the number of cores that this process may use, which a batch system may limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+_MPI = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_", "PMIX_RANK", "MPI_LOCAL")  # accelerate reads them too
+
+
+def forget_ranks(env: MutableMapping[str, str] = os.environ) -> None:
+    """Remove the ranks that a launcher left in the environment of a process that computes alone: accelerate
+    would wait for the others.
+    """
+    for name in [name for name in env if name in RANKS or name.startswith(_MPI)]:
+        del env[name]
 
 
 def is_main_process() -> bool:

@@ -27,6 +27,36 @@ def above_view(text: str) -> str:
     return "\r\x1b[2K" + "\x1b[1A\x1b[2K" * (lines - 1) + text + "\n" * lines
 
 
+_ALOUD: list[int] = []  # standard error of a process that is silent, until the processes have met
+
+
+def silence() -> None:
+    """Print nothing more in this process, one of several; `speak` undoes it for an error that comes before
+    the processes have met: no other process may say it.
+    """
+    _ALOUD.append(os.dup(2))
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+
+
+def aloud() -> int:
+    """Return the descriptor of standard error, also of a silent process that has not met the others."""
+    return _ALOUD[-1] if _ALOUD else 2
+
+
+def speak() -> None:
+    """Print errors again, unless the processes have met."""
+    if _ALOUD:
+        os.dup2(_ALOUD.pop(), 2)
+
+
+def stay_silent() -> None:
+    """Note that the processes have met: from here on one of them speaks for all."""
+    while _ALOUD:
+        os.close(_ALOUD.pop())
+
+
 class TolerantStream:
     """A text stream whose writes never fail: text that the wrapped stream refuses is dropped, and the first
     error is recorded.
