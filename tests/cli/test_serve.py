@@ -141,8 +141,10 @@ def test_health_metrics_and_schema(pretrained: Path, server: tuple[Any, str, int
     metrics = httpx.get(f"{address}/metrics").text
     assert 'vitctl_requests_total{code="200",path="/health"}' in metrics
     assert "vitctl_held_bytes 0.0" in metrics and "vitctl_waiting_images 0.0" in metrics
-    head = httpx.head(f"{address}/health")
-    assert (head.status_code, head.content, head.headers["content-type"]) == (200, b"", "application/json")
+    for page in ("health", "metrics", "docs", "openapi.json"):
+        head, body = httpx.head(f"{address}/{page}"), httpx.get(f"{address}/{page}")
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == body.headers["content-type"]
     schema = httpx.get(f"{address}/openapi.json").json()
     predicted = schema["paths"]["/predict"]["post"]["responses"]["200"]["content"]["application/json"]
     for image in (png(), b"no image"):

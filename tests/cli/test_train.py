@@ -597,8 +597,9 @@ def test_slurm__a_job_with_gpus_does_not_compute_on_the_cpu(
     assert 'device = "cuda"' in (tmp_path / "job" / "recipe.toml").read_text()
     said = vitctl("resume", "job")
     assert (said.code, said.err.count("\n")) == (2, 1) and "PyTorch finds no GPU" in said.err
-    assert vitctl(*line, "cpu", "--slurm", "gpus=1,time=10", "--set", "machine.device=cpu").code == 0
-    assert 'device = "cpu"' in (tmp_path / "cpu" / "recipe.toml").read_text()
+    on_cpu = vitctl(*line, "cpu", "--slurm", "gpus=2,time=10", "--set", "machine.device=cpu")
+    assert (on_cpu.code, "--set machine.device=cpu, --slurm asks for 2 GPUs" in on_cpu.err) == (2, True)
+    assert not (tmp_path / "cpu").exists()
     for name, value, code in (("CUDA_VISIBLE_DEVICES", "0,1", 2), ("SLURM_JOB_GPUS", "3", 2), ("", "", 0)):
         with monkeypatch.context() as patch:
             if name:

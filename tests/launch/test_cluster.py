@@ -309,6 +309,7 @@ def test_parse__reads_every_word() -> None:
         ("time=1:00:00,partition=a b", "'partition=a b' is not a valid partition"),
         ("time=1:00:00,partition=x\n#SBATCH --uid=0", "is not a valid partition"),
         ("time=1:00:00,submit=yes", "'submit=yes' is unknown"),
+        ("time=10,gpus=1,tasks=2", "tasks=2 with gpus=1: each GPU has one process"),
     ],
 )
 def test_parse__refuses(text: str, key: str) -> None:

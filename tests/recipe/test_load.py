@@ -405,3 +405,9 @@ def test_load_recipe__a_key_of_an_earlier_release_loads_and_leaves_digests_as_th
         assert loaded.origin("evaluation.select_best") == origin
         assert deciding_values(loaded.recipe)["evaluation.early_stopping"] == "true"
         assert "early_stopping" not in to_toml(loaded)
+
+
+def test_load__a_rule_of_a_section_names_the_flag_of_its_key() -> None:
+    given = [Override("data.path", "x", "--data"), Override("data.group_by", "(a", "--group-by")]
+    with pytest.raises(RecipeError, match=r"^--group-by: data: group_by = '\(a' is not a regular expression"):
+        load_recipe("finetune", given)

@@ -287,7 +287,7 @@ def started_processes(
     device of a job with GPUs, so that none computes on the CPU unasked.
 
     Raises:
-        LaunchError: `given` sets another number.
+        LaunchError: `given` sets another number, or the CPU for a job with GPUs.
     """
     from vitctl.errors import LaunchError
     from vitctl.recipe.load import Override
@@ -301,6 +301,11 @@ def started_processes(
             raise LaunchError(
                 f"{other.flag} says {other.value} processes, {name} starts {processes}: leave "
                 f"{other.flag} out"
+            )
+        if other.key == "machine.device" and other.value == "cpu" and batch is not None and batch.gpus:
+            raise LaunchError(
+                f"{other.flag} machine.device=cpu, {name} asks for {batch.gpus} GPUs of a node: leave one "
+                f"of them out; processes without GPUs are tasks={batch.gpus}"
             )
     on_gpus = batch is not None and batch.gpus and all(other.key != "machine.device" for other in given)
     device = [Override("machine.device", "cuda", name)] if on_gpus else []

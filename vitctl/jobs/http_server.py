@@ -363,9 +363,9 @@ def application(batcher: Batcher, top: int, version: str) -> FastAPI:
     )
     about: dict[str, Any] = {"openapi_extra": {"requestBody": _BODY_SCHEMA}, "responses": _RESPONSES}
     app.add_api_route("/predict", own.predict, methods=["POST"], response_class=Response, **about)
-    app.add_api_route("/health", own.health)
-    app.add_api_route("/health", own.health, methods=["HEAD"], include_in_schema=False)
-    app.add_api_route("/metrics", own.shown_metrics, response_class=Response)
+    for path, shown in (("/health", own.health), ("/metrics", own.shown_metrics)):
+        app.add_api_route(path, shown, response_model=None)
+        app.add_api_route(path, shown, methods=["HEAD"], include_in_schema=False, response_model=None)
     paths = {"/predict", "/health", "/metrics", "/docs", "/openapi.json"}
     app.add_middleware(_Counted, metrics=own.metrics, paths=paths)
     return app

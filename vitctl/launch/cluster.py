@@ -304,6 +304,11 @@ class Resources:
             one.name for one in fields(cls) if "needed" in one.metadata and one.name not in values
         ]:
             raise LaunchError(f"{cls.launcher}: {missing[0]} is missing; {then}")
+        if values.get("gpus") and values.get("tasks", values["gpus"]) != values["gpus"]:
+            raise LaunchError(
+                f"{cls.launcher}: tasks={values['tasks']} with gpus={values['gpus']}: each GPU has one "
+                f"process, and `tasks` is for nodes without GPUs; leave it out"
+            )
         return cls(**values)
 
     def text(self, run_dir: Path) -> str:

@@ -325,7 +325,9 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
                 )
             return f"{where}: {key} is a section, not a value; set what is in it, e.g. {key}.{inside[0]}"
         case "value_error":
-            return f"{where}: {key + ': ' if key else ''}{detail['ctx']['error']!s}"
+            said = str(detail["ctx"]["error"])
+            where = origins.get(f"{key}.{said.split()[0]}", where)  # a rule of a section names its key first
+            return f"{where}: {key + ': ' if key else ''}{said}"
         case _:
             return (
                 f"{where}: {key} = {_shown(value)} is not allowed: "

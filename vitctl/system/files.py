@@ -129,7 +129,11 @@ UNPACKED = _bound(
     "unpacked", 1024, "MiB", "unpacked size of an archive, in addition to 100 times its packed size"
 )
 GROUPING = _bound(
-    "group_seconds", 60, "s", "CPU time to match `data.group_by` with the names of all images of a split"
+    "group_seconds",
+    10,
+    "s",
+    "CPU time to match `data.group_by` with the names of all images of a split; as much again for each "
+    "further million",
 )
 # Recipes and runs
 RECIPE = _bound("recipe", 1, "MiB", "a recipe or a sweep")

@@ -220,17 +220,20 @@ def test_group_by__no_group_is_on_both_sides_and_shares_are_nearest(tmp_path: Pa
 
 
 def test_group_by__a_pattern_that_never_ends_is_stopped(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It tries every way to divide a name, and no thread can interrupt it. The limit is on all names."""
     monkeypatch.setenv("VITCTL_MAX_GROUP_SECONDS", "1")
+    monkeypatch.setattr("vitctl.data.source.splits.SAY_SECONDS", 0.5)
     source = SyntheticSource(20, 2, 8)
     monkeypatch.setattr(SyntheticSource, "key", lambda _, sample: f"{'a' * 22}{sample}!")
     began = time.process_time(), time.monotonic()
     with pytest.raises(DataError, match=r"\(a\+\)\+\$': takes more than 1 .* for 20 names; write it without"):
         group_names(source, "(a+)+$")
     assert time.process_time() - began[0] < 1 < time.monotonic() - began[1]
+    assert "warning: data.group_by = '(a+)+$': matching 20 names takes long; " in capsys.readouterr().err
     assert group_names(source, "^a+([0-9])") == [str(n)[0] for n in range(20)]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Timer
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from vitctl.data.source.views import Source, View, concat, sample_key, stored, s
 from vitctl.errors import DataError
 from vitctl.system.files import GROUPING, INDEX, TABLE, read_bytes, read_json, write_json
 from vitctl.system.pool import run_tasks
+from vitctl.system.process import tell
 from vitctl.system.text import count_text, one_line
 
 TRAIN, TEST, VALIDATION = "train", "test", "validation"
@@ -38,6 +40,7 @@ _PART = re.compile(r"(?P<split>\w+)(?:\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?(?
 
 _ORDERS: dict[tuple[str, str], np.ndarray] = {}
 _MAX_ORDERS = 64
+SAY_SECONDS = 5.0  # of matching names, until a line says so
 
 
 class Part(NamedTuple):
@@ -198,7 +201,16 @@ def group_names(source: Source, group_by: str) -> list[str]:
             )
         names = [table[key] or f"\0{key}" for key in keys]
     else:
-        [names] = run_tasks(partial(_matched, keys, group_by), 1, workers=1)
+        text = f"data.group_by = '{group_by}': matching {count_text(len(keys), 'name')} takes long"
+        slow = Timer(
+            SAY_SECONDS, tell, [f"{text}; with repeats inside of repeats, as in (a+)+, it never ends"]
+        )
+        slow.start()
+        try:
+            [names] = run_tasks(partial(_matched, keys, group_by), 1, workers=1)
+        finally:
+            slow.cancel()
+            tell("")
     return names
 
 
@@ -207,14 +219,16 @@ def _matched(keys: Sequence[str], pattern: str, *_: object) -> list[str]:
     much.
     """
 
+    limit = GROUPING.limit * max(1, -(-len(keys) // 1_000_000))
+
     def stop(*_: object) -> None:
         raise DataError(
-            f"data.group_by = '{pattern}': takes more than {GROUPING} s for {count_text(len(keys), 'name')}; "
-            f"write it without repeats inside of repeats, such as (a+)+"
+            f"data.group_by = '{pattern}': takes more than {limit} s ({GROUPING.variable}) for "
+            f"{count_text(len(keys), 'name')}; write it without repeats inside of repeats, such as (a+)+"
         )
 
     signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, GROUPING.limit)
+    signal.setitimer(signal.ITIMER_PROF, limit)
     matches = map(re.compile(pattern).search, keys)
     return [
         "\0".join(match.groups("") or match[0]) if match else f"\0{key}"
