@@ -55,6 +55,29 @@ def test_shards_check_index(vitctl: Vitctl, tmp_path: Path) -> None:
     assert str(shard.name) in said.out
 
 
+def test_outputs__are_not_written_into_the_images_or_over_a_photograph(
+    vitctl: Vitctl, tmp_path: Path
+) -> None:
+    plant(tmp_path / "photos")
+    vitctl("data", "shards", "photos", "out")
+    photo = "photos/train/dog/0.png"
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for words in (
+        ("shards", "photos", "photos"),
+        ("shards", "photos", "photos/train/dog"),
+        ("shards", "photos/../photos", "photos/new/folder"),
+        ("dedup", "out", "--report", "out/train/index.json"),
+        ("dedup", "out", "--report", "out/train/new", "--against", "out/test"),
+        ("show", "out", photo),
+    ):
+        said = vitctl("data", *words)
+        assert (said.code, said.err.count("\n")) == (2, 1), words
+        assert "give another name" in said.err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    for _ in range(2):  # its own page is replaced
+        assert vitctl("data", "show", "out", "page.png").code == 0
+
+
 def many(root: Path, number: int = 1200, bad: int = -1) -> Path:
     """A split of tiny pictures, of which one, that the quick look passes over, cannot be decoded."""
     picture, file = Image.new("RGB", (4, 4)), io.BytesIO()

@@ -360,9 +360,10 @@ def show(
     """
     from vitctl.cli.show.console import say
     from vitctl.data.images.transforms import TrainTransform
-    from vitctl.data.inspect.overview import cell, choose, draw_sheet, save, show_augmented
+    from vitctl.data.inspect.overview import MARK, cell, choose, draw_sheet, save, show_augmented
     from vitctl.data.source.locate import locate_all_splits
     from vitctl.errors import DataError, refuse, writing
+    from vitctl.system.files import check_free
     from vitctl.system.remote import is_remote
 
     splits = locate_all_splits(folder)
@@ -372,6 +373,7 @@ def show(
         (name not in splits, f"{folder}: has no split '{name}'; found: {', '.join(splits)}"),
         (out.suffix.lower() != ".png", f"{out}: should be the name of a .png file"),
     )
+    check_free("OUT", out, [], MARK)
     source = splits[name].open(0)
     last = folder.rstrip("/").rpartition("/")[2] if is_remote(folder) else Path(folder).resolve().name
     title = f"{last}, {name}" if last != name else name
@@ -428,10 +430,13 @@ def dedup(
     from vitctl.data.source.splits import FILE, write_exclusion
     from vitctl.data.source.stores import ShardSource, open_index
     from vitctl.errors import DataError, writing
+    from vitctl.system.files import check_free
 
     if apply:
         ignore_output_errors()
     splits = _splits(folder)
+    if report:
+        check_free("--report", report, splits.values())
     if not against:
         if apply:
             raise DataError(_no_test_set(folder, splits, split))

@@ -94,8 +94,10 @@ def shards(
     from vitctl.data.images.decode import Reencode
     from vitctl.data.source.splits import default_splits
     from vitctl.data.writer.shard_writer import write_originals
+    from vitctl.system.files import check_free
 
     ignore_output_errors()
+    check_free("OUT", out, [Path(source)])
     originals = open_originals(source, download=download, root=root)
     drop, keep = drop_class or [], keep_class or []
     splits = _checked_splits(

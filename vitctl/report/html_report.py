@@ -106,7 +106,7 @@ def write_report(
         CheckpointError: a folder is no run.
     """
     runs, sweeps = read_folders(folders)
-    check_free("--out", out, [run.folder / name for run in runs for name in RUN_FILES])
+    check_free("--out", out, [run.folder / name for run in runs for name in RUN_FILES], b"<!DOCTYPE html>")
     names = [folder.resolve().name for folder in folders]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     title = title or f"Report: {', '.join(names[:3])}{more}"

@@ -242,10 +242,28 @@ def check_place(said: str, file: Path) -> None:
         raise RecipeError(f"{said} {file}: cannot write into the folder {folder}; choose another path")
 
 
-def check_free(flag: str, file: Path, taken: Iterable[Path]) -> None:
-    """Raise RecipeError if a file, named with a flag, is one that the command itself reads or writes."""
-    if file.resolve() in {path.resolve() for path in taken}:
+def check_free(flag: str, file: Path, taken: Iterable[Path], mark: bytes = b"") -> None:
+    """Check the place of an output that a flag names, before the work.
+
+    Args:
+        flag: it, for the message.
+        file: a file, or a folder.
+        taken: files and folders that the command itself reads or writes; the output is not in such a folder.
+        mark: bytes near the start of every such output: no other file is replaced; b"": any may be.
+
+    Raises:
+        RecipeError: the output would be lost or would replace something else, a file of a checkpoint too.
+    """
+    check_place(flag, file)
+    path = file.resolve()
+    if {path, *path.parents} & {one.resolve() for one in taken}:
         raise RecipeError(f"{flag} {file}: the command itself reads or writes this file; give another name")
+    if (path.parent / "state.json").exists():
+        raise RecipeError(f"{flag} {file}: is in a checkpoint of a run; give another name")
+    if mark and path.is_file():
+        with path.open("rb") as old:
+            if mark not in old.read(1024):
+                raise RecipeError(f"{flag} {file}: exists, and is of another kind; give another name")
 
 
 @contextmanager

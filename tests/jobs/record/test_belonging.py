@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.conftest import TINY
 from tests.trained import CPU, do, made_once
@@ -266,8 +267,30 @@ def test_export__is_not_written_over_the_weights_or_the_files_of_the_run(
 ) -> None:
     place = run / "../.." / file if file.startswith("out") else run / file
     to = "onnx" if file.endswith(".py") else "safetensors"
-    with pytest.raises(RecipeError, match=f"--out .*{file}: the command itself reads or writes this file"):
+    with pytest.raises(RecipeError, match=f"--out .*{file}: (is in a check|the command itself reads)"):
         prepare("export", run, tiny_data, **{"export.to": (to,), "export.file": str(place)})
+
+
+def test_outputs__do_not_replace_files_of_any_checkpoint_or_of_another_kind(
+    run: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    """The weights of another run were replaced, and a photograph by a page."""
+    folder, photo = tmp_path / "other" / "checkpoints" / "step_00000004", tmp_path / "photo.png"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text("{}")
+    (tmp_path / "link").symlink_to(folder)
+    Image.new("RGB", (8, 8)).save(photo)
+    before = photo.read_bytes()
+    for place in (folder / "model.safetensors", tmp_path / "link" / "model.safetensors"):
+        with pytest.raises(RecipeError, match=r"--out .*model.safetensors: is in a checkpoint"):
+            prepare("export", run, tiny_data, **{"export.to": ("safetensors",), "export.file": str(place)})
+    with pytest.raises(RecipeError, match=r"--out .*report.html: is in a checkpoint"):
+        write_report([run], folder / "report.html", most_images=0)
+    with pytest.raises(RecipeError, match=r"--out .*photo.png: exists, and is of another kind"):
+        write_report([run], photo, most_images=0)
+    assert photo.read_bytes() == before
+    for _ in range(2):  # its own page is replaced
+        write_report([run], tmp_path / "report.html", most_images=0)
 
 
 @pytest.mark.parametrize("name", ["result.json", "log.jsonl"])

@@ -31,7 +31,7 @@ from vitctl.data.source.splits import (
 )
 from vitctl.data.source.views import Source
 from vitctl.data.writer.intake import Originals, read_item
-from vitctl.engine.journal import CHECKPOINTS, MODEL, RUN_FILES, STATE, step_folders, tensor_files
+from vitctl.engine.journal import CHECKPOINTS, MODEL, RUN_FILES, step_folders, tensor_files
 from vitctl.engine.schedule import (
     TASK_IMAGES,
     checked_steps,
@@ -70,7 +70,7 @@ from vitctl.recipe.schema import (
     lora_of,
     rates_of,
 )
-from vitctl.system.files import check_free, check_place
+from vitctl.system.files import check_free
 from vitctl.system.remote import GaveUpError, is_remote
 from vitctl.system.text import count_text, typed, typed_command
 
@@ -474,14 +474,11 @@ def check_recipe(recipe: Recipe, run_dir: Path, inputs: Inputs | None = None, no
     Raises:
         VitctlError: data or weights are missing or invalid, or the model or the schedule is impossible.
     """
-    if isinstance(recipe, ExportRecipe) and recipe.export.file:
-        check_place("--out", Path(recipe.export.file))
     found = check_weights(recipe)
     taken = [run_dir / name for name in RUN_FILES]
-    if isinstance(recipe, ExportRecipe) and recipe.export.file and found is not None:
-        file, source = Path(recipe.export.file), Path(found.path)
-        beside = source.parent.iterdir() if (source.parent / STATE).exists() else ()
-        check_free("--out", file, [*taken, file.with_suffix(".py"), source, *beside])
+    if isinstance(recipe, ExportRecipe) and recipe.export.file:
+        file, read = Path(recipe.export.file), [Path(found.path)] if found else []
+        check_free("--out", file, [*taken, file.with_suffix(".py"), *read])
     if isinstance(recipe, Evaluate) and recipe.evaluation.answers:
         check_free("--answers", Path(recipe.evaluation.answers), taken)
     inputs = inputs or open_inputs(recipe, run_dir)
