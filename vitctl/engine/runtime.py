@@ -202,8 +202,11 @@ def join(
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
         os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(recording))
     began = time.monotonic()
-    text = f"waiting for the {os.environ.get('WORLD_SIZE')} processes at {place}, for at most {seconds:g} s"
-    waiting = threading.Timer(SAY_SECONDS, say, (f"process {os.environ.get('RANK')}: {text}", aloud()))
+    text = (
+        f"process {os.environ.get('RANK')}: waiting for the {os.environ.get('WORLD_SIZE')} processes at "
+        f"{place}, for at most {seconds:g} s"
+    )
+    waiting = threading.Timer(SAY_SECONDS, say, (text, aloud()))
     waiting.daemon = True
     waiting.start()
     try:

@@ -182,8 +182,6 @@ def find_member(env: Environment = os.environ) -> Member | None:
             f"accelerate launch, not under mpirun: leave mpirun out, or to compute in this process alone "
             f"`unset {' '.join(others)}`"
         )
-    for name in [name for name in env if name.startswith("TORCHELASTIC_")]:
-        del env[name]
     forget_ranks(env)
     return None
 

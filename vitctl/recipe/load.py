@@ -326,7 +326,8 @@ def _problem(detail: ErrorDetails, schema: type[BaseModel], origins: Mapping[str
             return f"{where}: {key} is a section, not a value; set what is in it, e.g. {key}.{inside[0]}"
         case "value_error":
             said = str(detail["ctx"]["error"])
-            where = origins.get(f"{key}.{said.split()[0]}", where)  # a rule of a section names its key first
+            if (named := origins.get(f"{key}.{said.split()[0]}")) in flags:  # the rule names its key first
+                where = str(named)
             return f"{where}: {key + ': ' if key else ''}{said}"
         case _:
             return (

@@ -139,14 +139,15 @@ def usable_cores() -> int:
 
 
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-_MPI = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_", "PMIX_RANK", "MPI_LOCAL")  # accelerate reads them too
+# Those of MPI, which accelerate reads too, and of torchrun's agent.
+_OTHERS = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_", "PMIX_RANK", "MPI_LOCAL", "TORCHELASTIC_")
 
 
 def forget_ranks(env: MutableMapping[str, str] = os.environ) -> None:
     """Remove the ranks that a launcher left in the environment of a process that computes alone: accelerate
     would wait for the others.
     """
-    for name in [name for name in env if name in RANKS or name.startswith(_MPI)]:
+    for name in [name for name in env if name in RANKS or name.startswith(_OTHERS)]:
         del env[name]
 
 
