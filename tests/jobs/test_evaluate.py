@@ -264,7 +264,7 @@ def test_temperature__of_held_out_images_divides_all_logits(
         ("again", False, "fitted to test[:50%] (12 images, "),
     ):
         said = (tmp_path / name / "log.jsonl").read_text()
-        assert ("fitted to test images" in said) == of_test
+        assert ("fitted to images that score the network" in said) == of_test
         assert ("an earlier fit would be replaced" in said) == bool(replaced) and (replaced or "") in said
 
     scored = job("evaluate", "scored", **source)

@@ -50,6 +50,10 @@ def test_finetune__the_best_rate_of_the_kept_images_trains_on_all(job: Job, tmp_
     folders = sorted((tmp_path / "run" / "sweep").iterdir())
     assert [folder.name for folder in folders] == ["lr_0.003", "lr_0.1", "lr_1e-06"]
     assert not any((folder / "checkpoints").exists() for folder in folders)
+    assert "choose the learning rate" not in (tmp_path / "run" / "log.jsonl").read_text()
+    job("finetune", "leaky", **SWEEP | {"sweep.lrs": LRS[:1], "sweep.eval_split": "test[:10]"})
+    said = (tmp_path / "leaky" / "log.jsonl").read_text()
+    assert "10 of the 23 scored images choose the learning rate" in said
 
 
 def test_finetune__two_processes_try_the_same_rates_and_take_the_same(

@@ -1,6 +1,7 @@
 """Images with several labels each, from shards to a score."""
 
 import io
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -57,11 +58,17 @@ def test_several_labels__are_learned_and_scored(shards: Path, tmp_path: Path) ->
     thresholds = scored["files"]["thresholds"]
     fitted = {"weights.source": str(tmp_path / "run"), "data.path": str(shards)}
     fitted |= {"evaluation.thresholds": thresholds}
-    with pytest.raises(DataError, match="its thresholds were chosen by these images"):
+    with pytest.raises(DataError, match="its thresholds were chosen by 21 of these 21 images"):
         do("evaluate", tmp_path / "seen", **fitted)
+    with pytest.raises(DataError, match="its thresholds were chosen by 10 of these 10 images"):
+        do("evaluate", tmp_path / "part", **fitted, **{"data.eval_split": "test[:50%]"})
+    copied = shutil.copy(thresholds, tmp_path / "copied.csv")
+    do("evaluate", tmp_path / "copy", **fitted | {"evaluation.thresholds": copied})
+    assert "it is unknown which images chose its thresholds" in (tmp_path / "copy/log.jsonl").read_text()
     fitted |= {"data.eval_split": "train"}
     again = do("evaluate", tmp_path / "fitted", **fitted)["metrics"]
     assert again["f1"] > 0.9
+    assert "chose its thresholds" not in (tmp_path / "fitted" / "log.jsonl").read_text()
     assert again["subset_accuracy"] > 0.8
     source = open_split("test", path=shards)
     recipe = load_recipe(

@@ -434,18 +434,34 @@ def overrides_of(
 ) -> "list[Override]":
     """Return the overrides of --set, as typed or parsed, and of the flags.
 
-    With --steps or --epochs the warm-up is scaled with the length, unless --set gives it.
+    With --steps or --epochs the warm-up is scaled with the length, unless --set gives it. A warm-up in steps
+    replaces the recipe's in epochs, and the other way round.
+
+    Raises:
+        RecipeError: a flag and --set give a key different values.
     """
     from vitctl.engine.schedule import IN_PROPORTION
+    from vitctl.errors import RecipeError
     from vitctl.recipe.load import Override, parse_override
 
     overrides = [parse_override(given) if isinstance(given, str) else given for given in sets or ()]
-    warmup = {"schedule.warmup_steps", "schedule.warmup_epochs"}
-    warmup_is_set = any(override.key in warmup for override in overrides)
+    given = {override.key: override.value for override in overrides}
+    for flag, (key, value) in flags.items():
+        value = list(value) if isinstance(value, tuple) else value
+        if value is not None and given.get(key, value) != value:
+            raise RecipeError(
+                f"{flag.removesuffix(' alone')} sets {key} = {value!r}, and --set {key} = {given[key]!r}; "
+                f"leave one of them out"
+            )
     overrides += [Override(key, value, flag) for flag, (key, value) in flags.items() if value is not None]
-    if not warmup_is_set:
+    warmup = {"schedule.warmup_steps": 0, "schedule.warmup_epochs": 0.0}
+    of_warmup = [key for key in warmup if key in given]
+    if not of_warmup:
         lengths = [flag for flag in ("--steps", "--epochs") if flag in flags]
         overrides += [Override("schedule.warmup_steps", -1, flag + IN_PROPORTION) for flag in lengths]
+    elif len(of_warmup) == 1 and given[of_warmup[0]]:
+        del warmup[of_warmup[0]]
+        overrides += [Override(key, value) for key, value in warmup.items()]
     return overrides
 
 

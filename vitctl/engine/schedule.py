@@ -235,10 +235,10 @@ def fit_schedule(loaded: Loaded, num_images: int) -> Loaded:
         if getattr(now.schedule, name) != getattr(before.schedule, name)
     }
     if loaded.origin("schedule.warmup_steps").endswith(IN_PROPORTION) and before.schedule.warmup_steps < 0:
-        warmup = {"warmup_steps": _in_proportion(loaded.name, now, num_images), "warmup_epochs": 0.0}
+        warmup = _in_proportion(loaded.name, now, num_images)
         now = now.model_copy(update={"schedule": now.schedule.model_copy(update=warmup)})
-        for name in warmup:
-            if getattr(before.schedule, name):
+        for name, value in warmup.items():
+            if getattr(before.schedule, name) != value:
                 found[f"schedule.{name}"] = "the recipe's, in proportion to the length"
     return replace(loaded, recipe=now, origins={**loaded.origins, **found})
 
@@ -248,13 +248,22 @@ def _batch_size(num_images: int) -> int:
     return min(max(1 << (share.bit_length() - 1), LEAST_BATCH), MOST_BATCH)
 
 
-def _in_proportion(name: str, now: TrainRecipe, num_images: int) -> int:
-    """Return the warm-up of the recipe called `name`, shortened as its length is."""
+def _in_proportion(name: str, now: TrainRecipe, num_images: int) -> dict[str, float]:
+    """Return the warm-up of the recipe called `name`, in its unit, shortened as its length is.
+
+    The batch size does not matter, and a longer run keeps the warm-up.
+    """
     own = load_recipe(name).recipe
     assert isinstance(own, TrainRecipe)
-    before = fitted_recipe(own, num_images).schedule
-    steps, own_steps = (
-        total_steps(num_images, s.batch_size, steps=s.total_steps, epochs=s.total_epochs)
-        for s in (now.schedule, before)
-    )
-    return int(warmup_of(before, num_images) * min(1.0, steps / max(1, own_steps)))
+    given = own.schedule.model_copy(update={"batch_size": now.schedule.batch_size})
+    before, s = fitted_recipe(own.model_copy(update={"schedule": given}), num_images).schedule, now.schedule
+    if s.total_epochs and before.total_epochs:
+        share = s.total_epochs / before.total_epochs
+    else:
+        steps, own_steps = (
+            total_steps(num_images, one.batch_size, steps=one.total_steps, epochs=one.total_epochs)
+            for one in (s, before)
+        )
+        share = steps / max(1, own_steps)
+    share = min(1.0, share)
+    return {"warmup_steps": int(before.warmup_steps * share), "warmup_epochs": before.warmup_epochs * share}

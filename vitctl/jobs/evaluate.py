@@ -45,7 +45,7 @@ from vitctl.engine.metrics import (
 )
 from vitctl.engine.preemption import StopFlag
 from vitctl.errors import DataError, RecipeError, VitctlError, refuse
-from vitctl.jobs.inputs.checks import check_head_classes
+from vitctl.jobs.inputs.checks import HELD_OUT, check_head_classes
 from vitctl.jobs.inputs.classifier import probabilities
 from vitctl.jobs.inputs.data import Inputs, open_inputs, open_recipe_split, open_train
 from vitctl.jobs.inputs.weights import (
@@ -86,9 +86,9 @@ from vitctl.system.text import one_line, same_name
 REAL_PLACE = Path("imagenet_real") / "real.json"
 _MOST_NAMED = 5  # classes in a warning
 _MOST_COMPARED = 2_000_000  # training images that an evaluation looks for
-_FIT_OF_TEST = (
-    "the temperature is fitted to test images, so their calibration looks better than that of new images; "
-    "fit it to images that were held out of the training and of the test"
+_FIT_OF_SCORED = (
+    "the temperature is fitted to images that score the network, so their calibration looks better than that "
+    "of new images; fit it to images that were held out of the training and of the scoring"
 )
 _CALIBRATED = "the calibration below is of the images that the temperature was fitted to"
 ORIGINAL, REAL, PART = "original", "real", "restricted"
@@ -327,12 +327,8 @@ def check_evaluation(
     if scoring.fit_temperature:
         cautions += _check_fit(recipe.data.eval_split, found, source, rule)
     thresholds = read_thresholds(scoring.thresholds, rule)
-    chosen = read_result(Path(scoring.thresholds).parent) if scoring.thresholds else None
-    if chosen is not None and chosen.provenance.get("data_sha256") == source.digest:
-        raise DataError(
-            f"{scoring.thresholds}: its thresholds were chosen by these images, which test them no longer; "
-            f"score others with --split, or choose them by others, such as --split 'train[90%:]'"
-        )
+    if scoring.thresholds:
+        cautions += _check_thresholds(Path(scoring.thresholds), source)
     return rule, thresholds, cautions
 
 
@@ -546,6 +542,26 @@ def read_thresholds(path: str, rule: LabelRule) -> np.ndarray:
     return np.array([*rows.values()])
 
 
+def _check_thresholds(file: Path, source: Source) -> list[str]:
+    """Refuse thresholds that were chosen by some of these images. Returns a warning if that is unknown."""
+    chosen, count = read_result(file.parent), None
+    if chosen is not None and chosen.provenance.get("data_sha256") == source.digest:
+        count = len(source)
+    elif chosen is not None:
+        with suppress(VitctlError, OSError):
+            recipe = at_start(load_recipe(str(file.parent / RECIPE)).recipe, file.parent)
+            theirs = open_inputs(recipe, file.parent).scored
+            if theirs is not None and theirs.digest == chosen.provenance.get("data_sha256"):
+                count = shared_samples(source, theirs)
+    if count:
+        raise DataError(
+            f"{file}: its thresholds were chosen by {count:,} of these {len(source):,} images, which test "
+            f"them no longer; score others with --split"
+        )
+    unknown = f"{file}: it is unknown which images chose its thresholds; images that did test them no longer"
+    return [unknown] if count is None else []
+
+
 def _write_thresholds(run_dir: Path, rule: LabelRule, likely: np.ndarray) -> dict[str, str]:
     """Write the threshold of each class that has the best F1 on these images. Returns name -> path."""
     precise, best = average_precisions(likely, rule.truth), best_thresholds(likely, rule.truth)
@@ -652,7 +668,7 @@ def _check_fit(split: str, found: FoundWeights, source: Source, rule: LabelRule)
     replaced = [f"an earlier fit would be replaced: {old}"] if old else []
     training = _training_of(found)
     if training is None:
-        return [*([_FIT_OF_TEST] if split.startswith("test") else []), *replaced]
+        return [*([_FIT_OF_SCORED] if split.startswith("test") else []), *replaced]
     run, recipe, train, is_same = training
     if not is_same:
         raise DataError(
@@ -661,13 +677,13 @@ def _check_fit(split: str, found: FoundWeights, source: Source, rule: LabelRule)
         )
     if count := shared_samples(train, source):
         raise DataError(
-            f"{key}: {run} was trained on {count:,} of these {len(source):,} images; hold some out with "
-            f"data.train_split = 'train[:90%]' and fit on --split 'train[90%:]'"
+            f"{key}: {run} was trained on {count:,} of these {len(source):,} images; name others with "
+            f"--split; {HELD_OUT}"
         )
     data = recipe.data
     scored = open_recipe_split(data, data.eval_split, run / "data") if data.eval_split else None
     is_test = scored is not None and not recipe.evaluation.select_best and shared_samples(scored, source)
-    return [*([_FIT_OF_TEST] if is_test else []), *replaced]
+    return [*([_FIT_OF_SCORED] if is_test else []), *replaced]
 
 
 def _fitted(

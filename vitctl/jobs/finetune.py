@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitctl.data.inspect.duplicates import NEAR_BITS, compare_within, describe, write_matches
-from vitctl.data.source.views import Source, split_sources
+from vitctl.data.source.views import Source, shared_samples, split_sources
 from vitctl.engine.computation import dropout_draws
 from vitctl.engine.distillation import Teacher
 from vitctl.engine.evaluation import Score
@@ -107,6 +107,9 @@ def finetune(
     for text in (*groups, *sampling_notes(data, train_on), *([uneven.note] if uneven else ())):
         run.journal.write("data", step=0, text=text)
 
+    if inputs.tried and score_on and (count := shared_samples(score_on, inputs.tried[1])):
+        text = f"{count:,} of the {len(score_on):,} scored images choose the learning rate"
+        run.journal.write("warning", step=0, text=f"{text}: the score looks better than that of new images")
     _warn_of_duplicates(data, run, train_on, score_on)
     teacher = load_teacher(recipe, run, found, data.image_size, train_on.class_names)
     start = _Start(found, data, teacher)

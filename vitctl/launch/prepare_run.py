@@ -149,7 +149,7 @@ def _prepare(
             load_recipe(str(file)).recipe if file.exists() and not failed_without_output(run_dir) else None
         )
         loaded, taken = _pinned(_with_earlier_formats(loaded, before, run_dir), before)
-        loaded, inputs = fit_to_data(loaded, run_dir, is_new=before is None)
+        loaded, inputs = fit_to_data(loaded, run_dir, before)
         loaded, inputs = fit_lanes(loaded, before, inputs, run_dir, nodes)
         _not_shorter(loaded.recipe, run_dir)  # first: the other error would advise this length
         changed = _changes(before, loaded.recipe, run_dir, allow) if before is not None else ""

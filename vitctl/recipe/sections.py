@@ -567,10 +567,8 @@ class Schedule(Section):
             ),
             (
                 self.total_steps and self.warmup_steps >= self.total_steps,
-                f"warmup_steps = {self.warmup_steps} must be below total_steps = "
-                f"{self.total_steps}; "
-                f"lower schedule.warmup_steps, or give --steps, which shortens "
-                f"both",
+                f"warmup_steps = {self.warmup_steps} must be below total_steps = {self.total_steps}; lower "
+                f"schedule.warmup_steps, or give --steps {self.total_steps}, which scales the recipe's",
             ),
             (
                 self.warmup_steps > 0 and self.warmup_epochs,

@@ -8,11 +8,12 @@ import pytest
 
 from tests.conftest import TINY
 from tests.trained import CPU, Job
-from vitctl.cli.flags import overrides_of
+from vitctl.cli.flags import Flags, flags_of, overrides_of
 from vitctl.engine.schedule import fit_schedule, fitted_recipe, needs_num_images, warmup_of
 from vitctl.errors import RecipeError
 from vitctl.recipe.load import Loaded, Override, load_recipe
-from vitctl.recipe.schema import Finetune
+from vitctl.recipe.schema import Finetune, TrainRecipe
+from vitctl.recipe.sections import Schedule
 
 
 def finetune(**values: Any) -> Finetune:
@@ -90,10 +91,67 @@ def test_fit__a_warmup_in_epochs() -> None:
     found = fit_schedule(shorter, 1_281_167)
     assert isinstance(found.recipe, Finetune)
     s = found.recipe.schedule
-    assert (s.warmup_steps, s.warmup_epochs, warmup_of(s, 1_281_167)) == (6_255 // 2, 0, 6_255 // 2)
+    assert (s.warmup_steps, s.warmup_epochs, warmup_of(s, 1_281_167)) == (0, 2.5, 6_255 // 2)
     assert found.origin("schedule.warmup_epochs") == "the recipe's, in proportion to the length"
-    for given in ("schedule.warmup_steps=9", "schedule.warmup_epochs=1.0"):
-        assert overrides_of({"--epochs": ("schedule.total_epochs", 50.0)}, [given])[-1].flag == "--epochs"
+
+
+SHORTER, LONGER, HALF = 0.25, 3.0, 0.5
+
+
+@pytest.mark.parametrize("images", [128, 3_680, 1_281_167])
+@pytest.mark.parametrize("batch", [0, 16, 256])
+@pytest.mark.parametrize("recipe", ["mae_b16", "deit3_s16", "finetune_pets", "jft_b16"])
+def test_fit__the_share_of_a_warmup_depends_on_the_length_only(recipe: str, batch: int, images: int) -> None:
+    """The recipe's own length, given again, changes nothing; a longer run keeps the warm-up."""
+
+    def fitted(factor: float) -> Schedule:
+        flags: Flags = {"--batch-size": ("schedule.batch_size", batch)} if batch else {}
+        if factor:
+            flag, key = ("--epochs", "total_epochs") if own.total_epochs else ("--steps", "total_steps")
+            flags[flag] = f"schedule.{key}", type(getattr(own, key))(getattr(own, key) * factor)
+        found = fit_schedule(loaded(recipe, *overrides_of(flags, ())), images).recipe
+        assert isinstance(found, TrainRecipe)
+        return found.schedule
+
+    whole = load_recipe(recipe).recipe
+    assert isinstance(whole, TrainRecipe)
+    own = whole.schedule
+    plain = fitted(0)
+    assert fitted(1.0) == plain
+    for factor in (SHORTER, HALF, LONGER):
+        s, share = fitted(factor), min(factor, 1.0)
+        assert s.warmup_epochs == plain.warmup_epochs * share
+        assert s.warmup_steps == int(plain.warmup_steps * share)
+
+
+def test_overrides__a_warmup_that_is_given_replaces_the_recipes() -> None:
+    """In steps or in epochs, and whether the length changes or not; both at once contradict each other."""
+    for name, kept in (("mae_b16", "warmup_steps=77"), ("finetune_pets", "warmup_epochs=1.5")):
+        for flags in ({}, {"--epochs": ("schedule.total_epochs", 80.0), "x": ("schedule.total_steps", 0)}):
+            given = loaded(name, *overrides_of(flags, [f"schedule.{kept}"])).recipe
+            s = fit_schedule(loaded(name, *overrides_of(flags, [f"schedule.{kept}"])), 3_680).recipe
+            assert isinstance(given, TrainRecipe) and s == given
+            warmup = (given.schedule.warmup_steps, given.schedule.warmup_epochs)
+            assert warmup == ((77, 0.0) if kept == "warmup_steps=77" else (0, 1.5))
+    with pytest.raises(RecipeError, match="both set the warm-up"):
+        loaded("smoke", *overrides_of({}, ["schedule.warmup_steps=7", "schedule.warmup_epochs=1"]))
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "other"),
+    [
+        ("--steps", 60, "schedule.total_steps=4000"),
+        ("--steps", 60, "schedule.total_epochs=2"),
+        ("--lr", 0.1, "optimizer.lr=0.2"),
+        ("--lr", 0.1, "sweep.lrs=[0.1,0.2]"),
+    ],
+)
+def test_overrides__a_key_that_is_given_twice_is_refused(option: str, given: Any, other: str) -> None:
+    flags = flags_of("finetune", {option.lstrip("-"): given})
+    with pytest.raises(RecipeError, match=rf"^{option} sets .* leave one of them out$"):
+        overrides_of(flags, [other])
+    same = ["schedule.total_steps=60", "schedule.total_epochs=0", "optimizer.lr=0.1", "sweep.lrs=[]"]
+    overrides_of(flags, same)
 
 
 def test_finetune__the_run_folder_holds_what_was_fitted(job: Job, tmp_path: Path, tiny_data: Path) -> None:

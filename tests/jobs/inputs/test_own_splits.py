@@ -153,16 +153,43 @@ def test_choices__are_made_by_validation_or_training_images(
         ("finetune", {"sweep.lrs": (0.1, 0.2), "sweep.eval_split": "train[90%:]+testing"}),
         ("evaluate", {"evaluation.fit_temperature": True}),
         ("evaluate", {"evaluation.fit_temperature": True, "data.eval_split": "test"}),
+        *(
+            ("smoke", CHOOSES | {"data.eval_split": split})
+            for split in (
+                "test[0:]",
+                "test[:100%]",
+                "test[-100%:]",
+                "train+testing[0%:100% of each class]",
+                "test[:50%]+test[50%:]",
+            )
+        ),
     ],
 )
 def test_choices__by_test_images_are_refused(recipe: str, values: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match="test it no longer") as caught:
         check_choices(load_recipe(recipe, [Override(key, value) for key, value in values.items()]))
     fix = re.findall(r"--set (\S+)='(\S+)'", str(caught.value))
-    told = [Override(*one) for one in fix] or [Override("data.eval_split", "train[90%:]", "--split")]
+    [told] = re.findall(r"--split '(\S+)'", str(caught.value)) or [""]
+    told = [Override("data.eval_split", told, "--split")] if told else [Override(*one) for one in fix]
     check_choices(load_recipe(recipe, [*(Override(*one) for one in values.items()), *told]))
     part = Override("data.eval_split", "test[:50%]", "--split")  # the other half is left as a test
     check_choices(load_recipe(recipe, [*(Override(*one) for one in values.items()), *told, part]))
+
+
+def test_choices__a_run_goes_on_with_its_own_but_takes_no_new_ones_of_test() -> None:
+    before = load_recipe("smoke", [*CHOOSES.items(), ("data.eval_split", "test")])
+    check_choices(before, before.recipe)
+    own = load_recipe("smoke", [*CHOOSES.items(), ("data.eval_split", "train[90%:]")])
+    with pytest.raises(RecipeError, match="test it no longer"):
+        check_choices(before, own.recipe)
+
+
+def test_choices__a_decay_that_rises_is_refused() -> None:
+    rising = ("schedule.end_lr", 0.1)
+    for rates in ({"optimizer.lr": 0.01, "sweep.lrs": ()}, {"sweep.lrs": (0.05, 0.2)}):
+        with pytest.raises(RecipeError, match=r"end_lr = 0\.1 is above the learning rate 0\.0.*would rise"):
+            check_choices(load_recipe("finetune", [*rates.items(), rising]))
+        check_choices(load_recipe("finetune", [*rates.items(), rising, ("schedule.decay", "constant")]))
 
 
 def test_fit_splits__leaves_what_fits_and_what_was_typed(tmp_path: Path) -> None:

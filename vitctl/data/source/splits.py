@@ -370,8 +370,14 @@ def _boundary(limit: str, size: int, part: str, *, each: bool) -> int:
 
 
 def is_test(expression: str) -> bool:
-    """Return whether a split expression takes a whole test split."""
-    return any(ROLES.get(part.strip()) == TEST for part in expression.split("+"))
+    """Return whether a split expression takes a whole test split, as `test`, `test[0:]` or in parts."""
+    share, size = 0.0, 10**9
+    for text in expression.split("+"):
+        found = _PART.fullmatch(text.strip())
+        if found and ROLES.get(found["split"]) == TEST:
+            part = _part(text.strip(), {found["split"]: size}, "")
+            share += (part.stop - part.start) / (100 if part.each else size)
+    return share >= 1
 
 
 class DefaultSplits(NamedTuple):

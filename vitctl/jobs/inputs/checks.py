@@ -155,6 +155,10 @@ def planned_splits(path: str) -> dict[str, Source]:
 _ASKED_FOR = "train+test+validation+val"  # an address cannot be listed
 _CALIBRATION = "data.calibration_split"
 _FLAG = "the splits of --data"
+HELD_OUT = (
+    "if there are none, train with --set data.train_split='train[:80%]' --set data.eval_split='train[90%:]', "
+    "and name --split 'train[80%:90%]'"
+)
 
 
 class FittedSplits(NamedTuple):
@@ -344,22 +348,40 @@ def _newest_file(folder: Path) -> Path | None:
     return max(filter(None, files), default=None)
 
 
-def check_choices(loaded: Loaded) -> None:
-    """Refuse to choose a checkpoint, a learning rate or a temperature by test images. Raises RecipeError."""
+def check_choices(loaded: Loaded, before: Recipe | None = None) -> None:
+    """Refuse to choose a checkpoint, a learning rate or a temperature by test images, and a rate that rises.
+
+    A run of an earlier release may go on with what it had.
+
+    Args:
+        loaded: the recipe.
+        before: that the run started with; None: it is new.
+
+    Raises:
+        RecipeError: there is such a value.
+    """
     recipe = loaded.recipe
+    if isinstance(before, Pretrain | Finetune) and _choices(before) == _choices(recipe):
+        return
     if isinstance(recipe, Evaluate) and recipe.evaluation.fit_temperature:
         origin, split = loaded.origin("data.eval_split"), recipe.data.eval_split
         if origin in ("default", _FLAG) or origin.startswith("evaluate.toml:") or is_test(split):
             raise RecipeError(
-                "evaluation.fit_temperature: images that choose a temperature test it no longer; name some "
-                "that were held out of the training and of the test with --split, such as 'train[90%:]'"
+                f"evaluation.fit_temperature (of a softmax): images that choose a temperature test it no "
+                f"longer; name with --split images that were held out of both; {HELD_OUT}"
             )
     if not isinstance(recipe, Pretrain | Finetune):
         return
     fix = "hold some training images out for it, such as"
     tried = recipe.sweep if isinstance(recipe, Finetune) and recipe.sweep.lrs else None
+    lr, schedule = min(tried.lrs if tried else [recipe.optimizer.lr]), recipe.schedule
     refuse(
         RecipeError,
+        (
+            schedule.decay in ("linear", "cosine") and schedule.end_lr > lr,
+            f"schedule.end_lr = {schedule.end_lr:g} is above the learning rate {lr:g}, which would rise to "
+            f"it; lower it, e.g. --set schedule.end_lr=0",
+        ),
         (
             recipe.evaluation.select_best and is_test(recipe.data.eval_split),
             f"evaluation.select_best: '{recipe.data.eval_split}' images that choose a checkpoint test it no "
@@ -373,17 +395,22 @@ def check_choices(loaded: Loaded) -> None:
     )
 
 
-def fit_to_data(loaded: Loaded, run_dir: Path, *, is_new: bool = True) -> tuple[Loaded, Inputs | None]:
-    """Fill in the batch size, length and warm-up that depend on the number of training images.
+def _choices(recipe: Recipe) -> tuple[object, ...]:
+    """Return the values that `check_choices` checks."""
+    assert isinstance(recipe, Pretrain | Finetune)
+    chosen = recipe.evaluation.select_best, recipe.data.eval_split, getattr(recipe, "sweep", None)
+    return *chosen, recipe.optimizer.lr, recipe.schedule.end_lr, recipe.schedule.decay
 
-    A run of an earlier release that is not new may choose by test images, see `check_choices`.
+
+def fit_to_data(loaded: Loaded, run_dir: Path, before: Recipe | None = None) -> tuple[Loaded, Inputs | None]:
+    """Fill in the batch size, length and warm-up that depend on the number of training images, and
+    `check_choices`.
 
     Returns:
         the recipe, and its images where they were opened for that.
     """
     recipe = loaded.recipe
-    if is_new:
-        check_choices(loaded)
+    check_choices(loaded, before)
     if isinstance(recipe, Pretrain | Finetune) and needs_num_images(recipe):
         inputs = open_inputs(recipe, run_dir)
         assert inputs.train is not None
