@@ -11,8 +11,9 @@ from tests.conftest import TINY
 from tests.docs.conftest import find_command
 from vitctl.cli.app import NO_VALUE, OTHER_FLAGS, OTHER_NAMES, SWITCHES, USAGE_ERROR, instead
 from vitctl.cli.completion import RECIPE_OF
-from vitctl.cli.flags import FLAGS, Flag
-from vitctl.recipe.load import every_key, takes
+from vitctl.cli.flags import FLAGS, UNREAD, Flag, image_recipe
+from vitctl.errors import RecipeError
+from vitctl.recipe.load import Override, every_key, takes
 from vitctl.recipe.schema import JOBS
 
 STEPS, WARMUP = 20, 5  # of TINY
@@ -71,6 +72,24 @@ def test_unknown_option__names_the_flag_or_the_set_that_does_it(
     assert said.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", UNREAD)
+def test_unread__keys_of_evaluate_are_refused_by_commands_on_single_images(command: str) -> None:
+    keys = every_key(JOBS["evaluate"])
+    for key in UNREAD[command]:
+        value = {"machine.processes": 2, "evaluation.fit_temperature": True}.get(key, "a.csv")
+        assert key in keys
+        with pytest.raises(RecipeError, match=f"^--set {key}: {command} does not read it; leave it out$"):
+            image_recipe(command, {}, [Override(key, value)])
+    read = {"evaluation.batch_size": 2, "data.group_by": "a", "weights.gelu": "erf", "machine.workers": 0}
+    image_recipe(command, {}, [Override(*one) for one in read.items()])
+
+
+@pytest.mark.parametrize("flag", ["--answers x.csv", "--data P"])
+def test_unread__no_such_key_is_proposed(vitctl: Vitctl, flag: str) -> None:
+    said = vitctl("predict", "a.png", *flag.split())
+    assert said.err.endswith("; see: vitctl predict --help\n")
+
+
 # Options of timm, DeiT, MAE, torchvision, transformers and ultralytics.
 FOREIGN = """aa rand-m9-mstd0.5-inc1|opt-eps 1e-8|remode pixel|drop 0.1|model-ema|amp|amp-dtype x|crop-pct 0.9
 accum-iter 4|local-rank 0|src|ThreeAugment|warmup-ratio 0.1|fp16|label-smoothing-factor 0.1|num-classes 10
@@ -103,7 +122,7 @@ def test_unknown_option__is_never_answered_by_what_is_refused(line: str) -> None
             command.make_context(command.name, [*rest, *valued])
             key, _, chosen = given[0].partition("=") if option == "--set" else ("", "", "")
             assert not key or (key in keys and (chosen == NO_VALUE or takes(key, chosen))), (word, advice)
-            assert not key.startswith("known."), (word, advice)
+            assert not key.startswith("known.") and key not in UNREAD.get(command.name, ()), (word, advice)
 
 
 @pytest.mark.parametrize(

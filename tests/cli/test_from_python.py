@@ -121,7 +121,14 @@ def test_finetune__outside_the_main_thread() -> None:
 def test_finetune__numbers_of_numpy_and_torch_are_numbers(
     pretrained: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
-    keys = {**CPU, **SMALL, "finetune.seeds": (0, 1), "weights.mean": (0.5, 0.25, 0.5), "dropout": 0.5}
+    keys = {
+        **CPU,
+        **SMALL,
+        "schedule.total_steps": 2,
+        "finetune.seeds": (0, 1),
+        "weights.mean": (0.5, 0.25, 0.5),
+        "dropout": 0.5,
+    }
     odd = {
         **keys,
         "schedule.batch_size": np.int64(8),

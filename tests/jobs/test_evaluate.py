@@ -268,6 +268,7 @@ def test_temperature__of_held_out_images_divides_all_logits(
         assert ("an earlier fit would be replaced" in said) == bool(replaced) and (replaced or "") in said
 
     scored = job("evaluate", "scored", **source)
+    assert f"temperature {temperature:.4g}; images of" in (tmp_path / "scored" / "log.jsonl").read_text()
     kept = [name for name in plain["metrics"] if name not in ("ece", "nll", "brier", "calibration_bins")]
     assert {name: scored["metrics"][name] for name in kept} == {name: plain["metrics"][name] for name in kept}
     assert scored["provenance"]["weights_sha256"] == plain["provenance"]["weights_sha256"]

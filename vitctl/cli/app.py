@@ -31,7 +31,7 @@ from vitctl.cli import (
     serve,
 )
 from vitctl.cli.completion import RECIPE_OF
-from vitctl.cli.flags import FLAGS
+from vitctl.cli.flags import FLAGS, UNREAD
 from vitctl.engine.preemption import interrupt_on_signals
 from vitctl.errors import LaunchError, explained
 from vitctl.system.address import check_local, without_queries
@@ -405,7 +405,8 @@ def _known_keys(context: Any) -> list[str]:
     if context.parent and context.parent.info_name == "bench":
         jobs = _TRAINED
     keys = dict.fromkeys(key for job in jobs for key in every_key(JOBS[job]))
-    return [key for key in keys if not key.startswith("known.")]
+    unread = UNREAD.get(context.command.name, ())
+    return [key for key in keys if not key.startswith("known.") and key not in unread]
 
 
 def _same_keys(word: str, known: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from vitctl.cli import completion
 from vitctl.recipe.export_formats import FORMATS, GRAPHS, formats_in_words
 
 if TYPE_CHECKING:
-    from vitctl.recipe.load import Override
+    from vitctl.recipe.load import Loaded, Override
 
 Flags = dict[str, tuple[str, Any]]  # flags that were given: flag -> (dotted key, value)
 # Help panels, the same for all commands.
@@ -111,7 +111,7 @@ FLAGS = (
         "--preprocess",
         "weights.preprocess",
         str,
-        "Mean and std of the colours if the weights do not record them: imagenet, clip, half",
+        "Mean and std of the colours: imagenet, clip, half; a warning says if the weights record others",
         f"finetune {_SCORE} export predict serve inspect",
         panel=WEIGHTS,
         complete=completion.one_of(("imagenet", "clip", "half")),
@@ -442,10 +442,10 @@ def overrides_of(
     """
     from vitctl.engine.schedule import IN_PROPORTION
     from vitctl.errors import RecipeError
-    from vitctl.recipe.load import Override, parse_override
+    from vitctl.recipe.load import Override, as_python, parse_override
 
     overrides = [parse_override(given) if isinstance(given, str) else given for given in sets or ()]
-    given = {override.key: override.value for override in overrides}
+    given = {override.key: as_python(override.value) for override in overrides}
     for flag, (key, value) in flags.items():
         value = list(value) if isinstance(value, tuple) else value
         if value is not None and given.get(key, value) != value:
@@ -463,6 +463,28 @@ def overrides_of(
         del warmup[of_warmup[0]]
         overrides += [Override(key, value) for key, value in warmup.items()]
     return overrides
+
+
+_UNREAD = ("data.path", "data.dataset", "data.eval_split", "machine.processes", "evaluation.answers",
+           "evaluation.fit_temperature", "evaluation.thresholds")  # fmt: skip
+# Keys of `evaluate` that commands on single images do not read.
+UNREAD = {"predict": _UNREAD, "serve": _UNREAD}
+
+
+def image_recipe(command: str, flags: Flags, sets: "Sequence[str | Override] | None") -> "Loaded":
+    """Load the recipe of a command on single images, that of `evaluate`.
+
+    Raises:
+        RecipeError: a key is set that the command does not read.
+    """
+    from vitctl.errors import RecipeError
+    from vitctl.recipe.load import load_recipe
+
+    loaded = load_recipe("evaluate", overrides_of(flags, sets), job="evaluate")
+    for key in UNREAD[command]:
+        if not loaded.origin(key).startswith(("default", "evaluate.toml:")):
+            raise RecipeError(f"{loaded.origin(key)} {key}: {command} does not read it; leave it out")
+    return loaded
 
 
 _MAY_BE_EMPTY = ("--split", "--labels")

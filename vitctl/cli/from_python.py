@@ -8,7 +8,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
-from vitctl.cli.flags import flags_of, overrides_of
+from vitctl.cli.flags import flags_of, image_recipe, overrides_of
 from vitctl.cli.run_job import fetch_weights_of, finetune_recipe, fitted, with_shards
 from vitctl.errors import LaunchError, RecipeError, explaining
 from vitctl.jobs.inputs.given_images import find_images
@@ -135,7 +135,7 @@ def predict(
     check_counts(top=top)
     if not (isinstance(threshold, Real) and 0 <= threshold <= 1):
         raise RecipeError(f"threshold = {threshold!r}: should be a probability, 0 to 1")
-    loaded = load_recipe("evaluate", overrides_of(flags_of("predict", flags), _parsed(overrides)))
+    loaded = image_recipe("predict", flags_of("predict", flags), _parsed(overrides))
     assert isinstance(loaded.recipe, Evaluate)
     sources = find_images(
         [str(each) for each in given],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitctl.cli import completion
-from vitctl.cli.flags import WEIGHTS, Flags, Set, check_flags, overrides_of, takes_flags
+from vitctl.cli.flags import WEIGHTS, Flags, Set, check_flags, image_recipe, overrides_of, takes_flags
 from vitctl.system.text import count_text, one_line, typed
 
 if TYPE_CHECKING:
@@ -74,13 +74,12 @@ def predict(
         from vitctl.data.source.splits import ROLES, TRAIN
         from vitctl.jobs.inputs.given_images import find_images, some_names
         from vitctl.jobs.predict import predict as predictions
-        from vitctl.recipe.load import load_recipe
         from vitctl.recipe.schema import Evaluate
 
     def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    recipe = load_recipe("evaluate", overrides_of(flags, set_), job="evaluate").recipe
+    recipe = image_recipe("predict", flags, set_).recipe
     assert isinstance(recipe, Evaluate)
     missing: list[str] = []
     sources = find_images(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitctl.cli.flags import Flags, Set, overrides_of, takes_flags
+from vitctl.cli.flags import Flags, Set, image_recipe, takes_flags
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
@@ -45,7 +45,6 @@ def serve(
     with waiting("starting"):
         from vitctl import __version__
         from vitctl.jobs.inputs.classifier import open_classifier
-        from vitctl.recipe.load import load_recipe
         from vitctl.recipe.schema import Evaluate
         from vitctl.system.files import check_limits
 
@@ -60,7 +59,7 @@ def serve(
         print(text, file=sys.stderr, flush=True)
 
     check_limits()
-    recipe = load_recipe("evaluate", overrides_of(flags, set_), job="evaluate").recipe
+    recipe = image_recipe("serve", flags, set_).recipe
     assert isinstance(recipe, Evaluate)
     with listen(host, port) as listener:  # before the weights are read, which may take minutes
         if "://" in recipe.weights.source:

@@ -374,14 +374,15 @@ def evaluate(
     model, _ = loaded_model(found, transform.image_size, runtime.dtype)
     if not meta.get("class_names"):
         found = replace(found, assumed={**found.assumed, "classes": "in the order of the data"})
-    found.log(journal, str(transform))
+    temperature, fits = meta.get("temperature") or 1.0, recipe.evaluation.fit_temperature
+    used = f"temperature {temperature:.4g}" if temperature != 1 and not fits else ""
+    found.log(journal, used, str(transform))
     for text in (*unseen_pixels(model.config), *cautions):
         journal.write("warning", step=0, text=text)
     look = ImagePass(run, recipe, transform, meta)
     model = on_device(model, runtime)
     use_kernels(choose_kernels(recipe.machine, model.config, runtime))
     flip, activation = recipe.evaluation.flip_average, activation_of(meta, model.config.num_classes)
-    temperature, fits = meta.get("temperature") or 1.0, recipe.evaluation.fit_temperature
     columns = partial(_columns, truth=rule.single_labels, activation=activation, whole=rule.has_label_sets)
     to_columns = (lambda scores, *_: scores.double()) if fits else partial(columns, temperature=temperature)
     given: dict[str, Any] = {"to_scores": rule.to_scores, "to_columns": to_columns, "flip_average": flip}

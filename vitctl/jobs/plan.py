@@ -315,7 +315,9 @@ def _of_weights(recipe: "WeightsRecipe", found: StoredNetwork) -> list[str]:
     """Return notes on stored weights: their place, licence, and what a job will warn of."""
     licence = found.meta.get("licence", "")
     place = found.path + (f"; licence: {licence}" if licence else "")
-    if not {"assumed", "licence", "remarks", "unsupported"} & found.meta.keys():
+    told = {"assumed", "licence", "remarks", "unsupported"} & found.meta.keys()
+    wanted = recipe.weights
+    if not (told or wanted.preprocess or wanted.mean or wanted.std or wanted.gelu or wanted.norm_eps):
         return [place]
     from vitctl.jobs.inputs.weights import planned_weights  # imports torch, as reading such a file did
 

@@ -14,7 +14,8 @@ EvalResample = Literal[
 EvalMethod = Literal["square", "shorter_side", "torchvision", "transformers", "letterbox"]
 EVAL_METHOD = (
     "squash to a square, or resize the shorter side and crop the centre; torchvision: so with the rounding "
-    "of torchvision and timm; transformers: with that of transformers; letterbox: the whole image, its "
+    "of torchvision and timm; transformers: with that of its processors that crop, of CLIP, BiT and small "
+    "ConvNexts (those of ViT, DeiT, BEiT, SigLIP and DINOv3 are a square); letterbox: the whole image, its "
     "longer side resized to image_size, on a square of the mean colour of the weights, within half a level "
     "of 0 after normalisation"
 )

@@ -15,6 +15,7 @@ from tests.trained import Job, do
 from vitctl import load_classifier
 from vitctl.jobs.inputs.classifier import open_classifier
 from vitctl.jobs.inspection import inspect
+from vitctl.jobs.plan import plan_scoring
 from vitctl.jobs.predict import predict
 from vitctl.models.build import build
 from vitctl.models.variants import ViTConfig
@@ -99,6 +100,41 @@ def test_remarks__are_those_of_every_consumer(consumer: str, job: Job, foreign: 
     said = CONSUMERS[consumer](job, foreign, tmp_path)
     for words in ("allows no commercial use", "averaged weights (state_dict_ema) of the file are", "assumed"):
         assert sum(words in line for line in said) == 1, (words, said)
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        (
+            ("weights.preprocess", "imagenet"),
+            "weights.mean = [0.485, 0.456, 0.406] (recorded: [0.5, 0.5, 0.5])",
+        ),
+        (("weights.std", (0.25, 0.5, 0.5)), "weights.std = [0.25, 0.5, 0.5] (recorded: [0.5, 0.5, 0.5])"),
+        (("weights.gelu", "quick"), "weights.gelu = quick (recorded: "),
+        (("weights.preprocess", "half"), ""),
+        (("data.eval_method", "letterbox"), ""),
+    ],
+)
+def test_remarks__a_recorded_value_that_is_replaced_is_named(
+    pretrained: Path, foreign: Path, tiny_data: Path, given: tuple[str, Any], word: str
+) -> None:
+    """Where the value was assumed, there is none to replace."""
+    for source in (pretrained, foreign):
+        recipe = load_recipe(
+            "evaluate",
+            [
+                ("weights.source", str(source)),
+                ("machine.device", "cpu"),
+                ("data.path", str(tiny_data)),
+                given,
+            ],
+        ).recipe
+        assert isinstance(recipe, Evaluate)
+        for said in (open_classifier(recipe).warnings, plan_scoring(recipe).notes):
+            named = [line for line in said if "other than the weights record" in line]
+            assert len(named) == bool(word and source == pretrained)
+            assert word in "".join(named) or source == foreign
+            assert not named or ("temperature" in named[0]) == ("gelu" not in given[0])
 
 
 def test_weights__of_a_foreign_file_are_chosen_on_the_command_line(foreign: Path, tmp_path: Path) -> None:

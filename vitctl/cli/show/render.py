@@ -243,6 +243,8 @@ def _line(record: Mapping[str, Any]) -> str:
     step = f"step {record['step']}  " if kind == "fewshot" and record["step"] else ""
     notes = "".join(f"\n  note: {note}" for note in record["notes"]) if kind == "export" else ""
     line = _LABELS if kind == "evaluate" and "labels" in record else _LINES.get(kind, "")
+    if record.get("chance", 0) >= 0.2:  # of five classes or fewer
+        line = line.partition(", top-5")[0]
     if kind == "probe" and not record.get("chosen"):  # its accuracy is in the table
         line = "{data_set}  {head}: accuracy {accuracy:.2%}" if "known" in record else ""
     return step + line.format(**record) + _deciding(record) + _known(record) + notes

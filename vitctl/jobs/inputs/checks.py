@@ -535,7 +535,7 @@ def check_weights(recipe: Recipe) -> StoredNetwork | None:
             (
                 recipe.weights.source.endswith(".onnx"),
                 f"{recipe.weights.source}: evaluate takes no ONNX file; `vitctl predict SHARDS:SPLIT --from "
-                f"{recipe.weights.source} prints its accuracy",
+                f"{recipe.weights.source}` prints its accuracy",
             ),
             (
                 recipe.machine.engine != "onnxruntime",

@@ -23,6 +23,7 @@ from vitctl.models.weights.licence import USUALLY_DINOV3, licence_sentence
 from vitctl.models.weights.meta import (
     COLOURS,
     HALF,
+    KEYS,
     assumed_line,
     assumed_values,
     require_meta,
@@ -34,6 +35,7 @@ from vitctl.recipe.schema import Evaluate, ExportRecipe, Finetune, FrozenRecipe,
 from vitctl.recipe.sections import StartWeights
 
 OBJECTNET, RESTRICTED = "objectnet", "objectnet_restricted"
+_REPLACING = ("mean", "std", "gelu", "norm_eps", "position_resize")
 OF_OBJECTNET = (OBJECTNET, RESTRICTED)
 WeightsRecipe = Evaluate | ExportRecipe | FrozenRecipe | Finetune | Vtab
 
@@ -41,13 +43,14 @@ WeightsRecipe = Evaluate | ExportRecipe | FrozenRecipe | Finetune | Vtab
 @dataclass(frozen=True)
 class FoundWeights:
     """Weights, their path (or address, as given), which weights of a run they are, and what is assumed:
-    recipe key -> value.
+    recipe key -> value. `replaced` says which recorded values [weights] overrides.
     """
 
     path: str
     weights: Weights
     chosen: ChosenWeights = field(default_factory=ChosenWeights)
     assumed: Mapping[str, Any] = field(default_factory=dict)
+    replaced: str = ""
 
     def log(self, journal: Journal, *said: str) -> None:
         """Write which weights a job uses, and warnings: what to know of them, and each assumed value."""
@@ -60,7 +63,8 @@ class FoundWeights:
     @property
     def warnings(self) -> list[str]:
         """What to know of the weights, see `remarks`."""
-        return remarks(self.weights.meta, assumed_line(self.assumed))
+        said = remarks(self.weights.meta, assumed_line(self.assumed))
+        return [*said, *filter(None, [self.replaced])]
 
 
 def remarks(meta: Mapping[str, Any], assumed: str) -> list[str]:
@@ -118,6 +122,17 @@ def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeig
     if odd := [name for name in in_config if not hasattr(weights.config, name)]:
         raise CheckpointError(f"{found.path}: weights.{odd[0]} is for Vision Transformers; leave it out")
     meta = weights.meta | {name: given[name] for name in given if name not in (*in_config, "classifier")}
+    recorded = {name: weights.meta.get(name, getattr(weights.config, name, None)) for name in _REPLACING}
+    others = [
+        f"{KEYS[name]} = {given[name]} (recorded: {recorded[name]})"
+        for name in _REPLACING
+        if given.get(name) not in (None, recorded[name])
+        and recorded[name] is not None
+        and name not in (weights.meta.get("assumed") or ())
+    ]
+    replaced = f"{', '.join(others)}: other than the weights record" if others else ""
+    if replaced and weights.meta.keys() & {"mean", "std"} & given.keys():
+        replaced += "; a temperature that was fitted before is for the recorded values"
     scoring = job in ("evaluate", "export")
     if (reason := meta.pop("unsupported", "")) and scoring and "eval_method" not in meta:
         raise CheckpointError(f"{found.path}: {reason}")
@@ -137,7 +152,8 @@ def _given(found: FoundWeights, given: Mapping[str, Any], job: str) -> FoundWeig
         parts = ("head.", "pre_logits.", "pool.")
         state = {name: tensor for name, tensor in state.items() if not name.startswith(parts)}
     assumed = assumed_values(meta, config, scoring=scoring)
-    return _check_meta(replace(found, weights=Weights(config, state, meta), assumed=assumed))
+    described = Weights(config, state, meta)
+    return _check_meta(replace(found, weights=described, assumed=assumed, replaced=replaced))
 
 
 def run_of(path: str) -> Path | None:
