@@ -44,13 +44,14 @@ def only_test(here: Path) -> None:
     shutil.rmtree(here / "data" / "mine" / "train")
 
 
+LONGER = "--set schedule.total_steps=22"
 SPLIT = "data.train_split=train[:50%]"
 FINETUNE = "finetune --from RUN --data data/mine --steps 2 --out new"
 SMOKE = "pretrain --recipe smoke --data data/mine --dry-run"
 CASES: list[tuple[Make, str, str, str, str]] = [  # the proposal begins after, ends before, and is typed after
-    (nothing, "resume RUN --set optimizer.lr=0.5", "with: vitctl ", "", ""),
-    (nothing, "resume RUN --set schedule.total_steps=22", "with: vitctl ", "", ""),
-    (nothing, f"resume RUN --set {SPLIT}", "with: vitctl ", "", ""),
+    (nothing, f"resume RUN --set optimizer.lr=0.5 {LONGER}", "with: vitctl ", "", ""),
+    (nothing, f"resume RUN {LONGER}", "with: vitctl ", "", ""),
+    (nothing, f"resume RUN --set {SPLIT} {LONGER}", "with: vitctl ", "", ""),
     (nothing, "resume RUN --steps 22", "did you mean ", "?", "resume RUN "),
     (empty_class, "data shards PHOTOS out", "or type: vitctl ", "", ""),
     (broken_photo, "data shards PHOTOS out", "or type: vitctl ", "", ""),
@@ -111,3 +112,12 @@ def test_resume__what_a_checkpoint_holds_is_not_proposed_to_change(vitctl: Vitct
     line = f"resume RUN --set {change} --allow {change.partition('=')[0]} --set schedule.total_steps=22"
     said = typed(vitctl, f"{line} --allow schedule.total_steps")
     assert (said.code, said.err.count("\n")) == (2, 1), said.err
+
+
+@pytest.mark.parametrize("change", ["optimizer.lr=0.5", SPLIT])
+@pytest.mark.usefixtures("home")
+def test_resume__of_a_finished_run_no_change_without_more_steps_is_proposed(
+    vitctl: Vitctl, change: str
+) -> None:
+    said = typed(vitctl, f"resume RUN --set {change}")
+    assert (said.code, "anyway" in said.err) == (2, False)

@@ -1,6 +1,7 @@
 """A run resumes with the data, weights and recipe that it started with, and with others only if allowed."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +12,18 @@ import pytest
 from tests.conftest import TINY
 from tests.launch.conftest import lock_held
 from tests.trained import CPU, do
+from vitctl.cli.flags import overrides_of
 from vitctl.data.datasets.readers import shapes
 from vitctl.data.writer.shard_writer import write_split
 from vitctl.engine import agreement
 from vitctl.engine.journal import ALLOWED, LOG, STATE, read_records
 from vitctl.engine.journal import json_digest as state_digest
-from vitctl.errors import CheckpointError, LaunchError, RecipeError
+from vitctl.errors import CheckpointError, LaunchError, RecipeError, VitctlError
 from vitctl.launch.launcher import launch
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.recipe.load import Override, load_recipe
+from vitctl.recipe.schema import Pretrain
+from vitctl.verify.run_check import verify
 
 STEPS = {
     "schedule.total_steps": 4,
@@ -235,3 +239,109 @@ def test_prepare__a_finished_run_cannot_end_earlier(stopped: Path) -> None:
         name for name in before if "checkpoints" in name or name.endswith(("result.json", "recipe.toml"))
     ]
     assert {name: after[name] for name in names} == {name: before[name] for name in names}
+
+
+def records_of(folder: Path) -> dict[str, bytes]:
+    """What describes a run; a refused launch may add to its logs alone."""
+    names = ("recipe.toml", "env.json", "launch.txt", ALLOWED)
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
+
+
+def other_data(stopped: Path) -> dict[str, Any]:
+    shutil.copytree(stopped.parent / "data", stopped.parent / "other")
+    write_shapes(stopped.parent / "other", "train", 60, seed=1)
+    return {"data.path": "other"}
+
+
+@pytest.mark.parametrize("is_finished", [False, True], ids=["stopped", "finished"])
+@pytest.mark.parametrize(
+    ("allow", "values"),
+    [
+        ((), {}),
+        (("schedule.total_steps",), {"schedule.total_steps": 9}),
+        (("seed", "optimizer"), {"seed": 7, "optimizer.lr": 0.5}),
+        ((), {"machine.processes": 2}),
+    ],
+    ids=["data", "steps", "keys", "processes"],
+)
+def test_resume__refused_leaves_the_records_as_they_were(
+    stopped: Path, allow: tuple[str, ...], values: dict[str, Any], is_finished: bool
+) -> None:
+    """The recipe named the other images afterwards, so that a plain resume failed and verify accused."""
+    if values.get("machine.processes") and is_finished:
+        pytest.skip("the processes of one run are enough")
+    if is_finished:
+        resume(stopped)
+    before, log = records_of(stopped), warnings(stopped)
+    with pytest.raises(VitctlError, match="was trained with other inputs"):
+        resume(stopped, *allow, **values, **other_data(stopped))
+    assert records_of(stopped) == before
+    assert warnings(stopped) == log
+    assert resume(stopped)["status"] == "done"
+    assert not any(one.state == "differs" for _, one in verify(stopped))
+
+
+def test_resume__the_proposed_command_makes_the_change_again(stopped: Path) -> None:
+    with pytest.raises(CheckpointError, match="resume anyway with: ") as raised:
+        resume(stopped, "seed", seed=7, **other_data(stopped))
+    words = shlex.split(str(raised.value).partition("resume anyway with: ")[2])
+    assert words[:3] == ["vitctl", "resume", str(stopped)]
+    flags = [*zip(words[3::2], words[4::2], strict=True)]
+    given = overrides_of({}, [value for flag, value in flags if flag == "--set"])
+    allowed = [value for flag, value in flags if flag == "--allow"]
+    prepare_run(load_recipe(str(stopped / "recipe.toml"), given), stopped, allowed)
+    result = launch(stopped, lambda _: None)
+    assert result["provenance"]["num_train"] == 60
+    recipe = load_recipe(str(stopped / "recipe.toml")).recipe
+    assert isinstance(recipe, Pretrain) and (recipe.data.path, recipe.seed) == ("other", 7)
+    assert warnings(stopped).count("seed was 0, now 7") == 1
+
+
+def test_resume__killed_before_it_was_refused_the_next_refusal_puts_the_records_back(stopped: Path) -> None:
+    before = records_of(stopped)
+    changed = [Override(key, value) for key, value in other_data(stopped).items()]
+    prepare_run(load_recipe(str(stopped / "recipe.toml"), changed), stopped)
+    with pytest.raises(CheckpointError, match="was trained with other inputs"):
+        resume(stopped)
+    assert records_of(stopped) == before
+
+
+def test_resume__lost_data_leave_the_records_as_they_were(stopped: Path) -> None:
+    """They were there when the run was prepared."""
+    before = records_of(stopped)
+    shutil.copytree("data", "copy")
+    prepare_run(load_recipe(str(stopped / "recipe.toml"), [Override("data.path", "copy")]), stopped)
+    shutil.rmtree("copy")
+    with pytest.raises(VitctlError, match="copy"):
+        launch(stopped, lambda _: None)
+    assert records_of(stopped) == before
+
+
+def test_resume__the_same_data_elsewhere_is_no_change(stopped: Path) -> None:
+    """Of a finished run verify called the new path a difference."""
+    first = resume(stopped)
+    shutil.move("data", "moved")
+    assert resume(stopped, **{"data.path": "moved"})["metrics"] == first["metrics"]
+    assert not any(one.state == "differs" for _, one in verify(stopped, steps="3:4"))
+    assert 'path = "moved"' in (stopped / "recipe.toml").read_text()
+    assert warnings(stopped) == ""
+
+
+@pytest.mark.parametrize("key", ["data", "optimizer"])
+def test_resume__nothing_can_be_allowed_to_a_finished_run(stopped: Path, key: str) -> None:
+    """It printed its old accuracy as if it were of the other images."""
+    resume(stopped)
+    before = records_of(stopped), (stopped / "result.json").read_bytes()
+    values = other_data(stopped) if key == "data" else {"optimizer.lr": 0.5}
+    with pytest.raises(CheckpointError, match=r"it is finished, so that nothing of it would be trained"):
+        resume(stopped, key, **values)
+    assert (records_of(stopped), (stopped / "result.json").read_bytes()) == before
+
+
+def test_resume__of_other_classes_proposes_nothing_that_cannot_fit(data: Path, stopped: Path) -> None:
+    for split in ("train", "test"):
+        file = data / split / "index.json"
+        fields = json.loads(file.read_text())
+        file.write_text(json.dumps(fields | {"class_names": [*fields["class_names"], "one more"]}))
+    with pytest.raises(CheckpointError, match=r"undo the change, or choose another folder with --out$"):
+        resume(stopped)

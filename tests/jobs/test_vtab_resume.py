@@ -13,6 +13,7 @@ from tests.trained import CPU, do
 from vitctl.data.datasets import vtab_images
 from vitctl.data.datasets.vtab import VTAB
 from vitctl.engine import evaluation
+from vitctl.engine.journal import BEFORE
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
@@ -132,3 +133,13 @@ def test_vtab__more_tasks_and_seeds_in_the_same_folder(speck: Path, tmp_path: Pa
     means = [sum(row["by_seed"][seed] for row in two["metrics"]["tasks"].values()) / 2 for seed in (0, 1)]
     assert two["metrics"]["std"] == pytest.approx(abs(means[0] - means[1]) / 2, abs=1e-15)
     assert two["metrics"]["partial"] is True
+
+
+def test_vtab__of_a_finished_table_no_earlier_records_are_kept(speck: Path, tmp_path: Path) -> None:
+    """A refused resume would write them again, however old they are. No training starts that forgets them."""
+    values = given(speck) | {"vtab.tasks": ("pets",), "vtab.keep_checkpoints": True}
+    do("vtab", tmp_path / "table", **values)
+    prepare_run(load_recipe(str(tmp_path / "table/recipe.toml")), tmp_path / "table")
+    assert (tmp_path / "table" / BEFORE).exists()
+    work(tmp_path / "table")
+    assert not (tmp_path / "table" / BEFORE).exists()

@@ -93,13 +93,15 @@ def test_prepare__a_changed_recipe_is_refused_and_its_keys_are_named(load: Load,
         prepare_run(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path)
     assert "seed was 0, now 1; optimizer.lr was 0.01, now 0.5" in str(caught.value)
     assert str(caught.value).endswith(
-        f"vitctl resume {tmp_path} --set seed=1 --allow seed --set optimizer.lr=0.5 --allow optimizer.lr"
+        f"vitctl resume {tmp_path} --set seed=1 --set optimizer.lr=0.5 --allow seed --allow optimizer.lr"
     )
     assert (tmp_path / "recipe.toml").read_text() == before
     with pytest.raises(RecipeError, match=r'machine.precision was "float64", now "float32"'):
         prepare_run(load(**{"machine.precision": "float32"}), tmp_path)  # it decides the numbers
     with pytest.raises(RecipeError, match="holds a run of another recipe: seed was 0, now 1; choose"):
         prepare_run(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path, allow=["optimizer"])
+    with pytest.raises(RecipeError, match=r"--set seed=1 --set optimizer.lr=0.5 --allow seed --allow opt"):
+        prepare_run(load(**{"optimizer.lr": 0.5, "seed": 1}), tmp_path, allow=["optimizer"])  # both again
     with pytest.raises(RecipeError, match=r"--allow optimzer\.lr: not a recipe key"):
         prepare_run(load(**{"optimizer.lr": 0.5}), tmp_path, allow=["optimzer.lr"])
     many = load(seed=1, **{"optimizer.lr": 0.5, "model.depth": 3, "data.flip": False, "averaging.decay": 0.5})

@@ -33,11 +33,13 @@ from vitctl.cli.run_job import (
     run_loaded,
     start_command,
     started_processes,
+    with_shards,
     write_job,
 )
 from vitctl.engine.journal import RECIPE
 from vitctl.recipe.export_formats import FORMATS
 from vitctl.system.screen import ignore_output_errors
+from vitctl.system.text import typed
 
 
 @takes_flags
@@ -109,7 +111,7 @@ def resume(
 
     For example: vitctl resume runs/smoke_20260101-120000
     """
-    from vitctl.errors import CheckpointError
+    from vitctl.errors import CheckpointError, DataError
     from vitctl.launch.run_folder import LOCK
     from vitctl.recipe.load import load_recipe
 
@@ -127,8 +129,15 @@ def resume(
     overrides = overrides_of(flags, set_)
     overrides += started_processes(member, batch, overrides)
     run, overrides = enter_start_folder(run, overrides)
-    loaded = load_recipe(str(run / RECIPE), overrides)
-    run_loaded(loaded, run, member, config, batch, allow or ())
+    is_alone = config.nodes == 1 and (member is None or member.num_processes == 1)
+    loaded = with_shards(load_recipe(str(run / RECIPE), overrides), run.parent, is_alone=is_alone)
+    try:
+        run_loaded(loaded, run, member, config, batch, allow or ())
+    except DataError as error:
+        if "no such folder" not in str(error):
+            raise
+        moved = f"if it moved, name its place: vitctl resume {typed(run)} --data PLACE"
+        raise DataError(f"{error}; {moved}") from None
 
 
 @takes_flags

@@ -160,14 +160,14 @@ def _launch(run_dir: Path, prepared: "Prepared", member: "Member | None", config
     show_result(result, run_dir)
 
 
-def with_shards(loaded: "Loaded", runs: Path, *, dry_run: bool, is_alone: bool) -> "Loaded":
+def with_shards(loaded: "Loaded", runs: Path, *, is_alone: bool, dry_run: bool = False) -> "Loaded":
     """Convert a folder of photos that --data names to shards, once, and train on those.
 
     Args:
         loaded: a recipe of any job.
         runs: folder of run folders, which gets the shards.
-        dry_run: write nothing; print what would be made.
         is_alone: whether no other process runs the same command.
+        dry_run: write nothing; print what would be made.
 
     Raises:
         DataError: as `vitctl data shards`; or several processes would write the same shards.

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,26 @@ from vitctl.engine.checkpoint import (
     read_checkpoint,
     read_state,
 )
-from vitctl.engine.journal import ALLOWED, OPTIMIZER, TENSOR_FILES, json_digest, read_allowed, run_of
+from vitctl.engine.journal import (
+    ALLOWED,
+    BEFORE,
+    MODEL,
+    OPTIMIZER,
+    RECIPE,
+    TENSOR_FILES,
+    json_digest,
+    read_allowed,
+    run_of,
+)
 from vitctl.engine.runtime import Runtime, check_same, gather_texts, raised_on_all
 from vitctl.engine.sharding import held, is_part, is_sharded, place_of, sum_of_words, word_sum
 from vitctl.errors import CheckpointError, LaunchError
+from vitctl.models.weights.header import own_header
 from vitctl.models.weights.later import now
-from vitctl.recipe.neutral_keys import PLACES, deciding_values, with_added
+from vitctl.recipe.load import load_recipe
+from vitctl.recipe.neutral_keys import FREE_TO_CHANGE, PLACES, deciding_values, with_added
 from vitctl.recipe.schema import TrainRecipe
+from vitctl.recipe.write import as_flags, differences
 from vitctl.system.files import write_json
 from vitctl.system.text import typed
 
@@ -130,7 +144,12 @@ def _agreed(runtime: Runtime, root: Path, verifiers: int) -> tuple[SavedCheckpoi
 
 
 def check_resumable(
-    runtime: Runtime, saved: SavedCheckpoint, total_steps: int, own: "Identity | None"
+    runtime: Runtime,
+    saved: SavedCheckpoint,
+    total_steps: int,
+    own: "Identity | None",
+    *,
+    can_go_on: bool = True,
 ) -> str:
     """Check that a training may resume from a checkpoint; returns, on rank 0, a message for the user or "".
 
@@ -139,6 +158,7 @@ def check_resumable(
         saved: the checkpoint.
         total_steps: of the training.
         own: identity of this training; None: not known.
+        can_go_on: it has steps to do: to a finished one nothing can be changed.
 
     Raises:
         CheckpointError: it may not; the same message on every process.
@@ -151,7 +171,7 @@ def check_resumable(
                 f"with --out"
             )
         if own is not None and runtime.is_main:
-            return own.check(saved.folder.name, saved.state)
+            return own.check(saved, can_go_on=can_go_on)
     return ""
 
 
@@ -326,22 +346,24 @@ class Identity:
     Args:
         folder: that holds its checkpoints.
         made_of: see `identity`.
+        network: configuration of its network.
     """
 
     folder: Path
     made_of: dict[str, Any]
+    network: Mapping[str, Any]
 
     @property
     def state(self) -> dict[str, Any]:
         """The field that checkpoints store."""
         return {KEY: self.made_of}
 
-    def check(self, name: str, state: Mapping[str, Any]) -> str:
+    def check(self, saved: SavedCheckpoint, *, can_go_on: bool) -> str:
         """Compare it with a checkpoint, on the main process.
 
         Args:
-            name: of the checkpoint.
-            state: its state.json.
+            saved: the checkpoint.
+            can_go_on: the training has steps to do.
 
         Returns:
             a message: what differs and was allowed; "" where nothing differs.
@@ -349,8 +371,9 @@ class Identity:
         Raises:
             CheckpointError: something differs and is not allowed, or the checkpoint does not record it.
         """
+        name = saved.folder.name
         try:
-            before = MadeOf.model_validate(state.get(KEY)).model_dump()
+            before = MadeOf.model_validate(saved.state.get(KEY)).model_dump()
         except ValidationError:
             raise CheckpointError(
                 f"{self.folder}: {name} does not record its data and recipe; it was modified: delete it to "
@@ -363,21 +386,38 @@ class Identity:
             return ""
         words = "; ".join(text for _, text in differing)
         covered = tuple(f"{key}." for key in allowed["now"])
-        refused = dict.fromkeys(key for key, _ in differing if not f"{key}.".startswith(covered))
+        refused = dict.fromkeys(
+            key
+            for key, _ in differing
+            if not f"{key}.".startswith(covered) or not (can_go_on or key == "computation")
+        )
         if refused:
-            keys = " ".join(f"--allow {key}" for key in refused)
-            raise CheckpointError(
-                f"{self.folder}: {name} was trained with other inputs: {words}; undo the change, "
-                "choose another folder "
-                f"with --out, or resume "
-                f"anyway with: vitctl resume {typed(root)} {keys}"
-            )
+            keys = " ".join(f"--allow {key}" for key in dict.fromkeys(key for key, _ in differing))
+            fix = "undo the change, or choose another folder with --out"
+            if not can_go_on:
+                fix += "; it is finished, so that nothing of it would be trained with these"
+            elif self._fits(saved):
+                fix += f", or resume anyway with: vitctl resume {typed(root)}{_flags(root)} {keys}"
+            raise CheckpointError(f"{self.folder}: {name} was trained with other inputs: {words}; {fix}")
         said = [*allowed["said"], *(text for _, text in differing)]
         write_json(
             root / ALLOWED,
             allowed | {"before": [*allowed["before"], json_digest(self.made_of)], "said": said},
         )
         return f"resuming from {name} with a change on purpose: {words}"
+
+    def _fits(self, saved: SavedCheckpoint) -> bool:
+        """Return whether the checkpoint is of a network of these sizes."""
+        header = own_header(saved.files(MODEL)[0]) or {"config": {}}
+        return all(self.network.get(key, value) == value for key, value in header["config"].items())
+
+
+def _flags(run_dir: Path) -> str:
+    """Return the flags of what this launch has changed in recipe.toml, which is put back as it was."""
+    if not (run_dir / BEFORE / RECIPE).exists():
+        return ""
+    was, now_is = (load_recipe(str(folder / RECIPE)).recipe for folder in (run_dir / BEFORE, run_dir))
+    return as_flags(one for one in differences(was, now_is) if not one[0].startswith(FREE_TO_CHANGE))
 
 
 def identity(
@@ -388,6 +428,7 @@ def identity(
     start_weights_sha256: str,
     computation: Mapping[str, Any],
     teacher_sha256: str = "",
+    network: Mapping[str, Any] = MappingProxyType({}),
 ) -> Identity:
     """Return the identity of a training: digest, number and classes of its images, digest of its start
     weights, and its recipe.
@@ -399,6 +440,7 @@ def identity(
         start_weights_sha256: digest of the pre-trained weights; empty without any.
         computation: what else decides the last bits, for a run that promises them; else empty.
         teacher_sha256: digest of a teacher's weights; empty without one.
+        network: its configuration, as checkpoints store it.
     """
     images = {"train": train_on, "score": score_on}
     made_of = {
@@ -408,7 +450,7 @@ def identity(
         **({"computation": dict(computation)} if computation else {}),
         **({"teacher": teacher_sha256} if teacher_sha256 else {}),
     }
-    return Identity(folder, made_of)
+    return Identity(folder, made_of, network)
 
 
 def changed_on_purpose(run_dir: Path) -> dict[str, Any]:

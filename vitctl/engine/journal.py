@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import shutil
 import threading
 import time
 from collections import deque
@@ -51,11 +52,13 @@ STATE = "state.json"
 # record.
 STEPS_HEAD, LOG_HEAD, UNRECORDED, COMPUTED_ON = "steps_head", "log_head", "unrecorded", "computed_on"
 STEPS = "step_*"
-ALLOWED = "allowed.json"
+ALLOWED, ENVIRONMENT, LAUNCH = "allowed.json", "env.json", "launch.txt"
+# What `keep_records` keeps.
+BEFORE, _KEPT = ".before", (ALLOWED, ENVIRONMENT, LAUNCH, RECIPE)  # the last one says that all are there
 # The names that an option of a run may not give to a file in the run's folder.
 RUN_FILES = (
     *(RECIPE, RESULT, STEP_RECORDS, TRACE, ALLOWED, "log.jsonl", "skipped.jsonl", "bad_samples.jsonl"),
-    *("env.json", "launch.txt", "micro_batch.json", "job.sbatch"),
+    *(ENVIRONMENT, LAUNCH, "micro_batch.json", "job.sbatch"),
     *("per_class.csv", "confusion.csv", "thresholds.csv", "suspects.csv"),
 )
 FEATURES = "features"  # beside the runs that share them: representations that `fewshot` kept
@@ -603,3 +606,33 @@ def read_allowed(run_dir: Path) -> dict[str, list[str]]:
     ):
         raise CheckpointError(f"{run_dir / ALLOWED}: damaged, or not written by --allow; remove it")
     return {"said": [], **fields}
+
+
+def keep_records(run_dir: Path) -> None:
+    """Keep what describes a trained run, until its next launch has agreed with its checkpoint: `put_back`
+    undoes what was written for a launch that was refused.
+    """
+    if not (run_dir / BEFORE / RECIPE).exists():  # else of a launch that was killed before it could tell
+        (run_dir / BEFORE).mkdir(exist_ok=True)
+        _copy_records(run_dir, run_dir / BEFORE)
+
+
+def put_back(run_dir: Path) -> None:
+    """Write again what `keep_records` kept."""
+    if (run_dir / BEFORE / RECIPE).exists():
+        _copy_records(run_dir / BEFORE, run_dir)
+        records_agreed(run_dir)
+
+
+def records_agreed(run_dir: Path) -> None:
+    """Forget what `keep_records` kept: the run goes on with what describes it now."""
+    (run_dir / BEFORE / RECIPE).unlink(missing_ok=True)  # first: the others count only with it
+    shutil.rmtree(run_dir / BEFORE, ignore_errors=True)
+
+
+def _copy_records(source: Path, to: Path) -> None:
+    for name in _KEPT:
+        if (source / name).exists():
+            write_bytes(to / name, (source / name).read_bytes())
+        else:
+            (to / name).unlink(missing_ok=True)

@@ -74,6 +74,7 @@ from vitctl.engine.journal import (
     head,
     read_logged_ends,
     read_records,
+    records_agreed,
     run_of,
 )
 from vitctl.engine.mixing import Mixing, classification
@@ -126,7 +127,7 @@ from vitctl.models.blocks import compile_blocks
 from vitctl.models.build import Model
 from vitctl.models.flops import computed_flops
 from vitctl.models.lora import adapted_layers
-from vitctl.models.variants import check_recomputed
+from vitctl.models.variants import check_recomputed, to_dict
 from vitctl.recipe.known import Comparison, known_in_words
 from vitctl.recipe.neutral_keys import unlike_known
 from vitctl.recipe.schema import Finetune, Pretrain, Vtab, frozen_places, lora_of
@@ -282,6 +283,7 @@ class Trainer(TrainStep):
             start_weights_sha256,
             exactly,
             teacher.sha256 if teacher else "",
+            network=to_dict(model.config),
         )
         self.facts: dict[str, Any] = {  # recorded at each start
             **self.identity.state,
@@ -399,6 +401,11 @@ class Trainer(TrainStep):
                 self.evaluate_if_due(step)
                 self.stop_if_stale(step)
             # 3. Train. A finished run only gives its score again.
+            if self.recipe.log.trace:  # of a finished run it tells where its inputs were found last
+                self.recorder = Recorder(
+                    self.folder, self.journal, self.runtime, self.unwrapped, self.own, self.batch_size
+                )
+                self.recorder.start(step, self.facts, self.resumed_from)
             if step < self.total_steps:
                 if self.known.bands and (text := unlike_known(run_of(self.folder) / RECIPE)):
                     self._warn(text, step)
@@ -442,7 +449,13 @@ class Trainer(TrainStep):
                 log = read_logged_ends(self.folder) if self.runtime.is_main else None
                 if log is not None and (problem := foreign(saved, log, {})):
                     raise CheckpointError(f"{saved.folder}: {problem}; {MOVE_IT}")
-            if change := check_resumable(self.runtime, saved, self.total_steps, self.identity):
+            if log is not None:
+                metric, scored = self.recipe.evaluation.metric, Score.by_step(read_records(self.folder / LOG))
+                self.scores |= {at: replace(one, metric=metric) for at, one in scored.items() if at <= step}
+            ends_here = step == self.total_steps or self._is_stale(step)
+            if change := check_resumable(
+                self.runtime, saved, self.total_steps, self.identity, can_go_on=not ends_here
+            ):
                 self._warn(change, step)
             self.load(saved)
             self._check_records(saved)
@@ -461,12 +474,11 @@ class Trainer(TrainStep):
             for path in chain(logs, *of_ranks):
                 cut_after(path, step)
             records = read_records(self.folder / LOG)
-            metric = self.recipe.evaluation.metric
-            self.scores |= {at: replace(score, metric=metric) for at, score in Score.by_step(records).items()}
             self.probed |= {r["step"] for r in records if r.get("kind") == "fewshot" and "step" in r}
             self.known = self.comparison(records)
             if step:
                 self.journal.write("resume", step=step, total_steps=self.total_steps)
+            records_agreed(run_of(self.folder))
         return step
 
     def _computed_on(self) -> dict[str, Any]:
@@ -550,11 +562,6 @@ class Trainer(TrainStep):
             Stopped: a signal came to any process; the state is saved.
             Exception: the error that ended the training; the last consistent state is saved before.
         """
-        if self.recipe.log.trace:
-            self.recorder = Recorder(
-                self.folder, self.journal, self.runtime, self.unwrapped, self.own, self.batch_size
-            )
-            self.recorder.start(step, self.facts, self.resumed_from)
         # Batches are a function of seed and step: a resumed run goes on with the images that come next.
         batches = self.batches(step)
         self.journal.show_progress(at_once=True, step=step, total_steps=self.total_steps)
@@ -653,15 +660,22 @@ class Trainer(TrainStep):
 
         The scores are those of the log, which only the main process has read after a resume: it decides.
         """
-        e = self.recipe.evaluation
-        if not e.patience or step >= self.total_steps or not is_due(step, e.every_steps):
-            return
-        if self._main_has(Score.since_best(self.scores) >= e.patience):
+        if self._is_stale(step):
             best = max(self.scores, key=lambda at: (self.scores[at].deciding, -at), default=0)
             self.journal.write(
-                "early_stop", step=step, total_steps=self.total_steps, best=best, patience=e.patience
+                "early_stop",
+                step=step,
+                total_steps=self.total_steps,
+                best=best,
+                patience=self.recipe.evaluation.patience,
             )
             self.total_steps = step  # the learning rate stays that of the planned length
+
+    def _is_stale(self, step: int) -> bool:
+        e = self.recipe.evaluation
+        if not e.patience or step >= self.total_steps or not is_due(step, e.every_steps):
+            return False
+        return self._main_has(Score.since_best(self.scores) >= e.patience)
 
     def before_update(self) -> None:
         """Wait for a checkpoint still copying weights, and let no other thread save until the step counts."""

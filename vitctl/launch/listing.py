@@ -78,7 +78,7 @@ def read_line(folder: Path) -> RunLine:
     job = result.job if result else str(recipe.get("job", ""))
     state = _state(folder, result, records)
     what, number = number_of(job, result.metrics if result and result.status == "done" else {})
-    if number is None:
+    if number is None and state != "invalid":
         scores = [r["accuracy"] for r in records if r.get("kind") == "evaluate" and "accuracy" in r]
         what, number = ("accuracy so far", scores[-1]) if scores else ("", None)
     return RunLine(

@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vitctl.engine.journal import (
     CHANGED,
     CHECKPOINTS,
+    ENVIRONMENT,
+    LAUNCH,
     LOG,
     RECIPE,
     STATE,
+    STEPS,
     Journal,
+    keep_records,
     no_permission,
     step_folder,
     step_folders,
@@ -25,11 +29,16 @@ from vitctl.engine.journal import (
 )
 from vitctl.engine.journal import allow as note_allowed
 from vitctl.errors import LaunchError, RecipeError, VitctlError
-from vitctl.jobs.record.start_folder import ENVIRONMENT
 from vitctl.launch.agent import LaunchConfig, launch_line
 from vitctl.launch.cluster import Member, Resources, find_member, num_nodes
 from vitctl.launch.peers import forget_errors
-from vitctl.launch.run_folder import check_not_foreign, clear, failed_without_output, prepared_folder
+from vitctl.launch.run_folder import (
+    check_not_foreign,
+    clear,
+    failed_without_output,
+    prepared_folder,
+    read_status,
+)
 from vitctl.launch.worker import join_group, patience
 from vitctl.models.variants import variant
 from vitctl.recipe.export_formats import FORMATS
@@ -37,7 +46,7 @@ from vitctl.recipe.load import Loaded, Override, every_key, load_recipe, with_ov
 from vitctl.recipe.neutral_keys import FREE_TO_CHANGE, PLACES
 from vitctl.recipe.schema import Evaluate, ExportRecipe, Finetune, NetworkMachine, Recipe, TrainRecipe, Vtab
 from vitctl.recipe.sections import UNSET
-from vitctl.recipe.write import differences, to_toml, toml_value, written_name
+from vitctl.recipe.write import as_flags, differences, to_toml, toml_value, written_name
 from vitctl.system.files import write_text
 from vitctl.system.process import usable_cores
 from vitctl.system.remote import patient
@@ -158,17 +167,20 @@ def _prepare(
             _check_machine(loaded.recipe)
         if isinstance(loaded.recipe, Evaluate):
             _check_evaluation(loaded.recipe, inputs)
+        is_trained = isinstance(loaded.recipe, TrainRecipe) and any(run_dir.glob(f"**/{CHECKPOINTS}/{STEPS}"))
         if before is None:
             clear(run_dir)
+        elif is_trained:  # the job compares its inputs with the checkpoint, and may be refused
+            keep_records(run_dir)
         if before != loaded.recipe:
             name = written_name(file) if loaded.name == str(file) else ""  # `resume` keeps the recipe's name
             write_text(file, to_toml(replace(loaded, name=name or loaded.name)))
         if allow:
             note_allowed(run_dir, allow)
-        if changed:
+        if changed and not is_trained:  # else the job says it, once it agrees
             Journal(run_dir / LOG).write("warning", step=0, text=f"{CHANGED}: {changed}")
         line = batch.line(run_dir) if batch else launch_line(run_dir, loaded.recipe, config)
-        write_text(run_dir / "launch.txt", printable(line) + "\n")
+        write_text(run_dir / LAUNCH, printable(line) + "\n")
         place = {"folder": str(Path.cwd()), "run": str(run_dir.resolve())}
         write_run_json(run_dir / ENVIRONMENT, environment() | place)
     _keep_start(loaded.recipe)
@@ -271,6 +283,8 @@ _CHOOSES_IMAGES += ("data.train_split", "data.eval_split", "data.subset")
 # A checkpoint holds what these decide, so that it cannot be resumed with others; rates are not in it.
 _IN_STATE, _RATES = ("model.", "optimizer.name", "data.image_size"), ("model.dropout", "model.drop_path")
 
+_MORE_STEPS = ("schedule.total_steps", "evaluation.patience", "finetune.", "vtab.")  # for a finished run
+
 
 def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -> str:
     """Return a text of the differences that are allowed, or "".
@@ -283,7 +297,8 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
         )
     # A training compares the digests of its inputs with those of its checkpoints.
     free = (*FREE_TO_CHANGE, "export.to", *(PLACES if isinstance(now, TrainRecipe) else ()))
-    changed = [d for d in differences(before, now) if not d[0].startswith(free)]
+    found = differences(before, now)
+    changed = [d for d in found if not d[0].startswith(free)]
     known = every_key(type(now))
     if odd := next(
         (
@@ -300,12 +315,12 @@ def _changes(before: Recipe, now: Recipe, run_dir: Path, allow: Sequence[str]) -
     refused = [d for d in changed if not any(d[0] == key or d[0].startswith(f"{key}.") for key in allow)]
     if refused:
         more = f"; and {len(refused) - 4} more" if len(refused) > 4 else ""
-        sets = " ".join(
-            f"--set {typed(f'{key}={toml_value(value) or UNSET}')} --allow {key}" for key, _, value in refused
-        )
+        sets = as_flags(d for d in found if not d[0].startswith((*FREE_TO_CHANGE, "export.to")))
+        keys = " ".join(f"--allow {key}" for key, *_ in changed)
         of_data = " --allow data" * any(key.startswith(_CHOOSES_IMAGES) for key, *_ in refused)
-        anyway = f", or resume anyway with: vitctl resume {typed(run_dir)} {sets}{of_data}"
-        if any(
+        anyway = f", or resume anyway with: vitctl resume {typed(run_dir)}{sets} {keys}{of_data}"
+        is_over = isinstance(now, TrainRecipe) and read_status(run_dir) == "done"
+        if (is_over and not any(key.startswith(_MORE_STEPS) for key, *_ in changed)) or any(
             (key.startswith(_IN_STATE) and key not in _RATES) or "float64" in given for key, *given in refused
         ):
             anyway = ""

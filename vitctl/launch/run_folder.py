@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from vitctl.engine.journal import CHECKPOINTS, LOG, RECIPE, RESULT, STEPS, allow
+from vitctl.engine.journal import CHECKPOINTS, LOG, RECIPE, RESULT, STEPS, allow, put_back
 from vitctl.errors import CheckpointError, LaunchError, explaining
 from vitctl.system.files import lock, open_lock, open_regular, read_json, sweep, write_bytes
 from vitctl.system.process import tell
@@ -153,8 +153,13 @@ def is_running(folder: Path) -> bool:
 
 
 @contextmanager
-def locked_for_run(folder: Path) -> Iterator[None]:
-    """Lock the folder for a run. What --allow permitted holds for this one launch.
+def locked_for_run(folder: Path, *, starts_again: bool = False) -> Iterator[None]:
+    """Lock the folder for a run. What --allow permitted holds for this one launch, and a refused launch
+    changes nothing that describes the run.
+
+    Args:
+        folder: of the run.
+        starts_again: an error is not the end of the launch, which starts its processes again.
 
     Raises:
         LaunchError: another process holds the lock.
@@ -162,6 +167,10 @@ def locked_for_run(folder: Path) -> Iterator[None]:
     with locked(folder), keeping_result(folder):
         try:
             yield
+        except Exception:
+            if not starts_again:
+                put_back(folder)
+            raise
         finally:
             allow(folder, ())
 

@@ -15,7 +15,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitctl.engine.journal import LOG, RECIPE, RESULT, Journal, Record, Report, never_raising, silent
+from vitctl.engine.journal import (
+    LOG,
+    RECIPE,
+    RESULT,
+    Journal,
+    Record,
+    Report,
+    never_raising,
+    records_agreed,
+    silent,
+)
 from vitctl.engine.preemption import (
     ECHO_SECONDS,
     RESUMABLE,
@@ -88,7 +98,9 @@ def work(
     echo = ECHO_SECONDS if "RANK" in os.environ else 0.0
     with (
         stop_on_signals(echo, ignore_afterwards=has_agent()) as stop,
-        locked_for_run(run_dir) if is_main_process() and not locked else nullcontext(),
+        locked_for_run(run_dir, starts_again=restarts_left() > 0)
+        if is_main_process() and not locked
+        else nullcontext(),
     ):
         report = never_raising(report, run_dir / LOG if is_main_process() else None)
         return _work(run_dir, prepared, report, stop, stopped_code)
@@ -120,6 +132,7 @@ def _work(
             patient(patience(recipe)),
         ):
             result = job(recipe, run_dir, report, stop, **given)
+        records_agreed(run_dir)  # of trainings that were all finished
     except Stopped:
         outage = next(filter(None, gather_texts(stop.outage)), "")  # of any process
         if outage and restarts_left() > 0:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +12,8 @@ from pydantic.fields import FieldInfo
 from vitctl.errors import RecipeError
 from vitctl.recipe.load import RESOLVED, Loaded, every_key
 from vitctl.recipe.schema import JOBS, Recipe
-from vitctl.system.text import did_you_mean, escaped_json, nearest, one_line
+from vitctl.recipe.sections import UNSET
+from vitctl.system.text import did_you_mean, escaped_json, nearest, one_line, typed
 
 _OF_NETWORK = (
     r"machine\.(precision|device|attention|linear)|weights\..*|evaluation\.labels"
@@ -204,3 +205,8 @@ def _name(annotation: Any) -> str:
 def _limit(item: object) -> str:
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     return next((f"{word} {getattr(item, name)}" for name, word in words.items() if hasattr(item, name)), "")
+
+
+def as_flags(changes: Iterable[tuple[str, Any, Any]]) -> str:
+    """Return flags that make changes, as `differences` gives them; each follows a space."""
+    return "".join(f" --set {typed(f'{key}={toml_value(value) or UNSET}')}" for key, _, value in changes)

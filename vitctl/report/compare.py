@@ -212,11 +212,6 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
             if "failed" not in (result.status, results[0].status)
         ),
         *(
-            f"{folder}: its accuracy is not correct / total; result.json was changed"
-            for folder, r in zip(folders, results, strict=True)
-            if _is_miscounted(r.metrics)
-        ),
-        *(
             f"{folder}: {unverified}"
             for folder, r in zip(folders, results, strict=True)
             if r.status == "done" and (unverified := unverified_bytes(r))
@@ -421,21 +416,10 @@ def _entry_rows(key: str, values: Sequence[Any]) -> list[tuple[str, list[Any]]]:
     return [(name, entries) for name, entries in rows if any(entry != entries[0] for entry in entries)]
 
 
-def _is_miscounted(metrics: Mapping[str, Any]) -> bool:
-    """Return whether an accuracy in a result differs from its counts, or a number is beyond any count."""
-    if any(isinstance(value, int) and abs(value) >= 2**63 for value in metrics.values()):
-        return True
-    accuracy, correct, total = (metrics.get(name) for name in ("accuracy", "correct", "total"))
-    if isinstance(accuracy, int | float) and isinstance(correct, int) and isinstance(total, int):
-        is_count = 0 <= correct <= total < 2**53 and total > 0
-        return not (is_count and abs(accuracy - correct / total) <= 1e-6)  # NaN is none
-    return any(_is_miscounted(inner) for inner in metrics.values() if isinstance(inner, Mapping))
-
-
 def _flat(metrics: Mapping[str, Any]) -> dict[str, float | str]:
     numbers: dict[str, float | str] = {}
     for path, value in leaves({key: value for key, value in metrics.items() if key != "paper"}):
-        if isinstance(value, int) and abs(value) >= 2**63:  # not comparable, see above
+        if isinstance(value, int) and abs(value) >= 2**63:  # not comparable
             continue
         name, last = " ".join(path), path[-1]
         if isinstance(value, int | float) and not isinstance(value, bool) and last not in _INTEGERS:

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitctl.engine.journal import LOG, RECIPE, Record, read_records, read_run_json
+from vitctl.engine.journal import ENVIRONMENT, LAUNCH, LOG, RECIPE, Record, read_records, read_run_json
 from vitctl.errors import CheckpointError, VitctlError
 from vitctl.jobs.record.result import RunResult, read_result
-from vitctl.jobs.record.start_folder import ENVIRONMENT
 from vitctl.recipe.load import Loaded, load_recipe
 from vitctl.recipe.write import written_name
 from vitctl.report.sweep_table import TABLE
 from vitctl.system.files import RECIPE as RECIPE_SIZE
 from vitctl.system.files import inside, read_bytes
 
-LAUNCH = "launch.txt"
 _MAX_LAUNCH_BYTES = 2**16
 
 

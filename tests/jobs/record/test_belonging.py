@@ -15,8 +15,8 @@ from vitctl import load_classifier
 from vitctl.engine.journal import RUN_FILES, json_digest
 from vitctl.errors import CheckpointError, RecipeError
 from vitctl.jobs.inputs.weights import find_weights
-from vitctl.jobs.record.result import choose_weights, read_result
-from vitctl.launch.listing import all_removals, list_runs
+from vitctl.jobs.record.result import choose_weights, newest_run, read_result
+from vitctl.launch.listing import all_removals, list_runs, read_line
 from vitctl.launch.prepare_run import prepare_run
 from vitctl.launch.worker import work
 from vitctl.recipe.load import Override, load_recipe
@@ -220,10 +220,43 @@ def test_a_result_of_another_run__is_reported_by_none(run: Path, other: Path, na
     with pytest.raises(CheckpointError, match=OF_ANOTHER):
         compare_runs([other, run])
     [line] = list_runs(run.parent)
-    assert (line.state, line.what) == ("invalid", "accuracy so far")
+    assert (line.state, line.number) == ("invalid", None)
     records = read_run(run, "a")
     assert records.result is None
     assert "it is of another run, or log.jsonl was changed" in records.problems[0]
+
+
+def accuracy_edited(run: Path, _: Path) -> None:
+    result = json.loads((run / "result.json").read_text())
+    result["metrics"] |= {"accuracy": 1.0, "correct": result["metrics"]["total"]}
+    (run / "result.json").write_text(json.dumps(result))
+
+
+STALE: dict[str, tuple[Edit, str]] = {
+    "replaced": (put(LAST), "is not the checkpoint that the result names; it was replaced; copy the files"),
+    "renamed": (rename("step_00000021"), "step_00000021 says step 20, so its name should be step_00000020"),
+    "over another": (both(remove(LAST), rename("step_00000020", BEFORE)), "it was replaced"),
+    "result edited": (accuracy_edited, "its digest is not that of its contents; it was changed"),
+}
+
+
+@pytest.mark.parametrize("edit", STALE)
+def test_a_result_of_other_weights__is_reported_by_none(
+    run: Path, other: Path, tmp_path: Path, edit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`runs list` read no tensors for it."""
+    change, words = STALE[edit]
+    change(run, other)
+    monkeypatch.setattr("vitctl.engine.checkpoint._sha256", lambda path: pytest.fail(f"{path} was hashed"))
+    with pytest.raises(CheckpointError, match=words):
+        compare_runs([other, run])
+    assert any(words in problem for problem in read_run(run, "a").problems)
+    write_report([run], tmp_path / "page.html")
+    assert words in (tmp_path / "page.html").read_text()
+    for line in (list_runs(run.parent)[0], read_line(run)):
+        assert (line.state, line.number) == ("invalid", None)
+    with pytest.raises(CheckpointError, match=words):
+        newest_run("finetune", run.parent)
 
 
 def test_verify__without_the_checkpoint_of_the_result_publishes_nothing(run: Path, other: Path) -> None:

@@ -3,7 +3,9 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.cli.conftest import Vitctl
 from tests.cli.conftest import vitctl as vitctl  # a fixture
@@ -66,7 +68,24 @@ def test_resume__other_images_are_refused(vitctl: Vitctl, project: Path, tmp_pat
     shutil.copytree(project / "shards" / "test", tmp_path / "other" / "test")
     said = vitctl("resume", "project/runs/a", "--data", "other", *LONGER)
     assert (said.code, said.err.count("\n")) == (2, 1)
-    assert "trained with other inputs" in said.err and said.err.endswith("--allow data\n"), said.err
+    assert "trained with other inputs" in said.err and "--set 'data.path=" in said.err, said.err
+
+
+def test_resume__of_photographs_that_moved(vitctl: Vitctl, tmp_path: Path) -> None:
+    """Their shards, made again, are the same."""
+    for seed, name in enumerate(("cat", "dog")):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(10):
+            pixels = np.random.default_rng(10 * seed + number).integers(0, 256, (16, 16, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    assert vitctl("pretrain", "-r", TINY, "--data", "photos", "--out", "runs/a", *SHORT).code == 0
+    shutil.rmtree("runs/shards")
+    Path("photos").rename("elsewhere")
+    said = vitctl("resume", "runs/a", *LONGER)
+    assert said.code == 2 and said.err.endswith("vitctl resume runs/a --data PLACE\n"), said.err
+    said = vitctl("resume", "runs/a", "--data", "elsewhere", *LONGER)
+    assert said.code == 0, said.err
+    assert vitctl("verify", "runs/a").code == 0
 
 
 def test_evaluate__finds_the_training_images_of_its_weights_from_anywhere(

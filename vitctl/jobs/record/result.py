@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 256 * 2**20
 DELETE_IT = "; delete it to run again"
+_COPY_BACK = f"copy the files of this run back, or delete {RESULT} and resume"
 _SEVERAL_SCORES = ("fewshot", "probe", "vtab")  # whose accuracy is one for each number of shots, k, or task
 # What the digests of data cover; those of earlier releases were of index.json alone.
 DATA_DIGEST = {"data_digest": "index, tables, views"}
@@ -217,16 +218,18 @@ def _state_digest(folder: Path) -> str:
     return str(state.get("sha256", "")) if isinstance(state, dict) else ""
 
 
-def read_result(folder: Path, *, own: bool = True) -> RunResult | None:
+def read_result(folder: Path, *, own: bool = True, weights: bool = True) -> RunResult | None:
     """Return the result of a run folder; None while there is none.
 
     Args:
         folder: of the run.
-        own: refuse a result of another run: a record beside it lacks the line that it names. A record that
-            was not copied along refuses nothing.
+        own: refuse a result that was changed, or is of another run: a record beside it lacks the line that
+            it names. A record that was not copied along refuses nothing.
+        weights: of those refuse also one whose checkpoint was replaced or renamed; where the caller compares
+            the checkpoint that it uses, False.
 
     Raises:
-        CheckpointError: the file is not a result, or it is that of another run.
+        CheckpointError: the file is not a result, was changed, or is that of another run.
     """
     path = folder / RESULT
     if not path.exists():
@@ -241,11 +244,40 @@ def read_result(folder: Path, *, own: bool = True) -> RunResult | None:
     if other := [name for name in CHAINED if own and _lacks(folder / name, found.record.get(name))]:
         raise CheckpointError(
             f"{path}: {other[0]} has no line with the digest that it names: it is of another run, or "
-            f"{other[0]} was changed; copy the files of this run back, or delete {RESULT} and resume"
+            f"{other[0]} was changed; {_COPY_BACK}"
         )
-    return replace(
+    result = replace(
         found, metrics=with_infinities(found.metrics), provenance=with_infinities(found.provenance)
     )
+    if own and result.record.get(RESULT, "") not in ("", published_digest(result)):
+        raise CheckpointError(f"{path}: its digest is not that of its contents; it was changed; {_COPY_BACK}")
+    if own and _is_miscounted(result.metrics):
+        raise CheckpointError(f"{path}: its accuracy is not correct / total; it was changed; {_COPY_BACK}")
+    if own and weights and (problem := _checkpoint_problem(folder, result)):
+        raise CheckpointError(f"{folder / CHECKPOINTS}: {problem}; {_COPY_BACK}")
+    return result
+
+
+def _is_miscounted(metrics: Mapping[str, Any]) -> bool:
+    """Return whether an accuracy in a result differs from its counts, or a number is beyond any count."""
+    if any(isinstance(value, int) and abs(value) >= 2**63 for value in metrics.values()):
+        return True
+    accuracy, correct, total = (metrics.get(name) for name in ("accuracy", "correct", "total"))
+    if isinstance(accuracy, int | float) and isinstance(correct, int) and isinstance(total, int):
+        is_count = 0 <= correct <= total < 2**53 and total > 0
+        return not (is_count and abs(accuracy - correct / total) <= 1e-6)  # NaN is none
+    return any(_is_miscounted(inner) for inner in metrics.values() if isinstance(inner, Mapping))
+
+
+def _checkpoint_problem(folder: Path, result: RunResult) -> str:
+    """Return how the checkpoint that a result is of was replaced; "" where it was not, or is not here."""
+    own = step_folder(folder, int(result.provenance.get("weights_step") or 0)).name
+    digest = result.record.get(CHECKPOINTS, {}).get(own)
+    there = {path.name: _state_digest(path) for path in step_folders(folder / CHECKPOINTS)} if digest else {}
+    if own in there and there[own] not in ("", digest):  # without one it is damaged: whoever reads it says so
+        return f"{own} is not the checkpoint that the result names; it was replaced"
+    renamed = [name for name in there if own not in there and there[name] == digest]
+    return f"{renamed[0]} says step {int(own[5:])}, so its name should be {own}" if renamed else ""
 
 
 def _lacks(path: Path, digest: str | None) -> bool:
@@ -398,7 +430,7 @@ def choose_weights(
     name = which if which in (AVERAGE, MODEL) else AVERAGE if AVERAGE in files else MODEL
     path = files.get(name, folder / tensors_file(name))
     if chosen.how != _GIVEN:
-        result = read_result(place)
+        result = read_result(place, weights=False)
         chosen = replace(chosen, unfinished=result is None or result.status != "done")
     if not path.exists():
         raise CheckpointError(f"{path}: no such weights; {_INSTEAD[MODEL if name in files else name]}")
@@ -443,7 +475,7 @@ def check_own(saved: "SavedCheckpoint") -> bool:
     from vitctl.engine.checkpoint import MOVE_IT, foreign
 
     run, name = saved.folder.parent.parent, saved.folder.name
-    log, result = read_logged_ends(run), read_result(run)
+    log, result = read_logged_ends(run), read_result(run, weights=False)
     named: dict[str, str] = result.record.get(CHECKPOINTS, {}) if result is not None else {}
     if problem := foreign(saved, log, named):
         raise CheckpointError(f"{saved.folder}: {problem}; {MOVE_IT}")
@@ -542,7 +574,7 @@ def _check_recorded(run: Path, how: str, step: int, problems: Sequence[str]) -> 
         CheckpointError: that one is missing or damaged; another one is used only when it is named by its
             step.
     """
-    result = read_result(run)
+    result = read_result(run, weights=False)
     recorded = result.provenance if result is not None and result.status == "done" else {}
     if recorded.get("weights_chosen") != how or recorded.get("weights_step") in (None, step):
         return

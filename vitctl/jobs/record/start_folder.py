@@ -7,12 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vitctl.engine.journal import read_run_json
+from vitctl.engine.journal import ENVIRONMENT, read_run_json
 from vitctl.errors import LaunchError
 from vitctl.recipe.schema import Recipe
 from vitctl.system.remote import is_remote
 
-ENVIRONMENT = "env.json"
 _KEYS = ("data.path", "data.root", "data.mixture", "weights.source", "distillation.teacher")
 _PATTERN = re.compile(r"[{*?\[,]")  # of shards; the folder before it is looked for
 R = TypeVar("R", bound=Recipe)
