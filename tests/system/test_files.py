@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from vitctl.errors import CheckpointError, DataError
+from vitctl.errors import CheckpointError, DataError, LaunchError, explaining
 from vitctl.system.files import (
     atomic_write,
+    flush,
     free_bytes,
     inside,
     lock,
@@ -238,3 +239,17 @@ def test_temporary_files_of_killed_processes_are_swept(tmp_path: Path) -> None:
 def test_read_toml__with_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("\ufeffseed = 3\n")
     assert read_toml(tmp_path / "a.toml", error=DataError) == ({"seed": 3}, "seed = 3\n")
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EISDIR])
+def test_opened_folder__of_a_disk_that_opens_none_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(path: str, *_: object) -> int:
+        raise OSError(code, os.strerror(code), path)
+
+    monkeypatch.setattr(os, "open", refuse)
+    flush(tmp_path)  # such a disk keeps nothing of a folder to flush
+    words = "this file system cannot do that; choose a local disk"
+    with pytest.raises(LaunchError, match=words), explaining(tmp_path), opened_folder(tmp_path):
+        raise AssertionError("was opened")

@@ -132,6 +132,10 @@ def _work(
             patient(patience(recipe)),
         ):
             result = job(recipe, run_dir, report, stop, **given)
+        if not (run_dir / RECIPE).is_file():
+            raise LaunchError(
+                f"{run_dir}: was removed while its run went on; it is not complete; run it again"
+            )
         records_agreed(run_dir)  # of trainings that were all finished
     except Stopped:
         outage = next(filter(None, gather_texts(stop.outage)), "")  # of any process

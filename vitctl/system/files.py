@@ -193,7 +193,7 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # non-blocking: opening a FI
 _PERMISSIONS = 0o666  # minus the umask
 # What network mounts, FUSE and containers answer where they lack something: fsync of a folder, modes, locks.
 _LACKING = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY}
-_LACKING |= {errno.EPERM, errno.EACCES, errno.ENOLCK, errno.ENODEV}
+_LACKING |= {errno.EPERM, errno.EACCES, errno.ENOLCK, errno.ENODEV, errno.EISDIR}
 _NAME_BYTES = 240  # most file systems take 255; temporary files have a prefix and a suffix
 
 
@@ -617,8 +617,16 @@ def scratch_folder(kind: str) -> Iterator[Path]:
 
 @contextmanager
 def opened_folder(folder: Path | str) -> Iterator[int]:
-    """Open a folder that is not a symbolic link, for locks; yield its descriptor."""
-    descriptor = no_links(str(folder), os.O_RDONLY | os.O_DIRECTORY)
+    """Open a folder that is not a symbolic link, for locks; yield its descriptor.
+
+    Raises:
+        OSError: it cannot be opened; EOPNOTSUPP where the disk opens no folders.
+    """
+    try:
+        descriptor = no_links(str(folder), os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        code = errno.EOPNOTSUPP if error.errno in (errno.EINVAL, errno.EISDIR) else error.errno
+        raise OSError(code, os.strerror(code or 0), str(folder)) from None
     try:
         yield descriptor
     finally:
