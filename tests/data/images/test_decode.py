@@ -1,11 +1,13 @@
 """Decoded pixels and reasons of bad samples; the Exif orientation against Pillow's own transposition."""
 
 import io
+import struct
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from tests.data.images.tiff_files import tiff
 from vitctl.data.images.decode import BadSample, decode, open_picture
 from vitctl.data.images.jpeg import read_header
 from vitctl.data.inspect.duplicates import perceptual_hash
@@ -92,6 +94,53 @@ def test_decode__damage_anywhere_is_a_bad_sample_or_a_picture() -> None:
         except BadSample as error:
             outcomes.add(error.reason)
     assert {"not an image", "damaged"} <= outcomes
+
+
+def test_decode__a_png_whose_compressed_pixels_changed_is_damaged() -> None:
+    """Some changes decompress: Pillow shows other pixels, libpng refuses them all."""
+    good = encoded(Image.fromarray(GREY).convert("RGB"), compress_level=9)
+    cut = good[: good.index(b"IEND") - 4]
+    np.testing.assert_array_equal(decode(cut), decode(good))
+    begin = good.index(b"IDAT") + 4
+    for position in range(begin, len(good) - 12):
+        data = bytearray(good)
+        data[position] ^= 1
+        with pytest.raises(BadSample, match=r"^damaged: "):
+            decode(bytes(data))
+
+
+def lossless_jpeg(values: np.ndarray) -> bytes:
+    """A grey lossless JPEG; each difference to the left (of the first column, above) in four bits of length
+    and its bits. ITU-T T.81, annex H.
+    """
+    left = np.concatenate([np.concatenate([[[128]], values[:-1, :1]]), values[:, :-1]], axis=1)
+    bits = ""
+    for step in (values.astype(int) - left).ravel().tolist():
+        size = abs(step).bit_length()
+        bits += f"{size:04b}" + (f"{step if step > 0 else step + (1 << size) - 1:0{size}b}" if size else "")
+    coded = int((bits + "1" * (-len(bits) % 8)), 2).to_bytes(-(-len(bits) // 8)).replace(b"\xff", b"\xff\0")
+    frame = struct.pack(">BHHB3B", 8, *values.shape, 1, 1, 0x11, 0)
+    table = b"\0" + bytes([0, 0, 0, 9, *[0] * 12]) + bytes(range(9))
+    segments = ((0xC3, frame), (0xC4, table), (0xDA, bytes([1, 1, 0, 1, 0, 0])))
+    parts = (b"\xff%c" % marker + struct.pack(">H", len(body) + 2) + body for marker, body in segments)
+    return b"\xff\xd8" + b"".join(parts) + coded + b"\xff\xd9"
+
+
+def test_decode__a_coding_that_is_not_read_is_named() -> None:
+    """A whole lossless JPEG, which Pillow may read, was called truncated."""
+    whole = lossless_jpeg(GREY)
+    np.testing.assert_array_equal(Image.open(io.BytesIO(whole)), GREY)
+    cases = {
+        "lossless JPEG": whole,
+        "TIFF compressed by WEBP": tiff([GREY.astype(int)], 8, compression=50001),
+    }
+    for name, frame in (("JPEG-LS", b"\xff\xf7"), ("hierarchical JPEG", b"\xff\xc5")):
+        cases[name] = whole.replace(b"\xff\xc3", frame)
+    at = CUT.index(b"\xff\xc0") + 4
+    cases["JPEG of 12 bits"] = CUT[:at] + b"\x0c" + CUT[at + 1 :]
+    for name, data in cases.items():
+        with pytest.raises(BadSample, match=f"^unsupported format: {name}; convert it to PNG$"):
+            decode(data)
 
 
 ORIENTATION = 0x0112

@@ -51,6 +51,8 @@ UNREAD = {
     "JPEG 2000 codestream": encoded("JPEG2000", no_jp2=True),
     "JPEG XL": b"\xff\x0a" + bytes(30),
     "PFM": b"Pf\n3 2\n-1.0\n" + bytes(24),
+    "JPEG XR": b"II\xbc\1" + bytes(20),
+    "Radiance HDR": b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n",
     "PAM": b"P7\nWIDTH 3\n",
     "big-endian BigTIFF": tiff([GREY], 8, big=True, order=">"),
     "Photoshop file": b"8BPS\0\1" + bytes(20),

@@ -25,17 +25,22 @@ def tiff(
     deflate: bool = False,
     big: bool = False,
     data: bytes = b"",
+    colours: Sequence[int] = (),
+    compression: int = 0,
 ) -> bytes:
-    """Write one image, each channel as a plane of its own; with `data` these bytes are the pixels."""
+    """Write one image, each channel as a plane of its own; with `data` these bytes are the pixels, and with
+    `colours` a palette's map is written, with `compression` another number than that of the pixels.
+    """
     height, width = planes[0].shape
     pixels = [data] if data else [packed(plane, bits, order) for plane in planes]
     pixels = [zlib.compress(plane) for plane in pixels] if deflate else pixels
     number, size, entry = ("Q", 8, 20) if big else ("I", 4, 12)
     tags: list[tuple[int, list[int]]] = [
-        (256, [width]), (257, [height]), (258, [bits] * len(planes)), (259, [8 if deflate else 1]),
+        (256, [width]), (257, [height]), (258, [bits] * len(planes)),
+        (259, [compression or (8 if deflate else 1)]),
         (262, [photometric]), (273, []), (277, [len(planes)]), (278, [height]),
         (279, [len(plane) for plane in pixels]), (284, [2 if len(planes) > 1 else 1]),
-        (339, [sample_format] * len(planes)),
+        *([(320, list(colours))] if colours else []), (339, [sample_format] * len(planes)),
     ]  # fmt: skip
     start = (16 if big else 8) + (8 if big else 2) + entry * len(tags) + size
     offsets = [start + sum(map(len, pixels[:n])) for n in range(len(pixels))]

@@ -6,6 +6,7 @@ conversions changes the bytes of an image.
 
 import io
 import warnings
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from vitctl.data.images.jpeg import (
     orientation_of,
     read_header,
     restart_interval,
+    unread_coding,
     with_end_marker,
     with_restart_markers,
 )
@@ -48,9 +50,9 @@ _BYTES_PER_PIXEL = {"WEBP": 24, "CMYK JPEG": 20, "RGB": 12, "L": 12, "P": 12, "1
 _BYTES_PER_PIXEL |= {"one scan": 3, "several scans": 9}
 _OTHER_BYTES_PER_PIXEL = 16
 _ORIENTATION = 0x0112
-# TIFF 6.0, sections 3 to 8 and 19: tags, and two of their values
+# TIFF 6.0, sections 3 to 8 and 19: tags, and some of their values; libtiff's number of WEBP
 _BITS_PER_SAMPLE, _COMPRESSION, _PHOTOMETRIC, _PLANAR, _SAMPLE_FORMAT = 258, 259, 262, 284, 339
-_WHITE_IS_ZERO, _UNSIGNED = 0, 1
+_COLOUR_MAP, _WHITE_IS_ZERO, _UNSIGNED, _WEBP = 320, 0, 1, 50001
 
 
 class BadSample(DataError):  # noqa: N818 - it names the sample, not the failure
@@ -234,6 +236,10 @@ def _decode_with_pillow(data: bytes, truncated: Truncated) -> tuple[np.ndarray, 
         width, height = webp_size(data)
         acquire(_check_cost(width, height, width * height * _BYTES_PER_PIXEL["WEBP"]))
     plugin = _PLUGINS[extension]
+    if extension == "png":
+        _check_png(data)
+    if extension == "jpg" and (coding := unread_coding(data)):
+        raise BadSample("unsupported format", f"{coding}; convert it to PNG")
     with _pillow_problems(plugin), Image.open(io.BytesIO(data), formats=(plugin,)) as image:
         kind = "CMYK JPEG" if (image.mode, plugin) == ("CMYK", "JPEG") else image.mode
         acquire(_check_cost(image.width, image.height, _pillow_bytes(image, kind)))
@@ -245,6 +251,19 @@ def _decode_with_pillow(data: bytes, truncated: Truncated) -> tuple[np.ndarray, 
         if fault is not None:
             raise BadSample(*fault)
         return pixels, orientation
+
+
+def _check_png(data: bytes) -> None:
+    """Check the sums over the compressed pixels, which Pillow does not; of other chunks it does.
+
+    Raises BadSample: damage that decompresses shows other pixels.
+    """
+    at = len(b"\x89PNG\r\n\x1a\n")
+    while (end := at + 8 + int.from_bytes(data[at : at + 4])) + 4 <= len(data):
+        named = data[at + 4 : end]
+        if named.startswith(b"IDAT") and zlib.crc32(named) != int.from_bytes(data[end : end + 4]):
+            raise BadSample("damaged", "the checksum of the compressed pixels is another (PNG)")
+        at = end + 4
 
 
 @contextmanager
@@ -328,10 +347,17 @@ def _rgb(image: Image.Image) -> np.ndarray:
     tags = getattr(image, "tag_v2", {})  # of a TIFF
     _check_samples(image, tags)
     if image.mode.startswith("I"):  # grey of 12 or 16 bits, which Pillow would clip at 255 instead of scaling
-        high = (np.asarray(image) >> (tags.get(_BITS_PER_SAMPLE, (16,))[0] - 8)).astype(np.uint8)
+        deep, bits = np.asarray(image), tags.get(_BITS_PER_SAMPLE, (16,))[0]
+        # Pillow has scaled a PGM to 65,535 = 257 * 255; the nearest of 255 is that of `_scaled_pnm`
+        nearest = image.format == "PPM"
+        high = (deep // 257 + (deep % 257 > 128) if nearest else deep >> (bits - 8)).astype(np.uint8)
         if tags and tags.get(_PHOTOMETRIC, 0) == _WHITE_IS_ZERO:  # Pillow inverts 1 to 8 bits alone
             np.subtract(255, high, out=high)
         return np.repeat(high[:, :, None], 3, axis=2)
+    if tags and image.mode in ("P", "PA") and max(tags[_COLOUR_MAP]) < 256:
+        # Old writers gave 8 bits instead of 16, as libtiff's tools assume too; Pillow would show black.
+        image = image.copy()
+        image.putpalette(np.reshape(tags[_COLOUR_MAP], (3, -1)).T.astype(np.uint8).tobytes())
     pixels = np.array(image if image.mode == "RGB" else image.convert("RGB"))
     if not image.has_transparency_data or not is_flat(pixels):
         return pixels
@@ -349,6 +375,8 @@ def _check_samples(image: Image.Image, tags: Mapping[int, Any]) -> None:
             "unsupported pixels",
             "signed, 32-bit and floating-point pixels have no known range; convert to 8 or 16 bits, unsigned",
         )
+    if tags.get(_COMPRESSION) == _WEBP:
+        raise BadSample("unsupported format", "TIFF compressed by WEBP; convert it to PNG")
     layout = tags.get(_PLANAR, 1), tags.get(_COMPRESSION, 1), max(tags.get(_BITS_PER_SAMPLE, (1,)))
     if layout == (2, 1, 16):
         raise BadSample("unsupported pixels", "16-bit planes, not compressed; interleave the channels")

@@ -9,6 +9,7 @@ are the same, bit for bit. All other JPEGs are decoded with Pillow, in `decode.p
 import re
 import subprocess
 import threading
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,6 +21,10 @@ from vitctl.system.text import one_line
 _START_OF_IMAGE, _END_OF_IMAGE = b"\xff\xd8\xff", b"\xff\xd9"
 _BASELINE, _PROGRESSIVE = (0xC0, 0xC1), 0xC2
 _START_OF_SCAN, _RESTART_INTERVAL = 0xDA, 0xDD
+# Frames of codings that Pillow does not decode, or that nothing here can check for damage: T.81, table B.1
+_UNREAD = {0xC3: "lossless JPEG", 0xCB: "lossless JPEG", 0xF7: "JPEG-LS"}
+_UNREAD |= dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF), "hierarchical JPEG")
+_FRAMES = (*_BASELINE, _PROGRESSIVE, 0xC9, 0xCA, *_UNREAD)
 _ESCAPE = 0xFF  # begins a marker
 _RESTARTS = bytes(range(0xD0, 0xD8))  # second bytes of restart markers, which are used in turns
 _BLOCK = 8  # height and width of a coded block, in pixels
@@ -88,7 +93,7 @@ def with_end_marker(data: bytes) -> bytes:
     """
     if data.endswith(_END_OF_IMAGE) or not data.startswith(_START_OF_IMAGE):
         return data
-    end = data.find(_END_OF_IMAGE, _first_scan(data))
+    end = data.find(_END_OF_IMAGE, _first(data))
     return data + _END_OF_IMAGE if end < 0 else data[: end + len(_END_OF_IMAGE)]
 
 
@@ -311,7 +316,7 @@ def find_fault(data: bytes) -> Fault | None:
             extraneous = re.search(rf"(\d+) {_EXTRANEOUS}", message)
             decoded = len(data) - len(_END_OF_IMAGE) - (int(extraneous[1]) if extraneous else 0)
             starts_in_data = data.endswith(_FEW_ZEROS, 0, decoded)  # padding would start after the last row
-            if starts_in_data or data.find(_HOLE, _first_scan(data), decoded) >= 0:
+            if starts_in_data or data.find(_HOLE, _first(data), decoded) >= 0:
                 return "damaged", "the compressed data of the JPEG contain zeros in place of rows"
         elif _CORRUPT in message:
             return "damaged", " ".join(message.split())
@@ -325,7 +330,7 @@ def lacks_scans(data: bytes, num_components: int) -> bool:
     Source: ITU-T T.81, sections B.2.3 and G.1.1.1
     """
     precise: dict[int, set[int]] = {}  # component -> coefficients known to the last bit
-    position = _first_scan(data)
+    position = _first(data)
     while 0 <= position < len(data):
         num = data[position + 4] if position + 4 < len(data) else 0
         header = data[position + 5 : position + 2 * num + 8]
@@ -346,13 +351,20 @@ def num_scans(data: bytes) -> int:
     return data.count(b"\xff%c" % _START_OF_SCAN)
 
 
-def _first_scan(data: bytes) -> int:
-    """Return the byte offset of the first scan marker (SOS); the length of the data where there is none."""
+def unread_coding(data: bytes) -> str:
+    """Return the name of a JPEG's coding if it is not decoded, else an empty text."""
+    at = _first(data, _FRAMES)
+    marker, bits = data[at + 1 : at + 2], data[at + 4 : at + 5]
+    return _UNREAD.get(ord(marker or b"\0"), f"JPEG of {bits[0]} bits" if bits > b"\x08" else "")
+
+
+def _first(data: bytes, markers: Container[int] = (_START_OF_SCAN,)) -> int:
+    """Return the byte offset of the first of some markers; the length of the data where there is none."""
     position = 2
     for _ in range(_MAX_SEGMENTS):
         if position + 4 > len(data) or data[position] != 0xFF:
             break
-        if data[position + 1] == _START_OF_SCAN:
+        if data[position + 1] in markers:
             return position
         is_fill_byte = data[position + 1] == 0xFF
         position += 1 if is_fill_byte else 2 + int.from_bytes(data[position + 2 : position + 4])
