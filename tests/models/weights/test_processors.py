@@ -70,6 +70,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("ConvNext", {"size": {"shortest_edge": 384}, "crop_pct": 0.9}),
     ("ViT", {}), ("DeiT", {}), ("Bit", {}), ("CLIP", {}), ("Siglip", {}), ("Beit", {}), ("ConvNext", {}),
     ("DINOv3ViT", {}),
+    # null is not the default of the class
+    ("ViT", {"size": 32, "do_normalize": None, "image_mean": None, "crop_size": None}),
+    ("ViT", {"size": 32, "do_rescale": None, "rescale_factor": None, "do_center_crop": None}),
+    ("CLIP", {"size": {"height": 32, "width": 32}, "do_center_crop": None}),
 ]  # fmt: skip
 
 
@@ -140,6 +144,27 @@ def test_processor__what_cannot_be_followed_is_refused_until_it_is_set(
 def test_processor__another_class_or_key_is_refused(values: Any, words: str, folder: Path) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match=f"preprocessor_config.json: {words}"):
+        read_weights(folder)
+
+
+@pytest.mark.parametrize("kind", ["ViT", "DeiT", "ConvNext"])
+@pytest.mark.parametrize(
+    "key", ["size", "resample", "rescale_factor", "image_mean", "image_std", "crop_size"]
+)
+def test_processor__a_null_that_transformers_refuses_is_refused(kind: str, key: str, folder: Path) -> None:
+    name = f"{kind}ImageProcessor"
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": name, key: None}))
+    theirs = transformers.AutoImageProcessor.from_pretrained(folder)
+    try:
+        theirs(np.zeros((40, 50, 3), np.uint8), return_tensors="pt")
+    except ValueError:
+        with pytest.raises(
+            CheckpointError, match=rf"preprocessor_config.json: {key} is null, which tr\w+ ref"
+        ):
+            read_weights(folder)
+    else:
+        assert key == "crop_size"
+        assert kind != "DeiT"
         read_weights(folder)
 
 

@@ -177,6 +177,11 @@ _PROCESSORS: Mapping[str, Json] = {
         **_PLAIN, "resample": 2, "image_mean": IMAGENET["mean"], "image_std": IMAGENET["std"],
     },
 }  # fmt: skip
+# Its flags, and what each needs.
+_NEEDED = {
+    "do_resize": ("size", "resample"), "do_rescale": ("rescale_factor",), "do_center_crop": ("crop_size",),
+    "do_normalize": ("image_mean", "image_std"),
+}  # fmt: skip
 _ROUNDING = 1e-6
 _WHOLE_FROM = 384  # pixels: ConvNext's processor squashes larger images, and crops smaller ones
 # Fields that no tensor tells, where a layout allows a single value.
@@ -608,7 +613,15 @@ def _recorded(file: Json, family: _Family) -> tuple[dict[str, Any], str]:
             f"{PREPROCESSOR}: {one_line(name)} is not supported, known are the image processors of "
             f"{', '.join(_PROCESSORS)}; in a folder without this file its values are assumed, and listed"
         )
-    processor = {**_PROCESSORS[kind], **stated}
+    # As there, a null is no default: of a flag it is false, and what a flag uses must have a value.
+    flags = {key: False for key, value in file.items() if value is None and key in _NEEDED}
+    processor = {**_PROCESSORS[kind], **stated, **flags}
+    for flag, keys in _NEEDED.items():
+        if lacking := [key for key in keys if processor.get(flag) and file.get(key, "") is None]:
+            raise CheckpointError(
+                f"{PREPROCESSOR}: {lacking[0]} is null, which transformers refuses with {flag}; write a "
+                f"value, or remove the key for the default of {name}"
+            )
     # The network is given (scale * level - mean) / std, our colours are level / 255.
     unit: float = 255 * (processor["rescale_factor"] if processor["do_rescale"] else 1)
     unit = 1.0 if abs(unit - 1) < _ROUNDING else unit
